@@ -1,0 +1,176 @@
+"""
+Makes the loss of a lock known to the code that runs under it, while it runs.
+
+In a process's main thread by a signal, which also ends a sleep or a wait for input; in another
+thread as an asynchronous exception, at its next Python instruction; in a gevent greenlet by
+throwing into it. Code inside a C call learns of it when the call returns.
+"""
+
+import contextlib
+import ctypes
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from .errors import LockLostError
+from .lease import Hold
+
+__all__ = ["Guard"]
+
+SIGNAL = signal.SIGURG  # ignored unless somebody handles it, and Celery leaves it alone
+
+
+class Guard:
+    """
+    Raises :exc:`LockLostError` in the thread that entered it as soon as one of *holds* is lost.
+
+    Once it is left nothing more is raised. A loss that was not delivered by then is raised by
+    leaving it, unless the body itself raised.
+    """
+
+    def __init__(self, holds: tuple[Hold, ...]) -> None:
+        self._holds = holds
+        self._mutex = threading.Lock()
+        self._armed = False
+        self._lost: Hold | None = None
+        self._told = False
+        self._deliver: Any = None
+
+    def __enter__(self) -> None:
+        self._deliver = _delivery(self)
+        self._armed = True
+        for hold in self._holds:
+            hold.on_lost = self._on_lost
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._mutex:
+            self._armed = False
+        late = self._deliver.finish()
+        for hold in self._holds:
+            hold.on_lost = None
+        if isinstance(error, LockLostError) and self._lost is not None and not error.key:
+            raise self._lost.loss() from None
+        if error is None:
+            self._raise_untold(late)
+
+    def _raise_untold(self, late: bool) -> None:
+        if self._lost is not None and (late or not self._told):
+            raise self._lost.loss()
+        for hold in self._holds:
+            if not hold.held and self._lost is None:
+                hold.ensure_held()
+
+    def _on_lost(self, hold: Hold) -> None:
+        with self._mutex:
+            if self._armed and self._lost is None:
+                self._lost = hold
+                self._told = self._deliver.send()
+
+    def take(self) -> LockLostError | None:
+        """Return what there is to raise in the guarded thread now; once."""
+        if self._armed and self._lost is not None and not self._told:
+            self._told = True
+            return self._lost.loss()
+        return None
+
+
+class _BySignal:
+    """To the main thread."""
+
+    current: "Guard | None" = None
+
+    def __init__(self, guard: Guard) -> None:
+        self._thread = threading.get_ident()
+        self._outer, _BySignal.current = _BySignal.current, guard
+
+    def send(self) -> bool:
+        """Return whether it is certain to be raised unless :meth:`finish` says otherwise."""
+        signal.pthread_kill(self._thread, SIGNAL)
+        return False
+
+    def finish(self) -> bool:
+        _BySignal.current = self._outer
+        return False
+
+    @staticmethod
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        guard = _BySignal.current
+        error = guard.take() if guard is not None else None
+        if error is not None:
+            raise error
+
+
+class _ByAsyncException:
+    """To any other thread."""
+
+    def __init__(self, _guard: Guard) -> None:
+        self._thread = ctypes.c_ulong(threading.get_ident())
+        self._sent = False
+
+    def send(self) -> bool:
+        self._sent = True
+        exception = ctypes.py_object(LockLostError)
+        return ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, exception) == 1
+
+    def finish(self) -> bool:
+        if not self._sent:
+            return False
+        try:
+            for _ in range(100):  # what is still to come is raised at one of these turns
+                pass
+        except LockLostError:
+            return True
+        return False
+
+
+class _ByGreenlet:
+    """To a greenlet of gevent's."""
+
+    def __init__(self, guard: Guard) -> None:
+        import gevent
+
+        self._gevent: Any = gevent
+        self._guard = guard
+        self._greenlet = gevent.getcurrent()
+
+    def send(self) -> bool:
+        self._gevent.spawn(self._throw)
+        return False
+
+    def _throw(self) -> None:
+        error = self._guard.take()
+        if error is not None:
+            self._gevent.kill(self._greenlet, error, block=False)
+
+    def finish(self) -> bool:
+        return False
+
+
+def _delivery(guard: Guard) -> _BySignal | _ByAsyncException | _ByGreenlet:
+    if _gevent_patched():
+        return _ByGreenlet(guard)
+    if threading.current_thread() is threading.main_thread() and _handles_signal():
+        return _BySignal(guard)
+    return _ByAsyncException(guard)
+
+
+def _gevent_patched() -> bool:
+    monkey: Any = sys.modules.get("gevent.monkey")
+    return monkey is not None and bool(monkey.is_module_patched("threading"))
+
+
+def _handles_signal() -> bool:
+    """Whether the signal is ours; a handler of somebody else's stays in place."""
+    handler = signal.getsignal(SIGNAL)
+    if handler in (signal.SIG_DFL, signal.SIG_IGN):
+        with contextlib.suppress(ValueError):  # not the main interpreter
+            signal.signal(SIGNAL, _BySignal.handle)
+            return True
+    return handler is _BySignal.handle

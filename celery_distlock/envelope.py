@@ -1,0 +1,157 @@
+"""
+A task's message as it was received, and back: what is parked is this, and what is sent again.
+
+Celery's own ways of sending a task again (``retry``, ``signature_from_request``) change it: they
+count a retry, drop the compression, and lose routing. This keeps everything but the delivery tag.
+"""
+
+import base64
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery
+from kombu.serialization import dumps as serialize
+from kombu.serialization import registry
+from kombu.utils.json import dumps, loads
+
+__all__ = ["HEADER", "Passage", "publish", "seal", "with_eta", "with_passage"]
+
+HEADER = "distlock"  # the one header of ours
+
+# What celery.worker.request and celery.app.trace put beside the headers in a task's request.
+_NOT_HEADERS = frozenset(
+    "args kwargs callbacks errbacks chain chord properties reply_to correlation_id hostname"
+    " delivery_info is_eager called_directly headers time_limit soft_time_limit".split()
+)
+_NOT_PROPERTIES = frozenset({"delivery_info", "delivery_tag", "body_encoding", HEADER})
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """
+    What a message has been through because of its lock, as its header tells.
+
+    Attributes:
+        woken: It was parked and its turn came.
+        attempts: How often it was sent again by countdown.
+        requeues: How often it was requeued because the task failed.
+    """
+
+    woken: bool = False
+    attempts: int = 0
+    requeues: int = 0
+
+    @classmethod
+    def of(cls, request: Any) -> "Passage":
+        """
+        Read it from a task's request.
+
+        ``self.retry()`` copies the header into a new message. What it says of the way there is
+        then over; only the failures count on.
+        """
+        told = getattr(request, HEADER, None)
+        if not isinstance(told, Mapping):
+            return cls()
+        requeues = _whole(told.get("requeues"))
+        if told.get("retries") != (request.retries or 0):
+            return cls(requeues=requeues)
+        return cls(bool(told.get("woken")), _whole(told.get("attempts")), requeues)
+
+    def header(self, retries: int) -> dict[str, Any]:
+        """Return what the header says of it."""
+        return {
+            "woken": self.woken,
+            "attempts": self.attempts,
+            "requeues": self.requeues,
+            "retries": retries,
+        }
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def seal(request: Any) -> bytes:
+    """
+    Return the message that *request* came with.
+
+    Its content type, and the body where it cannot be made again, come from the worker's main
+    process, see :mod:`celery_distlock.worker.request`.
+    """
+    facts = request.__dict__
+    properties = dict(request.properties or {})
+    received = properties.get(HEADER) or {}
+    content_type = received.get("content_type") or "application/json"
+    encoding = received.get("content_encoding") or "utf-8"
+    body = received.get("body")
+    if body is None:
+        embedded = {
+            name: getattr(request, name) for name in ("callbacks", "errbacks", "chain", "chord")
+        }
+        payload = (request.args, request.kwargs, embedded)
+        _, _, body = serialize(payload, serializer=registry.type_to_name[content_type])
+    text = isinstance(body, str)
+    delivery = request.delivery_info or {}
+    message = {
+        "headers": {k: v for k, v in facts.items() if k not in _NOT_HEADERS and k[0] != "_"},
+        "properties": {k: v for k, v in properties.items() if k not in _NOT_PROPERTIES},
+        "content_type": content_type,
+        "content_encoding": encoding,
+        "body": base64.b64encode(body.encode() if text else body).decode(),
+        "text": text,
+        "exchange": delivery.get("exchange") or "",
+        "routing_key": delivery.get("routing_key") or "",
+    }
+    return dumps(message).encode()
+
+
+def with_passage(envelope: bytes, passage: Passage) -> bytes:
+    """Return *envelope* with another passage in its header."""
+    message = loads(envelope)
+    headers = message["headers"]
+    headers[HEADER] = passage.header(headers.get("retries") or 0)
+    return dumps(message).encode()
+
+
+def with_eta(envelope: bytes, delay: float) -> bytes:
+    """Return *envelope* to be executed in *delay* seconds."""
+    message = loads(envelope)
+    when = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=delay)
+    message["headers"]["eta"] = when.isoformat()
+    return dumps(message).encode()
+
+
+def publish(app: Celery, envelope: bytes) -> None:
+    """
+    Send *envelope* to the queue that it came from.
+
+    Raises:
+        kombu.exceptions.OperationalError: The broker cannot be reached, by the app's retry policy.
+    """
+    message = loads(envelope)
+    body = base64.b64decode(message["body"])
+    headers, properties = message["headers"], message["properties"]
+    expiration = properties.pop("expiration", None)
+    exchange = message["exchange"]
+    # kombu's Redis transport drops a message to an exchange that this connection has not declared.
+    queues = app.amqp.queues.values() if exchange else ()
+    declare = [queue for queue in queues if queue.exchange and queue.exchange.name == exchange]
+    with app.producer_or_acquire() as producer:
+        producer.publish(
+            body.decode() if message["text"] else body,
+            exchange=exchange,
+            routing_key=message["routing_key"],
+            content_type=message["content_type"],
+            content_encoding=message["content_encoding"],
+            headers=headers,
+            compression=headers.pop("compression", None),
+            priority=properties.pop("priority", None) or 0,
+            delivery_mode=properties.pop("delivery_mode", None),
+            expiration=int(expiration) / 1000 if expiration else None,
+            declare=declare,
+            retry=app.conf.task_publish_retry,
+            retry_policy=app.conf.task_publish_retry_policy,
+            **properties,
+        )

@@ -1,0 +1,128 @@
+"""
+Every error that this package raises.
+
+::
+
+    DistlockError
+    ├── ConfigurationError        a task, a setting or a URL is declared wrongly
+    ├── LockError
+    │   ├── LockConflictError     somebody else holds the key          .key .holder .remaining
+    │   ├── LockKeyError          this call's key could not be made    .task
+    │   ├── LockLostError         we held the key and no longer do     .key .token
+    │   └── LockNotOwnedError     released by one who does not hold it (also a RuntimeError)
+    └── StoreError                the store refuses
+        ├── StoreUnavailableError the store cannot serve now: the outcome is unknown
+        └── QuorumError           too few of several stores answered   .votes .nodes
+
+A driver's exception never leaves the package: it is the ``__cause__`` of one of these. All of them
+survive pickling, so they can be the result of a Celery task.
+"""
+
+from typing import Any
+
+__all__ = [
+    "ConfigurationError",
+    "DistlockError",
+    "LockConflictError",
+    "LockError",
+    "LockKeyError",
+    "LockLostError",
+    "LockNotOwnedError",
+    "QuorumError",
+    "StoreError",
+    "StoreUnavailableError",
+]
+
+
+class DistlockError(Exception):
+    """The base of all errors of this package."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception's own pickling calls the class with `args` alone and so loses keyword arguments.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(cls: type[DistlockError], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigurationError(DistlockError):
+    """A declaration is wrong; raised when the task is declared or the worker starts."""
+
+
+class LockError(DistlockError):
+    """The base of what can go wrong with one lock."""
+
+
+class LockConflictError(LockError):
+    """
+    Somebody else holds the key.
+
+    Attributes:
+        key: The key, as the task or the caller named it.
+        holder: Who holds it, or an empty string where the store could not tell.
+        remaining: Seconds that the holder's lease had left when it was looked at; the holder may
+            renew it.
+    """
+
+    def __init__(self, key: str, *, holder: str = "", remaining: float = 0.0) -> None:
+        by = f" by {holder}" if holder else ""
+        super().__init__(f"lock {key!r} is held{by}, for {remaining:.1f} s more unless renewed")
+        self.key = key
+        self.holder = holder
+        self.remaining = remaining
+
+
+class LockKeyError(LockError, ValueError):
+    """The key of one call could not be made from its arguments; the cause is chained."""
+
+    def __init__(self, message: str, *, task: str = "") -> None:
+        super().__init__(message)
+        self.task = task
+
+
+class LockLostError(LockError):
+    """
+    A lock that was held is held no more, while the code under it was still running.
+
+    Attributes:
+        key: The lost key.
+        token: The fencing token of the lost grant: a resource that compares tokens refuses writes
+            made under it as soon as it has seen a later one.
+    """
+
+    def __init__(self, key: str = "", *, token: int = 0, reason: str = "") -> None:
+        why = f": {reason}" if reason else ""
+        super().__init__(f"lock {key!r} (token {token}) was lost{why}")
+        self.key = key
+        self.token = token
+
+
+class LockNotOwnedError(LockError, RuntimeError):
+    """A lock was released by a thread that does not hold it."""
+
+
+class StoreError(DistlockError):
+    """The lock store refused a request."""
+
+
+class StoreUnavailableError(StoreError):
+    """The lock store gave no answer, or cannot serve now; whether it acted is unknown."""
+
+
+class QuorumError(StoreError):
+    """
+    Too few of several stores answered.
+
+    Attributes:
+        votes: How many agreed.
+        nodes: How many there are.
+    """
+
+    def __init__(self, message: str, *, votes: int = 0, nodes: int = 0) -> None:
+        super().__init__(message)
+        self.votes = votes
+        self.nodes = nodes

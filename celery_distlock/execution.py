@@ -1,0 +1,382 @@
+"""One execution of a locked task: take its keys, run it, give them up, or say why it does not run."""
+
+import datetime
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from celery import Task
+from celery.exceptions import Ignore, Reject, Retry
+from kombu.exceptions import OperationalError
+
+from . import policies, signals
+from .abort import Guard
+from .envelope import Passage, publish, seal, with_eta, with_passage
+from .errors import LockConflictError, StoreUnavailableError
+from .lease import Hold, Lease
+from .lock import held_here, obtain, surrender
+from .policies import Conflict, Decision
+from .runtime import Plan
+from .settings import MAX_LEASE
+from .stores import Store
+from .stores.base import Ended, Parcel, Reply, Status
+
+__all__ = ["PARKED", "Execution", "current"]
+
+logger = logging.getLogger(__name__)
+
+PARKED = "PARKED"  # the state of a task that waits for its key
+
+OUTAGE = policies.Retry(delay=1.0, max_delay=30.0)
+BROKER_PAUSE = 1.0  # seconds between attempts to send a task while the broker is away, too
+
+_here = threading.local()
+
+
+def current(task: Task) -> "Execution | None":
+    """Return the innermost execution of *task* in this thread."""
+    for execution in reversed(getattr(_here, "stack", ())):
+        if execution.task is task:
+            return execution  # type: ignore[no-any-return]
+    return None
+
+
+class Execution:
+    """See the module; runs once, by :meth:`run`."""
+
+    def __init__(self, task: Task, plan: Plan, store: Store, keys: tuple[str, ...]) -> None:
+        request = task.request
+        if not hasattr(_here, "stack"):
+            _here.stack = []
+        self.task = task
+        # Called by other code, in eager mode, or inside a locked task: no message of its own.
+        self.message = not (request.called_directly or request.is_eager or _here.stack)
+        self._request = request
+        self._plan = plan
+        self._store = store
+        self._keys = sorted(keys)  # one order for all, so that no two wait for each other
+        self._passage = Passage.of(request) if self.message else Passage()
+        self._run = self._run_id(request.retries or 0) if self.message else ""
+        self._taken: list[Hold] = []
+        self._entered: list[Hold] = []
+        self._ended = Ended.NO
+        self._keep_for: tuple[str, float] | None = None
+
+    @property
+    def lease(self) -> Lease | None:
+        """What is held."""
+        holds = tuple(self._entered + self._taken)
+        return Lease(holds) if holds else None
+
+    def run(self, body: Callable[[], Any]) -> Any:
+        """
+        Run *body* under the lock and return its result, or a policy's instead of it.
+
+        Raises:
+            Ignore: The task is parked, sent again, or was a second delivery.
+            LockConflictError: The key is taken, and the policy or the call is for failing then.
+            LockLostError: The lock was lost while the body ran.
+            StoreUnavailableError: The store is away, and `lock_on_outage` is for failing then.
+        """
+        try:
+            decision = self._take_all()
+            if decision is not None:
+                return self._settle(decision)
+            return self._run_body(body)
+        finally:
+            self._give_up()
+
+    # Taking
+
+    def _take_all(self) -> Decision | None:
+        """Take every key; or return what the policy says of the first that is taken."""
+        for key in self._keys:
+            held = held_here().get((self._store.identity, key))
+            if held is not None:
+                held.ensure_held()
+                held.depth += 1
+                self._entered.append(held)
+                continue
+            decision = self._take(key)
+            if decision is not None:
+                return decision
+        if self._passage.woken:
+            self._show_running()
+        return None
+
+    def _take(self, key: str) -> Decision | None:
+        hold, reply = self._ask(key)
+        if hold is None:
+            return None
+        if reply.status is Status.BUSY:
+            decision = self._on_conflict(key, reply)
+            if not isinstance(decision, policies.Park):
+                return decision
+            hold, reply = self._park(key, reply)
+            if hold is None:
+                return None
+        if reply.status is Status.PARKED:
+            self._yield_reservations(key)
+            self._report_parked(key, reply)
+            raise Ignore(f"parked until {key!r} is free")
+        if reply.status is Status.DONE:
+            logger.info("Task %s dropped: a second delivery, the first has ended", self._name)
+            raise Ignore("a second delivery")
+        return None
+
+    def _ask(self, key: str) -> tuple[Hold | None, Reply]:
+        settings, policy = self._plan.settings, self._plan.policy
+        patience = policy.patience(settings.wait) if self.message else self._direct_patience
+        return self._obtain(key, timeout=patience)
+
+    @property
+    def _direct_patience(self) -> float:
+        if isinstance(self._plan.policy, policies.Skip | policies.Fail):
+            return 0.0
+        return self._plan.settings.wait
+
+    def _obtain(self, key: str, **how: Any) -> tuple[Hold | None, Reply]:
+        """Ask for *key*; the hold is None if the task is to go on, locked or by `on_outage`."""
+        hold = Hold(
+            self._store,
+            key,
+            self._plan.terms,
+            label=self._name,
+            run=self._run,
+            on_event=functools.partial(_send_signal, self.task),
+        )
+        try:
+            reply = obtain(hold, repeated=self._repeated, **how)
+        except StoreUnavailableError as error:
+            self._on_outage(error)
+            return None, Reply(Status.GRANTED, 0.0)
+        if reply.status is not Status.GRANTED:
+            return hold, reply
+        self._taken.append(hold)
+        held_here()[self._store.identity, key] = hold
+        if self._passage.woken:
+            signals.send("task_woken", self.task, key=key, task_id=self._request.id)
+        return None, reply
+
+    @property
+    def _repeated(self) -> bool:
+        delivery = self._request.delivery_info or {}
+        return self.message and (self._passage.woken or bool(delivery.get("redelivered")))
+
+    def _on_conflict(self, key: str, reply: Reply) -> Decision:
+        signals.send(
+            "lock_conflict",
+            self.task,
+            key=key,
+            holder=reply.holder,
+            remaining=reply.remaining,
+        )
+        if self._is_second_delivery(reply):
+            return policies.Park()  # dropped when the first succeeds, run when it dies
+        conflict = Conflict(key, reply.holder, reply.remaining, self._passage.attempts)
+        decision = self._plan.policy.decide(conflict)
+        if isinstance(decision, policies.Refuse) or (
+            not self.message and not isinstance(decision, policies.Answer)
+        ):
+            raise LockConflictError(key, holder=reply.holder, remaining=reply.remaining)
+        if isinstance(decision, policies.Answer):
+            logger.info("Task %s skipped: %r is held by %s", self._name, key, reply.holder)
+        elif isinstance(decision, policies.Resend):
+            self._show_parked(key, reply.holder, None)
+        return decision
+
+    def _is_second_delivery(self, reply: Reply) -> bool:
+        return bool(self._run) and reply.holder_run == self._run
+
+    def _park(self, key: str, reply: Reply) -> tuple[Hold | None, Reply]:
+        envelope = with_passage(seal(self._request), replace(self._passage, woken=True))
+        if not self._is_second_delivery(reply):
+            # Before it is parked: from then on it may run elsewhere and end before we write.
+            self._show_parked(key, reply.holder, reply.place)
+        return self._obtain(key, park=Parcel(envelope))
+
+    def _yield_reservations(self, parked_at: str) -> None:
+        """Free the key that we were woken for, when it is another one that we now wait for."""
+        if self._passage.woken:
+            for key in self._keys:
+                if key != parked_at:
+                    released = self._store.release(key, f"parked:{self._run}")
+                    self._store.dispatch(released.wake)
+
+    # Running
+
+    def _run_body(self, body: Callable[[], Any]) -> Any:
+        sealed = self._seal_for_failure()
+        may_repeat = self._passage.woken or bool(self.task.acks_late)
+        ended = Ended.YES_AND_MAY_COME_AGAIN if may_repeat else Ended.YES
+        _here.stack.append(self)
+        try:
+            with self._guard():
+                result = body()
+        except Retry as retry:
+            self._ended = ended
+            self._keep_key(retry)
+            raise
+        except Reject as reject:
+            self._ended = Ended.NO if reject.requeue else ended
+            raise
+        except (Ignore, MemoryError) as error:
+            self._ended = ended if isinstance(error, Ignore) else Ended.NO
+            raise
+        except Exception:
+            self._ended = ended
+            if sealed is not None:
+                self._requeue(sealed)
+            raise
+        finally:
+            _here.stack.remove(self)
+        self._ended = ended
+        return result
+
+    def _guard(self) -> Guard:
+        aborts = self._plan.settings.on_lost == "abort"
+        return Guard(tuple(self._entered + self._taken) if aborts else ())
+
+    def _keep_key(self, retry: Retry) -> None:
+        if not (self._plan.settings.hold_on_retry and self.message):
+            return
+        delay: Any = retry.when or 0
+        if isinstance(delay, datetime.datetime):
+            now = datetime.datetime.now(delay.tzinfo)
+            delay = (delay - now).total_seconds()
+        seconds = min(MAX_LEASE, max(0.0, float(delay)) + self._plan.settings.lease)
+        self._keep_for = self._run_id((self._request.retries or 0) + 1), seconds
+
+    def _seal_for_failure(self) -> bytes | None:
+        """Return what is requeued if the task fails; made before the body can change its arguments."""
+        settings = self._plan.settings
+        if settings.on_failure != "requeue" or not self.message or not self._taken:
+            return None
+        if self._passage.requeues >= settings.max_requeues:
+            return None
+        return with_passage(
+            seal(self._request), Passage(woken=True, requeues=self._passage.requeues + 1)
+        )
+
+    def _requeue(self, sealed: bytes) -> None:
+        """Park the failed task at the end of its key's queue, as another run."""
+        key = self._taken[0].key
+        number = self._passage.requeues + 1
+        logger.warning("Task %s failed and is requeued (%d)", self._name, number, exc_info=True)
+        self._show_parked(key, self._taken[0].owner, None)
+        run = self._run_id(self._request.retries or 0, number)
+        hold = Hold(self._store, key, self._plan.terms, label=self._name, run=run)
+        try:
+            reply = obtain(hold, park=Parcel(sealed))
+        except StoreUnavailableError:
+            self._send_again(sealed, OUTAGE.delay)
+        else:
+            if reply.status is Status.GRANTED:  # ours was lost meanwhile: the new run gets the key
+                surrender(hold)
+                self._send_again(sealed, 0.0)
+        raise Ignore("requeued after a failure")
+
+    # Giving up
+
+    def _give_up(self) -> None:
+        holds = held_here()
+        for hold in self._entered:
+            hold.depth -= 1
+        for hold in reversed(self._taken):
+            holds.pop((self._store.identity, hold.key), None)
+            surrender(hold, self._ended, self._keep_for)
+
+    # What else can become of it
+
+    def _settle(self, decision: Decision) -> Any:
+        if isinstance(decision, policies.Answer):
+            return decision.result
+        if isinstance(decision, policies.Resend):
+            passage = replace(self._passage, woken=False, attempts=self._passage.attempts + 1)
+            self._send_again(with_passage(seal(self._request), passage), decision.delay)
+            raise Ignore(f"sent again in {decision.delay:.1f} s")
+        raise TypeError(f"{self._plan.policy!r} decided {decision!r}, which is no decision")
+
+    def _on_outage(self, error: StoreUnavailableError) -> None:
+        what = self._plan.settings.on_outage
+        if what == "run":
+            logger.warning("Task %s runs UNLOCKED, the lock store is away: %s", self._name, error)
+            return
+        if what == "fail" or not self.message:
+            raise error
+        attempts = self._passage.attempts
+        delay = OUTAGE.decide(Conflict("", "", 0.0, attempts)).delay  # type: ignore[union-attr]
+        logger.warning(
+            "Task %s is sent again in %.1f s, the lock store is away: %s", self._name, delay, error
+        )
+        passage = replace(self._passage, attempts=attempts + 1)
+        self._send_again(with_passage(seal(self._request), passage), delay)
+        raise Ignore("the lock store is away") from error
+
+    def _send_again(self, envelope: bytes, delay: float) -> None:
+        envelope = with_eta(envelope, delay) if delay else envelope
+        while True:
+            try:
+                return publish(self.task.app, envelope)
+            except OperationalError as error:
+                # Only this process knows the task now, so it must not give up.
+                logger.error("Task %s cannot be sent again, the broker is away: %s", self._name, error)
+                time.sleep(BROKER_PAUSE)
+
+    # Telling
+
+    @property
+    def _name(self) -> str:
+        identity = f"[{self._request.id}]" if self._request.id else ""
+        return f"{self.task.name}{identity}"
+
+    def _run_id(self, retries: int, requeues: int | None = None) -> str:
+        number = self._passage.requeues if requeues is None else requeues
+        return f"{self._request.id}:{retries}:{number}"
+
+    @property
+    def _stores_results(self) -> bool:
+        ignored = self._request.__dict__.get("ignore_result")
+        return not (self.task.ignore_result if ignored is None else ignored)
+
+    def _show_parked(self, key: str, holder: str, place: int | None) -> None:
+        if self._stores_results:
+            info = {"key": key, "holder": holder, "place": place}
+            self.task.backend.store_result(self._request.id, info, PARKED, request=self._request)
+
+    def _show_running(self) -> None:
+        if self._stores_results and not self.task.track_started:
+            self.task.backend.store_result(self._request.id, None, "STARTED", request=self._request)
+
+    def _report_parked(self, key: str, reply: Reply) -> None:
+        logger.info(
+            "Task %s parked: %r is held by %s, %d before it",
+            self._name,
+            key,
+            reply.holder,
+            reply.place,
+        )
+        signals.send(
+            "task_parked",
+            self.task,
+            key=key,
+            task_id=self._request.id,
+            holder=reply.holder,
+            place=reply.place,
+        )
+
+
+def _send_signal(task: Task, name: str, **facts: Any) -> None:
+    if name == "lock_lost":
+        logger.error(
+            "Task %s lost its lock %r (token %s): %s",
+            task.name,
+            facts["key"],
+            facts["token"],
+            facts["reason"],
+        )
+    signals.send(name, task, **facts)

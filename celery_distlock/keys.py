@@ -1,0 +1,273 @@
+"""
+From a task's arguments to the name of its lock, and from that to a name that is safe in Redis.
+
+Knows nothing of Celery: a task is a name and a signature here.
+"""
+
+import dataclasses
+import datetime
+import decimal
+import hashlib
+import inspect
+import json
+import re
+import string
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from difflib import get_close_matches
+from typing import Any
+
+from .errors import ConfigurationError, LockKeyError
+
+__all__ = ["DEFAULT_TEMPLATE", "KeyRule", "digest", "slot_name"]
+
+DEFAULT_TEMPLATE = "{task}:{digest}"
+SLOT_NAME_LENGTH = 160  # characters of a key that are stored readable; a longer one is hashed
+
+_RULE = "a template, a list of templates, or a callable with the task's own parameters"
+_ROOT = re.compile(r"[^.\[]*")
+
+
+class KeyRule:
+    """
+    How the keys of one task are made from the arguments of a call.
+
+    Built once, when the task is declared, so that whatever can be wrong with the declaration is
+    said then.
+
+    Args:
+        rule: A template, a list of templates, or a callable.
+        task: The task's name, for ``{task}`` and for messages.
+        signature: The signature of the task's function, without ``self``.
+
+    Raises:
+        ConfigurationError: *rule* is of another type, a template does not parse or names no
+            parameter of the task, or a callable cannot take the task's parameters.
+    """
+
+    def __init__(self, rule: Any, *, task: str, signature: inspect.Signature) -> None:
+        self.task = task
+        self._signature = signature
+        self._templates: list[_Template] = []
+        self._callable: Callable[..., Any] | None = None
+        if isinstance(rule, str):
+            self._templates = [_Template(rule, task, signature)]
+        elif isinstance(rule, list | tuple) and rule and all(isinstance(t, str) for t in rule):
+            self._templates = [_Template(template, task, signature) for template in rule]
+        elif callable(rule):
+            self._callable = rule
+            self._check_callable(rule)
+        else:
+            raise ConfigurationError(
+                f"task {task}: lock_key must be {_RULE}, not {rule!r}"
+            )
+
+    def keys(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+        """
+        Return the keys of one call, without repetitions; none means: run unlocked.
+
+        Raises:
+            TypeError: The arguments do not fit the task's signature, said as Python says it.
+            LockKeyError: A key cannot be made from these arguments.
+        """
+        bound = self._signature.bind(*args, **kwargs)
+        if self._callable is not None:
+            return self._call(self._callable, args, kwargs)
+        bound.apply_defaults()
+        return tuple(dict.fromkeys(template.render(bound) for template in self._templates))
+
+    def _call(
+        self, rule: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[str, ...]:
+        try:
+            made = rule(*args, **kwargs)
+        except Exception as error:
+            raise LockKeyError(
+                f"task {self.task}: lock_key raised {type(error).__name__}: {error}", task=self.task
+            ) from error
+        if made is None:
+            return ()
+        keys = [made] if isinstance(made, str) else made
+        if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
+            raise LockKeyError(
+                f"task {self.task}: lock_key must return a string, a list of strings or None,"
+                f" not {made!r}",
+                task=self.task,
+            )
+        return tuple(dict.fromkeys(_checked(key, self.task) for key in keys))
+
+    def _check_callable(self, rule: Callable[..., Any]) -> None:
+        try:
+            accepted = inspect.signature(rule)
+        except (TypeError, ValueError):  # a builtin that does not tell: its call will
+            return
+        required = [
+            p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+            for p in self._signature.parameters.values()
+        ]
+        probes = [_probe(self._signature, list(self._signature.parameters))]
+        if not all(required):
+            names = [n for n, must in zip(self._signature.parameters, required, strict=True) if must]
+            probes.append(_probe(self._signature, names))
+        for args, kwargs in probes:
+            try:
+                accepted.bind(*args, **kwargs)
+            except TypeError as error:
+                raise ConfigurationError(
+                    f"task {self.task}: lock_key{accepted} cannot be called with the task's own"
+                    f" parameters {self._signature}: {error}"
+                ) from None
+
+
+class _Template:
+    """One parsed template; see :class:`KeyRule`."""
+
+    def __init__(self, text: str, task: str, signature: inspect.Signature) -> None:
+        self._text = text
+        self._task = task
+        self._parameters = set(signature.parameters)
+        roots = self._roots(text)
+        self._wants_digest = "digest" in roots and "digest" not in self._parameters
+        unknown = roots - self._parameters - {"task", "digest"}
+        if unknown:
+            raise ConfigurationError(self._unknown(min(unknown)))
+        if not text:
+            raise ConfigurationError(f"task {task}: lock_key is an empty template")
+
+    def _roots(self, text: str) -> set[str]:
+        roots = set()
+        try:
+            for _, field, spec, _ in string.Formatter().parse(text):
+                if field is not None:
+                    roots.add(_ROOT.match(field)[0])  # type: ignore[index]  # matches always
+                    roots |= self._roots(spec or "")
+        except ValueError as error:
+            raise ConfigurationError(
+                f"task {self._task}: lock_key {text!r} does not parse: {error}"
+            ) from None
+        return roots
+
+    def _unknown(self, field: str) -> str:
+        known = sorted(self._parameters | {"task", "digest"})
+        close = get_close_matches(field, known, n=1)
+        hint = f"did you mean {{{close[0]}}}?" if close else f"it can name {', '.join(known)}"
+        what = f"{{{field}}}" if field else "a field without a name"
+        return (
+            f"task {self._task}: lock_key {self._text!r} names {what}, which is no parameter of the"
+            f" task; {hint}"
+        )
+
+    def render(self, bound: inspect.BoundArguments) -> str:
+        values: dict[str, Any] = {"task": self._task}
+        if self._wants_digest:
+            values["digest"] = digest(bound.arguments, task=self._task)
+        values.update(bound.arguments)
+        try:
+            key = self._text.format_map(values)
+        except Exception as error:  # attribute access and __format__ run users' code
+            raise LockKeyError(
+                f"task {self._task}: lock_key {self._text!r} cannot be made from these arguments:"
+                f" {type(error).__name__}: {error}",
+                task=self._task,
+            ) from error
+        return _checked(key, self._task)
+
+
+def _probe(signature: inspect.Signature, names: Iterable[str]) -> tuple[list[Any], dict[str, Any]]:
+    args, kwargs = [], {}
+    for name in names:
+        parameter = signature.parameters[name]
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            kwargs[name] = None
+        elif parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            args.append(None)
+    return args, kwargs
+
+
+def _checked(key: str, task: str) -> str:
+    if not key:
+        raise LockKeyError(f"task {task}: lock_key gave an empty key", task=task)
+    return key
+
+
+def digest(value: Any, *, task: str = "") -> str:
+    """
+    Return a short digest that is equal for values that mean the same to a message's receiver.
+
+    The order of dictionary keys does not matter, and types that JSON folds together (tuples and
+    lists, keys 1 and "1") fold together, so that a call has one digest before and after its
+    message has travelled. 128 bits of SHA-256.
+
+    Raises:
+        LockKeyError: A value has no stable form, an object without ``__json__`` for example.
+    """
+    text = json.dumps(_canonical(value, task), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _canonical(value: Any, task: str) -> Any:
+    # A float keeps its point: JSON does, so 1 and 1.0 are two values on both sides.
+    if isinstance(value, str):
+        return str.__str__(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {_field_name(k): _canonical(v, task) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(item, task) for item in value]
+    if isinstance(value, AbstractSet):
+        items = [_canonical(item, task) for item in value]
+        return {"set": sorted(items, key=lambda item: json.dumps(item, sort_keys=True))}
+    return _tagged(value, task)
+
+
+def _tagged(value: Any, task: str) -> Any:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"bytes": bytes(value).hex()}
+    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+        return {type(value).__name__: value.isoformat()}
+    if isinstance(value, uuid.UUID | decimal.Decimal):
+        return {type(value).__name__: str(value)}
+    if isinstance(value, datetime.timedelta):
+        return {"timedelta": value.total_seconds()}
+    if callable(getattr(value, "__json__", None)):
+        return _canonical(value.__json__(), task)
+    if callable(getattr(value, "model_dump", None)):
+        return _canonical(value.model_dump(), task)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return _canonical(fields, task)
+    where = f"task {task}: " if task else ""
+    raise LockKeyError(
+        f"{where}{{digest}} cannot stand for a {type(value).__name__}: name what identifies it in"
+        f" lock_key, as in 'order:{{order.id}}'",
+        task=task,
+    )
+
+
+def _field_name(name: Any) -> str:
+    if isinstance(name, str):
+        return str.__str__(name)
+    if name is None or isinstance(name, bool):
+        return json.dumps(name)
+    return str(name)
+
+
+_ESCAPED = {c: f"%{ord(c):02X}" for c in "{}%"} | {chr(c): f"%{c:02X}" for c in (*range(33), 127)}
+_ESCAPES = str.maketrans(_ESCAPED)
+
+
+def slot_name(key: str) -> str:
+    """
+    Return the form of *key* that stands between the braces of its records' names.
+
+    Without braces, blanks and control characters, never empty for a key that is not, at most
+    about 160 characters long, and different for different keys: a long key is cut and followed
+    by its SHA-256 behind ``%#``, which no escape begins with.
+    """
+    name = key.translate(_ESCAPES)
+    if len(name) <= SLOT_NAME_LENGTH:
+        return name
+    tail = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{name[:80]}%#{tail}"

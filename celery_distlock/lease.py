@@ -1,0 +1,288 @@
+"""
+What it is to hold a key: one hold's life from the request to its end.
+
+::
+
+    NEW ──acquire──▶ HELD ──release──▶ ENDED
+                      │ ╲
+                      │  ╲ the store says so, or no renewal was confirmed in time
+                      │   ▼
+                      └─▶ LOST ──release──▶ ENDED
+
+A holder stops believing before the store can give the key to another: a lease is believed from the
+moment *before* its request was sent, and for a little less than it was asked for.
+"""
+
+import enum
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from . import clock
+from .errors import LockLostError, StoreError
+from .stores.base import Ended, Ownership, RenewOutcome, Reply, Status, Store, new_owner
+
+__all__ = ["Hold", "HoldState", "Lease", "Terms"]
+
+# Redlock's allowance for two clocks that do not run at one speed (redis.io, "Distributed locks").
+DRIFT_SHARE = 0.01
+DRIFT_SECONDS = 0.002
+
+
+class HoldState(enum.Enum):
+    """Where a hold is in its life."""
+
+    NEW = "new"
+    HELD = "held"
+    LOST = "lost"
+    ENDED = "ended"
+
+
+class Terms:
+    """
+    On what terms a key is asked for.
+
+    Attributes:
+        lease: Seconds that the lock outlives its holder's last sign of life. More survives longer
+            pauses of the process; less lets others in sooner after a crash.
+        watchdog: Whether the lease is renewed while it is held.
+        max_hold: Seconds after which it is renewed no more, or None.
+    """
+
+    __slots__ = ("lease", "max_hold", "watchdog")
+
+    def __init__(
+        self, lease: float = 30.0, *, watchdog: bool = True, max_hold: float | None = None
+    ) -> None:
+        self.lease = lease
+        self.watchdog = watchdog
+        self.max_hold = max_hold
+
+
+def ignore_event(name: str, **_facts: Any) -> None:
+    """Take no notice; what a hold reports to when nobody asked."""
+
+
+class Hold:
+    """
+    One key, held or to be held by one owner. Its methods may be called from any thread.
+
+    Args:
+        store: Where the key is.
+        key: The key.
+        terms: See :class:`Terms`.
+        label: Who asks, for people who look at the lock later.
+        run: Names the task run that asks, see :meth:`Store.acquire`.
+        on_event: Told what happens: a name of :mod:`celery_distlock.signals` and its facts.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        terms: Terms,
+        *,
+        label: str,
+        run: str = "",
+        on_event: Callable[..., None] = ignore_event,
+    ) -> None:
+        self.store = store
+        self.key = key
+        self.terms = terms
+        self.run = run
+        self.owner = new_owner(label)
+        self.state = HoldState.NEW
+        self.token = 0
+        self.depth = 0
+        self.asked = False  # once true, the store may have granted the key without our knowing
+        self.held_since = 0.0
+        self.valid_until = 0.0
+        self.on_event = on_event
+        self.on_lost: Callable[[Hold], None] | None = None
+        self._extended_until = 0.0
+        self._loss_reason = ""
+        self._mutex = threading.Lock()
+
+    def take(self, reply: Reply) -> bool:
+        """Begin to hold what *reply* granted; false if it granted nothing, or granted it too late."""
+        if reply.status is not Status.GRANTED:
+            return False
+        now = clock.monotonic()
+        with self._mutex:
+            self.token = reply.token
+            self.held_since = now
+            self.valid_until = reply.asked_at + _believed(self.terms.lease)
+            if now >= self.valid_until:  # the answer took longer than the lease
+                return False
+            self.state = HoldState.HELD
+            self.depth = 1
+        self.on_event("lock_acquired", key=self.key, token=self.token, holder=self.owner)
+        return True
+
+    @property
+    def held(self) -> bool:
+        """Whether the key is ours, by the local clock; no round trip."""
+        return self.state is HoldState.HELD and clock.monotonic() < self.valid_until
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that the key is still ours if no renewal succeeds; 0 when it is not."""
+        if self.state is not HoldState.HELD:
+            return 0.0
+        return max(0.0, self.valid_until - clock.monotonic())
+
+    @property
+    def renewable(self) -> bool:
+        """Whether the watchdog is to renew: not after `max_hold`, nor without a watchdog."""
+        if self.state is not HoldState.HELD or not self.terms.watchdog:
+            return False
+        limit = self.terms.max_hold
+        return limit is None or clock.monotonic() < self.held_since + limit
+
+    def ensure_held(self) -> None:
+        """Raise :exc:`LockLostError` unless the key is ours now; no round trip."""
+        if not self.held:
+            if self.state is HoldState.HELD:
+                self.lose("its lease ran out")
+            raise self.loss()
+
+    def loss(self) -> LockLostError:
+        """Return the error that says how the key was lost."""
+        return LockLostError(self.key, token=self.token, reason=self._loss_reason)
+
+    def ownership(self) -> Ownership:
+        """Return what a renewal asks for: the lease, or longer where it was extended."""
+        wanted = max(self.terms.lease, self._extended_until - clock.monotonic())
+        return Ownership(self.key, self.owner, wanted)
+
+    def renewed(self, outcome: RenewOutcome, asked_at: float, lease: float) -> None:
+        """Take note of a renewal that was asked for at *asked_at* for *lease* seconds."""
+        if outcome is RenewOutcome.RENEWED:
+            with self._mutex:
+                if self.state is HoldState.HELD:
+                    self.valid_until = max(self.valid_until, asked_at + _believed(lease))
+            self.on_event("lock_renewed", key=self.key, token=self.token, holder=self.owner)
+        elif outcome is RenewOutcome.HELD:
+            self.lose("somebody else holds it")
+        elif outcome is RenewOutcome.LOST:
+            self.lose("the store no longer knows it")
+        # UNKNOWN changes nothing: the lease holds until `valid_until`, and only until then.
+
+    def lose(self, reason: str) -> None:
+        """End the belief. Reported once, and not after the hold has ended."""
+        with self._mutex:
+            if self.state is not HoldState.HELD:
+                return
+            self.state = HoldState.LOST
+            self._loss_reason = reason
+        self.on_event(
+            "lock_lost", key=self.key, token=self.token, holder=self.owner, reason=reason
+        )
+        if self.on_lost is not None:
+            self.on_lost(self)
+
+    def extend(self, seconds: float) -> None:
+        """
+        Make the lease last at least *seconds* from now; one round trip.
+
+        Raises:
+            LockLostError: The key was lost before.
+            StoreError: The store did not confirm it; the lease is as long as it was.
+        """
+        self.ensure_held()
+        self._extended_until = max(self._extended_until, clock.monotonic() + seconds)
+        wanted = self.ownership()
+        ((outcome, asked_at),) = self.store.renew([wanted], timeout=5.0)
+        self.renewed(outcome, asked_at, wanted.lease)
+        if outcome is RenewOutcome.UNKNOWN:
+            raise StoreError(f"the lease of {self.key!r} was not extended: no answer")
+        self.ensure_held()
+
+    def end(self) -> HoldState:
+        """Stop holding, before the store is told; return the state until then."""
+        with self._mutex:
+            before, self.state = self.state, HoldState.ENDED
+            return before
+
+    def give_back(
+        self, ended: Ended = Ended.NO, keep_for: tuple[str, float] | None = None
+    ) -> None:
+        """Tell the store that the key is free, and send what that wakes; may be repeated."""
+        released = self.store.release(
+            self.key, self.owner, run=self.run, ended=ended, keep_for=keep_for
+        )
+        self.store.dispatch(released.wake)
+
+
+class Lease:
+    """
+    What a task or a :class:`~celery_distlock.Lock` holds, as the code under it sees it.
+
+    Everything here but :meth:`extend` is local: no round trip.
+    """
+
+    def __init__(self, holds: tuple[Hold, ...]) -> None:
+        self._holds = holds
+
+    @property
+    def key(self) -> str:
+        """The key; the first of several."""
+        return self._holds[0].key
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All the keys."""
+        return tuple(hold.key for hold in self._holds)
+
+    @property
+    def token(self) -> int:
+        """
+        The fencing token of `key`.
+
+        Strictly greater than the token of every earlier grant of the key; a re-entry keeps it.
+        """
+        return self._holds[0].token
+
+    @property
+    def held(self) -> bool:
+        """Whether all the keys are held, by the local clock."""
+        return all(hold.held for hold in self._holds)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that all the keys are held for if no renewal succeeds; 0 when one is lost."""
+        return min(hold.remaining for hold in self._holds)
+
+    def ensure_held(self) -> None:
+        """
+        Raise :exc:`LockLostError` unless all the keys are held now.
+
+        Worth calling before what cannot be undone. It says nothing about a moment later: only a
+        resource that compares fencing tokens is safe against a process that stops right here.
+        """
+        for hold in self._holds:
+            hold.ensure_held()
+
+    def extend(self, seconds: float) -> None:
+        """
+        Make the lease last at least *seconds* from now, with or without a watchdog.
+
+        Raises:
+            ValueError: *seconds* is not a positive number.
+            LockLostError: A key was lost before.
+            StoreError: The store did not confirm it; the lease is as long as it was.
+        """
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+            raise ValueError(f"extend() takes a positive number of seconds, not {seconds!r}")
+        for hold in self._holds:
+            hold.extend(float(seconds))
+
+    def __repr__(self) -> str:
+        state = f"{self.remaining:.1f} s left" if self.held else "not held"
+        return f"<Lease {', '.join(map(repr, self.keys))} token {self.token}: {state}>"
+
+
+def _believed(lease: float) -> float:
+    return lease - lease * DRIFT_SHARE - DRIFT_SECONDS
+
+

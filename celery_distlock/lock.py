@@ -1,0 +1,348 @@
+"""
+Taking a key, waiting for it, giving it up: what :class:`Lock` and locked tasks have in common.
+
+A thread (under gevent, a greenlet) is the owner, as with :class:`threading.RLock`. What it holds is
+counted here, so that taking a held key again costs no round trip and cannot go wrong.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from . import clock
+from .errors import (
+    ConfigurationError,
+    LockConflictError,
+    LockNotOwnedError,
+    StoreUnavailableError,
+)
+from .lease import Hold, HoldState, Lease, Terms
+from .settings import check_lease
+from .stores import Ability, Store, open_store
+from .stores.base import Ended, Inbox, Parcel, Reply, Status
+from .watchdog import watchdog
+
+__all__ = ["Lock", "held_here", "obtain", "surrender"]
+
+BACKSTOP = 1.0  # seconds, times the place in the queue, after which a waiter looks for itself
+PATIENCE = 30.0  # seconds that one who is queued already bears with a store that does not answer
+OUTAGE_PAUSE = 0.25  # seconds between its attempts
+
+_here = threading.local()
+
+
+def _after_fork() -> None:
+    global _here  # noqa: PLW0603  # the forking thread's holds are the parent's
+    _here = threading.local()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def held_here() -> dict[tuple[str, str], Hold]:
+    """Return what this thread holds, by store identity and key."""
+    try:
+        holds: dict[tuple[str, str], Hold] = _here.holds
+    except AttributeError:
+        holds = _here.holds = {}
+    return holds
+
+
+def obtain(
+    hold: Hold,
+    *,
+    timeout: float | None = 0.0,
+    park: Parcel | None = None,
+    repeated: bool = False,
+) -> Reply:
+    """
+    Ask for the key of *hold*; begin to hold and to renew it if it is granted.
+
+    Args:
+        hold: A new hold.
+        timeout: Seconds to wait for the key; 0 does not wait, None waits for ever.
+        park: Leave the run in the key's queue instead of waiting.
+        repeated: See :meth:`Store.acquire`.
+
+    Returns:
+        The store's last answer. If it is not ``GRANTED`` nothing is left behind but what was
+        parked.
+
+    Raises:
+        StoreError: Also then, what the store may have granted is given back in the background.
+    """
+    hold.asked = True
+    try:
+        reply = _ask(hold, park, repeated)
+        if reply.status is Status.BUSY and park is None and timeout != 0:
+            reply = _wait(hold, timeout, repeated)
+        if hold.state is not HoldState.HELD:
+            hold.end()
+            if reply.status is Status.GRANTED:  # too late to be believed
+                watchdog().give_back(hold)
+                reply = reply._replace(status=Status.BUSY)
+        return reply
+    except BaseException:
+        # A store that did not answer, a time limit, a KeyboardInterrupt: it may be ours or become so.
+        watchdog().forget(hold)
+        hold.end()
+        watchdog().give_back(hold)
+        raise
+
+
+def _ask(hold: Hold, queue: Inbox | Parcel | None, repeated: bool) -> Reply:
+    reply = hold.store.acquire(
+        hold.key,
+        hold.owner,
+        hold.terms.lease,
+        queue=queue,
+        run=hold.run,
+        repeated=repeated,
+    )
+    if hold.take(reply):
+        watchdog().watch(hold)
+    elif reply.wake is not None:
+        hold.store.dispatch(reply.wake)
+    return reply
+
+
+def _wait(hold: Hold, timeout: float | None, repeated: bool) -> Reply:
+    deadline = float("inf") if timeout is None else clock.monotonic() + timeout
+    inbox = hold.store.inbox(hold.owner)
+    granted = False
+    try:
+        silent_since = None
+        while True:
+            try:
+                reply = _ask(hold, inbox, repeated)
+                pause, silent_since = _backstop(reply), None
+            except StoreUnavailableError:
+                now = clock.monotonic()
+                silent_since = silent_since or now
+                if now > min(deadline, silent_since + PATIENCE):
+                    raise
+                pause = OUTAGE_PAUSE
+            else:
+                granted = reply.status is not Status.BUSY
+                if granted or clock.monotonic() >= deadline:
+                    return reply
+            inbox.wait(max(0.0, min(pause, deadline - clock.monotonic())))
+    finally:
+        inbox.close()
+        if not granted:
+            released = hold.store.release(hold.key, hold.owner, inbox=inbox)
+            hold.store.dispatch(released.wake)
+
+
+def _backstop(reply: Reply) -> float:
+    # The first looks when the holder's lease ends, the others one after the other behind it.
+    return min(reply.remaining + 0.01, BACKSTOP) + BACKSTOP * reply.place
+
+
+def surrender(
+    hold: Hold, ended: Ended = Ended.NO, keep_for: tuple[str, float] | None = None
+) -> HoldState:
+    """
+    Stop holding, and tell the store; return the state until then.
+
+    Never raises for the store's sake: a release that is not answered goes on in the background,
+    and the lease's end is behind that.
+    """
+    watchdog().forget(hold)
+    before = hold.end()
+    if before is HoldState.ENDED:
+        return before
+    try:
+        hold.give_back(ended, keep_for)
+    except StoreUnavailableError:
+        watchdog().give_back(hold, ended)
+    except BaseException:  # a time limit's exception, say: the caller has to see it, and soon
+        watchdog().give_back(hold, ended)
+        raise
+    hold.on_event("lock_released", key=hold.key, token=hold.token, holder=hold.owner)
+    return before
+
+
+def no_store() -> Store:
+    """Stand in for the current app's store where there is no app."""
+    raise ConfigurationError("Lock(store=None) needs a current Celery app; or name a store or a URL")
+
+
+class _Defaults:
+    """What the Celery side puts in, so that this module need not know it."""
+
+    store: Callable[[], Store] = staticmethod(no_store)
+    on_event: Callable[..., None] | None = None
+
+
+defaults = _Defaults()
+
+
+class Lock:
+    """
+    The lock that locked tasks take, for any other code: web code, scripts, the tasks' insides.
+
+    Behaves as :class:`threading.RLock` does, between processes and machines: reentrant, owned by the
+    thread that acquired it, released as often as acquired. Other than there, a held lock can be
+    lost: when the store forgets it, or cannot be reached for as long as the lease is.
+
+    Two locks of one key in one thread are one lock; the outermost acquisition's terms count.
+
+    Args:
+        key: Any text.
+        lease: Seconds that the lock outlives this process's last sign of life. More survives longer
+            pauses of the process; less lets others in sooner after a crash.
+        watchdog: Renew the lease while it is held. False: a fixed lease, never renewed.
+        store: A URL, a store, or None for the current Celery app's.
+
+    Raises:
+        ConfigurationError: An argument is of the wrong type or out of range.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        *,
+        lease: float = 30.0,
+        watchdog: bool = True,
+        store: Store | str | None = None,
+    ) -> None:
+        if not isinstance(key, str) or not key:
+            raise ConfigurationError(f"Lock() takes a key, a text that is not empty, not {key!r}")
+        if not isinstance(watchdog, bool):
+            raise ConfigurationError(f"watchdog must be True or False, not {watchdog!r}")
+        if store is not None and not isinstance(store, str | Store):
+            raise ConfigurationError(f"store must be a URL, a store or None, not {store!r}")
+        self.key = key
+        self._terms = Terms(check_lease(lease), watchdog=watchdog)
+        self._named_store = open_store(store) if isinstance(store, str) else store
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """
+        Take the lock, and wait for it if *blocking*, first come first served.
+
+        Args:
+            blocking: False: do not wait.
+            timeout: Seconds to wait at most; -1 waits for ever.
+
+        Returns:
+            Whether the lock is held now.
+
+        Raises:
+            ValueError: *timeout* is negative, or given though not *blocking*.
+            OverflowError: *timeout* is longer than `threading.TIMEOUT_MAX`.
+            LockLostError: This thread held the lock already and has lost it.
+            StoreUnavailableError: The store did not answer; the lock is not held.
+        """
+        patience = _patience(blocking, timeout)
+        store = self._store
+        holds = held_here()
+        hold = holds.get((store.identity, self.key))
+        if hold is not None:
+            hold.ensure_held()
+            hold.depth += 1
+            return True
+        hold = self._new_hold(store)
+        reply = obtain(hold, timeout=patience)
+        if reply.status is not Status.GRANTED:
+            hold.on_event(
+                "lock_conflict", key=self.key, holder=reply.holder, remaining=reply.remaining
+            )
+            return False
+        holds[store.identity, self.key] = hold
+        return True
+
+    def release(self) -> None:
+        """
+        Undo one :meth:`acquire`; the lock is free after the last.
+
+        Raises:
+            LockNotOwnedError: This thread does not hold the lock.
+            LockLostError: It did, and has lost it; somebody else may have run meanwhile.
+        """
+        holds = held_here()
+        store = self._store
+        hold = holds.get((store.identity, self.key))
+        if hold is None:
+            raise LockNotOwnedError(f"lock {self.key!r} is not held by this thread")
+        hold.depth -= 1
+        if hold.depth:
+            return
+        del holds[store.identity, self.key]
+        lost = not hold.held
+        surrender(hold)
+        if lost:
+            raise hold.loss()
+
+    def locked(self) -> bool:
+        """Return whether anybody holds the lock at this moment; one round trip."""
+        return bool(self._store.inspect(self.key).token)
+
+    @property
+    def lease(self) -> Lease | None:
+        """What this thread holds, or None."""
+        hold = held_here().get((self._store.identity, self.key))
+        return None if hold is None else Lease((hold,))
+
+    def __enter__(self) -> Lease:
+        """Wait for the lock; return the lease."""
+        self.acquire()
+        return Lease((held_here()[self._store.identity, self.key],))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release; say that the lock was lost unless the body has something to say itself."""
+        try:
+            self.release()
+        except LockNotOwnedError:
+            raise
+        except Exception:
+            if error is None:
+                raise
+
+    def __repr__(self) -> str:
+        lease = self.lease
+        return f"<Lock {self.key!r}: {lease!r}>" if lease else f"<Lock {self.key!r}: not held here>"
+
+    @property
+    def _store(self) -> Store:
+        return self._named_store or defaults.store()
+
+    def _new_hold(self, store: Store) -> Hold:
+        if Ability.WAIT not in store.abilities:
+            raise ConfigurationError(f"{store.identity} cannot let callers wait")
+        report: Any = defaults.on_event
+        label = threading.current_thread().name
+        if report is None:
+            return Hold(store, self.key, self._terms, label=label)
+        return Hold(
+            store,
+            self.key,
+            self._terms,
+            label=label,
+            on_event=lambda name, **facts: report(name, self, **facts),
+        )
+
+
+def _patience(blocking: bool, timeout: float) -> float | None:
+    # As threading.RLock.acquire() does, word for word where it matters to callers.
+    if not blocking and timeout != -1:
+        raise ValueError("can't specify a timeout for a non-blocking call")
+    if timeout < 0 and timeout != -1:
+        raise ValueError("timeout value must be a non-negative number")
+    if timeout > threading.TIMEOUT_MAX:
+        raise OverflowError("timeout value is too large")
+    if not blocking:
+        return 0.0
+    return None if timeout == -1 else float(timeout)
+
+
+def conflict(key: str, reply: Reply) -> LockConflictError:
+    """Return the error that says who holds *key*."""
+    return LockConflictError(key, holder=reply.holder, remaining=reply.remaining)

@@ -1,0 +1,75 @@
+-- acquire.lua: take the key, or join its queue, or learn who holds it. Repeating it changes nothing.
+-- USES queue
+-- KEYS lock queue tasks woken fence done
+-- ARGV owner lease_ms mode run repeated detail
+-- returns {status, token, holder, holder_run, ttl_ms, place, wake_run, wake_envelope}
+--         status: granted | busy | parked | done
+--
+-- mode      try: do not queue. wait: queue as a blocked waiter, detail is its inbox.
+--           park: queue the run, detail is its envelope.
+-- repeated  1 if the run's message may have been delivered before
+local owner, lease_ms, mode, run, repeated, detail = unpack(ARGV)
+
+local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run')
+local holder = held[1]
+if holder == owner then
+    redis.call('PEXPIRE', LOCK, lease_ms)
+    return { 'granted', held[2] }
+end
+if run ~= '' and holder == 'parked:' .. run then
+    redis.call('HSET', LOCK, 'owner', owner)
+    redis.call('PEXPIRE', LOCK, lease_ms)
+    unpark(run)
+    return { 'granted', held[2] }
+end
+if repeated == '1' and redis.call('ZSCORE', DONE, run) then
+    return { 'done' }
+end
+
+local member = ''
+if mode == 'wait' then
+    member = 'b:' .. detail .. ' ' .. owner
+elseif run ~= '' then
+    member = 'p:' .. run
+end
+
+local now = microseconds()
+local wake_run, wake_envelope = '', ''
+if not holder then
+    local next_run, envelope
+    if not (run ~= '' and redis.call('ZSCORE', WOKEN, run)) then
+        next_run, envelope = hand_over(now, member)
+    end
+    if not next_run or next_run == true then
+        local token, refused = grant(now, owner, run, lease_ms)
+        if not token then
+            return refused
+        end
+        if run ~= '' then
+            unpark(run)
+        elseif member ~= '' then
+            redis.call('ZREM', QUEUE, member)
+        end
+        return { 'granted', token }
+    end
+    wake_run, wake_envelope = next_run, envelope
+    held = redis.call('HMGET', LOCK, 'owner', 'token', 'run')
+end
+
+local status = 'busy'
+if mode ~= 'try' then
+    local arrival = redis.call('HGET', TASKS, 's:' .. run) or now
+    if arrival == now then
+        local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
+        arrival = integer(math.max(now, tonumber(last or '0') + 1))
+    end
+    if mode == 'park' then
+        redis.call('HSET', TASKS, 'e:' .. run, detail, 's:' .. run, arrival)
+        redis.call('ZREM', WOKEN, run)
+        status = 'parked'
+    end
+    redis.call('ZADD', QUEUE, 'NX', arrival, member)
+end
+local place = redis.call('ZRANK', QUEUE, member) or redis.call('ZCARD', QUEUE)
+local ttl_ms = redis.call('PTTL', LOCK)
+return { status, held[2], held[1], held[3], ttl_ms, place, wake_run, wake_envelope }

@@ -1,0 +1,89 @@
+-- queue.lua: what several scripts share: the clock, tokens, and the hand-over to the next waiter.
+-- KEYS lock queue tasks woken fence done
+--
+-- lock   hash    owner, token, run, since (ms); expires with the lease. A key that is on its way
+--                to a parked task has the owner "parked:<run>" until that task claims it.
+-- queue  zset    who waits, by arrival (µs): "p:<run>" parked, "b:<inbox> <owner>" blocked
+-- tasks  hash    of every run that is parked or on its way: e:<run> its envelope, s:<run> its
+--                arrival, n:<run> how often it was sent
+-- woken  zset    runs on their way, by the time (ms) at which they are sent again
+-- fence  string  the last token
+-- done   zset    runs that have ended and whose message may come again, by their end (ms)
+local LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+
+local FENCE_MS = 3600000 -- a token only has to outlive a clock that was set back
+local GRANT_MS = 1000 -- for a blocked waiter to confirm what was pushed to it
+local CLAIM_MS = 5000 -- for a woken task's message to reach a worker; doubled by each on its way
+local UNSENT_MS = 2000 -- for the one who woke a task to say that its message is out
+local RESEND_MS = 60000 -- after which a message that did not come is sent again; doubles
+local DONE_MS = 3600000 -- how long a late second delivery is recognised
+
+local function microseconds()
+    local time = redis.call('TIME')
+    return time[1] * 1000000 + time[2]
+end
+
+-- A Lua number is a double: microseconds fit exactly, but tostring() would round them.
+local function integer(number)
+    return string.format('%.0f', number)
+end
+
+local function grant(now, owner, run, lease_ms)
+    local last = tonumber(redis.call('GET', FENCE) or '0')
+    local token = integer(math.max(last + 1, now))
+    local set = redis.pcall('HSET', LOCK, 'owner', owner, 'token', token, 'run', run, 'since', integer(now / 1000))
+    if type(set) == 'table' and set.err then
+        return nil, set
+    end
+    redis.call('PEXPIRE', LOCK, lease_ms)
+    redis.call('SET', FENCE, token, 'PX', FENCE_MS)
+    return token
+end
+
+-- Gives the free key to the first waiter that is alive. Returns nothing if there is none, true if
+-- that is `own`, else the run and the envelope that the caller has to send, or two empty strings
+-- if a blocked waiter has it.
+local function hand_over(now, own)
+    while true do
+        local head = redis.call('ZRANGE', QUEUE, 0, 0)[1]
+        if not head then
+            return nil
+        end
+        if head == own then
+            return true
+        end
+        local name = string.sub(head, 3)
+        if string.sub(head, 1, 2) == 'p:' then
+            local envelope = redis.call('HGET', TASKS, 'e:' .. name)
+            if envelope then
+                local travelling = math.min(redis.call('ZCARD', WOKEN), 6)
+                if not grant(now, 'parked:' .. name, name, CLAIM_MS * 2 ^ travelling) then
+                    return nil
+                end
+                redis.call('ZREM', QUEUE, head)
+                redis.call('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), name)
+                return name, envelope
+            end
+        else
+            local inbox, owner = string.match(name, '^(%S+) (.+)$')
+            if inbox and redis.call('PUBLISH', inbox, owner) > 0 then
+                if not grant(now, owner, '', GRANT_MS) then
+                    return nil
+                end
+                redis.call('ZREM', QUEUE, head)
+                return '', ''
+            end
+        end
+        redis.call('ZREM', QUEUE, head)
+    end
+end
+
+-- Strikes a run from the parked ones; true if it was there.
+local function unpark(run)
+    if redis.call('HDEL', TASKS, 'e:' .. run, 's:' .. run, 'n:' .. run) == 0 then
+        return false
+    end
+    redis.call('ZREM', QUEUE, 'p:' .. run)
+    redis.call('ZREM', WOKEN, run)
+    return true
+end

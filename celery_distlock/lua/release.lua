@@ -1,0 +1,38 @@
+-- release.lua: give the key up, or a place in its queue, and hand the key to the next waiter.
+-- USES queue
+-- KEYS lock queue tasks woken fence done
+-- ARGV owner run ended inbox keep_run keep_ms
+-- returns {released, wake_run, wake_envelope}; released: 1 given up | 0 was not ours
+--
+-- ended     0: the run has not ended (its process is being killed, its message goes back).
+--           1: it has; a second delivery of it that is parked is dropped.
+--           2: it has, and a second delivery that comes later is to be recognised.
+-- inbox     where a blocked waiter that gives up had waited, else empty
+-- keep_ms   not 0: the key stays locked for so long, for keep_run to claim
+local owner, run, ended, inbox, keep_run, keep_ms = unpack(ARGV)
+local now = microseconds()
+
+-- Works at maxmemory too: what the server may refuse then is called so that it can be.
+if run ~= '' and ended ~= '0' then
+    local parked = unpark(run)
+    if parked or ended == '2' then
+        local now_ms = now / 1000
+        redis.pcall('ZADD', DONE, integer(now_ms), run)
+        redis.call('ZREMRANGEBYSCORE', DONE, '-inf', integer(now_ms - DONE_MS))
+        redis.call('PEXPIRE', DONE, DONE_MS)
+    end
+end
+if inbox ~= '' then
+    redis.call('ZREM', QUEUE, 'b:' .. inbox .. ' ' .. owner)
+end
+if redis.call('HGET', LOCK, 'owner') ~= owner then
+    return { 0, '', '' }
+end
+if keep_ms ~= '0' then
+    redis.pcall('HSET', LOCK, 'owner', 'parked:' .. keep_run, 'run', keep_run)
+    redis.call('PEXPIRE', LOCK, keep_ms)
+    return { 1, '', '' }
+end
+redis.call('DEL', LOCK)
+local wake_run, envelope = hand_over(now, '')
+return { 1, wake_run or '', envelope or '' }

@@ -1,0 +1,28 @@
+-- sweep.lua: find what a crash left behind at one key: a free key with waiters, a run whose waker
+-- died before it was sent, a message that never came.
+-- USES queue
+-- KEYS lock queue tasks woken fence done
+-- ARGV limit
+-- returns {waiting, run, envelope, ...}; waiting: 1 somebody waits or is on its way | 0 nobody
+local now = microseconds()
+local found = {}
+local due = redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now / 1000), 'LIMIT', 0, ARGV[1])
+for _, run in ipairs(due) do
+    local envelope = redis.call('HGET', TASKS, 'e:' .. run)
+    if envelope then
+        redis.call('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), run)
+        found[#found + 1] = run
+        found[#found + 1] = envelope
+    else
+        redis.call('ZREM', WOKEN, run)
+    end
+end
+if redis.call('EXISTS', LOCK) == 0 then
+    local run, envelope = hand_over(now, '')
+    if run and run ~= '' then
+        found[#found + 1] = run
+        found[#found + 1] = envelope
+    end
+end
+local waiting = redis.call('EXISTS', QUEUE, WOKEN) > 0 and 1 or 0
+return { waiting, unpack(found) }

@@ -1,0 +1,226 @@
+"""
+What becomes of a task that finds its key taken.
+
+A policy is a plain object that says what to do about a conflict; :mod:`celery_distlock.execution`
+does it. One of your own is a subclass of :class:`Policy`.
+"""
+
+import math
+import random
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import ConfigurationError
+from .settings import closest
+from .stores import Ability
+
+__all__ = [
+    "Answer",
+    "Conflict",
+    "Decision",
+    "Fail",
+    "Park",
+    "Policy",
+    "Refuse",
+    "Requeue",
+    "Resend",
+    "Retry",
+    "Skip",
+    "Wait",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """
+    What a policy is told.
+
+    Attributes:
+        key: The key that is taken.
+        holder: Who holds it.
+        remaining: Seconds that the holder's lease has left unless it is renewed.
+        attempts: How often this task has been sent again by countdown because of a conflict.
+    """
+
+    key: str
+    holder: str
+    remaining: float
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Keep the task in the key's queue; it is sent when the key is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """Send the task again in *delay* seconds."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Do not run the task; *result* is its result."""
+
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Fail the task with :exc:`~celery_distlock.errors.LockConflictError`."""
+
+
+Decision = Park | Resend | Answer | Refuse
+
+
+class Policy(ABC):
+    """The base of all policies."""
+
+    #: What the store must be able to do; looked at when the worker starts.
+    needs: frozenset[Ability] = frozenset()
+
+    def patience(self, lock_wait: float) -> float:
+        """Return the seconds to block for the key before there is a conflict."""
+        return 0.0
+
+    @abstractmethod
+    def decide(self, conflict: Conflict) -> Decision:
+        """Say what becomes of the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue(Policy):
+    """Park the task; it is sent again, first come first served, when the key is free."""
+
+    needs = frozenset({Ability.PARK})
+
+    def decide(self, conflict: Conflict) -> Decision:
+        return Park()
+
+
+@dataclass(frozen=True, slots=True)
+class Retry(Policy):
+    """
+    Send the task again by countdown, later each time; the order of arrival is lost.
+
+    For a store that may forget: the task is never anywhere but with the broker.
+
+    Args:
+        delay: Seconds before the first new attempt.
+        factor: What each further delay is multiplied by.
+        max_delay: Seconds that no delay exceeds. Keep it well below the broker's visibility
+            timeout: Redis delivers a message a second time that waits longer.
+        jitter: Choose each delay at random between half and all of it, so that tasks that collided
+            do not meet again.
+    """
+
+    delay: float = 1.0
+    factor: float = 2.0
+    max_delay: float = 60.0
+    jitter: bool = True
+
+    def __post_init__(self) -> None:
+        for name, low in (("delay", 0.0), ("factor", 1.0), ("max_delay", 0.0)):
+            _check_number(f"Retry({name})", getattr(self, name), low)
+
+    def decide(self, conflict: Conflict) -> Decision:
+        exponent = min(conflict.attempts, 64)  # a float's range is wider than any patience
+        delay = min(self.max_delay, self.delay * self.factor**exponent)
+        if self.jitter:
+            delay *= random.uniform(0.5, 1.0)  # noqa: S311  # spreads, hides nothing
+        return Resend(delay)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait(Policy):
+    """
+    Block in the worker until the key is free; a pool slot is taken meanwhile.
+
+    Args:
+        timeout: Seconds, or None for the task's `lock_wait`.
+        then: What happens when they are over: a policy or its name.
+    """
+
+    timeout: float | None = None
+    then: "Policy | str" = "requeue"
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None:
+            _check_number("Wait(timeout)", self.timeout, 0.0)
+        then = resolve("Wait(then)", self.then)
+        if isinstance(then, Wait):
+            raise ConfigurationError("Wait(then) cannot be another Wait: raise the timeout instead")
+        object.__setattr__(self, "then", then)
+
+    @property
+    def needs(self) -> frozenset[Ability]:  # type: ignore[override]  # depends on `then`
+        return frozenset({Ability.WAIT}) | resolve("Wait(then)", self.then).needs
+
+    def patience(self, lock_wait: float) -> float:
+        return lock_wait if self.timeout is None else self.timeout
+
+    def decide(self, conflict: Conflict) -> Decision:
+        return resolve("Wait(then)", self.then).decide(conflict)
+
+
+@dataclass(frozen=True, slots=True)
+class Skip(Policy):
+    """
+    Do not run the task.
+
+    Args:
+        result: Its result, with the state ``SUCCESS``, so that chords and chains go on.
+    """
+
+    result: Any = None
+
+    def decide(self, conflict: Conflict) -> Decision:
+        return Answer(self.result)
+
+
+@dataclass(frozen=True, slots=True)
+class Fail(Policy):
+    """Fail the task with :exc:`~celery_distlock.errors.LockConflictError`."""
+
+    def decide(self, conflict: Conflict) -> Decision:
+        return Refuse()
+
+
+_NAMED: dict[str, type[Policy]] = {
+    "requeue": Requeue,
+    "retry": Retry,
+    "wait": Wait,
+    "skip": Skip,
+    "fail": Fail,
+}
+
+
+def resolve(where: str, value: Any) -> Policy:
+    """
+    Return the policy that *value*, a name or a policy, stands for.
+
+    Raises:
+        ConfigurationError: It stands for none; *where* says what was being declared.
+    """
+    if isinstance(value, Policy):
+        return value
+    if isinstance(value, str):
+        if value in _NAMED:
+            return _NAMED[value]()
+        raise ConfigurationError(f"{where}: no policy {value!r}; {closest(value, _NAMED)}")
+    if isinstance(value, type) and issubclass(value, Policy):
+        raise ConfigurationError(f"{where}: give an object, {value.__name__}(), not the class")
+    raise ConfigurationError(
+        f"{where} must be one of {', '.join(_NAMED)}, or an object of celery_distlock.policies,"
+        f" not {value!r}"
+    )
+
+
+def _check_number(where: str, value: Any, low: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigurationError(f"{where} must be a number, not {value!r}")
+    if value < low:
+        raise ConfigurationError(f"{where} must be at least {low:g}, not {value!r}")

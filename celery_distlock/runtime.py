@@ -1,0 +1,186 @@
+"""What the locked tasks of one app share: its settings, its store, each task's plan."""
+
+import functools
+import inspect
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+from celery import Celery, current_app
+
+from . import lock, signals
+from .envelope import publish
+from .errors import ConfigurationError
+from .keys import KeyRule
+from .lease import Terms
+from .policies import Policy, resolve
+from .settings import TASK_OPTIONS, Layer, Settings, closest
+from .stores import Store, open_store
+from .stores.base import Wake
+
+__all__ = ["UNSET", "Plan", "Runtime"]
+
+logger = logging.getLogger(__name__)
+
+UNSET: Any = type("Unset", (), {"__repr__": lambda _: "<not set>"})()
+
+_SETTINGS = frozenset(Settings.__dataclass_fields__)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one task is locked; made when it is declared."""
+
+    settings: Settings
+    rule: KeyRule
+    policy: Policy
+    terms: Terms
+
+
+class Runtime:
+    """See the module. One for each app, from :meth:`of`."""
+
+    _all: "WeakKeyDictionary[Celery, Runtime]" = WeakKeyDictionary()
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._flags: dict[str, Any] = {}
+        self.plans: dict[str, Plan | None] = {}
+
+    @classmethod
+    def of(cls, app: Celery) -> "Runtime":
+        """Return the runtime of *app*."""
+        # A task may know its app only by a proxy.
+        real: Celery = app._get_current_object() if hasattr(app, "_get_current_object") else app
+        try:
+            return cls._all[real]
+        except KeyError:
+            return cls._all.setdefault(real, cls(real))
+
+    @functools.cached_property
+    def settings(self) -> Settings:
+        """The app-wide settings."""
+        return Settings.from_layers(*self._layers)
+
+    @functools.cached_property
+    def store(self) -> Store:
+        """
+        The lock store.
+
+        Raises:
+            ConfigurationError: No URL is set, and neither broker nor result backend is a Redis.
+        """
+        store = open_store(self._url(), self.settings.prefix)
+        store.courier = functools.partial(_send, self._app)
+        return store
+
+    def use_flags(self, flags: Mapping[str, Any]) -> None:
+        """
+        Let worker flags override the app's configuration; declares every task anew.
+
+        Raises:
+            ConfigurationError: A flag, or a task's plan under these flags, is wrong.
+        """
+        self._flags = dict(flags)
+        for name in ("settings", "store", "_layers"):
+            self.__dict__.pop(name, None)
+        for task in list(self._app.tasks.values()):
+            if task.name in self.plans:
+                self.declare(type(task))
+
+    def declare(self, task: type[Any]) -> None:
+        """
+        Make the plan of *task*.
+
+        Raises:
+            ConfigurationError: An option is unknown or wrong; the message says which and where.
+        """
+        self.plans[task.name] = None if task.name.startswith("celery.") else self._plan(task)
+
+    def _plan(self, task: type[Any]) -> Plan:
+        where = f"task {task.name}"
+        options = _options(task, where)
+        layer = Layer(f"{where}: lock_{{}}", options)
+        settings = Settings.from_layers(layer, *self._layers)
+        policy_name = f"{where}: lock_on_conflict" if "on_conflict" in options else "on_conflict"
+        return Plan(
+            settings,
+            KeyRule(settings.key, task=task.name, signature=_signature(task)),
+            resolve(policy_name, settings.on_conflict),
+            Terms(settings.lease, watchdog=settings.watchdog, max_hold=settings.max_hold),
+        )
+
+    @functools.cached_property
+    def _layers(self) -> tuple[Layer, Layer]:
+        _refuse_unknown(self._app)
+        values = {name: self._app.conf.get(f"distlock_{name}", UNSET) for name in _SETTINGS}
+        configured = {name: value for name, value in values.items() if value is not UNSET}
+        return (
+            Layer("worker flag --distlock-{}", self._flags),
+            Layer("setting distlock_{}", configured),
+        )
+
+    def _url(self) -> str:
+        if self.settings.url:
+            return self.settings.url
+        conf = self._app.conf
+        for url in (conf.broker_write_url, conf.broker_url, conf.result_backend):
+            first = str((url[0] if isinstance(url, list | tuple) and url else url) or "")
+            first = first.split(";")[0]
+            if urlsplit(first).scheme in ("redis", "rediss", "redis+socket", "memory"):
+                return "memory://" if first.startswith("memory:") else first
+        raise ConfigurationError(
+            "no lock store: set distlock_url, as in distlock_url = 'redis://localhost:6379/0'; it"
+            " follows the broker's or the result backend's URL only where one of them is a Redis"
+        )
+
+
+def _send(app: Celery, wake: Wake) -> None:
+    publish(app, wake.envelope)
+
+
+def _options(task: type[Any], where: str) -> dict[str, Any]:
+    """Return the lock options that *task*, its bases or annotations set."""
+    options = {}
+    for attribute in dir(task):
+        name = attribute.removeprefix("lock_")
+        if name == attribute:
+            continue
+        if name not in TASK_OPTIONS:
+            known = [f"lock_{option}" for option in TASK_OPTIONS]
+            raise ConfigurationError(f"{where}: unknown option {attribute}; {closest(attribute, known)}")
+        value = inspect.getattr_static(task, attribute)
+        if isinstance(value, staticmethod):
+            value = value.__func__
+        if value is not UNSET:
+            options[name] = value
+    return options
+
+
+def _signature(task: type[Any]) -> inspect.Signature:
+    """Return the signature of the task's function as its callers see it."""
+    run = inspect.getattr_static(task, "run")
+    if isinstance(run, staticmethod):
+        return inspect.signature(run.__func__)
+    signature = inspect.signature(run)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _refuse_unknown(app: Celery) -> None:
+    known = [f"distlock_{name}" for name in _SETTINGS]
+    namespace = f"{app.namespace}_".lower() if app.namespace else ""
+    for key in list(app.conf):
+        name = str(key).lower().removeprefix(namespace)
+        if name.startswith("distlock_") and name not in known:
+            raise ConfigurationError(f"unknown setting {key}; {closest(name, known)}")
+
+
+def _current_store() -> Store:
+    return Runtime.of(current_app).store
+
+
+lock.defaults.store = staticmethod(_current_store)  # type: ignore[assignment]
+lock.defaults.on_event = signals.send

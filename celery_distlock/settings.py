@@ -1,0 +1,169 @@
+"""
+What can be set, its defaults, and what a wrong value is told.
+
+Values come in layers (a task's options, worker flags, the app's configuration); the first layer
+that names one wins. Knows nothing of Celery: a layer is a mapping with a description.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from .errors import ConfigurationError
+from .keys import DEFAULT_TEMPLATE
+
+__all__ = ["APP_ONLY", "MAX_LEASE", "MIN_LEASE", "TASK_OPTIONS", "Layer", "Settings", "closest"]
+
+MIN_LEASE = 0.1  # seconds; below it a scheduling pause of a busy machine would lose every lock
+MAX_LEASE = 30 * 86400.0  # seconds; far below where milliseconds overflow in the store
+
+ON_LOST = ("abort", "warn")
+ON_FAILURE = ("release", "requeue")
+ON_OUTAGE = ("retry", "fail", "run")
+
+
+class Layer(NamedTuple):
+    """One source of values; *named* is what its messages call them, with ``{}`` for the name."""
+
+    named: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """
+    Everything that can be set, checked. The durations are seconds.
+
+    The fields up to `hold_on_retry` can be set for a task (``lock_…``) and for the app
+    (``distlock_…``); the others belong to the app alone.
+    """
+
+    key: Any = DEFAULT_TEMPLATE
+    on_conflict: Any = "requeue"
+    wait: float = 10.0
+    lease: float = 30.0
+    watchdog: bool = True
+    max_hold: float | None = None
+    on_lost: str = "abort"
+    on_failure: str = "release"
+    max_requeues: int = 3
+    on_outage: str = "retry"
+    hold_on_retry: bool = False
+
+    url: str | None = None
+    prefix: str = "distlock"
+    enabled: bool = True
+    sweep_interval: float = 2.0
+
+    @classmethod
+    def from_layers(cls, *layers: Layer) -> "Settings":
+        """
+        Build the settings from *layers*, the strongest first.
+
+        Raises:
+            ConfigurationError: A value is of the wrong type or out of range; the message names the
+                value, the place it comes from and what would be right.
+        """
+        chosen = {}
+        for name, check in _CHECKS.items():
+            for layer in layers:
+                if name in layer.values:
+                    chosen[name] = check(layer.named.format(name), layer.values[name])
+                    break
+        return cls(**chosen)
+
+
+def closest(name: str, known: Collection[str]) -> str:
+    """Return the end of a message about an unknown *name*: the nearest right one, or all."""
+    close = get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
+
+
+def _wrong(name: str, wanted: str, value: object) -> ConfigurationError:
+    return ConfigurationError(f"{name} must be {wanted}, not {value!r}")
+
+
+def _seconds(low: float, high: float) -> Callable[[str, Any], float]:
+    def check(name: str, value: Any) -> float:
+        wanted = f"a number of seconds from {low:g} to {high:g}"
+        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+            raise _wrong(name, wanted, value)
+        if not low <= value <= high:
+            raise _wrong(name, wanted, value)
+        return float(value)
+
+    return check
+
+
+def _seconds_or_none(low: float, high: float) -> Callable[[str, Any], float | None]:
+    seconds = _seconds(low, high)
+    return lambda name, value: None if value is None else seconds(name, value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(name, "True or False", value)
+    return value
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _wrong(name, "a whole number, 0 or more", value)
+    return value
+
+
+def _one_of(names: tuple[str, ...]) -> Callable[[str, Any], str]:
+    def check(name: str, value: Any) -> str:
+        if isinstance(value, str) and value in names:
+            return value
+        hint = closest(value, names) if isinstance(value, str) else f"one of {', '.join(names)}"
+        raise ConfigurationError(f"{name} cannot be {value!r}: {hint}")
+
+    return check
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value or any(c in "{} \t\r\n" for c in value):
+        raise _wrong(name, "a text without braces and blanks", value)
+    return value
+
+
+def _url(name: str, value: Any) -> str | None:
+    if value is not None and (not isinstance(value, str) or "://" not in value):
+        shown = "a text without ://" if isinstance(value, str) else value  # it may hold a password
+        raise _wrong(name, "a URL such as redis://localhost:6379/0", shown)
+    return value
+
+
+def _anything(name: str, value: Any) -> Any:
+    return value
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "key": _anything,  # keys.KeyRule checks it, with the task's signature
+    "on_conflict": _anything,  # policies.resolve checks it
+    "wait": _seconds(0.0, MAX_LEASE),
+    "lease": _seconds(MIN_LEASE, MAX_LEASE),
+    "watchdog": _flag,
+    "max_hold": _seconds_or_none(MIN_LEASE, MAX_LEASE),
+    "on_lost": _one_of(ON_LOST),
+    "on_failure": _one_of(ON_FAILURE),
+    "max_requeues": _count,
+    "on_outage": _one_of(ON_OUTAGE),
+    "hold_on_retry": _flag,
+    "url": _url,
+    "prefix": _text,
+    "enabled": _flag,
+    "sweep_interval": _seconds(0.05, 3600.0),
+}
+assert list(_CHECKS) == [field.name for field in fields(Settings)]
+
+APP_ONLY = frozenset({"url", "prefix", "enabled", "sweep_interval"})
+TASK_OPTIONS = tuple(name for name in _CHECKS if name not in APP_ONLY)
+
+
+def check_lease(value: Any, name: str = "lease") -> float:
+    """Return *value* as a lease in seconds; raise :exc:`ConfigurationError` if it cannot be one."""
+    return float(_CHECKS["lease"](name, value))

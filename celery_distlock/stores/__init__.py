@@ -1,0 +1,62 @@
+"""Lock stores: from a URL to the class that speaks to it."""
+
+import threading
+from importlib import import_module
+from urllib.parse import urlsplit
+
+from celery_distlock.errors import ConfigurationError
+from celery_distlock.settings import closest
+
+from .base import Ability, Store
+
+__all__ = ["Ability", "Store", "open_store", "redact"]
+
+_SCHEMES = {
+    "redis": "redis:RedisStore",
+    "rediss": "redis:RedisStore",
+    "unix": "redis:RedisStore",
+    "redis+socket": "redis:RedisStore",
+    "memory": "memory:MemoryStore",
+}
+_open: dict[tuple[str, str], Store] = {}
+_mutex = threading.Lock()
+
+
+def open_store(url: str, prefix: str = "distlock") -> Store:
+    """
+    Return the store at *url*; within a process there is one for each URL and prefix.
+
+    Nothing is sent until it is first used.
+
+    Args:
+        url: ``redis://``, ``rediss://``, ``unix://`` (also ``redis+socket://``) or ``memory://``.
+        prefix: What all its records' names begin with.
+
+    Raises:
+        ConfigurationError: The scheme is unknown or the URL does not parse.
+    """
+    with _mutex:
+        store = _open.get((url, prefix))
+        if store is None:
+            store = _open[url, prefix] = _new_store(url, prefix)
+        return store
+
+
+def _new_store(url: str, prefix: str) -> Store:
+    scheme = urlsplit(url).scheme
+    if scheme not in _SCHEMES:
+        raise ConfigurationError(
+            f"no lock store for {redact(url)!r}, scheme {scheme!r}: {closest(scheme, _SCHEMES)}"
+        )
+    module, _, name = _SCHEMES[scheme].partition(":")
+    opened: Store = getattr(import_module(f".{module}", __name__), name)(url, prefix)
+    return opened
+
+
+def redact(url: str) -> str:
+    """Return *url* without its password."""
+    head, at, tail = url.rpartition("@")
+    if not at:
+        return url
+    scheme, slashes, userinfo = head.partition("://")
+    return f"{scheme}{slashes}{userinfo.partition(':')[0]}:***@{tail}"

@@ -1,0 +1,287 @@
+"""What a lock store is: the contract that every one keeps, and the words that it answers with."""
+
+import enum
+import itertools
+import logging
+import os
+import secrets
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, NamedTuple
+
+from celery_distlock.keys import slot_name
+
+__all__ = [
+    "Ability",
+    "Ended",
+    "Inbox",
+    "KeyState",
+    "Ownership",
+    "Parcel",
+    "Release",
+    "RenewOutcome",
+    "Reply",
+    "Status",
+    "Store",
+    "Wake",
+    "new_owner",
+]
+
+logger = logging.getLogger(__name__)
+
+
+class Ability(enum.Enum):
+    """What a store can do beyond the plain lock; a policy that needs one says so when declared."""
+
+    WAIT = "let callers block until the key is theirs"
+    PARK = "keep tasks until the key is free"
+    SHARE = "be seen by other processes"
+
+
+class Status(enum.Enum):
+    """What became of a request for a key."""
+
+    GRANTED = "granted"
+    BUSY = "busy"
+    PARKED = "parked"
+    DONE = "done"  # the run has ended before; this is a second delivery of it
+
+
+class RenewOutcome(enum.Enum):
+    """What became of a renewal. Only ``UNKNOWN`` leaves hope, and only until the lease's end."""
+
+    RENEWED = "renewed"
+    HELD = "held by somebody else"
+    LOST = "gone"
+    UNKNOWN = "the store did not answer"
+
+
+class Ended(enum.Enum):
+    """Whether the run that gives a key up is over."""
+
+    NO = "0"
+    YES = "1"
+    YES_AND_MAY_COME_AGAIN = "2"
+
+
+class Wake(NamedTuple):
+    """A parked run whose turn it is. Whoever is given one sends its envelope, then says `sent`."""
+
+    name: str  # the key's slot name
+    run: str
+    envelope: bytes
+
+
+class Reply(NamedTuple):
+    """
+    The answer to a request for a key.
+
+    `asked_at` is the local clock (see :mod:`celery_distlock.clock`) just before the request was
+    sent: a lease is believed from there, never from the reply.
+    """
+
+    status: Status
+    asked_at: float
+    token: int = 0
+    holder: str = ""
+    holder_run: str = ""
+    remaining: float = 0.0
+    place: int = 0
+    wake: Wake | None = None
+
+
+class Release(NamedTuple):
+    """`released` is false if the key was not the owner's (any more)."""
+
+    released: bool
+    wake: Wake | None = None
+
+
+class Ownership(NamedTuple):
+    """One hold to renew."""
+
+    key: str
+    owner: str
+    lease: float
+
+
+class KeyState(NamedTuple):
+    """A look at one key; `token` is 0 if nobody holds it."""
+
+    owner: str
+    token: int
+    run: str
+    since: float  # seconds since the epoch, by the store's clock
+    remaining: float
+    waiting: int
+
+
+class Parcel(NamedTuple):
+    """What to keep of a task that finds its key taken: opaque bytes, sent on when it is its turn."""
+
+    envelope: bytes
+
+
+class Inbox(ABC):
+    """Where one blocked waiter learns that the key may be its own."""
+
+    address: str
+
+    @abstractmethod
+    def wait(self, timeout: float) -> None:
+        """Return when something has come, or after *timeout* seconds; never certain of either."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop listening. Idempotent."""
+
+
+class Store(ABC):
+    """
+    A place that keeps locks.
+
+    Every request may be repeated: an owner names one acquisition, not a process, so a request
+    whose answer was lost is simply sent again. Every method raises
+    :exc:`~celery_distlock.errors.StoreUnavailableError` when the outcome is unknown, and
+    :exc:`~celery_distlock.errors.StoreError` when the store refuses.
+
+    Attributes:
+        identity: Equal for stores in which a key is the same lock.
+        courier: Called with each :class:`Wake` that a release brings, to send its envelope.
+    """
+
+    abilities: ClassVar[frozenset[Ability]]
+    identity: str
+    courier: Callable[[Wake], None] | None = None
+
+    @abstractmethod
+    def acquire(
+        self,
+        key: str,
+        owner: str,
+        lease: float,
+        *,
+        queue: Inbox | Parcel | None = None,
+        run: str = "",
+        repeated: bool = False,
+    ) -> Reply:
+        """
+        Take the key for *lease* seconds, or join its queue, or learn who holds it: one step.
+
+        The key goes to the first in the queue; one who does not queue does not overtake.
+
+        Args:
+            key: Any text but the empty one.
+            owner: Names this acquisition, see :func:`new_owner`.
+            lease: Seconds.
+            queue: An inbox to queue as a blocked waiter; a park to queue *run*; else do not queue.
+            run: Names what runs under the lock, the same for every delivery of one task message.
+            repeated: The run's message may have been delivered before.
+        """
+
+    @abstractmethod
+    def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
+        """
+        Push the end of every hold's lease; never make a lock anew.
+
+        Does not raise and does not repeat: a hold that got no answer within *timeout* seconds is
+        ``UNKNOWN``. Each outcome comes with the local clock before it was asked for.
+        """
+
+    @abstractmethod
+    def release(
+        self,
+        key: str,
+        owner: str,
+        *,
+        run: str = "",
+        ended: Ended = Ended.NO,
+        inbox: Inbox | None = None,
+        keep_for: tuple[str, float] | None = None,
+    ) -> Release:
+        """
+        Give the key up, and the place in its queue; the first waiter has it then.
+
+        Args:
+            key: The key.
+            owner: What :meth:`acquire` was called with.
+            run: Likewise.
+            ended: Whether a second delivery of the run is to be dropped.
+            inbox: The inbox of a waiter that gives up.
+            keep_for: A run and seconds: the key stays locked for it instead of becoming free.
+        """
+
+    @abstractmethod
+    def inbox(self, owner: str) -> Inbox:
+        """Return where *owner* can wait for a key, listening already."""
+
+    @abstractmethod
+    def sent(self, wake: Wake) -> None:
+        """Note that a woken run's message is with the broker."""
+
+    @abstractmethod
+    def sweep(self, interval: float) -> Iterator[Wake]:
+        """
+        Find what a crash left: free keys with waiters, runs that were woken and not sent.
+
+        Of all processes that ask within *interval* seconds, one gets to look.
+        """
+
+    @abstractmethod
+    def inspect(self, key: str) -> KeyState:
+        """Look at a key without changing it."""
+
+    @abstractmethod
+    def check(self) -> list[str]:
+        """Return what makes this store a bad place for locks, in words; raise if it cannot serve."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give all connections back. The store may be used again, and opens new ones then."""
+
+    def dispatch(self, wake: Wake | None) -> None:
+        """Send what a release woke; what cannot be sent now is found by the next sweep."""
+        if wake is None or self.courier is None:
+            return
+        try:
+            self.courier(wake)
+            self.sent(wake)
+        except Exception:
+            logger.warning(
+                "a task parked at %s was woken and could not be sent; the next sweep sends it",
+                wake.name,
+                exc_info=True,
+            )
+
+
+class _Origin:
+    """Names this process in owners; made anew after a fork."""
+
+    def __init__(self) -> None:
+        self.prefix = f"{_word(socket.gethostname())}|{os.getpid()}|"
+        self.nonce = secrets.token_hex(8)
+        self.count = itertools.count(1)
+
+
+def _word(text: str) -> str:
+    return slot_name(text).replace("|", "%7C")
+
+
+def _renew_origin() -> None:
+    global _origin  # noqa: PLW0603  # a forked child is another process, so it needs other names
+    _origin = _Origin()
+
+
+_origin = _Origin()
+os.register_at_fork(after_in_child=_renew_origin)
+
+
+def new_owner(label: str) -> str:
+    """
+    Return a name for one acquisition: ``host|pid|label|nonce``, never given twice.
+
+    It is also the request's id, so the store can tell a repeated request from a second one.
+    """
+    origin = _origin
+    return f"{origin.prefix}{_word(label)}|{origin.nonce}{next(origin.count):x}"

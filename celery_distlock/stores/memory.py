@@ -1,0 +1,290 @@
+"""
+A store within one process: for eager mode, for users' own tests, and for workers without processes.
+
+A real store that keeps the whole contract, waiters and parked runs included; it just ends with the
+process. ``memory://`` and ``memory://name`` are different stores.
+"""
+
+import bisect
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from celery_distlock import clock
+from celery_distlock.keys import slot_name
+
+from .base import (
+    Ability,
+    Ended,
+    Inbox,
+    KeyState,
+    Ownership,
+    Parcel,
+    Release,
+    RenewOutcome,
+    Reply,
+    Status,
+    Store,
+    Wake,
+)
+
+__all__ = ["MemoryStore"]
+
+# Seconds; what each is for stands in lua/queue.lua, which this module mirrors.
+GRANT = 1.0
+CLAIM = 5.0
+UNSENT = 2.0
+RESEND = 60.0
+DONE = 3600.0
+
+
+@dataclass(order=True)
+class _Waiter:
+    arrival: float
+    member: str  # "p:<run>" or "b:<owner>"
+
+
+@dataclass
+class _Key:
+    owner: str = ""
+    token: int = 0
+    run: str = ""
+    since: float = 0.0
+    until: float = -math.inf
+    queue: list[_Waiter] = field(default_factory=list)
+    envelopes: dict[str, bytes] = field(default_factory=dict)
+    arrivals: dict[str, float] = field(default_factory=dict)
+    sends: dict[str, int] = field(default_factory=dict)
+    woken: dict[str, float] = field(default_factory=dict)
+    done: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def holder(self) -> str:
+        return self.owner if clock.monotonic() < self.until else ""
+
+    def grant(self, owner: str, run: str, lease: float) -> None:
+        self.token = max(self.token + 1, time.time_ns() // 1000)
+        self.owner, self.run, self.since = owner, run, time.time()
+        self.until = clock.monotonic() + lease
+
+    def unpark(self, run: str) -> bool:
+        if self.envelopes.pop(run, None) is None:
+            return False
+        self.arrivals.pop(run, None)
+        self.sends.pop(run, None)
+        self.woken.pop(run, None)
+        self.leave(f"p:{run}")
+        return True
+
+    def leave(self, member: str) -> None:
+        self.queue = [waiter for waiter in self.queue if waiter.member != member]
+
+    def join(self, member: str, arrival: float | None = None) -> float:
+        for waiter in self.queue:
+            if waiter.member == member:
+                return waiter.arrival
+        if arrival is None:
+            last = self.queue[-1].arrival if self.queue else 0.0
+            arrival = max(clock.monotonic(), math.nextafter(last, math.inf))
+        bisect.insort(self.queue, _Waiter(arrival, member))
+        return arrival
+
+    def place(self, member: str) -> int:
+        members = [waiter.member for waiter in self.queue]
+        return members.index(member) if member in members else len(members)
+
+
+class MemoryStore(Store):
+    """See the module; *url* only names the store."""
+
+    abilities = frozenset({Ability.WAIT, Ability.PARK})
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self.identity = f"{url}#{prefix}"
+        self._keys: dict[str, _Key] = {}
+        self._inboxes: dict[str, _MemoryInbox] = {}
+        self._mutex = threading.Lock()
+        self._swept_at = -math.inf
+
+    def acquire(
+        self,
+        key: str,
+        owner: str,
+        lease: float,
+        *,
+        queue: Inbox | Parcel | None = None,
+        run: str = "",
+        repeated: bool = False,
+    ) -> Reply:
+        asked_at = clock.monotonic()
+        with self._mutex:
+            name = slot_name(key)
+            state = self._keys.setdefault(name, _Key())
+            claims = bool(run) and state.holder == f"parked:{run}"
+            if state.holder == owner or claims:
+                state.owner, state.until = owner, clock.monotonic() + lease
+                if claims:
+                    state.unpark(run)
+                return Reply(Status.GRANTED, asked_at, state.token)
+            if repeated and run in state.done:
+                return Reply(Status.DONE, asked_at)
+            member = f"b:{owner}" if isinstance(queue, Inbox) else f"p:{run}" if run else ""
+            wake = None
+            if not state.holder:
+                handed = None if run in state.woken else self._hand_over(name, state, member)
+                if handed is None or handed is True:
+                    state.grant(owner, run, lease)
+                    state.unpark(run)
+                    state.leave(member)
+                    return Reply(Status.GRANTED, asked_at, state.token)
+                wake = handed if isinstance(handed, Wake) else None
+            status = Status.BUSY
+            if isinstance(queue, Parcel):
+                state.envelopes[run] = queue.envelope
+                state.woken.pop(run, None)
+                state.arrivals[run] = state.join(member, state.arrivals.get(run))
+                status = Status.PARKED
+            elif queue is not None:
+                state.join(member)
+            return Reply(
+                status,
+                asked_at,
+                state.token,
+                state.holder,
+                state.run,
+                max(0.0, state.until - clock.monotonic()),
+                state.place(member),
+                wake,
+            )
+
+    def _hand_over(self, name: str, state: _Key, own: str) -> Wake | bool | None:
+        """Return None: nobody waits. True: *own* is next. False: a blocked waiter has it."""
+        while state.queue:
+            member = state.queue[0].member
+            if member == own:
+                return True
+            del state.queue[0]
+            kind, _, who = member.partition(":")
+            if kind == "p" and who in state.envelopes:
+                state.grant(f"parked:{who}", who, CLAIM * 2 ** min(len(state.woken), 6))
+                state.woken[who] = clock.monotonic() + UNSENT
+                return Wake(name, who, state.envelopes[who])
+            inbox = self._inboxes.get(who)
+            if kind == "b" and inbox is not None:
+                state.grant(who, "", GRANT)
+                inbox.event.set()
+                return False
+        return None
+
+    def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
+        return [self._renew(hold) for hold in holds]
+
+    def _renew(self, hold: Ownership) -> tuple[RenewOutcome, float]:
+        asked_at = clock.monotonic()
+        with self._mutex:
+            state = self._keys.get(slot_name(hold.key), _Key())
+            if state.holder == hold.owner:
+                state.until = clock.monotonic() + hold.lease
+                return RenewOutcome.RENEWED, asked_at
+            return RenewOutcome.HELD if state.holder else RenewOutcome.LOST, asked_at
+
+    def release(
+        self,
+        key: str,
+        owner: str,
+        *,
+        run: str = "",
+        ended: Ended = Ended.NO,
+        inbox: Inbox | None = None,
+        keep_for: tuple[str, float] | None = None,
+    ) -> Release:
+        with self._mutex:
+            name = slot_name(key)
+            state = self._keys.setdefault(name, _Key())
+            if run and ended is not Ended.NO:
+                parked = state.unpark(run)
+                if parked or ended is Ended.YES_AND_MAY_COME_AGAIN:
+                    state.done[run] = clock.monotonic()
+            if inbox is not None:
+                state.leave(f"b:{owner}")
+            released = state.holder == owner
+            wake = None
+            if released and keep_for is not None:
+                state.owner, state.run = f"parked:{keep_for[0]}", keep_for[0]
+                state.until = clock.monotonic() + keep_for[1]
+            elif released:
+                state.until = -math.inf
+                handed = self._hand_over(name, state, "")
+                wake = handed if isinstance(handed, Wake) else None
+            self._forget_if_idle(name, state)
+            return Release(released, wake)
+
+    def _forget_if_idle(self, name: str, state: _Key) -> None:
+        now = clock.monotonic()
+        state.done = {run: at for run, at in state.done.items() if at > now - DONE}
+        # A token made from the time outlives its record, so nothing is owed to a quiet key.
+        if not (state.holder or state.queue or state.woken or state.done):
+            self._keys.pop(name, None)
+
+    def inbox(self, owner: str) -> Inbox:
+        return _MemoryInbox(owner, self._inboxes)
+
+    def sent(self, wake: Wake) -> None:
+        with self._mutex:
+            state = self._keys.get(wake.name)
+            if state is not None and wake.run in state.woken:
+                times = state.sends[wake.run] = min(state.sends.get(wake.run, 0) + 1, 7)
+                state.woken[wake.run] = clock.monotonic() + RESEND * 2 ** (times - 1)
+
+    def sweep(self, interval: float) -> Iterator[Wake]:
+        with self._mutex:
+            now = clock.monotonic()
+            if now < self._swept_at + interval * 0.9:
+                return
+            self._swept_at = now
+            wakes = [wake for name in list(self._keys) for wake in self._sweep(name, now)]
+        yield from wakes
+
+    def _sweep(self, name: str, now: float) -> Iterator[Wake]:
+        state = self._keys[name]
+        for run in [run for run, due in state.woken.items() if due <= now]:
+            state.woken[run] = now + UNSENT
+            yield Wake(name, run, state.envelopes[run])
+        if not state.holder:
+            wake = self._hand_over(name, state, "")
+            if isinstance(wake, Wake):
+                yield wake
+        self._forget_if_idle(name, state)
+
+    def inspect(self, key: str) -> KeyState:
+        with self._mutex:
+            state = self._keys.get(slot_name(key), _Key())
+            if not state.holder:
+                return KeyState("", 0, "", 0.0, 0.0, len(state.queue))
+            left = state.until - clock.monotonic()
+            return KeyState(
+                state.owner, state.token, state.run, state.since, left, len(state.queue)
+            )
+
+    def check(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        """Nothing to give back: what the store holds ends with the process."""
+
+
+class _MemoryInbox(Inbox):
+    def __init__(self, owner: str, inboxes: dict[str, "_MemoryInbox"]) -> None:
+        self.address = owner
+        self.event = threading.Event()
+        self._inboxes = inboxes
+        inboxes[owner] = self
+
+    def wait(self, timeout: float) -> None:
+        if self.event.wait(timeout):
+            self.event.clear()
+
+    def close(self) -> None:
+        self._inboxes.pop(self.address, None)

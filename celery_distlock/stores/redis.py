@@ -1,0 +1,532 @@
+"""
+The store over one Redis or Valkey server.
+
+Speaks to the server through redis-py's connections, not its client: a request that got no answer is
+repeated here, with the same owner, and nowhere else. A client of the user's is never touched.
+"""
+
+import contextlib
+import logging
+import math
+import os
+import random
+import re
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+from weakref import WeakSet
+
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import Connection
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    ConnectionError as RedisConnectionError,
+    NoPermissionError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+    TimeoutError as RedisTimeoutError,
+)
+from redis.retry import Retry
+
+from celery_distlock import clock, lua
+from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
+from celery_distlock.keys import slot_name
+
+from .base import (
+    Ability,
+    Ended,
+    Inbox,
+    KeyState,
+    Ownership,
+    Parcel,
+    Release,
+    RenewOutcome,
+    Reply,
+    Status,
+    Store,
+    Wake,
+)
+
+__all__ = ["RedisStore"]
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT = 5.0  # seconds for one answer; a slower server is treated as gone
+PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
+SWEEP_BATCH = 100  # keys a round trip
+IDLE_PING = 10.0  # seconds after which a silent subscription is asked whether it is still there
+
+# Refusals that pass: the server starts, fails over, is full, or its operator has locked us out.
+_PASSING = re.compile(
+    r"LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY |OOM|MISCONF|NOREPLICAS|NOAUTH|WRONGPASS"
+    r"|NOPERM|max number of clients|UNBLOCKED"
+)
+_ANSWERLESS = (RedisConnectionError, RedisTimeoutError, OSError)
+_REFUSED = (AuthenticationError, AuthorizationError, NoPermissionError)
+
+
+class RedisStore(Store):
+    """See the module. *url* as redis-py takes it, also Celery's ``redis+socket://``."""
+
+    abilities = frozenset({Ability.WAIT, Ability.PARK, Ability.SHARE})
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self._settings = _connection_settings(url)
+        self._prefix = prefix
+        self.address = _address(self._settings[1])
+        self.identity = f"{self.address}#{prefix}"
+        self._index = f"{prefix}:parked".encode()
+        self._wires: dict[float, _Wire] = {}
+        self._post: _Post | None = None
+        self._mutex = threading.Lock()
+        _stores.add(self)
+
+    def acquire(
+        self,
+        key: str,
+        owner: str,
+        lease: float,
+        *,
+        queue: Inbox | Parcel | None = None,
+        run: str = "",
+        repeated: bool = False,
+    ) -> Reply:
+        mode, detail = "try", b""
+        if isinstance(queue, Parcel):
+            mode, detail = "park", queue.envelope
+            self._ask([_call(_INDEX, [self._index], [slot_name(key), "add"])], key)
+        elif queue is not None:
+            mode, detail = "wait", queue.address.encode()
+        name = slot_name(key)
+        arguments = [owner, _ms(lease), mode, run, int(repeated), detail]
+        asked = self._ask([_call(_ACQUIRE, self._names(name), arguments)], key)
+        answer, asked_at = asked.answers[0], asked.asked_at
+        status = Status(answer[0].decode())
+        if status is Status.GRANTED:
+            return Reply(status, asked_at, int(answer[1]))
+        if status is Status.DONE:
+            return Reply(status, asked_at)
+        _, token, holder, holder_run, ttl_ms, place, woken, envelope = answer
+        return Reply(
+            status,
+            asked_at,
+            int(token or 0),
+            _text(holder),
+            _text(holder_run),
+            max(0, ttl_ms) / 1000,
+            place,
+            Wake(name, _text(woken), envelope) if woken else None,
+        )
+
+    def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
+        commands = [
+            _call(_RENEW, self._names(slot_name(hold.key))[:1], [hold.owner, _ms(hold.lease)])
+            for hold in holds
+        ]
+        asked_at = clock.monotonic()
+        try:
+            answers = self._exchange(self._wire(timeout), commands)
+        except (RedisError, OSError) as error:
+            logger.warning("%s did not answer a renewal: %s", self.address, error)
+            answers = [error] * len(holds)
+        return [(_RENEWALS.get(_plain(a), RenewOutcome.UNKNOWN), asked_at) for a in answers]
+
+    def release(
+        self,
+        key: str,
+        owner: str,
+        *,
+        run: str = "",
+        ended: Ended = Ended.NO,
+        inbox: Inbox | None = None,
+        keep_for: tuple[str, float] | None = None,
+    ) -> Release:
+        name = slot_name(key)
+        keep_run, keep_s = keep_for or ("", 0.0)
+        address = inbox.address if inbox is not None else ""
+        keep_ms = _ms(keep_s) if keep_for else 0
+        arguments = [owner, run, ended.value, address, keep_run, keep_ms]
+        asked = self._ask([_call(_RELEASE, self._names(name), arguments)], key)
+        released, woken, envelope = asked.answers[0]
+        # A repeated release finds the key gone if the first one was executed and its answer lost.
+        return Release(
+            bool(released) or asked.repeats > 0,
+            Wake(name, _text(woken), envelope) if woken else None,
+        )
+
+    def inbox(self, owner: str) -> Inbox:
+        with self._mutex:
+            if self._post is None:
+                self._post = _Post(self._connection(TIMEOUT), f"{self._prefix}:inbox:")
+            post = self._post
+        return post.open(owner)
+
+    def sent(self, wake: Wake) -> None:
+        self._ask([_call(_SENT, self._names(wake.name), [wake.run])], wake.name)
+
+    def sweep(self, interval: float) -> Iterator[Wake]:
+        turn = ("SET", f"{self._prefix}:sweeper", "1", "NX", "PX", _ms(interval * 0.9))
+        if self._ask([turn], "the sweeper's turn").answers[0] is None:
+            return
+        for names in self._waiting_names():
+            calls = [_call(_SWEEP, self._names(name), [SWEEP_BATCH]) for name in names]
+            answers = self._ask(calls, "the sweep").answers
+            quiet = []
+            for name, (waiting, *found) in zip(names, answers, strict=True):
+                for run, envelope in zip(found[::2], found[1::2], strict=True):
+                    yield Wake(name, _text(run), envelope)
+                if not waiting:
+                    quiet.append(_call(_INDEX, [self._index], [name, "strike"]))
+            if quiet:
+                self._ask(quiet, "the sweep")
+
+    def _waiting_names(self) -> Iterator[list[str]]:
+        cursor = b"0"
+        while True:
+            scan = ("ZSCAN", self._index, cursor, "COUNT", SWEEP_BATCH)
+            cursor, found = self._ask([scan], "the sweep").answers[0]
+            if found:
+                yield list(dict.fromkeys(_text(name) for name in found[::2]))
+            if cursor == b"0":
+                return
+
+    def inspect(self, key: str) -> KeyState:
+        names = self._names(slot_name(key))[:2]
+        asked = self._ask([_call(_INSPECT, names, [])], key)
+        owner, token, run, since_ms, ttl_ms, waiting = asked.answers[0]
+        return KeyState(
+            _text(owner),
+            int(token or 0),
+            _text(run),
+            int(since_ms or 0) / 1000,
+            max(0, ttl_ms) / 1000,
+            waiting,
+        )
+
+    def check(self) -> list[str]:
+        probe = f"{self._prefix}:probe:{uuid.uuid4().hex}"
+        reply = self.acquire(probe, "probe", 1.0)
+        self.release(probe, "probe")
+        if reply.status is not Status.GRANTED:
+            raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
+        info = self._ask([("INFO",)], "INFO", optional=True).answers[0]
+        return list(_doubts(_text(info))) if isinstance(info, bytes) else []
+
+    def close(self) -> None:
+        with self._mutex:
+            wires, self._wires = list(self._wires.values()), {}
+            post, self._post = self._post, None
+        for wire in wires:
+            wire.close()
+        if post is not None:
+            post.close()
+
+    def forget_connections(self) -> None:
+        """Drop what a fork inherited, without a word to the server: it is the parent's."""
+        self._wires = {}
+        self._post = None
+        self._mutex = threading.Lock()
+
+    def _names(self, name: str) -> list[bytes]:
+        stem = f"{self._prefix}:{{{name}}}:".encode("utf-8", "surrogatepass")
+        return [stem + record for record in _RECORDS]
+
+    def _connection(self, timeout: float) -> "_Connect":
+        connection_class, settings = self._settings
+        limits = {
+            "socket_timeout": timeout,
+            "socket_connect_timeout": timeout,
+            "retry": Retry(NoBackoff(), 0),
+        }
+        return _Connect(connection_class, {**settings, **limits})
+
+    def _wire(self, timeout: float) -> "_Wire":
+        timeout = min(TIMEOUT, 2.0 ** math.floor(math.log2(max(timeout, 0.02))))
+        wire = self._wires.get(timeout)
+        if wire is None:
+            with self._mutex:
+                wire = self._wires.setdefault(timeout, _Wire(self._connection(timeout)))
+        return wire
+
+    def _ask(
+        self,
+        commands: Sequence[Sequence[Any]],
+        what: str,
+        *,
+        optional: bool = False,
+    ) -> "_Asked":
+        """Send *commands* in one round trip until they are answered, three times at most."""
+        wire = self._wire(TIMEOUT)
+        failure: Exception | None = None
+        for repeats, pause in enumerate(PAUSES):
+            if failure is not None:
+                time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  # spreads, hides nothing
+            asked_at = clock.monotonic()
+            try:
+                answers = self._exchange(wire, commands)
+            except _REFUSED as error:
+                raise StoreUnavailableError(f"{self.address} refuses us: {error}") from error
+            except _ANSWERLESS as error:
+                failure = error
+                continue
+            refusal = next((a for a in answers if isinstance(a, ResponseError)), None)
+            if refusal is None or optional:
+                return _Asked(answers, asked_at, repeats)
+            if not _PASSING.search(str(refusal)):
+                raise self._refusal(refusal, what) from refusal
+            failure = refusal
+        raise StoreUnavailableError(f"{self.address} cannot serve: {failure}") from failure
+
+    def _exchange(self, wire: "_Wire", commands: Sequence[Sequence[Any]]) -> list[Any]:
+        answers = wire.exchange(commands)
+        if any(isinstance(answer, NoScriptError) for answer in answers):
+            # All of them again: every request may be repeated, and order is kept.
+            answers = wire.exchange([_in_full(command) for command in commands])
+        return answers
+
+    def _refusal(self, error: ResponseError, what: str) -> StoreError:
+        if "WRONGTYPE" in str(error):
+            return StoreError(
+                f"{self.address}: the records of lock {what!r} are of another type; something else"
+                f" writes under the prefix {self._prefix!r}: {error}"
+            )
+        return StoreError(f"{self.address} refused {what!r}: {error}")
+
+
+class _Asked(NamedTuple):
+    """The answers, the local clock before the attempt that brought them, and how many failed."""
+
+    answers: list[Any]
+    asked_at: float
+    repeats: int
+
+
+class _Connect:
+    """Makes connections to one server."""
+
+    def __init__(self, connection_class: type[Connection], settings: dict[str, Any]) -> None:
+        self._class = connection_class
+        self._settings = settings
+
+    def __call__(self) -> Connection:
+        return self._class(**self._settings)
+
+
+class _Wire:
+    """Connections to one server, each used by one thread at a time."""
+
+    def __init__(self, connect: _Connect) -> None:
+        self._connect = connect
+        self._idle: list[Connection] = []
+
+    def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send *commands* together and return their answers; a refusal is an answer."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connect()
+        try:
+            if len(commands) == 1:
+                packed = connection.pack_command(*commands[0])
+            else:
+                packed = connection.pack_commands(commands)
+            connection.send_packed_command(packed, check_health=False)
+            answers = [_answer(connection) for _ in commands]
+        except BaseException:
+            # Also when a time limit's exception strikes: half an answer may be left in there.
+            connection.disconnect()
+            raise
+        self._idle.append(connection)
+        return answers
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().disconnect()
+
+
+def _answer(connection: Connection) -> Any:
+    try:
+        return connection.read_response()
+    except ResponseError as error:
+        return error
+
+
+class _Post:
+    """
+    Carries grants to this process's blocked waiters: one channel and one thread for all of them.
+
+    A push can be lost; waiters look for themselves now and then, and after every reconnection.
+    """
+
+    def __init__(self, connect: _Connect, channel_prefix: str) -> None:
+        self.channel = f"{channel_prefix}{uuid.uuid4().hex}"
+        self._connect = connect
+        self._waiters: dict[str, threading.Event] = {}
+        self._listening = threading.Event()
+        self._closed = False
+        self._connection: Connection | None = None
+        threading.Thread(target=self._run, name="distlock-inbox", daemon=True).start()
+
+    def open(self, owner: str) -> "_RedisInbox":
+        self._waiters[owner] = event = threading.Event()
+        # Without a subscription a waiter is merely slower: it looks for itself.
+        self._listening.wait(TIMEOUT)
+        return _RedisInbox(self, owner, event)
+
+    def drop(self, owner: str) -> None:
+        self._waiters.pop(owner, None)
+
+    def close(self) -> None:
+        self._closed = True
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                connection.disconnect()
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                self._listen()
+            except Exception as error:
+                if not self._closed:
+                    logger.warning("waiting without pushes, the subscription broke: %s", error)
+            finally:
+                self._listening.clear()
+            if not self._closed:
+                time.sleep(random.uniform(0.2, 1.0))  # noqa: S311  # spreads reconnections
+
+    def _listen(self) -> None:
+        connection = self._connection = self._connect()
+        try:
+            connection.send_command("SUBSCRIBE", self.channel)
+            while not self._closed:
+                if not connection.can_read(IDLE_PING):
+                    connection.send_command("PING", check_health=False)
+                    if not connection.can_read(TIMEOUT):
+                        raise RedisTimeoutError("no answer to a ping")
+                self._take(connection.read_response())
+        finally:
+            connection.disconnect()
+
+    def _take(self, message: Any) -> None:
+        kind, _, payload = message if len(message) == 3 else (b"", b"", b"")
+        if kind == b"subscribe":
+            self._listening.set()
+            for event in list(self._waiters.values()):
+                event.set()
+        elif kind == b"message" and (event := self._waiters.get(_text(payload))) is not None:
+            event.set()
+
+
+class _RedisInbox(Inbox):
+    def __init__(self, post: _Post, owner: str, event: threading.Event) -> None:
+        self.address = post.channel
+        self._post = post
+        self._owner = owner
+        self._event = event
+
+    def wait(self, timeout: float) -> None:
+        if self._event.wait(timeout):
+            self._event.clear()
+
+    def close(self) -> None:
+        self._post.drop(self._owner)
+
+
+def _connection_settings(url: str) -> tuple[type[Connection], dict[str, Any]]:
+    if url.startswith("redis+socket://"):
+        parts = urlsplit(url)
+        database = parse_qs(parts.query).get("virtual_host", ["0"])[0]
+        url = f"unix://{parts.path}?db={database}"
+    try:
+        pool = redis.ConnectionPool.from_url(url)
+    except (ValueError, RedisError) as error:
+        from . import redact  # the package imports this module lazily
+
+        raise ConfigurationError(f"the lock store's URL {redact(url)!r} is wrong: {error}") from None
+    kwargs = {k: v for k, v in pool.connection_kwargs.items() if "maint_notif" not in k}
+    kwargs |= {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
+    if not url.startswith("unix:"):
+        kwargs.setdefault("socket_keepalive", True)
+    return pool.connection_class, kwargs
+
+
+def _address(settings: dict[str, Any]) -> str:
+    database = settings.get("db") or 0
+    if "path" in settings:
+        return f"unix://{settings['path']}?db={database}"
+    return f"redis://{settings.get('host', 'localhost')}:{settings.get('port', 6379)}/{database}"
+
+
+def _call(script: lua.Script, keys: Sequence[bytes], arguments: Iterable[Any]) -> tuple[Any, ...]:
+    return ("EVALSHA", script.sha, len(keys), *keys, *arguments)
+
+
+def _in_full(command: Sequence[Any]) -> Sequence[Any]:
+    if command[0] != "EVALSHA":
+        return command
+    return ("EVAL", _SOURCES[command[1]], *command[2:])
+
+
+def _doubts(info: str) -> Iterator[str]:
+    facts = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+    policy = facts.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        yield (
+            f"maxmemory-policy is {policy}: the server may evict locks and parked tasks when it is"
+            " full; noeviction keeps them"
+        )
+    if facts.get("role") == "slave":
+        yield "this is a replica: locks cannot be taken here"
+    if facts.get("aof_enabled") == "0" and not facts.get("rdb_last_save_time"):
+        yield "nothing is persisted: parked tasks end with the server"
+    version = facts.get("valkey_version") or facts.get("redis_version", "")
+    if "valkey_version" not in facts and version and _version(version) < (6, 2):
+        yield f"Redis {version} is older than 6.2, the oldest that is supported"
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+
+
+def _ms(seconds: float) -> int:
+    return max(1, math.ceil(seconds * 1000))
+
+
+def _text(value: bytes | None) -> str:
+    return value.decode("utf-8", "surrogatepass") if value else ""
+
+
+def _plain(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+_ACQUIRE, _RENEW, _RELEASE, _SENT, _SWEEP, _INDEX, _INSPECT = map(
+    lua.load, ("acquire", "renew", "release", "sent", "sweep", "index", "inspect")
+)
+_SOURCES = {
+    script.sha: script.source
+    for script in (_ACQUIRE, _RENEW, _RELEASE, _SENT, _SWEEP, _INDEX, _INSPECT)
+}
+_RECORDS = tuple(name.encode() for name in _ACQUIRE.keys)
+_RENEWALS = {
+    1: RenewOutcome.RENEWED,
+    0: RenewOutcome.HELD,
+    -1: RenewOutcome.LOST,
+    None: RenewOutcome.UNKNOWN,
+}
+_stores: "WeakSet[RedisStore]" = WeakSet()
+
+
+def _after_fork() -> None:
+    for store in list(_stores):
+        store.forget_connections()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,90 @@
+"""`LockedTask`: the class that a task is declared with."""
+
+from typing import TYPE_CHECKING, Any
+
+from celery import Celery, Task
+
+from .execution import Execution, current
+from .lease import Lease
+from .runtime import UNSET, Runtime
+from .worker import install
+
+__all__ = ["LockedTask"]
+
+if TYPE_CHECKING:
+    _Task = Task[Any, Any]
+else:
+    _Task = Task
+
+
+class LockedTask(_Task):
+    """
+    A task that runs only while it holds a lock whose key is made from its own arguments.
+
+    The options are class attributes: set them in ``@app.task(base=LockedTask, ...)``, in a
+    subclass, or by ``task_annotations``. What a task does not set comes from the worker's flags,
+    then from the app's configuration (``distlock_`` instead of ``lock_``).
+
+    Options:
+        lock_key: A template over the task's parameters, ``"{task}:{digest}"`` if it is not set; or
+            a callable with the task's own parameters that returns the key, a list of keys, or None
+            to run unlocked; or a list of templates: all are taken, or none.
+        lock_on_conflict: ``"requeue"`` (not set), ``"retry"``, ``"wait"``, ``"skip"``, ``"fail"``,
+            or an object of :mod:`celery_distlock.policies`.
+        lock_wait: Seconds, 10; for ``"wait"`` and for calls without a message.
+        lock_lease: Seconds, 30, that the lock outlives its holder's last sign of life. More
+            survives longer pauses of a process; less lets others in sooner after a crash.
+        lock_watchdog: True: the lease is renewed while the task runs. False: never.
+        lock_max_hold: Seconds after which it is renewed no more; None: no limit.
+        lock_on_lost: ``"abort"`` raises :exc:`LockLostError` inside a task whose lock is lost;
+            ``"warn"`` logs and signals only.
+        lock_on_failure: ``"release"``, or ``"requeue"``: a failed task goes back to the end of its
+            key's queue, `lock_max_requeues` (3) times.
+        lock_on_outage: The lock store does not answer: ``"retry"`` later, ``"fail"``, or
+            ``"run"`` unlocked.
+        lock_hold_on_retry: True: the key stays locked between the attempts of ``self.retry()``.
+
+    Raises:
+        ConfigurationError: An option is unknown or wrong; when the task is declared.
+    """
+
+    abstract = True
+    Request = "celery_distlock.worker.request:LockedRequest"
+
+    lock_key: Any = UNSET
+    lock_on_conflict: Any = UNSET
+    lock_wait: float = UNSET
+    lock_lease: float = UNSET
+    lock_watchdog: bool = UNSET
+    lock_max_hold: float | None = UNSET
+    lock_on_lost: str = UNSET
+    lock_on_failure: str = UNSET
+    lock_max_requeues: int = UNSET
+    lock_on_outage: str = UNSET
+    lock_hold_on_retry: bool = UNSET
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Check the declaration; Celery calls this when the task is declared."""
+        super().on_bound(app)
+        if cls.name is not None:
+            install(app)
+            Runtime.of(app).declare(cls)
+
+    @property
+    def lock(self) -> Lease | None:
+        """What this task holds while it runs; None outside of it and where it runs unlocked."""
+        execution = current(self)
+        return execution.lease if execution else None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the task under its lock; the worker, ``apply()`` and direct calls all come here."""
+        runtime = Runtime.of(self.app)
+        plan = runtime.plans.get(self.name)
+        if plan is None or not runtime.settings.enabled:
+            return super().__call__(*args, **kwargs)
+        keys = plan.rule.keys(args, kwargs)
+        if not keys:
+            return super().__call__(*args, **kwargs)
+        run = super().__call__
+        return Execution(self, plan, runtime.store, keys).run(lambda: run(*args, **kwargs))

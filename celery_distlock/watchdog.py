@@ -1,0 +1,184 @@
+"""
+One thread a process that keeps this process's leases alive, and says so when it cannot.
+
+A lease is renewed every third of it, as in Redisson, a little earlier or later so that processes
+that began together do not stay together. What falls due at about one time shares a round trip.
+"""
+
+import itertools
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable, Iterable
+
+from . import clock
+from .errors import StoreError
+from .lease import Hold, HoldState
+from .stores.base import Ended, RenewOutcome, Store
+
+__all__ = ["Watchdog", "watchdog"]
+
+logger = logging.getLogger(__name__)
+
+BATCH = 100  # holds a round trip
+GATHER = 0.15  # of a renewal period: what falls due so soon is renewed along
+ANSWER_SHARE = 6  # a renewal is given up after a sixth of the lease, in time for another
+RETRY_SHARE = 9  # and repeated after a ninth
+GIVE_BACK_PAUSES = (0.0, 0.5, 2.0, 5.0, 10.0)  # seconds between attempts to undo a lost request
+
+
+class Watchdog:
+    """Renews holds; see the module. All of its methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._due: dict[Hold, float] = {}
+        self._errands: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._wakeup = float("inf")
+        self._changed = threading.Condition(threading.Lock())
+        self._thread: threading.Thread | None = None
+
+    def watch(self, hold: Hold) -> None:
+        """Renew *hold*, or only see to its end, until :meth:`forget`."""
+        self._schedule(hold, clock.monotonic() + self._period(hold))
+
+    def forget(self, hold: Hold) -> None:
+        """Renew *hold* no more. A renewal on its way does no harm: it asks as an owner of old."""
+        self._due.pop(hold, None)
+
+    def give_back(self, hold: Hold, ended: Ended = Ended.NO) -> None:
+        """
+        Release in the background what may or may not be held, until the store has answered.
+
+        For a request whose outcome is unknown when its caller has to go on.
+        """
+        self._errand(0.0, _GiveBack(self, hold, ended))
+
+    def _errand(self, delay: float, errand: Callable[[], None]) -> None:
+        due = clock.monotonic() + delay
+        with self._changed:
+            self._errands.append((due, next(self._numbers), errand))
+            self._start()
+            if due < self._wakeup:
+                self._changed.notify()
+
+    def _schedule(self, hold: Hold, due: float) -> None:
+        self._due[hold] = due
+        if due < self._wakeup or self._thread is None:
+            with self._changed:
+                self._start()
+                self._changed.notify()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="distlock-watchdog", daemon=True)
+            self._thread.start()
+
+    def _period(self, hold: Hold) -> float:
+        if not hold.renewable:
+            return max(0.0, hold.valid_until - clock.monotonic())
+        third = hold.terms.lease / 3
+        return third * random.uniform(0.85, 1.0)  # noqa: S311  # spreads, hides nothing
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                now = clock.monotonic()
+                times = list(self._due.copy().values())
+                times += [due for due, _, _ in self._errands]
+                self._wakeup = min(times, default=float("inf"))
+                if self._wakeup > now:
+                    pause = self._wakeup - now
+                    self._changed.wait(pause if pause < threading.TIMEOUT_MAX else None)
+                # Whoever adds something while we work cannot know what we have seen: it notifies.
+                self._wakeup = float("inf")
+            try:
+                self._pass()
+            except Exception:
+                logger.exception("the watchdog stumbled and goes on")
+
+    def _pass(self) -> None:
+        now = clock.monotonic()
+        for errand in self._take_errands(now):
+            errand()
+        renewals: dict[Store, list[Hold]] = {}
+        for hold, due in self._due.copy().items():
+            if hold.state is not HoldState.HELD:
+                self.forget(hold)
+            elif now >= hold.valid_until:
+                self._lost(hold, "no renewal was confirmed in time")
+            elif due <= now + GATHER * hold.terms.lease / 3 and hold.renewable:
+                renewals.setdefault(hold.store, []).append(hold)
+            elif due <= now:
+                self._due[hold] = hold.valid_until
+        for store, holds in renewals.items():
+            for batch in _batches(holds):
+                self._renew(store, batch)
+
+    def _take_errands(self, now: float) -> Iterable[Callable[[], None]]:
+        with self._changed:
+            ready = sorted(errand for errand in self._errands if errand[0] <= now)
+            self._errands = [errand for errand in self._errands if errand[0] > now]
+        return [errand for _, _, errand in ready]
+
+    def _renew(self, store: Store, holds: list[Hold]) -> None:
+        wanted = [hold.ownership() for hold in holds]
+        # Never longer than the first lease here lasts: its end has to be noticed in time.
+        ends = min(hold.remaining for hold in self._due.copy())
+        patience = min(ends, min(ownership.lease for ownership in wanted) / ANSWER_SHARE)
+        outcomes = store.renew(wanted, patience)
+        for hold, ownership, (outcome, asked_at) in zip(holds, wanted, outcomes, strict=True):
+            hold.renewed(outcome, asked_at, ownership.lease)
+            if hold.state is not HoldState.HELD or hold not in self._due:
+                self.forget(hold)
+            elif outcome is RenewOutcome.UNKNOWN:
+                retry = clock.monotonic() + hold.terms.lease / RETRY_SHARE
+                self._due[hold] = min(retry, hold.valid_until)
+            else:
+                self._due[hold] = clock.monotonic() + self._period(hold)
+
+    def _lost(self, hold: Hold, reason: str) -> None:
+        self.forget(hold)
+        hold.lose(reason)
+
+
+class _GiveBack:
+    """One errand: release what an unanswered request may have taken."""
+
+    def __init__(self, watchdog: Watchdog, hold: Hold, ended: Ended) -> None:
+        self._watchdog = watchdog
+        self._hold = hold
+        self._ended = ended
+        self._pauses = iter(GIVE_BACK_PAUSES)
+        self._answered = 0
+
+    def __call__(self) -> None:
+        try:
+            self._hold.give_back(self._ended)
+            self._answered += 1
+        except StoreError as error:
+            logger.debug("%s is not given back yet: %s", self._hold.key, error)
+        # Twice: the request itself may still be in a socket when the first answer comes.
+        pause = next(self._pauses, None)
+        if self._answered < 2 and pause is not None:  # noqa: PLR2004
+            self._watchdog._errand(max(pause, 0.25), self)
+
+
+def _batches(holds: list[Hold]) -> Iterable[list[Hold]]:
+    for start in range(0, len(holds), BATCH):
+        yield holds[start : start + BATCH]
+
+
+def watchdog() -> Watchdog:
+    """Return this process's watchdog."""
+    return _watchdog
+
+
+def _after_fork() -> None:
+    global _watchdog  # noqa: PLW0603  # the parent's thread does not run in a forked child
+    _watchdog = Watchdog()
+
+
+_watchdog = Watchdog()
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,26 @@
+"""What a worker needs of its own; `install` is the only thing that changes an app."""
+
+from weakref import WeakSet
+
+from celery import Celery
+
+from .options import add_options
+from .steps import LockStep
+
+__all__ = ["install"]
+
+_installed: "WeakSet[Celery]" = WeakSet()
+
+
+def install(app: Celery) -> None:
+    """
+    Make *app*'s workers take care of locks: flags, checks at the start, the sweeper.
+
+    Call it where the app is made, so that ``celery worker`` knows the flags. Declaring a
+    `LockedTask` does it too, but later than the command line is read. Idempotent.
+    """
+    if app in _installed:
+        return
+    _installed.add(app)
+    add_options(app)
+    app.steps["worker"].add(LockStep)

@@ -1,0 +1,87 @@
+"""The worker's own part: checks when it starts, sweeps while it runs."""
+
+import logging
+from typing import Any
+
+from celery import bootsteps
+
+from celery_distlock.errors import ConfigurationError, StoreError
+from celery_distlock.queue import Sweeper
+from celery_distlock.runtime import Runtime
+from celery_distlock.stores import Ability
+
+from .options import flags
+
+__all__ = ["LockStep"]
+
+logger = logging.getLogger(__name__)
+
+
+class LockStep(bootsteps.StartStopStep):
+    """
+    Reads the flags, checks that store, pool and tasks go together, and runs the sweeper.
+
+    Starts after the pool, so that no child inherits the sweeper, and stops before the last tasks
+    of a warm shutdown end: what they wake they send themselves.
+    """
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        given = {k: v for k, v in options.items() if k.startswith("distlock_")}
+        self._runtime = Runtime.of(parent.app)
+        self._sweeper: Sweeper | None = None
+        self._runtime.use_flags(flags(given))
+        self.enabled = self._runtime.settings.enabled and any(self._runtime.plans.values())
+        if self.enabled:
+            self._check_abilities(parent)
+
+    def start(self, parent: Any) -> None:
+        """Say what is used and what is wrong with it; begin to sweep."""
+        runtime = self._runtime
+        store, settings = runtime.store, runtime.settings
+        logger.info(
+            "locks: %s, prefix %r, lease %g s, on conflict %s",
+            store.identity.rpartition("#")[0],
+            settings.prefix,
+            settings.lease,
+            settings.on_conflict,
+        )
+        try:
+            for doubt in store.check():
+                logger.warning("locks: %s", doubt)
+        except StoreError as error:
+            logger.error("locks: %s; until it can, tasks do as lock_on_outage says", error)
+        if Ability.PARK in store.abilities:
+            self._sweeper = Sweeper(store, settings.sweep_interval)
+            self._sweeper.start()
+
+    def stop(self, parent: Any) -> None:
+        """Sweep no more."""
+        if self._sweeper is not None:
+            self._sweeper.stop()
+            self._sweeper = None
+
+    terminate = stop
+
+    def _check_abilities(self, parent: Any) -> None:
+        store = self._runtime.store
+        where = store.identity.rpartition("#")[0]
+        if Ability.SHARE not in store.abilities and _forks(parent):
+            raise ConfigurationError(
+                f"{where} cannot lock between the processes of a prefork pool: use a Redis, or"
+                " --pool threads"
+            )
+        for name, plan in self._runtime.plans.items():
+            missing = plan.policy.needs - store.abilities if plan else ()
+            for ability in missing:
+                raise ConfigurationError(
+                    f"task {name}: {plan.policy!r} needs a store that can {ability.value}; {where}"
+                    " cannot"
+                )
+
+
+def _forks(parent: Any) -> bool:
+    pool = parent.pool_cls
+    return "prefork" in (pool if isinstance(pool, str) else pool.__module__)
