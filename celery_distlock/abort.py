@@ -117,7 +117,7 @@ class _ByAsyncException:
     def send(self) -> bool:
         self._sent = True
         exception = ctypes.py_object(LockLostError)
-        return ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, exception) == 1
+        return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, exception))
 
     def finish(self) -> bool:
         if not self._sent:
@@ -134,11 +134,9 @@ class _ByGreenlet:
     """To a greenlet of gevent's."""
 
     def __init__(self, guard: Guard) -> None:
-        import gevent
-
-        self._gevent: Any = gevent
+        self._gevent: Any = sys.modules["gevent"]
         self._guard = guard
-        self._greenlet = gevent.getcurrent()
+        self._greenlet = self._gevent.getcurrent()
 
     def send(self) -> bool:
         self._gevent.spawn(self._throw)

@@ -13,7 +13,7 @@ from typing import Any
 
 from celery import Celery
 from kombu.serialization import dumps as serialize
-from kombu.serialization import registry
+from kombu.serialization import registry  # type: ignore[attr-defined]  # stubs
 from kombu.utils.json import dumps, loads
 
 __all__ = ["HEADER", "Passage", "publish", "seal", "with_eta", "with_passage"]
@@ -22,8 +22,24 @@ HEADER = "distlock"  # the one header of ours
 
 # What celery.worker.request and celery.app.trace put beside the headers in a task's request.
 _NOT_HEADERS = frozenset(
-    "args kwargs callbacks errbacks chain chord properties reply_to correlation_id hostname"
-    " delivery_info is_eager called_directly headers time_limit soft_time_limit".split()
+    [
+        "args",
+        "kwargs",
+        "callbacks",
+        "errbacks",
+        "chain",
+        "chord",
+        "properties",
+        "reply_to",
+        "correlation_id",
+        "hostname",
+        "delivery_info",
+        "is_eager",
+        "called_directly",
+        "headers",
+        "time_limit",
+        "soft_time_limit",
+    ]
 )
 _NOT_PROPERTIES = frozenset({"delivery_info", "delivery_tag", "body_encoding", HEADER})
 
@@ -93,13 +109,14 @@ def seal(request: Any) -> bytes:
         payload = (request.args, request.kwargs, embedded)
         _, _, body = serialize(payload, serializer=registry.type_to_name[content_type])
     text = isinstance(body, str)
+    raw: bytes = body.encode() if text else body
     delivery = request.delivery_info or {}
     message = {
         "headers": {k: v for k, v in facts.items() if k not in _NOT_HEADERS and k[0] != "_"},
         "properties": {k: v for k, v in properties.items() if k not in _NOT_PROPERTIES},
         "content_type": content_type,
         "content_encoding": encoding,
-        "body": base64.b64encode(body.encode() if text else body).decode(),
+        "body": base64.b64encode(raw).decode(),
         "text": text,
         "exchange": delivery.get("exchange") or "",
         "routing_key": delivery.get("routing_key") or "",
@@ -137,7 +154,7 @@ def publish(app: Celery, envelope: bytes) -> None:
     exchange = message["exchange"]
     # kombu's Redis transport drops a message to an exchange that this connection has not declared.
     queues = app.amqp.queues.values() if exchange else ()
-    declare = [queue for queue in queues if queue.exchange and queue.exchange.name == exchange]
+    declare = [queue for queue in queues if getattr(queue.exchange, "name", "") == exchange]
     with app.producer_or_acquire() as producer:
         producer.publish(
             body.decode() if message["text"] else body,

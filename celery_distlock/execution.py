@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from celery import Task
+from celery import Task as _Task
 from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
 
@@ -28,6 +28,11 @@ from .stores.base import Ended, Parcel, Reply, Status
 __all__ = ["PARKED", "Execution", "current"]
 
 logger = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    Task: TypeAlias = _Task[Any, Any]
+else:
+    Task = _Task  # takes parameters only from Celery 5.7 on
 
 PARKED = "PARKED"  # the state of a task that waits for its key
 
@@ -222,7 +227,7 @@ class Execution:
             self._keep_key(retry)
             raise
         except Reject as reject:
-            self._ended = Ended.NO if reject.requeue else ended
+            self._ended = Ended.NO if getattr(reject, "requeue", False) else ended
             raise
         except (Ignore, MemoryError) as error:
             self._ended = ended if isinstance(error, Ignore) else Ended.NO
@@ -324,7 +329,9 @@ class Execution:
                 return publish(self.task.app, envelope)
             except OperationalError as error:
                 # Only this process knows the task now, so it must not give up.
-                logger.error("Task %s cannot be sent again, the broker is away: %s", self._name, error)
+                logger.error(
+                    "Task %s cannot be sent again, the broker is away: %s", self._name, error
+                )
                 time.sleep(BROKER_PAUSE)
 
     # Telling
@@ -346,11 +353,15 @@ class Execution:
     def _show_parked(self, key: str, holder: str, place: int | None) -> None:
         if self._stores_results:
             info = {"key": key, "holder": holder, "place": place}
-            self.task.backend.store_result(self._request.id, info, PARKED, request=self._request)
+            self._store_state(PARKED, info)
 
     def _show_running(self) -> None:
         if self._stores_results and not self.task.track_started:
-            self.task.backend.store_result(self._request.id, None, "STARTED", request=self._request)
+            self._store_state("STARTED", None)
+
+    def _store_state(self, state: str, info: Any) -> None:
+        identity: Any = self._request.id
+        self.task.backend.store_result(identity, info, state, request=self._request)
 
     def _report_parked(self, key: str, reply: Reply) -> None:
         logger.info(

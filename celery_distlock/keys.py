@@ -59,9 +59,7 @@ class KeyRule:
             self._callable = rule
             self._check_callable(rule)
         else:
-            raise ConfigurationError(
-                f"task {task}: lock_key must be {_RULE}, not {rule!r}"
-            )
+            raise ConfigurationError(f"task {task}: lock_key must be {_RULE}, not {rule!r}")
 
     def keys(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         """
@@ -108,7 +106,9 @@ class KeyRule:
         ]
         probes = [_probe(self._signature, list(self._signature.parameters))]
         if not all(required):
-            names = [n for n, must in zip(self._signature.parameters, required, strict=True) if must]
+            names = [
+                n for n, must in zip(self._signature.parameters, required, strict=True) if must
+            ]
             probes.append(_probe(self._signature, names))
         for args, kwargs in probes:
             try:
@@ -175,7 +175,8 @@ class _Template:
 
 
 def _probe(signature: inspect.Signature, names: Iterable[str]) -> tuple[list[Any], dict[str, Any]]:
-    args, kwargs = [], {}
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
     for name in names:
         parameter = signature.parameters[name]
         if parameter.kind is parameter.KEYWORD_ONLY:

@@ -20,6 +20,7 @@ from typing import Any
 
 from . import clock
 from .errors import LockLostError, StoreError
+from .settings import MAX_LEASE
 from .stores.base import Ended, Ownership, RenewOutcome, Reply, Status, Store, new_owner
 
 __all__ = ["Hold", "HoldState", "Lease", "Terms"]
@@ -175,9 +176,7 @@ class Hold:
                 return
             self.state = HoldState.LOST
             self._loss_reason = reason
-        self.on_event(
-            "lock_lost", key=self.key, token=self.token, holder=self.owner, reason=reason
-        )
+        self.on_event("lock_lost", key=self.key, token=self.token, holder=self.owner, reason=reason)
         if self.on_lost is not None:
             self.on_lost(self)
 
@@ -204,9 +203,7 @@ class Hold:
             before, self.state = self.state, HoldState.ENDED
             return before
 
-    def give_back(
-        self, ended: Ended = Ended.NO, keep_for: tuple[str, float] | None = None
-    ) -> None:
+    def give_back(self, ended: Ended = Ended.NO, keep_for: tuple[str, float] | None = None) -> None:
         """Tell the store that the key is free, and send what that wakes; may be repeated."""
         released = self.store.release(
             self.key, self.owner, run=self.run, ended=ended, keep_for=keep_for
@@ -268,11 +265,11 @@ class Lease:
         Make the lease last at least *seconds* from now, with or without a watchdog.
 
         Raises:
-            ValueError: *seconds* is not a positive number.
+            ValueError: *seconds* is not a positive number, or more than 30 days.
             LockLostError: A key was lost before.
             StoreError: The store did not confirm it; the lease is as long as it was.
         """
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        if type(seconds) not in (int, float) or not 0 < seconds <= MAX_LEASE:
             raise ValueError(f"extend() takes a positive number of seconds, not {seconds!r}")
         for hold in self._holds:
             hold.extend(float(seconds))
@@ -284,5 +281,3 @@ class Lease:
 
 def _believed(lease: float) -> float:
     return lease - lease * DRIFT_SHARE - DRIFT_SECONDS
-
-

@@ -167,7 +167,9 @@ def surrender(
 
 def no_store() -> Store:
     """Stand in for the current app's store where there is no app."""
-    raise ConfigurationError("Lock(store=None) needs a current Celery app; or name a store or a URL")
+    raise ConfigurationError(
+        "Lock(store=None) needs a current Celery app; or name a store or a URL"
+    )
 
 
 class _Defaults:
@@ -209,7 +211,8 @@ class Lock:
         watchdog: bool = True,
         store: Store | str | None = None,
     ) -> None:
-        if not isinstance(key, str) or not key:
+        given: Any = key  # annotations do not keep anybody from giving something else
+        if not isinstance(given, str) or not key:
             raise ConfigurationError(f"Lock() takes a key, a text that is not empty, not {key!r}")
         if not isinstance(watchdog, bool):
             raise ConfigurationError(f"watchdog must be True or False, not {watchdog!r}")

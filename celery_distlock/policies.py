@@ -130,7 +130,7 @@ class Retry(Policy):
         exponent = min(conflict.attempts, 64)  # a float's range is wider than any patience
         delay = min(self.max_delay, self.delay * self.factor**exponent)
         if self.jitter:
-            delay *= random.uniform(0.5, 1.0)  # noqa: S311  # spreads, hides nothing
+            delay *= random.uniform(0.5, 1.0)
         return Resend(delay)
 
 

@@ -35,7 +35,7 @@ class Sweeper:
         self._stopped.set()
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._interval * random.uniform(0.9, 1.1)):  # noqa: S311
+        while not self._stopped.wait(self._interval * random.uniform(0.9, 1.1)):
             try:
                 self._sweep()
             except Exception as error:

@@ -127,9 +127,10 @@ class Runtime:
         if self.settings.url:
             return self.settings.url
         conf = self._app.conf
-        for url in (conf.broker_write_url, conf.broker_url, conf.result_backend):
+        urls: tuple[Any, ...] = (conf.broker_write_url, conf.broker_url, conf.result_backend)
+        for url in urls:
             first = str((url[0] if isinstance(url, list | tuple) and url else url) or "")
-            first = first.split(";")[0]
+            first = first.split(";", maxsplit=1)[0]
             if urlsplit(first).scheme in ("redis", "rediss", "redis+socket", "memory"):
                 return "memory://" if first.startswith("memory:") else first
         raise ConfigurationError(
@@ -151,7 +152,9 @@ def _options(task: type[Any], where: str) -> dict[str, Any]:
             continue
         if name not in TASK_OPTIONS:
             known = [f"lock_{option}" for option in TASK_OPTIONS]
-            raise ConfigurationError(f"{where}: unknown option {attribute}; {closest(attribute, known)}")
+            raise ConfigurationError(
+                f"{where}: unknown option {attribute}; {closest(attribute, known)}"
+            )
         value = inspect.getattr_static(task, attribute)
         if isinstance(value, staticmethod):
             value = value.__func__
@@ -171,9 +174,9 @@ def _signature(task: type[Any]) -> inspect.Signature:
 
 def _refuse_unknown(app: Celery) -> None:
     known = [f"distlock_{name}" for name in _SETTINGS]
-    namespace = f"{app.namespace}_".lower() if app.namespace else ""
+    namespace = str(getattr(app, "namespace", None) or "").lower()
     for key in list(app.conf):
-        name = str(key).lower().removeprefix(namespace)
+        name = str(key).lower().removeprefix(f"{namespace}_")
         if name.startswith("distlock_") and name not in known:
             raise ConfigurationError(f"unknown setting {key}; {closest(name, known)}")
 
@@ -182,5 +185,5 @@ def _current_store() -> Store:
     return Runtime.of(current_app).store
 
 
-lock.defaults.store = staticmethod(_current_store)  # type: ignore[assignment]
+lock.defaults.store = staticmethod(_current_store)
 lock.defaults.on_event = signals.send

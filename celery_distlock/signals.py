@@ -31,15 +31,15 @@ __all__ = [
     "task_woken",
 ]
 
-_HELD = {"key", "token", "holder"}
+_HELD = ["key", "token", "holder"]
 
 lock_acquired = Signal(name="lock_acquired", providing_args=_HELD)
-lock_conflict = Signal(name="lock_conflict", providing_args={"key", "holder", "remaining"})
+lock_conflict = Signal(name="lock_conflict", providing_args=["key", "holder", "remaining"])
 lock_renewed = Signal(name="lock_renewed", providing_args=_HELD)
-lock_lost = Signal(name="lock_lost", providing_args=_HELD | {"reason"})
+lock_lost = Signal(name="lock_lost", providing_args=[*_HELD, "reason"])
 lock_released = Signal(name="lock_released", providing_args=_HELD)
-task_parked = Signal(name="task_parked", providing_args={"key", "task_id", "holder", "place"})
-task_woken = Signal(name="task_woken", providing_args={"key", "task_id"})
+task_parked = Signal(name="task_parked", providing_args=["key", "task_id", "holder", "place"])
+task_woken = Signal(name="task_woken", providing_args=["key", "task_id"])
 
 _BY_NAME = {name: globals()[name] for name in __all__}
 

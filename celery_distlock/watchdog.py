@@ -79,7 +79,7 @@ class Watchdog:
         if not hold.renewable:
             return max(0.0, hold.valid_until - clock.monotonic())
         third = hold.terms.lease / 3
-        return third * random.uniform(0.85, 1.0)  # noqa: S311  # spreads, hides nothing
+        return third * random.uniform(0.85, 1.0)
 
     def _run(self) -> None:
         while True:
@@ -161,7 +161,7 @@ class _GiveBack:
             logger.debug("%s is not given back yet: %s", self._hold.key, error)
         # Twice: the request itself may still be in a socket when the first answer comes.
         pause = next(self._pauses, None)
-        if self._answered < 2 and pause is not None:  # noqa: PLR2004
+        if self._answered < 2 and pause is not None:
             self._watchdog._errand(max(pause, 0.25), self)
 
 

@@ -25,13 +25,13 @@ from redis.connection import Connection
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
-    ConnectionError as RedisConnectionError,
     NoPermissionError,
     NoScriptError,
     RedisError,
     ResponseError,
-    TimeoutError as RedisTimeoutError,
 )
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from celery_distlock import clock, lua
@@ -64,8 +64,8 @@ IDLE_PING = 10.0  # seconds after which a silent subscription is asked whether i
 
 # Refusals that pass: the server starts, fails over, is full, or its operator has locked us out.
 _PASSING = re.compile(
-    r"LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY |OOM|MISCONF|NOREPLICAS|NOAUTH|WRONGPASS"
-    r"|NOPERM|max number of clients|UNBLOCKED"
+    r"LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY |OOM|MISCONF|NOREPLICAS|UNBLOCKED"
+    r"|NOAUTH|WRONGPASS|NOPERM|max number of clients"
 )
 _ANSWERLESS = (RedisConnectionError, RedisTimeoutError, OSError)
 _REFUSED = (AuthenticationError, AuthorizationError, NoPermissionError)
@@ -266,7 +266,7 @@ class RedisStore(Store):
         failure: Exception | None = None
         for repeats, pause in enumerate(PAUSES):
             if failure is not None:
-                time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  # spreads, hides nothing
+                time.sleep(pause * random.uniform(0.5, 1.0))
             asked_at = clock.monotonic()
             try:
                 answers = self._exchange(wire, commands)
@@ -393,13 +393,13 @@ class _Post:
         while not self._closed:
             try:
                 self._listen()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # whatever it is, the thread has to live on
                 if not self._closed:
                     logger.warning("waiting without pushes, the subscription broke: %s", error)
             finally:
                 self._listening.clear()
             if not self._closed:
-                time.sleep(random.uniform(0.2, 1.0))  # noqa: S311  # spreads reconnections
+                time.sleep(random.uniform(0.2, 1.0))
 
     def _listen(self) -> None:
         connection = self._connection = self._connect()
@@ -420,8 +420,10 @@ class _Post:
             self._listening.set()
             for event in list(self._waiters.values()):
                 event.set()
-        elif kind == b"message" and (event := self._waiters.get(_text(payload))) is not None:
-            event.set()
+        elif kind == b"message":
+            waiter = self._waiters.get(_text(payload))
+            if waiter is not None:
+                waiter.set()
 
 
 class _RedisInbox(Inbox):
@@ -449,7 +451,8 @@ def _connection_settings(url: str) -> tuple[type[Connection], dict[str, Any]]:
     except (ValueError, RedisError) as error:
         from . import redact  # the package imports this module lazily
 
-        raise ConfigurationError(f"the lock store's URL {redact(url)!r} is wrong: {error}") from None
+        shown = redact(url)
+        raise ConfigurationError(f"the lock store's URL {shown!r} is wrong: {error}") from None
     kwargs = {k: v for k, v in pool.connection_kwargs.items() if "maint_notif" not in k}
     kwargs |= {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
     if not url.startswith("unix:"):

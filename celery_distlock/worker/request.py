@@ -23,5 +23,5 @@ class LockedRequest(Request):
         }
         if message.content_type in _KEEP_BODY:
             received["body"] = message.body
-        properties = self._request_dict["properties"]
-        self._request_dict["properties"] = {**properties, HEADER: received}
+        facts = self.request_dict
+        facts["properties"] = {**facts["properties"], HEADER: received}

@@ -52,7 +52,7 @@ class LockStep(bootsteps.StartStopStep):
             for doubt in store.check():
                 logger.warning("locks: %s", doubt)
         except StoreError as error:
-            logger.error("locks: %s; until it can, tasks do as lock_on_outage says", error)
+            logger.warning("locks: %s; until it can, tasks do as lock_on_outage says", error)
         if Ability.PARK in store.abilities:
             self._sweeper = Sweeper(store, settings.sweep_interval)
             self._sweeper.start()
@@ -74,8 +74,9 @@ class LockStep(bootsteps.StartStopStep):
                 " --pool threads"
             )
         for name, plan in self._runtime.plans.items():
-            missing = plan.policy.needs - store.abilities if plan else ()
-            for ability in missing:
+            if plan is None:
+                continue
+            for ability in plan.policy.needs - store.abilities:
                 raise ConfigurationError(
                     f"task {name}: {plan.policy!r} needs a store that can {ability.value}; {where}"
                     " cannot"
