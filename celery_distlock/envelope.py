@@ -101,7 +101,7 @@ def seal(request: Any) -> bytes:
     received = properties.get(HEADER) or {}
     content_type = received.get("content_type") or "application/json"
     encoding = received.get("content_encoding") or "utf-8"
-    body = received.get("body")
+    body: Any = received.get("body")
     if body is None:
         embedded = {
             name: getattr(request, name) for name in ("callbacks", "errbacks", "chain", "chord")

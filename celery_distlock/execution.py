@@ -1,4 +1,4 @@
-"""One execution of a locked task: take its keys, run it, give them up, or say why it does not run."""
+"""One execution of a locked task: take its keys, run it and give them up, or say why not."""
 
 import datetime
 import functools
@@ -232,10 +232,10 @@ class Execution:
         except (Ignore, MemoryError) as error:
             self._ended = ended if isinstance(error, Ignore) else Ended.NO
             raise
-        except Exception:
+        except Exception as error:
             self._ended = ended
             if sealed is not None:
-                self._requeue(sealed)
+                self._requeue(sealed, error)
             raise
         finally:
             _here.stack.remove(self)
@@ -257,7 +257,7 @@ class Execution:
         self._keep_for = self._run_id((self._request.retries or 0) + 1), seconds
 
     def _seal_for_failure(self) -> bytes | None:
-        """Return what is requeued if the task fails; made before the body can change its arguments."""
+        """Return what is requeued if the task fails; made before the body can change anything."""
         settings = self._plan.settings
         if settings.on_failure != "requeue" or not self.message or not self._taken:
             return None
@@ -267,11 +267,11 @@ class Execution:
             seal(self._request), Passage(woken=True, requeues=self._passage.requeues + 1)
         )
 
-    def _requeue(self, sealed: bytes) -> None:
+    def _requeue(self, sealed: bytes, error: Exception) -> None:
         """Park the failed task at the end of its key's queue, as another run."""
         key = self._taken[0].key
         number = self._passage.requeues + 1
-        logger.warning("Task %s failed and is requeued (%d)", self._name, number, exc_info=True)
+        logger.warning("Task %s failed and is requeued (%d)", self._name, number, exc_info=error)
         self._show_parked(key, self._taken[0].owner, None)
         run = self._run_id(self._request.retries or 0, number)
         hold = Hold(self._store, key, self._plan.terms, label=self._name, run=run)
@@ -329,9 +329,7 @@ class Execution:
                 return publish(self.task.app, envelope)
             except OperationalError as error:
                 # Only this process knows the task now, so it must not give up.
-                logger.error(
-                    "Task %s cannot be sent again, the broker is away: %s", self._name, error
-                )
+                logger.warning("Task %s waits, the broker is away too: %s", self._name, error)
                 time.sleep(BROKER_PAUSE)
 
     # Telling

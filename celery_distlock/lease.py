@@ -105,7 +105,7 @@ class Hold:
         self._mutex = threading.Lock()
 
     def take(self, reply: Reply) -> bool:
-        """Begin to hold what *reply* granted; false if it granted nothing, or granted it too late."""
+        """Begin to hold what *reply* granted; false if that is nothing, or comes too late."""
         if reply.status is not Status.GRANTED:
             return False
         now = clock.monotonic()

@@ -85,7 +85,7 @@ def obtain(
                 reply = reply._replace(status=Status.BUSY)
         return reply
     except BaseException:
-        # A store that did not answer, a time limit, a KeyboardInterrupt: it may be ours or become so.
+        # No answer, a time limit, a KeyboardInterrupt: the key may be ours, or become so.
         watchdog().forget(hold)
         hold.end()
         watchdog().give_back(hold)
@@ -186,8 +186,8 @@ class Lock:
     """
     The lock that locked tasks take, for any other code: web code, scripts, the tasks' insides.
 
-    Behaves as :class:`threading.RLock` does, between processes and machines: reentrant, owned by the
-    thread that acquired it, released as often as acquired. Other than there, a held lock can be
+    Behaves as :class:`threading.RLock` does, between processes and machines: reentrant, owned by
+    the thread that acquired it, released as often as acquired. Other than there, a held lock can be
     lost: when the store forgets it, or cannot be reached for as long as the lease is.
 
     Two locks of one key in one thread are one lock; the outermost acquisition's terms count.

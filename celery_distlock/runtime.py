@@ -5,7 +5,7 @@ import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -43,7 +43,7 @@ class Plan:
 class Runtime:
     """See the module. One for each app, from :meth:`of`."""
 
-    _all: "WeakKeyDictionary[Celery, Runtime]" = WeakKeyDictionary()
+    _all: "ClassVar[WeakKeyDictionary[Celery, Runtime]]" = WeakKeyDictionary()
 
     def __init__(self, app: Celery) -> None:
         self._app = app

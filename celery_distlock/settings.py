@@ -137,13 +137,13 @@ def _url(name: str, value: Any) -> str | None:
     return value
 
 
-def _anything(name: str, value: Any) -> Any:
+def _elsewhere(_name: str, value: Any) -> Any:
     return value
 
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "key": _anything,  # keys.KeyRule checks it, with the task's signature
-    "on_conflict": _anything,  # policies.resolve checks it
+    "key": _elsewhere,  # keys.KeyRule checks it, with the task's signature
+    "on_conflict": _elsewhere,  # policies.resolve checks it
     "wait": _seconds(0.0, MAX_LEASE),
     "lease": _seconds(MIN_LEASE, MAX_LEASE),
     "watchdog": _flag,

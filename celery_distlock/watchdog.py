@@ -82,14 +82,17 @@ class Watchdog:
         return third * random.uniform(0.85, 1.0)
 
     def _run(self) -> None:
+        planned = float("inf")
         while True:
             with self._changed:
                 now = clock.monotonic()
                 times = list(self._due.copy().values())
                 times += [due for due, _, _ in self._errands]
-                self._wakeup = min(times, default=float("inf"))
-                if self._wakeup > now:
-                    pause = self._wakeup - now
+                # Not later than planned before: else each of many short holds would wake us.
+                times += [planned] if planned > now else []
+                planned = self._wakeup = min(times, default=float("inf"))
+                if planned > now:
+                    pause = planned - now
                     self._changed.wait(pause if pause < threading.TIMEOUT_MAX else None)
                 # Whoever adds something while we work cannot know what we have seen: it notifies.
                 self._wakeup = float("inf")

@@ -118,7 +118,7 @@ class KeyState(NamedTuple):
 
 
 class Parcel(NamedTuple):
-    """What to keep of a task that finds its key taken: opaque bytes, sent on when it is its turn."""
+    """What to keep of a task that finds its key taken: opaque bytes, sent when its turn comes."""
 
     envelope: bytes
 
@@ -234,7 +234,7 @@ class Store(ABC):
 
     @abstractmethod
     def check(self) -> list[str]:
-        """Return what makes this store a bad place for locks, in words; raise if it cannot serve."""
+        """Return what makes this a bad place for locks, in words; raise if it cannot serve."""
 
     @abstractmethod
     def close(self) -> None:
