@@ -11,11 +11,12 @@ import ctypes
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
 from .errors import LockLostError
-from .lease import Hold
+from .lease import Hold, HoldState
 
 __all__ = ["Guard"]
 
@@ -37,12 +38,15 @@ class Guard:
         self._lost: Hold | None = None
         self._told = False
         self._deliver: Any = None
+        self._outer: dict[Hold, Callable[[Hold], None] | None] = {}
 
     def __enter__(self) -> None:
         self._deliver = _delivery(self)
         self._armed = True
         for hold in self._holds:
-            hold.on_lost = self._on_lost
+            self._outer[hold], hold.on_lost = hold.on_lost, self._on_lost
+            if hold.state is HoldState.LOST:  # before we listened
+                self._on_lost(hold)
 
     def __exit__(
         self,
@@ -53,8 +57,8 @@ class Guard:
         with self._mutex:
             self._armed = False
         late = self._deliver.finish()
-        for hold in self._holds:
-            hold.on_lost = None
+        for hold, outer in self._outer.items():
+            hold.on_lost = outer
         if isinstance(error, LockLostError) and self._lost is not None and not error.key:
             raise self._lost.loss() from None
         if error is None:

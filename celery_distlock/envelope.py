@@ -6,17 +6,23 @@ count a retry, drop the compression, and lose routing. This keeps everything but
 """
 
 import base64
+import dataclasses
 import datetime
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery
+from kombu.message import Message
 from kombu.serialization import dumps as serialize
-from kombu.serialization import registry  # type: ignore[attr-defined]  # stubs
+from kombu.serialization import (
+    prepare_accept_content,
+    registry,  # type: ignore[attr-defined]  # stubs
+)
 from kombu.utils.json import dumps, loads
 
-__all__ = ["HEADER", "Passage", "publish", "seal", "with_eta", "with_passage"]
+__all__ = ["HEADER", "Passage", "publish", "seal", "to_message", "with_eta", "with_passage"]
 
 HEADER = "distlock"  # the one header of ours
 
@@ -51,38 +57,38 @@ class Passage:
 
     Attributes:
         woken: It was parked and its turn came.
+        run: The run that it was parked as.
+        parked_at: The slot name of the key that it was parked at.
         attempts: How often it was sent again by countdown.
         requeues: How often it was requeued because the task failed.
     """
 
     woken: bool = False
+    run: str = ""
+    parked_at: str = ""
     attempts: int = 0
     requeues: int = 0
 
     @classmethod
-    def of(cls, request: Any) -> "Passage":
+    def of(cls, headers: Mapping[str, Any]) -> "Passage":
         """
-        Read it from a task's request.
+        Read it from a message's headers, or a request's facts.
 
         ``self.retry()`` copies the header into a new message. What it says of the way there is
         then over; only the failures count on.
         """
-        told = getattr(request, HEADER, None)
+        told = headers.get(HEADER)
         if not isinstance(told, Mapping):
             return cls()
         requeues = _whole(told.get("requeues"))
-        if told.get("retries") != (request.retries or 0):
+        if told.get("retries") != (headers.get("retries") or 0):
             return cls(requeues=requeues)
-        return cls(bool(told.get("woken")), _whole(told.get("attempts")), requeues)
+        run, parked_at = str(told.get("run") or ""), str(told.get("parked_at") or "")
+        return cls(bool(told.get("woken")), run, parked_at, _whole(told.get("attempts")), requeues)
 
     def header(self, retries: int) -> dict[str, Any]:
         """Return what the header says of it."""
-        return {
-            "woken": self.woken,
-            "attempts": self.attempts,
-            "requeues": self.requeues,
-            "retries": retries,
-        }
+        return {**dataclasses.asdict(self), "retries": retries}
 
 
 def _whole(value: Any) -> int:
@@ -138,6 +144,26 @@ def with_eta(envelope: bytes, delay: float) -> bytes:
     when = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=delay)
     message["headers"]["eta"] = when.isoformat()
     return dumps(message).encode()
+
+
+def to_message(app: Celery, envelope: bytes) -> Message:
+    """Return *envelope* as the message that a worker would receive, without a broker behind it."""
+    message = loads(envelope)
+    body = base64.b64decode(message["body"])
+    return Message(
+        body=body.decode() if message["text"] else body,
+        delivery_tag=uuid.uuid4().hex,
+        content_type=message["content_type"],
+        content_encoding=message["content_encoding"],
+        headers=message["headers"],
+        properties={**message["properties"], HEADER: {"pushed": True}},
+        delivery_info={
+            "exchange": message["exchange"],
+            "routing_key": message["routing_key"],
+            "redelivered": False,
+        },
+        accept=prepare_accept_content(app.conf.accept_content),
+    )
 
 
 def publish(app: Celery, envelope: bytes) -> None:

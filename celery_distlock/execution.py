@@ -1,5 +1,6 @@
 """One execution of a locked task: take its keys, run it and give them up, or say why not."""
 
+import contextlib
 import datetime
 import functools
 import logging
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from celery import Task as _Task
 from celery.exceptions import Ignore, Reject, Retry
+from celery.signals import task_postrun
 from kombu.exceptions import OperationalError
 
 from . import policies, signals
 from .abort import Guard
-from .envelope import Passage, publish, seal, with_eta, with_passage
+from .envelope import HEADER, Passage, publish, seal, with_eta, with_passage
 from .errors import LockConflictError, StoreUnavailableError
+from .keys import slot_name
 from .lease import Hold, Lease
 from .lock import held_here, obtain, surrender
 from .policies import Conflict, Decision
@@ -64,12 +67,16 @@ class Execution:
         self._plan = plan
         self._store = store
         self._keys = sorted(keys)  # one order for all, so that no two wait for each other
-        self._passage = Passage.of(request) if self.message else Passage()
+        self._passage = Passage.of(request.__dict__) if self.message else Passage()
         self._run = self._run_id(request.retries or 0) if self.message else ""
         self._taken: list[Hold] = []
         self._entered: list[Hold] = []
         self._ended = Ended.NO
         self._keep_for: tuple[str, float] | None = None
+
+    def belongs_to(self, task: Task, task_id: str) -> bool:
+        """Whether this is (part of) the run of *task* that Celery calls *task_id*."""
+        return self.task is task and self._request.id == task_id
 
     @property
     def lease(self) -> Lease | None:
@@ -87,13 +94,14 @@ class Execution:
             LockLostError: The lock was lost while the body ran.
             StoreUnavailableError: The store is away, and `lock_on_outage` is for failing then.
         """
+        _here.stack.append(self)
         try:
             decision = self._take_all()
             if decision is not None:
                 return self._settle(decision)
             return self._run_body(body)
         finally:
-            self._give_up()
+            self.give_up()
 
     # Taking
 
@@ -155,7 +163,7 @@ class Execution:
             on_event=functools.partial(_send_signal, self.task),
         )
         try:
-            reply = obtain(hold, repeated=self._repeated, **how)
+            reply = obtain(hold, repeated=self._repeated, keep=self._kept_by_store, **how)
         except StoreUnavailableError as error:
             self._on_outage(error)
             return None, Reply(Status.GRANTED, 0.0)
@@ -171,6 +179,17 @@ class Execution:
     def _repeated(self) -> bool:
         delivery = self._request.delivery_info or {}
         return self.message and (self._passage.woken or bool(delivery.get("redelivered")))
+
+    @property
+    def _kept_by_store(self) -> bool:
+        # With early acknowledgement Celery lets a task end with its process, and so do we.
+        return bool(self._received.get("pushed")) and bool(self.task.acks_late)
+
+    @property
+    def _received(self) -> dict[str, Any]:
+        """What `LockedRequest` noted in the worker's main process."""
+        noted: dict[str, Any] = (self._request.properties or {}).get(HEADER) or {}
+        return noted
 
     def _on_conflict(self, key: str, reply: Reply) -> Decision:
         signals.send(
@@ -198,11 +217,12 @@ class Execution:
         return bool(self._run) and reply.holder_run == self._run
 
     def _park(self, key: str, reply: Reply) -> tuple[Hold | None, Reply]:
-        envelope = with_passage(seal(self._request), replace(self._passage, woken=True))
+        passage = replace(self._passage, woken=True, run=self._run, parked_at=slot_name(key))
+        envelope = with_passage(seal(self._request), passage)
         if not self._is_second_delivery(reply):
             # Before it is parked: from then on it may run elsewhere and end before we write.
             self._show_parked(key, reply.holder, reply.place)
-        return self._obtain(key, park=Parcel(envelope))
+        return self._obtain(key, park=Parcel(envelope, self._received.get("desk", "")))
 
     def _yield_reservations(self, parked_at: str) -> None:
         """Free the key that we were woken for, when it is another one that we now wait for."""
@@ -218,7 +238,6 @@ class Execution:
         sealed = self._seal_for_failure()
         may_repeat = self._passage.woken or bool(self.task.acks_late)
         ended = Ended.YES_AND_MAY_COME_AGAIN if may_repeat else Ended.YES
-        _here.stack.append(self)
         try:
             with self._guard():
                 result = body()
@@ -237,8 +256,6 @@ class Execution:
             if sealed is not None:
                 self._requeue(sealed, error)
             raise
-        finally:
-            _here.stack.remove(self)
         self._ended = ended
         return result
 
@@ -263,9 +280,11 @@ class Execution:
             return None
         if self._passage.requeues >= settings.max_requeues:
             return None
-        return with_passage(
-            seal(self._request), Passage(woken=True, requeues=self._passage.requeues + 1)
-        )
+        number = self._passage.requeues + 1
+        run = self._run_id(self._request.retries or 0, number)
+        where = slot_name(self._taken[0].key)
+        passage = Passage(woken=True, run=run, parked_at=where, requeues=number)
+        return with_passage(seal(self._request), passage)
 
     def _requeue(self, sealed: bytes, error: Exception) -> None:
         """Park the failed task at the end of its key's queue, as another run."""
@@ -276,7 +295,7 @@ class Execution:
         run = self._run_id(self._request.retries or 0, number)
         hold = Hold(self._store, key, self._plan.terms, label=self._name, run=run)
         try:
-            reply = obtain(hold, park=Parcel(sealed))
+            reply = obtain(hold, park=Parcel(sealed, self._received.get("desk", "")))
         except StoreUnavailableError:
             self._send_again(sealed, OUTAGE.delay)
         else:
@@ -287,13 +306,16 @@ class Execution:
 
     # Giving up
 
-    def _give_up(self) -> None:
-        holds = held_here()
-        for hold in self._entered:
-            hold.depth -= 1
-        for hold in reversed(self._taken):
-            holds.pop((self._store.identity, hold.key), None)
-            surrender(hold, self._ended, self._keep_for)
+    def give_up(self) -> None:
+        """Give every key up, the last one first; may be called again if it was interrupted."""
+        while self._entered:
+            self._entered.pop().depth -= 1
+        with contextlib.ExitStack() as releases:
+            for hold in self._taken:
+                held_here().pop((self._store.identity, hold.key), None)
+                releases.callback(surrender, hold, self._ended, self._keep_for)
+        if self in _here.stack:
+            _here.stack.remove(self)
 
     # What else can become of it
 
@@ -341,7 +363,9 @@ class Execution:
 
     def _run_id(self, retries: int, requeues: int | None = None) -> str:
         number = self._passage.requeues if requeues is None else requeues
-        return f"{self._request.id}:{retries}:{number}"
+        # task.replace() sends another task under the same id, one nesting deeper.
+        nesting = self._request.replaced_task_nesting or 0
+        return f"{self._request.id}:{retries}:{number}:{nesting}"
 
     @property
     def _stores_results(self) -> bool:
@@ -377,6 +401,21 @@ class Execution:
             holder=reply.holder,
             place=reply.place,
         )
+
+
+def _give_up_leftovers(sender: Task, task_id: str, **_: Any) -> None:
+    """
+    Release what an execution still holds whose own release was interrupted.
+
+    A time limit's exception can strike between any two instructions, also between a task's last
+    one and its release; the watchdog would renew such a lock as long as the process lives.
+    """
+    for execution in reversed(getattr(_here, "stack", [])[:]):
+        if execution.belongs_to(sender, task_id):
+            execution.give_up()
+
+
+task_postrun.connect(_give_up_leftovers, weak=False)
 
 
 def _send_signal(task: Task, name: str, **facts: Any) -> None:

@@ -56,6 +56,7 @@ def obtain(
     timeout: float | None = 0.0,
     park: Parcel | None = None,
     repeated: bool = False,
+    keep: bool = False,
 ) -> Reply:
     """
     Ask for the key of *hold*; begin to hold and to renew it if it is granted.
@@ -65,6 +66,7 @@ def obtain(
         timeout: Seconds to wait for the key; 0 does not wait, None waits for ever.
         park: Leave the run in the key's queue instead of waiting.
         repeated: See :meth:`Store.acquire`.
+        keep: Likewise.
 
     Returns:
         The store's last answer. If it is not ``GRANTED`` nothing is left behind but what was
@@ -75,9 +77,9 @@ def obtain(
     """
     hold.asked = True
     try:
-        reply = _ask(hold, park, repeated)
+        reply = _ask(hold, park, repeated, keep)
         if reply.status is Status.BUSY and park is None and timeout != 0:
-            reply = _wait(hold, timeout, repeated)
+            reply = _wait(hold, timeout, repeated, keep)
         if hold.state is not HoldState.HELD:
             hold.end()
             if reply.status is Status.GRANTED:  # too late to be believed
@@ -92,7 +94,7 @@ def obtain(
         raise
 
 
-def _ask(hold: Hold, queue: Inbox | Parcel | None, repeated: bool) -> Reply:
+def _ask(hold: Hold, queue: Inbox | Parcel | None, repeated: bool, keep: bool) -> Reply:
     reply = hold.store.acquire(
         hold.key,
         hold.owner,
@@ -100,6 +102,7 @@ def _ask(hold: Hold, queue: Inbox | Parcel | None, repeated: bool) -> Reply:
         queue=queue,
         run=hold.run,
         repeated=repeated,
+        keep=keep,
     )
     if hold.take(reply):
         watchdog().watch(hold)
@@ -108,7 +111,7 @@ def _ask(hold: Hold, queue: Inbox | Parcel | None, repeated: bool) -> Reply:
     return reply
 
 
-def _wait(hold: Hold, timeout: float | None, repeated: bool) -> Reply:
+def _wait(hold: Hold, timeout: float | None, repeated: bool, keep: bool) -> Reply:
     deadline = float("inf") if timeout is None else clock.monotonic() + timeout
     inbox = hold.store.inbox(hold.owner)
     granted = False
@@ -116,7 +119,7 @@ def _wait(hold: Hold, timeout: float | None, repeated: bool) -> Reply:
         silent_since = None
         while True:
             try:
-                reply = _ask(hold, inbox, repeated)
+                reply = _ask(hold, inbox, repeated, keep)
                 pause, silent_since = _backstop(reply), None
             except StoreUnavailableError:
                 now = clock.monotonic()

@@ -3,9 +3,9 @@
 import functools
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -43,12 +43,12 @@ class Plan:
 class Runtime:
     """See the module. One for each app, from :meth:`of`."""
 
-    _all: "ClassVar[WeakKeyDictionary[Celery, Runtime]]" = WeakKeyDictionary()
-
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._flags: dict[str, Any] = {}
         self.plans: dict[str, Plan | None] = {}
+        self.desk = ""  # where this worker takes woken tasks; empty where there is none
+        self.forget: Callable[[Wake], None] | None = None  # drops a woken task, in a worker
 
     @classmethod
     def of(cls, app: Celery) -> "Runtime":
@@ -56,9 +56,9 @@ class Runtime:
         # A task may know its app only by a proxy.
         real: Celery = app._get_current_object() if hasattr(app, "_get_current_object") else app
         try:
-            return cls._all[real]
+            return _runtimes[real]
         except KeyError:
-            return cls._all.setdefault(real, cls(real))
+            return _runtimes.setdefault(real, cls(real))
 
     @functools.cached_property
     def settings(self) -> Settings:
@@ -137,6 +137,9 @@ class Runtime:
             "no lock store: set distlock_url, as in distlock_url = 'redis://localhost:6379/0'; it"
             " follows the broker's or the result backend's URL only where one of them is a Redis"
         )
+
+
+_runtimes: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()
 
 
 def _send(app: Celery, wake: Wake) -> None:

@@ -1,14 +1,25 @@
 -- acquire.lua: take the key, or join its queue, or learn who holds it. Repeating it changes nothing.
 -- USES queue
 -- KEYS lock queue tasks woken fence done
--- ARGV owner lease_ms mode run repeated detail
+-- ARGV owner lease_ms mode run repeated keep detail desk
 -- returns {status, token, holder, holder_run, ttl_ms, place, wake_run, wake_envelope}
 --         status: granted | busy | parked | done
 --
 -- mode      try: do not queue. wait: queue as a blocked waiter, detail is its inbox.
---           park: queue the run, detail is its envelope.
+--           park: queue the run, detail is its envelope, desk where a worker would take it.
 -- repeated  1 if the run's message may have been delivered before
-local owner, lease_ms, mode, run, repeated, detail = unpack(ARGV)
+-- keep      1 if nobody else has the run's message: it stays here until the run has ended
+local owner, lease_ms, mode, run, repeated, keep, detail, desk = unpack(ARGV)
+
+-- The run has come.
+local function arrive(now)
+    if keep == '1' and redis.call('HEXISTS', TASKS, 'e:' .. run) == 1 then
+        redis.call('ZREM', QUEUE, 'p:' .. run)
+        redis.call('ZADD', WOKEN, integer(now / 1000 + lease_ms), run)
+    else
+        unpark(run)
+    end
+end
 
 local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run')
 local holder = held[1]
@@ -19,7 +30,7 @@ end
 if run ~= '' and holder == 'parked:' .. run then
     redis.call('HSET', LOCK, 'owner', owner)
     redis.call('PEXPIRE', LOCK, lease_ms)
-    unpark(run)
+    arrive(microseconds())
     return { 'granted', held[2] }
 end
 if repeated == '1' and redis.call('ZSCORE', DONE, run) then
@@ -46,7 +57,7 @@ if not holder then
             return refused
         end
         if run ~= '' then
-            unpark(run)
+            arrive(now)
         elseif member ~= '' then
             redis.call('ZREM', QUEUE, member)
         end
@@ -64,7 +75,7 @@ if mode ~= 'try' then
         arrival = integer(math.max(now, tonumber(last or '0') + 1))
     end
     if mode == 'park' then
-        redis.call('HSET', TASKS, 'e:' .. run, detail, 's:' .. run, arrival)
+        redis.call('HSET', TASKS, 'e:' .. run, detail, 's:' .. run, arrival, 'h:' .. run, desk)
         redis.call('ZREM', WOKEN, run)
         status = 'parked'
     end

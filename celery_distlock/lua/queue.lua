@@ -5,8 +5,9 @@
 --                to a parked task has the owner "parked:<run>" until that task claims it.
 -- queue  zset    who waits, by arrival (µs): "p:<run>" parked, "b:<inbox> <owner>" blocked
 -- tasks  hash    of every run that is parked or on its way: e:<run> its envelope, s:<run> its
---                arrival, n:<run> how often it was sent
--- woken  zset    runs on their way, by the time (ms) at which they are sent again
+--                arrival, h:<run> the desk of a worker that takes it, n:<run> how often it was sent
+-- woken  zset    runs on their way, by the time (ms) at which they are sent again; also runs that
+--                have come but that nobody else keeps until they end
 -- fence  string  the last token
 -- done   zset    runs that have ended and whose message may come again, by their end (ms)
 local LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
@@ -14,7 +15,7 @@ local LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4
 local FENCE_MS = 3600000 -- a token only has to outlive a clock that was set back
 local GRANT_MS = 1000 -- for a blocked waiter to confirm what was pushed to it
 local CLAIM_MS = 5000 -- for a woken task's message to reach a worker; doubled by each on its way
-local UNSENT_MS = 2000 -- for the one who woke a task to say that its message is out
+local UNSENT_MS = 2000 -- for a woken run to be taken from the desk, or to be sent
 local RESEND_MS = 60000 -- after which a message that did not come is sent again; doubles
 local DONE_MS = 3600000 -- how long a late second delivery is recognised
 
@@ -40,9 +41,19 @@ local function grant(now, owner, run, lease_ms)
     return token
 end
 
+-- Pushes a run to the worker that parked it; false if that is gone.
+local function push(run, envelope)
+    local desk = redis.call('HGET', TASKS, 'h:' .. run)
+    if not desk or desk == '' then
+        return false
+    end
+    local parcel = string.format('%d %d ', #LOCK, #run) .. LOCK .. run .. envelope
+    return redis.call('PUBLISH', desk, parcel) > 0
+end
+
 -- Gives the free key to the first waiter that is alive. Returns nothing if there is none, true if
 -- that is `own`, else the run and the envelope that the caller has to send, or two empty strings
--- if a blocked waiter has it.
+-- if the waiter knows already.
 local function hand_over(now, own)
     while true do
         local head = redis.call('ZRANGE', QUEUE, 0, 0)[1]
@@ -62,6 +73,9 @@ local function hand_over(now, own)
                 end
                 redis.call('ZREM', QUEUE, head)
                 redis.call('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), name)
+                if push(name, envelope) then
+                    return '', ''
+                end
                 return name, envelope
             end
         else
@@ -80,7 +94,7 @@ end
 
 -- Strikes a run from the parked ones; true if it was there.
 local function unpark(run)
-    if redis.call('HDEL', TASKS, 'e:' .. run, 's:' .. run, 'n:' .. run) == 0 then
+    if redis.call('HDEL', TASKS, 'e:' .. run, 's:' .. run, 'h:' .. run, 'n:' .. run) == 0 then
         return false
     end
     redis.call('ZREM', QUEUE, 'p:' .. run)

@@ -1,13 +1,20 @@
--- sent.lua: a woken run's message is with the broker; send it again only if it does not come.
+-- sent.lua: a woken run's message is with the broker: send it again only if it does not come. Or it
+-- came back unfinished: send it again at the next sweep.
 -- USES queue
 -- KEYS lock queue tasks woken fence done
--- ARGV run
+-- ARGV run again
 -- returns 1 noted | 0 it has come already
-local run = ARGV[1]
+--
+-- again  1: it came back
+local run, again = unpack(ARGV)
 if not redis.call('ZSCORE', WOKEN, run) then
     return 0
 end
+if again == '1' then
+    redis.call('ZADD', WOKEN, 'XX', 0, run)
+    return 1
+end
 local times = math.min(redis.call('HINCRBY', TASKS, 'n:' .. run, 1), 7)
-local again = microseconds() / 1000 + RESEND_MS * 2 ^ (times - 1)
-redis.call('ZADD', WOKEN, 'XX', integer(again), run)
+local due = microseconds() / 1000 + RESEND_MS * 2 ^ (times - 1)
+redis.call('ZADD', WOKEN, 'XX', integer(due), run)
 return 1

@@ -1,5 +1,5 @@
 -- sweep.lua: find what a crash left behind at one key: a free key with waiters, a run whose waker
--- died before it was sent, a message that never came.
+-- died before it was sent, a message that never came, a run that ended with its process.
 -- USES queue
 -- KEYS lock queue tasks woken fence done
 -- ARGV limit
@@ -7,9 +7,12 @@
 local now = microseconds()
 local found = {}
 local due = redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now / 1000), 'LIMIT', 0, ARGV[1])
+local held = redis.call('HMGET', LOCK, 'owner', 'run')
 for _, run in ipairs(due) do
     local envelope = redis.call('HGET', TASKS, 'e:' .. run)
-    if envelope then
+    if envelope and held[2] == run and held[1] ~= 'parked:' .. run then
+        redis.call('ZADD', WOKEN, integer(now / 1000 + redis.call('PTTL', LOCK)), run)
+    elseif envelope then
         redis.call('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), run)
         found[#found + 1] = run
         found[#found + 1] = envelope

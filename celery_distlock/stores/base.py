@@ -14,6 +14,7 @@ from celery_distlock.keys import slot_name
 
 __all__ = [
     "Ability",
+    "Desk",
     "Ended",
     "Inbox",
     "KeyState",
@@ -118,9 +119,14 @@ class KeyState(NamedTuple):
 
 
 class Parcel(NamedTuple):
-    """What to keep of a task that finds its key taken: opaque bytes, sent when its turn comes."""
+    """
+    What to keep of a task that finds its key taken: opaque bytes, sent when its turn comes.
+
+    If `desk`, the address of a :class:`Desk`, is still attended then, they are pushed there.
+    """
 
     envelope: bytes
+    desk: str = ""
 
 
 class Inbox(ABC):
@@ -135,6 +141,16 @@ class Inbox(ABC):
     @abstractmethod
     def close(self) -> None:
         """Stop listening. Idempotent."""
+
+
+class Desk(ABC):
+    """Where a worker takes parked runs whose turn it is, without a way through the broker."""
+
+    address: str
+
+    @abstractmethod
+    def close(self) -> None:
+        """Take no more. Idempotent."""
 
 
 class Store(ABC):
@@ -165,6 +181,7 @@ class Store(ABC):
         queue: Inbox | Parcel | None = None,
         run: str = "",
         repeated: bool = False,
+        keep: bool = False,
     ) -> Reply:
         """
         Take the key for *lease* seconds, or join its queue, or learn who holds it: one step.
@@ -178,6 +195,8 @@ class Store(ABC):
             queue: An inbox to queue as a blocked waiter; a park to queue *run*; else do not queue.
             run: Names what runs under the lock, the same for every delivery of one task message.
             repeated: The run's message may have been delivered before.
+            keep: The store alone has the run's message (it came by a desk), and is to keep it until
+                the run has ended: to send it again if the run's process dies.
         """
 
     @abstractmethod
@@ -216,9 +235,25 @@ class Store(ABC):
     def inbox(self, owner: str) -> Inbox:
         """Return where *owner* can wait for a key, listening already."""
 
+    def desk(self, receive: Callable[[Wake], None]) -> Desk | None:
+        """
+        Open a desk: from now on *receive* is called, in a thread, with each run pushed to it.
+
+        What it does not take is sent by the next sweep. None if this store cannot push.
+        """
+        return None
+
     @abstractmethod
     def sent(self, wake: Wake) -> None:
         """Note that a woken run's message is with the broker."""
+
+    @abstractmethod
+    def came_back(self, wake: Wake) -> None:
+        """Note that a run that was pushed has not ended, and is to be sent again."""
+
+    @abstractmethod
+    def drop(self, wake: Wake) -> Release:
+        """Forget a woken run that will not run, or has ended; its key goes to the next."""
 
     @abstractmethod
     def sweep(self, interval: float) -> Iterator[Wake]:

@@ -78,6 +78,13 @@ class _Key:
         self.leave(f"p:{run}")
         return True
 
+    def arrive(self, run: str, keep: float | None) -> None:
+        if keep is None or run not in self.envelopes:
+            self.unpark(run)
+        else:
+            self.leave(f"p:{run}")
+            self.woken[run] = clock.monotonic() + keep
+
     def leave(self, member: str) -> None:
         self.queue = [waiter for waiter in self.queue if waiter.member != member]
 
@@ -117,6 +124,7 @@ class MemoryStore(Store):
         queue: Inbox | Parcel | None = None,
         run: str = "",
         repeated: bool = False,
+        keep: bool = False,
     ) -> Reply:
         asked_at = clock.monotonic()
         with self._mutex:
@@ -126,7 +134,7 @@ class MemoryStore(Store):
             if state.holder == owner or claims:
                 state.owner, state.until = owner, clock.monotonic() + lease
                 if claims:
-                    state.unpark(run)
+                    state.arrive(run, lease if keep else None)
                 return Reply(Status.GRANTED, asked_at, state.token)
             if repeated and run in state.done:
                 return Reply(Status.DONE, asked_at)
@@ -136,7 +144,7 @@ class MemoryStore(Store):
                 handed = None if run in state.woken else self._hand_over(name, state, member)
                 if handed is None or handed is True:
                     state.grant(owner, run, lease)
-                    state.unpark(run)
+                    state.arrive(run, lease if keep else None)
                     state.leave(member)
                     return Reply(Status.GRANTED, asked_at, state.token)
                 wake = handed if isinstance(handed, Wake) else None
@@ -201,25 +209,39 @@ class MemoryStore(Store):
         keep_for: tuple[str, float] | None = None,
     ) -> Release:
         with self._mutex:
-            name = slot_name(key)
-            state = self._keys.setdefault(name, _Key())
-            if run and ended is not Ended.NO:
-                parked = state.unpark(run)
-                if parked or ended is Ended.YES_AND_MAY_COME_AGAIN:
-                    state.done[run] = clock.monotonic()
-            if inbox is not None:
-                state.leave(f"b:{owner}")
-            released = state.holder == owner
-            wake = None
-            if released and keep_for is not None:
-                state.owner, state.run = f"parked:{keep_for[0]}", keep_for[0]
-                state.until = clock.monotonic() + keep_for[1]
-            elif released:
-                state.until = -math.inf
-                handed = self._hand_over(name, state, "")
-                wake = handed if isinstance(handed, Wake) else None
-            self._forget_if_idle(name, state)
-            return Release(released, wake)
+            return self._release(slot_name(key), owner, run, ended, inbox, keep_for)
+
+    def drop(self, wake: Wake) -> Release:
+        with self._mutex:
+            return self._release(wake.name, f"parked:{wake.run}", wake.run, Ended.YES)
+
+    def _release(
+        self,
+        name: str,
+        owner: str,
+        run: str,
+        ended: Ended,
+        inbox: Inbox | None = None,
+        keep_for: tuple[str, float] | None = None,
+    ) -> Release:
+        state = self._keys.setdefault(name, _Key())
+        if run and ended is not Ended.NO:
+            parked = state.unpark(run)
+            if parked or ended is Ended.YES_AND_MAY_COME_AGAIN:
+                state.done[run] = clock.monotonic()
+        if inbox is not None:
+            state.leave(f"b:{owner}")
+        released = state.holder == owner
+        wake = None
+        if released and keep_for is not None:
+            state.owner, state.run = f"parked:{keep_for[0]}", keep_for[0]
+            state.until = clock.monotonic() + keep_for[1]
+        elif released:
+            state.until = -math.inf
+            handed = self._hand_over(name, state, "")
+            wake = handed if isinstance(handed, Wake) else None
+        self._forget_if_idle(name, state)
+        return Release(released, wake)
 
     def _forget_if_idle(self, name: str, state: _Key) -> None:
         now = clock.monotonic()
@@ -238,6 +260,12 @@ class MemoryStore(Store):
                 times = state.sends[wake.run] = min(state.sends.get(wake.run, 0) + 1, 7)
                 state.woken[wake.run] = clock.monotonic() + RESEND * 2 ** (times - 1)
 
+    def came_back(self, wake: Wake) -> None:
+        with self._mutex:
+            state = self._keys.get(wake.name)
+            if state is not None and wake.run in state.woken:
+                state.woken[wake.run] = -math.inf
+
     def sweep(self, interval: float) -> Iterator[Wake]:
         with self._mutex:
             now = clock.monotonic()
@@ -250,6 +278,9 @@ class MemoryStore(Store):
     def _sweep(self, name: str, now: float) -> Iterator[Wake]:
         state = self._keys[name]
         for run in [run for run, due in state.woken.items() if due <= now]:
+            if state.holder and state.run == run and state.owner != f"parked:{run}":
+                state.woken[run] = state.until
+                continue
             state.woken[run] = now + UNSENT
             yield Wake(name, run, state.envelopes[run])
         if not state.holder:

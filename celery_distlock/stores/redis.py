@@ -14,7 +14,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 from weakref import WeakSet
@@ -40,6 +40,7 @@ from celery_distlock.keys import slot_name
 
 from .base import (
     Ability,
+    Desk,
     Ended,
     Inbox,
     KeyState,
@@ -96,15 +97,16 @@ class RedisStore(Store):
         queue: Inbox | Parcel | None = None,
         run: str = "",
         repeated: bool = False,
+        keep: bool = False,
     ) -> Reply:
-        mode, detail = "try", b""
+        mode, detail, desk = "try", b"", ""
         if isinstance(queue, Parcel):
-            mode, detail = "park", queue.envelope
+            mode, (detail, desk) = "park", queue
             self._ask([_call(_INDEX, [self._index], [slot_name(key), "add"])], key)
         elif queue is not None:
             mode, detail = "wait", queue.address.encode()
         name = slot_name(key)
-        arguments = [owner, _ms(lease), mode, run, int(repeated), detail]
+        arguments = [owner, _ms(lease), mode, run, int(repeated), int(keep), detail, desk]
         asked = self._ask([_call(_ACQUIRE, self._names(name), arguments)], key)
         answer, asked_at = asked.answers[0], asked.asked_at
         status = Status(answer[0].decode())
@@ -147,12 +149,17 @@ class RedisStore(Store):
         inbox: Inbox | None = None,
         keep_for: tuple[str, float] | None = None,
     ) -> Release:
-        name = slot_name(key)
         keep_run, keep_s = keep_for or ("", 0.0)
         address = inbox.address if inbox is not None else ""
         keep_ms = _ms(keep_s) if keep_for else 0
-        arguments = [owner, run, ended.value, address, keep_run, keep_ms]
-        asked = self._ask([_call(_RELEASE, self._names(name), arguments)], key)
+        return self._release(slot_name(key), [owner, run, ended.value, address, keep_run, keep_ms])
+
+    def drop(self, wake: Wake) -> Release:
+        owner = f"parked:{wake.run}"
+        return self._release(wake.name, [owner, wake.run, Ended.YES.value, "", "", 0])
+
+    def _release(self, name: str, arguments: Sequence[Any]) -> Release:
+        asked = self._ask([_call(_RELEASE, self._names(name), arguments)], name)
         released, woken, envelope = asked.answers[0]
         # A repeated release finds the key gone if the first one was executed and its answer lost.
         return Release(
@@ -163,12 +170,20 @@ class RedisStore(Store):
     def inbox(self, owner: str) -> Inbox:
         with self._mutex:
             if self._post is None:
-                self._post = _Post(self._connection(TIMEOUT), f"{self._prefix}:inbox:")
+                channel = f"{self._prefix}:inbox:{uuid.uuid4().hex}"
+                self._post = _Post(_Subscription(self._connection(TIMEOUT), channel))
             post = self._post
         return post.open(owner)
 
+    def desk(self, receive: Callable[[Wake], None]) -> Desk:
+        channel = f"{self._prefix}:desk:{uuid.uuid4().hex}"
+        return _RedisDesk(_Subscription(self._connection(TIMEOUT), channel), receive)
+
     def sent(self, wake: Wake) -> None:
-        self._ask([_call(_SENT, self._names(wake.name), [wake.run])], wake.name)
+        self._ask([_call(_SENT, self._names(wake.name), [wake.run, 0])], wake.name)
+
+    def came_back(self, wake: Wake) -> None:
+        self._ask([_call(_SENT, self._names(wake.name), [wake.run, 1])], wake.name)
 
     def sweep(self, interval: float) -> Iterator[Wake]:
         turn = ("SET", f"{self._prefix}:sweeper", "1", "NX", "PX", _ms(interval * 0.9))
@@ -357,30 +372,26 @@ def _answer(connection: Connection) -> Any:
         return error
 
 
-class _Post:
+class _Subscription:
     """
-    Carries grants to this process's blocked waiters: one channel and one thread for all of them.
+    One channel and one thread that listens to it, over any number of connections.
 
-    A push can be lost; waiters look for themselves now and then, and after every reconnection.
+    A push can be lost, so nobody may rely on one; `on_connected` says that some may have been.
     """
 
-    def __init__(self, connect: _Connect, channel_prefix: str) -> None:
-        self.channel = f"{channel_prefix}{uuid.uuid4().hex}"
+    def __init__(self, connect: _Connect, channel: str) -> None:
+        self.channel = channel
+        self.on_connected: Callable[[], None] = _nothing
+        self.on_message: Callable[[bytes], None] = _nothing
         self._connect = connect
-        self._waiters: dict[str, threading.Event] = {}
         self._listening = threading.Event()
         self._closed = False
         self._connection: Connection | None = None
+
+    def start(self) -> None:
+        """Listen; what is pushed once this has returned is received, if the server answers."""
         threading.Thread(target=self._run, name="distlock-inbox", daemon=True).start()
-
-    def open(self, owner: str) -> "_RedisInbox":
-        self._waiters[owner] = event = threading.Event()
-        # Without a subscription a waiter is merely slower: it looks for itself.
         self._listening.wait(TIMEOUT)
-        return _RedisInbox(self, owner, event)
-
-    def drop(self, owner: str) -> None:
-        self._waiters.pop(owner, None)
 
     def close(self) -> None:
         self._closed = True
@@ -395,11 +406,11 @@ class _Post:
                 self._listen()
             except Exception as error:  # noqa: BLE001  # whatever it is, the thread has to live on
                 if not self._closed:
-                    logger.warning("waiting without pushes, the subscription broke: %s", error)
+                    logger.warning("no pushes for now, the subscription broke: %s", error)
             finally:
                 self._listening.clear()
             if not self._closed:
-                time.sleep(random.uniform(0.2, 1.0))
+                time.sleep(random.uniform(0.2, 1.0))  # spreads reconnections
 
     def _listen(self) -> None:
         connection = self._connection = self._connect()
@@ -418,17 +429,67 @@ class _Post:
         kind, _, payload = message if len(message) == 3 else (b"", b"", b"")
         if kind == b"subscribe":
             self._listening.set()
-            for event in list(self._waiters.values()):
-                event.set()
+            self.on_connected()
         elif kind == b"message":
-            waiter = self._waiters.get(_text(payload))
-            if waiter is not None:
-                waiter.set()
+            self.on_message(payload)
+
+
+def _nothing(*_args: Any) -> None:
+    """Do nothing."""
+
+
+class _Post:
+    """Carries grants to this process's blocked waiters: one subscription for all of them."""
+
+    def __init__(self, subscription: _Subscription) -> None:
+        self.subscription = subscription
+        self._waiters: dict[str, threading.Event] = {}
+        subscription.on_connected = self._wake_all
+        subscription.on_message = self._wake
+        subscription.start()
+
+    def open(self, owner: str) -> "_RedisInbox":
+        self._waiters[owner] = event = threading.Event()
+        return _RedisInbox(self, owner, event)
+
+    def drop(self, owner: str) -> None:
+        self._waiters.pop(owner, None)
+
+    def close(self) -> None:
+        self.subscription.close()
+
+    def _wake_all(self) -> None:
+        for event in list(self._waiters.values()):
+            event.set()
+
+    def _wake(self, payload: bytes) -> None:
+        event = self._waiters.get(_text(payload))
+        if event is not None:
+            event.set()
+
+
+class _RedisDesk(Desk):
+    def __init__(self, subscription: _Subscription, receive: Callable[[Wake], None]) -> None:
+        self.address = subscription.channel
+        self._subscription = subscription
+        self._receive = receive
+        subscription.on_message = self._take
+        subscription.start()
+
+    def close(self) -> None:
+        self._subscription.close()
+
+    def _take(self, payload: bytes) -> None:
+        lock_length, run_length, rest = payload.split(b" ", 2)
+        end = int(lock_length)
+        middle = end + int(run_length)
+        name = _text(rest[:end]).partition("{")[2].rpartition("}")[0]
+        self._receive(Wake(name, _text(rest[end:middle]), rest[middle:]))
 
 
 class _RedisInbox(Inbox):
     def __init__(self, post: _Post, owner: str, event: threading.Event) -> None:
-        self.address = post.channel
+        self.address = post.subscription.channel
         self._post = post
         self._owner = owner
         self._event = event

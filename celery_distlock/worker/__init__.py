@@ -4,6 +4,7 @@ from weakref import WeakSet
 
 from celery import Celery
 
+from .desk import DeskStep
 from .options import add_options
 from .steps import LockStep
 
@@ -24,3 +25,4 @@ def install(app: Celery) -> None:
     _installed.add(app)
     add_options(app)
     app.steps["worker"].add(LockStep)
+    app.steps["consumer"].add(DeskStep)

@@ -4,7 +4,9 @@ from typing import Any
 
 from celery.worker.request import Request
 
-from celery_distlock.envelope import HEADER
+from celery_distlock.envelope import HEADER, Passage
+from celery_distlock.runtime import Runtime
+from celery_distlock.stores.base import Wake
 
 __all__ = ["LockedRequest"]
 
@@ -17,11 +19,21 @@ class LockedRequest(Request):
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
+        facts = self.request_dict
         received = {
+            **facts["properties"].get(HEADER, {}),
             "content_type": message.content_type,
             "content_encoding": message.content_encoding,
+            "desk": Runtime.of(self.app).desk,
         }
         if message.content_type in _KEEP_BODY:
             received["body"] = message.body
-        facts = self.request_dict
         facts["properties"] = {**facts["properties"], HEADER: received}
+
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        """Let the next have the key that a revoked or expired task was woken for."""
+        super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
+        passage = Passage.of(self.request_dict)
+        forget = Runtime.of(self.app).forget
+        if passage.woken and not terminated and forget is not None:
+            forget(Wake(passage.parked_at, passage.run, b""))

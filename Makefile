@@ -1,0 +1,58 @@
+# Every target makes what it needs: a virtual environment in .venv, with the package and its tools.
+
+PYTHON ?=
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help demo test lint bench clean
+
+help:  ## say what there is
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
+
+demo: $(READY)  ## two workers compete for locks, on a server of their own
+	@$(BIN)/python examples/demo.py
+
+test: $(READY)  ## run the tests
+	@$(BIN)/pytest
+
+lint: $(READY)  ## check style, types and the direction of imports
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)  ## measure
+	@$(BIN)/python bench/run.py
+
+clean:  ## remove everything that make has made
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml
+	@rm -f $@
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	  chosen=; seen=; \
+	  for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
+	    $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	    seen=$$python; \
+	    $$python -c 'import ensurepip, venv' 2>/dev/null || continue; \
+	    chosen=$$python; break; \
+	  done; \
+	  if [ -z "$$seen" ]; then \
+	    echo "Python 3.11 or later is needed, and none was found (tried: $(or $(PYTHON),python3 python3.13 python3.12 python3.11))." >&2; \
+	    echo "Install one, or say where it is: make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1; \
+	  fi; \
+	  if [ -z "$$chosen" ]; then \
+	    echo "$$seen cannot make virtual environments: its venv or ensurepip module is missing." >&2; \
+	    echo "On Debian and Ubuntu they come with: apt install python3-venv" >&2; exit 1; \
+	  fi; \
+	  echo "Making .venv with $$chosen ($$($$chosen --version))"; \
+	  rm -rf .venv && $$chosen -m venv .venv; \
+	}
+	@echo "Installing celery-distlock and its tools into .venv (once; about a minute)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev]' || { \
+	  echo "pip could not install what pyproject.toml asks for; its message is above." >&2; \
+	  echo "If the package index could not be reached: check the network, the proxy, or pip's configuration, and run make again." >&2; \
+	  exit 1; \
+	}
+	@touch $@

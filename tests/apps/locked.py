@@ -1,0 +1,371 @@
+"""Locked tasks of every kind. Their leases are short; nearly all take their key as first argument."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from celery import chain
+from celery.exceptions import Ignore, Reject
+
+from celery_distlock import Lock, LockedTask, install, policies, signals
+from celery_distlock.errors import LockConflictError, LockLostError
+from tests.apps import make_app
+from tests.apps.journal import Journal
+
+LEASE = 1.0  # seconds
+
+app = make_app(__name__)
+app.conf.update(
+    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
+    distlock_lease=LEASE,
+    distlock_sweep_interval=0.5,
+    result_extended=True,
+    # Whoever is free takes the next task, instead of one worker sitting on it.
+    worker_prefetch_multiplier=1,
+)
+install(app)
+journal = Journal.of_environment()
+
+
+def locked(**options: Any) -> Any:
+    """Declare a bound task that is locked by its `key`."""
+    return app.task(base=LockedTask, bind=True, **{"lock_key": "{key}", **options})
+
+
+# What tells of itself
+
+
+@app.task
+def add(x: int, y: int) -> int:
+    """The one task here that is not locked."""
+    return x + y
+
+
+def work(self: Any, key: str, note: Any = None, gate: str = "") -> Any:
+    """Enter the key's journal, wait at the gate, and return the number of retries so far."""
+    journal.write(key, note)
+    if gate:
+        journal.pass_gate(gate)
+    return self.request.retries
+
+
+work_requeue = locked(name="work_requeue")(work)
+work_silently = locked(name="work_silently", ignore_result=True)(work)
+work_fail = locked(name="work_fail", lock_on_conflict="fail")(work)
+work_skip = locked(name="work_skip", lock_on_conflict="skip")(work)
+work_skip_with_result = locked(
+    name="work_skip_with_result", lock_on_conflict=policies.Skip(result={"busy": True})
+)(work)
+work_wait = locked(name="work_wait", lock_on_conflict="wait", lock_wait=60.0)(work)
+work_wait_limited = locked(
+    name="work_wait_limited", lock_on_conflict="wait", lock_wait=60.0, soft_time_limit=1
+)(work)
+work_wait_then = {
+    then: locked(
+        name=f"work_wait_then_{then}",
+        lock_on_conflict=policies.Wait(then=then),
+        lock_wait=0.3,
+    )(work)
+    for then in ("requeue", "skip", "fail", "retry")
+}
+
+QUICK_RETRY = policies.Retry(delay=0.01, factor=1.0)
+
+
+@locked(lock_on_conflict=QUICK_RETRY, max_retries=0)
+def work_retry(self: Any, key: str) -> Any:
+    return self.request.retries
+
+
+@locked(lock_on_conflict=QUICK_RETRY, max_retries=1)
+def work_retry_and_retry_itself(self: Any, key: str) -> Any:
+    """Retry once, which is all that it may."""
+    if not self.request.retries:
+        raise self.retry(countdown=0)
+    return self.request.retries
+
+
+class AskTwice(policies.Policy):
+    """A policy of a user's own: sends the task again at once, but fails it the third time."""
+
+    def decide(self, conflict: policies.Conflict) -> policies.Decision:
+        return policies.Refuse() if conflict.attempts == 2 else policies.Resend(0.0)
+
+
+work_own_policy = locked(name="work_own_policy", lock_on_conflict=AskTwice())(work)
+
+
+# What would show an overlap
+
+
+@locked()
+def count(self: Any, key: str, pause: float = 0.002) -> None:
+    """Increment a counter as one should not without a lock."""
+    if journal.enter(key) > 1:
+        journal.write(f"{key}:overlaps", self.request.id)
+    value = journal.get(key)
+    time.sleep(pause)
+    journal.set(key, value + 1)
+    journal.write(f"{key}:tokens", self.lock.token)
+    journal.leave(key)
+
+
+# How they end
+
+
+@locked(max_retries=2)
+def end(self: Any, key: str, how: str) -> str:
+    journal.write(key, how)
+    if how == "exception":
+        raise ValueError(how)
+    if how == "retry":
+        raise self.retry(countdown=300)
+    if how == "ignore":
+        raise Ignore
+    if how == "reject":
+        raise Reject
+    return how
+
+
+@locked(soft_time_limit=1)
+def sleep_past_soft_limit(self: Any, key: str) -> None:
+    journal.write(key, None)
+    time.sleep(60)
+
+
+@locked(time_limit=1)
+def sleep_past_hard_limit(self: Any, key: str) -> None:
+    journal.write(key, None)
+    time.sleep(60)
+
+
+@locked(acks_late=True)
+def reject_once(self: Any, key: str) -> str:
+    if journal.write(key, None) == 1:
+        raise Reject(requeue=True)
+    return "done"
+
+
+@locked(autoretry_for=(KeyError,), max_retries=2, default_retry_delay=0)
+def fail_by_autoretry(self: Any, key: str) -> None:
+    journal.write(key, self.request.retries)
+    raise KeyError(key)
+
+
+@locked(max_retries=2, default_retry_delay=0)
+def fail_by_retry(self: Any, key: str) -> None:
+    journal.write(key, self.request.retries)
+    raise self.retry(exc=KeyError(key))
+
+
+@locked(lock_hold_on_retry=True, max_retries=2)
+def hold_on_retry(self: Any, key: str, note: str) -> None:
+    attempts = journal.write(key, note)
+    if attempts < 3:
+        raise self.retry(countdown=0.5)
+
+
+@locked(lock_on_failure="requeue", lock_max_requeues=2)
+def fail_and_requeue(self: Any, key: str, note: str, gate: str) -> None:
+    journal.write(key, note)
+    journal.pass_gate(gate)
+    raise KeyError(key)
+
+
+# Calls inside of tasks
+
+
+@locked()
+def call_itself(self: Any, key: str, depth: int) -> list[int]:
+    token = self.lock.token
+    return [token] if depth == 0 else [token, *call_itself(key, depth - 1)]
+
+
+@locked()
+def call_others(self: Any, key: str) -> dict[str, bool]:
+    """Take the same key again in every way there is; nothing of it may block or let it go."""
+    with Lock(key) as lease:
+        by_lock = lease.token == self.lock.token
+    return {
+        "direct": look(key)["token"] == self.lock.token,
+        "apply": look.apply((key,)).get()["token"] == self.lock.token,
+        "lock": by_lock,
+        "still held": self.lock.held and Lock(key).locked(),
+    }
+
+
+@locked(lock_wait=0.1)
+def call_with_another_key(self: Any, key: str, other: str) -> str:
+    journal.write(key, self.lock.key)
+    if not other:
+        return "inner"
+    try:
+        return call_with_another_key(other, "")
+    except LockConflictError as error:
+        return f"conflict at {error.key}"
+
+
+# What they see of the lock
+
+
+@locked()
+def look(self: Any, key: str) -> dict[str, Any]:
+    lease = self.lock
+    lease.ensure_held()
+    return {
+        "key": lease.key,
+        "keys": lease.keys,
+        "token": lease.token,
+        "held": lease.held,
+        "remaining": lease.remaining,
+        "pid": os.getpid(),
+    }
+
+
+@locked(lock_key=["a:{key}", "b:{key}"])
+def look_at_two(self: Any, key: str) -> list[str]:
+    return list(self.lock.keys)
+
+
+@locked()
+def extend(self: Any, key: str, seconds: float, gate: str) -> float:
+    self.lock.extend(seconds)
+    journal.write(key, self.lock.remaining)
+    journal.pass_gate(gate)
+    return self.lock.remaining
+
+
+@locked(lock_key=lambda key: None)
+def run_unlocked(self: Any, key: str) -> bool:
+    return self.lock is None
+
+
+# Losing the lock
+
+
+@locked()
+def sleep_long(self: Any, key: str) -> None:
+    journal.write(key, self.lock.token)
+    time.sleep(60)
+
+
+@locked()
+def turn_long(self: Any, key: str) -> None:
+    """Like `sleep_long`, but in Python code all the time."""
+    journal.write(key, self.lock.token)
+    for _ in range(60_000):
+        time.sleep(0.001)
+
+
+@locked()
+def catch_loss(self: Any, key: str) -> dict[str, Any]:
+    journal.write(key, self.lock.token)
+    try:
+        for _ in range(60_000):
+            time.sleep(0.001)
+    except LockLostError as error:
+        return {"key": error.key, "token": error.token, "held": self.lock.held}
+
+
+@locked(lock_on_lost="warn")
+def ignore_loss(self: Any, key: str, gate: str) -> bool:
+    journal.write(key, self.lock.token)
+    journal.pass_gate(gate)
+    return self.lock.held
+
+
+@locked(lock_watchdog=False)
+def sleep_without_watchdog(self: Any, key: str) -> None:
+    journal.write(key, self.lock.token)
+    time.sleep(60)
+
+
+@locked(lock_max_hold=1.0)
+def sleep_beyond_max_hold(self: Any, key: str) -> None:
+    journal.write(key, self.lock.token)
+    time.sleep(60)
+
+
+# Keys that cannot be
+
+
+@locked(lock_key=lambda key: {}[key])
+def raise_for_key(self: Any, key: str) -> None:
+    journal.write(key, None)
+
+
+@locked(lock_key="{key.name}")
+def miss_attribute(self: Any, key: str) -> None:
+    journal.write(key, None)
+
+
+# Dying
+
+
+@locked(acks_late=True, reject_on_worker_lost=True)
+def kill_itself_once(self: Any, key: str) -> str:
+    if journal.write(key, None) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "survived"
+
+
+@locked(acks_late=True)
+def work_late(self: Any, key: str, gate: str = "") -> str:
+    journal.write(key, self.request.id)
+    if gate:
+        journal.pass_gate(gate)
+    return "done"
+
+
+# Canvas
+
+
+@locked()
+def square(self: Any, key: str, number: int) -> int:
+    if journal.enter(key) > 1:
+        journal.write(f"{key}:overlaps", self.request.id)
+    time.sleep(0.01)
+    journal.leave(key)
+    return number * number
+
+
+square_retry = locked(name="square_retry", lock_on_conflict=QUICK_RETRY)(square.run.__func__)
+square_wait = locked(name="square_wait", lock_on_conflict="wait", lock_wait=60.0)(
+    square.run.__func__
+)
+square_skip = locked(name="square_skip", lock_on_conflict="skip")(square.run.__func__)
+
+
+@locked(lock_key="{key}")
+def increase(self: Any, number: int, key: str) -> int:
+    return number + 1
+
+
+@locked()
+def replace(self: Any, key: str, number: int) -> Any:
+    return self.replace(chain(square.s(key, number), increase.s(key)))
+
+
+@app.task
+def total(numbers: list[int | None]) -> int:
+    return sum(number or 0 for number in numbers)
+
+
+# Signals: those of keys that begin with "watched" are written down
+
+
+def _record(name: str) -> Any:
+    def receive(sender: Any, key: str, **facts: Any) -> None:
+        if key.startswith("watched"):
+            facts.pop("signal")
+            sender_name = getattr(sender, "name", None)
+            journal.write(f"signals:{key}", {"name": name, "sender": sender_name, **facts})
+
+    getattr(signals, name).connect(receive, weak=False)
+
+
+for _name in signals.__all__:
+    _record(_name)

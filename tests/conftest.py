@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+from celery_distlock.testing import EmbeddedServer
+from tests import servers
+from tests.workers import WorkerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from types import ModuleType
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[EmbeddedServer]:
+    """The embedded Valkey that all tests share: never stop, pause or flush it."""
+    with EmbeddedServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session", params=servers.SERVERS)
+def redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A shared server. The test runs once against each there is."""
+    if request.param == "given":
+        yield servers.GIVEN_URL
+    elif request.param == "redis":
+        with EmbeddedServer(executable=servers.REDIS_EXECUTABLE) as server:
+            yield server.url
+    else:
+        yield request.getfixturevalue("redis_server").url
+
+
+@pytest.fixture
+def prefix(redis_url: str) -> Iterator[str]:
+    """What this test's keys begin with; they are deleted after it."""
+    prefix = servers.new_prefix()
+    yield prefix
+    servers.delete_keys(redis_url, prefix)
+
+
+@pytest.fixture
+def private_server() -> Iterator[Callable[..., EmbeddedServer]]:
+    """Starts servers that the test may break; takes the arguments of `EmbeddedServer`."""
+    started: list[EmbeddedServer] = []
+
+    def start(**arguments: Any) -> EmbeddedServer:
+        server = EmbeddedServer(**arguments)
+        started.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in reversed(started):
+        server.close()
+
+
+@pytest.fixture
+def celery_env(redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What `tests.apps` read, in the environment of this process and of those it starts."""
+    env = {
+        "DISTLOCK_TEST_BROKER": redis_url,
+        "DISTLOCK_TEST_BACKEND": redis_url,
+        "DISTLOCK_TEST_PREFIX": prefix,
+    }
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    return env
+
+
+@pytest.fixture
+def load_app(celery_env: dict[str, str]) -> Iterator[Callable[[str], ModuleType]]:
+    """
+    Imports a module of `tests.apps` anew, by its full name, for this test's broker and prefix.
+
+    To give it another environment than `celery_env`, set that before.
+    """
+    loaded: list[ModuleType] = []
+
+    def load(name: str) -> ModuleType:
+        sys.modules.pop(name, None)
+        module = importlib.import_module(name)
+        loaded.append(module)
+        return module
+
+    yield load
+    for module in reversed(loaded):
+        sys.modules.pop(module.__name__, None)
+        module.app.backend.client.close()
+        module.app.close()
+
+
+class StartWorker(Protocol):
+    """The `worker` fixture; arguments as for `WorkerProcess`."""
+
+    def __call__(
+        self, app: str = "tests.apps.basic", *, wait: bool = True, **arguments: Any
+    ) -> WorkerProcess: ...
+
+
+@pytest.fixture
+def worker(celery_env: dict[str, str], tmp_path: Path) -> Iterator[StartWorker]:
+    """
+    Starts workers, and stops them after the test; fails if one leaves processes behind.
+
+    With ``wait=False`` it returns before the worker is ready, so that several start side by side.
+    """
+    started: list[WorkerProcess] = []
+
+    def start(
+        app: str = "tests.apps.basic", *, wait: bool = True, **arguments: Any
+    ) -> WorkerProcess:
+        process = WorkerProcess(app, folder=tmp_path, **arguments)
+        started.append(process)
+        process.start(wait=wait)
+        return process
+
+    yield start
+    errors = []
+    for process in reversed(started):
+        try:
+            process.stop(warm=5.0)
+        except AssertionError as error:
+            errors.append(error)
+        print(f"---- {process.name}, {os.fspath(process.log_file)}", process.log(), sep="\n")  # noqa: T201
+    if errors:
+        raise ExceptionGroup("workers did not stop as they should", errors)

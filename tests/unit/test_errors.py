@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import pytest
+
+from celery_distlock import errors
+
+EXAMPLES = [
+    errors.DistlockError("broken"),
+    errors.ConfigurationError("lock_lease must be positive"),
+    errors.LockError("broken"),
+    errors.LockConflictError("k{}\n", holder="host|1|w|a", remaining=2.25),
+    errors.LockKeyError("no key", task="shop.reserve"),
+    errors.LockLostError("k", token=7, reason="its lease ran out"),
+    errors.LockNotOwnedError("not held by this thread"),
+    errors.StoreError("refused"),
+    errors.StoreUnavailableError("no answer"),
+    errors.QuorumError("too few", votes=1, nodes=3),
+]
+each_error = pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+
+
+def test_there_is_an_example_of_every_error():
+    assert sorted(type(error).__name__ for error in EXAMPLES) == sorted(errors.__all__)
+
+
+@pytest.mark.parametrize(
+    ("error", "bases"),
+    [
+        (errors.ConfigurationError, [errors.DistlockError]),
+        (errors.LockError, [errors.DistlockError]),
+        (errors.LockConflictError, [errors.LockError]),
+        (errors.LockKeyError, [errors.LockError, ValueError]),
+        (errors.LockLostError, [errors.LockError]),
+        (errors.LockNotOwnedError, [errors.LockError, RuntimeError]),
+        (errors.StoreError, [errors.DistlockError]),
+        (errors.StoreUnavailableError, [errors.StoreError]),
+        (errors.QuorumError, [errors.StoreError]),
+    ],
+)
+def test_each_error_can_be_caught_as_what_it_is(error, bases):
+    assert list(error.__bases__) == bases
+
+
+def test_an_unavailable_store_is_not_a_lock_error():
+    assert not issubclass(errors.StoreError, errors.LockError)
+
+
+@each_error
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_every_error_survives_pickling_with_its_attributes(error, protocol):
+    again = pickle.loads(pickle.dumps(error, protocol))
+
+    assert type(again) is type(error)
+    assert again.args == error.args
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+@each_error
+def test_every_error_can_be_copied(error):
+    assert str(copy.deepcopy(error)) == str(error)
+    assert vars(copy.copy(error)) == vars(error)
+
+
+@each_error
+def test_the_class_and_the_arguments_are_enough_to_make_one(error):
+    # Celery's JSON result serializer rebuilds an exception as `cls(*args)`.
+    again = type(error)(*error.args)
+
+    assert type(again) is type(error)
+
+
+@each_error
+def test_every_error_has_a_docstring(error):
+    assert inspect.getdoc(type(error))
+
+
+def test_a_conflict_says_who_holds_the_key_and_for_how_long():
+    error = errors.LockConflictError("stock:tee", holder="web1|7|main|a", remaining=12.34)
+
+    assert str(error) == (
+        "lock 'stock:tee' is held by web1|7|main|a, for 12.3 s more unless renewed"
+    )
+    assert (error.key, error.holder, error.remaining) == ("stock:tee", "web1|7|main|a", 12.34)
+
+
+def test_a_conflict_without_a_holder_does_not_pretend_one():
+    error = errors.LockConflictError("k")
+
+    assert str(error) == "lock 'k' is held, for 0.0 s more unless renewed"
+    assert error.holder == ""
+
+
+def test_a_loss_says_which_grant_and_why():
+    error = errors.LockLostError("k", token=5, reason="its lease ran out")
+
+    assert str(error) == "lock 'k' (token 5) was lost: its lease ran out"
+    assert (error.key, error.token) == ("k", 5)
+
+
+def test_a_loss_can_be_made_without_arguments():
+    # That is how an asynchronous exception is made.
+    assert errors.LockLostError().key == ""

@@ -1,0 +1,474 @@
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import inspect
+import re
+import uuid
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from kombu.utils.json import dumps, loads
+
+from celery_distlock.errors import ConfigurationError, LockKeyError
+from celery_distlock.keys import DEFAULT_TEMPLATE, KeyRule, digest, slot_name
+
+relaxed = settings(deadline=None)  # a busy machine is no failure
+
+
+def reserve(sku, quantity=1, *, warehouse="north"): ...
+
+
+def rule(template, function=reserve):
+    return KeyRule(template, task="shop.reserve", signature=inspect.signature(function))
+
+
+def keys(template, *args, **kwargs):
+    return rule(template).keys(args, kwargs)
+
+
+def key(template, *args, **kwargs):
+    (made,) = keys(template, *args, **kwargs)
+    return made
+
+
+# Templates
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        (("tee",), {}),
+        (("tee", 1), {}),
+        ((), {"sku": "tee"}),
+        ((), {"quantity": 1, "sku": "tee"}),
+        (("tee",), {"warehouse": "north", "quantity": 1}),
+    ],
+)
+@pytest.mark.parametrize("template", ["{sku}:{quantity}@{warehouse}", DEFAULT_TEMPLATE])
+def test_however_a_call_is_written_it_has_one_key(template, args, kwargs):
+    assert keys(template, *args, **kwargs) == keys(template, "tee", 1, warehouse="north")
+
+
+def test_a_default_stands_in_the_key():
+    assert key("{sku}:{quantity}@{warehouse}", "tee") == "tee:1@north"
+
+
+def test_attributes_items_and_format_specs_work():
+    order = {"id": 7}
+
+    assert key("o:{sku.id}", SimpleNamespace(id=7)) == "o:7"
+    assert key("o:{sku[id]}", order) == "o:7"
+    assert key("o:{sku[0].id}", [SimpleNamespace(id=7)]) == "o:7"
+    assert key("{quantity:05d}", "tee", 42) == "00042"
+    assert key("{sku!r}", "tee") == "'tee'"
+
+
+def test_a_format_spec_can_name_parameters():
+    assert key("{sku:>{quantity}}", "tee", 5) == "  tee"
+    with pytest.raises(ConfigurationError, match=r"\{width\}"):
+        rule("{sku:>{width}}")
+
+
+def test_doubled_braces_are_braces():
+    assert key("{{{sku}}}", "tee") == "{tee}"
+
+
+def test_a_template_without_fields_is_one_lock_for_all_calls():
+    assert key("monthly-report", "tee") == key("monthly-report", "cap", 2) == "monthly-report"
+
+
+def test_task_is_the_name_of_the_task():
+    assert key("{task}:{sku}", "tee") == "shop.reserve:tee"
+
+
+def test_the_default_key_differs_by_arguments():
+    first, second = key(DEFAULT_TEMPLATE, "tee"), key(DEFAULT_TEMPLATE, "cap")
+
+    assert first.startswith("shop.reserve:")
+    assert first != second
+
+
+def test_a_parameter_named_task_or_digest_wins():
+    def publish(task, digest): ...
+
+    assert rule("{task}/{digest}", publish).keys(("a", "b"), {}) == ("a/b",)
+
+
+def test_variadic_parameters_can_be_named():
+    def collect(*names, **options): ...
+
+    made = rule("{names[1]}:{options[size]}", collect).keys(("a", "b"), {"size": 3})
+
+    assert made == ("b:3",)
+
+
+def test_a_list_of_templates_gives_each_key_once():
+    assert keys(["a:{sku}", "b:{quantity}"], "tee", 2) == ("a:tee", "b:2")
+    assert keys(("{sku}", "{warehouse}"), "north") == ("north",)
+
+
+def test_arguments_that_do_not_fit_are_reported_as_python_does():
+    with pytest.raises(TypeError, match="missing a required argument: 'sku'"):
+        keys("{sku}")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'size'"):
+        keys("{sku}", "tee", size=1)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{skus}", r"\{skus\}.*did you mean \{sku\}\?"),
+        ("{quantity_}", r"did you mean \{quantity\}\?"),
+        ("{zzzzzz}", r"can name digest, quantity, sku, task, warehouse"),
+        ("{}", "a field without a name"),
+        ("{0}", r"\{0\}"),
+        ("{sku}{1}", r"\{1\}"),
+        ("{self}", r"\{self\}"),
+        ("{sku", "does not parse"),
+        ("sku}", "does not parse"),
+        ("{sku!}", "does not parse"),
+        ("{sku!rr}", "does not parse"),
+        ("{sku[}", "does not parse"),
+        ("", "empty"),
+        (["{sku}", ""], "empty"),
+        (["{sku}", "{skew}"], r"\{skew\}"),
+    ],
+)
+def test_a_bad_template_is_refused_when_it_is_declared(template, said):
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        rule(template)
+
+    assert "shop.reserve" in str(caught.value)
+
+
+@pytest.mark.parametrize("template", ["{sku!z}", "{sku.}", "{sku[]}", "{sku:{quantity:{sku}}}"])
+def test_what_no_call_could_format_is_refused_when_it_is_declared(template):
+    with pytest.raises(ConfigurationError, match="does not parse"):
+        rule(template)
+
+
+@pytest.mark.parametrize("wrong", [None, 7, b"{sku}", [], (), [7], ["{sku}", None], {"{sku}": 1}])
+def test_a_rule_of_another_type_is_refused(wrong):
+    with pytest.raises(ConfigurationError, match="a template, a list of templates, or a callable"):
+        rule(wrong)
+
+
+@pytest.mark.parametrize(
+    ("template", "argument"),
+    [("{sku.id}", object()), ("{sku[id]}", {}), ("{sku[id]}", 7), ("{sku:d}", "tee")],
+)
+def test_arguments_without_what_the_template_names_are_an_error_of_the_call(template, argument):
+    with pytest.raises(LockKeyError, match="cannot be made from these arguments") as caught:
+        keys(template, argument)
+
+    assert caught.value.task == "shop.reserve"
+    assert caught.value.__cause__ is not None
+
+
+def test_a_key_that_turns_out_empty_is_an_error_of_the_call():
+    with pytest.raises(LockKeyError, match="empty key"):
+        keys("{sku}", "")
+
+
+# Callables
+
+
+def test_a_callable_gets_the_call_as_it_was_made():
+    def made(sku, quantity=1, *, warehouse="north"):
+        return f"{warehouse}/{sku}/{quantity}"
+
+    assert keys(made, "tee", warehouse="south") == ("south/tee/1",)
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        (None, ()),
+        ([], ()),
+        ("a", ("a",)),
+        (["a", "b", "a"], ("a", "b")),
+        (("a",), ("a",)),
+    ],
+)
+def test_a_callable_may_return_a_key_several_or_none(returned, expected):
+    assert keys(lambda *_, **__: returned, "tee") == expected
+
+
+@pytest.mark.parametrize("returned", [7, b"a", ["a", 7], {"a"}, {"a": 1}, True])
+def test_a_callable_that_returns_something_else_is_an_error_of_the_call(returned):
+    with pytest.raises(LockKeyError, match="must return a string, a list of strings or None"):
+        keys(lambda *_, **__: returned, "tee")
+
+
+@pytest.mark.parametrize("returned", ["", ["a", ""]])
+def test_a_callable_that_returns_an_empty_key_is_an_error_of_the_call(returned):
+    with pytest.raises(LockKeyError, match="empty key"):
+        keys(lambda *_, **__: returned, "tee")
+
+
+def test_what_a_callable_raises_is_the_cause():
+    def made(sku, quantity=1, *, warehouse="north"):
+        raise LookupError("no such product")
+
+    with pytest.raises(LockKeyError, match="LookupError: no such product") as caught:
+        keys(made, "tee")
+
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: "k",
+        lambda sku: "k",
+        lambda sku, quantity: "k",
+        lambda sku, quantity, warehouse, more: "k",
+        lambda sku, quantity, *, warehouse, more: "k",
+        lambda sku, *, warehouse: "k",
+    ],
+)
+def test_a_callable_that_cannot_take_the_tasks_parameters_is_refused_when_declared(made):
+    with pytest.raises(ConfigurationError, match="cannot be called with the task's own parameters"):
+        rule(made)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda *args, **kwargs: "k",
+        lambda sku, *rest, **more: "k",
+        lambda sku, quantity=1, *, warehouse="north": "k",
+        lambda sku, quantity=1, warehouse="north", more=None: "k",
+    ],
+)
+def test_a_callable_that_can_take_them_is_accepted(made):
+    assert rule(made).keys(("tee",), {"warehouse": "south"}) == ("k",)
+
+
+# Digests
+
+same = [
+    ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    ((1, (2, 3)), [1, [2, 3]]),
+    ({1: "x"}, {"1": "x"}),
+    ({None: 1, True: 2}, {"null": 1, "true": 2}),
+    ({1.5: 1, float("inf"): 2}, {"1.5": 1, "Infinity": 2}),
+    ({3, 1, 2}, {2, 3, 1}),
+    ({1, 2}, frozenset([1, 2])),
+    (b"ab", bytearray(b"ab")),
+]
+different = [
+    *([1, "1"], [1, 1.0], [1, True], [1.0, "1.0"], [None, "null"], [True, "true"]),
+    *([[], {}], [[], ""], [[1, 2], [2, 1]], ["a", b"a"], [[[1], 2], [1, [2]]], ["", None]),
+    [decimal.Decimal("1.0"), decimal.Decimal("1.00")],
+    [datetime.date(2020, 1, 2), datetime.datetime(2020, 1, 2)],  # noqa: DTZ001
+    [datetime.date(2020, 1, 2), "2020-01-02"],
+    [["a", "b"], ["a,b"]],
+    [{"a": 1}, {"a": 1, "b": None}],
+]
+
+
+@pytest.mark.parametrize(("one", "other"), same)
+def test_what_means_the_same_has_one_digest(one, other):
+    assert digest(one) == digest(other)
+
+
+@pytest.mark.parametrize(("one", "other"), different)
+def test_what_differs_has_different_digests(one, other):
+    assert digest(one) != digest(other)
+
+
+def test_a_digest_is_short_and_safe():
+    assert re.fullmatch("[0-9a-f]{32}", digest({"a": [1, None]}))
+
+
+def test_a_digest_is_the_same_in_every_process():
+    # Pinned: workers of two versions, or with other hash seeds, have to agree.
+    assert digest({"sku": "tee", "n": [1, 2.5, None, True]}) == "845b5b824dabdc47afcaa8eb8eaee9d4"
+
+
+class Celsius(float):
+    pass
+
+
+class Size(enum.StrEnum):
+    LARGE = "L"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+@pytest.mark.parametrize(("one", "other"), [(Size.LARGE, "L"), (Level.HIGH, 3), (Celsius(2), 2.0)])
+def test_a_subclass_of_a_plain_type_counts_as_that(one, other):
+    assert digest(one) == digest(other)
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int
+
+
+class Jsonable:
+    def __json__(self):
+        return {"x": 1, "y": 2}
+
+
+class Model:
+    def model_dump(self):
+        return {"x": 1, "y": 2}
+
+
+@pytest.mark.parametrize("value", [Point(1, 2), Jsonable(), Model()])
+def test_an_object_that_tells_its_fields_counts_as_them(value):
+    assert digest(value) == digest({"x": 1, "y": 2})
+
+
+@pytest.mark.parametrize("value", [object(), lambda: 0, Point, 1j, [1, {"a": object()}], {object()}])
+def test_an_object_without_a_stable_form_is_refused(value):
+    with pytest.raises(LockKeyError, match="name what identifies it in lock_key"):
+        digest(value)
+
+
+def test_the_refusal_names_the_task_and_the_type():
+    with pytest.raises(LockKeyError, match=r"shop\.reserve: \{digest\} cannot stand for a object"):
+        keys(DEFAULT_TEMPLATE, object())
+
+
+def test_an_argument_that_cannot_tell_its_fields_is_an_error_of_the_call():
+    class Broken:
+        def __json__(self):
+            raise LookupError("row is gone")
+
+    with pytest.raises(LockKeyError) as caught:
+        keys(DEFAULT_TEMPLATE, Broken())
+
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+def test_an_argument_that_contains_itself_is_an_error_of_the_call():
+    circle: list = []
+    circle.append(circle)
+
+    with pytest.raises(LockKeyError):
+        keys(DEFAULT_TEMPLATE, circle)
+
+
+text = st.text(st.characters(exclude_categories=["Cs"]))
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    text,
+    st.binary(),
+    st.uuids(),
+    st.decimals(allow_nan=False),
+    st.datetimes(timezones=st.sampled_from([None, datetime.UTC])),
+    st.dates(),
+    st.times(),
+)
+numbers = st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False))
+field_names = st.one_of(text, numbers, st.booleans(), st.none())
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner),
+        st.tuples(inner, inner),
+        st.dictionaries(text, inner),
+    ),
+    max_leaves=10,
+)
+
+
+@relaxed
+@given(st.dictionaries(text, values, max_size=4))
+def test_a_digest_survives_the_message(arguments):
+    assert digest(loads(dumps(arguments))) == digest(arguments)
+
+
+@relaxed
+@given(field_names, scalars)
+def test_field_names_of_every_type_survive_the_message(name, value):
+    assert digest(loads(dumps({name: value}))) == digest({name: value})
+
+
+def test_subclasses_of_what_travels_survive_the_message():
+    class Moment(datetime.datetime):
+        pass
+
+    class Price(decimal.Decimal):
+        pass
+
+    for value in [Moment(2020, 1, 2, tzinfo=datetime.UTC), Price("1.10")]:
+        assert digest(loads(dumps(value))) == digest(value)
+
+
+@relaxed
+@given(st.lists(st.tuples(text, st.integers()), unique_by=lambda item: item[0]), st.randoms())
+def test_the_order_of_a_dictionary_does_not_matter(items, random):
+    shuffled = items[:]
+    random.shuffle(shuffled)
+
+    assert digest(dict(items)) == digest(dict(shuffled))
+
+
+@relaxed
+@given(st.text(), st.text())
+def test_any_text_has_a_digest_of_its_own(one, other):
+    assert (digest(one) == digest(other)) == (one == other)
+
+
+# Names in Redis
+
+pieces = st.sampled_from(
+    ["%", "%%", "%2", "%25", "%7B", "%#", "{", "}", "{}", "\n", "\r", "\t", " ", "\0", "\x7f", "a"]
+    + ["\ud800", "\udfff", "é", "\U0001f512", "|", ":", "a" * 70, "%" * 40, "x" * 10_000]
+)
+hostile = st.one_of(st.text(min_size=1), st.lists(pieces, min_size=1).map("".join))
+
+
+@relaxed
+@given(hostile, hostile)
+@example("%7B", "{")
+@example("a" * 160, "a" * 161)
+@example("%" * 53, "%25" * 53)
+@example("\ud800", "\ufffd")
+def test_two_keys_never_share_a_name(one, other):
+    assert (slot_name(one) == slot_name(other)) == (one == other)
+
+
+@relaxed
+@given(hostile)
+@example("x" * 10_000)
+@example("\0")
+@example("%" * 80)
+def test_a_name_is_short_and_without_braces_blanks_and_control_characters(key):
+    name = slot_name(key)
+
+    assert 0 < len(name) <= 160
+    assert not re.search(r"[{}\x00-\x20\x7f]", name)
+
+
+@relaxed
+@given(hostile)
+def test_a_name_can_always_be_encoded(key):
+    slot_name(key).encode("utf-8", "surrogatepass")
+
+
+def test_a_short_key_is_readable_in_its_name():
+    assert slot_name("stock:tee-größe/7") == "stock:tee-größe/7"
+    assert slot_name("a{b}%") == "a%7Bb%7D%25"
+
+
+def test_the_name_of_a_long_key_begins_as_the_key_does():
+    name = slot_name("report:" + "x" * 1000)
+
+    assert name.startswith("report:xxx")
+    assert re.search("%#[0-9a-f]{64}$", name)

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from importlib.resources import files
+
+import pytest
+
+from celery_distlock import lua
+from celery_distlock.stores.base import Ended, Ownership, Parcel
+from celery_distlock.stores.redis import RedisStore, _Wire
+
+NAMES = sorted(
+    file.name.removesuffix(".lua")
+    for file in files("celery_distlock.lua").iterdir()
+    if file.name.endswith(".lua")
+)
+LIBRARIES = ["queue"]
+SCRIPTS = [name for name in NAMES if name not in LIBRARIES]
+each_script = pytest.mark.parametrize("name", SCRIPTS)
+
+
+def own_text(name):
+    return (files("celery_distlock.lua") / f"{name}.lua").read_text()
+
+
+def code(name):
+    return re.sub("--.*", "", own_text(name))
+
+
+@pytest.fixture
+def write_script(monkeypatch, tmp_path):
+    monkeypatch.setattr(lua, "files", lambda _package: tmp_path)
+
+    def write(text):
+        name = f"script_{uuid.uuid4().hex}"  # scripts are loaded once
+        (tmp_path / f"{name}.lua").write_text(text.replace("NAME", name))
+        return name
+
+    return write
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_header_parses(name):
+    script = lua.load(name)
+
+    assert script.name == name
+    assert script.keys
+    assert len(set(script.keys)) == len(script.keys)
+    assert len(set(script.arguments)) == len(script.arguments)
+
+
+@each_script
+def test_every_header_says_what_the_script_does_and_returns(name):
+    assert re.match(rf"-- {name}\.lua: \S", own_text(name))
+    assert re.search(r"^-- returns \S", own_text(name), re.MULTILINE)
+
+
+@each_script
+def test_the_header_names_the_arguments_as_the_code_does(name):
+    unpacked = re.search(r"local ([\w, ]+) = unpack\(ARGV\)", code(name))
+    indexes = {int(index) for index in re.findall(r"ARGV\[(\d+)\]", code(name))}
+
+    if unpacked:
+        assert tuple(unpacked[1].split(", ")) == lua.load(name).arguments
+    else:
+        assert indexes == set(range(1, len(lua.load(name).arguments) + 1))
+
+
+@each_script
+def test_the_header_names_every_key_that_is_used(name):
+    script = lua.load(name)
+    used = {int(index) for index in re.findall(r"KEYS\[(\d+)\]", script.source)}
+
+    assert used == set(range(1, len(script.keys) + 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_script_makes_up_a_key(name):
+    # A cluster, and a proxy before one, route a script by the keys that it declares.
+    named = {"LOCK", "QUEUE", "TASKS", "WOKEN", "FENCE", "DONE", "KEYS[1]", "KEYS[2]", "inbox"}
+    calls = re.findall(r"redis\.p?call\('(\w+)'(?:, ([\w\[\]]+))?", code(name))
+
+    assert calls
+    for command, first in calls:
+        assert command not in {"KEYS", "SCAN", "FLUSHALL", "FLUSHDB", "EVAL"}
+        assert command == "TIME" or first in named
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_script_uses_another_clock_than_the_servers(name):
+    assert not re.search(r"os\.|math\.random", code(name))
+
+
+@each_script
+def test_the_digest_is_that_of_the_whole_source(name):
+    script = lua.load(name)
+
+    assert script.sha == hashlib.sha1(script.source.encode()).hexdigest()
+    assert script.source.endswith(own_text(name))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("return 1", "has no header"),
+        ("-- NAME.lua: does it.\nreturn 1", "has no header"),
+        ("-- KEYS lock\nreturn 1", "has no header"),
+        ("-- other.lua: does it.\n-- KEYS lock\nreturn 1", "has no header"),
+        ("", "has no header"),
+    ],
+)
+def test_a_script_without_a_header_is_refused(write_script, text, said):
+    with pytest.raises(ValueError, match=said):
+        lua.load(write_script(text))
+
+
+def test_a_script_that_names_other_keys_than_what_it_uses_is_refused(write_script):
+    library = write_script("-- NAME.lua: shared.\n-- KEYS lock queue\nlocal LOCK = KEYS[1]\n")
+    user = write_script(f"-- NAME.lua: uses.\n-- USES {library}\n-- KEYS queue lock\nreturn 1")
+
+    with pytest.raises(ValueError, match=f"uses {library}.lua and names other KEYS"):
+        lua.load(user)
+
+
+def test_what_a_script_uses_is_put_before_it(write_script):
+    library = write_script("-- NAME.lua: shared.\n-- KEYS lock\nlocal LOCK = KEYS[1]\n")
+    user = write_script(
+        f"-- NAME.lua: uses.\n-- USES {library}\n-- KEYS lock\n-- ARGV a b\nreturn LOCK"
+    )
+
+    script = lua.load(user)
+
+    assert script.source.index("local LOCK") < script.source.index("return LOCK")
+    assert (script.keys, script.arguments) == (("lock",), ("a", "b"))
+
+
+def test_a_script_that_is_not_there_is_an_error():
+    with pytest.raises(FileNotFoundError):
+        lua.load("no_such_script")
+
+
+def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
+    sent = []
+    exchange = _Wire.exchange
+
+    def record(wire, commands):
+        sent.extend(commands)
+        return exchange(wire, commands)
+
+    monkeypatch.setattr(_Wire, "exchange", record)
+    store = RedisStore(redis_url, prefix)
+    store.acquire("k", "a", 30.0)
+    store.renew([Ownership("k", "a", 30.0)], 5.0)
+    store.acquire("k", "b", 30.0, queue=store.inbox("b"))
+    store.release("k", "b", inbox=store.inbox("b"))
+    store.acquire("k", "c", 30.0, queue=Parcel(b"envelope"), run="run")
+    wake = store.release("k", "a", keep_for=None, ended=Ended.YES, run="other").wake
+    store.sent(wake)
+    list(store.sweep(0.05))
+    store.inspect("k")
+    store.acquire("k", "c", 30.0, run="run", repeated=True)
+    store.release("k", "c", run="run", ended=Ended.YES, keep_for=("run", 0.05))
+    store.check()
+    store.close()
+
+    scripts = {script.sha: script for script in map(lua.load, SCRIPTS)}
+    scripts |= {script.source: script for script in map(lua.load, SCRIPTS)}
+    seen = set()
+    for name, *rest in sent:
+        if name in {"EVALSHA", "EVAL"}:
+            script = scripts[rest[0]]
+            keys, arguments = rest[2 : 2 + rest[1]], rest[2 + rest[1] :]
+            assert len(keys) == len(script.keys), script.name
+            assert len(arguments) == len(script.arguments), script.name
+            if script.name != "index":  # whose one key has no slot to share
+                records = [key.rpartition(b":")[2].decode() for key in keys]
+                assert records == list(script.keys)
+            seen.add(script.name)
+    assert seen == set(SCRIPTS)

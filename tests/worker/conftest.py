@@ -1,0 +1,166 @@
+"""A locked app with two prefork workers, shared by the tests of a module."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from celery_distlock import Lock
+from celery_distlock.runtime import Runtime
+from tests import servers
+from tests.waiting import wait_until
+from tests.workers import WorkerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+    from typing import Any
+
+    from celery import Celery
+
+    from celery_distlock.stores import Store
+    from celery_distlock.stores.base import KeyState
+    from tests.apps.journal import Journal
+
+
+class Locks:
+    """The locks of one app, as this process sees them."""
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+
+    @property
+    def store(self) -> Store:
+        return Runtime.of(self.app).store
+
+    def lock(self, key: str, *, lease: float = 2.0) -> Lock:
+        return Lock(key, lease=lease, store=self.store)
+
+    @contextmanager
+    def held(self, key: str) -> Iterator[None]:
+        """Hold *key* in this process, as web code might, and let go at the end."""
+        lock = self.lock(key)
+        assert lock.acquire(timeout=30)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def look(self, key: str) -> KeyState:
+        return self.store.inspect(key)
+
+    def wait_free(self, key: str, timeout: float = 30.0) -> None:
+        wait_until(lambda: not self.look(key).token, timeout=timeout, what=f"{key} to be free")
+
+    def wait_held(self, key: str, timeout: float = 30.0) -> KeyState:
+        wait_until(lambda: self.look(key).token, timeout=timeout, what=f"{key} to be held")
+        return self.look(key)
+
+    def wait_queued(self, key: str, count: int = 1, timeout: float = 30.0) -> None:
+        wait_until(
+            lambda: self.look(key).waiting == count,
+            timeout=timeout,
+            what=f"{count} to wait for {key}",
+        )
+
+    def record(self, key: str) -> str:
+        """The name of the Redis hash that is the lock."""
+        return f"{Runtime.of(self.app).settings.prefix}:{{{key}}}:lock"
+
+    def forget(self, key: str) -> None:
+        """Delete the lock behind its holder's back."""
+        with redis.Redis.from_url(self.app.conf.broker_url) as client:
+            assert client.delete(self.record(key)) == 1
+
+
+class Site(Locks):
+    """
+    An app that is loaded here, and the workers that run it.
+
+    Attributes:
+        tasks: The module with the app.
+        workers: Empty for a site without workers.
+    """
+
+    def __init__(self, tasks: ModuleType, env: dict[str, str]) -> None:
+        super().__init__(tasks.app)
+        self.tasks: Any = tasks
+        self.env = env
+        self.workers: list[WorkerProcess] = []
+
+    @property
+    def journal(self) -> Journal:
+        return self.tasks.journal
+
+    def log(self) -> str:
+        return "".join(worker.log() for worker in self.workers)
+
+
+@pytest.fixture(scope="module")
+def bare_site(redis_url: str) -> Iterator[Site]:
+    """`tests.apps.locked` in this process, without workers."""
+    prefix = servers.new_prefix()
+    env = {
+        "DISTLOCK_TEST_BROKER": redis_url,
+        "DISTLOCK_TEST_BACKEND": redis_url,
+        "DISTLOCK_TEST_PREFIX": prefix,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        sys.modules.pop("tests.apps.locked", None)
+        tasks = importlib.import_module("tests.apps.locked")
+    yield Site(tasks, env)
+    tasks.journal.close()
+    tasks.app.backend.client.close()
+    tasks.app.close()
+    sys.modules.pop("tests.apps.locked", None)
+    servers.delete_keys(redis_url, prefix)
+
+
+@pytest.fixture(scope="module")
+def site(bare_site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """`bare_site` with two prefork workers of two processes each."""
+    folder = tmp_path_factory.mktemp("workers")
+    bare_site.workers = [
+        WorkerProcess("tests.apps.locked", folder=folder, concurrency=2, env=bare_site.env)
+        for _ in range(2)
+    ]
+    try:
+        for worker in bare_site.workers:
+            worker.start(wait=False)
+        for worker in bare_site.workers:
+            worker.wait_ready()
+        yield bare_site
+    finally:
+        for worker in bare_site.workers:
+            if worker.running:
+                worker.process.terminate()  # all of them, before the first is waited for
+        for worker in bare_site.workers:
+            worker.stop(warm=10.0)
+
+
+@pytest.fixture(autouse=True)
+def _show_logs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Of a test that fails, show what its module's workers logged meanwhile."""
+    workers: list[WorkerProcess] = []
+    if "site" in request.fixturenames:
+        workers = request.getfixturevalue("site").workers
+    seen = {worker: len(worker.log()) for worker in workers}
+    yield
+    for worker, length in seen.items():
+        print(f"---- {worker.name}, {os.fspath(worker.log_file)}")  # noqa: T201
+        print(worker.log()[length:])  # noqa: T201
+
+
+@pytest.fixture
+def key() -> str:
+    """A key that no other test has."""
+    return f"key-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,92 @@
+"""Chords, chains and groups complete, whatever their members find."""
+
+from __future__ import annotations
+
+import pytest
+from celery import chain, chord, group
+
+SQUARES = sum(number * number for number in range(10))
+
+
+@pytest.mark.parametrize("name", ["square", "square_retry", "square_wait"])
+def test_a_chord_over_one_key_completes(site, key, name):
+    square = getattr(site.tasks, name)
+
+    result = chord(square.s(key, number) for number in range(10))(site.tasks.total.s())
+
+    assert result.get(timeout=60) == SQUARES
+    assert site.journal.read(f"{key}:overlaps") == []
+
+
+def test_a_chord_whose_members_are_all_parked_first_completes(site, key):
+    with site.held(key):
+        result = chord(site.tasks.square.s(key, n) for n in range(10))(site.tasks.total.s())
+        site.wait_queued(key, 10)
+
+    assert result.get(timeout=60) == SQUARES
+
+
+def test_a_chord_with_skipped_members_completes(site, key):
+    members = [site.tasks.square.s(f"{key}:free", 3), site.tasks.square_skip.s(key, 4)]
+    with site.held(key):
+        result = chord(members)(site.tasks.total.s())
+
+        assert result.get(timeout=60) == 9
+
+
+def test_a_chord_with_a_parked_callback_completes(site, key):
+    callback = site.tasks.increase.s(key)
+    with site.held(key):
+        result = chain(site.tasks.add.s(1, 2), callback).delay()
+        site.wait_queued(key)
+
+    assert result.get(timeout=60) == 4
+
+
+def test_the_results_of_a_group_over_one_key_keep_their_order(site, key):
+    result = group(site.tasks.square.s(key, number) for number in range(10)).delay()
+
+    assert result.get(timeout=60) == [number * number for number in range(10)]
+
+
+def test_a_chain_over_one_key_hands_the_results_on(site, key):
+    first = site.tasks.square.s(key, 3)
+    with site.held(key):
+        result = chain(first, site.tasks.increase.s(key), site.tasks.increase.s(key)).delay()
+        site.wait_queued(key)
+
+    assert result.get(timeout=60) == 11
+
+
+def test_a_chain_whose_every_link_is_parked_goes_on(site, key):
+    keys = [f"{key}:{number}" for number in range(3)]
+    with site.held(keys[2]):
+        with site.held(keys[1]):
+            with site.held(keys[0]):
+                result = chain(
+                    site.tasks.square.s(keys[0], 3),
+                    site.tasks.increase.s(keys[1]),
+                    site.tasks.increase.s(keys[2]),
+                ).delay()
+                site.wait_queued(keys[0])
+            site.wait_queued(keys[1])
+        site.wait_queued(keys[2])
+
+    assert result.get(timeout=60) == 11
+
+
+def test_a_parked_task_may_be_replaced(site, key):
+    with site.held(key):
+        result = site.tasks.replace.delay(key, 3)
+        site.wait_queued(key)
+
+    assert result.get(timeout=60) == 10
+
+
+def test_a_chord_inside_a_chain_goes_on_behind_parked_members(site, key):
+    header = group(site.tasks.square.s(key, number) for number in range(5))
+    with site.held(key):
+        result = chain(header, site.tasks.total.s(), site.tasks.increase.s(key)).delay()
+        site.wait_queued(key, 5)
+
+    assert result.get(timeout=60) == 31

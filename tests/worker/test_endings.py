@@ -1,0 +1,107 @@
+"""However a task ends, its key is free afterwards; unless it is meant to stay locked."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.waiting import wait_until
+
+
+@pytest.mark.parametrize("how", ["success", "exception", "retry", "ignore", "reject"])
+def test_the_key_is_free_after(site, key, how):
+    site.tasks.end.delay(key, how)
+    site.journal.wait(key)
+    site.wait_free(key, timeout=site.tasks.LEASE / 2)  # released, not expired
+
+    assert site.tasks.work_fail.delay(key).get(timeout=30) == 0
+
+
+def test_the_key_is_free_after_a_soft_time_limit(site, key):
+    result = site.tasks.sleep_past_soft_limit.delay(key)
+    wait_until(lambda: result.state == "FAILURE", what="the soft time limit")
+
+    assert type(result.result).__name__ == "SoftTimeLimitExceeded"
+    assert site.tasks.work_fail.delay(key).get(timeout=30) == 0
+
+
+def test_the_key_is_free_after_a_hard_time_limit(site, key):
+    result = site.tasks.sleep_past_hard_limit.delay(key)
+    wait_until(lambda: result.state == "FAILURE", what="the hard time limit")
+
+    assert type(result.result).__name__ == "TimeLimitExceeded"
+    assert site.tasks.work_requeue.delay(key).get(timeout=30) == 0
+
+
+def test_a_rejected_task_that_comes_again_gets_its_key(site, key):
+    assert site.tasks.reject_once.delay(key).get(timeout=30) == "done"
+
+    assert len(site.journal.read(key)) == 2
+
+
+@pytest.mark.parametrize("name", ["fail_by_retry", "fail_by_autoretry"])
+def test_a_task_is_retried_as_often_as_it_may_be(site, key, name):
+    with pytest.raises(KeyError):
+        getattr(site.tasks, name).delay(key).get(timeout=30)
+
+    assert site.journal.read(key) == [0, 1, 2]
+    assert site.tasks.work_fail.delay(key).get(timeout=30) == 0
+
+
+def test_a_task_that_was_parked_is_retried_as_often_as_any(site, key):
+    with site.held(key):
+        result = site.tasks.fail_by_retry.delay(key)
+        site.wait_queued(key)
+
+    with pytest.raises(KeyError):
+        result.get(timeout=30)
+    assert site.journal.read(key) == [0, 1, 2]
+
+
+def test_others_may_run_between_the_attempts_of_a_task(site, key):
+    first = site.tasks.end.delay(key, "retry")
+    wait_until(lambda: first.state == "RETRY", what="the retry")
+
+    assert site.tasks.work_fail.delay(key).get(timeout=30) == 0
+
+
+def test_hold_on_retry_keeps_the_key_between_the_attempts(site, key):
+    first = site.tasks.hold_on_retry.delay(key, "first")
+    site.journal.wait(key)
+    other = site.tasks.work_requeue.delay(key, "other")
+
+    first.get(timeout=30)
+    other.get(timeout=30)
+
+    assert site.journal.read(key) == ["first", "first", "first", "other"]
+
+
+def test_a_task_that_fails_goes_to_the_end_of_its_queue(site, key):
+    failing = site.tasks.fail_and_requeue.delay(key, "failing", key)
+    site.journal.wait(key)
+    other = site.tasks.work_requeue.delay(key, "other")
+    site.wait_queued(key)
+    site.journal.open(key)
+
+    assert other.get(timeout=30) == 0
+    with pytest.raises(KeyError):
+        failing.get(timeout=30)
+
+    assert failing.state == "FAILURE"
+    assert site.journal.read(key) == ["failing", "other", "failing", "failing"]
+    assert site.tasks.work_fail.delay(key).get(timeout=30) == 0
+
+
+def test_a_task_that_failed_shows_that_it_is_parked(site, key):
+    result = site.tasks.fail_and_requeue.delay(key, "failing", key)
+    site.journal.wait(key)
+    with_key = site.tasks.work_requeue.delay(key, "other", f"{key}:other")
+    site.wait_queued(key)
+    site.journal.open(key)
+
+    wait_until(lambda: result.state == "PARKED", what="the failed task to be parked")
+    assert result.info["key"] == key
+
+    site.journal.open(f"{key}:other")
+    with_key.get(timeout=30)
+    with pytest.raises(KeyError):
+        result.get(timeout=30)
