@@ -16,10 +16,7 @@ from typing import Any
 from celery import Celery
 from kombu.message import Message
 from kombu.serialization import dumps as serialize
-from kombu.serialization import (
-    prepare_accept_content,
-    registry,  # type: ignore[attr-defined]  # stubs
-)
+from kombu.serialization import prepare_accept_content, registry  # type: ignore[attr-defined]
 from kombu.utils.json import dumps, loads
 
 __all__ = ["HEADER", "Passage", "publish", "seal", "to_message", "with_eta", "with_passage"]
@@ -149,9 +146,8 @@ def with_eta(envelope: bytes, delay: float) -> bytes:
 def to_message(app: Celery, envelope: bytes) -> Message:
     """Return *envelope* as the message that a worker would receive, without a broker behind it."""
     message = loads(envelope)
-    body = base64.b64decode(message["body"])
     return Message(
-        body=body.decode() if message["text"] else body,
+        body=_body(message),
         delivery_tag=uuid.uuid4().hex,
         content_type=message["content_type"],
         content_encoding=message["content_encoding"],
@@ -174,7 +170,6 @@ def publish(app: Celery, envelope: bytes) -> None:
         kombu.exceptions.OperationalError: The broker cannot be reached, by the app's retry policy.
     """
     message = loads(envelope)
-    body = base64.b64decode(message["body"])
     headers, properties = message["headers"], message["properties"]
     expiration = properties.pop("expiration", None)
     exchange = message["exchange"]
@@ -183,7 +178,7 @@ def publish(app: Celery, envelope: bytes) -> None:
     declare = [queue for queue in queues if getattr(queue.exchange, "name", "") == exchange]
     with app.producer_or_acquire() as producer:
         producer.publish(
-            body.decode() if message["text"] else body,
+            _body(message),
             exchange=exchange,
             routing_key=message["routing_key"],
             content_type=message["content_type"],
@@ -198,3 +193,8 @@ def publish(app: Celery, envelope: bytes) -> None:
             retry_policy=app.conf.task_publish_retry_policy,
             **properties,
         )
+
+
+def _body(message: Mapping[str, Any]) -> Any:
+    body = base64.b64decode(message["body"])
+    return body.decode() if message["text"] else body

@@ -1,4 +1,4 @@
-"""Takes parked tasks whose turn it is straight into the worker, without a way through the broker."""
+"""Takes parked tasks whose turn it is straight into the worker, past the broker."""
 
 import collections
 import contextlib

@@ -24,16 +24,21 @@ class LockedRequest(Request):
             **facts["properties"].get(HEADER, {}),
             "content_type": message.content_type,
             "content_encoding": message.content_encoding,
-            "desk": Runtime.of(self.app).desk,
+            "desk": self._runtime.desk,
         }
         if message.content_type in _KEEP_BODY:
             received["body"] = message.body
         facts["properties"] = {**facts["properties"], HEADER: received}
 
+    @property
+    def _runtime(self) -> Runtime:
+        app: Any = self.app
+        return Runtime.of(app)
+
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Let the next have the key that a revoked or expired task was woken for."""
         super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
         passage = Passage.of(self.request_dict)
-        forget = Runtime.of(self.app).forget
+        forget = self._runtime.forget
         if passage.woken and not terminated and forget is not None:
             forget(Wake(passage.parked_at, passage.run, b""))
