@@ -204,7 +204,7 @@ def digest(value: Any, *, task: str = "") -> str:
         LockKeyError: A value has no stable form, an object without ``__json__`` for example.
     """
     text = json.dumps(_canonical(value, task), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return hashlib.sha256(text.encode()).hexdigest()[:32]  # JSON is ASCII here
 
 
 def _canonical(value: Any, task: str) -> Any:
@@ -256,6 +256,7 @@ def _field_name(name: Any) -> str:
 
 
 _ESCAPED = {c: f"%{ord(c):02X}" for c in "{}%"} | {chr(c): f"%{c:02X}" for c in (*range(33), 127)}
+_ESCAPED |= {chr(c): f"%u{c:04X}" for c in range(0xD800, 0xE000)}  # surrogates have no UTF-8
 _ESCAPES = str.maketrans(_ESCAPED)
 
 

@@ -77,6 +77,24 @@ class Hold:
         on_event: Told what happens: a name of :mod:`celery_distlock.signals` and its facts.
     """
 
+    __slots__ = (
+        "_extended_until",
+        "_loss_reason",
+        "_mutex",
+        "depth",
+        "held_since",
+        "key",
+        "on_event",
+        "on_lost",
+        "owner",
+        "run",
+        "state",
+        "store",
+        "terms",
+        "token",
+        "valid_until",
+    )
+
     def __init__(
         self,
         store: Store,
@@ -95,7 +113,6 @@ class Hold:
         self.state = HoldState.NEW
         self.token = 0
         self.depth = 0
-        self.asked = False  # once true, the store may have granted the key without our knowing
         self.held_since = 0.0
         self.valid_until = 0.0
         self.on_event = on_event

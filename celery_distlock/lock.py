@@ -75,7 +75,6 @@ def obtain(
     Raises:
         StoreError: Also then, what the store may have granted is given back in the background.
     """
-    hold.asked = True
     try:
         reply = _ask(hold, park, repeated, keep)
         if reply.status is Status.BUSY and park is None and timeout != 0:

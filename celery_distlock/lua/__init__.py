@@ -8,7 +8,8 @@ from importlib.resources import files
 
 __all__ = ["Script", "load"]
 
-_HEADER = re.compile(r"^-- (USES|KEYS|ARGV)[ ]*(.*)$", re.MULTILINE)
+_HEADER = re.compile(r"^-- (KEYS|ARGV)[ ]*(.*)$", re.MULTILINE)
+_USES = re.compile(r"^-- USES (\w+)\n", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,25 +26,22 @@ class Script:
 @cache
 def load(name: str) -> Script:
     """
-    Return the script *name*, with what its header says it uses put before it.
+    Return the script *name*, with each ``-- USES other`` line replaced by that other script.
 
     Raises:
         ValueError: The header is missing, or names other keys than a script that it uses.
     """
     text = (files(__package__) / f"{name}.lua").read_text(encoding="utf-8")
-    header = {word: rest.split() for word, rest in _HEADER.findall(text)}
-    if "KEYS" not in header or f"-- {name}.lua: " not in text:
+    header = {word: tuple(rest.split()) for word, rest in _HEADER.findall(text)}
+    if "KEYS" not in header or not text.startswith(f"-- {name}.lua: "):
         raise ValueError(f"{name}.lua has no header")
-    source = text
-    for used in header.get("USES", ()):
-        other = load(used)
-        if list(other.keys) != header["KEYS"]:
-            raise ValueError(f"{name}.lua uses {used}.lua and names other KEYS")
-        source = other.source + source
-    return Script(
-        name,
-        tuple(header["KEYS"]),
-        tuple(header.get("ARGV", ())),
-        source,
-        hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest(),
-    )
+
+    def used(match: re.Match[str]) -> str:
+        other = load(match[1])
+        if other.keys != header["KEYS"]:
+            raise ValueError(f"{name}.lua uses {other.name}.lua and names other KEYS")
+        return other.source
+
+    source = _USES.sub(used, text)
+    sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+    return Script(name, header["KEYS"], header.get("ARGV", ()), source, sha)

@@ -1,5 +1,4 @@
 -- acquire.lua: take the key, or join its queue, or learn who holds it. Repeating it changes nothing.
--- USES queue
 -- KEYS lock queue tasks woken fence done
 -- ARGV owner lease_ms mode run repeated keep detail desk
 -- returns {status, token, holder, holder_run, ttl_ms, place, wake_run, wake_envelope}
@@ -9,8 +8,18 @@
 --           park: queue the run, detail is its envelope, desk where a worker would take it.
 -- repeated  1 if the run's message may have been delivered before
 -- keep      1 if nobody else has the run's message: it stays here until the run has ended
+--
+-- USES grant
 local owner, lease_ms, mode, run, repeated, keep, detail, desk = unpack(ARGV)
 
+local holder = redis.call('HGET', LOCK, 'owner')
+if not holder and repeated == '0' and redis.call('EXISTS', QUEUE, TASKS) == 0 then
+    -- Nobody holds it, nobody waits: most requests end here.
+    local token, refused = grant(microseconds(), owner, run, lease_ms)
+    return refused or { 'granted', token }
+end
+
+-- USES queue
 -- The run has come.
 local function arrive(now)
     if keep == '1' and redis.call('HEXISTS', TASKS, 'e:' .. run) == 1 then
@@ -22,7 +31,6 @@ local function arrive(now)
 end
 
 local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run')
-local holder = held[1]
 if holder == owner then
     redis.call('PEXPIRE', LOCK, lease_ms)
     return { 'granted', held[2] }
@@ -49,7 +57,7 @@ local wake_run, wake_envelope = '', ''
 if not holder then
     local next_run, envelope
     if not (run ~= '' and redis.call('ZSCORE', WOKEN, run)) then
-        next_run, envelope = hand_over(now, member)
+        next_run, envelope = hand_over(member)
     end
     if not next_run or next_run == true then
         local token, refused = grant(now, owner, run, lease_ms)

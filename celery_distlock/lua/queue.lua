@@ -1,45 +1,10 @@
--- queue.lua: what several scripts share: the clock, tokens, and the hand-over to the next waiter.
+-- queue.lua: the hand-over of a free key to the next in its queue.
 -- KEYS lock queue tasks woken fence done
---
--- lock   hash    owner, token, run, since (ms); expires with the lease. A key that is on its way
---                to a parked task has the owner "parked:<run>" until that task claims it.
--- queue  zset    who waits, by arrival (µs): "p:<run>" parked, "b:<inbox> <owner>" blocked
--- tasks  hash    of every run that is parked or on its way: e:<run> its envelope, s:<run> its
---                arrival, h:<run> the desk of a worker that takes it, n:<run> how often it was sent
--- woken  zset    runs on their way, by the time (ms) at which they are sent again; also runs that
---                have come but that nobody else keeps until they end
--- fence  string  the last token
--- done   zset    runs that have ended and whose message may come again, by their end (ms)
-local LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-
-local FENCE_MS = 3600000 -- a token only has to outlive a clock that was set back
 local GRANT_MS = 1000 -- for a blocked waiter to confirm what was pushed to it
 local CLAIM_MS = 5000 -- for a woken task's message to reach a worker; doubled by each on its way
 local UNSENT_MS = 2000 -- for a woken run to be taken from the desk, or to be sent
 local RESEND_MS = 60000 -- after which a message that did not come is sent again; doubles
 local DONE_MS = 3600000 -- how long a late second delivery is recognised
-
-local function microseconds()
-    local time = redis.call('TIME')
-    return time[1] * 1000000 + time[2]
-end
-
--- A Lua number is a double: microseconds fit exactly, but tostring() would round them.
-local function integer(number)
-    return string.format('%.0f', number)
-end
-
-local function grant(now, owner, run, lease_ms)
-    local last = tonumber(redis.call('GET', FENCE) or '0')
-    local token = integer(math.max(last + 1, now))
-    local set = redis.pcall('HSET', LOCK, 'owner', owner, 'token', token, 'run', run, 'since', integer(now / 1000))
-    if type(set) == 'table' and set.err then
-        return nil, set
-    end
-    redis.call('PEXPIRE', LOCK, lease_ms)
-    redis.call('SET', FENCE, token, 'PX', FENCE_MS)
-    return token
-end
 
 -- Pushes a run to the worker that parked it; false if that is gone.
 local function push(run, envelope)
@@ -54,7 +19,8 @@ end
 -- Gives the free key to the first waiter that is alive. Returns nothing if there is none, true if
 -- that is `own`, else the run and the envelope that the caller has to send, or two empty strings
 -- if the waiter knows already.
-local function hand_over(now, own)
+local function hand_over(own)
+    local now
     while true do
         local head = redis.call('ZRANGE', QUEUE, 0, 0)[1]
         if not head then
@@ -63,6 +29,7 @@ local function hand_over(now, own)
         if head == own then
             return true
         end
+        now = now or microseconds()
         local name = string.sub(head, 3)
         if string.sub(head, 1, 2) == 'p:' then
             local envelope = redis.call('HGET', TASKS, 'e:' .. name)

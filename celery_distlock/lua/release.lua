@@ -1,5 +1,4 @@
 -- release.lua: give the key up, or a place in its queue, and hand the key to the next waiter.
--- USES queue
 -- KEYS lock queue tasks woken fence done
 -- ARGV owner run ended inbox keep_run keep_ms
 -- returns {released, wake_run, wake_envelope}; released: 1 given up | 0 was not ours
@@ -9,14 +8,26 @@
 --           2: it has, and a second delivery that comes later is to be recognised.
 -- inbox     where a blocked waiter that gives up had waited, else empty
 -- keep_ms   not 0: the key stays locked for so long, for keep_run to claim
+--
+-- USES grant
 local owner, run, ended, inbox, keep_run, keep_ms = unpack(ARGV)
-local now = microseconds()
+
+if ended ~= '2' and keep_ms == '0' and redis.call('EXISTS', QUEUE, TASKS) == 0 then
+    -- Nobody waits, nothing is to be noted: most releases end here.
+    if redis.call('HGET', LOCK, 'owner') ~= owner then
+        return { 0, '', '' }
+    end
+    redis.call('DEL', LOCK)
+    return { 1, '', '' }
+end
+
+-- USES queue
 
 -- Works at maxmemory too: what the server may refuse then is called so that it can be.
 if run ~= '' and ended ~= '0' then
     local parked = unpark(run)
     if parked or ended == '2' then
-        local now_ms = now / 1000
+        local now_ms = microseconds() / 1000
         redis.pcall('ZADD', DONE, integer(now_ms), run)
         redis.call('ZREMRANGEBYSCORE', DONE, '-inf', integer(now_ms - DONE_MS))
         redis.call('PEXPIRE', DONE, DONE_MS)
@@ -34,5 +45,5 @@ if keep_ms ~= '0' then
     return { 1, '', '' }
 end
 redis.call('DEL', LOCK)
-local wake_run, envelope = hand_over(now, '')
+local wake_run, envelope = hand_over('')
 return { 1, wake_run or '', envelope or '' }

@@ -1,11 +1,12 @@
 -- sent.lua: a woken run's message is with the broker: send it again only if it does not come. Or it
 -- came back unfinished: send it again at the next sweep.
--- USES queue
 -- KEYS lock queue tasks woken fence done
 -- ARGV run again
 -- returns 1 noted | 0 it has come already
 --
 -- again  1: it came back
+--
+-- USES grant
 local run, again = unpack(ARGV)
 if not redis.call('ZSCORE', WOKEN, run) then
     return 0

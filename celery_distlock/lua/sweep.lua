@@ -1,9 +1,11 @@
 -- sweep.lua: find what a crash left behind at one key: a free key with waiters, a run whose waker
 -- died before it was sent, a message that never came, a run that ended with its process.
--- USES queue
 -- KEYS lock queue tasks woken fence done
 -- ARGV limit
 -- returns {waiting, run, envelope, ...}; waiting: 1 somebody waits or is on its way | 0 nobody
+--
+-- USES grant
+-- USES queue
 local now = microseconds()
 local found = {}
 local due = redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now / 1000), 'LIMIT', 0, ARGV[1])
@@ -21,7 +23,7 @@ for _, run in ipairs(due) do
     end
 end
 if redis.call('EXISTS', LOCK) == 0 then
-    local run, envelope = hand_over(now, '')
+    local run, envelope = hand_over('')
     if run and run ~= '' then
         found[#found + 1] = run
         found[#found + 1] = envelope

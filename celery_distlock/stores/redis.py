@@ -214,12 +214,12 @@ class RedisStore(Store):
     def inspect(self, key: str) -> KeyState:
         names = self._names(slot_name(key))[:2]
         asked = self._ask([_call(_INSPECT, names, [])], key)
-        owner, token, run, since_ms, ttl_ms, waiting = asked.answers[0]
+        owner, token, run, ttl_ms, waiting = asked.answers[0]
         return KeyState(
             _text(owner),
             int(token or 0),
             _text(run),
-            int(since_ms or 0) / 1000,
+            int(token or 0) / 1e6,  # a token is the time of its grant
             max(0, ttl_ms) / 1000,
             waiting,
         )
@@ -249,7 +249,7 @@ class RedisStore(Store):
         self._mutex = threading.Lock()
 
     def _names(self, name: str) -> list[bytes]:
-        stem = f"{self._prefix}:{{{name}}}:".encode("utf-8", "surrogatepass")
+        stem = f"{self._prefix}:{{{name}}}:".encode()
         return [stem + record for record in _RECORDS]
 
     def _connection(self, timeout: float) -> "_Connect":
@@ -347,11 +347,7 @@ class _Wire:
         except IndexError:
             connection = self._connect()
         try:
-            if len(commands) == 1:
-                packed = connection.pack_command(*commands[0])
-            else:
-                packed = connection.pack_commands(commands)
-            connection.send_packed_command(packed, check_health=False)
+            connection.send_packed_command(_packed(commands), check_health=False)
             answers = [_answer(connection) for _ in commands]
         except BaseException:
             # Also when a time limit's exception strikes: half an answer may be left in there.
@@ -529,13 +525,24 @@ def _address(settings: dict[str, Any]) -> str:
 
 
 def _call(script: lua.Script, keys: Sequence[bytes], arguments: Iterable[Any]) -> tuple[Any, ...]:
-    return ("EVALSHA", script.sha, len(keys), *keys, *arguments)
+    return (b"EVALSHA", script.sha.encode(), len(keys), *keys, *arguments)
 
 
 def _in_full(command: Sequence[Any]) -> Sequence[Any]:
-    if command[0] != "EVALSHA":
+    if command[0] != b"EVALSHA":
         return command
-    return ("EVAL", _SOURCES[command[1]], *command[2:])
+    return (b"EVAL", _SOURCES[command[1]], *command[2:])
+
+
+def _packed(commands: Sequence[Sequence[Any]]) -> list[bytes]:
+    """Return *commands* as they are sent; redis-py's own packing takes three times as long."""
+    parts = []
+    for command in commands:
+        parts.append(b"*%d\r\n" % len(command))
+        for word in command:
+            raw = word if type(word) is bytes else str(word).encode()
+            parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
+    return [b"".join(parts)]
 
 
 def _doubts(info: str) -> Iterator[str]:
@@ -564,7 +571,7 @@ def _ms(seconds: float) -> int:
 
 
 def _text(value: bytes | None) -> str:
-    return value.decode("utf-8", "surrogatepass") if value else ""
+    return value.decode() if value else ""
 
 
 def _plain(value: Any) -> int | None:
@@ -575,7 +582,7 @@ _ACQUIRE, _RENEW, _RELEASE, _SENT, _SWEEP, _INDEX, _INSPECT = map(
     lua.load, ("acquire", "renew", "release", "sent", "sweep", "index", "inspect")
 )
 _SOURCES = {
-    script.sha: script.source
+    script.sha.encode(): script.source
     for script in (_ACQUIRE, _RENEW, _RELEASE, _SENT, _SWEEP, _INDEX, _INSPECT)
 }
 _RECORDS = tuple(name.encode() for name in _ACQUIRE.keys)

@@ -1,0 +1,40 @@
+-- grant.lua: what it is to give a key to somebody; the names of a key's records.
+-- KEYS lock queue tasks woken fence done
+--
+-- lock   hash    owner, token, run; expires with the lease. A key that is on its way to a parked
+--                task has the owner "parked:<run>" until that task claims it.
+-- queue  zset    who waits, by arrival (µs): "p:<run>" parked, "b:<inbox> <owner>" blocked
+-- tasks  hash    of every run that is parked or on its way: e:<run> its envelope, s:<run> its
+--                arrival, h:<run> the desk of a worker that takes it, n:<run> how often it was sent
+-- woken  zset    runs on their way, by the time (ms) at which they are sent again; also runs that
+--                have come but that nobody else keeps until they end
+-- fence  string  the last token: the time (µs) of the grant, or more if the clock was set back
+-- done   zset    runs that have ended and whose message may come again, by their end (ms)
+local LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+
+local FENCE_MS = 3600000 -- a token only has to outlive a clock that was set back
+
+local function microseconds()
+    local time = redis.call('TIME')
+    return time[1] * 1000000 + time[2]
+end
+
+-- A Lua number is a double: microseconds fit exactly, but tostring() would round them.
+local function integer(number)
+    return string.format('%.0f', number)
+end
+
+local function grant(now, owner, run, lease_ms)
+    local token = integer(now)
+    local last = redis.pcall('SET', FENCE, token, 'PX', FENCE_MS, 'GET')
+    if type(last) == 'table' then
+        return nil, last -- refused: the server is full
+    end
+    if last and tonumber(last) >= now then
+        token = integer(tonumber(last) + 1)
+        redis.call('SET', FENCE, token, 'PX', FENCE_MS)
+    end
+    redis.call('HSET', LOCK, 'owner', owner, 'token', token, 'run', run)
+    redis.call('PEXPIRE', LOCK, lease_ms)
+    return token
+end
