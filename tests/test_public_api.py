@@ -1,0 +1,56 @@
+"""The public surface; a change to it is a change to this file."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+PUBLIC = {
+    "celery_distlock": ["Lock", "LockedTask", "install"],
+    "celery_distlock.errors": [
+        "ConfigurationError",
+        "DistlockError",
+        "LockConflictError",
+        "LockError",
+        "LockKeyError",
+        "LockLostError",
+        "LockNotOwnedError",
+        "QuorumError",
+        "StoreError",
+        "StoreUnavailableError",
+    ],
+    "celery_distlock.policies": [
+        "Answer",
+        "Conflict",
+        "Decision",
+        "Fail",
+        "Park",
+        "Policy",
+        "Refuse",
+        "Requeue",
+        "Resend",
+        "Retry",
+        "Skip",
+        "Wait",
+    ],
+    "celery_distlock.signals": [
+        "lock_acquired",
+        "lock_conflict",
+        "lock_lost",
+        "lock_released",
+        "lock_renewed",
+        "task_parked",
+        "task_woken",
+    ],
+    "celery_distlock.stores": ["Ability", "Store", "open_store", "redact"],
+    "celery_distlock.testing": ["EmbeddedServer", "die_with_parent"],
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_are_these(name):
+    module = importlib.import_module(name)
+
+    assert sorted(module.__all__) == PUBLIC[name]
+    assert all(hasattr(module, public) for public in module.__all__)
