@@ -19,6 +19,7 @@ from .errors import (
     StoreUnavailableError,
 )
 from .lease import Hold, HoldState, Lease, Terms
+from .ledger import Ledger
 from .settings import check_lease
 from .stores import Ability, Store, open_store
 from .stores.base import Ended, Inbox, Parcel, Reply, Status
@@ -36,6 +37,8 @@ _here = threading.local()
 def _after_fork() -> None:
     global _here  # noqa: PLW0603  # the forking thread's holds are the parent's
     _here = threading.local()
+    if defaults.ledger is not None:
+        defaults.ledger.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -75,12 +78,14 @@ def obtain(
     Raises:
         StoreError: Also then, what the store may have granted is given back in the background.
     """
+    if defaults.ledger is not None:
+        defaults.ledger.note(hold)
     try:
         reply = _ask(hold, park, repeated, keep)
         if reply.status is Status.BUSY and park is None and timeout != 0:
             reply = _wait(hold, timeout, repeated, keep)
         if hold.state is not HoldState.HELD:
-            hold.end()
+            _end(hold)
             if reply.status is Status.GRANTED:  # too late to be believed
                 watchdog().give_back(hold)
                 reply = reply._replace(status=Status.BUSY)
@@ -88,9 +93,15 @@ def obtain(
     except BaseException:
         # No answer, a time limit, a KeyboardInterrupt: the key may be ours, or become so.
         watchdog().forget(hold)
-        hold.end()
+        _end(hold)
         watchdog().give_back(hold)
         raise
+
+
+def _end(hold: Hold) -> HoldState:
+    if defaults.ledger is not None:
+        defaults.ledger.strike(hold)
+    return hold.end()
 
 
 def _ask(hold: Hold, queue: Inbox | Parcel | None, repeated: bool, keep: bool) -> Reply:
@@ -163,6 +174,9 @@ def surrender(
     except BaseException:  # a time limit's exception, say: the caller has to see it, and soon
         watchdog().give_back(hold, ended)
         raise
+    finally:
+        if defaults.ledger is not None:
+            defaults.ledger.strike(hold)
     hold.on_event("lock_released", key=hold.key, token=hold.token, holder=hold.owner)
     return before
 
@@ -179,6 +193,7 @@ class _Defaults:
 
     store: Callable[[], Store] = staticmethod(no_store)
     on_event: Callable[..., None] | None = None
+    ledger: Ledger | None = None
 
 
 defaults = _Defaults()

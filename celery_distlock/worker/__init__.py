@@ -6,7 +6,7 @@ from celery import Celery
 
 from .desk import DeskStep
 from .options import add_options
-from .steps import LockStep
+from .steps import LockStep, UndertakerStep
 
 __all__ = ["install"]
 
@@ -25,4 +25,5 @@ def install(app: Celery) -> None:
     _installed.add(app)
     add_options(app)
     app.steps["worker"].add(LockStep)
+    app.steps["worker"].add(UndertakerStep)
     app.steps["consumer"].add(DeskStep)

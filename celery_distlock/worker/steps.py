@@ -5,14 +5,17 @@ from typing import Any
 
 from celery import bootsteps
 
+from celery_distlock import lock
 from celery_distlock.errors import ConfigurationError, StoreError
+from celery_distlock.ledger import Ledger
 from celery_distlock.queue import Sweeper
 from celery_distlock.runtime import Runtime
 from celery_distlock.stores import Ability
 
 from .options import flags
+from .undertaker import Undertaker
 
-__all__ = ["LockStep"]
+__all__ = ["LockStep", "UndertakerStep"]
 
 logger = logging.getLogger(__name__)
 
@@ -86,3 +89,35 @@ class LockStep(bootsteps.StartStopStep):
 def _forks(parent: Any) -> bool:
     pool = parent.pool_cls
     return "prefork" in (pool if isinstance(pool, str) else pool.__module__)
+
+
+class UndertakerStep(bootsteps.StartStopStep):
+    """
+    Frees the keys of a prefork pool's processes as soon as they are gone.
+
+    Does not require the pool, and so ends after it, when the last of its processes is gone.
+    """
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        self._undertaker: Undertaker | None = None
+        # Now, because the pool may start before this step: its processes inherit the ledger.
+        self._ledger = lock.defaults.ledger = Ledger() if _forks(parent) else None
+
+    def include_if(self, parent: Any) -> bool:
+        """Whether there are processes to look after."""
+        return self._ledger is not None and any(Runtime.of(parent.app).plans.values())
+
+    def start(self, parent: Any) -> None:
+        """Begin to look."""
+        assert self._ledger is not None
+        self._undertaker = Undertaker(self._ledger, Runtime.of(parent.app).store)
+        self._undertaker.start()
+
+    def stop(self, parent: Any) -> None:
+        """Look a last time."""
+        if self._undertaker is not None:
+            self._undertaker.stop()
+            self._undertaker = None
+
+    terminate = stop

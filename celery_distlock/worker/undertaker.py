@@ -1,0 +1,64 @@
+"""Releases what the pool's processes held when they died."""
+
+import logging
+import threading
+
+from celery_distlock.errors import StoreError
+from celery_distlock.ledger import Ledger, Remains
+from celery_distlock.stores import Store
+
+__all__ = ["Undertaker"]
+
+logger = logging.getLogger(__name__)
+
+ROUND = 0.2  # seconds between looks; a look is one wait() for each process, which returns at once
+
+
+class Undertaker:
+    """
+    A thread of the worker's main process that looks whether its children are alive.
+
+    It does not rely on Celery's being told, which can take seconds, and it never takes a key from a
+    process that exists: one that is stuck, or being terminated, holds its key until it is gone.
+    """
+
+    def __init__(self, ledger: Ledger, store: Store) -> None:
+        self._ledger = ledger
+        self._store = store
+        self._left: list[Remains] = []
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="distlock-undertaker", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after a last look."""
+        self._stopped.set()
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(ROUND):
+            self._look()
+        self._look()
+
+    def _look(self) -> None:
+        try:
+            self._left += self._ledger.bury()
+            self._left = [remains for remains in self._left if not self._released(remains)]
+        except Exception:
+            logger.exception("the undertaker stumbled and goes on")
+
+    def _released(self, remains: Remains) -> bool:
+        """Whether there is nothing more to do about *remains*; false: try again."""
+        if remains.store != self._store.identity:
+            return True  # a store of the task's own: its lease ends by itself
+        try:
+            released = self._store.release(remains.key, remains.owner)
+        except StoreError:
+            return False
+        if released.released:
+            logger.warning("freed %r, whose holder %s is gone", remains.key, remains.owner)
+        self._store.dispatch(released.wake)
+        return True
