@@ -6,8 +6,8 @@ thread as an asynchronous exception, at its next Python instruction; in a gevent
 throwing into it. Code inside a C call learns of it when the call returns.
 """
 
-import contextlib
 import ctypes
+import os
 import signal
 import sys
 import threading
@@ -89,6 +89,7 @@ class _BySignal:
     """To the main thread."""
 
     current: "Guard | None" = None
+    ready_in = 0  # the process in which the handler is in place
 
     def __init__(self, guard: Guard) -> None:
         self._thread = threading.get_ident()
@@ -170,9 +171,11 @@ def _gevent_patched() -> bool:
 
 def _handles_signal() -> bool:
     """Whether the signal is ours; a handler of somebody else's stays in place."""
-    handler = signal.getsignal(SIGNAL)
-    if handler in (signal.SIG_DFL, signal.SIG_IGN):
-        with contextlib.suppress(ValueError):  # not the main interpreter
+    if _BySignal.ready_in != os.getpid():
+        handler = signal.getsignal(SIGNAL)
+        if handler in (signal.SIG_DFL, signal.SIG_IGN):
             signal.signal(SIGNAL, _BySignal.handle)
-            return True
-    return handler is _BySignal.handle
+        elif handler is not _BySignal.handle:
+            return False
+        _BySignal.ready_in = os.getpid()
+    return True

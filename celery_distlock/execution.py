@@ -199,6 +199,7 @@ class Execution:
             holder=reply.holder,
             remaining=reply.remaining,
         )
+        self._warn_of_deadlock(key, reply)
         if self._is_second_delivery(reply):
             return policies.Park()  # dropped when the first succeeds, run when it dies
         conflict = Conflict(key, reply.holder, reply.remaining, self._passage.attempts)
@@ -212,6 +213,19 @@ class Execution:
         elif isinstance(decision, policies.Resend):
             self._show_parked(key, reply.holder, None)
         return decision
+
+    def _warn_of_deadlock(self, key: str, reply: Reply) -> None:
+        """Name what will hang if the holder waits for this task, its child."""
+        holder = reply.holder_run.rsplit(":", 3)[0]
+        if holder and holder in (self._request.parent_id, self._request.root_id):
+            if holder != self._request.id:
+                logger.warning(
+                    "Task %s needs %r, which its parent %s holds: if the parent waits for it, both"
+                    " wait for ever (a deadlock)",
+                    self._name,
+                    key,
+                    holder,
+                )
 
     def _is_second_delivery(self, reply: Reply) -> bool:
         return bool(self._run) and reply.holder_run == self._run
