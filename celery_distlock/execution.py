@@ -217,15 +217,15 @@ class Execution:
     def _warn_of_deadlock(self, key: str, reply: Reply) -> None:
         """Name what will hang if the holder waits for this task, its child."""
         holder = reply.holder_run.rsplit(":", 3)[0]
-        if holder and holder in (self._request.parent_id, self._request.root_id):
-            if holder != self._request.id:
-                logger.warning(
-                    "Task %s needs %r, which its parent %s holds: if the parent waits for it, both"
-                    " wait for ever (a deadlock)",
-                    self._name,
-                    key,
-                    holder,
-                )
+        ancestors = {self._request.parent_id, self._request.root_id} - {None, self._request.id}
+        if holder in ancestors:
+            logger.warning(
+                "Task %s needs %r, which its parent %s holds: if the parent waits for it, both wait"
+                " for ever (a deadlock)",
+                self._name,
+                key,
+                holder,
+            )
 
     def _is_second_delivery(self, reply: Reply) -> bool:
         return bool(self._run) and reply.holder_run == self._run
