@@ -1,10 +1,12 @@
-"""The one clock that leases are measured with; tests replace it."""
+"""The one clock that leases are measured with, and the chance that spreads what would collide."""
 
+import random
 import time
 
-__all__ = ["monotonic"]
+__all__ = ["jitter", "monotonic"]
 
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
+_system = random.SystemRandom()  # forked processes differ, and the program's seed is left alone
 
 
 def monotonic() -> float:
@@ -18,3 +20,8 @@ def monotonic() -> float:
     if _BOOTTIME is not None:
         return time.clock_gettime(_BOOTTIME)
     return time.monotonic()
+
+
+def jitter(low: float, high: float) -> float:
+    """Return a number between *low* and *high*."""
+    return _system.uniform(low, high)

@@ -18,8 +18,6 @@ A driver's exception never leaves the package: it is the ``__cause__`` of one of
 survive pickling, so they can be the result of a Celery task.
 """
 
-from typing import Any
-
 __all__ = [
     "ConfigurationError",
     "DistlockError",
@@ -35,18 +33,12 @@ __all__ = [
 
 
 class DistlockError(Exception):
-    """The base of all errors of this package."""
+    """
+    The base of all errors of this package.
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Exception's own pickling calls the class with `args` alone and so loses keyword arguments.
-        return _rebuild, (type(self), self.args, self.__dict__)
-
-
-def _rebuild(cls: type[DistlockError], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
-    error = cls.__new__(cls)
-    error.args = args
-    error.__dict__.update(state)
-    return error
+    What tells an error apart is in its `args`, in the order of its constructor: that is all that a
+    result backend with a JSON serializer keeps.
+    """
 
 
 class ConfigurationError(DistlockError):
@@ -68,20 +60,32 @@ class LockConflictError(LockError):
             renew it.
     """
 
-    def __init__(self, key: str, *, holder: str = "", remaining: float = 0.0) -> None:
-        by = f" by {holder}" if holder else ""
-        super().__init__(f"lock {key!r} is held{by}, for {remaining:.1f} s more unless renewed")
+    def __init__(self, key: str = "", holder: str = "", remaining: float = 0.0) -> None:
+        super().__init__(key, holder, remaining)
         self.key = key
         self.holder = holder
         self.remaining = remaining
 
+    def __str__(self) -> str:
+        by = f" by {self.holder}" if self.holder else ""
+        left = f"{self.remaining:.1f} s more unless renewed"
+        return f"lock {self.key!r} is held{by}, for {left}"
+
 
 class LockKeyError(LockError, ValueError):
-    """The key of one call could not be made from its arguments; the cause is chained."""
+    """
+    The key of one call could not be made from its arguments; the cause is chained.
 
-    def __init__(self, message: str, *, task: str = "") -> None:
-        super().__init__(message)
+    Attributes:
+        task: The task's name, or an empty string.
+    """
+
+    def __init__(self, message: str = "", task: str = "") -> None:
+        super().__init__(message, task)
         self.task = task
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class LockLostError(LockError):
@@ -92,13 +96,18 @@ class LockLostError(LockError):
         key: The lost key.
         token: The fencing token of the lost grant: a resource that compares tokens refuses writes
             made under it as soon as it has seen a later one.
+        reason: How the loss was noticed.
     """
 
-    def __init__(self, key: str = "", *, token: int = 0, reason: str = "") -> None:
-        why = f": {reason}" if reason else ""
-        super().__init__(f"lock {key!r} (token {token}) was lost{why}")
+    def __init__(self, key: str = "", token: int = 0, reason: str = "") -> None:
+        super().__init__(key, token, reason)
         self.key = key
         self.token = token
+        self.reason = reason
+
+    def __str__(self) -> str:
+        why = f": {self.reason}" if self.reason else ""
+        return f"lock {self.key!r} (token {self.token}) was lost{why}"
 
 
 class LockNotOwnedError(LockError, RuntimeError):
@@ -122,7 +131,10 @@ class QuorumError(StoreError):
         nodes: How many there are.
     """
 
-    def __init__(self, message: str, *, votes: int = 0, nodes: int = 0) -> None:
-        super().__init__(message)
+    def __init__(self, message: str = "", votes: int = 0, nodes: int = 0) -> None:
+        super().__init__(message, votes, nodes)
         self.votes = votes
         self.nodes = nodes
+
+    def __str__(self) -> str:
+        return str(self.args[0])

@@ -135,13 +135,16 @@ class _Template:
         if not text:
             raise ConfigurationError(f"task {task}: lock_key is an empty template")
 
-    def _roots(self, text: str) -> set[str]:
+    def _roots(self, text: str, depth: int = 0) -> set[str]:
         roots = set()
         try:
-            for _, field, spec, _ in string.Formatter().parse(text):
+            for _, field, spec, conversion in string.Formatter().parse(text):
                 if field is not None:
+                    _check_field(field, conversion)
                     roots.add(_ROOT.match(field)[0])  # type: ignore[index]  # matches always
-                    roots |= self._roots(spec or "")
+                    if depth and "{" in (spec or ""):
+                        raise ValueError("fields are nested too deeply")
+                    roots |= self._roots(spec or "", depth + 1)
         except ValueError as error:
             raise ConfigurationError(
                 f"task {self._task}: lock_key {text!r} does not parse: {error}"
@@ -174,6 +177,25 @@ class _Template:
         return _checked(key, self._task)
 
 
+class _Anything:
+    """Has every attribute and every item."""
+
+    def __getattr__(self, name: str) -> "_Anything":
+        return self
+
+    def __getitem__(self, item: Any) -> "_Anything":
+        return self
+
+
+def _check_field(field: str, conversion: str | None) -> None:
+    """Raise :exc:`ValueError` for what `str.format` could not make of any argument."""
+    root = _ROOT.match(field)[0]  # type: ignore[index]  # matches always
+    if root:
+        string.Formatter().get_field(f"_{field}", (), {f"_{root}": _Anything()})
+    if conversion is not None and conversion not in ("r", "s", "a"):
+        raise ValueError(f"there is no conversion !{conversion}")
+
+
 def _probe(signature: inspect.Signature, names: Iterable[str]) -> tuple[list[Any], dict[str, Any]]:
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -203,7 +225,16 @@ def digest(value: Any, *, task: str = "") -> str:
     Raises:
         LockKeyError: A value has no stable form, an object without ``__json__`` for example.
     """
-    text = json.dumps(_canonical(value, task), sort_keys=True, separators=(",", ":"))
+    try:
+        text = json.dumps(_canonical(value, task), sort_keys=True, separators=(",", ":"))
+    except LockKeyError:
+        raise
+    except Exception as error:  # users' own __json__, or a value that contains itself
+        where = f"task {task}: " if task else ""
+        raise LockKeyError(
+            f"{where}{{digest}} cannot be made of these arguments: {type(error).__name__}: {error}",
+            task,
+        ) from error
     return hashlib.sha256(text.encode()).hexdigest()[:32]  # JSON is ASCII here
 
 
@@ -226,10 +257,12 @@ def _canonical(value: Any, task: str) -> Any:
 def _tagged(value: Any, task: str) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return {"bytes": bytes(value).hex()}
-    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
-        return {type(value).__name__: value.isoformat()}
-    if isinstance(value, uuid.UUID | decimal.Decimal):
-        return {type(value).__name__: str(value)}
+    for kind in (datetime.datetime, datetime.date, datetime.time):
+        if isinstance(value, kind):
+            return {kind.__name__: value.isoformat()}
+    for exact in (uuid.UUID, decimal.Decimal):
+        if isinstance(value, exact):
+            return {exact.__name__: str(value)}
     if isinstance(value, datetime.timedelta):
         return {"timedelta": value.total_seconds()}
     if callable(getattr(value, "__json__", None)):
@@ -250,7 +283,7 @@ def _tagged(value: Any, task: str) -> Any:
 def _field_name(name: Any) -> str:
     if isinstance(name, str):
         return str.__str__(name)
-    if name is None or isinstance(name, bool):
+    if name is None or isinstance(name, bool | float):
         return json.dumps(name)
     return str(name)
 

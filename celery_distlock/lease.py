@@ -84,6 +84,7 @@ class Hold:
         "depth",
         "held_since",
         "key",
+        "label",
         "on_event",
         "on_lost",
         "owner",
@@ -109,6 +110,7 @@ class Hold:
         self.key = key
         self.terms = terms
         self.run = run
+        self.label = label
         self.owner = new_owner(label)
         self.state = HoldState.NEW
         self.token = 0
@@ -120,6 +122,11 @@ class Hold:
         self._extended_until = 0.0
         self._loss_reason = ""
         self._mutex = threading.Lock()
+
+    def start_over(self) -> None:
+        """Ask as somebody else, after a grant that came too late: that one is being given back."""
+        self.owner = new_owner(self.label)
+        self.state = HoldState.NEW
 
     def take(self, reply: Reply) -> bool:
         """Begin to hold what *reply* granted; false if that is nothing, or comes too late."""
@@ -177,8 +184,9 @@ class Hold:
         """Take note of a renewal that was asked for at *asked_at* for *lease* seconds."""
         if outcome is RenewOutcome.RENEWED:
             with self._mutex:
-                if self.state is HoldState.HELD:
-                    self.valid_until = max(self.valid_until, asked_at + _believed(lease))
+                if self.state is not HoldState.HELD:
+                    return
+                self.valid_until = max(self.valid_until, asked_at + _believed(lease))
             self.on_event("lock_renewed", key=self.key, token=self.token, holder=self.owner)
         elif outcome is RenewOutcome.HELD:
             self.lose("somebody else holds it")

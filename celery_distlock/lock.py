@@ -5,6 +5,7 @@ A thread (under gevent, a greenlet) is the owner, as with :class:`threading.RLoc
 counted here, so that taking a held key again costs no round trip and cannot go wrong.
 """
 
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from . import clock
+from .errands import give_back
 from .errors import (
     ConfigurationError,
     LockConflictError,
@@ -78,24 +80,33 @@ def obtain(
     Raises:
         StoreError: Also then, what the store may have granted is given back in the background.
     """
-    if defaults.ledger is not None:
-        defaults.ledger.note(hold)
+    deadline = float("inf") if timeout is None else clock.monotonic() + timeout
     try:
-        reply = _ask(hold, park, repeated, keep)
-        if reply.status is Status.BUSY and park is None and timeout != 0:
-            reply = _wait(hold, timeout, repeated, keep)
-        if hold.state is not HoldState.HELD:
+        while True:
+            if defaults.ledger is not None:
+                defaults.ledger.note(hold)
+            reply = _ask(hold, park, repeated, keep)
+            if reply.status is Status.BUSY and park is None and timeout != 0:
+                reply = _wait(hold, deadline, repeated, keep)
+            if hold.state is HoldState.HELD:
+                return reply
             _end(hold)
-            if reply.status is Status.GRANTED:  # too late to be believed
-                watchdog().give_back(hold)
-                reply = reply._replace(status=Status.BUSY)
-        return reply
+            if reply.status is not Status.GRANTED:
+                return reply
+            _give_back(hold)  # granted too late to be believed
+            if clock.monotonic() >= deadline:
+                return reply._replace(status=Status.BUSY)
+            hold.start_over()
     except BaseException:
         # No answer, a time limit, a KeyboardInterrupt: the key may be ours, or become so.
-        watchdog().forget(hold)
+        watchdog(hold.store).forget(hold)
         _end(hold)
-        watchdog().give_back(hold)
+        _give_back(hold)
         raise
+
+
+def _give_back(hold: Hold, ended: Ended = Ended.NO) -> None:
+    give_back(hold.store, hold.key, hold.owner, hold.run, ended)
 
 
 def _end(hold: Hold) -> HoldState:
@@ -115,14 +126,13 @@ def _ask(hold: Hold, queue: Inbox | Parcel | None, repeated: bool, keep: bool) -
         keep=keep,
     )
     if hold.take(reply):
-        watchdog().watch(hold)
+        watchdog(hold.store).watch(hold)
     elif reply.wake is not None:
         hold.store.dispatch(reply.wake)
     return reply
 
 
-def _wait(hold: Hold, timeout: float | None, repeated: bool, keep: bool) -> Reply:
-    deadline = float("inf") if timeout is None else clock.monotonic() + timeout
+def _wait(hold: Hold, deadline: float, repeated: bool, keep: bool) -> Reply:
     inbox = hold.store.inbox(hold.owner)
     granted = False
     try:
@@ -163,16 +173,16 @@ def surrender(
     Never raises for the store's sake: a release that is not answered goes on in the background,
     and the lease's end is behind that.
     """
-    watchdog().forget(hold)
+    watchdog(hold.store).forget(hold)
     before = hold.end()
     if before is HoldState.ENDED:
         return before
     try:
         hold.give_back(ended, keep_for)
     except StoreUnavailableError:
-        watchdog().give_back(hold, ended)
+        _give_back(hold, ended)
     except BaseException:  # a time limit's exception, say: the caller has to see it, and soon
-        watchdog().give_back(hold, ended)
+        _give_back(hold, ended)
         raise
     finally:
         if defaults.ledger is not None:
@@ -327,8 +337,11 @@ class Lock:
                 raise
 
     def __repr__(self) -> str:
-        lease = self.lease
-        return f"<Lock {self.key!r}: {lease!r}>" if lease else f"<Lock {self.key!r}: not held here>"
+        try:
+            lease = self.lease
+        except ConfigurationError:  # no store yet
+            lease = None
+        return f"<Lock {self.key!r}: {lease or 'not held here'}>"
 
     @property
     def _store(self) -> Store:
@@ -354,7 +367,7 @@ def _patience(blocking: bool, timeout: float) -> float | None:
     # As threading.RLock.acquire() does, word for word where it matters to callers.
     if not blocking and timeout != -1:
         raise ValueError("can't specify a timeout for a non-blocking call")
-    if timeout < 0 and timeout != -1:
+    if math.isnan(timeout) or (timeout < 0 and timeout != -1):
         raise ValueError("timeout value must be a non-negative number")
     if timeout > threading.TIMEOUT_MAX:
         raise OverflowError("timeout value is too large")

@@ -6,11 +6,11 @@ does it. One of your own is a subclass of :class:`Policy`.
 """
 
 import math
-import random
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+from . import clock
 from .errors import ConfigurationError
 from .settings import closest
 from .stores import Ability
@@ -130,7 +130,7 @@ class Retry(Policy):
         exponent = min(conflict.attempts, 64)  # a float's range is wider than any patience
         delay = min(self.max_delay, self.delay * self.factor**exponent)
         if self.jitter:
-            delay *= random.uniform(0.5, 1.0)
+            delay *= clock.jitter(0.5, 1.0)
         return Resend(delay)
 
 

@@ -1,9 +1,9 @@
 """The sweeper: finds what a crash left in the queues, and sends it on its way."""
 
 import logging
-import random
 import threading
 
+from . import clock
 from .errors import StoreError
 from .stores import Store
 
@@ -35,7 +35,7 @@ class Sweeper:
         self._stopped.set()
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._interval * random.uniform(0.9, 1.1)):
+        while not self._stopped.wait(self._interval * clock.jitter(0.9, 1.1)):
             try:
                 self._sweep()
             except Exception as error:

@@ -5,7 +5,6 @@ Values come in layers (a task's options, worker flags, the app's configuration);
 that names one wins. Knows nothing of Celery: a layer is a mapping with a description.
 """
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -88,7 +87,7 @@ def _wrong(name: str, wanted: str, value: object) -> ConfigurationError:
 def _seconds(low: float, high: float) -> Callable[[str, Any], float]:
     def check(name: str, value: Any) -> float:
         wanted = f"a number of seconds from {low:g} to {high:g}"
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise _wrong(name, wanted, value)
         if not low <= value <= high:
             raise _wrong(name, wanted, value)
@@ -132,8 +131,8 @@ def _text(name: str, value: Any) -> str:
 
 def _url(name: str, value: Any) -> str | None:
     if value is not None and (not isinstance(value, str) or "://" not in value):
-        shown = "a text without ://" if isinstance(value, str) else value  # it may hold a password
-        raise _wrong(name, "a URL such as redis://localhost:6379/0", shown)
+        # Not shown: it may hold a password.
+        raise _wrong(name, "a URL such as redis://localhost:6379/0", type(value))
     return value
 
 

@@ -1,21 +1,22 @@
 """
-One thread a process that keeps this process's leases alive, and says so when it cannot.
+One thread that keeps this process's leases alive, and says so when it cannot.
+
+It serves any number of leases in one store; where a process has locks in several stores it has one
+for each, so that a store that hangs costs the others nothing.
 
 A lease is renewed every third of it, as in Redisson, a little earlier or later so that processes
 that began together do not stay together. What falls due at about one time shares a round trip.
 """
 
-import itertools
 import logging
 import os
-import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from weakref import WeakKeyDictionary
 
 from . import clock
-from .errors import StoreError
 from .lease import Hold, HoldState
-from .stores.base import Ended, RenewOutcome, Store
+from .stores.base import RenewOutcome, Store
 
 __all__ = ["Watchdog", "watchdog"]
 
@@ -25,7 +26,6 @@ BATCH = 100  # holds a round trip
 GATHER = 0.15  # of a renewal period: what falls due so soon is renewed along
 ANSWER_SHARE = 6  # a renewal is given up after a sixth of the lease, in time for another
 RETRY_SHARE = 9  # and repeated after a ninth
-GIVE_BACK_PAUSES = (0.0, 0.5, 2.0, 5.0, 10.0)  # seconds between attempts to undo a lost request
 
 
 class Watchdog:
@@ -33,8 +33,6 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._due: dict[Hold, float] = {}
-        self._errands: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
         self._wakeup = float("inf")
         self._changed = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
@@ -46,22 +44,6 @@ class Watchdog:
     def forget(self, hold: Hold) -> None:
         """Renew *hold* no more. A renewal on its way does no harm: it asks as an owner of old."""
         self._due.pop(hold, None)
-
-    def give_back(self, hold: Hold, ended: Ended = Ended.NO) -> None:
-        """
-        Release in the background what may or may not be held, until the store has answered.
-
-        For a request whose outcome is unknown when its caller has to go on.
-        """
-        self._errand(0.0, _GiveBack(self, hold, ended))
-
-    def _errand(self, delay: float, errand: Callable[[], None]) -> None:
-        due = clock.monotonic() + delay
-        with self._changed:
-            self._errands.append((due, next(self._numbers), errand))
-            self._start()
-            if due < self._wakeup:
-                self._changed.notify()
 
     def _schedule(self, hold: Hold, due: float) -> None:
         self._due[hold] = due
@@ -79,7 +61,7 @@ class Watchdog:
         if not hold.renewable:
             return max(0.0, hold.valid_until - clock.monotonic())
         third = hold.terms.lease / 3
-        return third * random.uniform(0.85, 1.0)
+        return third * clock.jitter(0.85, 1.0)
 
     def _run(self) -> None:
         planned = float("inf")
@@ -87,7 +69,6 @@ class Watchdog:
             with self._changed:
                 now = clock.monotonic()
                 times = list(self._due.copy().values())
-                times += [due for due, _, _ in self._errands]
                 # Not later than planned before: else each of many short holds would wake us.
                 times += [planned] if planned > now else []
                 planned = self._wakeup = min(times, default=float("inf"))
@@ -103,34 +84,25 @@ class Watchdog:
 
     def _pass(self) -> None:
         now = clock.monotonic()
-        for errand in self._take_errands(now):
-            errand()
-        renewals: dict[Store, list[Hold]] = {}
+        renewals: list[Hold] = []
         for hold, due in self._due.copy().items():
             if hold.state is not HoldState.HELD:
                 self.forget(hold)
             elif now >= hold.valid_until:
                 self._lost(hold, "no renewal was confirmed in time")
             elif due <= now + GATHER * hold.terms.lease / 3 and hold.renewable:
-                renewals.setdefault(hold.store, []).append(hold)
+                renewals.append(hold)
             elif due <= now:
                 self._due[hold] = hold.valid_until
-        for store, holds in renewals.items():
-            for batch in _batches(holds):
-                self._renew(store, batch)
+        for batch in _batches(renewals):
+            self._renew(batch)
 
-    def _take_errands(self, now: float) -> Iterable[Callable[[], None]]:
-        with self._changed:
-            ready = sorted(errand for errand in self._errands if errand[0] <= now)
-            self._errands = [errand for errand in self._errands if errand[0] > now]
-        return [errand for _, _, errand in ready]
-
-    def _renew(self, store: Store, holds: list[Hold]) -> None:
+    def _renew(self, holds: list[Hold]) -> None:
         wanted = [hold.ownership() for hold in holds]
         # Never longer than the first lease here lasts: its end has to be noticed in time.
         ends = min(hold.remaining for hold in self._due.copy())
         patience = min(ends, min(ownership.lease for ownership in wanted) / ANSWER_SHARE)
-        outcomes = store.renew(wanted, patience)
+        outcomes = holds[0].store.renew(wanted, patience)
         for hold, ownership, (outcome, asked_at) in zip(holds, wanted, outcomes, strict=True):
             hold.renewed(outcome, asked_at, ownership.lease)
             if hold.state is not HoldState.HELD or hold not in self._due:
@@ -146,42 +118,22 @@ class Watchdog:
         hold.lose(reason)
 
 
-class _GiveBack:
-    """One errand: release what an unanswered request may have taken."""
-
-    def __init__(self, watchdog: Watchdog, hold: Hold, ended: Ended) -> None:
-        self._watchdog = watchdog
-        self._hold = hold
-        self._ended = ended
-        self._pauses = iter(GIVE_BACK_PAUSES)
-        self._answered = 0
-
-    def __call__(self) -> None:
-        try:
-            self._hold.give_back(self._ended)
-            self._answered += 1
-        except StoreError as error:
-            logger.debug("%s is not given back yet: %s", self._hold.key, error)
-        # Twice: the request itself may still be in a socket when the first answer comes.
-        pause = next(self._pauses, None)
-        if self._answered < 2 and pause is not None:
-            self._watchdog._errand(max(pause, 0.25), self)
-
-
 def _batches(holds: list[Hold]) -> Iterable[list[Hold]]:
     for start in range(0, len(holds), BATCH):
         yield holds[start : start + BATCH]
 
 
-def watchdog() -> Watchdog:
-    """Return this process's watchdog."""
-    return _watchdog
+def watchdog(store: Store) -> Watchdog:
+    """Return this process's watchdog for *store*: one that hangs does not hold up another."""
+    try:
+        return _watchdogs[store]
+    except KeyError:
+        return _watchdogs.setdefault(store, Watchdog())
 
 
 def _after_fork() -> None:
-    global _watchdog  # noqa: PLW0603  # the parent's thread does not run in a forked child
-    _watchdog = Watchdog()
+    _watchdogs.clear()  # the parent's threads do not run in a forked child
 
 
-_watchdog = Watchdog()
+_watchdogs: "WeakKeyDictionary[Store, Watchdog]" = WeakKeyDictionary()
 os.register_at_fork(after_in_child=_after_fork)

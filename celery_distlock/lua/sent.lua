@@ -7,6 +7,7 @@
 -- again  1: it came back
 --
 -- USES grant
+-- USES queue
 local run, again = unpack(ARGV)
 if not redis.call('ZSCORE', WOKEN, run) then
     return 0

@@ -1,8 +1,8 @@
 """Lock stores: from a URL to the class that speaks to it."""
 
+import re
 import threading
 from importlib import import_module
-from urllib.parse import urlsplit
 
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.settings import closest
@@ -43,7 +43,7 @@ def open_store(url: str, prefix: str = "distlock") -> Store:
 
 
 def _new_store(url: str, prefix: str) -> Store:
-    scheme = urlsplit(url).scheme
+    scheme = url.partition("://")[0]
     if scheme not in _SCHEMES:
         raise ConfigurationError(
             f"no lock store for {redact(url)!r}, scheme {scheme!r}: {closest(scheme, _SCHEMES)}"
@@ -55,8 +55,8 @@ def _new_store(url: str, prefix: str) -> Store:
 
 def redact(url: str) -> str:
     """Return *url* without its password."""
-    head, at, tail = url.rpartition("@")
-    if not at:
-        return url
-    scheme, slashes, userinfo = head.partition("://")
-    return f"{scheme}{slashes}{userinfo.partition(':')[0]}:***@{tail}"
+    scheme, slashes, rest = url.partition("://")
+    userinfo, at, address = rest.rpartition("@")
+    address = re.sub(r"(?<=password=)[^&]*", "***", address)
+    user = f"{userinfo.partition(':')[0]}:***@" if at else ""
+    return f"{scheme}{slashes}{user}{address}"

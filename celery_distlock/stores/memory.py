@@ -40,6 +40,18 @@ RESEND = 60.0
 DONE = 3600.0
 
 
+_token_mutex = threading.Lock()
+_last_token = 0
+
+
+def _next_token() -> int:
+    """Return the time (µs), or more: never the same twice, so that no key need keep its last."""
+    global _last_token  # noqa: PLW0603
+    with _token_mutex:
+        _last_token = max(_last_token + 1, time.time_ns() // 1000)
+        return _last_token
+
+
 @dataclass(order=True)
 class _Waiter:
     arrival: float
@@ -65,7 +77,7 @@ class _Key:
         return self.owner if clock.monotonic() < self.until else ""
 
     def grant(self, owner: str, run: str, lease: float) -> None:
-        self.token = max(self.token + 1, time.time_ns() // 1000)
+        self.token = _next_token()
         self.owner, self.run, self.since = owner, run, time.time()
         self.until = clock.monotonic() + lease
 
@@ -246,7 +258,6 @@ class MemoryStore(Store):
     def _forget_if_idle(self, name: str, state: _Key) -> None:
         now = clock.monotonic()
         state.done = {run: at for run, at in state.done.items() if at > now - DONE}
-        # A token made from the time outlives its record, so nothing is owed to a quiet key.
         if not (state.holder or state.queue or state.woken or state.done):
             self._keys.pop(name, None)
 

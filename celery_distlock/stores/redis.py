@@ -9,14 +9,13 @@ import contextlib
 import logging
 import math
 import os
-import random
 import re
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 from weakref import WeakSet
 
 import redis
@@ -25,10 +24,15 @@ from redis.connection import Connection
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
+    ClusterDownError,
+    MasterDownError,
     NoPermissionError,
     NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
+    TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -64,12 +68,22 @@ SWEEP_BATCH = 100  # keys a round trip
 IDLE_PING = 10.0  # seconds after which a silent subscription is asked whether it is still there
 
 # Refusals that pass: the server starts, fails over, is full, or its operator has locked us out.
+# redis-py takes the code away from some of them and makes it their class.
+_PASSING_KINDS = (
+    AuthenticationError,
+    AuthorizationError,
+    ClusterDownError,
+    MasterDownError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    TryAgainError,
+)
 _PASSING = re.compile(
     r"LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY |OOM|MISCONF|NOREPLICAS|UNBLOCKED"
     r"|NOAUTH|WRONGPASS|NOPERM|max number of clients"
 )
 _ANSWERLESS = (RedisConnectionError, RedisTimeoutError, OSError)
-_REFUSED = (AuthenticationError, AuthorizationError, NoPermissionError)
 
 
 class RedisStore(Store):
@@ -121,7 +135,7 @@ class RedisStore(Store):
             int(token or 0),
             _text(holder),
             _text(holder_run),
-            max(0, ttl_ms) / 1000,
+            _seconds(ttl_ms),
             place,
             Wake(name, _text(woken), envelope) if woken else None,
         )
@@ -220,7 +234,7 @@ class RedisStore(Store):
             int(token or 0),
             _text(run),
             int(token or 0) / 1e6,  # a token is the time of its grant
-            max(0, ttl_ms) / 1000,
+            _seconds(ttl_ms),
             waiting,
         )
 
@@ -281,19 +295,21 @@ class RedisStore(Store):
         failure: Exception | None = None
         for repeats, pause in enumerate(PAUSES):
             if failure is not None:
-                time.sleep(pause * random.uniform(0.5, 1.0))
+                time.sleep(pause * clock.jitter(0.5, 1.0))
             asked_at = clock.monotonic()
             try:
                 answers = self._exchange(wire, commands)
-            except _REFUSED as error:
-                raise StoreUnavailableError(f"{self.address} refuses us: {error}") from error
             except _ANSWERLESS as error:
                 failure = error
                 continue
+            except ResponseError as error:  # refused while the connection was made
+                answers = [error]
+            except RedisError as error:
+                raise StoreError(f"{self.address} does not answer as a Redis: {error}") from error
             refusal = next((a for a in answers if isinstance(a, ResponseError)), None)
             if refusal is None or optional:
                 return _Asked(answers, asked_at, repeats)
-            if not _PASSING.search(str(refusal)):
+            if not _passes(refusal):
                 raise self._refusal(refusal, what) from refusal
             failure = refusal
         raise StoreUnavailableError(f"{self.address} cannot serve: {failure}") from failure
@@ -312,6 +328,10 @@ class RedisStore(Store):
                 f" writes under the prefix {self._prefix!r}: {error}"
             )
         return StoreError(f"{self.address} refused {what!r}: {error}")
+
+
+def _passes(refusal: RedisError) -> bool:
+    return isinstance(refusal, _PASSING_KINDS) or bool(_PASSING.search(str(refusal)))
 
 
 class _Asked(NamedTuple):
@@ -349,9 +369,11 @@ class _Wire:
         try:
             connection.send_packed_command(_packed(commands), check_health=False)
             answers = [_answer(connection) for _ in commands]
-        except BaseException:
+        except BaseException as error:
             # Also when a time limit's exception strikes: half an answer may be left in there.
             connection.disconnect()
+            if isinstance(error, _ANSWERLESS):
+                self.close()  # the others are of the same age, and as likely to be dead
             raise
         self._idle.append(connection)
         return answers
@@ -406,7 +428,7 @@ class _Subscription:
             finally:
                 self._listening.clear()
             if not self._closed:
-                time.sleep(random.uniform(0.2, 1.0))  # spreads reconnections
+                time.sleep(clock.jitter(0.2, 1.0))  # spreads reconnections
 
     def _listen(self) -> None:
         connection = self._connection = self._connect()
@@ -499,22 +521,42 @@ class _RedisInbox(Inbox):
 
 
 def _connection_settings(url: str) -> tuple[type[Connection], dict[str, Any]]:
-    if url.startswith("redis+socket://"):
-        parts = urlsplit(url)
-        database = parse_qs(parts.query).get("virtual_host", ["0"])[0]
-        url = f"unix://{parts.path}?db={database}"
-    try:
-        pool = redis.ConnectionPool.from_url(url)
-    except (ValueError, RedisError) as error:
-        from . import redact  # the package imports this module lazily
+    """
+    Return what redis-py makes of *url*, or of the forms of it that Celery takes.
 
-        shown = redact(url)
-        raise ConfigurationError(f"the lock store's URL {shown!r} is wrong: {error}") from None
-    kwargs = {k: v for k, v in pool.connection_kwargs.items() if "maint_notif" not in k}
-    kwargs |= {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
-    if not url.startswith("unix:"):
-        kwargs.setdefault("socket_keepalive", True)
-    return pool.connection_class, kwargs
+    Raises:
+        ConfigurationError: It does not parse, or names an option that there is not.
+    """
+    from . import redact  # the package imports this module when it needs it
+
+    try:
+        pool = redis.ConnectionPool.from_url(_as_redis_py_says(url))
+    except (ValueError, RedisError):  # its message may quote a part of the password
+        raise ConfigurationError(
+            f"the lock store's URL {redact(url)!r} does not parse; it should be like"
+            " redis://user:password@host:6379/0"
+        ) from None
+    settings = {k: v for k, v in pool.connection_kwargs.items() if "maint_notif" not in k}
+    settings |= {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
+    if "path" not in settings:
+        settings.setdefault("socket_keepalive", True)
+    try:
+        pool.connection_class(**settings)  # connects when it is used
+    except (TypeError, ValueError, RedisError) as error:
+        raise ConfigurationError(f"the lock store's URL {redact(url)!r}: {error}") from None
+    return pool.connection_class, settings
+
+
+def _as_redis_py_says(url: str) -> str:
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query))
+    if "ssl_cert_reqs" in query:
+        query["ssl_cert_reqs"] = query["ssl_cert_reqs"].removeprefix("CERT_").lower()
+    if parts.scheme == "redis+socket":
+        query["db"] = query.pop("virtual_host", "0")
+    scheme = parts.scheme.replace("redis+socket", "unix")
+    options = f"?{urlencode(query)}" if query else ""
+    return f"{scheme}://{parts.netloc}{parts.path}{options}"
 
 
 def _address(settings: dict[str, Any]) -> str:
@@ -568,6 +610,11 @@ def _version(text: str) -> tuple[int, ...]:
 
 def _ms(seconds: float) -> int:
     return max(1, math.ceil(seconds * 1000))
+
+
+def _seconds(ttl_ms: int) -> float:
+    # -1: somebody took the expiry away; such a lock ends only by hand.
+    return math.inf if ttl_ms == -1 else max(0, ttl_ms) / 1000
 
 
 def _text(value: bytes | None) -> str:

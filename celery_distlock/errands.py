@@ -1,0 +1,102 @@
+"""
+Gives back, in the background, what may or may not have been taken.
+
+For a request whose outcome is unknown when its caller has to go on. A thread of its own, begun when
+it is first needed, so that a store that hangs holds up nothing else.
+"""
+
+import itertools
+import logging
+import os
+import queue
+import threading
+from dataclasses import dataclass, field
+
+from . import clock
+from .errors import StoreError
+from .stores.base import Ended, Store
+
+__all__ = ["give_back"]
+
+logger = logging.getLogger(__name__)
+
+PAUSES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)  # seconds between attempts
+ANSWERS = 2  # the request itself may still be in a socket when the first release is answered
+
+
+@dataclass(order=True)
+class _Errand:
+    due: float
+    number: int
+    store: Store = field(compare=False)
+    key: str = field(compare=False)
+    owner: str = field(compare=False)
+    run: str = field(compare=False)
+    ended: Ended = field(compare=False)
+    attempts: int = field(default=0, compare=False)
+    answers: int = field(default=0, compare=False)
+
+
+class _Errands:
+    def __init__(self) -> None:
+        self._waiting: queue.PriorityQueue[_Errand] = queue.PriorityQueue()
+        self._numbers = itertools.count()
+        self._mutex = threading.Lock()
+        self._wakeup = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, store: Store, key: str, owner: str, run: str, ended: Ended) -> None:
+        self._put(_Errand(clock.monotonic(), next(self._numbers), store, key, owner, run, ended))
+        with self._mutex:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="distlock-errands", daemon=True
+                )
+                self._thread.start()
+
+    def _put(self, errand: _Errand) -> None:
+        self._waiting.put(errand)
+        self._wakeup.set()
+
+    def _run(self) -> None:
+        while True:
+            errand = self._waiting.get()
+            self._wakeup.clear()
+            early = errand.due - clock.monotonic()
+            if early > 0:
+                self._waiting.put(errand)
+                self._wakeup.wait(early)
+                continue
+            try:
+                self._attempt(errand)
+            except Exception:
+                logger.exception("giving %r back went wrong; its lease ends it", errand.key)
+
+    def _attempt(self, errand: _Errand) -> None:
+        try:
+            released = errand.store.release(
+                errand.key, errand.owner, run=errand.run, ended=errand.ended
+            )
+        except StoreError as error:
+            logger.debug("%r is not given back yet: %s", errand.key, error)
+        else:
+            errand.answers += 1
+            errand.store.dispatch(released.wake)
+        if errand.answers < ANSWERS and errand.attempts < len(PAUSES):
+            errand.due = clock.monotonic() + PAUSES[errand.attempts]
+            errand.attempts += 1
+            self._put(errand)
+
+
+def give_back(store: Store, key: str, owner: str, run: str = "", ended: Ended = Ended.NO) -> None:
+    """Release *key*, if *owner* has it or comes to have it, until the store has answered."""
+    _errands.add(store, key, owner, run, ended)
+
+
+def _after_fork() -> None:
+    global _errands  # noqa: PLW0603  # the parent's thread does not run in a forked child
+    _errands = _Errands()
+
+
+_errands = _Errands()
+os.register_at_fork(after_in_child=_after_fork)
