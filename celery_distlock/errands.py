@@ -11,10 +11,11 @@ import os
 import queue
 import threading
 from dataclasses import dataclass, field
+from typing import Any
 
 from . import clock
 from .errors import StoreError
-from .stores.base import Ended, Store
+from .stores.base import Ended, Inbox, Store
 
 __all__ = ["give_back"]
 
@@ -33,6 +34,7 @@ class _Errand:
     owner: str = field(compare=False)
     run: str = field(compare=False)
     ended: Ended = field(compare=False)
+    inbox: Inbox | None = field(default=None, compare=False)
     attempts: int = field(default=0, compare=False)
     answers: int = field(default=0, compare=False)
 
@@ -45,8 +47,8 @@ class _Errands:
         self._wakeup = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, store: Store, key: str, owner: str, run: str, ended: Ended) -> None:
-        self._put(_Errand(clock.monotonic(), next(self._numbers), store, key, owner, run, ended))
+    def add(self, *errand: Any) -> None:
+        self._put(_Errand(clock.monotonic(), next(self._numbers), *errand))
         with self._mutex:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -60,8 +62,8 @@ class _Errands:
 
     def _run(self) -> None:
         while True:
-            errand = self._waiting.get()
             self._wakeup.clear()
+            errand = self._waiting.get()
             early = errand.due - clock.monotonic()
             if early > 0:
                 self._waiting.put(errand)
@@ -75,7 +77,11 @@ class _Errands:
     def _attempt(self, errand: _Errand) -> None:
         try:
             released = errand.store.release(
-                errand.key, errand.owner, run=errand.run, ended=errand.ended
+                errand.key,
+                errand.owner,
+                run=errand.run,
+                ended=errand.ended,
+                inbox=errand.inbox,
             )
         except StoreError as error:
             logger.debug("%r is not given back yet: %s", errand.key, error)
@@ -88,9 +94,20 @@ class _Errands:
             self._put(errand)
 
 
-def give_back(store: Store, key: str, owner: str, run: str = "", ended: Ended = Ended.NO) -> None:
-    """Release *key*, if *owner* has it or comes to have it, until the store has answered."""
-    _errands.add(store, key, owner, run, ended)
+def give_back(
+    store: Store,
+    key: str,
+    owner: str,
+    run: str = "",
+    ended: Ended = Ended.NO,
+    inbox: Inbox | None = None,
+) -> None:
+    """
+    Release *key*, if *owner* has it or comes to have it, until the store has answered.
+
+    The arguments are those of :meth:`Store.release`.
+    """
+    _errands.add(store, key, owner, run, ended, inbox)
 
 
 def _after_fork() -> None:

@@ -250,21 +250,21 @@ def _canonical(value: Any, task: str) -> Any:
         return [_canonical(item, task) for item in value]
     if isinstance(value, AbstractSet):
         items = [_canonical(item, task) for item in value]
-        return {"set": sorted(items, key=lambda item: json.dumps(item, sort_keys=True))}
+        return {"\0set": sorted(items, key=lambda item: json.dumps(item, sort_keys=True))}
     return _tagged(value, task)
 
 
 def _tagged(value: Any, task: str) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
-        return {"bytes": bytes(value).hex()}
+        return {"\0bytes": bytes(value).hex()}
     for kind in (datetime.datetime, datetime.date, datetime.time):
         if isinstance(value, kind):
-            return {kind.__name__: value.isoformat()}
+            return {f"\0{kind.__name__}": value.isoformat()}
     for exact in (uuid.UUID, decimal.Decimal):
         if isinstance(value, exact):
-            return {exact.__name__: str(value)}
+            return {f"\0{exact.__name__}": str(value)}
     if isinstance(value, datetime.timedelta):
-        return {"timedelta": value.total_seconds()}
+        return {"\0timedelta": value.total_seconds()}
     if callable(getattr(value, "__json__", None)):
         return _canonical(value.__json__(), task)
     if callable(getattr(value, "model_dump", None)):

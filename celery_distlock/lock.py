@@ -5,6 +5,7 @@ A thread (under gevent, a greenlet) is the owner, as with :class:`threading.RLoc
 counted here, so that taking a held key again costs no round trip and cannot go wrong.
 """
 
+import logging
 import math
 import os
 import threading
@@ -18,6 +19,7 @@ from .errors import (
     ConfigurationError,
     LockConflictError,
     LockNotOwnedError,
+    StoreError,
     StoreUnavailableError,
 )
 from .lease import Hold, HoldState, Lease, Terms
@@ -26,6 +28,8 @@ from .settings import check_lease
 from .stores import Ability, Store, open_store
 from .stores.base import Ended, Inbox, Parcel, Reply, Status
 from .watchdog import watchdog
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["Lock", "held_here", "obtain", "surrender"]
 
@@ -94,7 +98,7 @@ def obtain(
             if reply.status is not Status.GRANTED:
                 return reply
             _give_back(hold)  # granted too late to be believed
-            if clock.monotonic() >= deadline:
+            if park is None and clock.monotonic() >= deadline:
                 return reply._replace(status=Status.BUSY)
             hold.start_over()
     except BaseException:
@@ -134,9 +138,8 @@ def _ask(hold: Hold, queue: Inbox | Parcel | None, repeated: bool, keep: bool) -
 
 def _wait(hold: Hold, deadline: float, repeated: bool, keep: bool) -> Reply:
     inbox = hold.store.inbox(hold.owner)
-    granted = False
+    silent_since = None
     try:
-        silent_since = None
         while True:
             try:
                 reply = _ask(hold, inbox, repeated, keep)
@@ -148,15 +151,18 @@ def _wait(hold: Hold, deadline: float, repeated: bool, keep: bool) -> Reply:
                     raise
                 pause = OUTAGE_PAUSE
             else:
-                granted = reply.status is not Status.BUSY
-                if granted or clock.monotonic() >= deadline:
+                if reply.status is not Status.BUSY:
+                    return reply
+                if clock.monotonic() >= deadline:
+                    released = hold.store.release(hold.key, hold.owner, inbox=inbox)
+                    hold.store.dispatch(released.wake)
                     return reply
             inbox.wait(max(0.0, min(pause, deadline - clock.monotonic())))
+    except BaseException:
+        give_back(hold.store, hold.key, hold.owner, inbox=inbox)
+        raise
     finally:
         inbox.close()
-        if not granted:
-            released = hold.store.release(hold.key, hold.owner, inbox=inbox)
-            hold.store.dispatch(released.wake)
 
 
 def _backstop(reply: Reply) -> float:
@@ -179,7 +185,8 @@ def surrender(
         return before
     try:
         hold.give_back(ended, keep_for)
-    except StoreUnavailableError:
+    except StoreError as error:
+        logger.warning("%r is given back later, or its lease ends: %s", hold.key, error)
         _give_back(hold, ended)
     except BaseException:  # a time limit's exception, say: the caller has to see it, and soon
         _give_back(hold, ended)
@@ -255,7 +262,8 @@ class Lock:
 
         Args:
             blocking: False: do not wait.
-            timeout: Seconds to wait at most; -1 waits for ever.
+            timeout: Seconds to wait for the holder at most; -1 waits for ever. A server that hangs
+                is given up 15 seconds later at the latest.
 
         Returns:
             Whether the lock is held now.

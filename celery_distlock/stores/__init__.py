@@ -33,8 +33,10 @@ def open_store(url: str, prefix: str = "distlock") -> Store:
         prefix: What all its records' names begin with.
 
     Raises:
-        ConfigurationError: The scheme is unknown or the URL does not parse.
+        ConfigurationError: The scheme is unknown, the URL does not parse, or *prefix* is wrong.
     """
+    if not prefix or any(c in "{} \t\r\n" for c in prefix):
+        raise ConfigurationError(f"a prefix is a text without braces and blanks, not {prefix!r}")
     with _mutex:
         store = _open.get((url, prefix))
         if store is None:

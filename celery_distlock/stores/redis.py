@@ -166,14 +166,15 @@ class RedisStore(Store):
         keep_run, keep_s = keep_for or ("", 0.0)
         address = inbox.address if inbox is not None else ""
         keep_ms = _ms(keep_s) if keep_for else 0
-        return self._release(slot_name(key), [owner, run, ended.value, address, keep_run, keep_ms])
+        arguments = [owner, run, ended.value, address, keep_run, keep_ms]
+        return self._release(slot_name(key), key, arguments)
 
     def drop(self, wake: Wake) -> Release:
         owner = f"parked:{wake.run}"
-        return self._release(wake.name, [owner, wake.run, Ended.YES.value, "", "", 0])
+        return self._release(wake.name, wake.name, [owner, wake.run, Ended.YES.value, "", "", 0])
 
-    def _release(self, name: str, arguments: Sequence[Any]) -> Release:
-        asked = self._ask([_call(_RELEASE, self._names(name), arguments)], name)
+    def _release(self, name: str, key: str, arguments: Sequence[Any]) -> Release:
+        asked = self._ask([_call(_RELEASE, self._names(name), arguments)], key)
         released, woken, envelope = asked.answers[0]
         # A repeated release finds the key gone if the first one was executed and its answer lost.
         return Release(

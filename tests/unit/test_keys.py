@@ -6,7 +6,6 @@ import decimal
 import enum
 import inspect
 import re
-import uuid
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +15,9 @@ from kombu.utils.json import dumps, loads
 
 from celery_distlock.errors import ConfigurationError, LockKeyError
 from celery_distlock.keys import DEFAULT_TEMPLATE, KeyRule, digest, slot_name
+
+# Hypothesis takes it for the strategies' doing if another thread draws a random number meanwhile.
+pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
 
 relaxed = settings(deadline=None)  # a busy machine is no failure
 
@@ -330,7 +332,9 @@ def test_an_object_that_tells_its_fields_counts_as_them(value):
     assert digest(value) == digest({"x": 1, "y": 2})
 
 
-@pytest.mark.parametrize("value", [object(), lambda: 0, Point, 1j, [1, {"a": object()}], {object()}])
+@pytest.mark.parametrize(
+    "value", [object(), lambda: 0, Point, 1j, [1, {"a": object()}], {object()}]
+)
 def test_an_object_without_a_stable_form_is_refused(value):
     with pytest.raises(LockKeyError, match="name what identifies it in lock_key"):
         digest(value)
@@ -428,8 +432,11 @@ def test_any_text_has_a_digest_of_its_own(one, other):
 # Names in Redis
 
 pieces = st.sampled_from(
-    ["%", "%%", "%2", "%25", "%7B", "%#", "{", "}", "{}", "\n", "\r", "\t", " ", "\0", "\x7f", "a"]
-    + ["\ud800", "\udfff", "é", "\U0001f512", "|", ":", "a" * 70, "%" * 40, "x" * 10_000]
+    [
+        *("%", "%%", "%2", "%25", "%7B", "%#", "%u", "%uD800", "{", "}", "{}", "\n", "\r", "\t"),
+        *(" ", "\0", "\x7f", "a", "\ud800", "\udfff", "é", "\U0001f512", "|", ":"),
+        *("a" * 70, "%" * 40, "x" * 10_000),
+    ]
 )
 hostile = st.one_of(st.text(min_size=1), st.lists(pieces, min_size=1).map("".join))
 
@@ -440,6 +447,8 @@ hostile = st.one_of(st.text(min_size=1), st.lists(pieces, min_size=1).map("".joi
 @example("a" * 160, "a" * 161)
 @example("%" * 53, "%25" * 53)
 @example("\ud800", "\ufffd")
+@example("\ud800", "%uD800")
+@example("\ud800" * 30, "\ud800" * 31)
 def test_two_keys_never_share_a_name(one, other):
     assert (slot_name(one) == slot_name(other)) == (one == other)
 
@@ -459,7 +468,7 @@ def test_a_name_is_short_and_without_braces_blanks_and_control_characters(key):
 @relaxed
 @given(hostile)
 def test_a_name_can_always_be_encoded(key):
-    slot_name(key).encode("utf-8", "surrogatepass")
+    slot_name(key).encode()
 
 
 def test_a_short_key_is_readable_in_its_name():

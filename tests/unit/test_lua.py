@@ -16,7 +16,7 @@ NAMES = sorted(
     for file in files("celery_distlock.lua").iterdir()
     if file.name.endswith(".lua")
 )
-LIBRARIES = ["queue"]
+LIBRARIES = ["grant", "queue"]
 SCRIPTS = [name for name in NAMES if name not in LIBRARIES]
 each_script = pytest.mark.parametrize("name", SCRIPTS)
 
@@ -79,13 +79,13 @@ def test_the_header_names_every_key_that_is_used(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_no_script_makes_up_a_key(name):
     # A cluster, and a proxy before one, route a script by the keys that it declares.
-    named = {"LOCK", "QUEUE", "TASKS", "WOKEN", "FENCE", "DONE", "KEYS[1]", "KEYS[2]", "inbox"}
+    named = {"LOCK", "QUEUE", "TASKS", "WOKEN", "FENCE", "DONE", "KEYS[1]", "KEYS[2]"}
     calls = re.findall(r"redis\.p?call\('(\w+)'(?:, ([\w\[\]]+))?", code(name))
 
     assert calls
     for command, first in calls:
         assert command not in {"KEYS", "SCAN", "FLUSHALL", "FLUSHDB", "EVAL"}
-        assert command == "TIME" or first in named
+        assert command in {"TIME", "PUBLISH"} or first in named
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,7 +98,7 @@ def test_the_digest_is_that_of_the_whole_source(name):
     script = lua.load(name)
 
     assert script.sha == hashlib.sha1(script.source.encode()).hexdigest()
-    assert script.source.endswith(own_text(name))
+    assert script.source.endswith(own_text(name).rpartition("-- USES ")[2].partition("\n")[2])
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,7 @@ def test_the_digest_is_that_of_the_whole_source(name):
         ("-- NAME.lua: does it.\nreturn 1", "has no header"),
         ("-- KEYS lock\nreturn 1", "has no header"),
         ("-- other.lua: does it.\n-- KEYS lock\nreturn 1", "has no header"),
+        ("-- KEYS lock\n-- NAME.lua: does it.\nreturn 1", "has no header"),
         ("", "has no header"),
     ],
 )
@@ -116,24 +117,36 @@ def test_a_script_without_a_header_is_refused(write_script, text, said):
         lua.load(write_script(text))
 
 
+LIBRARY = "-- NAME.lua: is used.\n-- KEYS lock\nlocal LOCK = KEYS[1]\n"
+
+
 def test_a_script_that_names_other_keys_than_what_it_uses_is_refused(write_script):
-    library = write_script("-- NAME.lua: shared.\n-- KEYS lock queue\nlocal LOCK = KEYS[1]\n")
-    user = write_script(f"-- NAME.lua: uses.\n-- USES {library}\n-- KEYS queue lock\nreturn 1")
+    library = write_script(LIBRARY)
+    user = write_script(f"-- NAME.lua: uses.\n-- KEYS queue\n-- USES {library}\nreturn 1")
 
     with pytest.raises(ValueError, match=f"uses {library}.lua and names other KEYS"):
         lua.load(user)
 
 
-def test_what_a_script_uses_is_put_before_it(write_script):
-    library = write_script("-- NAME.lua: shared.\n-- KEYS lock\nlocal LOCK = KEYS[1]\n")
+def test_what_a_script_uses_is_put_where_it_says_so(write_script):
+    library = write_script(LIBRARY)
     user = write_script(
-        f"-- NAME.lua: uses.\n-- USES {library}\n-- KEYS lock\n-- ARGV a b\nreturn LOCK"
+        f"-- NAME.lua: uses.\n-- KEYS lock\n-- ARGV a b\n-- USES {library}\nreturn LOCK"
     )
 
     script = lua.load(user)
 
-    assert script.source.index("local LOCK") < script.source.index("return LOCK")
+    assert script.source.endswith("\nlocal LOCK = KEYS[1]\nreturn LOCK")
     assert (script.keys, script.arguments) == (("lock",), ("a", "b"))
+
+
+@each_script
+def test_every_constant_that_is_used_is_defined(name):
+    source = re.sub("--.*|'[^'\n]*'", "", lua.load(name).source)
+    defined = re.findall(r"local ([A-Z_, ]+) =", source)
+    names = {each for line in defined for each in line.split(", ")} | {"KEYS", "ARGV"}
+
+    assert set(re.findall(r"\b[A-Z][A-Z_]+\b", source)) <= names
 
 
 def test_a_script_that_is_not_there_is_an_error():
@@ -156,8 +169,9 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     store.acquire("k", "b", 30.0, queue=store.inbox("b"))
     store.release("k", "b", inbox=store.inbox("b"))
     store.acquire("k", "c", 30.0, queue=Parcel(b"envelope"), run="run")
-    wake = store.release("k", "a", keep_for=None, ended=Ended.YES, run="other").wake
+    wake = store.release("k", "a", ended=Ended.YES, run="other").wake
     store.sent(wake)
+    store.came_back(wake)
     list(store.sweep(0.05))
     store.inspect("k")
     store.acquire("k", "c", 30.0, run="run", repeated=True)
@@ -165,11 +179,11 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     store.check()
     store.close()
 
-    scripts = {script.sha: script for script in map(lua.load, SCRIPTS)}
+    scripts = {script.sha.encode(): script for script in map(lua.load, SCRIPTS)}
     scripts |= {script.source: script for script in map(lua.load, SCRIPTS)}
     seen = set()
     for name, *rest in sent:
-        if name in {"EVALSHA", "EVAL"}:
+        if name in {b"EVALSHA", b"EVAL"}:
             script = scripts[rest[0]]
             keys, arguments = rest[2 : 2 + rest[1]], rest[2 + rest[1] :]
             assert len(keys) == len(script.keys), script.name

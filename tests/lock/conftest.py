@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import queue
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_distlock import errands
+from celery_distlock import lock as lock_module
+from celery_distlock.stores.redis import RedisStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Events(list[tuple[str, dict[str, Any]]]):
+    """What locks reported, in order: names and facts."""
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self]
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        return [facts for each, facts in self if each == name]
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> Events:
+    """Collects what every `Lock` of this test reports."""
+    collected = Events()
+    monkeypatch.setattr(
+        lock_module.defaults,
+        "on_event",
+        lambda name, sender, **facts: collected.append((name, {"sender": sender, **facts})),
+    )
+    return collected
+
+
+@pytest.fixture
+def redis_store(redis_url: str, prefix: str) -> Iterator[RedisStore]:
+    with closing(RedisStore(redis_url, prefix)) as store:
+        yield store
+
+
+@pytest.fixture(autouse=True)
+def no_errands() -> Iterator[None]:
+    """Forgets what this test left to do at servers that are gone: it would slow down others."""
+    yield
+    waiting = errands._errands._waiting
+    with suppress(queue.Empty):
+        while True:
+            waiting.get_nowait()

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from celery_distlock import clock, errands
+from celery_distlock.errors import StoreUnavailableError
+from celery_distlock.stores.base import Ended, Parcel
+from celery_distlock.stores.memory import MemoryStore
+from tests.waiting import wait_until
+
+
+class Store(MemoryStore):
+    """Does not answer the first releases, if told so, and counts all of them."""
+
+    def __init__(self, failures=0):
+        super().__init__("memory://", "test")
+        self.failures = failures
+        self.releases = 0
+
+    def release(self, *arguments, **options):
+        self.releases += 1
+        if self.releases <= self.failures:
+            raise StoreUnavailableError("away")
+        return super().release(*arguments, **options)
+
+
+@pytest.fixture(autouse=True)
+def own_errands(monkeypatch):
+    monkeypatch.setattr(errands, "_errands", errands._Errands())
+    monkeypatch.setattr(errands, "PAUSES", (0.01,) * 7)
+
+
+def test_a_key_is_given_back_even_if_it_is_granted_after_the_first_release():
+    class Late(Store):
+        def release(self, *arguments, **options):
+            released = super().release(*arguments, **options)
+            if self.releases == 1:
+                self.acquire("k", "a", 60.0)
+            return released
+
+    store = Late()
+
+    errands.give_back(store, "k", "a")
+
+    wait_until(lambda: store.releases == 2, what="the second release")
+    wait_until(lambda: not store.inspect("k").token, what="the key to be free")
+
+
+def test_it_is_tried_again_until_the_store_answers():
+    store = Store(failures=3)
+    store.acquire("k", "a", 60.0)
+
+    errands.give_back(store, "k", "a")
+
+    wait_until(lambda: not store.inspect("k").token, what="the key to be free")
+    assert store.releases >= 4
+
+
+def test_a_store_that_never_answers_is_let_go():
+    store = Store(failures=100)
+    errands.give_back(store, "k", "a")
+    wait_until(lambda: store.releases == 8, what="every attempt")
+    other = Store()
+
+    errands.give_back(other, "k", "a")
+
+    wait_until(lambda: other.releases == 2, what="the next errand")
+    assert store.releases == 8
+
+
+def test_whoever_is_next_is_sent():
+    store = Store()
+    sent = []
+    store.courier = sent.append
+    store.acquire("k", "a", 60.0)
+    store.acquire("k", "b", 60.0, queue=Parcel(b"envelope"), run="run")
+
+    errands.give_back(store, "k", "a")
+
+    wait_until(lambda: sent, what="the next one")
+    assert [wake.envelope for wake in sent] == [b"envelope"]
+
+
+def test_somebody_elses_key_is_left_alone():
+    store = Store()
+    store.acquire("k", "b", 60.0)
+
+    errands.give_back(store, "k", "a")
+
+    wait_until(lambda: store.releases == 2, what="the errand")
+    assert store.inspect("k").owner == "b"
+
+
+def test_an_errand_that_comes_while_another_is_looked_at_is_not_overlooked():
+    store, made = Store(), errands._Errands()
+
+    def errand(delay):
+        due = clock.monotonic() + delay
+        return errands._Errand(due, next(made._numbers), store, "k", "a", "", Ended.NO)
+
+    class Gap(threading.Event):
+        """Another thread comes just before it is cleared, once."""
+
+        come = False
+
+        def clear(self):
+            if not self.come:
+                self.come = True
+                made._put(errand(0.0))
+            super().clear()
+
+    made._wakeup = Gap()
+    made._put(errand(600.0))
+    threading.Thread(target=made._run, daemon=True).start()
+
+    wait_until(lambda: store.releases, timeout=5.0, what="the errand that is due")

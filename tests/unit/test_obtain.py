@@ -1,0 +1,82 @@
+"""What `obtain` answers when the store's answer comes late."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_distlock import clock
+from celery_distlock.lease import Hold, HoldState, Terms
+from celery_distlock.lock import obtain, surrender
+from celery_distlock.stores.base import Parcel, Status
+from celery_distlock.stores.memory import MemoryStore
+
+LEASE = 10.0
+
+
+class SlowStore(MemoryStore):
+    """Its first answer comes after the lease that it grants."""
+
+    def __init__(self, clock):
+        super().__init__("memory://", "test")
+        self.clock = clock
+        self.slow = 1
+
+    def acquire(self, *arguments, **options):
+        reply = super().acquire(*arguments, **options)
+        if self.slow:
+            self.slow -= 1
+            self.clock.now += LEASE + 1
+        return reply
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def store(monkeypatch):
+    fake = Clock()
+    monkeypatch.setattr(clock, "monotonic", fake)
+    return SlowStore(fake)
+
+
+@pytest.fixture
+def hold(store):
+    hold = Hold(store, "k", Terms(LEASE), label="test", run="run")
+    yield hold
+    surrender(hold)
+
+
+def test_a_grant_that_comes_too_late_is_no_grant(hold):
+    reply = obtain(hold)
+
+    assert reply.status is Status.BUSY
+    assert hold.state is HoldState.ENDED
+
+
+def test_who_waits_without_end_asks_again_after_a_grant_that_came_too_late(hold):
+    reply = obtain(hold, timeout=None)
+
+    assert reply.status is Status.GRANTED
+    assert hold.held
+
+
+def test_the_next_attempt_is_another_owner_so_giving_back_the_first_does_no_harm(hold):
+    first = hold.owner
+
+    obtain(hold, timeout=None)
+
+    assert hold.owner != first
+    assert hold.store.inspect("k").owner == hold.owner
+
+
+def test_who_parks_is_parked_or_granted_and_never_turned_away(hold, store):
+    # Whoever asks to be parked relies on being in the queue unless he holds the key.
+    reply = obtain(hold, park=Parcel(b"envelope"))
+
+    assert reply.status in {Status.GRANTED, Status.PARKED}
+    assert hold.held == (reply.status is Status.GRANTED)
+    assert hold.held or store.inspect("k").waiting == 1

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import pytest
+import redis
+
+from celery_distlock.errors import ConfigurationError
+from celery_distlock.stores import Ability, Store, open_store, redact
+from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.redis import RedisStore
+from tests import servers
+
+
+@pytest.fixture
+def new_prefix():
+    """Of stores that nothing is sent to."""
+    return servers.new_prefix()
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "identity"),
+    [
+        ("redis://localhost", RedisStore, "redis://localhost:6379/0"),
+        ("redis://", RedisStore, "redis://localhost:6379/0"),
+        ("redis://db1:7000/3", RedisStore, "redis://db1:7000/3"),
+        ("redis://db1:7000?db=3", RedisStore, "redis://db1:7000/3"),
+        ("redis://user:secret@db1", RedisStore, "redis://db1:6379/0"),
+        ("unix:///run/redis.sock?db=2", RedisStore, "unix:///run/redis.sock?db=2"),
+        ("redis+socket:///run/redis.sock", RedisStore, "unix:///run/redis.sock?db=0"),
+        ("redis+socket:///run/r.sock?virtual_host=2", RedisStore, "unix:///run/r.sock?db=2"),
+        ("memory://", MemoryStore, "memory://"),
+        ("memory://here", MemoryStore, "memory://here"),
+    ],
+)
+def test_the_scheme_chooses_the_store(new_prefix, url, kind, identity):
+    store = open_store(url, new_prefix)
+
+    assert type(store) is kind
+    assert isinstance(store, Store)
+    assert store.identity == f"{identity}#{new_prefix}"
+
+
+def test_rediss_is_redis_over_tls(new_prefix):
+    store = open_store("rediss://db1?ssl_cert_reqs=none", new_prefix)
+
+    assert isinstance(store, RedisStore)
+    assert issubclass(store._settings[0], redis.SSLConnection)
+
+
+def test_the_prefix_is_distlock_unless_told():
+    assert open_store("memory://test-open-default").identity.endswith("#distlock")
+
+
+def test_one_url_and_prefix_is_one_store(new_prefix):
+    store = open_store("memory://", new_prefix)
+
+    assert open_store("memory://", new_prefix) is store
+    assert open_store("memory://other", new_prefix) is not store
+    assert open_store("memory://", f"{new_prefix}-other") is not store
+
+
+def test_stores_of_one_place_have_one_identity_whoever_logs_in(new_prefix):
+    one = open_store("redis://:secret@localhost:6379/0", new_prefix)
+    other = open_store("redis://localhost", new_prefix)
+
+    assert one.identity == other.identity
+
+
+def test_opening_a_store_sends_nothing(new_prefix):
+    open_store("redis://no-such-host.invalid:1", new_prefix)
+
+
+def test_what_the_stores_can_do(new_prefix):
+    assert open_store("redis://localhost", new_prefix).abilities == set(Ability)
+    assert Ability.SHARE not in open_store("memory://", new_prefix).abilities
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("reddis://localhost", "did you mean 'redis'?"),
+        ("memry://", "did you mean 'memory'?"),
+        ("amqp://localhost", "there are memory, redis, redis+socket, rediss, unix"),
+        ("localhost:6379", "there are"),
+        ("", "there are"),
+    ],
+)
+def test_an_unknown_scheme_is_told_the_closest_right_one(url, hint):
+    with pytest.raises(ConfigurationError) as caught:
+        open_store(url)
+
+    assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://localhost:port/0",
+        "redis://localhost:99999/0",
+        "redis://localhost/0?socket_timeout=soon",
+        "redis://localhost?db=first",
+        "redis://[::1",
+        "redis://localhost/0?no_such_option=1",
+        "rediss://localhost/0?ssl_cert_reqs=sometimes",
+    ],
+)
+def test_a_malformed_url_is_refused_when_it_is_opened(new_prefix, url):
+    with pytest.raises(ConfigurationError):
+        open_store(url, new_prefix)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "reddis://:hunter2@localhost",
+        "redis://:hunter2@localhost:port",
+        "redis://user:hunter2@localhost/0?db=first",
+        "redis://:hunter2/more@localhost:6379/0",
+        "redis://:hunter2#more@localhost:6379/0",
+        "redis://:hunter2?more@localhost:6379/0",
+        "redis://localhost:port/0?password=hunter2",
+    ],
+)
+def test_a_password_in_a_refused_url_is_not_shown(new_prefix, url):
+    with pytest.raises(ConfigurationError) as caught:
+        open_store(url, new_prefix)
+
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://localhost:6379/0", "redis://localhost:6379/0"),
+        ("redis://:secret@localhost", "redis://:***@localhost"),
+        ("redis://user:secret@localhost/1", "redis://user:***@localhost/1"),
+        ("redis://user:sec:ret@localhost", "redis://user:***@localhost"),
+        ("redis://user:s@cret@localhost", "redis://user:***@localhost"),
+        ("redis+socket://:secret@/run/r.sock", "redis+socket://:***@/run/r.sock"),
+        ("memory://", "memory://"),
+    ],
+)
+def test_redact_keeps_all_but_the_password(url, shown):
+    assert redact(url) == shown
+
+
+@pytest.mark.parametrize("flag", ["CERT_NONE", "none", "CERT_REQUIRED", "required"])
+def test_the_certificate_flags_of_celerys_urls_are_understood(new_prefix, flag):
+    # Celery documents them in capitals; the broker's URL is the default for ours.
+    store = open_store(f"rediss://localhost:1/0?ssl_cert_reqs={flag}", new_prefix)
+
+    connection_class, settings = store._settings
+    connection_class(**settings)
+
+
+def test_a_sockets_password_is_kept(new_prefix):
+    store = open_store("redis+socket://user:secret@/run/r.sock?virtual_host=1", new_prefix)
+
+    assert store._settings[1]["password"] == "secret"
+    assert store._settings[1]["username"] == "user"
+
+
+def test_answers_are_bytes_whatever_the_url_says(redis_url, prefix):
+    store = RedisStore(f"{redis_url}?decode_responses=true&protocol=3", prefix)
+
+    token = store.acquire("k", "a", 30.0).token
+
+    assert store.inspect("k").token == token > 0
+    assert store.release("k", "a").released
+    store.close()
+
+
+def test_a_store_can_be_used_again_after_it_was_closed(redis_url, prefix):
+    store = RedisStore(redis_url, prefix)
+    store.acquire("k", "a", 30.0)
+    store.close()
+    store.close()
+
+    assert store.release("k", "a").released
+    store.close()
+
+
+def test_a_healthy_server_passes_the_check_but_for_what_it_is_told(redis_url, prefix):
+    store = RedisStore(redis_url, prefix)
+
+    doubts = store.check()
+
+    assert all(isinstance(doubt, str) and doubt for doubt in doubts)
+    assert not any("older" in doubt or "replica" in doubt for doubt in doubts)
+    store.close()
+
+
+def test_the_check_doubts_a_server_that_may_evict_locks(private_server, new_prefix):
+    server = private_server(options={"maxmemory": "64mb", "maxmemory-policy": "allkeys-lru"})
+    store = RedisStore(server.url, new_prefix)
+
+    assert any("maxmemory-policy is allkeys-lru" in doubt for doubt in store.check())
+    store.close()
