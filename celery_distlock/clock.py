@@ -1,12 +1,13 @@
 """The one clock that leases are measured with, and the chance that spreads what would collide."""
 
+import os
 import random
 import time
 
 __all__ = ["jitter", "monotonic"]
 
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
-_system = random.SystemRandom()  # forked processes differ, and the program's seed is left alone
+_chance = random.Random()  # not the program's, which may have been seeded for a purpose
 
 
 def monotonic() -> float:
@@ -24,4 +25,7 @@ def monotonic() -> float:
 
 def jitter(low: float, high: float) -> float:
     """Return a number between *low* and *high*."""
-    return _system.uniform(low, high)
+    return _chance.uniform(low, high)
+
+
+os.register_at_fork(after_in_child=_chance.seed)

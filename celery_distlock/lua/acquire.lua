@@ -1,8 +1,8 @@
 -- acquire.lua: take the key, or join its queue, or learn who holds it. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done
 -- ARGV owner lease_ms mode run repeated keep detail desk
--- returns {status, token, holder, holder_run, ttl_ms, place, wake_run, wake_envelope}
---         status: granted | busy | parked | done
+-- returns token: granted | {status, token, holder, holder_run, ttl_ms, place, wake_run,
+--         wake_envelope}: status busy or parked | {'done'}
 --
 -- mode      try: do not queue. wait: queue as a blocked waiter, detail is its inbox.
 --           park: queue the run, detail is its envelope, desk where a worker would take it.
@@ -12,11 +12,10 @@
 -- USES grant
 local owner, lease_ms, mode, run, repeated, keep, detail, desk = unpack(ARGV)
 
-local holder = redis.call('HGET', LOCK, 'owner')
-if not holder and repeated == '0' and redis.call('EXISTS', QUEUE, TASKS) == 0 then
+if repeated == '0' and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
     -- Nobody holds it, nobody waits: most requests end here.
     local token, refused = grant(microseconds(), owner, run, lease_ms)
-    return refused or { 'granted', token }
+    return refused or token
 end
 
 -- USES queue
@@ -31,15 +30,16 @@ local function arrive(now)
 end
 
 local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run')
+local holder = held[1]
 if holder == owner then
     redis.call('PEXPIRE', LOCK, lease_ms)
-    return { 'granted', held[2] }
+    return held[2]
 end
 if run ~= '' and holder == 'parked:' .. run then
     redis.call('HSET', LOCK, 'owner', owner)
     redis.call('PEXPIRE', LOCK, lease_ms)
     arrive(microseconds())
-    return { 'granted', held[2] }
+    return held[2]
 end
 if repeated == '1' and redis.call('ZSCORE', DONE, run) then
     return { 'done' }
@@ -69,7 +69,7 @@ if not holder then
         elseif member ~= '' then
             redis.call('ZREM', QUEUE, member)
         end
-        return { 'granted', token }
+        return token
     end
     wake_run, wake_envelope = next_run, envelope
     held = redis.call('HMGET', LOCK, 'owner', 'token', 'run')

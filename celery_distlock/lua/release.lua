@@ -1,7 +1,7 @@
 -- release.lua: give the key up, or a place in its queue, and hand the key to the next waiter.
 -- KEYS lock queue tasks woken fence done
 -- ARGV owner run ended inbox keep_run keep_ms
--- returns {released, wake_run, wake_envelope}; released: 1 given up | 0 was not ours
+-- returns 1 given up | 0 was not ours | {wake_run, wake_envelope}: given up, and to be sent
 --
 -- ended     0: the run has not ended (its process is being killed, its message goes back).
 --           1: it has; a second delivery of it that is parked is dropped.
@@ -15,10 +15,10 @@ local owner, run, ended, inbox, keep_run, keep_ms = unpack(ARGV)
 if ended ~= '2' and keep_ms == '0' and redis.call('EXISTS', QUEUE, TASKS) == 0 then
     -- Nobody waits, nothing is to be noted: most releases end here.
     if redis.call('HGET', LOCK, 'owner') ~= owner then
-        return { 0, '', '' }
+        return 0
     end
     redis.call('DEL', LOCK)
-    return { 1, '', '' }
+    return 1
 end
 
 -- USES queue
@@ -37,13 +37,16 @@ if inbox ~= '' then
     redis.call('ZREM', QUEUE, 'b:' .. inbox .. ' ' .. owner)
 end
 if redis.call('HGET', LOCK, 'owner') ~= owner then
-    return { 0, '', '' }
+    return 0
 end
 if keep_ms ~= '0' then
     redis.pcall('HSET', LOCK, 'owner', 'parked:' .. keep_run, 'run', keep_run)
     redis.call('PEXPIRE', LOCK, keep_ms)
-    return { 1, '', '' }
+    return 1
 end
 redis.call('DEL', LOCK)
 local wake_run, envelope = hand_over('')
-return { 1, wake_run or '', envelope or '' }
+if wake_run and wake_run ~= '' then
+    return { wake_run, envelope }
+end
+return 1

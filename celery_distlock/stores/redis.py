@@ -123,9 +123,9 @@ class RedisStore(Store):
         arguments = [owner, _ms(lease), mode, run, int(repeated), int(keep), detail, desk]
         asked = self._ask([_call(_ACQUIRE, self._names(name), arguments)], key)
         answer, asked_at = asked.answers[0], asked.asked_at
+        if not isinstance(answer, list):
+            return Reply(Status.GRANTED, asked_at, int(answer))
         status = Status(answer[0].decode())
-        if status is Status.GRANTED:
-            return Reply(status, asked_at, int(answer[1]))
         if status is Status.DONE:
             return Reply(status, asked_at)
         _, token, holder, holder_run, ttl_ms, place, woken, envelope = answer
@@ -175,12 +175,11 @@ class RedisStore(Store):
 
     def _release(self, name: str, key: str, arguments: Sequence[Any]) -> Release:
         asked = self._ask([_call(_RELEASE, self._names(name), arguments)], key)
-        released, woken, envelope = asked.answers[0]
+        answer = asked.answers[0]
+        if isinstance(answer, list):
+            return Release(True, Wake(name, _text(answer[0]), answer[1]))
         # A repeated release finds the key gone if the first one was executed and its answer lost.
-        return Release(
-            bool(released) or asked.repeats > 0,
-            Wake(name, _text(woken), envelope) if woken else None,
-        )
+        return Release(answer == 1 or asked.repeats > 0)
 
     def inbox(self, owner: str) -> Inbox:
         with self._mutex:
