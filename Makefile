@@ -12,8 +12,9 @@ help:  ## say what there is
 demo: $(READY)  ## two workers compete for locks, on a server of their own
 	@$(BIN)/python examples/demo.py
 
+# Three at a time, also on two cores: they wait for servers more than they compute.
 test: $(READY)  ## run the tests
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n 3
 
 lint: $(READY)  ## check style, types and the direction of imports
 	$(BIN)/ruff check

@@ -59,8 +59,8 @@ class Guard:
         late = self._deliver.finish()
         for hold, outer in self._outer.items():
             hold.on_lost = outer
-        if isinstance(error, LockLostError) and self._lost is not None and not error.key:
-            raise self._lost.loss() from None
+        if isinstance(error, LockLostError) and type(error) is not LockLostError:
+            raise LockLostError(*error.args) from None  # a class made for one loss does not pickle
         if error is None:
             self._raise_untold(late)
 
@@ -76,6 +76,11 @@ class Guard:
             if self._armed and self._lost is None:
                 self._lost = hold
                 self._told = self._deliver.send()
+
+    def loss(self) -> LockLostError:
+        """Return the error that tells of the loss."""
+        assert self._lost is not None
+        return self._lost.loss()
 
     def take(self) -> LockLostError | None:
         """Return what there is to raise in the guarded thread now; once."""
@@ -115,13 +120,14 @@ class _BySignal:
 class _ByAsyncException:
     """To any other thread."""
 
-    def __init__(self, _guard: Guard) -> None:
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
         self._thread = ctypes.c_ulong(threading.get_ident())
         self._sent = False
 
     def send(self) -> bool:
         self._sent = True
-        exception = ctypes.py_object(LockLostError)
+        exception = ctypes.py_object(_without_arguments(self._guard.loss()))
         return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, exception))
 
     def finish(self) -> bool:
@@ -133,6 +139,17 @@ class _ByAsyncException:
         except LockLostError:
             return True
         return False
+
+
+def _without_arguments(loss: LockLostError) -> type[LockLostError]:
+    """Return a class whose objects are like *loss*: Python throws a class into a thread."""
+
+    class OneLossError(LockLostError):
+        def __init__(self) -> None:
+            super().__init__(*loss.args)
+
+    OneLossError.__name__ = OneLossError.__qualname__ = LockLostError.__name__
+    return OneLossError
 
 
 class _ByGreenlet:

@@ -176,12 +176,19 @@ def _signature(task: type[Any]) -> inspect.Signature:
 
 
 def _refuse_unknown(app: Celery) -> None:
+    """Raise for a setting that would be passed over: an unknown name, or one spelt wrong."""
     known = [f"distlock_{name}" for name in _SETTINGS]
-    namespace = str(getattr(app, "namespace", None) or "").lower()
-    for key in list(app.conf):
-        name = str(key).lower().removeprefix(f"{namespace}_")
-        if name.startswith("distlock_") and name not in known:
+    namespace = str(getattr(app, "namespace", None) or "")
+    prefix = f"{namespace}_" if namespace else ""
+    for key in map(str, app.conf):
+        name = key.lower().removeprefix(prefix.lower())
+        if not name.startswith("distlock_"):
+            continue
+        if name not in known:
             raise ConfigurationError(f"unknown setting {key}; {closest(name, known)}")
+        right = f"{prefix}{name}".upper() if namespace.isupper() else f"{prefix}{name}"
+        if key not in (name, right):
+            raise ConfigurationError(f"the setting {key} is not read; write {right}")
 
 
 def _current_store() -> Store:

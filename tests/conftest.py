@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
+from celery import _state
 
 from celery_distlock.testing import EmbeddedServer
 from tests import servers
@@ -15,6 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import ModuleType
+
+
+@pytest.fixture(autouse=True)
+def apps_of_this_test_alone() -> Iterator[None]:
+    """Celery adds every task that was declared to every app that is made later; not in tests."""
+    declared = set(_state._on_app_finalizers)
+    yield
+    _state._on_app_finalizers.clear()
+    _state._on_app_finalizers.update(declared)
 
 
 @pytest.fixture(scope="session")
