@@ -19,7 +19,7 @@ from kombu.serialization import dumps as serialize
 from kombu.serialization import prepare_accept_content, registry  # type: ignore[attr-defined]
 from kombu.utils.json import dumps, loads
 
-__all__ = ["HEADER", "Passage", "publish", "seal", "to_message", "with_eta", "with_passage"]
+__all__ = ["HEADER", "Passage", "publish", "seal", "to_message", "with_eta"]
 
 HEADER = "distlock"  # the one header of ours
 
@@ -92,9 +92,9 @@ def _whole(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-def seal(request: Any) -> bytes:
+def seal(request: Any, passage: Passage) -> bytes:
     """
-    Return the message that *request* came with.
+    Return the message that *request* came with, and *passage* in its header.
 
     Its content type, and the body where it cannot be made again, come from the worker's main
     process, see :mod:`celery_distlock.worker.request`.
@@ -111,27 +111,31 @@ def seal(request: Any) -> bytes:
         }
         payload = (request.args, request.kwargs, embedded)
         _, _, body = serialize(payload, serializer=registry.type_to_name[content_type])
+    headers = {k: v for k, v in facts.items() if k not in _NOT_HEADERS and k[0] != "_"}
+    content = content_type, encoding, body
+    return _sealed(headers, properties, content, request.delivery_info or {}, passage)
+
+
+def _sealed(
+    headers: dict[str, Any],
+    properties: Mapping[str, Any],
+    content: tuple[str, str, Any],
+    delivery: Mapping[str, Any],
+    passage: Passage,
+) -> bytes:
+    content_type, content_encoding, body = content
     text = isinstance(body, str)
     raw: bytes = body.encode() if text else body
-    delivery = request.delivery_info or {}
     message = {
-        "headers": {k: v for k, v in facts.items() if k not in _NOT_HEADERS and k[0] != "_"},
+        "headers": {**headers, HEADER: passage.header(headers.get("retries") or 0)},
         "properties": {k: v for k, v in properties.items() if k not in _NOT_PROPERTIES},
         "content_type": content_type,
-        "content_encoding": encoding,
+        "content_encoding": content_encoding,
         "body": base64.b64encode(raw).decode(),
         "text": text,
         "exchange": delivery.get("exchange") or "",
         "routing_key": delivery.get("routing_key") or "",
     }
-    return dumps(message).encode()
-
-
-def with_passage(envelope: bytes, passage: Passage) -> bytes:
-    """Return *envelope* with another passage in its header."""
-    message = loads(envelope)
-    headers = message["headers"]
-    headers[HEADER] = passage.header(headers.get("retries") or 0)
     return dumps(message).encode()
 
 

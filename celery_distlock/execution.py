@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 
 from . import policies, signals
 from .abort import Guard
-from .envelope import HEADER, Passage, publish, seal, with_eta, with_passage
+from .envelope import HEADER, Passage, publish, seal, with_eta
 from .errors import LockConflictError, StoreUnavailableError
 from .keys import slot_name
 from .lease import Hold, Lease
@@ -232,7 +232,7 @@ class Execution:
 
     def _park(self, key: str, reply: Reply) -> tuple[Hold | None, Reply]:
         passage = replace(self._passage, woken=True, run=self._run, parked_at=slot_name(key))
-        envelope = with_passage(seal(self._request), passage)
+        envelope = seal(self._request, passage)
         if not self._is_second_delivery(reply):
             # Before it is parked: from then on it may run elsewhere and end before we write.
             self._show_parked(key, reply.holder, reply.place)
@@ -298,7 +298,7 @@ class Execution:
         run = self._run_id(self._request.retries or 0, number)
         where = slot_name(self._taken[0].key)
         passage = Passage(woken=True, run=run, parked_at=where, requeues=number)
-        return with_passage(seal(self._request), passage)
+        return seal(self._request, passage)
 
     def _requeue(self, sealed: bytes, error: Exception) -> None:
         """Park the failed task at the end of its key's queue, as another run."""
@@ -338,7 +338,7 @@ class Execution:
             return decision.result
         if isinstance(decision, policies.Resend):
             passage = replace(self._passage, woken=False, attempts=self._passage.attempts + 1)
-            self._send_again(with_passage(seal(self._request), passage), decision.delay)
+            self._send_again(seal(self._request, passage), decision.delay)
             raise Ignore(f"sent again in {decision.delay:.1f} s")
         raise TypeError(f"{self._plan.policy!r} decided {decision!r}, which is no decision")
 
@@ -355,7 +355,7 @@ class Execution:
             "Task %s is sent again in %.1f s, the lock store is away: %s", self._name, delay, error
         )
         passage = replace(self._passage, attempts=attempts + 1)
-        self._send_again(with_passage(seal(self._request), passage), delay)
+        self._send_again(seal(self._request, passage), delay)
         raise Ignore("the lock store is away") from error
 
     def _send_again(self, envelope: bytes, delay: float) -> None:

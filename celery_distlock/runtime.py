@@ -9,7 +9,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from celery import Celery, current_app
+from celery import Celery
+from celery._state import get_current_app
 
 from . import lock, signals
 from .envelope import publish
@@ -192,7 +193,13 @@ def _refuse_unknown(app: Celery) -> None:
 
 
 def _current_store() -> Store:
-    return Runtime.of(current_app).store
+    """Return the store of this thread's app, or of the only app that there is."""
+    app = get_current_app()
+    if app not in _runtimes and len(_runtimes) != 1:
+        raise ConfigurationError(
+            "this thread has no current app with locks: call app.set_current(), or name a store"
+        )
+    return (_runtimes.get(app) or next(iter(_runtimes.values()))).store
 
 
 lock.defaults.store = staticmethod(_current_store)

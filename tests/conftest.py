@@ -101,6 +101,8 @@ def load_app(celery_env: dict[str, str]) -> Iterator[Callable[[str], ModuleType]
     yield load
     for module in reversed(loaded):
         sys.modules.pop(module.__name__, None)
+        # Celery 5.5 unsubscribes for ever from a server that is gone, for a result in a traceback.
+        module.app.backend.result_consumer.cancel_for = lambda task_id: None
         module.app.backend.client.close()
         module.app.close()
 

@@ -4,6 +4,8 @@ from weakref import WeakSet
 
 from celery import Celery
 
+from celery_distlock.runtime import Runtime
+
 from .desk import DeskStep
 from .options import add_options
 from .steps import LockStep, UndertakerStep
@@ -23,6 +25,7 @@ def install(app: Celery) -> None:
     if app in _installed:
         return
     _installed.add(app)
+    Runtime.of(app)
     add_options(app)
     app.steps["worker"].add(LockStep)
     app.steps["worker"].add(UndertakerStep)

@@ -1,4 +1,4 @@
-"""Locked tasks of every kind. Their leases are short; nearly all take their key as first argument."""
+"""Locked tasks of every kind, with short leases. Nearly all take their key first."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ journal = Journal.of_environment()
 
 
 def locked(**options: Any) -> Any:
-    """Declare a bound task that is locked by its `key`."""
-    return app.task(base=LockedTask, bind=True, **{"lock_key": "{key}", **options})
+    """Declare a bound task that is locked by its `key`, and not shared with other tests' apps."""
+    options = {"lock_key": "{key}", "shared": False, **options}
+    return app.task(base=LockedTask, bind=True, **options)
 
 
 # What tells of itself
 
 
-@app.task
+@app.task(shared=False)
 def add(x: int, y: int) -> int:
     """The one task here that is not locked."""
     return x + y
@@ -191,7 +192,7 @@ def call_others(self: Any, key: str) -> dict[str, bool]:
         by_lock = lease.token == self.lock.token
     return {
         "direct": look(key)["token"] == self.lock.token,
-        "apply": look.apply((key,)).get()["token"] == self.lock.token,
+        "apply": look.apply((key,)).result["token"] == self.lock.token,
         "lock": by_lock,
         "still held": self.lock.held and Lock(key).locked(),
     }
@@ -320,6 +321,18 @@ def work_late(self: Any, key: str, gate: str = "") -> str:
     return "done"
 
 
+@locked(lock_lease=300.0)
+def die(self: Any, key: str, how: str) -> None:
+    """Wait for an end by force; without it the key would be locked for five minutes."""
+    journal.write(key, os.getpid())
+    if how == "exit":
+        os._exit(1)
+    time.sleep(60)
+
+
+die_by_limit = locked(name="die_by_limit", lock_lease=300.0, time_limit=1)(die.run.__func__)
+
+
 # Canvas
 
 
@@ -349,7 +362,7 @@ def replace(self: Any, key: str, number: int) -> Any:
     return self.replace(chain(square.s(key, number), increase.s(key)))
 
 
-@app.task
+@app.task(shared=False)
 def total(numbers: list[int | None]) -> int:
     return sum(number or 0 for number in numbers)
 

@@ -7,7 +7,7 @@ import os
 import sys
 import uuid
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
@@ -21,13 +21,14 @@ from tests.workers import WorkerProcess
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
-    from typing import Any
 
     from celery import Celery
 
     from celery_distlock.stores import Store
     from celery_distlock.stores.base import KeyState
     from tests.apps.journal import Journal
+
+TWO_PREFORK_WORKERS: list[dict[str, Any]] = [{"concurrency": 2}, {"concurrency": 2}]
 
 
 class Locks:
@@ -104,34 +105,49 @@ class Site(Locks):
 
 
 @pytest.fixture(scope="module")
-def bare_site(redis_url: str) -> Iterator[Site]:
-    """`tests.apps.locked` in this process, without workers."""
+def bare_site(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Site]:
+    """
+    `tests.apps.locked` in this process, without workers.
+
+    A module that wants another app names it by `APP`, and by `ENV` what its environment lacks.
+    """
+    name = getattr(request.module, "APP", "tests.apps.locked")
     prefix = servers.new_prefix()
     env = {
+        **getattr(request.module, "ENV", {}),
         "DISTLOCK_TEST_BROKER": redis_url,
         "DISTLOCK_TEST_BACKEND": redis_url,
         "DISTLOCK_TEST_PREFIX": prefix,
     }
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in env.items():
-            patch.setenv(name, value)
-        sys.modules.pop("tests.apps.locked", None)
-        tasks = importlib.import_module("tests.apps.locked")
+        for variable, value in env.items():
+            patch.setenv(variable, value)
+        sys.modules.pop(name, None)
+        tasks = importlib.import_module(name)
     yield Site(tasks, env)
     tasks.journal.close()
+    # A result that outlives the server (in the traceback of a failed test) would unsubscribe, and
+    # Celery 5.5 tries that for ever.
+    tasks.app.backend.result_consumer.cancel_for = lambda task_id: None
     tasks.app.backend.client.close()
     tasks.app.close()
-    sys.modules.pop("tests.apps.locked", None)
+    sys.modules.pop(name, None)
     servers.delete_keys(redis_url, prefix)
 
 
 @pytest.fixture(scope="module")
-def site(bare_site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """`bare_site` with two prefork workers of two processes each."""
+def site(
+    request: pytest.FixtureRequest, bare_site: Site, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    """
+    `bare_site` with two prefork workers of two processes each.
+
+    A module that wants others says so by `WORKERS`, a list of arguments of `WorkerProcess`.
+    """
     folder = tmp_path_factory.mktemp("workers")
     bare_site.workers = [
-        WorkerProcess("tests.apps.locked", folder=folder, concurrency=2, env=bare_site.env)
-        for _ in range(2)
+        WorkerProcess(bare_site.tasks.__name__, folder=folder, env=bare_site.env, **arguments)
+        for arguments in getattr(request.module, "WORKERS", TWO_PREFORK_WORKERS)
     ]
     try:
         for worker in bare_site.workers:

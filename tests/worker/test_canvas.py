@@ -14,7 +14,7 @@ def test_a_chord_over_one_key_completes(site, key, name):
 
     result = chord(square.s(key, number) for number in range(10))(site.tasks.total.s())
 
-    assert result.get(timeout=60) == SQUARES
+    assert result.get(timeout=30) == SQUARES
     assert site.journal.read(f"{key}:overlaps") == []
 
 
@@ -23,7 +23,7 @@ def test_a_chord_whose_members_are_all_parked_first_completes(site, key):
         result = chord(site.tasks.square.s(key, n) for n in range(10))(site.tasks.total.s())
         site.wait_queued(key, 10)
 
-    assert result.get(timeout=60) == SQUARES
+    assert result.get(timeout=30) == SQUARES
 
 
 def test_a_chord_with_skipped_members_completes(site, key):
@@ -31,7 +31,7 @@ def test_a_chord_with_skipped_members_completes(site, key):
     with site.held(key):
         result = chord(members)(site.tasks.total.s())
 
-        assert result.get(timeout=60) == 9
+        assert result.get(timeout=30) == 9
 
 
 def test_a_chord_with_a_parked_callback_completes(site, key):
@@ -40,13 +40,13 @@ def test_a_chord_with_a_parked_callback_completes(site, key):
         result = chain(site.tasks.add.s(1, 2), callback).delay()
         site.wait_queued(key)
 
-    assert result.get(timeout=60) == 4
+    assert result.get(timeout=30) == 4
 
 
 def test_the_results_of_a_group_over_one_key_keep_their_order(site, key):
     result = group(site.tasks.square.s(key, number) for number in range(10)).delay()
 
-    assert result.get(timeout=60) == [number * number for number in range(10)]
+    assert result.get(timeout=30) == [number * number for number in range(10)]
 
 
 def test_a_chain_over_one_key_hands_the_results_on(site, key):
@@ -55,7 +55,7 @@ def test_a_chain_over_one_key_hands_the_results_on(site, key):
         result = chain(first, site.tasks.increase.s(key), site.tasks.increase.s(key)).delay()
         site.wait_queued(key)
 
-    assert result.get(timeout=60) == 11
+    assert result.get(timeout=30) == 11
 
 
 def test_a_chain_whose_every_link_is_parked_goes_on(site, key):
@@ -72,7 +72,7 @@ def test_a_chain_whose_every_link_is_parked_goes_on(site, key):
             site.wait_queued(keys[1])
         site.wait_queued(keys[2])
 
-    assert result.get(timeout=60) == 11
+    assert result.get(timeout=30) == 11
 
 
 def test_a_parked_task_may_be_replaced(site, key):
@@ -80,7 +80,7 @@ def test_a_parked_task_may_be_replaced(site, key):
         result = site.tasks.replace.delay(key, 3)
         site.wait_queued(key)
 
-    assert result.get(timeout=60) == 10
+    assert result.get(timeout=30) == 10
 
 
 def test_a_chord_inside_a_chain_goes_on_behind_parked_members(site, key):
@@ -89,4 +89,4 @@ def test_a_chord_inside_a_chain_goes_on_behind_parked_members(site, key):
         result = chain(header, site.tasks.total.s(), site.tasks.increase.s(key)).delay()
         site.wait_queued(key, 5)
 
-    assert result.get(timeout=60) == 31
+    assert result.get(timeout=30) == 31

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
+import redis
 
 from tests.waiting import wait_until
 
@@ -105,3 +108,31 @@ def test_a_task_that_failed_shows_that_it_is_parked(site, key):
     with_key.get(timeout=30)
     with pytest.raises(KeyError):
         result.get(timeout=30)
+
+
+# What cannot even begin
+
+
+def test_a_key_that_cannot_be_made_fails_its_own_task_alone(site, key):
+    broken = site.tasks.raise_for_key.delay(key)
+    missing = site.tasks.miss_attribute.delay(key)
+    well = site.tasks.work_requeue.delay(key)
+
+    assert type(broken.get(timeout=30, propagate=False)).__name__ == "LockKeyError"
+    assert type(missing.get(timeout=30, propagate=False)).__name__ == "LockKeyError"
+    assert "KeyError" in str(broken.result)
+    assert broken.state == missing.state == "FAILURE"
+    assert well.get(timeout=30) == 0
+    assert len(site.journal.read(key)) == 1
+
+
+def test_a_record_of_another_type_fails_with_the_keys_name(site, key, redis_url):
+    with closing(redis.Redis.from_url(redis_url)) as client:
+        client.set(site.record(key), "something else")
+        result = site.tasks.work_requeue.delay(key).get(timeout=30, propagate=False)
+        assert client.get(site.record(key)) == b"something else"
+        client.delete(site.record(key))
+
+    assert type(result).__name__ == "StoreError"
+    assert key in str(result)
+    assert site.tasks.work_requeue.delay(key).get(timeout=30) == 0

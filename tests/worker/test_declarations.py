@@ -1,0 +1,332 @@
+"""How tasks are declared and apps are set up; and that what is wrong is said then, not later."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from functools import partial
+
+import pytest
+from celery import Celery, shared_task
+
+from celery_distlock import LockedTask, install, policies
+from celery_distlock.errors import ConfigurationError, LockKeyError
+from celery_distlock.worker.steps import LockStep
+
+
+@pytest.fixture
+def make_app():
+    """Makes apps with a lock store of their own, and tasks that other apps do not share."""
+    made = []
+
+    def make(**options) -> Celery:
+        app = Celery("declarations", broker="memory://", **options)
+        app.task = partial(app.task, shared=False)
+        app.conf.distlock_url = f"memory://{uuid.uuid4().hex}"
+        made.append(app)
+        return app
+
+    yield make
+    for app in made:
+        app.close()
+
+
+@pytest.fixture
+def app(make_app):
+    return make_app()
+
+
+def lease_of(task, *args) -> float:
+    """The lease that *task*, which returns `self.lock.remaining`, runs with; whole seconds."""
+    return math.ceil(task(*args))
+
+
+def remaining(self):
+    return self.lock.remaining
+
+
+# What is right
+
+
+def test_the_default_lease_is_30_seconds(app):
+    assert lease_of(app.task(base=LockedTask, bind=True)(remaining)) == 30
+
+
+def test_the_setting_gives_a_default(app):
+    app.conf.distlock_lease = 5
+
+    assert lease_of(app.task(base=LockedTask, bind=True)(remaining)) == 5
+
+
+def test_the_tasks_option_outweighs_the_setting(app):
+    app.conf.distlock_lease = 5
+
+    assert lease_of(app.task(base=LockedTask, bind=True, lock_lease=3)(remaining)) == 3
+
+
+def test_a_subclass_gives_options_to_its_tasks(app):
+    class ShortTask(LockedTask):
+        abstract = True
+        lock_lease = 4.0
+
+    assert lease_of(app.task(base=ShortTask, bind=True)(remaining)) == 4
+    other = app.task(base=ShortTask, bind=True, name="other", lock_lease=3)(remaining)
+    assert lease_of(other) == 3
+
+
+def test_a_task_that_is_a_class_is_locked(app):
+    class Work(LockedTask):
+        name = "work"
+        lock_key = "{key}"
+        lock_lease = 4.0
+
+        def run(self, key):
+            return self.lock.key, self.lock.remaining
+
+    key, seconds = app.register_task(Work())("k")
+
+    assert key == "k"
+    assert math.ceil(seconds) == 4
+
+
+@pytest.mark.parametrize("names", ["one task", "every task"])
+def test_annotations_set_options(app, names):
+    which = "annotated" if names == "one task" else "*"
+    app.conf.task_annotations = {which: {"lock_lease": 6.0}}
+
+    task = app.task(base=LockedTask, bind=True, name="annotated")(remaining)
+
+    assert lease_of(task) == 6
+
+
+def test_wrong_annotations_are_refused(app):
+    app.conf.task_annotations = {"annotated": {"lock_leese": 6.0}}
+    app.task(base=LockedTask, bind=True, name="annotated")(remaining)
+
+    with pytest.raises(ConfigurationError, match=r"annotated.*lock_leese.*'lock_lease'"):
+        app.finalize()
+
+
+def test_settings_may_stand_in_a_namespace(make_app):
+    app = make_app()
+    url = f"memory://{uuid.uuid4().hex}"
+    source = {"CELERY_DISTLOCK_LEASE": 7, "CELERY_DISTLOCK_URL": url}
+    app.config_from_object(source, namespace="CELERY")
+
+    assert lease_of(app.task(base=LockedTask, bind=True)(remaining)) == 7
+
+
+def test_a_setting_that_comes_after_the_declaration_counts(app):
+    task = app.task(base=LockedTask, bind=True)(remaining)
+    app.conf.distlock_lease = 5
+
+    assert lease_of(task) == 5
+
+
+def test_a_shared_task_is_locked_in_every_app(app, make_app):
+    @shared_task(base=LockedTask, bind=True, name="shared", lock_key="shared", lock_lease=9.0)
+    def shared(self):
+        return self.lock.key, self.lock.remaining
+
+    for each in (app, make_app()):
+        each.finalize()
+        key, seconds = each.tasks["shared"]()
+        assert key == "shared"
+        assert math.ceil(seconds) == 9
+
+
+def test_with_the_apps_task_class_all_tasks_but_celerys_own_are_locked(make_app):
+    app = make_app(task_cls=LockedTask)
+
+    @app.task(bind=True)
+    def seen(self):
+        return self.lock is not None
+
+    @app.task(bind=True, base=LockedTask, name="outer")
+    def outer(self):
+        chord_unlock = app.tasks["celery.backend_cleanup"]
+        return chord_unlock.lock is None
+
+    assert seen()
+    assert outer()
+    assert isinstance(app.tasks["celery.backend_cleanup"], LockedTask)
+    assert app.tasks["celery.accumulate"](1, 2) == (1, 2)
+
+
+def test_install_may_be_called_often(app):
+    for _ in range(3):
+        install(app)
+
+    flags = [flag for option in app.user_options["worker"] for flag in option.opts]
+
+    assert sorted(flag for flag in flags if flag.startswith("--distlock-")) == [
+        "--distlock-disable",
+        "--distlock-lease",
+        "--distlock-on-conflict",
+        "--distlock-prefix",
+        "--distlock-url",
+    ]
+    assert [step for step in app.steps["worker"] if step is LockStep] == [LockStep]
+
+
+# What is wrong
+
+
+@pytest.mark.parametrize("lease", [0, -1, math.nan, math.inf, "10", True, None])
+def test_a_lease_that_is_none_is_refused_as_option(app, lease):
+    app.task(base=LockedTask, bind=True, name="work", lock_lease=lease)(remaining)
+
+    with pytest.raises(ConfigurationError, match=r"task work: lock_lease must be a number of sec"):
+        app.finalize()
+
+
+@pytest.mark.parametrize("lease", [0, -1, math.nan, math.inf, "10", True, None])
+def test_a_lease_that_is_none_is_refused_as_setting(app, lease):
+    app.conf.distlock_lease = lease
+    app.task(base=LockedTask, bind=True)(remaining)
+
+    with pytest.raises(ConfigurationError, match=r"setting distlock_lease must be a number of sec"):
+        app.finalize()
+
+
+@pytest.mark.parametrize(
+    ("option", "closest"),
+    [
+        ("lock_leese", "lock_lease"),
+        ("lock_on_conflicts", "lock_on_conflict"),
+        ("lock_keys", "lock_key"),
+        ("lock_holdonretry", "lock_hold_on_retry"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_closest(app, option, closest):
+    app.task(base=LockedTask, bind=True, name="work", **{option: 1})(remaining)
+
+    with pytest.raises(ConfigurationError, match=rf"task work: .*{option}; .*'{closest}'"):
+        app.finalize()
+
+
+@pytest.mark.parametrize("option", ["lock_url", "lock_prefix", "lock_enabled"])
+def test_what_is_for_the_app_alone_is_refused_as_option(app, option):
+    app.task(base=LockedTask, bind=True, name="work", **{option: 1})(remaining)
+
+    with pytest.raises(ConfigurationError, match=rf"task work: .*{option}"):
+        app.finalize()
+
+
+@pytest.mark.parametrize(
+    ("setting", "closest"),
+    [("distlock_leese", "distlock_lease"), ("DISTLOCK_ON_CONFLICTS", "distlock_on_conflict")],
+)
+def test_an_unknown_setting_is_refused_with_the_closest(app, setting, closest):
+    app.conf[setting] = 1
+    app.task(base=LockedTask, bind=True)(remaining)
+
+    with pytest.raises(ConfigurationError, match=rf"{setting}.*'{closest}'"):
+        app.finalize()
+
+
+def test_a_setting_in_capitals_without_a_namespace_is_not_passed_over(app):
+    app.conf["DISTLOCK_LEASE"] = 7
+    app.task(base=LockedTask, bind=True)(remaining)
+
+    with pytest.raises(ConfigurationError, match=r"DISTLOCK_LEASE.*distlock_lease"):
+        app.finalize()
+
+
+def test_an_unknown_setting_of_a_namespace_is_refused_with_the_closest(make_app):
+    app = make_app()
+    app.config_from_object({"CELERY_DISTLOCK_LEESE": 7}, namespace="CELERY")
+    app.task(base=LockedTask, bind=True)(remaining)
+
+    with pytest.raises(ConfigurationError, match=r"(?i)distlock_leese.*distlock_lease"):
+        app.finalize()
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("reque", "'requeue'"),
+        ("nonsense", "there are fail, requeue, retry, skip, wait"),
+        (7, "must be one of"),
+        (policies.Skip, r"Skip\(\)"),
+    ],
+)
+@pytest.mark.parametrize("where", ["option", "setting"])
+def test_an_unknown_policy_is_refused(app, policy, message, where):
+    options = {}
+    if where == "option":
+        options = {"lock_on_conflict": policy}
+    else:
+        app.conf.distlock_on_conflict = policy
+    app.task(base=LockedTask, bind=True, **options)(remaining)
+
+    with pytest.raises(ConfigurationError, match=f"on_conflict.*{message}"):
+        app.finalize()
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("stock:{skuu}", r"\{skuu\}.*did you mean \{sku\}\?"),
+        ("stock:{}", "a field without a name"),
+        ("stock:{sku", "does not parse"),
+        ("", "empty"),
+        ([], "lock_key must be"),
+        (["{sku}", "{skuu}"], r"\{skuu\}"),
+        (7, "lock_key must be"),
+        (lambda other_name, *, needed: "k", "cannot be called with the task's own parameters"),
+    ],
+)
+def test_a_key_that_cannot_be_made_is_refused(app, key, message):
+    @app.task(base=LockedTask, name="reserve", lock_key=key)
+    def reserve(sku, quantity=1):
+        raise AssertionError("it must not run")
+
+    with pytest.raises(ConfigurationError, match=rf"task reserve: .*{message}"):
+        app.finalize()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lock_wait": -1},
+        {"lock_wait": "1"},
+        {"lock_max_hold": 0},
+        {"lock_max_requeues": -1},
+        {"lock_max_requeues": 1.5},
+        {"lock_watchdog": "yes"},
+        {"lock_hold_on_retry": None},
+        {"lock_on_lost": "ignore"},
+        {"lock_on_failure": "retry"},
+        {"lock_on_outage": "wait"},
+    ],
+)
+def test_a_wrong_value_is_refused(app, options):
+    ((option, value),) = options.items()
+    app.task(base=LockedTask, bind=True, name="work", **options)(remaining)
+
+    with pytest.raises(ConfigurationError, match=rf"task work: {option} .*{value!r}"):
+        app.finalize()
+
+
+def test_a_wrong_declaration_is_refused_when_the_task_is_used_first(app):
+    task = app.task(base=LockedTask, bind=True, lock_lease=0)(remaining)
+
+    with pytest.raises(ConfigurationError, match="lock_lease"):
+        task.delay()
+
+
+# What only a call can show
+
+
+def test_a_key_that_a_call_cannot_make_is_an_error_of_that_call(app):
+    @app.task(base=LockedTask, bind=True, lock_key="{order.id}")
+    def work(self, order):
+        return self.lock.key
+
+    class Order:
+        id = 7
+
+    with pytest.raises(LockKeyError, match=r"order.id.*has no attribute 'id'"):
+        work("text")
+    assert work(Order()) == "7"

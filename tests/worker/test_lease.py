@@ -1,0 +1,194 @@
+"""What a task sees of the lock that it holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_distlock.errors import LockLostError
+from tests.waiting import wait_until
+
+
+def test_a_task_sees_its_lease(site, key):
+    seen = site.tasks.look.delay(key).get(timeout=30)
+
+    assert seen["key"] == key
+    assert seen["keys"] == [key]
+    assert seen["held"]
+    assert 0 < seen["remaining"] <= site.tasks.LEASE
+    assert type(seen["token"]) is int
+
+
+def test_tokens_rise_over_the_grants_of_all_processes(site, key):
+    looks = [site.tasks.look.delay(key) for _ in range(20)]
+    seen = [result.get(timeout=30) for result in looks]
+    with site.lock(key) as lease:
+        last = lease.token
+
+    tokens = [look["token"] for look in seen]
+    assert len(set(tokens)) == 20
+    assert last > max(tokens)
+
+
+def test_a_list_of_templates_is_held_as_a_whole(site, key):
+    assert site.tasks.look_at_two.delay(key).get(timeout=30) == [f"a:{key}", f"b:{key}"]
+
+
+@pytest.mark.parametrize("taken", ["a", "b"])
+def test_a_task_of_two_keys_waits_for_either(site, key, taken):
+    with site.held(f"{taken}:{key}"):
+        result = site.tasks.look_at_two.delay(key)
+        site.wait_queued(f"{taken}:{key}")
+        site.wait_free(f"{'ba'['ab'.index(taken)]}:{key}")  # holds neither while it waits
+
+    assert result.get(timeout=30) == [f"a:{key}", f"b:{key}"]
+
+
+def test_a_task_of_two_keys_that_waits_for_one_after_the_other_runs(site, key):
+    with site.held(f"b:{key}"):
+        with site.held(f"a:{key}"):
+            result = site.tasks.look_at_two.delay(key)
+            site.wait_queued(f"a:{key}")
+        site.wait_queued(f"b:{key}")
+        site.wait_free(f"a:{key}")
+
+    assert result.get(timeout=30) == [f"a:{key}", f"b:{key}"]
+
+
+def test_tasks_with_crossed_keys_do_not_wait_for_each_other(site, key):
+    results = [site.tasks.look_at_two.delay(key) for _ in range(10)]
+
+    for result in results:
+        result.get(timeout=60)
+
+
+def test_a_lease_is_extended(site, key):
+    result = site.tasks.extend.delay(key, 60.0, key)
+    (remaining,) = site.journal.wait(key)
+
+    assert 50 < remaining <= 60
+    assert 50 < site.look(key).remaining <= 60
+    site.journal.open(key)
+    assert result.get(timeout=30) > 50
+    site.wait_free(key)
+
+
+def test_there_is_no_lease_outside_of_the_task(site):
+    assert site.tasks.look.lock is None
+
+
+def test_a_key_of_none_means_unlocked(site, key):
+    assert site.tasks.run_unlocked.delay(key).get(timeout=30)
+
+
+def test_a_task_reenters_its_own_lock(site, key):
+    tokens = site.tasks.call_itself.delay(key, 3).get(timeout=30)
+
+    assert len(tokens) == 4
+    assert len(set(tokens)) == 1
+    site.wait_free(key)
+
+
+def test_a_task_reenters_its_lock_by_every_way(site, key):
+    seen = site.tasks.call_others.delay(key).get(timeout=30)
+
+    assert seen == {"direct": True, "apply": True, "lock": True, "still held": True}
+    site.wait_free(key)
+
+
+def test_an_inner_call_with_another_key_takes_that_too(site, key):
+    result = site.tasks.call_with_another_key.delay(key, f"{key}:other")
+
+    assert result.get(timeout=30) == "inner"
+    site.wait_free(key)
+    site.wait_free(f"{key}:other")
+
+
+def test_an_inner_call_whose_key_is_taken_raises_and_parks_nothing(site, key):
+    other = f"{key}:other"
+    with site.held(other):
+        result = site.tasks.call_with_another_key.delay(key, other)
+
+        assert result.get(timeout=30) == f"conflict at {other}"
+        assert site.look(other).waiting == 0
+
+    assert site.journal.read(key) == [key]
+    assert site.journal.read(other) == []
+
+
+# Losing it
+
+
+@pytest.mark.parametrize("name", ["sleep_long", "turn_long"])
+def test_a_task_that_loses_its_lock_is_aborted(site, key, name):
+    result = getattr(site.tasks, name).delay(key)
+    (token,) = site.journal.wait(key)
+
+    site.forget(key)
+    with pytest.raises(LockLostError) as caught:
+        result.get(timeout=20 * site.tasks.LEASE)
+
+    assert result.state == "FAILURE"
+    assert caught.value.key == key
+    assert caught.value.token == token
+
+
+def test_a_task_whose_key_somebody_else_has_is_aborted_and_leaves_it_alone(site, key):
+    result = site.tasks.sleep_long.delay(key)
+    (token,) = site.journal.wait(key)
+
+    site.forget(key)
+    with site.lock(key) as lease:
+        with pytest.raises(LockLostError):
+            result.get(timeout=20 * site.tasks.LEASE)
+
+        assert lease.token > token
+        assert site.look(key).token == lease.token
+
+
+def test_a_task_may_catch_the_loss_and_finish(site, key):
+    result = site.tasks.catch_loss.delay(key)
+    (token,) = site.journal.wait(key)
+
+    site.forget(key)
+
+    assert result.get(timeout=20 * site.tasks.LEASE) == {"key": key, "token": token, "held": False}
+
+
+def test_a_worker_works_on_after_an_abort(site, key):
+    aborted = [site.tasks.sleep_long.delay(f"{key}:{number}") for number in range(4)]
+    for number in range(4):
+        site.journal.wait(f"{key}:{number}")
+        site.forget(f"{key}:{number}")
+    for result in aborted:
+        with pytest.raises(LockLostError):
+            result.get(timeout=30)
+
+    again = [site.tasks.look.delay(f"{key}:{number}") for number in range(4)]
+
+    for result in again:
+        assert result.get(timeout=30)["held"]
+
+
+def test_with_warn_a_task_that_loses_its_lock_finishes(site, key):
+    result = site.tasks.ignore_loss.delay(f"watched-{key}", key)
+    (token,) = site.journal.wait(f"watched-{key}")
+
+    site.forget(f"watched-{key}")
+    message = f"lost its lock 'watched-{key}' (token {token}): the store no longer knows it"
+    wait_until(lambda: message in site.log(), what="the loss to be logged")
+    site.journal.open(key)
+
+    assert result.get(timeout=30) is False
+    signals = [note["name"] for note in site.journal.read(f"signals:watched-{key}")]
+    assert "lock_lost" in signals
+
+
+@pytest.mark.parametrize("name", ["sleep_without_watchdog", "sleep_beyond_max_hold"])
+def test_a_lease_that_is_not_renewed_ends(site, key, name):
+    result = getattr(site.tasks, name).delay(key)
+    other = site.tasks.work_requeue.delay(key)
+
+    with pytest.raises(LockLostError):
+        result.get(timeout=30)
+
+    assert other.get(timeout=30) == 0

@@ -1,0 +1,104 @@
+"""The signals are sent from where it happens, with the arguments that they are documented with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from typing import Any
+
+
+@pytest.fixture
+def watched(key: str) -> str:
+    """A key whose signals are written down."""
+    return f"watched-{key}"
+
+
+def of_tasks(site, watched: str) -> list[dict[str, Any]]:
+    """The signals that tasks have sent; not those of this process's own lock."""
+    return [note for note in site.journal.read(f"signals:{watched}") if note["sender"]]
+
+
+def named(site, watched: str, name: str) -> dict[str, Any]:
+    """Wait for the first signal *name* of a task, and return its sender and arguments."""
+
+    def find() -> list[dict[str, Any]]:
+        return [note for note in of_tasks(site, watched) if note["name"] == name]
+
+    return wait_until(find, what=f"signal {name}")[0]
+
+
+def test_a_task_acquires_and_releases(site, watched):
+    token = site.tasks.look.delay(watched).get(timeout=30)["token"]
+    named(site, watched, "lock_released")
+
+    acquired, released = of_tasks(site, watched)
+
+    holder = acquired["holder"]
+    assert "look" in holder
+    facts = {"sender": "tests.apps.locked.look", "token": token, "holder": holder}
+    assert acquired == {"name": "lock_acquired", **facts}
+    assert released == {"name": "lock_released", **facts}
+
+
+def test_a_long_task_renews(site, watched):
+    site.tasks.work_requeue.delay(watched, None, watched)
+    acquired = named(site, watched, "lock_acquired")
+
+    renewed = named(site, watched, "lock_renewed")
+    site.journal.open(watched)
+
+    assert renewed == {**acquired, "name": "lock_renewed"}
+
+
+def test_a_parked_task_tells_of_conflict_parking_and_waking(site, watched):
+    with site.held(watched):
+        holder = site.look(watched).owner
+        result = site.tasks.work_requeue.delay(watched)
+        site.wait_queued(watched)
+        conflict = named(site, watched, "lock_conflict")
+        parked = named(site, watched, "task_parked")
+    result.get(timeout=30)
+    woken = named(site, watched, "task_woken")
+    named(site, watched, "lock_released")
+
+    sender = "work_requeue"
+    assert 0 < conflict.pop("remaining") <= 2.0
+    assert conflict == {"name": "lock_conflict", "sender": sender, "holder": holder}
+    assert parked == {
+        "name": "task_parked",
+        "sender": sender,
+        "task_id": result.id,
+        "holder": holder,
+        "place": 0,
+    }
+    assert woken == {"name": "task_woken", "sender": sender, "task_id": result.id}
+    assert [note["name"] for note in of_tasks(site, watched)] == [
+        "lock_conflict",
+        "task_parked",
+        "lock_acquired",
+        "task_woken",
+        "lock_released",
+    ]
+
+
+def test_a_lost_lock_is_told_with_a_reason(site, watched):
+    site.tasks.sleep_long.delay(watched)
+    acquired = named(site, watched, "lock_acquired")
+
+    site.forget(watched)
+    lost = named(site, watched, "lock_lost")
+
+    assert lost == {**acquired, "name": "lock_lost", "reason": "the store no longer knows it"}
+
+
+@pytest.mark.parametrize("name", ["work_skip", "work_fail"])
+def test_a_conflict_is_told_whatever_the_policy(site, watched, name):
+    with site.held(watched):
+        getattr(site.tasks, name).delay(watched).get(timeout=30, propagate=False)
+
+    assert [note["name"] for note in of_tasks(site, watched)] == ["lock_conflict"]

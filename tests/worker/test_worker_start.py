@@ -1,0 +1,224 @@
+"""What the worker does with its flags, the app's settings and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+import redis
+
+from celery_distlock import Lock
+from celery_distlock.stores import open_store
+from tests import servers
+from tests.waiting import wait_until
+from tests.workers import ROOT
+
+APP = "tests.apps.configured"
+
+
+@pytest.fixture
+def tasks(load_app):
+    loaded = load_app(APP)
+    yield loaded
+    loaded.journal.close()
+
+
+def fails_to_start(worker, conf=None, options=None, **arguments) -> str:
+    """Start a worker that must end with an error, and return its log."""
+    env = {
+        "DISTLOCK_TEST_CONF": json.dumps(conf or {}),
+        "DISTLOCK_TEST_OPTIONS": json.dumps(options or {}),
+    }
+    process = worker(APP, env=env, wait=False, **arguments)
+    assert process.process.wait(60) != 0
+    return process.log()
+
+
+def test_the_flags_are_in_the_help_under_their_group(celery_env):
+    command = [sys.executable, "-m", "celery", "-A", APP, "worker", "--help"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    own = shown.partition("Distlock Options")[2]
+    for flag in ("url", "prefix", "lease", "on-conflict", "disable"):
+        assert f"--distlock-{flag}" in own
+        assert f"--distlock-{flag}" not in shown.partition("Distlock Options")[0]
+
+
+def test_flags_outweigh_settings_and_options_outweigh_flags(
+    tasks, worker, redis_url, prefix, key, celery_env
+):
+    elsewhere = redis_url.removesuffix("/0") + "/1"
+    worker(
+        APP,
+        env={"DISTLOCK_TEST_CONF": json.dumps({"distlock_lease": 100, "distlock_wait": 50})},
+        concurrency=2,
+        args=[
+            *("--distlock-url", elsewhere, "--distlock-prefix", f"{prefix}:flag"),
+            *("--distlock-lease", "200", "--distlock-on-conflict", "skip"),
+        ],
+    )
+    try:
+        running = tasks.look.delay(key, key)
+        tasks.journal.wait(key)
+        with closing(redis.Redis.from_url(elsewhere)) as client:
+            assert 190_000 < client.pttl(f"{prefix}:flag:{{{key}}}:lock") <= 200_000
+
+        assert tasks.look.delay(key).get(timeout=30) is None  # skipped
+        failed = tasks.fail_on_conflict.delay(key).get(timeout=30, propagate=False)
+        assert type(failed).__name__ == "LockConflictError"
+        tasks.journal.open(key)
+        assert 190 < running.get(timeout=30) <= 200
+        assert 290 < tasks.look_with_own_lease.delay(key).get(timeout=30) <= 300
+    finally:
+        servers.delete_keys(elsewhere, prefix)
+
+
+def test_without_flags_the_settings_count(tasks, worker, key, redis_url, prefix):
+    conf = {"distlock_lease": 100}
+    process = worker(APP, pool="solo", env={"DISTLOCK_TEST_CONF": json.dumps(conf)})
+
+    assert 90 < tasks.look.delay(key).get(timeout=30) <= 100
+    assert 290 < tasks.look_with_own_lease.delay(key).get(timeout=30) <= 300
+    where = redis_url.removesuffix("/0")
+    assert f"locks: {where}/0, prefix '{prefix}:lock', lease 100 s, on conflict requeue" in (
+        process.log()
+    )
+
+
+def test_disabled_by_a_flag_tasks_run_unlocked(tasks, worker, key, redis_url, prefix):
+    worker(APP, pool="solo", args=["--distlock-disable"])
+
+    with Lock(key, store=open_store(redis_url, f"{prefix}:lock")):
+        assert tasks.look.delay(key).get(timeout=30) is None
+    assert tasks.journal.read(key) == [None]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--distlock-lease", "0"], "--distlock-lease must be a number of seconds"),
+        (["--distlock-lease", "-1"], "--distlock-lease must be a number of seconds"),
+        (["--distlock-lease", "nan"], "--distlock-lease must be a number of seconds"),
+        (["--distlock-lease", "ten"], "--distlock-lease"),
+        (["--distlock-on-conflict", "reque"], "'requeue'"),
+        (["--distlock-url", "http://localhost"], "http"),
+    ],
+)
+def test_a_wrong_flag_ends_the_worker(worker, args, message):
+    log = fails_to_start(worker, args=args)
+
+    assert message in log
+    assert "ready." not in log
+
+
+@pytest.mark.parametrize(
+    ("conf", "options", "message"),
+    [
+        ({"distlock_lease": 0}, {}, "setting distlock_lease must be a number of seconds"),
+        ({"distlock_leese": 1}, {}, "unknown setting distlock_leese; did you mean"),
+        ({"distlock_on_conflict": "reque"}, {}, "did you mean 'requeue'?"),
+        ({}, {"lock_leese": 1}, "look: unknown option lock_leese; did you mean 'lock_lease'?"),
+        ({}, {"lock_lease": "10"}, "look: lock_lease must be a number of seconds"),
+    ],
+)
+def test_a_wrong_declaration_ends_the_worker(worker, conf, options, message):
+    log = fails_to_start(worker, conf, options)
+
+    assert message in log
+    assert "ready." not in log
+
+
+def test_memory_locks_are_refused_for_prefork(worker):
+    log = fails_to_start(worker, {"distlock_url": "memory://"})
+
+    assert "memory:// cannot lock between the processes of a prefork pool" in log
+    assert "--pool threads" in log
+
+
+def test_memory_locks_are_accepted_for_threads(tasks, worker, key):
+    conf = {"distlock_url": "memory://", "distlock_lease": 20}
+    worker(APP, pool="threads", concurrency=2, env={"DISTLOCK_TEST_CONF": json.dumps(conf)})
+
+    running = tasks.look.delay(key, key)
+    tasks.journal.wait(key)
+    parked = tasks.look.delay(key)
+    wait_until(lambda: parked.state == "PARKED", what="the second to be parked")
+    tasks.journal.open(key)
+
+    assert running.get(timeout=30) <= 20
+    assert parked.get(timeout=30) <= 20
+
+
+# A store that is away
+
+
+def test_tasks_do_as_they_say_while_the_store_is_away(tasks, worker, private_server, key):
+    server = private_server()
+    url = server.url
+    server.stop()
+    env = {"DISTLOCK_TEST_CONF": json.dumps({"distlock_url": url})}
+    process = worker(APP, pool="threads", concurrency=2, env=env)
+    assert f"locks: {url} cannot serve" in process.log()
+    assert tasks.add.delay(1, 2).get(timeout=30) == 3
+
+    later = tasks.look.delay(key)
+    failed = tasks.fail_on_outage.delay(key).get(timeout=30, propagate=False)
+    ran = tasks.run_on_outage.delay(key)
+
+    assert ran.get(timeout=30) is False
+    assert type(failed).__name__ == "StoreUnavailableError"
+    assert url in str(failed)
+    process.wait_log(f"look[{later.id}] is sent again in ")
+    assert f"Task tests.apps.configured.run_on_outage[{ran.id}] runs UNLOCKED" in process.log()
+    assert tasks.journal.read(key) == []
+    server.start()
+    assert later.get(timeout=60) > 0
+    assert tasks.journal.read(key) == [None]
+
+
+def test_a_task_that_runs_while_the_store_goes_and_comes_is_not_lost(
+    tasks, worker, private_server, key
+):
+    server = private_server()
+    conf = {"distlock_url": server.url, "distlock_lease": 60}
+    env = {"DISTLOCK_TEST_CONF": json.dumps(conf)}
+    process = worker(APP, pool="threads", concurrency=2, env=env)
+    running = tasks.look.delay(key, key)
+    tasks.journal.wait(key)
+
+    server.stop()
+    later = tasks.look.delay(f"{key}:later")
+    process.wait_log(f"look[{later.id}] is sent again in ")
+    tasks.journal.open(key)
+    running.get(timeout=30, propagate=False)
+    server.start()
+
+    assert later.get(timeout=60) > 0
+
+
+def test_no_password_is_logged(tasks, worker, private_server, key):
+    users = ["default on nopass ~* &* +@all", "shop on >S3cret-word ~* &* +@all"]
+    server = private_server(options={"user": users})
+    url = server.url.replace("redis://", "redis://shop:S3cret-word@")
+    conf = {"distlock_url": url, "distlock_sweep_interval": 0.2}
+    process = worker(APP, pool="solo", env={"DISTLOCK_TEST_CONF": json.dumps(conf)})
+    assert tasks.look.delay(key).get(timeout=30) > 0
+
+    server.stop()
+    failed = tasks.fail_on_outage.delay(key).get(timeout=30, propagate=False)
+    process.wait_log("cannot be swept")
+    process.stop()
+
+    assert "S3cret-word" not in process.log()
+    assert "S3cret-word" not in str(failed)
+
+
+@pytest.mark.parametrize("scheme", ["http", "redis"])
+def test_a_wrong_url_is_reported_without_its_password(worker, scheme):
+    url = f"{scheme}://shop:S3cret-word@localhost:port/x"
+    log = fails_to_start(worker, {"distlock_url": url})
+
+    assert "S3cret-word" not in log
