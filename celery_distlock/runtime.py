@@ -9,8 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from celery import Celery
-from celery._state import get_current_app
+from celery import Celery, _state
 
 from . import lock, signals
 from .envelope import publish
@@ -194,12 +193,14 @@ def _refuse_unknown(app: Celery) -> None:
 
 def _current_store() -> Store:
     """Return the store of this thread's app, or of the only app that there is."""
-    app = get_current_app()
-    if app not in _runtimes and len(_runtimes) != 1:
+    app = _state._tls.current_app  # type: ignore[attr-defined]  # current_app would make one up
+    if app is not None:
+        return Runtime.of(app).store
+    if len(_runtimes) != 1:
         raise ConfigurationError(
-            "this thread has no current app with locks: call app.set_current(), or name a store"
+            "this thread has no current app: call app.set_current(), or name a store"
         )
-    return (_runtimes.get(app) or next(iter(_runtimes.values()))).store
+    return next(iter(_runtimes.values())).store
 
 
 lock.defaults.store = staticmethod(_current_store)
