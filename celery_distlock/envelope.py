@@ -19,7 +19,16 @@ from kombu.serialization import dumps as serialize
 from kombu.serialization import prepare_accept_content, registry  # type: ignore[attr-defined]
 from kombu.utils.json import dumps, loads
 
-__all__ = ["HEADER", "Passage", "publish", "seal", "to_message", "with_eta"]
+__all__ = [
+    "HEADER",
+    "Passage",
+    "publish",
+    "run_id",
+    "seal",
+    "seal_message",
+    "to_message",
+    "with_eta",
+]
 
 HEADER = "distlock"  # the one header of ours
 
@@ -114,6 +123,22 @@ def seal(request: Any, passage: Passage) -> bytes:
     headers = {k: v for k, v in facts.items() if k not in _NOT_HEADERS and k[0] != "_"}
     content = content_type, encoding, body
     return _sealed(headers, properties, content, request.delivery_info or {}, passage)
+
+
+def seal_message(message: Message, passage: Passage) -> bytes:
+    """Return *message* as it was received by a worker, and *passage* in its header."""
+    content: Any = message.content_type, message.content_encoding, message.body
+    properties, delivery = message.properties or {}, message.delivery_info or {}
+    return _sealed(dict(message.headers), properties, content, delivery, passage)
+
+
+def run_id(identity: str, retries: int, requeues: int, nesting: int) -> str:
+    """
+    Return the name of one run of a task: the same for every delivery of one message.
+
+    ``task.replace()`` sends another task under the same id, one nesting deeper.
+    """
+    return f"{identity}:{retries}:{requeues}:{nesting}"
 
 
 def _sealed(

@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 
 from . import policies, signals
 from .abort import Guard
-from .envelope import HEADER, Passage, publish, seal, with_eta
+from .envelope import HEADER, Passage, publish, run_id, seal, with_eta
 from .errors import LockConflictError, StoreUnavailableError
 from .keys import slot_name
 from .lease import Hold, Lease
@@ -377,9 +377,8 @@ class Execution:
 
     def _run_id(self, retries: int, requeues: int | None = None) -> str:
         number = self._passage.requeues if requeues is None else requeues
-        # task.replace() sends another task under the same id, one nesting deeper.
         nesting = self._request.replaced_task_nesting or 0
-        return f"{self._request.id}:{retries}:{number}:{nesting}"
+        return run_id(str(self._request.id), retries, number, nesting)
 
     @property
     def _stores_results(self) -> bool:

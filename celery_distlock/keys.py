@@ -61,6 +61,11 @@ class KeyRule:
         else:
             raise ConfigurationError(f"task {task}: lock_key must be {_RULE}, not {rule!r}")
 
+    @property
+    def runs_no_code(self) -> bool:
+        """Whether keys are made by templates alone, without calling a function of the user's."""
+        return self._callable is None
+
     def keys(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         """
         Return the keys of one call, without repetitions; none means: run unlocked.

@@ -50,6 +50,7 @@ class LockedTask(_Task):
 
     abstract = True
     Request = "celery_distlock.worker.request:LockedRequest"
+    Strategy = "celery_distlock.worker.lobby:strategy"
 
     lock_key: Any = UNSET
     lock_on_conflict: Any = UNSET

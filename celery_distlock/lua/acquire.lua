@@ -2,16 +2,20 @@
 -- KEYS lock queue tasks woken fence done
 -- ARGV owner lease_ms mode run repeated keep detail desk
 -- returns token: granted | {status, token, holder, holder_run, ttl_ms, place, wake_run,
---         wake_envelope}: status busy or parked | {'done'}
+--         wake_envelope}: status busy or parked | {'done'} | {'free'}
 --
 -- mode      try: do not queue. wait: queue as a blocked waiter, detail is its inbox.
 --           park: queue the run, detail is its envelope, desk where a worker would take it.
+--           line: as park, but only if somebody holds the key; never take it.
 -- repeated  1 if the run's message may have been delivered before
 -- keep      1 if nobody else has the run's message: it stays here until the run has ended
 --
 -- USES grant
 local owner, lease_ms, mode, run, repeated, keep, detail, desk = unpack(ARGV)
 
+if mode == 'line' and redis.call('EXISTS', LOCK) == 0 then
+    return { 'free' }
+end
 if repeated == '0' and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
     -- Nobody holds it, nobody waits: most requests end here.
     local token, refused = grant(microseconds(), owner, run, lease_ms)
@@ -36,6 +40,9 @@ if holder == owner then
     return held[2]
 end
 if run ~= '' and holder == 'parked:' .. run then
+    if mode == 'line' then
+        return { 'free' }
+    end
     redis.call('HSET', LOCK, 'owner', owner)
     redis.call('PEXPIRE', LOCK, lease_ms)
     arrive(microseconds())
@@ -82,7 +89,7 @@ if mode ~= 'try' then
         local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
         arrival = integer(math.max(now, tonumber(last or '0') + 1))
     end
-    if mode == 'park' then
+    if mode ~= 'wait' then
         redis.call('HSET', TASKS, 'e:' .. run, detail, 's:' .. run, arrival, 'h:' .. run, desk)
         redis.call('ZREM', WOKEN, run)
         status = 'parked'

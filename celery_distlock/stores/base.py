@@ -47,6 +47,7 @@ class Status(enum.Enum):
     BUSY = "busy"
     PARKED = "parked"
     DONE = "done"  # the run has ended before; this is a second delivery of it
+    FREE = "free"  # nobody holds the key, and nothing was done
 
 
 class RenewOutcome(enum.Enum):
@@ -199,6 +200,15 @@ class Store(ABC):
                 the run has ended: to send it again if the run's process dies.
         """
 
+    def line_up(self, key: str, run: str, parcel: Parcel, timeout: float) -> Reply:
+        """
+        Park *run* if somebody holds the key; never take it. One attempt of *timeout* seconds.
+
+        For a worker's main process, which must not wait. A store may leave it be and answer
+        ``FREE``: the run then asks for the key where it runs.
+        """
+        return Reply(Status.FREE, 0.0)
+
     @abstractmethod
     def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
         """
@@ -264,8 +274,8 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def inspect(self, key: str) -> KeyState:
-        """Look at a key without changing it."""
+    def inspect(self, key: str, timeout: float | None = None) -> KeyState:
+        """Look at a key without changing it; if *timeout* seconds are given, in one attempt."""
 
     @abstractmethod
     def check(self) -> list[str]:

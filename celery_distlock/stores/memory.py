@@ -300,7 +300,7 @@ class MemoryStore(Store):
                 yield wake
         self._forget_if_idle(name, state)
 
-    def inspect(self, key: str) -> KeyState:
+    def inspect(self, key: str, timeout: float | None = None) -> KeyState:
         with self._mutex:
             state = self._keys.get(slot_name(key), _Key())
             if not state.holder:

@@ -122,23 +122,16 @@ class RedisStore(Store):
         name = slot_name(key)
         arguments = [owner, _ms(lease), mode, run, int(repeated), int(keep), detail, desk]
         asked = self._ask([_call(_ACQUIRE, self._names(name), arguments)], key)
-        answer, asked_at = asked.answers[0], asked.asked_at
-        if not isinstance(answer, list):
-            return Reply(Status.GRANTED, asked_at, int(answer))
-        status = Status(answer[0].decode())
-        if status is Status.DONE:
-            return Reply(status, asked_at)
-        _, token, holder, holder_run, ttl_ms, place, woken, envelope = answer
-        return Reply(
-            status,
-            asked_at,
-            int(token or 0),
-            _text(holder),
-            _text(holder_run),
-            _seconds(ttl_ms),
-            place,
-            Wake(name, _text(woken), envelope) if woken else None,
-        )
+        return _reply(name, asked.answers[0], asked.asked_at)
+
+    def line_up(self, key: str, run: str, parcel: Parcel, timeout: float) -> Reply:
+        name, asked_at = slot_name(key), clock.monotonic()
+        calls = [
+            _call(_INDEX, [self._index], [name, "add"]),
+            _call(_ACQUIRE, self._names(name), ["", 1, "line", run, 0, 0, *parcel]),
+        ]
+        answers = self._ask_once(calls, timeout)
+        return _reply(name, answers[1], asked_at)
 
     def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
         commands = [
@@ -225,10 +218,10 @@ class RedisStore(Store):
             if cursor == b"0":
                 return
 
-    def inspect(self, key: str) -> KeyState:
-        names = self._names(slot_name(key))[:2]
-        asked = self._ask([_call(_INSPECT, names, [])], key)
-        owner, token, run, ttl_ms, waiting = asked.answers[0]
+    def inspect(self, key: str, timeout: float | None = None) -> KeyState:
+        look = [_call(_INSPECT, self._names(slot_name(key))[:2], [])]
+        answers = self._ask(look, key).answers if timeout is None else self._ask_once(look, timeout)
+        owner, token, run, ttl_ms, waiting = answers[0]
         return KeyState(
             _text(owner),
             int(token or 0),
@@ -314,6 +307,16 @@ class RedisStore(Store):
             failure = refusal
         raise StoreUnavailableError(f"{self.address} cannot serve: {failure}") from failure
 
+    def _ask_once(self, commands: Sequence[Sequence[Any]], timeout: float) -> list[Any]:
+        try:
+            answers = self._exchange(self._wire(timeout), commands)
+        except (RedisError, OSError) as error:
+            raise StoreUnavailableError(f"{self.address} did not answer: {error}") from error
+        refusal = next((a for a in answers if isinstance(a, ResponseError)), None)
+        if refusal is not None:
+            raise StoreUnavailableError(f"{self.address}: {refusal}") from refusal
+        return answers
+
     def _exchange(self, wire: "_Wire", commands: Sequence[Sequence[Any]]) -> list[Any]:
         answers = wire.exchange(commands)
         if any(isinstance(answer, NoScriptError) for answer in answers):
@@ -332,6 +335,25 @@ class RedisStore(Store):
 
 def _passes(refusal: RedisError) -> bool:
     return isinstance(refusal, _PASSING_KINDS) or bool(_PASSING.search(str(refusal)))
+
+
+def _reply(name: str, answer: Any, asked_at: float) -> Reply:
+    if not isinstance(answer, list):
+        return Reply(Status.GRANTED, asked_at, int(answer))
+    status = Status(answer[0].decode())
+    if len(answer) == 1:
+        return Reply(status, asked_at)
+    _, token, holder, holder_run, ttl_ms, place, woken, envelope = answer
+    return Reply(
+        status,
+        asked_at,
+        int(token or 0),
+        _text(holder),
+        _text(holder_run),
+        _seconds(ttl_ms),
+        place,
+        Wake(name, _text(woken), envelope) if woken else None,
+    )
 
 
 class _Asked(NamedTuple):
