@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from parked import ENVELOPE, FEW, MANY, beside_many, others_beside
 from rich.console import Console
 from rich.table import Table
 
@@ -81,6 +82,7 @@ class Worker:
         from app import app
 
         self.app = app
+        self.url = server.url
         self._client = server.client()
         self._store = open_store(server.url)
         command = [sys.executable, "-m", "celery", "-A", "app", "worker", "--loglevel", "ERROR"]
@@ -107,6 +109,10 @@ class Worker:
                 raise SystemExit(f"the worker ended with status {self._process.returncode}")
             time.sleep(0.002)
         return time.perf_counter() - begin
+
+    def forget_parked(self, key: str) -> None:
+        """Throw away what is parked at *key*."""
+        self._client.delete(*self._client.keys(f"distlock:{{{key}}}:*"))
 
     def _idle(self, key: str) -> bool:
         # A message is unacknowledged until its task is in the pool; a parked one is in the store.
@@ -151,7 +157,7 @@ def main() -> int:
                 f"{throughput:.2f}",
                 "≥ 0.92",
             )
-            from app import one_by_one
+            from app import locked, one_by_one
 
             took = statistics.median(
                 worker.time(one_by_one, [HOLD] * CONTENDED) for _ in range(ROUNDS)
@@ -164,8 +170,31 @@ def main() -> int:
                 f"{took / ideal:.2f}",
                 "",
             )
+            alone, beside = others_beside(worker, locked, one_by_one, list(range(NOOPS)))
+            table.add_row(
+                "throughput beside 10,000 parked tasks / without them",
+                f"{NOOPS / beside:.0f}/s",
+                f"{NOOPS / alone:.0f}/s",
+                f"{alone / beside:.2f}",
+                "≥ 0.95",
+            )
         finally:
             worker.stop()
+        many, few, ratio, each = beside_many(server)
+        table.add_row(
+            f"hand-over and parking with {MANY:,} parked / with {FEW}",
+            f"{many * 1e6:.0f} µs",
+            f"{few * 1e6:.0f} µs",
+            f"{ratio:.2f}",
+            "≤ 1.20",
+        )
+        table.add_row(
+            f"memory of a parked task / its message of {len(ENVELOPE):,} bytes",
+            f"{each:,.0f} bytes",
+            f"{len(ENVELOPE):,} bytes",
+            f"{each / len(ENVELOPE):.2f}",
+            "",
+        )
     Console(width=120).print(table)
     return 0
 
