@@ -38,13 +38,14 @@ class Guard:
         self._lost: Hold | None = None
         self._told = False
         self._deliver: Any = None
-        self._outer: dict[Hold, Callable[[Hold], None] | None] = {}
+        self.outer: Guard | None = None  # the one around this one, in the main thread
+        self._before: dict[Hold, Callable[[Hold], None] | None] = {}
 
     def __enter__(self) -> None:
         self._deliver = _delivery(self)
         self._armed = True
         for hold in self._holds:
-            self._outer[hold], hold.on_lost = hold.on_lost, self._on_lost
+            self._before[hold], hold.on_lost = hold.on_lost, self._on_lost
             if hold.state is HoldState.LOST:  # before we listened
                 self._on_lost(hold)
 
@@ -57,7 +58,7 @@ class Guard:
         with self._mutex:
             self._armed = False
         late = self._deliver.finish()
-        for hold, outer in self._outer.items():
+        for hold, outer in self._before.items():
             hold.on_lost = outer
         if isinstance(error, LockLostError) and type(error) is not LockLostError:
             raise LockLostError(*error.args) from None  # a class made for one loss does not pickle
@@ -75,7 +76,8 @@ class Guard:
         with self._mutex:
             if self._armed and self._lost is None:
                 self._lost = hold
-                self._told = self._deliver.send()
+                if self._deliver.send():
+                    self._told = True
 
     def loss(self) -> LockLostError:
         """Return the error that tells of the loss."""
@@ -98,7 +100,8 @@ class _BySignal:
 
     def __init__(self, guard: Guard) -> None:
         self._thread = threading.get_ident()
-        self._outer, _BySignal.current = _BySignal.current, guard
+        guard.outer, _BySignal.current = _BySignal.current, guard
+        self._guard = guard
 
     def send(self) -> bool:
         """Return whether it is certain to be raised unless :meth:`finish` says otherwise."""
@@ -106,15 +109,17 @@ class _BySignal:
         return False
 
     def finish(self) -> bool:
-        _BySignal.current = self._outer
+        _BySignal.current = self._guard.outer
         return False
 
     @staticmethod
     def handle(_signal: int, _frame: FrameType | None) -> None:
         guard = _BySignal.current
-        error = guard.take() if guard is not None else None
-        if error is not None:
-            raise error
+        while guard is not None:
+            error = guard.take()
+            if error is not None:
+                raise error
+            guard = guard.outer
 
 
 class _ByAsyncException:

@@ -5,11 +5,13 @@ For a request whose outcome is unknown when its caller has to go on. A thread of
 it is first needed, so that a store that hangs holds up nothing else.
 """
 
+import heapq
 import itertools
 import logging
 import os
 import queue
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,44 +37,44 @@ class _Errand:
     run: str = field(compare=False)
     ended: Ended = field(compare=False)
     inbox: Inbox | None = field(default=None, compare=False)
+    on_done: Callable[[], None] | None = field(default=None, compare=False)
     attempts: int = field(default=0, compare=False)
     answers: int = field(default=0, compare=False)
+    unfinished: bool = field(default=True, compare=False)
 
 
 class _Errands:
     def __init__(self) -> None:
-        self._waiting: queue.PriorityQueue[_Errand] = queue.PriorityQueue()
+        # C code, that a time limit's exception cannot leave locked.
+        self._new: queue.SimpleQueue[_Errand] = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._mutex = threading.Lock()
-        self._wakeup = threading.Event()
         self._thread: threading.Thread | None = None
 
     def add(self, *errand: Any) -> None:
-        self._put(_Errand(clock.monotonic(), next(self._numbers), *errand))
+        self._new.put(_Errand(clock.monotonic(), next(self._numbers), *errand))
         with self._mutex:
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="distlock-errands", daemon=True
-                )
-                self._thread.start()
-
-    def _put(self, errand: _Errand) -> None:
-        self._waiting.put(errand)
-        self._wakeup.set()
+                thread = threading.Thread(target=self._run, name="distlock-errands", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def _run(self) -> None:
+        waiting: list[_Errand] = []
         while True:
-            self._wakeup.clear()
-            errand = self._waiting.get()
-            early = errand.due - clock.monotonic()
-            if early > 0:
-                self._waiting.put(errand)
-                self._wakeup.wait(early)
+            pause = max(0.0, waiting[0].due - clock.monotonic()) if waiting else None
+            try:
+                heapq.heappush(waiting, self._new.get(timeout=pause))
                 continue
+            except queue.Empty:
+                errand = heapq.heappop(waiting)
             try:
                 self._attempt(errand)
             except Exception:
                 logger.exception("giving %r back went wrong; its lease ends it", errand.key)
+            else:
+                if errand.unfinished:
+                    heapq.heappush(waiting, errand)
 
     def _attempt(self, errand: _Errand) -> None:
         try:
@@ -88,26 +90,31 @@ class _Errands:
         else:
             errand.answers += 1
             errand.store.dispatch(released.wake)
-        if errand.answers < ANSWERS and errand.attempts < len(PAUSES):
+        errand.unfinished = errand.answers < ANSWERS and errand.attempts < len(PAUSES)
+        if errand.unfinished:
             errand.due = clock.monotonic() + PAUSES[errand.attempts]
             errand.attempts += 1
-            self._put(errand)
+        elif errand.on_done is not None:
+            errand.on_done()
 
 
 def give_back(
     store: Store,
     key: str,
     owner: str,
+    *,
     run: str = "",
     ended: Ended = Ended.NO,
     inbox: Inbox | None = None,
+    on_done: Callable[[], None] | None = None,
 ) -> None:
     """
     Release *key*, if *owner* has it or comes to have it, until the store has answered.
 
-    The arguments are those of :meth:`Store.release`.
+    The arguments are those of :meth:`Store.release`; *on_done* is called when it has, or when
+    there is nothing more to try.
     """
-    _errands.add(store, key, owner, run, ended, inbox)
+    _errands.add(store, key, owner, run, ended, inbox, on_done)
 
 
 def _after_fork() -> None:

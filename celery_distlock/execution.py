@@ -18,17 +18,17 @@ from kombu.exceptions import OperationalError
 from . import policies, signals
 from .abort import Guard
 from .envelope import HEADER, Passage, publish, run_id, seal, with_eta
-from .errors import LockConflictError, StoreUnavailableError
+from .errors import LockConflictError, StoreError, StoreUnavailableError
 from .keys import slot_name
 from .lease import Hold, Lease
 from .lock import held_here, obtain, surrender
 from .policies import Conflict, Decision
-from .runtime import Plan
+from .runtime import Plan, Runtime
 from .settings import MAX_LEASE
 from .stores import Store
-from .stores.base import Ended, Parcel, Reply, Status
+from .stores.base import Ended, Parcel, Reply, Status, Wake
 
-__all__ = ["PARKED", "Execution", "current"]
+__all__ = ["PARKED", "Execution", "Postponed", "current", "forget_woken"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,10 @@ OUTAGE = policies.Retry(delay=1.0, max_delay=30.0)
 BROKER_PAUSE = 1.0  # seconds between attempts to send a task while the broker is away, too
 
 _here = threading.local()
+
+
+class Postponed(Ignore):
+    """The task has not run, and is on its way to run later."""
 
 
 def current(task: Task) -> "Execution | None":
@@ -73,10 +77,6 @@ class Execution:
         self._entered: list[Hold] = []
         self._ended = Ended.NO
         self._keep_for: tuple[str, float] | None = None
-
-    def belongs_to(self, task: Task, task_id: str) -> bool:
-        """Whether this is (part of) the run of *task* that Celery calls *task_id*."""
-        return self.task is task and self._request.id == task_id
 
     @property
     def lease(self) -> Lease | None:
@@ -133,9 +133,9 @@ class Execution:
             if hold is None:
                 return None
         if reply.status is Status.PARKED:
-            self._yield_reservations(key)
+            self._yield_reservation(key)
             self._report_parked(key, reply)
-            raise Ignore(f"parked until {key!r} is free")
+            raise Postponed(f"parked until {key!r} is free")
         if reply.status is Status.DONE:
             logger.info("Task %s dropped: a second delivery, the first has ended", self._name)
             raise Ignore("a second delivery")
@@ -178,7 +178,8 @@ class Execution:
     @property
     def _repeated(self) -> bool:
         delivery = self._request.delivery_info or {}
-        return self.message and (self._passage.woken or bool(delivery.get("redelivered")))
+        again = self._passage.woken or self._passage.attempts or delivery.get("redelivered")
+        return self.message and bool(again)
 
     @property
     def _kept_by_store(self) -> bool:
@@ -238,19 +239,19 @@ class Execution:
             self._show_parked(key, reply.holder, reply.place)
         return self._obtain(key, park=Parcel(envelope, self._received.get("desk", "")))
 
-    def _yield_reservations(self, parked_at: str) -> None:
+    def _yield_reservation(self, parked_at: str) -> None:
         """Free the key that we were woken for, when it is another one that we now wait for."""
-        if self._passage.woken:
-            for key in self._keys:
-                if key != parked_at:
-                    released = self._store.release(key, f"parked:{self._run}")
-                    self._store.dispatch(released.wake)
+        passage = self._passage
+        if passage.woken and passage.parked_at != slot_name(parked_at):
+            with contextlib.suppress(StoreError):  # it lapses by itself
+                wake = Wake(passage.parked_at, self._run, b"")
+                self._store.dispatch(self._store.drop(wake, mark=False).wake)
 
     # Running
 
     def _run_body(self, body: Callable[[], Any]) -> Any:
         sealed = self._seal_for_failure()
-        may_repeat = self._passage.woken or bool(self.task.acks_late)
+        may_repeat = self._repeated or bool(self.task.acks_late)
         ended = Ended.YES_AND_MAY_COME_AGAIN if may_repeat else Ended.YES
         try:
             with self._guard():
@@ -316,7 +317,7 @@ class Execution:
             if reply.status is Status.GRANTED:  # ours was lost meanwhile: the new run gets the key
                 surrender(hold)
                 self._send_again(sealed, 0.0)
-        raise Ignore("requeued after a failure")
+        raise Postponed("requeued after a failure")
 
     # Giving up
 
@@ -339,7 +340,7 @@ class Execution:
         if isinstance(decision, policies.Resend):
             passage = replace(self._passage, woken=False, attempts=self._passage.attempts + 1)
             self._send_again(seal(self._request, passage), decision.delay)
-            raise Ignore(f"sent again in {decision.delay:.1f} s")
+            raise Postponed(f"sent again in {decision.delay:.1f} s")
         raise TypeError(f"{self._plan.policy!r} decided {decision!r}, which is no decision")
 
     def _on_outage(self, error: StoreUnavailableError) -> None:
@@ -356,7 +357,7 @@ class Execution:
         )
         passage = replace(self._passage, attempts=attempts + 1)
         self._send_again(seal(self._request, passage), delay)
-        raise Ignore("the lock store is away") from error
+        raise Postponed("the lock store is away") from error
 
     def _send_again(self, envelope: bytes, delay: float) -> None:
         envelope = with_eta(envelope, delay) if delay else envelope
@@ -396,7 +397,10 @@ class Execution:
 
     def _store_state(self, state: str, info: Any) -> None:
         identity: Any = self._request.id
-        self.task.backend.store_result(identity, info, state, request=self._request)
+        try:
+            self.task.backend.store_result(identity, info, state, request=self._request)
+        except Exception as error:  # noqa: BLE001  # only a state to look at: the task matters more
+            logger.warning("Task %s: its state %s was not stored: %s", self._name, state, error)
 
     def _report_parked(self, key: str, reply: Reply) -> None:
         logger.info(
@@ -416,15 +420,27 @@ class Execution:
         )
 
 
-def _give_up_leftovers(sender: Task, task_id: str, **_: Any) -> None:
+def forget_woken(task: Task, runtime: Runtime, keys: tuple[str, ...]) -> None:
+    """Strike a woken task from the key that it was parked at, if that is not its key any more."""
+    request = task.request
+    if HEADER not in request.__dict__ or request.called_directly or getattr(_here, "stack", None):
+        return
+    passage = Passage.of(request.__dict__)
+    if passage.woken and passage.parked_at not in map(slot_name, keys):
+        with contextlib.suppress(StoreError):
+            wake = Wake(passage.parked_at, passage.run, b"")
+            runtime.store.dispatch(runtime.store.drop(wake).wake)
+
+
+def _give_up_leftovers(sender: Task, **_: Any) -> None:
     """
     Release what an execution still holds whose own release was interrupted.
 
     A time limit's exception can strike between any two instructions, also between a task's last
-    one and its release; the watchdog would renew such a lock as long as the process lives.
+    one and its release.
     """
-    for execution in reversed(getattr(_here, "stack", [])[:]):
-        if execution.belongs_to(sender, task_id):
+    if not sender.request.is_eager:
+        for execution in reversed(getattr(_here, "stack", [])[:]):
             execution.give_up()
 
 

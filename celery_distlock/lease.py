@@ -14,6 +14,7 @@ moment *before* its request was sent, and for a little less than it was asked fo
 """
 
 import enum
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +79,7 @@ class Hold:
     """
 
     __slots__ = (
+        "__weakref__",
         "_extended_until",
         "_loss_reason",
         "_mutex",
@@ -88,6 +90,7 @@ class Hold:
         "on_event",
         "on_lost",
         "owner",
+        "pid",
         "run",
         "state",
         "store",
@@ -112,6 +115,7 @@ class Hold:
         self.run = run
         self.label = label
         self.owner = new_owner(label)
+        self.pid = os.getpid()
         self.state = HoldState.NEW
         self.token = 0
         self.depth = 0

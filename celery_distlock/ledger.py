@@ -60,11 +60,11 @@ class Ledger:
             self._noted[hold.owner] = Remains(hold.store.identity, hold.key, hold.owner)
             self._write()
 
-    def strike(self, hold: Hold) -> None:
-        """Cross *hold* out, after its key was given back."""
+    def strike(self, owner: str) -> None:
+        """Cross out what *owner* had, after it was given back."""
         with self._mutex:
-            if self._page_of == os.getpid() and hold.owner in self._noted:
-                del self._noted[hold.owner]
+            if self._page_of == os.getpid() and owner in self._noted:
+                del self._noted[owner]
                 self._write()
 
     def bury(self) -> Iterator[Remains]:
@@ -85,8 +85,8 @@ class Ledger:
         self._page_of = os.getpid()
         self._noted = {}
         self._page = None
-        if self._page_of == self._parent:
-            return  # its own death is nobody's to notice
+        if os.getppid() != self._parent:
+            return  # the parent itself, or a process of a child's, which nobody here waits for
         fcntl.lockf(self._file, fcntl.LOCK_EX)
         try:
             for page in range(PAGES):

@@ -94,8 +94,9 @@ def obtain(
                 reply = _wait(hold, deadline, repeated, keep)
             if hold.state is HoldState.HELD:
                 return reply
-            _end(hold)
+            hold.end()
             if reply.status is not Status.GRANTED:
+                _strike(hold)
                 return reply
             _give_back(hold)  # granted too late to be believed
             if park is None and clock.monotonic() >= deadline:
@@ -104,19 +105,26 @@ def obtain(
     except BaseException:
         # No answer, a time limit, a KeyboardInterrupt: the key may be ours, or become so.
         watchdog(hold.store).forget(hold)
-        _end(hold)
+        hold.end()
         _give_back(hold)
         raise
 
 
 def _give_back(hold: Hold, ended: Ended = Ended.NO) -> None:
-    give_back(hold.store, hold.key, hold.owner, hold.run, ended)
+    owner = hold.owner
+    give_back(
+        hold.store,
+        hold.key,
+        owner,
+        run=hold.run,
+        ended=ended,
+        on_done=lambda: _strike(hold, owner),
+    )
 
 
-def _end(hold: Hold) -> HoldState:
+def _strike(hold: Hold, owner: str | None = None) -> None:
     if defaults.ledger is not None:
-        defaults.ledger.strike(hold)
-    return hold.end()
+        defaults.ledger.strike(owner or hold.owner)
 
 
 def _ask(hold: Hold, queue: Inbox | Parcel | None, repeated: bool, keep: bool) -> Reply:
@@ -181,8 +189,8 @@ def surrender(
     """
     watchdog(hold.store).forget(hold)
     before = hold.end()
-    if before is HoldState.ENDED:
-        return before
+    if before is HoldState.ENDED or hold.pid != os.getpid():
+        return before  # in a forked child, the hold is the parent's
     try:
         hold.give_back(ended, keep_for)
     except StoreError as error:
@@ -191,9 +199,8 @@ def surrender(
     except BaseException:  # a time limit's exception, say: the caller has to see it, and soon
         _give_back(hold, ended)
         raise
-    finally:
-        if defaults.ledger is not None:
-            defaults.ledger.strike(hold)
+    else:
+        _strike(hold)
     hold.on_event("lock_released", key=hold.key, token=hold.token, holder=hold.owner)
     return before
 

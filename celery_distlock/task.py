@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task
 
-from .execution import Execution, current
+from .execution import Execution, current, forget_woken
 from .lease import Lease
 from .runtime import UNSET, Runtime
 from .worker import install
@@ -83,8 +83,14 @@ class LockedTask(_Task):
         runtime = Runtime.of(self.app)
         plan = runtime.plans.get(self.name)
         if plan is None or not runtime.settings.enabled:
+            forget_woken(self, runtime, ())
             return super().__call__(*args, **kwargs)
-        keys = plan.rule.keys(args, kwargs)
+        try:
+            keys = plan.rule.keys(args, kwargs)
+        except Exception:
+            forget_woken(self, runtime, ())
+            raise
+        forget_woken(self, runtime, keys)
         if not keys:
             return super().__call__(*args, **kwargs)
         run = super().__call__

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from . import clock
 from .lease import Hold, HoldState
@@ -32,9 +32,12 @@ class Watchdog:
     """Renews holds; see the module. All of its methods may be called from any thread."""
 
     def __init__(self) -> None:
-        self._due: dict[Hold, float] = {}
+        # By weak reference: a hold that nobody has is not renewed, whatever became of its owner.
+        self._due: dict[ref[Hold], float] = {}
         self._wakeup = float("inf")
-        self._changed = threading.Condition(threading.Lock())
+        # Taken as such: a time limit's exception inside a Condition's own `with` leaves it locked.
+        self._mutex = threading.Lock()
+        self._changed = threading.Condition(self._mutex)
         self._thread: threading.Thread | None = None
 
     def watch(self, hold: Hold) -> None:
@@ -43,19 +46,20 @@ class Watchdog:
 
     def forget(self, hold: Hold) -> None:
         """Renew *hold* no more. A renewal on its way does no harm: it asks as an owner of old."""
-        self._due.pop(hold, None)
+        self._due.pop(ref(hold), None)
 
     def _schedule(self, hold: Hold, due: float) -> None:
-        self._due[hold] = due
+        self._due[ref(hold)] = due
         if due < self._wakeup or self._thread is None:
-            with self._changed:
+            with self._mutex:
                 self._start()
                 self._changed.notify()
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="distlock-watchdog", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="distlock-watchdog", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def _period(self, hold: Hold) -> float:
         if not hold.renewable:
@@ -85,33 +89,37 @@ class Watchdog:
     def _pass(self) -> None:
         now = clock.monotonic()
         renewals: list[Hold] = []
-        for hold, due in self._due.copy().items():
-            if hold.state is not HoldState.HELD:
+        for reference, due in self._due.copy().items():
+            hold = reference()
+            if hold is None:
+                self._due.pop(reference, None)
+            elif hold.state is not HoldState.HELD:
                 self.forget(hold)
             elif now >= hold.valid_until:
                 self._lost(hold, "no renewal was confirmed in time")
             elif due <= now + GATHER * hold.terms.lease / 3 and hold.renewable:
                 renewals.append(hold)
             elif due <= now:
-                self._due[hold] = hold.valid_until
+                self._due[reference] = hold.valid_until
         for batch in _batches(renewals):
             self._renew(batch)
 
     def _renew(self, holds: list[Hold]) -> None:
         wanted = [hold.ownership() for hold in holds]
         # Never longer than the first lease here lasts: its end has to be noticed in time.
-        ends = min(hold.remaining for hold in self._due.copy())
+        watched = [hold for reference in self._due.copy() if (hold := reference()) is not None]
+        ends = min((hold.remaining for hold in watched), default=0.0)
         patience = min(ends, min(ownership.lease for ownership in wanted) / ANSWER_SHARE)
         outcomes = holds[0].store.renew(wanted, patience)
         for hold, ownership, (outcome, asked_at) in zip(holds, wanted, outcomes, strict=True):
             hold.renewed(outcome, asked_at, ownership.lease)
-            if hold.state is not HoldState.HELD or hold not in self._due:
+            if hold.state is not HoldState.HELD or ref(hold) not in self._due:
                 self.forget(hold)
             elif outcome is RenewOutcome.UNKNOWN:
                 retry = clock.monotonic() + hold.terms.lease / RETRY_SHARE
-                self._due[hold] = min(retry, hold.valid_until)
+                self._due[ref(hold)] = min(retry, hold.valid_until)
             else:
-                self._due[hold] = clock.monotonic() + self._period(hold)
+                self._due[ref(hold)] = clock.monotonic() + self._period(hold)
 
     def _lost(self, hold: Hold, reason: str) -> None:
         self.forget(hold)

@@ -16,7 +16,7 @@ local owner, lease_ms, mode, run, repeated, keep, detail, desk = unpack(ARGV)
 if mode == 'line' and redis.call('EXISTS', LOCK) == 0 then
     return { 'free' }
 end
-if repeated == '0' and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
+if repeated == '0' and mode ~= 'park' and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
     -- Nobody holds it, nobody waits: most requests end here.
     local token, refused = grant(microseconds(), owner, run, lease_ms)
     return refused or token
@@ -36,19 +36,26 @@ end
 local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run')
 local holder = held[1]
 if holder == owner then
-    redis.call('PEXPIRE', LOCK, lease_ms)
+    if redis.call('PTTL', LOCK) < tonumber(lease_ms) then
+        redis.call('PEXPIRE', LOCK, lease_ms)
+    end
+    if run ~= '' and held[3] ~= run then
+        redis.pcall('HSET', LOCK, 'run', run) -- a blocked waiter was granted it without
+        arrive(microseconds())
+    end
     return held[2]
 end
 if run ~= '' and holder == 'parked:' .. run then
     if mode == 'line' then
         return { 'free' }
     end
+    redis.call('PEXPIRE', LOCK, lease_ms) -- first: a full server refuses what begins with HSET
     redis.call('HSET', LOCK, 'owner', owner)
-    redis.call('PEXPIRE', LOCK, lease_ms)
     arrive(microseconds())
     return held[2]
 end
-if repeated == '1' and redis.call('ZSCORE', DONE, run) then
+-- Who parks may have been parked before, by a request whose answer was lost.
+if (repeated == '1' or mode == 'park' or mode == 'line') and redis.call('ZSCORE', DONE, run) then
     return { 'done' }
 end
 

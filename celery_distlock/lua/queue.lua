@@ -4,7 +4,9 @@ local GRANT_MS = 1000 -- for a blocked waiter to confirm what was pushed to it
 local CLAIM_MS = 5000 -- for a woken task's message to reach a worker; doubled by each on its way
 local UNSENT_MS = 2000 -- for a woken run to be taken from the desk, or to be sent
 local RESEND_MS = 60000 -- after which a message that did not come is sent again; doubles
-local DONE_MS = 3600000 -- how long a late second delivery is recognised
+local RESENDS = 4 -- times; then, for what a broker has lost, once a day
+local DAY_MS = 86400000
+local DONE_MS = 3600000 -- how long a late second delivery is recognised; longer than all resends
 
 -- Pushes a run to the worker that parked it; false if that is gone.
 local function push(run, envelope)
@@ -13,7 +15,8 @@ local function push(run, envelope)
         return false
     end
     local parcel = string.format('%d %d ', #LOCK, #run) .. LOCK .. run .. envelope
-    return redis.call('PUBLISH', desk, parcel) > 0
+    local heard = redis.pcall('PUBLISH', desk, parcel)
+    return type(heard) == 'number' and heard > 0
 end
 
 -- Gives the free key to the first waiter that is alive. Returns nothing if there is none, true if
@@ -47,7 +50,9 @@ local function hand_over(own)
             end
         else
             local inbox, owner = string.match(name, '^(%S+) (.+)$')
-            if inbox and redis.call('PUBLISH', inbox, owner) > 0 then
+            -- An error, for want of a permission say, leaves open whether anybody is there.
+            local heard = inbox and redis.pcall('PUBLISH', inbox, owner) or 0
+            if type(heard) ~= 'number' or heard > 0 then
                 if not grant(now, owner, '', GRANT_MS) then
                     return nil
                 end
@@ -57,6 +62,14 @@ local function hand_over(own)
         end
         redis.call('ZREM', QUEUE, head)
     end
+end
+
+-- Remembers that a run has ended. Works at maxmemory too: what may be refused is not insisted on.
+local function record_end(run)
+    local now_ms = microseconds() / 1000
+    redis.pcall('ZADD', DONE, integer(now_ms), run)
+    redis.call('ZREMRANGEBYSCORE', DONE, '-inf', integer(now_ms - DONE_MS))
+    redis.call('PEXPIRE', DONE, DONE_MS)
 end
 
 -- Strikes a run from the parked ones; true if it was there.

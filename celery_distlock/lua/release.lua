@@ -23,14 +23,10 @@ end
 
 -- USES queue
 
--- Works at maxmemory too: what the server may refuse then is called so that it can be.
 if run ~= '' and ended ~= '0' then
     local parked = unpark(run)
     if parked or ended == '2' then
-        local now_ms = microseconds() / 1000
-        redis.pcall('ZADD', DONE, integer(now_ms), run)
-        redis.call('ZREMRANGEBYSCORE', DONE, '-inf', integer(now_ms - DONE_MS))
-        redis.call('PEXPIRE', DONE, DONE_MS)
+        record_end(run)
     end
 end
 if inbox ~= '' then

@@ -4,7 +4,10 @@
 -- returns 1 renewed | 0 held by somebody else | -1 gone
 local holder = redis.call('HGET', KEYS[1], 'owner')
 if holder == ARGV[1] then
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    -- Only ever later: of two renewals on two connections, the shorter may come last.
+    if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
+        redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    end
     return 1
 end
 if holder then

@@ -16,7 +16,8 @@ if again == '1' then
     redis.call('ZADD', WOKEN, 'XX', 0, run)
     return 1
 end
-local times = math.min(redis.call('HINCRBY', TASKS, 'n:' .. run, 1), 7)
-local due = microseconds() / 1000 + RESEND_MS * 2 ^ (times - 1)
+local times = redis.call('HINCRBY', TASKS, 'n:' .. run, 1)
+local pause = times <= RESENDS and RESEND_MS * 2 ^ (times - 1) or DAY_MS
+local due = microseconds() / 1000 + pause
 redis.call('ZADD', WOKEN, 'XX', integer(due), run)
 return 1

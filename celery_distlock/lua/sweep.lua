@@ -13,9 +13,9 @@ local held = redis.call('HMGET', LOCK, 'owner', 'run')
 for _, run in ipairs(due) do
     local envelope = redis.call('HGET', TASKS, 'e:' .. run)
     if envelope and held[2] == run and held[1] ~= 'parked:' .. run then
-        redis.call('ZADD', WOKEN, integer(now / 1000 + redis.call('PTTL', LOCK)), run)
+        redis.pcall('ZADD', WOKEN, integer(now / 1000 + redis.call('PTTL', LOCK)), run)
     elseif envelope then
-        redis.call('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), run)
+        redis.pcall('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), run)
         found[#found + 1] = run
         found[#found + 1] = envelope
     else

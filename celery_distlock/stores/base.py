@@ -262,8 +262,12 @@ class Store(ABC):
         """Note that a run that was pushed has not ended, and is to be sent again."""
 
     @abstractmethod
-    def drop(self, wake: Wake) -> Release:
-        """Forget a woken run that will not run, or has ended; its key goes to the next."""
+    def drop(self, wake: Wake, *, mark: bool = True) -> Release:
+        """
+        Forget a run that is on its way, because it will not run or has ended; nothing else.
+
+        Its key goes to the next. If *mark*, a second delivery that comes later is recognised.
+        """
 
     @abstractmethod
     def sweep(self, interval: float) -> Iterator[Wake]:

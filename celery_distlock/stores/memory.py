@@ -37,6 +37,8 @@ GRANT = 1.0
 CLAIM = 5.0
 UNSENT = 2.0
 RESEND = 60.0
+RESENDS = 4  # times
+DAY = 86400.0
 DONE = 3600.0
 
 
@@ -145,10 +147,11 @@ class MemoryStore(Store):
             claims = bool(run) and state.holder == f"parked:{run}"
             if state.holder == owner or claims:
                 state.owner, state.until = owner, clock.monotonic() + lease
-                if claims:
+                if claims or (run and state.run != run):
+                    state.run = run
                     state.arrive(run, lease if keep else None)
                 return Reply(Status.GRANTED, asked_at, state.token)
-            if repeated and run in state.done:
+            if (repeated or isinstance(queue, Parcel)) and run in state.done:
                 return Reply(Status.DONE, asked_at)
             member = f"b:{owner}" if isinstance(queue, Inbox) else f"p:{run}" if run else ""
             wake = None
@@ -206,7 +209,7 @@ class MemoryStore(Store):
         with self._mutex:
             state = self._keys.get(slot_name(hold.key), _Key())
             if state.holder == hold.owner:
-                state.until = clock.monotonic() + hold.lease
+                state.until = max(state.until, clock.monotonic() + hold.lease)
                 return RenewOutcome.RENEWED, asked_at
             return RenewOutcome.HELD if state.holder else RenewOutcome.LOST, asked_at
 
@@ -223,9 +226,18 @@ class MemoryStore(Store):
         with self._mutex:
             return self._release(slot_name(key), owner, run, ended, inbox, keep_for)
 
-    def drop(self, wake: Wake) -> Release:
+    def drop(self, wake: Wake, *, mark: bool = True) -> Release:
         with self._mutex:
-            return self._release(wake.name, f"parked:{wake.run}", wake.run, Ended.YES)
+            state = self._keys.get(wake.name, _Key())
+            reserved = state.holder == f"parked:{wake.run}"
+            if not reserved and wake.run not in state.woken:
+                return Release(False)
+            state.unpark(wake.run)
+            if mark:
+                state.done[wake.run] = clock.monotonic()
+            return self._release(wake.name, f"parked:{wake.run}", "", Ended.NO)._replace(
+                released=True
+            )
 
     def _release(
         self,
@@ -268,8 +280,9 @@ class MemoryStore(Store):
         with self._mutex:
             state = self._keys.get(wake.name)
             if state is not None and wake.run in state.woken:
-                times = state.sends[wake.run] = min(state.sends.get(wake.run, 0) + 1, 7)
-                state.woken[wake.run] = clock.monotonic() + RESEND * 2 ** (times - 1)
+                times = state.sends[wake.run] = state.sends.get(wake.run, 0) + 1
+                pause = RESEND * 2 ** (times - 1) if times <= RESENDS else DAY
+                state.woken[wake.run] = clock.monotonic() + pause
 
     def came_back(self, wake: Wake) -> None:
         with self._mutex:

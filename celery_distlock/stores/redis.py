@@ -81,7 +81,7 @@ _PASSING_KINDS = (
 )
 _PASSING = re.compile(
     r"LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY |OOM|MISCONF|NOREPLICAS|UNBLOCKED"
-    r"|NOAUTH|WRONGPASS|NOPERM|max number of clients"
+    r"|NOAUTH|WRONGPASS|NOPERM|ACL failure|max number of clients"
 )
 _ANSWERLESS = (RedisConnectionError, RedisTimeoutError, OSError)
 
@@ -100,6 +100,7 @@ class RedisStore(Store):
         self._wires: dict[float, _Wire] = {}
         self._post: _Post | None = None
         self._mutex = threading.Lock()
+        self._post_mutex = threading.Lock()  # its own: to subscribe can take seconds
         _stores.add(self)
 
     def acquire(
@@ -160,22 +161,15 @@ class RedisStore(Store):
         address = inbox.address if inbox is not None else ""
         keep_ms = _ms(keep_s) if keep_for else 0
         arguments = [owner, run, ended.value, address, keep_run, keep_ms]
-        return self._release(slot_name(key), key, arguments)
+        name = slot_name(key)
+        return _released(name, self._ask([_call(_RELEASE, self._names(name), arguments)], key))
 
-    def drop(self, wake: Wake) -> Release:
-        owner = f"parked:{wake.run}"
-        return self._release(wake.name, wake.name, [owner, wake.run, Ended.YES.value, "", "", 0])
-
-    def _release(self, name: str, key: str, arguments: Sequence[Any]) -> Release:
-        asked = self._ask([_call(_RELEASE, self._names(name), arguments)], key)
-        answer = asked.answers[0]
-        if isinstance(answer, list):
-            return Release(True, Wake(name, _text(answer[0]), answer[1]))
-        # A repeated release finds the key gone if the first one was executed and its answer lost.
-        return Release(answer == 1 or asked.repeats > 0)
+    def drop(self, wake: Wake, *, mark: bool = True) -> Release:
+        drop = _call(_DROP, self._names(wake.name), [wake.run, int(mark)])
+        return _released(wake.name, self._ask([drop], wake.name))
 
     def inbox(self, owner: str) -> Inbox:
-        with self._mutex:
+        with self._post_mutex:
             if self._post is None:
                 channel = f"{self._prefix}:inbox:{uuid.uuid4().hex}"
                 self._post = _Post(_Subscription(self._connection(TIMEOUT), channel))
@@ -237,8 +231,16 @@ class RedisStore(Store):
         self.release(probe, "probe")
         if reply.status is not Status.GRANTED:
             raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
-        info = self._ask([("INFO",)], "INFO", optional=True).answers[0]
-        return list(_doubts(_text(info))) if isinstance(info, bytes) else []
+        published = ("PUBLISH", f"{self._prefix}:probe", "")
+        asked = self._ask([("INFO",), published], "INFO", optional=True)
+        info, heard = asked.answers
+        doubts = list(_doubts(_text(info))) if isinstance(info, bytes) else []
+        if isinstance(heard, ResponseError):
+            doubts.append(
+                f"this user may not publish to {self._prefix}:*, so waiters and parked tasks are"
+                f" served late (ACL SETUSER ... &{self._prefix}:*)"
+            )
+        return doubts
 
     def close(self) -> None:
         with self._mutex:
@@ -254,6 +256,7 @@ class RedisStore(Store):
         self._wires = {}
         self._post = None
         self._mutex = threading.Lock()
+        self._post_mutex = threading.Lock()
 
     def _names(self, name: str) -> list[bytes]:
         stem = f"{self._prefix}:{{{name}}}:".encode()
@@ -333,6 +336,22 @@ class RedisStore(Store):
         return StoreError(f"{self.address} refused {what!r}: {error}")
 
 
+class _Asked(NamedTuple):
+    """The answers, the local clock before the attempt that brought them, and how many failed."""
+
+    answers: list[Any]
+    asked_at: float
+    repeats: int
+
+
+def _released(name: str, asked: _Asked) -> Release:
+    answer = asked.answers[0]
+    if isinstance(answer, list):
+        return Release(True, Wake(name, _text(answer[0]), answer[1]))
+    # A repeated release finds the key gone if the first one was executed and its answer lost.
+    return Release(answer == 1 or asked.repeats > 0)
+
+
 def _passes(refusal: RedisError) -> bool:
     return isinstance(refusal, _PASSING_KINDS) or bool(_PASSING.search(str(refusal)))
 
@@ -354,14 +373,6 @@ def _reply(name: str, answer: Any, asked_at: float) -> Reply:
         place,
         Wake(name, _text(woken), envelope) if woken else None,
     )
-
-
-class _Asked(NamedTuple):
-    """The answers, the local clock before the attempt that brought them, and how many failed."""
-
-    answers: list[Any]
-    asked_at: float
-    repeats: int
 
 
 class _Connect:
@@ -647,12 +658,12 @@ def _plain(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-_ACQUIRE, _RENEW, _RELEASE, _SENT, _SWEEP, _INDEX, _INSPECT = map(
-    lua.load, ("acquire", "renew", "release", "sent", "sweep", "index", "inspect")
+_ACQUIRE, _RENEW, _RELEASE, _DROP, _SENT, _SWEEP, _INDEX, _INSPECT = map(
+    lua.load, ("acquire", "renew", "release", "drop", "sent", "sweep", "index", "inspect")
 )
 _SOURCES = {
     script.sha.encode(): script.source
-    for script in (_ACQUIRE, _RENEW, _RELEASE, _SENT, _SWEEP, _INDEX, _INSPECT)
+    for script in (_ACQUIRE, _RENEW, _RELEASE, _DROP, _SENT, _SWEEP, _INDEX, _INSPECT)
 }
 _RECORDS = tuple(name.encode() for name in _ACQUIRE.keys)
 _RENEWALS = {

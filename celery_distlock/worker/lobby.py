@@ -16,7 +16,6 @@ from celery.worker.strategy import default
 
 from celery_distlock import signals
 from celery_distlock.envelope import Passage, run_id, seal_message
-from celery_distlock.errors import StoreError
 from celery_distlock.execution import PARKED
 from celery_distlock.keys import slot_name
 from celery_distlock.policies import Requeue
@@ -126,11 +125,13 @@ class _Lobby:
         try:
             self._show_parked(key, message)
             reply = self._runtime.store.line_up(key, run, parcel, PATIENCE)
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001  # nothing here may end the worker's main loop
             logger.debug("%s was not parked when it arrived: %s", headers["id"], error)
             message.delivery_info["redelivered"] = True  # it may have been: the pool looks
             return False
         if reply.status is Status.PARKED:
+            conflict = {"holder": reply.holder, "remaining": reply.remaining}
+            signals.send("lock_conflict", self._task, key=key, **conflict)
             self._report(key, headers["id"], reply)
         return reply.status is Status.PARKED
 

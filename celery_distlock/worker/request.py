@@ -5,6 +5,7 @@ from typing import Any
 from celery.worker.request import Request
 
 from celery_distlock.envelope import HEADER, Passage
+from celery_distlock.execution import Postponed
 from celery_distlock.runtime import Runtime
 from celery_distlock.stores.base import Wake
 
@@ -29,6 +30,20 @@ class LockedRequest(Request):
         if message.content_type in _KEEP_BODY:
             received["body"] = message.body
         facts["properties"] = {**facts["properties"], HEADER: received}
+
+    def on_failure(self, exc_info: Any, *args: Any, **options: Any) -> Any:
+        """Note whether the task only waits; Celery tells of that as of a failure."""
+        error = exc_info.exception
+        self._postponed = isinstance(getattr(error, "exc", error), Postponed)
+        return super().on_failure(exc_info, *args, **options)
+
+    def acknowledge(self) -> None:
+        """Tell the broker, or the store for a pushed message, unless the task still waits there."""
+        pushed = self.request_dict["properties"][HEADER].get("pushed")
+        if pushed and getattr(self, "_postponed", False):
+            self.acknowledged = True
+        else:
+            super().acknowledge()
 
     @property
     def _runtime(self) -> Runtime:

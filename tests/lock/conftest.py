@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import queue
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -46,7 +45,4 @@ def redis_store(redis_url: str, prefix: str) -> Iterator[RedisStore]:
 def no_errands() -> Iterator[None]:
     """Forgets what this test left to do at servers that are gone: it would slow down others."""
     yield
-    waiting = errands._errands._waiting
-    with suppress(queue.Empty):
-        while True:
-            waiting.get_nowait()
+    errands._errands = errands._Errands()

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from celery_distlock import clock, errands
+from celery_distlock import errands
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores.base import Ended, Parcel
 from celery_distlock.stores.memory import MemoryStore
@@ -93,26 +93,20 @@ def test_somebody_elses_key_is_left_alone():
     assert store.inspect("k").owner == "b"
 
 
-def test_an_errand_that_comes_while_another_is_looked_at_is_not_overlooked():
-    store, made = Store(), errands._Errands()
+def test_an_errand_that_comes_later_does_not_wait_for_one_that_is_retried(monkeypatch):
+    store, gone = Store(), Store()
+    tried = threading.Event()
 
-    def errand(delay):
-        due = clock.monotonic() + delay
-        return errands._Errand(due, next(made._numbers), store, "k", "a", "", Ended.NO)
+    def fail(*_, **__):
+        tried.set()
+        raise StoreUnavailableError("gone")
 
-    class Gap(threading.Event):
-        """Another thread comes just before it is cleared, once."""
+    monkeypatch.setattr(gone, "release", fail)
+    monkeypatch.setattr(errands, "PAUSES", (600.0,))
+    made = errands._Errands()
+    made.add(gone, "k", "a", "", Ended.NO)
+    assert tried.wait(10.0)
 
-        come = False
+    made.add(store, "k", "a", "", Ended.NO)
 
-        def clear(self):
-            if not self.come:
-                self.come = True
-                made._put(errand(0.0))
-            super().clear()
-
-    made._wakeup = Gap()
-    made._put(errand(600.0))
-    threading.Thread(target=made._run, daemon=True).start()
-
-    wait_until(lambda: store.releases, timeout=5.0, what="the errand that is due")
+    wait_until(lambda: store.releases, timeout=10.0, what="the errand that is due")

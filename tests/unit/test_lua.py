@@ -172,6 +172,7 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     wake = store.release("k", "a", ended=Ended.YES, run="other").wake
     store.sent(wake)
     store.came_back(wake)
+    store.drop(wake._replace(run="another"))
     list(store.sweep(0.05))
     store.inspect("k")
     store.acquire("k", "c", 30.0, run="run", repeated=True)

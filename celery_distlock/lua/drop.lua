@@ -1,0 +1,27 @@
+-- drop.lua: forget a run that is on its way and will not run, or has ended without its lock.
+-- KEYS lock queue tasks woken fence done
+-- ARGV run mark
+-- returns 1 forgotten | 0 it is not on its way (any more) | {wake_run, wake_envelope}: forgotten,
+--         and the next is to be sent
+--
+-- mark  1: a second delivery that comes later is to be recognised
+--
+-- USES grant
+-- USES queue
+local run, mark = unpack(ARGV)
+local reserved = redis.call('HGET', LOCK, 'owner') == 'parked:' .. run
+if not reserved and not redis.call('ZSCORE', WOKEN, run) then
+    return 0
+end
+unpark(run)
+if mark == '1' then
+    record_end(run)
+end
+if reserved then
+    redis.call('DEL', LOCK)
+    local wake_run, envelope = hand_over('')
+    if wake_run and wake_run ~= '' then
+        return { wake_run, envelope }
+    end
+end
+return 1
