@@ -6,7 +6,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -28,7 +28,7 @@ from .settings import MAX_LEASE
 from .stores import Store
 from .stores.base import Ended, Parcel, Reply, Status, Wake
 
-__all__ = ["PARKED", "Execution", "Postponed", "current", "forget_woken"]
+__all__ = ["PARKED", "Execution", "Postponed", "current", "forget_woken", "warn_of_deadlock"]
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +200,7 @@ class Execution:
             holder=reply.holder,
             remaining=reply.remaining,
         )
-        self._warn_of_deadlock(key, reply)
+        warn_of_deadlock(self._name, self._request.__dict__, key, reply.holder_run)
         if self._is_second_delivery(reply):
             return policies.Park()  # dropped when the first succeeds, run when it dies
         conflict = Conflict(key, reply.holder, reply.remaining, self._passage.attempts)
@@ -214,19 +214,6 @@ class Execution:
         elif isinstance(decision, policies.Resend):
             self._show_parked(key, reply.holder, None)
         return decision
-
-    def _warn_of_deadlock(self, key: str, reply: Reply) -> None:
-        """Name what will hang if the holder waits for this task, its child."""
-        holder = reply.holder_run.rsplit(":", 3)[0]
-        ancestors = {self._request.parent_id, self._request.root_id} - {None, self._request.id}
-        if holder in ancestors:
-            logger.warning(
-                "Task %s needs %r, which its parent %s holds: if the parent waits for it, both wait"
-                " for ever (a deadlock)",
-                self._name,
-                key,
-                holder,
-            )
 
     def _is_second_delivery(self, reply: Reply) -> bool:
         return bool(self._run) and reply.holder_run == self._run
@@ -417,6 +404,23 @@ class Execution:
             task_id=self._request.id,
             holder=reply.holder,
             place=reply.place,
+        )
+
+
+def warn_of_deadlock(name: str, headers: Mapping[str, Any], key: str, holder_run: str) -> None:
+    """Name what will hang if the holder of *key* waits for the task *name*, its child."""
+    holder = holder_run.rsplit(":", 3)[0]
+    if (
+        holder
+        and holder != headers.get("id")
+        and holder in (headers.get("parent_id"), headers.get("root_id"))
+    ):
+        logger.warning(
+            "Task %s needs %r, which its parent %s holds: if the parent waits for it, both wait for"
+            " ever (a deadlock)",
+            name,
+            key,
+            holder,
         )
 
 

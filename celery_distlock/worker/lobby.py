@@ -16,7 +16,7 @@ from celery.worker.strategy import default
 
 from celery_distlock import signals
 from celery_distlock.envelope import Passage, run_id, seal_message
-from celery_distlock.execution import PARKED
+from celery_distlock.execution import PARKED, warn_of_deadlock
 from celery_distlock.keys import slot_name
 from celery_distlock.policies import Requeue
 from celery_distlock.runtime import Plan, Runtime
@@ -132,6 +132,8 @@ class _Lobby:
         if reply.status is Status.PARKED:
             conflict = {"holder": reply.holder, "remaining": reply.remaining}
             signals.send("lock_conflict", self._task, key=key, **conflict)
+            name = f"{self._task.name}[{headers['id']}]"
+            warn_of_deadlock(name, headers, key, reply.holder_run)
             self._report(key, headers["id"], reply)
         return reply.status is Status.PARKED
 

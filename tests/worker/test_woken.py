@@ -1,0 +1,106 @@
+"""What becomes of a task that is woken and finds that things have changed."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from celery_distlock import Lock
+from celery_distlock.errors import LockKeyError
+from celery_distlock.stores import open_store
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def late(load_app, worker):
+    module = load_app("tests.apps.late")
+    worker("tests.apps.late", concurrency=2)
+    return module
+
+
+@pytest.fixture
+def name():
+    return uuid.uuid4().hex
+
+
+def lock(late, key):
+    return Lock(key, store=open_store(late.app.conf.distlock_url, late.app.conf.distlock_prefix))
+
+
+def wait_parked(result):
+    wait_until(lambda: result.state == "PARKED", what="the task to be parked")
+
+
+def records(late, name):
+    left = late.memory.scan_iter(f"{late.app.conf.distlock_prefix}:*{name}*")
+    return {key for key in left if key.rpartition(":")[2] in ("lock", "queue", "tasks", "woken")}
+
+
+def test_a_task_of_two_keys_waits_for_one_after_the_other_and_runs_once(late, name):
+    second = lock(late, f"b:{name}")
+    with second:
+        with lock(late, f"a:{name}"):
+            result = late.two_keys.delay(name)
+            wait_parked(result)
+        wait_until(
+            lambda: (
+                open_store(late.app.conf.distlock_url, late.app.conf.distlock_prefix)
+                .inspect(f"b:{name}")
+                .waiting
+            ),
+            what="the task to wait for its second key",
+        )
+
+    assert result.get(timeout=30) == 1
+    wait_until(lambda: not records(late, name), what="nothing to be left")
+    assert late.memory.get(f"{late.NAME}runs:{name}") == "1"
+
+
+def test_a_task_whose_key_has_become_none_runs_once(late, name):
+    late.memory.set(f"{late.NAME}key:{name}", name)
+    with lock(late, name):
+        result = late.changing.delay(name)
+        wait_parked(result)
+        late.memory.set(f"{late.NAME}key:{name}", "")
+
+    assert result.get(timeout=30) == 1
+    wait_until(lambda: not records(late, name), what="nothing to be left that sends it again")
+
+
+def test_a_task_whose_key_has_become_another_runs_once(late, name):
+    late.memory.set(f"{late.NAME}key:{name}", name)
+    with lock(late, name):
+        result = late.changing.delay(name)
+        wait_parked(result)
+        late.memory.set(f"{late.NAME}key:{name}", f"{name}-moved")
+
+    assert result.get(timeout=30) == 1
+    wait_until(lambda: not records(late, name), what="nothing to be left that sends it again")
+
+
+def test_a_task_whose_key_cannot_be_made_any_more_fails_once(late, name):
+    late.memory.set(f"{late.NAME}key:{name}", name)
+    with lock(late, name):
+        result = late.changing.delay(name)
+        wait_parked(result)
+        late.memory.set(f"{late.NAME}key:{name}", "raise")
+
+    with pytest.raises(LockKeyError, match="the order is gone"):
+        result.get(timeout=30)
+    wait_until(lambda: not records(late, name), what="nothing to be left that sends it again")
+
+
+def test_a_child_that_needs_its_parents_key_is_named_as_a_deadlock(load_app, worker, name):
+    late = load_app("tests.apps.late")
+    process = worker("tests.apps.late", concurrency=2)
+    result = late.parent_that_waits.delay(name)
+    wait_until(lambda: late.memory.get(f"{late.NAME}child:{name}"), what="the child")
+
+    child = late.app.AsyncResult(late.memory.get(f"{late.NAME}child:{name}"))
+    wait_parked(child)
+    process.wait_log("a deadlock")
+    late.memory.set(f"{late.NAME}gate:{name}", "open")
+
+    result.get(timeout=30)
+    assert child.get(timeout=30) == "child"
