@@ -420,7 +420,7 @@ def _answer(connection: Connection) -> Any:
     try:
         return connection.read_response()
     except ResponseError as error:
-        return error
+        return error.with_traceback(None)  # which would keep all callers' frames, and their holds
 
 
 class _Subscription:

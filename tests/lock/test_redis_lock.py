@@ -7,6 +7,8 @@ import gc
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing, contextmanager
@@ -24,8 +26,9 @@ from celery_distlock.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from celery_distlock.lock import Lock
-from celery_distlock.stores.base import Parcel, Status
+from celery_distlock.lease import Hold, Terms
+from celery_distlock.lock import Lock, obtain
+from celery_distlock.stores.base import Ownership, Parcel, Status
 from celery_distlock.stores.redis import RedisStore, _Wire
 from celery_distlock.watchdog import watchdog
 from tests.lock.processes import Script
@@ -1158,3 +1161,73 @@ def test_what_is_held_here_is_known_by_store_and_key(redis_store):
         assert name in lock_module.held_here()
         assert elsewhere(lock_module.held_here) == {}
     assert name not in lock_module.held_here()
+
+
+def test_a_renewal_that_comes_late_does_not_shorten_an_extended_lease(store):
+    store.acquire("k", "a", 30.0)
+    store.renew([Ownership("k", "a", 300.0)], 5.0)
+
+    store.renew([Ownership("k", "a", 30.0)], 5.0)
+
+    assert store.inspect("k").remaining > 100
+
+
+def test_a_user_who_may_not_publish_is_served_all_the_same(private_server, prefix):
+    server = private_server()
+    with server.client() as client:
+        client.execute_command(
+            *("ACL", "SETUSER", "quiet", "on", ">secret", "~*", "+@all", "resetchannels")
+        )
+    url = server.url.replace("redis://", "redis://quiet:secret@")
+    with closing(RedisStore(url, prefix)) as store:
+        store.acquire("k", "a", 30.0)
+        store.acquire("k", "b", 1.0, queue=Parcel(b"envelope", "desk"), run="run")
+
+        wake = store.release("k", "a").wake
+
+        assert wake is not None
+        assert wake.envelope == b"envelope"
+        assert any("may not publish" in doubt for doubt in store.check())
+
+
+def test_a_hold_that_nobody_has_is_not_renewed(store):
+    hold = Hold(store, "k", Terms(0.4), label="test")
+    obtain(hold)
+    del hold
+
+    wait_until(lambda: not store.inspect("k").token, what="the end of the lease")
+
+
+FORK_IN_A_TASK = """
+import os, sys
+from celery import Celery
+from celery_distlock import LockedTask
+from celery_distlock.stores import open_store
+
+app = Celery("fork")
+app.conf.update(distlock_url=sys.argv[1], distlock_prefix=sys.argv[2])
+
+@app.task(base=LockedTask, lock_key="k", bind=True)
+def forks(self):
+    pid = os.fork()
+    if pid == 0:
+        raise SystemExit(0)
+    os.waitpid(pid, 0)
+    stored = open_store(sys.argv[1], sys.argv[2]).inspect("k")
+    return self.lock.held and stored.token == self.lock.token
+
+held = forks()
+assert held is True
+"""
+
+
+def test_a_child_that_a_task_forks_does_not_release_its_lock(redis_url, prefix):
+    program = subprocess.run(
+        [sys.executable, "-c", FORK_IN_A_TASK, redis_url, prefix],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert program.returncode == 0, program.stderr
