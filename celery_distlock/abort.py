@@ -172,7 +172,7 @@ class _ByGreenlet:
     def _throw(self) -> None:
         error = self._guard.take()
         if error is not None:
-            self._gevent.kill(self._greenlet, error, block=False)
+            self._gevent.kill(self._greenlet, error)
 
     def finish(self) -> bool:
         return False

@@ -53,7 +53,12 @@ _NOT_HEADERS = frozenset(
         "soft_time_limit",
     ]
 )
-_NOT_PROPERTIES = frozenset({"delivery_info", "delivery_tag", "body_encoding", HEADER})
+_NOT_PROPERTIES = frozenset(
+    {
+        *("delivery_info", "delivery_tag", "body_encoding", HEADER),
+        *("content_type", "content_encoding", "application_headers"),  # AMQP has them among these
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +219,7 @@ def publish(app: Celery, envelope: bytes) -> None:
             content_encoding=message["content_encoding"],
             headers=headers,
             compression=headers.pop("compression", None),
-            priority=properties.pop("priority", None) or 0,
+            priority=properties.pop("priority", None),
             delivery_mode=properties.pop("delivery_mode", None),
             expiration=int(expiration) / 1000 if expiration else None,
             declare=declare,
