@@ -281,12 +281,13 @@ class EmbeddedServer:
     def _comes_up(self, port: int) -> bool:
         """Whether the server, and not another one that has the port, answers in time."""
         deadline = time.monotonic() + _START_TIMEOUT
+        pid = self._process.pid if self._process is not None else 0
         client = redis.Redis(port=port, socket_timeout=1.0, retry=Retry(NoBackoff(), 0))
         with client:
             while self.running and time.monotonic() < deadline:
                 with suppress(redis.RedisError):
                     client.ping()
-                    if client.info("server")["process_id"] == self.pid:
+                    if client.info("server")["process_id"] == pid:
                         return True
                 time.sleep(_POLL)
         return False
