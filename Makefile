@@ -14,7 +14,7 @@ demo: $(READY)  ## two workers compete for locks, on a server of their own
 
 # Three at a time, also on two cores: they wait for servers more than they compute.
 test: $(READY)  ## run the tests
-	@$(BIN)/pytest -n 3
+	@$(BIN)/pytest -n 3 --dist loadfile
 
 lint: $(READY)  ## check style, types and the direction of imports
 	$(BIN)/ruff check

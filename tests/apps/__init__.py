@@ -2,7 +2,8 @@
 Celery apps for tests, one a module: ``app = make_app(__name__)`` and its tasks.
 
 A test imports them with the `load_app` fixture, and a worker process by ``-A``; both find broker,
-result backend and key prefix in the environment.
+result backend and key prefix in the environment. There ``DISTLOCK_TEST_AMQP`` names another broker
+than the Redis that the rest lives in.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from celery import Celery
 def make_app(name: str) -> Celery:
     """An app whose every key at broker and backend begins with the test's prefix."""
     prefix = os.environ["DISTLOCK_TEST_PREFIX"]
+    amqp = os.environ.get("DISTLOCK_TEST_AMQP")
     app = Celery(name)
     app.conf.update(
-        broker_url=os.environ["DISTLOCK_TEST_BROKER"],
+        broker_url=amqp or os.environ["DISTLOCK_TEST_BROKER"],
         result_backend=os.environ["DISTLOCK_TEST_BACKEND"],
-        broker_transport_options={"global_keyprefix": f"{prefix}:broker:"},
+        broker_transport_options={} if amqp else {"global_keyprefix": f"{prefix}:broker:"},
         result_backend_transport_options={"global_keyprefix": f"{prefix}:result:"},
         broker_connection_retry_on_startup=True,
         worker_hijack_root_logger=True,

@@ -226,6 +226,13 @@ def look(self: Any, key: str) -> dict[str, Any]:
     }
 
 
+@locked()
+def tell_way(self: Any, key: str) -> dict[str, Any]:
+    """Tell who runs this, and whether it was pushed to that worker's desk."""
+    came = self.request.properties["distlock"]
+    return {"worker": self.request.hostname, "pushed": bool(came.get("pushed"))}
+
+
 @locked(lock_key=["a:{key}", "b:{key}"])
 def look_at_two(self: Any, key: str) -> list[str]:
     return list(self.lock.keys)

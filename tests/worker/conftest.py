@@ -20,6 +20,7 @@ from tests.workers import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
     from types import ModuleType
 
     from celery import Celery
@@ -77,8 +78,16 @@ class Locks:
 
     def forget(self, key: str) -> None:
         """Delete the lock behind its holder's back."""
-        with redis.Redis.from_url(self.app.conf.broker_url) as client:
+        with redis.Redis.from_url(self.app.conf.result_backend) as client:
             assert client.delete(self.record(key)) == 1
+
+    def forget_desk(self, key: str) -> None:
+        """Make who is parked come by the broker, as if the worker that parked it were gone."""
+        record = self.record(key).removesuffix("lock") + "tasks"
+        with redis.Redis.from_url(self.app.conf.result_backend) as client:
+            for field in client.hkeys(record):
+                if field.startswith(b"h:"):
+                    client.hdel(record, field)
 
 
 class Site(Locks):
@@ -104,21 +113,9 @@ class Site(Locks):
         return "".join(worker.log() for worker in self.workers)
 
 
-@pytest.fixture(scope="module")
-def bare_site(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Site]:
-    """
-    `tests.apps.locked` in this process, without workers.
-
-    A module that wants another app names it by `APP`, and by `ENV` what its environment lacks.
-    """
-    name = getattr(request.module, "APP", "tests.apps.locked")
-    prefix = servers.new_prefix()
-    env = {
-        **getattr(request.module, "ENV", {}),
-        "DISTLOCK_TEST_BROKER": redis_url,
-        "DISTLOCK_TEST_BACKEND": redis_url,
-        "DISTLOCK_TEST_PREFIX": prefix,
-    }
+@contextmanager
+def opened(name: str, env: dict[str, str]) -> Iterator[Site]:
+    """The app module *name*, imported anew for the broker and prefix that *env* names."""
     with pytest.MonkeyPatch.context() as patch:
         for variable, value in env.items():
             patch.setenv(variable, value)
@@ -132,7 +129,45 @@ def bare_site(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Site]:
     tasks.app.backend.client.close()
     tasks.app.close()
     sys.modules.pop(name, None)
-    servers.delete_keys(redis_url, prefix)
+    servers.delete_keys(env["DISTLOCK_TEST_BROKER"], env["DISTLOCK_TEST_PREFIX"])
+
+
+@contextmanager
+def staffed(site: Site, folder: Path, workers: list[dict[str, Any]]) -> Iterator[Site]:
+    """*site* with running workers; each item of *workers* is the arguments of `WorkerProcess`."""
+    site.workers = [
+        WorkerProcess(site.tasks.__name__, folder=folder, env=site.env, **arguments)
+        for arguments in workers
+    ]
+    try:
+        for worker in site.workers:
+            worker.start(wait=False)
+        for worker in site.workers:
+            worker.wait_ready()
+        yield site
+    finally:
+        for worker in site.workers:
+            if worker.running:
+                worker.process.terminate()  # all of them, before the first is waited for
+        for worker in site.workers:
+            worker.stop(warm=10.0)
+
+
+@pytest.fixture(scope="module")
+def bare_site(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Site]:
+    """
+    `tests.apps.locked` in this process, without workers.
+
+    A module that wants another app names it by `APP`, and by `ENV` what its environment lacks.
+    """
+    env = {
+        **getattr(request.module, "ENV", {}),
+        "DISTLOCK_TEST_BROKER": redis_url,
+        "DISTLOCK_TEST_BACKEND": redis_url,
+        "DISTLOCK_TEST_PREFIX": servers.new_prefix(),
+    }
+    with opened(getattr(request.module, "APP", "tests.apps.locked"), env) as site:
+        yield site
 
 
 @pytest.fixture(scope="module")
@@ -144,23 +179,9 @@ def site(
 
     A module that wants others says so by `WORKERS`, a list of arguments of `WorkerProcess`.
     """
-    folder = tmp_path_factory.mktemp("workers")
-    bare_site.workers = [
-        WorkerProcess(bare_site.tasks.__name__, folder=folder, env=bare_site.env, **arguments)
-        for arguments in getattr(request.module, "WORKERS", TWO_PREFORK_WORKERS)
-    ]
-    try:
-        for worker in bare_site.workers:
-            worker.start(wait=False)
-        for worker in bare_site.workers:
-            worker.wait_ready()
-        yield bare_site
-    finally:
-        for worker in bare_site.workers:
-            if worker.running:
-                worker.process.terminate()  # all of them, before the first is waited for
-        for worker in bare_site.workers:
-            worker.stop(warm=10.0)
+    workers = getattr(request.module, "WORKERS", TWO_PREFORK_WORKERS)
+    with staffed(bare_site, tmp_path_factory.mktemp("workers"), workers) as site:
+        yield site
 
 
 @pytest.fixture(autouse=True)
