@@ -238,8 +238,8 @@ class Execution:
 
     def _run_body(self, body: Callable[[], Any]) -> Any:
         sealed = self._seal_for_failure()
-        may_repeat = self._repeated or bool(self.task.acks_late)
-        ended = Ended.YES_AND_MAY_COME_AGAIN if may_repeat else Ended.YES
+        late = self.message and bool(self.task.acks_late)
+        ended = Ended.YES_AND_MAY_COME_AGAIN if self._repeated or late else Ended.YES
         try:
             with self._guard():
                 result = body()
@@ -257,8 +257,9 @@ class Execution:
             self._ended = ended
             if sealed is not None:
                 self._requeue(sealed, error)
+            self._ended = Ended.UNSETTLED if late else ended
             raise
-        self._ended = ended
+        self._ended = Ended.UNSETTLED if late else ended
         return result
 
     def _guard(self) -> Guard:
@@ -316,6 +317,8 @@ class Execution:
             for hold in self._taken:
                 held_here().pop((self._store.identity, hold.key), None)
                 releases.callback(surrender, hold, self._ended, self._keep_for)
+                if self._ended is Ended.UNSETTLED and not self._kept_by_store:
+                    _here.unsettled = [*getattr(_here, "unsettled", ()), hold]
         if self in _here.stack:
             _here.stack.remove(self)
 
@@ -436,19 +439,28 @@ def forget_woken(task: Task, runtime: Runtime, keys: tuple[str, ...]) -> None:
             runtime.store.dispatch(runtime.store.drop(wake).wake)
 
 
-def _give_up_leftovers(sender: Task, **_: Any) -> None:
+def _wind_up(sender: Task, **_: Any) -> None:
     """
-    Release what an execution still holds whose own release was interrupted.
+    After a task: release what it still holds, and tell the store that its end is known.
 
     A time limit's exception can strike between any two instructions, also between a task's last
-    one and its release.
+    one and its release. The result is stored and the links are sent by now, so that a second
+    delivery has nothing left to do; until now it had. (A pushed message is the store's own, and
+    `celery_distlock.worker.desk` tells of its acknowledgement.)
     """
-    if not sender.request.is_eager:
-        for execution in reversed(getattr(_here, "stack", [])[:]):
-            execution.give_up()
+    if sender.request.is_eager:
+        return
+    for execution in reversed(getattr(_here, "stack", [])[:]):
+        execution.give_up()
+    unsettled, _here.unsettled = getattr(_here, "unsettled", ()), []
+    for hold in unsettled:
+        try:
+            hold.store.dispatch(hold.store.drop(Wake(slot_name(hold.key), hold.run, b"")).wake)
+        except StoreError as error:
+            logger.warning("the end of task %s was not noted: %s", sender.name, error)
 
 
-task_postrun.connect(_give_up_leftovers, weak=False)
+task_postrun.connect(_wind_up, weak=False)
 
 
 def _send_signal(task: Task, name: str, **facts: Any) -> None:

@@ -55,8 +55,22 @@ if run ~= '' and holder == 'parked:' .. run then
     return held[2]
 end
 -- Who parks may have been parked before, by a request whose answer was lost.
-if (repeated == '1' or mode == 'park' or mode == 'line') and redis.call('ZSCORE', DONE, run) then
-    return { 'done' }
+local held_back = nil
+if repeated == '1' or mode == 'park' or mode == 'line' then
+    if redis.call('ZSCORE', DONE, run) then
+        return { 'done' }
+    end
+    local until_ms = redis.call('ZSCORE', DONE, '~' .. run)
+    held_back = until_ms and tonumber(until_ms) - microseconds() / 1000
+end
+if held_back and held_back > 0 then
+    -- The first delivery's result is being stored; if that does not come to pass, this one runs.
+    if mode == 'park' or mode == 'line' then
+        redis.call('HSET', TASKS, 'e:' .. run, detail, 'h:' .. run, desk)
+        redis.call('ZADD', WOKEN, integer(microseconds() / 1000 + held_back), run)
+        return { 'parked', 0, '', run, math.ceil(held_back), 0, '', '' }
+    end
+    return { 'busy', 0, '', run, math.ceil(held_back), 0, '', '' }
 end
 
 local member = ''

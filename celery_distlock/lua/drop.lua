@@ -1,7 +1,7 @@
--- drop.lua: forget a run that is on its way and will not run, or has ended without its lock.
+-- drop.lua: forget a run that is on its way and will not run, or whose end is known to all.
 -- KEYS lock queue tasks woken fence done
 -- ARGV run mark
--- returns 1 forgotten | 0 it is not on its way (any more) | {wake_run, wake_envelope}: forgotten,
+-- returns 1 forgotten | 0 nothing is known of it (any more) | {wake_run, wake_envelope}: forgotten,
 --         and the next is to be sent
 --
 -- mark  1: a second delivery that comes later is to be recognised
@@ -10,7 +10,11 @@
 -- USES queue
 local run, mark = unpack(ARGV)
 local reserved = redis.call('HGET', LOCK, 'owner') == 'parked:' .. run
-if not reserved and not redis.call('ZSCORE', WOKEN, run) then
+if
+    not reserved
+    and not redis.call('ZSCORE', WOKEN, run)
+    and not redis.call('ZSCORE', DONE, '~' .. run)
+then
     return 0
 end
 unpark(run)

@@ -9,7 +9,9 @@
 -- woken  zset    runs on their way, by the time (ms) at which they are sent again; also runs that
 --                have come but that nobody else keeps until they end
 -- fence  string  the last token: the time (µs) of the grant, or more if the clock was set back
--- done   zset    runs that have ended and whose message may come again, by their end (ms)
+-- done   zset    runs that have ended and whose message may come again, by their end (ms); as
+--                "~<run>" those whose result is not stored yet, by the time (ms) when they are
+--                taken for dead
 local LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 
 local FENCE_MS = 3600000 -- a token only has to outlive a clock that was set back

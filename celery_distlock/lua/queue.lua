@@ -64,12 +64,29 @@ local function hand_over(own)
     end
 end
 
--- Remembers that a run has ended. Works at maxmemory too: what may be refused is not insisted on.
-local function record_end(run)
-    local now_ms = microseconds() / 1000
-    redis.pcall('ZADD', DONE, integer(now_ms), run)
+-- Remembers an end. Works at maxmemory too: what may be refused is not insisted on.
+local function note_end(member, now_ms, at_ms)
+    redis.pcall('ZADD', DONE, integer(at_ms), member)
     redis.call('ZREMRANGEBYSCORE', DONE, '-inf', integer(now_ms - DONE_MS))
     redis.call('PEXPIRE', DONE, DONE_MS)
+end
+
+local function record_end(run)
+    local now_ms = microseconds() / 1000
+    redis.call('ZREM', DONE, '~' .. run)
+    note_end(run, now_ms, now_ms)
+end
+
+-- Keeps a second delivery from running while the first one's result is on its way to be stored: for
+-- as long as its lease would have lasted, if its process died now.
+local function hold_back(run)
+    local now_ms = microseconds() / 1000
+    local until_ms = now_ms + math.max(redis.call('PTTL', LOCK), CLAIM_MS)
+    note_end('~' .. run, now_ms, until_ms)
+    if redis.call('HEXISTS', TASKS, 'e:' .. run) == 1 then
+        redis.call('ZREM', QUEUE, 'p:' .. run)
+        redis.pcall('ZADD', WOKEN, integer(until_ms), run)
+    end
 end
 
 -- Strikes a run from the parked ones; true if it was there.

@@ -6,13 +6,14 @@
 -- ended     0: the run has not ended (its process is being killed, its message goes back).
 --           1: it has; a second delivery of it that is parked is dropped.
 --           2: it has, and a second delivery that comes later is to be recognised.
+--           3: its body has, and its result is not stored yet: a second delivery is held back.
 -- inbox     where a blocked waiter that gives up had waited, else empty
 -- keep_ms   not 0: the key stays locked for so long, for keep_run to claim
 --
 -- USES grant
 local owner, run, ended, inbox, keep_run, keep_ms = unpack(ARGV)
 
-if ended ~= '2' and keep_ms == '0' and redis.call('EXISTS', QUEUE, TASKS) == 0 then
+if tonumber(ended) < 2 and keep_ms == '0' and redis.call('EXISTS', QUEUE, TASKS) == 0 then
     -- Nobody waits, nothing is to be noted: most releases end here.
     if redis.call('HGET', LOCK, 'owner') ~= owner then
         return 0
@@ -23,7 +24,9 @@ end
 
 -- USES queue
 
-if run ~= '' and ended ~= '0' then
+if run ~= '' and ended == '3' then
+    hold_back(run)
+elseif run ~= '' and ended ~= '0' then
     local parked = unpark(run)
     if parked or ended == '2' then
         record_end(run)

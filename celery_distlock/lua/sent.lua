@@ -13,6 +13,7 @@ if not redis.call('ZSCORE', WOKEN, run) then
     return 0
 end
 if again == '1' then
+    redis.call('ZREM', DONE, '~' .. run)
     redis.call('ZADD', WOKEN, 'XX', 0, run)
     return 1
 end

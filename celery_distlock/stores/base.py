@@ -60,11 +60,17 @@ class RenewOutcome(enum.Enum):
 
 
 class Ended(enum.Enum):
-    """Whether the run that gives a key up is over."""
+    """
+    Whether the run that gives a key up is over.
+
+    ``UNSETTLED``: its body is, and its result is not stored yet. A second delivery is held back
+    until `Store.drop` says that the end is known to all; if that does not come, it runs.
+    """
 
     NO = "0"
     YES = "1"
     YES_AND_MAY_COME_AGAIN = "2"
+    UNSETTLED = "3"
 
 
 class Wake(NamedTuple):
@@ -264,7 +270,7 @@ class Store(ABC):
     @abstractmethod
     def drop(self, wake: Wake, *, mark: bool = True) -> Release:
         """
-        Forget a run that is on its way, because it will not run or has ended; nothing else.
+        Forget a run that is on its way or unsettled: it will not run, or has ended for all.
 
         Its key goes to the next. If *mark*, a second delivery that comes later is recognised.
         """

@@ -73,6 +73,7 @@ class _Key:
     sends: dict[str, int] = field(default_factory=dict)
     woken: dict[str, float] = field(default_factory=dict)
     done: dict[str, float] = field(default_factory=dict)
+    unsettled: dict[str, float] = field(default_factory=dict)  # until when they are held back
 
     @property
     def holder(self) -> str:
@@ -151,8 +152,11 @@ class MemoryStore(Store):
                     state.run = run
                     state.arrive(run, lease if keep else None)
                 return Reply(Status.GRANTED, asked_at, state.token)
-            if (repeated or isinstance(queue, Parcel)) and run in state.done:
-                return Reply(Status.DONE, asked_at)
+            if repeated or isinstance(queue, Parcel):
+                if run in state.done:
+                    return Reply(Status.DONE, asked_at)
+                if clock.monotonic() < state.unsettled.get(run, -math.inf):
+                    return _hold_back(state, run, queue, asked_at)
             member = f"b:{owner}" if isinstance(queue, Inbox) else f"p:{run}" if run else ""
             wake = None
             if not state.holder:
@@ -230,9 +234,10 @@ class MemoryStore(Store):
         with self._mutex:
             state = self._keys.get(wake.name, _Key())
             reserved = state.holder == f"parked:{wake.run}"
-            if not reserved and wake.run not in state.woken:
+            if not reserved and wake.run not in state.woken | state.unsettled:
                 return Release(False)
             state.unpark(wake.run)
+            state.unsettled.pop(wake.run, None)
             if mark:
                 state.done[wake.run] = clock.monotonic()
             return self._release(wake.name, f"parked:{wake.run}", "", Ended.NO)._replace(
@@ -249,7 +254,13 @@ class MemoryStore(Store):
         keep_for: tuple[str, float] | None = None,
     ) -> Release:
         state = self._keys.setdefault(name, _Key())
-        if run and ended is not Ended.NO:
+        if run and ended is Ended.UNSETTLED:
+            until = clock.monotonic() + max(state.until - clock.monotonic(), CLAIM)
+            state.unsettled[run] = until
+            if run in state.envelopes:
+                state.leave(f"p:{run}")
+                state.woken[run] = until
+        elif run and ended is not Ended.NO:
             parked = state.unpark(run)
             if parked or ended is Ended.YES_AND_MAY_COME_AGAIN:
                 state.done[run] = clock.monotonic()
@@ -270,7 +281,8 @@ class MemoryStore(Store):
     def _forget_if_idle(self, name: str, state: _Key) -> None:
         now = clock.monotonic()
         state.done = {run: at for run, at in state.done.items() if at > now - DONE}
-        if not (state.holder or state.queue or state.woken or state.done):
+        state.unsettled = {run: at for run, at in state.unsettled.items() if at > now}
+        if not (state.holder or state.queue or state.woken or state.done or state.unsettled):
             self._keys.pop(name, None)
 
     def inbox(self, owner: str) -> Inbox:
@@ -288,6 +300,7 @@ class MemoryStore(Store):
         with self._mutex:
             state = self._keys.get(wake.name)
             if state is not None and wake.run in state.woken:
+                state.unsettled.pop(wake.run, None)
                 state.woken[wake.run] = -math.inf
 
     def sweep(self, interval: float) -> Iterator[Wake]:
@@ -328,6 +341,16 @@ class MemoryStore(Store):
 
     def close(self) -> None:
         """Nothing to give back: what the store holds ends with the process."""
+
+
+def _hold_back(state: _Key, run: str, queue: Inbox | Parcel | None, asked_at: float) -> Reply:
+    until = state.unsettled[run]
+    status = Status.BUSY
+    if isinstance(queue, Parcel):
+        state.envelopes[run] = queue.envelope
+        state.woken[run] = until
+        status = Status.PARKED
+    return Reply(status, asked_at, holder_run=run, remaining=until - clock.monotonic())
 
 
 class _MemoryInbox(Inbox):

@@ -80,7 +80,7 @@ def skip(
             return
         with redis.Redis.from_url(redis_url) as client:
             for record in servers.keys(redis_url, prefix):
-                if record.endswith(b":woken"):
+                if record.endswith((b":woken", b":done")):
                     for run in client.zrange(record, 0, -1):
                         client.zincrby(record, -1000 * seconds, run)
                 elif record.endswith(b":lock"):
@@ -748,6 +748,105 @@ def test_a_parked_second_delivery_of_a_run_that_died_runs(store):
     park(store, "k", "run", b"again", repeated=True)
 
     assert store.release("k", "a", run="run").wake == Wake(slot_name("k"), "run", b"again")
+    take(store, "k", "b", run="run", repeated=True)
+
+
+# A run whose body has ended, and whose result is not stored yet
+
+
+def unsettled(store) -> None:
+    take(store, "k", "a", run="run")
+    assert store.release("k", "a", run="run", ended=Ended.UNSETTLED).released
+
+
+def test_an_unsettled_run_leaves_its_key_free(store):
+    unsettled(store)
+
+    take(store, "k", "b", run="other")
+
+
+def test_the_second_delivery_of_an_unsettled_run_does_not_run(store):
+    unsettled(store)
+
+    reply = store.acquire("k", "b", 30.0, run="run", repeated=True)
+
+    assert (reply.status, reply.holder_run) == (BUSY, "run")
+    assert 25.0 < reply.remaining < 30.1
+    assert not holder(store, "k")
+
+
+def test_the_parked_second_delivery_of_an_unsettled_run_is_held_back(store):
+    take(store, "k", "a", run="run")
+    park(store, "k", "run", repeated=True)
+    park(store, "k", "other")
+
+    wake = store.release("k", "a", run="run", ended=Ended.UNSETTLED).wake
+
+    assert wake.run == "other"
+    assert swept(store) == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_second_delivery_of_a_run_that_is_settled_is_dropped(store, when, skip):
+    unsettled(store)
+    if when == "before":
+        park(store, "k", "run", repeated=True)
+    assert store.drop(Wake(slot_name("k"), "run", b"")).released
+
+    assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
+    skip(120.0)
+    assert swept(store) == []
+
+
+@pytest.mark.parametrize("parked", ["before its end", "after its end"])
+def test_the_second_delivery_of_a_run_that_is_never_settled_runs(store, parked, skip):
+    take(store, "k", "a", run="run")
+    if parked == "before its end":
+        park(store, "k", "run", b"again", repeated=True)
+    store.release("k", "a", run="run", ended=Ended.UNSETTLED)
+    if parked == "after its end":
+        park(store, "k", "run", b"again", repeated=True)
+    assert swept(store) == []
+
+    skip(31.0)
+
+    found = wait_until(lambda: swept(store), what="the run to be swept up")
+    assert found == [Wake(slot_name("k"), "run", b"again")]
+    take(store, "k", "b", run="run", repeated=True)
+
+
+def test_a_kept_run_that_is_never_settled_runs_again(store, skip):
+    kept(store)
+    take(store, "k", "b", 30.0)
+    store.release("k", "b", run="run", ended=Ended.UNSETTLED)
+    assert swept(store) == []
+
+    skip(31.0)
+
+    (wake,) = wait_until(lambda: swept(store), what="the run to be swept up")
+    assert wake.run == "run"
+
+
+def test_a_kept_unsettled_run_whose_message_came_back_is_sent_at_once(store):
+    kept(store)
+    take(store, "k", "b", 30.0)
+    store.release("k", "b", run="run", ended=Ended.UNSETTLED)
+
+    store.came_back(Wake(slot_name("k"), "run", b""))
+
+    (wake,) = wait_until(lambda: swept(store), what="the run to be swept up")
+    assert wake.run == "run"
+    take(store, "k", "c", run="run", repeated=True)
+
+
+def test_a_run_with_a_short_lease_has_five_seconds_to_be_settled(store, skip):
+    take(store, "k", "a", 0.5, run="run")
+    store.release("k", "a", run="run", ended=Ended.UNSETTLED)
+
+    skip(4.0)
+    assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is BUSY
+
+    skip(1.1)
     take(store, "k", "b", run="run", repeated=True)
 
 
