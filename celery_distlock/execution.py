@@ -317,7 +317,7 @@ class Execution:
             for hold in self._taken:
                 held_here().pop((self._store.identity, hold.key), None)
                 releases.callback(surrender, hold, self._ended, self._keep_for)
-                if self._ended is Ended.UNSETTLED and not self._kept_by_store:
+                if self._ended is Ended.UNSETTLED:
                     _here.unsettled = [*getattr(_here, "unsettled", ()), hold]
         if self in _here.stack:
             _here.stack.remove(self)
@@ -445,8 +445,7 @@ def _wind_up(sender: Task, **_: Any) -> None:
 
     A time limit's exception can strike between any two instructions, also between a task's last
     one and its release. The result is stored and the links are sent by now, so that a second
-    delivery has nothing left to do; until now it had. (A pushed message is the store's own, and
-    `celery_distlock.worker.desk` tells of its acknowledgement.)
+    delivery has nothing left to do; until now it had.
     """
     if sender.request.is_eager:
         return

@@ -99,6 +99,7 @@ class RedisStore(Store):
         self._index = f"{prefix}:parked".encode()
         self._wires: dict[float, _Wire] = {}
         self._post: _Post | None = None
+        self._spoilt: set[str] = set()
         self._mutex = threading.Lock()
         self._post_mutex = threading.Lock()  # its own: to subscribe can take seconds
         _stores.add(self)
@@ -192,15 +193,27 @@ class RedisStore(Store):
             return
         for names in self._waiting_names():
             calls = [_call(_SWEEP, self._names(name), [SWEEP_BATCH]) for name in names]
-            answers = self._ask(calls, "the sweep").answers
+            answers = self._ask(calls, "the sweep", optional=True).answers
             quiet = []
-            for name, (waiting, *found) in zip(names, answers, strict=True):
+            for name, answer in zip(names, answers, strict=True):
+                if isinstance(answer, ResponseError):
+                    self._pass_over(name, answer)
+                    continue
+                waiting, *found = answer
                 for run, envelope in zip(found[::2], found[1::2], strict=True):
                     yield Wake(name, _text(run), envelope)
                 if not waiting:
                     quiet.append(_call(_INDEX, [self._index], [name, "strike"]))
             if quiet:
                 self._ask(quiet, "the sweep")
+
+    def _pass_over(self, name: str, refusal: ResponseError) -> None:
+        """Let one key's spoilt records not keep the others from being swept; say so once."""
+        if _passes(refusal):
+            raise StoreUnavailableError(f"{self.address} cannot serve: {refusal}") from refusal
+        if name not in self._spoilt:
+            self._spoilt.add(name)
+            logger.error("%s: no parked task wakes", self._refusal(refusal, name))
 
     def _waiting_names(self) -> Iterator[list[str]]:
         cursor = b"0"

@@ -751,6 +751,23 @@ def test_a_parked_second_delivery_of_a_run_that_died_runs(store):
     take(store, "k", "b", run="run", repeated=True)
 
 
+def test_a_key_whose_records_are_spoilt_does_not_keep_others_from_being_swept(
+    redis_store, redis_url, prefix, caplog
+):
+    for key in ("spoilt", "sound"):
+        take(redis_store, key, "a", 0.05)
+        park(redis_store, key, f"run-{key}")
+    with redis.Redis.from_url(redis_url) as client:
+        client.set(f"{prefix}:{{spoilt}}:woken", "not a sorted set")
+
+    (wake,) = wait_until(lambda: swept(redis_store), what="the sound key to be swept")
+
+    assert wake.run == "run-sound"
+    wait_until(lambda: swept(redis_store) == [], what="another sweep")
+    told = [record for record in caplog.records if "spoilt" in record.getMessage()]
+    assert len(told) == 1
+
+
 # A run whose body has ended, and whose result is not stored yet
 
 
