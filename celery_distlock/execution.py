@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import task_postrun
 from kombu.exceptions import OperationalError
 
-from . import policies, signals
+from . import clock, policies, signals
 from .abort import Guard
 from .envelope import HEADER, Passage, publish, run_id, seal, with_eta
 from .errors import LockConflictError, StoreError, StoreUnavailableError
@@ -40,6 +40,8 @@ else:
 PARKED = "PARKED"  # the state of a task that waits for its key
 
 OUTAGE = policies.Retry(delay=1.0, max_delay=30.0)
+# Seconds; RabbitMQ's consumer timeout. Redis's visibility timeout is twice that if it is not set.
+BROKERS_PATIENCE = 1800.0
 BROKER_PAUSE = 1.0  # seconds between attempts to send a task while the broker is away, too
 
 _here = threading.local()
@@ -179,7 +181,21 @@ class Execution:
     def _repeated(self) -> bool:
         delivery = self._request.delivery_info or {}
         again = self._passage.woken or self._passage.attempts or delivery.get("redelivered")
-        return self.message and bool(again)
+        return self.message and bool(again or self._is_overdue)
+
+    @property
+    def _is_overdue(self) -> bool:
+        """
+        Whether a worker had the message for so long that the broker may have delivered it again.
+
+        Then the second delivery may have come and gone elsewhere before this, the first, begins.
+        """
+        received_at = self._received.get("received_at")
+        if received_at is None or not self.task.acks_late:
+            return False
+        options = self.task.app.conf.broker_transport_options or {}
+        patience = options.get("visibility_timeout", BROKERS_PATIENCE)
+        return bool(clock.monotonic() - received_at > 0.9 * float(patience))
 
     @property
     def _kept_by_store(self) -> bool:

@@ -33,8 +33,36 @@ local function arrive(now)
     end
 end
 
+-- What a second delivery is told; nothing if it may run.
+local function second_delivery()
+    if redis.call('ZSCORE', DONE, run) then
+        return { 'done' }
+    end
+    local until_ms = redis.call('ZSCORE', DONE, '~' .. run)
+    local held_back = until_ms and tonumber(until_ms) - microseconds() / 1000
+    if held_back and held_back > 0 then
+        -- The first one's result is being stored; if that does not come to pass, this one runs.
+        local status = 'busy'
+        if mode == 'park' or mode == 'line' then
+            redis.call('HSET', TASKS, 'e:' .. run, detail, 'h:' .. run, desk)
+            redis.call('ZADD', WOKEN, integer(microseconds() / 1000 + held_back), run)
+            status = 'parked'
+        end
+        return { status, 0, '', run, math.ceil(held_back), 0, '', '' }
+    end
+end
+
 local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run')
 local holder = held[1]
+local reserved = run ~= '' and (holder == 'parked:' .. run or (holder == owner and held[3] ~= run))
+if reserved and repeated == '1' then
+    local answer = second_delivery()
+    if answer then -- its turn came, but the first one has ended
+        redis.call('DEL', LOCK)
+        local wake_run, envelope = hand_over('')
+        return { answer[1], 0, '', run, answer[5] or 0, 0, wake_run or '', envelope or '' }
+    end
+end
 if holder == owner then
     if redis.call('PTTL', LOCK) < tonumber(lease_ms) then
         redis.call('PEXPIRE', LOCK, lease_ms)
@@ -55,22 +83,14 @@ if run ~= '' and holder == 'parked:' .. run then
     return held[2]
 end
 -- Who parks may have been parked before, by a request whose answer was lost.
-local held_back = nil
 if repeated == '1' or mode == 'park' or mode == 'line' then
-    if redis.call('ZSCORE', DONE, run) then
-        return { 'done' }
+    local answer = second_delivery()
+    if answer then
+        if mode == 'wait' then
+            redis.call('ZREM', QUEUE, 'b:' .. detail .. ' ' .. owner)
+        end
+        return answer
     end
-    local until_ms = redis.call('ZSCORE', DONE, '~' .. run)
-    held_back = until_ms and tonumber(until_ms) - microseconds() / 1000
-end
-if held_back and held_back > 0 then
-    -- The first delivery's result is being stored; if that does not come to pass, this one runs.
-    if mode == 'park' or mode == 'line' then
-        redis.call('HSET', TASKS, 'e:' .. run, detail, 'h:' .. run, desk)
-        redis.call('ZADD', WOKEN, integer(microseconds() / 1000 + held_back), run)
-        return { 'parked', 0, '', run, math.ceil(held_back), 0, '', '' }
-    end
-    return { 'busy', 0, '', run, math.ceil(held_back), 0, '', '' }
 end
 
 local member = ''
@@ -94,7 +114,8 @@ if not holder then
         end
         if run ~= '' then
             arrive(now)
-        elseif member ~= '' then
+        end
+        if member ~= '' then
             redis.call('ZREM', QUEUE, member)
         end
         return token

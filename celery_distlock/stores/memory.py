@@ -84,6 +84,9 @@ class _Key:
         self.owner, self.run, self.since = owner, run, time.time()
         self.until = clock.monotonic() + lease
 
+    def knows_end(self, run: str) -> bool:
+        return run in self.done or clock.monotonic() < self.unsettled.get(run, -math.inf)
+
     def unpark(self, run: str) -> bool:
         if self.envelopes.pop(run, None) is None:
             return False
@@ -146,17 +149,22 @@ class MemoryStore(Store):
             name = slot_name(key)
             state = self._keys.setdefault(name, _Key())
             claims = bool(run) and state.holder == f"parked:{run}"
+            granted = claims or (bool(run) and state.holder == owner and state.run != run)
+            if granted and repeated and state.knows_end(run):
+                # Its turn came, but the first delivery has ended.
+                state.until = -math.inf
+                handed = self._hand_over(name, state, "")
+                reply = _second_delivery(state, run, queue, asked_at)
+                return reply._replace(wake=handed if isinstance(handed, Wake) else None)
             if state.holder == owner or claims:
                 state.owner, state.until = owner, clock.monotonic() + lease
                 if claims or (run and state.run != run):
                     state.run = run
                     state.arrive(run, lease if keep else None)
                 return Reply(Status.GRANTED, asked_at, state.token)
-            if repeated or isinstance(queue, Parcel):
-                if run in state.done:
-                    return Reply(Status.DONE, asked_at)
-                if clock.monotonic() < state.unsettled.get(run, -math.inf):
-                    return _hold_back(state, run, queue, asked_at)
+            if (repeated or isinstance(queue, Parcel)) and state.knows_end(run):
+                state.leave(f"b:{owner}")
+                return _second_delivery(state, run, queue, asked_at)
             member = f"b:{owner}" if isinstance(queue, Inbox) else f"p:{run}" if run else ""
             wake = None
             if not state.holder:
@@ -343,7 +351,9 @@ class MemoryStore(Store):
         """Nothing to give back: what the store holds ends with the process."""
 
 
-def _hold_back(state: _Key, run: str, queue: Inbox | Parcel | None, asked_at: float) -> Reply:
+def _second_delivery(state: _Key, run: str, queue: Inbox | Parcel | None, asked_at: float) -> Reply:
+    if run in state.done:
+        return Reply(Status.DONE, asked_at)
     until = state.unsettled[run]
     status = Status.BUSY
     if isinstance(queue, Parcel):

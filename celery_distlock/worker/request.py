@@ -4,6 +4,7 @@ from typing import Any
 
 from celery.worker.request import Request
 
+from celery_distlock import clock
 from celery_distlock.envelope import HEADER, Passage
 from celery_distlock.execution import Postponed
 from celery_distlock.runtime import Runtime
@@ -26,6 +27,7 @@ class LockedRequest(Request):
             "content_type": message.content_type,
             "content_encoding": message.content_encoding,
             "desk": self._runtime.desk,
+            "received_at": clock.monotonic(),
         }
         if message.content_type in _KEEP_BODY:
             received["body"] = message.body

@@ -95,10 +95,10 @@ class Waiter(NamedTuple):
     inbox: Any
 
 
-def wait_for(store: Store, key: str, name: str) -> Waiter:
+def wait_for(store: Store, key: str, name: str, **more: Any) -> Waiter:
     """A blocked waiter in the queue of *key*."""
     waiter = Waiter(name, store.inbox(name))
-    assert store.acquire(key, name, 30.0, queue=waiter.inbox).status is BUSY
+    assert store.acquire(key, name, 30.0, queue=waiter.inbox, **more).status is BUSY
     return waiter
 
 
@@ -741,6 +741,48 @@ def test_a_parked_second_delivery_of_a_finished_run_is_dropped(store):
     assert wake.run == "other"
     assert store.inspect("k").waiting == 0
     assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
+
+
+@pytest.mark.parametrize("ended", [AGAIN, Ended.UNSETTLED])
+def test_a_second_delivery_that_blocks_does_not_run_when_the_first_has_ended(store, ended):
+    take(store, "k", "a", run="run")
+    waiter = wait_for(store, "k", "b", run="run", repeated=True)
+    other = wait_for(store, "k", "c")
+
+    store.release("k", "a", run="run", ended=ended)
+    told = store.acquire("k", "b", 30.0, queue=waiter.inbox, run="run", repeated=True)
+
+    assert told.status is (DONE if ended is AGAIN else BUSY)
+    assert holder(store, "k") == "c"
+    take(store, "k", "c", queue=other.inbox)
+    store.release("k", "c")
+    assert not holder(store, "k")
+
+
+def test_a_second_delivery_whose_turn_has_come_does_not_run_when_the_first_has_ended(store):
+    take(store, "k", "a", 0.05, run="run")
+    park(store, "k", "run", repeated=True)
+    park(store, "k", "other")
+    expire(store, "k")
+    (wake,) = wait_until(lambda: swept(store), what="the free key to be handed over")
+    assert wake.run == "run"
+    store.release("k", "a", run="run", ended=AGAIN)  # it had lost its lease, and has ended
+
+    told = store.acquire("k", "b", 30.0, run="run", repeated=True)
+
+    assert (told.status, told.wake.run) == (DONE, "other")
+
+
+def test_a_blocked_run_that_finds_the_key_free_leaves_nothing_in_the_queue(store):
+    take(store, "k", "a", 0.05)
+    waiter = wait_for(store, "k", "b", run="run")
+    expire(store, "k")
+    take(store, "k", "b", queue=waiter.inbox, run="run")
+
+    store.release("k", "b", run="run", ended=YES)
+
+    assert not holder(store, "k")
+    assert store.inspect("k").waiting == 0
 
 
 def test_a_parked_second_delivery_of_a_run_that_died_runs(store):

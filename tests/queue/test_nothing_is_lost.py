@@ -1,0 +1,83 @@
+"""
+No task that waits for a key is forgotten, whatever happens and in whatever order.
+
+``DISTLOCK_TEST_SCHEDULES`` says how many random schedules are tried; without it they are the same
+few each time.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from celery_distlock import clock
+from celery_distlock.stores import redis as redis_store
+
+from .machine import World
+from .store import Time, UnluckyStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery_distlock.stores.base import Release
+
+pytestmark = pytest.mark.timeout(0)  # a failure takes minutes to be made small
+
+SCHEDULES = int(os.environ.get("DISTLOCK_TEST_SCHEDULES", "300"))
+
+SETTINGS = settings(
+    max_examples=SCHEDULES,
+    stateful_step_count=20,
+    derandomize="DISTLOCK_TEST_SCHEDULES" not in os.environ,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class ForgetfulStore(UnluckyStore):
+    """Forgets to say whom a release has woken."""
+
+    def release(self, *args: Any, **options: Any) -> Release:
+        return super().release(*args, **options)._replace(wake=None)
+
+
+@pytest.fixture
+def try_schedules(
+    redis_url: str,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> Callable[[type[UnluckyStore], settings], dict[str, int]]:
+    caplog.set_level(logging.CRITICAL, logger="celery_distlock")
+    monkeypatch.setattr(redis_store, "PAUSES", (0.0, 0.0, 0.0))
+    time = Time()
+    monkeypatch.setattr(clock, "monotonic", time)
+
+    def run(kind: type[UnluckyStore], how: settings) -> dict[str, int]:
+        tally: dict[str, int] = collections.Counter()
+        with closing(kind(redis_url, prefix, time)) as store:
+            run_state_machine_as_test(lambda: World(store, tally), settings=how)
+        return tally
+
+    return run
+
+
+def test_every_task_runs_to_its_end(try_schedules):
+    tally = try_schedules(UnluckyStore, SETTINGS)
+
+    print(dict(tally))  # noqa: T201
+    assert tally["schedules"] >= SCHEDULES
+
+
+def test_a_forgotten_wake_is_noticed(try_schedules):
+    with pytest.raises(AssertionError, match=r"a sweep is needed|sweeps were not enough"):
+        how = settings(SETTINGS, phases=[Phase.generate], max_examples=5000)
+        try_schedules(ForgetfulStore, how)
