@@ -25,6 +25,7 @@ _PLACES = os.pathsep.join(
     ["/usr/lib/rabbitmq/bin", os.environ.get("PATH", os.defpath), "/usr/sbin"]
 )
 SERVER = shutil.which("rabbitmq-server", path=_PLACES)
+CONTROL = shutil.which("rabbitmqctl", path=_PLACES)
 EPMD = shutil.which("epmd", path=_PLACES)
 
 _ATTEMPTS = 5  # at free ports, which somebody else may take first
@@ -55,6 +56,7 @@ class RabbitServer:
         self.folder = Path()
         self._stop = ExitStack()
         self._node: subprocess.Popen[bytes] | None = None
+        self._env: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         self.start()
@@ -105,6 +107,11 @@ class RabbitServer:
             for queue in queues:
                 connection.channel().queue_delete(queue)
 
+    def close_connections(self) -> None:
+        """Close all clients' connections; what they had not acknowledged is delivered again."""
+        command = [CONTROL or "", "--node", self.node, "close_all_connections", "by a test"]
+        subprocess.run(command, env=self._env, check=True, capture_output=True, timeout=60)
+
     def _connect(self) -> amqp.Connection:
         connection = amqp.Connection(f"127.0.0.1:{self.port}", connect_timeout=5)
         connection.connect()
@@ -112,7 +119,7 @@ class RabbitServer:
 
     def _comes_up(self, stop: ExitStack) -> bool:
         self.port, distribution, mapper = _free_ports()[:3]
-        env = self._environment(distribution, mapper)
+        env = self._env = self._environment(distribution, mapper)
         mapping = [EPMD or "", "-port", str(mapper), "-address", "127.0.0.1"]
         self._spawn(mapping, env, stop)
         self._node = self._spawn([SERVER or ""], env, stop)
@@ -172,6 +179,7 @@ class RabbitServer:
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
                 "+S 1:1 +sbwt none -kernel inet_dist_use_interface {127,0,0,1}"
             ),
+            "RABBITMQ_CTL_ERL_ARGS": "+S 1:1 +sbwt none",
         }
 
 

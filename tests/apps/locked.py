@@ -89,6 +89,12 @@ def work_retry_and_retry_itself(self: Any, key: str) -> Any:
     return self.request.retries
 
 
+@locked(lock_on_conflict=QUICK_RETRY, max_retries=3, default_retry_delay=0)
+def use_up_retries(self: Any, key: str) -> None:
+    journal.write(key, [self.request.retries, self.max_retries])
+    raise self.retry()
+
+
 class AskTwice(policies.Policy):
     """A policy of a user's own: sends the task again at once, but fails it the third time."""
 
@@ -198,6 +204,14 @@ def call_others(self: Any, key: str) -> dict[str, bool]:
     }
 
 
+@locked()
+def start_a_child(self: Any, key: str, gate: str) -> str:
+    """Start a task that needs the same key, and go on when the gate is open."""
+    child = work_retry.delay(key)
+    journal.pass_gate(gate)
+    return child.id
+
+
 @locked(lock_wait=0.1)
 def call_with_another_key(self: Any, key: str, other: str) -> str:
     journal.write(key, self.lock.key)
@@ -231,6 +245,11 @@ def tell_way(self: Any, key: str) -> dict[str, Any]:
     """Tell who runs this, and whether it was pushed to that worker's desk."""
     came = self.request.properties["distlock"]
     return {"worker": self.request.hostname, "pushed": bool(came.get("pushed"))}
+
+
+@locked()
+def tell_time(self: Any, key: str) -> float:
+    return time.time()
 
 
 @locked(lock_key=["a:{key}", "b:{key}"])
@@ -357,11 +376,12 @@ square_wait = locked(name="square_wait", lock_on_conflict="wait", lock_wait=60.0
     square.run.__func__
 )
 square_skip = locked(name="square_skip", lock_on_conflict="skip")(square.run.__func__)
+square_fail = locked(name="square_fail", lock_on_conflict="fail")(square.run.__func__)
 
 
 @locked(lock_key="{key}")
-def increase(self: Any, number: int, key: str) -> int:
-    return number + 1
+def increase(self: Any, number: int | None, key: str) -> int:
+    return (number or 0) + 1
 
 
 @locked()

@@ -78,6 +78,6 @@ def test_every_task_runs_to_its_end(try_schedules):
 
 
 def test_a_forgotten_wake_is_noticed(try_schedules):
+    how = settings(SETTINGS, phases=[Phase.generate], max_examples=5000)
     with pytest.raises(AssertionError, match=r"a sweep is needed|sweeps were not enough"):
-        how = settings(SETTINGS, phases=[Phase.generate], max_examples=5000)
         try_schedules(ForgetfulStore, how)

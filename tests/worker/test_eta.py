@@ -1,0 +1,62 @@
+"""A task that is to run later has nothing to do with its key until then."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+WORKERS = [{"concurrency": 2}]  # one, so that what comes finds its key taken by a neighbour
+
+FAR_OFF = 3600.0  # seconds
+SOON = 1.0
+
+
+def send_for(site, key, seconds: float):
+    """Send a task that tells when it runs; return it and its time, when the worker has it."""
+    eta = datetime.now(UTC) + timedelta(seconds=seconds)
+    result = site.tasks.tell_time.apply_async((key,), eta=eta)
+    site.workers[0].wait_log(f"[{result.id}] received")
+    return result, eta.timestamp()
+
+
+def check_free(site, key) -> None:
+    """Nobody holds the key or waits for it, and it is to be had."""
+    state = site.look(key)
+    assert (state.token, state.waiting) == (0, 0)
+    assert site.tasks.work_fail.delay(key).get(timeout=30) == 0
+
+
+def test_a_task_with_an_eta_leaves_its_key_to_others(site, key):
+    send_for(site, key, FAR_OFF)
+
+    check_free(site, key)
+
+
+def test_a_task_with_an_eta_does_not_queue_behind_a_neighbour(site, key):
+    holder = site.tasks.work_requeue.delay(key, None, key)
+    site.journal.wait(key)
+
+    send_for(site, key, FAR_OFF)
+
+    assert site.look(key).waiting == 0
+    site.journal.open(key)
+    holder.get(timeout=30)
+    check_free(site, key)
+
+
+@pytest.mark.parametrize("busy", ["when it comes", "until after its time"])
+def test_a_task_with_an_eta_runs_then_and_not_before(site, key, busy):
+    holder = site.tasks.work_requeue.delay(key, None, key)
+    site.journal.wait(key)
+    result, eta = send_for(site, key, SOON)
+
+    if busy == "until after its time":
+        site.wait_queued(key)
+        assert time.time() >= eta
+    site.journal.open(key)
+    holder.get(timeout=30)
+    ran_at = result.get(timeout=30)
+
+    assert ran_at >= eta
