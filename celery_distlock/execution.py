@@ -136,7 +136,10 @@ class Execution:
                 return None
         if reply.status is Status.PARKED:
             self._yield_reservation(key)
-            self._report_parked(key, reply)
+            if self._is_second_delivery(reply):
+                logger.info("Task %s set aside: the first delivery has not ended", self._name)
+            else:
+                self._report_parked(key, reply)
             raise Postponed(f"parked until {key!r} is free")
         if reply.status is Status.DONE:
             logger.info("Task %s dropped: a second delivery, the first has ended", self._name)

@@ -17,14 +17,14 @@ import enum
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from . import clock
 from .errors import LockLostError, StoreError
 from .settings import MAX_LEASE
 from .stores.base import Ended, Ownership, RenewOutcome, Reply, Status, Store, new_owner
 
-__all__ = ["Hold", "HoldState", "Lease", "Terms"]
+__all__ = ["Hold", "HoldState", "Keeper", "Lease", "Terms", "believed"]
 
 # Redlock's allowance for two clocks that do not run at one speed (redis.io, "Distributed locks").
 DRIFT_SHARE = 0.01
@@ -61,6 +61,16 @@ class Terms:
         self.max_hold = max_hold
 
 
+class Keeper(Protocol):
+    """Who renews this process's leases while it cannot: see :mod:`celery_distlock.ledger`."""
+
+    def beat(self) -> None:
+        """Note that this process renews its leases itself."""
+
+    def kept_until(self) -> float:
+        """Return until when, by the local clock, all that is held was renewed for us; or 0."""
+
+
 def ignore_event(name: str, **_facts: Any) -> None:
     """Take no notice; what a hold reports to when nobody asked."""
 
@@ -85,6 +95,7 @@ class Hold:
         "_mutex",
         "depth",
         "held_since",
+        "keeper",
         "key",
         "label",
         "on_event",
@@ -123,6 +134,7 @@ class Hold:
         self.valid_until = 0.0
         self.on_event = on_event
         self.on_lost: Callable[[Hold], None] | None = None
+        self.keeper: Keeper | None = None
         self._extended_until = 0.0
         self._loss_reason = ""
         self._mutex = threading.Lock()
@@ -140,7 +152,7 @@ class Hold:
         with self._mutex:
             self.token = reply.token
             self.held_since = now
-            self.valid_until = reply.asked_at + _believed(self.terms.lease)
+            self.valid_until = reply.asked_at + believed(self.terms.lease)
             if now >= self.valid_until:  # the answer took longer than the lease
                 return False
             self.state = HoldState.HELD
@@ -151,14 +163,21 @@ class Hold:
     @property
     def held(self) -> bool:
         """Whether the key is ours, by the local clock; no round trip."""
-        return self.state is HoldState.HELD and clock.monotonic() < self.valid_until
+        return self.state is HoldState.HELD and self.lasts(clock.monotonic())
+
+    def lasts(self, now: float) -> bool:
+        """Whether the lease has not run out, also if it was another who renewed it."""
+        if now >= self.valid_until and self.keeper is not None:
+            self.valid_until = max(self.valid_until, self.keeper.kept_until())
+        return now < self.valid_until
 
     @property
     def remaining(self) -> float:
         """Seconds that the key is still ours if no renewal succeeds; 0 when it is not."""
-        if self.state is not HoldState.HELD:
+        now = clock.monotonic()
+        if self.state is not HoldState.HELD or not self.lasts(now):
             return 0.0
-        return max(0.0, self.valid_until - clock.monotonic())
+        return self.valid_until - now
 
     @property
     def renewable(self) -> bool:
@@ -190,7 +209,9 @@ class Hold:
             with self._mutex:
                 if self.state is not HoldState.HELD:
                     return
-                self.valid_until = max(self.valid_until, asked_at + _believed(lease))
+                self.valid_until = max(self.valid_until, asked_at + believed(lease))
+            if self.keeper is not None:
+                self.keeper.beat()
             self.on_event("lock_renewed", key=self.key, token=self.token, holder=self.owner)
         elif outcome is RenewOutcome.HELD:
             self.lose("somebody else holds it")
@@ -308,5 +329,6 @@ class Lease:
         return f"<Lease {', '.join(map(repr, self.keys))} token {self.token}: {state}>"
 
 
-def _believed(lease: float) -> float:
+def believed(lease: float) -> float:
+    """Return for how long a lease of *lease* seconds is believed, from before it was asked for."""
     return lease - lease * DRIFT_SHARE - DRIFT_SECONDS

@@ -87,12 +87,12 @@ def obtain(
     deadline = float("inf") if timeout is None else clock.monotonic() + timeout
     try:
         while True:
-            if defaults.ledger is not None:
-                defaults.ledger.note(hold)
+            _note(hold)
             reply = _ask(hold, park, repeated, keep)
             if reply.status is Status.BUSY and park is None and timeout != 0:
                 reply = _wait(hold, deadline, repeated, keep)
             if hold.state is HoldState.HELD:
+                _note(hold)
                 return reply
             hold.end()
             if reply.status is not Status.GRANTED:
@@ -112,6 +112,7 @@ def obtain(
 
 def _give_back(hold: Hold, ended: Ended = Ended.NO) -> None:
     owner = hold.owner
+    _note(hold)  # nobody is to renew it any more
     give_back(
         hold.store,
         hold.key,
@@ -120,6 +121,11 @@ def _give_back(hold: Hold, ended: Ended = Ended.NO) -> None:
         ended=ended,
         on_done=lambda: _strike(hold, owner),
     )
+
+
+def _note(hold: Hold) -> None:
+    if defaults.ledger is not None:
+        defaults.ledger.note(hold)
 
 
 def _strike(hold: Hold, owner: str | None = None) -> None:

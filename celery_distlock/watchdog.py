@@ -95,7 +95,7 @@ class Watchdog:
                 self._due.pop(reference, None)
             elif hold.state is not HoldState.HELD:
                 self.forget(hold)
-            elif now >= hold.valid_until:
+            elif not hold.lasts(now):
                 self._lost(hold, "no renewal was confirmed in time")
             elif due <= now + GATHER * hold.terms.lease / 3 and hold.renewable:
                 renewals.append(hold)

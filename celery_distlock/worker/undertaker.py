@@ -1,17 +1,19 @@
-"""Releases what the pool's processes held when they died."""
+"""Releases what the pool's processes held when they died; renews what they cannot renew."""
 
 import logging
 import threading
 
 from celery_distlock.errors import StoreError
-from celery_distlock.ledger import Ledger, Remains
+from celery_distlock.ledger import Ledger, Neglect, Remains
 from celery_distlock.stores import Store
+from celery_distlock.stores.base import Ownership, RenewOutcome
 
 __all__ = ["Undertaker"]
 
 logger = logging.getLogger(__name__)
 
 ROUND = 0.2  # seconds between looks; a look is one wait() for each process, which returns at once
+PATIENCE = 1 / 6  # of a lease, for an answer
 
 
 class Undertaker:
@@ -19,7 +21,8 @@ class Undertaker:
     A thread of the worker's main process that looks whether its children are alive.
 
     It does not rely on Celery's being told, which can take seconds, and it never takes a key from a
-    process that exists: one that is stuck, or being terminated, holds its key until it is gone.
+    process that exists: one that is stuck, or being terminated, holds its key until it is gone. So
+    it renews for such a one, too.
     """
 
     def __init__(self, ledger: Ledger, store: Store) -> None:
@@ -47,8 +50,21 @@ class Undertaker:
         try:
             self._left += self._ledger.bury()
             self._left = [remains for remains in self._left if not self._released(remains)]
+            for neglect in self._ledger.neglected():
+                self._renew(neglect)
         except Exception:
             logger.exception("the undertaker stumbled and goes on")
+
+    def _renew(self, neglect: Neglect) -> None:
+        ours = [hold for hold in neglect.holds if hold.store == self._store.identity]
+        if len(ours) < len(neglect.holds):
+            return  # a store of the task's own, of which nobody here knows the address
+        wanted = [Ownership(hold.key, hold.owner, hold.lease) for hold in ours]
+        patience = min(hold.lease for hold in ours) * PATIENCE
+        outcomes = self._store.renew(wanted, patience)
+        if all(outcome is RenewOutcome.RENEWED for outcome, _ in outcomes):
+            self._ledger.keep(neglect, min(asked_at for _, asked_at in outcomes))
+            logger.info("renewed %s for a busy process", ", ".join(repr(h.key) for h in ours))
 
     def _released(self, remains: Remains) -> bool:
         """Whether there is nothing more to do about *remains*; false: try again."""

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from celery_distlock import clock
 from celery_distlock import ledger as ledger_module
-from celery_distlock.lease import Hold, Terms
+from celery_distlock.lease import Hold, HoldState, Terms, believed
 from celery_distlock.ledger import Ledger, Remains
 from tests import processes
 
@@ -95,6 +96,19 @@ def _serve(ledger: Ledger, orders: int, answers: int) -> None:
             noted[what] = hold(what)
             ledger.note(noted[what])
             answer = noted[what].owner
+        elif verb == "take":
+            noted[what].state = HoldState.HELD
+            ledger.note(noted[what])
+        elif verb == "end":
+            noted[what].end()
+            ledger.note(noted[what])
+        elif verb == "beat":
+            at = clock.monotonic() + float(what)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(clock, "monotonic", lambda at=at: at)
+                ledger.beat()
+        elif verb == "kept":
+            answer = ledger.kept_until()
         elif verb == "strike":
             ledger.strike(noted[what].owner)
         elif verb == "fork":
@@ -129,6 +143,104 @@ def child(ledger):
     yield start
     for each in children:
         each.close()
+
+
+@pytest.fixture
+def later(monkeypatch):
+    """Makes seconds pass for this process."""
+    now, passed = clock.monotonic, 0.0
+
+    def skip(seconds: float) -> None:
+        nonlocal passed
+        passed += seconds
+
+    monkeypatch.setattr(clock, "monotonic", lambda: now() + passed)
+    return skip
+
+
+# What a child does not renew
+
+
+@pytest.fixture
+def holder(ledger, child, later):
+    """A child that has held "a" for more than half a lease and has not renewed it."""
+    one = child()
+    one.note("a")
+    one.tell("take", "a")
+    assert not list(ledger.neglected())  # seen for the first time
+    later(16.0)
+    return one
+
+
+def test_what_a_child_has_not_renewed_for_half_a_lease_is_neglected(ledger, holder):
+    (neglect,) = ledger.neglected()
+
+    assert [(hold.key, hold.lease) for hold in neglect.holds] == [("a", 30.0)]
+
+
+def test_what_it_has_held_for_less_is_not(ledger, child, later):
+    one = child()
+    one.note("a")
+    one.tell("take", "a")
+    for _ in range(2):
+        assert not list(ledger.neglected())
+        later(14.0)
+
+
+def test_what_it_renews_itself_is_not(ledger, holder):
+    holder.tell("beat", "10.0")
+
+    assert not list(ledger.neglected())
+
+
+def test_what_it_has_asked_for_and_not_got_is_not(ledger, child, later):
+    child().note("a")
+    assert not list(ledger.neglected())
+    later(16.0)
+
+    assert not list(ledger.neglected())
+
+
+def test_what_it_is_giving_back_is_not(ledger, holder, later):
+    holder.tell("end", "a")
+    assert not list(ledger.neglected())
+    later(16.0)
+
+    assert not list(ledger.neglected())
+
+
+def test_what_a_dead_child_held_is_not(ledger, holder):
+    holder.kill()
+    list(ledger.bury())
+
+    assert not list(ledger.neglected())
+
+
+def test_a_child_believes_what_its_parent_has_renewed(ledger, holder):
+    (neglect,) = ledger.neglected()
+    asked_at = clock.monotonic()
+
+    ledger.keep(neglect, asked_at)
+
+    assert holder.tell("kept", "") == asked_at + believed(30.0)
+    assert not list(ledger.neglected())
+
+
+def test_what_its_parent_renews_goes_on_being_neglected(ledger, holder, later):
+    for _ in range(3):
+        (neglect,) = ledger.neglected()
+        ledger.keep(neglect, clock.monotonic())
+        later(16.0)
+
+
+def test_a_child_does_not_believe_it_of_what_it_has_taken_since(ledger, holder):
+    (neglect,) = ledger.neglected()
+    holder.note("b")
+    holder.tell("take", "b")
+
+    ledger.keep(neglect, clock.monotonic())
+
+    assert holder.tell("kept", "") == 0.0
 
 
 # What is left of a child

@@ -81,6 +81,14 @@ class Locks:
         with redis.Redis.from_url(self.app.conf.result_backend) as client:
             assert client.delete(self.record(key)) == 1
 
+    def wait_settled(self, key: str, task_id: str) -> None:
+        """Wait until the store has been told that all is done about *task_id*."""
+        record = self.record(key).removesuffix("lock") + "done"
+        with redis.Redis.from_url(self.app.conf.result_backend) as client:
+            wait_until(
+                lambda: client.zscore(record, f"{task_id}:0:0:0"), what=f"the end of {task_id}"
+            )
+
     def forget_desk(self, key: str) -> None:
         """Make who is parked come by the broker, as if the worker that parked it were gone."""
         record = self.record(key).removesuffix("lock") + "tasks"

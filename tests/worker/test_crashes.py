@@ -59,7 +59,7 @@ def test_a_second_delivery_that_comes_late_is_dropped(site, key):
     message = message_of(site, result.id)
     site.journal.open(key)
     result.get(timeout=30)
-    site.wait_free(key)
+    site.wait_settled(key, result.id)
 
     deliver_again(site, message)
     wait_until(

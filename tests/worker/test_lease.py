@@ -192,3 +192,26 @@ def test_a_lease_that_is_not_renewed_ends(site, key, name):
         result.get(timeout=30)
 
     assert other.get(timeout=30) == 0
+
+
+@pytest.mark.parametrize("next_one", [False, True], ids=["alone", "before another"])
+def test_a_task_in_c_code_for_three_leases_keeps_its_key(site, key, next_one):
+    seconds = 3.5 * site.tasks.LEASE
+    result = site.tasks.keep_on.delay(key, seconds)
+    (token,) = site.journal.wait(key)
+    other = site.tasks.look.delay(key) if next_one else None
+
+    seen = result.get(timeout=30)
+    assert seen["token"] == token
+    assert 0 < seen["remaining"] < site.tasks.LEASE
+    if other is not None:
+        assert other.get(timeout=30)["token"] > token
+
+
+@pytest.mark.parametrize("name", ["keep_on_unwatched", "keep_on_for_a_lease"])
+def test_a_task_that_is_not_to_be_renewed_is_not_in_c_code_either(site, key, name):
+    result = getattr(site.tasks, name).delay(key, 3.5 * site.tasks.LEASE)
+    site.journal.wait(key)
+
+    with pytest.raises(LockLostError):
+        result.get(timeout=30)

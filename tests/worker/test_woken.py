@@ -28,8 +28,10 @@ def lock(late, key):
     return Lock(key, store=open_store(late.app.conf.distlock_url, late.app.conf.distlock_prefix))
 
 
-def wait_parked(result):
-    wait_until(lambda: result.state == "PARKED", what="the task to be parked")
+def wait_parked(late, key):
+    # Not for its state, which is stored before it is parked.
+    store = open_store(late.app.conf.distlock_url, late.app.conf.distlock_prefix)
+    wait_until(lambda: store.inspect(key).waiting, what=f"a task to be parked at {key}")
 
 
 def records(late, name):
@@ -42,15 +44,8 @@ def test_a_task_of_two_keys_waits_for_one_after_the_other_and_runs_once(late, na
     with second:
         with lock(late, f"a:{name}"):
             result = late.two_keys.delay(name)
-            wait_parked(result)
-        wait_until(
-            lambda: (
-                open_store(late.app.conf.distlock_url, late.app.conf.distlock_prefix)
-                .inspect(f"b:{name}")
-                .waiting
-            ),
-            what="the task to wait for its second key",
-        )
+            wait_parked(late, f"a:{name}")
+        wait_parked(late, f"b:{name}")
 
     assert result.get(timeout=30) == 1
     wait_until(lambda: not records(late, name), what="nothing to be left")
@@ -61,7 +56,7 @@ def test_a_task_whose_key_has_become_none_runs_once(late, name):
     late.memory.set(f"{late.NAME}key:{name}", name)
     with lock(late, name):
         result = late.changing.delay(name)
-        wait_parked(result)
+        wait_parked(late, name)
         late.memory.set(f"{late.NAME}key:{name}", "")
 
     assert result.get(timeout=30) == 1
@@ -72,7 +67,7 @@ def test_a_task_whose_key_has_become_another_runs_once(late, name):
     late.memory.set(f"{late.NAME}key:{name}", name)
     with lock(late, name):
         result = late.changing.delay(name)
-        wait_parked(result)
+        wait_parked(late, name)
         late.memory.set(f"{late.NAME}key:{name}", f"{name}-moved")
 
     assert result.get(timeout=30) == 1
@@ -83,7 +78,7 @@ def test_a_task_whose_key_cannot_be_made_any_more_fails_once(late, name):
     late.memory.set(f"{late.NAME}key:{name}", name)
     with lock(late, name):
         result = late.changing.delay(name)
-        wait_parked(result)
+        wait_parked(late, name)
         late.memory.set(f"{late.NAME}key:{name}", "raise")
 
     with pytest.raises(LockKeyError, match="the order is gone"):
@@ -98,7 +93,7 @@ def test_a_child_that_needs_its_parents_key_is_named_as_a_deadlock(load_app, wor
     wait_until(lambda: late.memory.get(f"{late.NAME}child:{name}"), what="the child")
 
     child = late.app.AsyncResult(late.memory.get(f"{late.NAME}child:{name}"))
-    wait_parked(child)
+    wait_parked(late, f"outer:{name}")
     process.wait_log("a deadlock")
     late.memory.set(f"{late.NAME}gate:{name}", "open")
 
