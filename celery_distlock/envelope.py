@@ -8,6 +8,7 @@ count a retry, drop the compression, and lose routing. This keeps everything but
 import base64
 import dataclasses
 import datetime
+import functools
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -192,8 +193,13 @@ def to_message(app: Celery, envelope: bytes) -> Message:
             "routing_key": message["routing_key"],
             "redelivered": False,
         },
-        accept=prepare_accept_content(app.conf.accept_content),
+        accept=_accepted(tuple(app.conf.accept_content)),
     )
+
+
+@functools.cache
+def _accepted(content: tuple[str, ...]) -> Any:
+    return prepare_accept_content(content)
 
 
 def publish(app: Celery, envelope: bytes) -> None:

@@ -61,28 +61,28 @@ def _may_park(task: Any, plan: Plan, runtime: Runtime) -> bool:
 
 
 class _Neighbours:
-    """Which unfinished tasks of this worker have which key."""
+    """Which unfinished tasks of this worker have which key, by its slot name."""
 
     def __init__(self) -> None:
         self._ids: dict[str, set[str]] = {}
         self._next_purge = 1000
 
-    def have(self, key: str) -> bool:
-        known = self._ids.get(key)
+    def have(self, name: str) -> bool:
+        known = self._ids.get(name)
         if known is None:
             return False
         known.intersection_update(state.requests)
         return bool(known)
 
-    def add(self, key: str, identity: str) -> None:
-        known = self._ids.setdefault(key, set())
+    def add(self, name: str, identity: str) -> None:
+        known = self._ids.setdefault(name, set())
         known.add(identity)
         if len(known) + len(self._ids) > self._next_purge:
             self._purge()
 
     def _purge(self) -> None:
-        unfinished = {key: ids.intersection(state.requests) for key, ids in self._ids.items()}
-        self._ids = {key: ids for key, ids in unfinished.items() if ids}
+        unfinished = {name: ids.intersection(state.requests) for name, ids in self._ids.items()}
+        self._ids = {name: ids for name, ids in unfinished.items() if ids}
         self._next_purge = max(1000, 4 * len(self._ids))
 
 
@@ -99,6 +99,11 @@ class _Lobby:
 
     def parks(self, message: Any) -> bool:
         """Whether *message* is parked now; false: it is to go to the pool."""
+        identity = message.headers["id"]
+        passage = Passage.of(message.headers)
+        if passage.woken:  # its turn has come
+            _neighbours.add(passage.parked_at, identity)
+            return False
         try:
             args, kwargs, _ = message.payload
             keys = self._plan.rule.keys(args, kwargs)
@@ -106,9 +111,10 @@ class _Lobby:
             return False
         if len(keys) != 1:
             return False
-        if _neighbours.have(keys[0]) and _is_plain(message) and self._park(keys[0], message):
+        name = slot_name(keys[0])
+        if _neighbours.have(name) and _is_plain(message) and self._park(keys[0], message):
             return True
-        _neighbours.add(keys[0], message.headers["id"])
+        _neighbours.add(name, identity)
         return False
 
     def _park(self, key: str, message: Any) -> bool:
@@ -165,7 +171,6 @@ def _is_plain(message: Any) -> bool:
         headers.get("eta")
         or headers.get("expires")
         or headers.get("stamps")
-        or Passage.of(headers).woken
         or (message.delivery_info or {}).get("redelivered")
         or headers["id"] in state.revoked
     )
