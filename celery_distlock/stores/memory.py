@@ -182,7 +182,7 @@ class MemoryStore(Store):
                 state.arrivals[run] = state.join(member, state.arrivals.get(run))
                 status = Status.PARKED
             elif queue is not None:
-                state.join(member)
+                state.join(member, state.arrivals.get(run))
             return Reply(
                 status,
                 asked_at,
