@@ -180,6 +180,11 @@ class Hold:
         return self.valid_until - now
 
     @property
+    def suspect(self) -> bool:
+        """Whether it is ours, and a renewal has been due for a third of the lease."""
+        return self.renewable and 0 < self.remaining < self.terms.lease / 3
+
+    @property
     def renewable(self) -> bool:
         """Whether the watchdog is to renew: not after `max_hold`, nor without a watchdog."""
         if self.state is not HoldState.HELD or not self.terms.watchdog:
@@ -299,6 +304,17 @@ class Lease:
     def remaining(self) -> float:
         """Seconds that all the keys are held for if no renewal succeeds; 0 when one is lost."""
         return min(hold.remaining for hold in self._holds)
+
+    @property
+    def suspect(self) -> bool:
+        """
+        Whether a key is held, and may soon be lost: its renewal is overdue.
+
+        The watchdog renews after a third of the lease and tries again after every ninth; from two
+        thirds on, without an answer of the store, this is true. A good moment not to begin
+        anything.
+        """
+        return any(hold.suspect for hold in self._holds)
 
     def ensure_held(self) -> None:
         """

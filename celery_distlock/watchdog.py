@@ -116,6 +116,12 @@ class Watchdog:
             if hold.state is not HoldState.HELD or ref(hold) not in self._due:
                 self.forget(hold)
             elif outcome is RenewOutcome.UNKNOWN:
+                if hold.suspect:
+                    logger.warning(
+                        "the lease of %r is not renewed and ends in %.1f s",
+                        hold.key,
+                        hold.remaining,
+                    )
                 retry = clock.monotonic() + hold.terms.lease / RETRY_SHARE
                 self._due[ref(hold)] = min(retry, hold.valid_until)
             else:

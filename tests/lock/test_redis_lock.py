@@ -599,8 +599,11 @@ def test_a_paused_server_is_believed_until_the_leases_end_and_no_longer(server, 
     paused_at = clock.monotonic()
 
     try:
+        wait_until(lambda: lease.suspect, what="doubts", poll=0.005)
+        assert lease.held
         wait_until(lambda: not lease.held, what="the end of the belief", poll=0.005)
         stopped_at = clock.monotonic()
+        assert not lease.suspect
         wait_until(lambda: events.of("lock_lost"), timeout=5.0, what="the report")
     finally:
         server.resume()

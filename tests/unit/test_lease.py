@@ -117,6 +117,34 @@ def test_a_lease_counts_from_before_its_request_was_sent(new_hold, now):
     assert hold.remaining == pytest.approx(BELIEVED - 3)
 
 
+def test_a_lease_is_suspect_when_its_renewal_is_overdue(hold, now):
+    asked_at = now.now
+    now.now = asked_at + 6.5
+    assert not hold.suspect
+    now.now = asked_at + 7.0
+    assert hold.suspect
+
+    hold.renewed(RenewOutcome.RENEWED, now.now, 10.0)
+
+    assert not hold.suspect
+
+
+def test_a_lease_that_is_not_to_be_renewed_is_never_suspect(new_hold, now):
+    hold = new_hold(watchdog=False)
+    hold.take(Reply(Status.GRANTED, now.now, token=7))
+
+    now.now += 9.0
+
+    assert hold.held
+    assert not hold.suspect
+
+
+def test_a_lost_lease_is_not_suspect(hold, now):
+    now.now += 11.0
+
+    assert not hold.suspect
+
+
 def test_a_lease_is_believed_for_less_than_it_was_asked_for(hold, now):
     asked_at = now.now
     now.now = asked_at + BELIEVED - 0.001
