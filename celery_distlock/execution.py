@@ -21,7 +21,7 @@ from .envelope import HEADER, Passage, publish, run_id, seal, with_eta
 from .errors import LockConflictError, StoreError, StoreUnavailableError
 from .keys import slot_name
 from .lease import Hold, Lease
-from .lock import held_here, obtain, surrender
+from .lock import held_here, obtain, obtain_all, surrender
 from .policies import Conflict, Decision
 from .runtime import Plan, Runtime
 from .settings import MAX_LEASE
@@ -109,19 +109,38 @@ class Execution:
 
     def _take_all(self) -> Decision | None:
         """Take every key; or return what the policy says of the first that is taken."""
-        for key in self._keys:
-            held = held_here().get((self._store.identity, key))
-            if held is not None:
-                held.ensure_held()
-                held.depth += 1
-                self._entered.append(held)
-                continue
+        wanted = [key for key in self._keys if not self._enter(key)]
+        if len(wanted) > 1 and not self._repeated and self._take_at_once(wanted):
+            return None
+        for key in wanted:
             decision = self._take(key)
             if decision is not None:
                 return decision
         if self._passage.woken:
             self._show_running()
         return None
+
+    def _enter(self, key: str) -> bool:
+        """Whether *key* is held here already; then it is entered once more."""
+        held = held_here().get((self._store.identity, key))
+        if held is None:
+            return False
+        held.ensure_held()
+        held.depth += 1
+        self._entered.append(held)
+        return True
+
+    def _take_at_once(self, keys: list[str]) -> bool:
+        """Whether all of *keys* were free and are taken now; if not, none was."""
+        holds = [self._new_hold(key) for key in keys]
+        try:
+            if not obtain_all(holds):
+                return False
+        except StoreUnavailableError:
+            return False  # the next request finds out whether it is still away
+        for hold in holds:
+            self._keep(hold)
+        return True
 
     def _take(self, key: str) -> Decision | None:
         hold, reply = self._ask(key)
@@ -159,14 +178,7 @@ class Execution:
 
     def _obtain(self, key: str, **how: Any) -> tuple[Hold | None, Reply]:
         """Ask for *key*; the hold is None if the task is to go on, locked or by `on_outage`."""
-        hold = Hold(
-            self._store,
-            key,
-            self._plan.terms,
-            label=self._name,
-            run=self._run,
-            on_event=functools.partial(_send_signal, self.task),
-        )
+        hold = self._new_hold(key)
         try:
             reply = obtain(hold, repeated=self._repeated, keep=self._kept_by_store, **how)
         except StoreUnavailableError as error:
@@ -174,11 +186,24 @@ class Execution:
             return None, Reply(Status.GRANTED, 0.0)
         if reply.status is not Status.GRANTED:
             return hold, reply
-        self._taken.append(hold)
-        held_here()[self._store.identity, key] = hold
+        self._keep(hold)
         if self._passage.woken:
             signals.send("task_woken", self.task, key=key, task_id=self._request.id)
         return None, reply
+
+    def _new_hold(self, key: str) -> Hold:
+        return Hold(
+            self._store,
+            key,
+            self._plan.terms,
+            label=self._name,
+            run=self._run,
+            on_event=functools.partial(_send_signal, self.task),
+        )
+
+    def _keep(self, hold: Hold) -> None:
+        self._taken.append(hold)
+        held_here()[self._store.identity, hold.key] = hold
 
     @property
     def _repeated(self) -> bool:

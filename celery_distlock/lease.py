@@ -70,6 +70,9 @@ class Keeper(Protocol):
     def kept_until(self) -> float:
         """Return until when, by the local clock, all that is held was renewed for us; or 0."""
 
+    def strike(self, owner: str) -> None:
+        """Renew no more what *owner* had."""
+
 
 def ignore_event(name: str, **_facts: Any) -> None:
     """Take no notice; what a hold reports to when nobody asked."""

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -31,7 +31,7 @@ from .watchdog import watchdog
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Lock", "held_here", "obtain", "surrender"]
+__all__ = ["Lock", "held_here", "obtain", "obtain_all", "surrender"]
 
 BACKSTOP = 1.0  # seconds, times the place in the queue, after which a waiter looks for itself
 PATIENCE = 30.0  # seconds that one who is queued already bears with a store that does not answer
@@ -108,6 +108,49 @@ def obtain(
         hold.end()
         _give_back(hold)
         raise
+
+
+def obtain_all(holds: Sequence[Hold]) -> bool:
+    """
+    Ask for the keys of *holds*, of one store and run, in one step; begin to hold all or none.
+
+    False: not all of them are free, or this store takes only one at a time.
+
+    Raises:
+        StoreError: Also then, what the store may have granted is given back in the background.
+    """
+    first = holds[0]
+    try:
+        for hold in holds:
+            _note(hold)
+        replies = first.store.acquire_all(
+            [hold.key for hold in holds],
+            [hold.owner for hold in holds],
+            first.terms.lease,
+            run=first.run,
+        )
+        if replies is None:
+            for hold in holds:
+                _strike(hold)
+            return False
+        taken = [hold.take(reply) for hold, reply in zip(holds, replies, strict=True)]
+        for hold in holds:
+            watchdog(hold.store).watch(hold)
+            _note(hold)
+        if all(taken):
+            return True
+    except BaseException:
+        _let_go(holds)
+        raise
+    _let_go(holds)  # granted too late to be believed
+    return False
+
+
+def _let_go(holds: Sequence[Hold]) -> None:
+    for hold in holds:
+        watchdog(hold.store).forget(hold)
+        hold.end()
+        _give_back(hold)
 
 
 def _give_back(hold: Hold, ended: Ended = Ended.NO) -> None:

@@ -28,12 +28,28 @@ ANSWER_SHARE = 6  # a renewal is given up after a sixth of the lease, in time fo
 RETRY_SHARE = 9  # and repeated after a ninth
 
 
+class _Watched(ref[Hold]):
+    """A hold, for as long as somebody has it."""
+
+    __slots__ = ("_keeper", "_owner")
+
+    def __init__(self, hold: Hold) -> None:
+        super().__init__(hold)  # type: ignore[call-arg]
+        self._keeper = hold.keeper
+        self._owner = hold.owner
+
+    def abandon(self) -> None:
+        """See that nobody else renews it either, now that it is gone."""
+        if self._keeper is not None:
+            self._keeper.strike(self._owner)
+
+
 class Watchdog:
     """Renews holds; see the module. All of its methods may be called from any thread."""
 
     def __init__(self) -> None:
         # By weak reference: a hold that nobody has is not renewed, whatever became of its owner.
-        self._due: dict[ref[Hold], float] = {}
+        self._due: dict[_Watched, float] = {}
         self._wakeup = float("inf")
         # Taken as such: a time limit's exception inside a Condition's own `with` leaves it locked.
         self._mutex = threading.Lock()
@@ -42,14 +58,14 @@ class Watchdog:
 
     def watch(self, hold: Hold) -> None:
         """Renew *hold*, or only see to its end, until :meth:`forget`."""
-        self._schedule(hold, clock.monotonic() + self._period(hold))
+        self._schedule(_Watched(hold), clock.monotonic() + self._period(hold))
 
     def forget(self, hold: Hold) -> None:
         """Renew *hold* no more. A renewal on its way does no harm: it asks as an owner of old."""
-        self._due.pop(ref(hold), None)
+        self._due.pop(_Watched(hold), None)
 
-    def _schedule(self, hold: Hold, due: float) -> None:
-        self._due[ref(hold)] = due
+    def _schedule(self, watched: _Watched, due: float) -> None:
+        self._due[watched] = due
         if due < self._wakeup or self._thread is None:
             with self._mutex:
                 self._start()
@@ -93,6 +109,7 @@ class Watchdog:
             hold = reference()
             if hold is None:
                 self._due.pop(reference, None)
+                reference.abandon()
             elif hold.state is not HoldState.HELD:
                 self.forget(hold)
             elif not hold.lasts(now):
@@ -113,7 +130,8 @@ class Watchdog:
         outcomes = holds[0].store.renew(wanted, patience)
         for hold, ownership, (outcome, asked_at) in zip(holds, wanted, outcomes, strict=True):
             hold.renewed(outcome, asked_at, ownership.lease)
-            if hold.state is not HoldState.HELD or ref(hold) not in self._due:
+            reference = _Watched(hold)
+            if hold.state is not HoldState.HELD or reference not in self._due:
                 self.forget(hold)
             elif outcome is RenewOutcome.UNKNOWN:
                 if hold.suspect:
@@ -123,9 +141,9 @@ class Watchdog:
                         hold.remaining,
                     )
                 retry = clock.monotonic() + hold.terms.lease / RETRY_SHARE
-                self._due[ref(hold)] = min(retry, hold.valid_until)
+                self._due[reference] = min(retry, hold.valid_until)
             else:
-                self._due[ref(hold)] = clock.monotonic() + self._period(hold)
+                self._due[reference] = clock.monotonic() + self._period(hold)
 
     def _lost(self, hold: Hold, reason: str) -> None:
         self.forget(hold)

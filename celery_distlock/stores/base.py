@@ -206,6 +206,17 @@ class Store(ABC):
                 the run has ended: to send it again if the run's process dies.
         """
 
+    def acquire_all(
+        self, keys: Sequence[str], owners: Sequence[str], lease: float, *, run: str = ""
+    ) -> list[Reply] | None:
+        """
+        Take all the *keys*, each for its owner, if they are free and nobody waits; else none.
+
+        None: not all of them are free, or this store cannot take several in one step; nothing was
+        taken then. Not for a run whose message may have been delivered before.
+        """
+        return None
+
     def line_up(self, key: str, run: str, parcel: Parcel, timeout: float) -> Reply:
         """
         Park *run* if somebody holds the key; never take it. One attempt of *timeout* seconds.

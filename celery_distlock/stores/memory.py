@@ -194,6 +194,19 @@ class MemoryStore(Store):
                 wake,
             )
 
+    def acquire_all(
+        self, keys: Sequence[str], owners: Sequence[str], lease: float, *, run: str = ""
+    ) -> list[Reply] | None:
+        asked_at = clock.monotonic()
+        with self._mutex:
+            known = [self._keys.get(slot_name(key)) for key in keys]
+            if any(each and (each.holder or each.queue or each.envelopes) for each in known):
+                return None
+            states = [self._keys.setdefault(slot_name(key), _Key()) for key in keys]
+            for state, owner in zip(states, owners, strict=True):
+                state.grant(owner, run, lease)
+            return [Reply(Status.GRANTED, asked_at, state.token) for state in states]
+
     def _hand_over(self, name: str, state: _Key, own: str) -> Wake | bool | None:
         """Return None: nobody waits. True: *own* is next. False: a blocked waiter has it."""
         while state.queue:

@@ -24,6 +24,7 @@ from redis.connection import Connection
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
+    ClusterCrossSlotError,
     ClusterDownError,
     MasterDownError,
     NoPermissionError,
@@ -100,6 +101,7 @@ class RedisStore(Store):
         self._wires: dict[float, _Wire] = {}
         self._post: _Post | None = None
         self._spoilt: set[str] = set()
+        self._one_by_one = False  # a cluster, where keys are in slots of their own
         self._mutex = threading.Lock()
         self._post_mutex = threading.Lock()  # its own: to subscribe can take seconds
         _stores.add(self)
@@ -125,6 +127,23 @@ class RedisStore(Store):
         arguments = [owner, _ms(lease), mode, run, int(repeated), int(keep), detail, desk]
         asked = self._ask([_call(_ACQUIRE, self._names(name), arguments)], key)
         return _reply(name, asked.answers[0], asked.asked_at)
+
+    def acquire_all(
+        self, keys: Sequence[str], owners: Sequence[str], lease: float, *, run: str = ""
+    ) -> list[Reply] | None:
+        if self._one_by_one:
+            return None
+        records = [record for key in keys for record in self._names(slot_name(key))]
+        call = _call(_ACQUIRE_ALL, records, [run, _ms(lease), " ".join(owners)])
+        try:
+            asked = self._ask([call], ", ".join(keys))
+        except StoreError as error:
+            if not isinstance(error.__cause__, ClusterCrossSlotError):
+                raise
+            self._one_by_one = True
+            return None
+        tokens = asked.answers[0]
+        return [Reply(Status.GRANTED, asked.asked_at, int(each)) for each in tokens] or None
 
     def line_up(self, key: str, run: str, parcel: Parcel, timeout: float) -> Reply:
         name, asked_at = slot_name(key), clock.monotonic()
@@ -671,13 +690,16 @@ def _plain(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-_ACQUIRE, _RENEW, _RELEASE, _DROP, _SENT, _SWEEP, _INDEX, _INSPECT = map(
-    lua.load, ("acquire", "renew", "release", "drop", "sent", "sweep", "index", "inspect")
+_SCRIPTS = _ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE, _DROP, _SENT, _SWEEP, _INDEX, _INSPECT = tuple(
+    map(
+        lua.load,
+        (
+            *("acquire", "acquire_all", "renew", "release", "drop"),
+            *("sent", "sweep", "index", "inspect"),
+        ),
+    )
 )
-_SOURCES = {
-    script.sha.encode(): script.source
-    for script in (_ACQUIRE, _RENEW, _RELEASE, _DROP, _SENT, _SWEEP, _INDEX, _INSPECT)
-}
+_SOURCES = {script.sha.encode(): script.source for script in _SCRIPTS}
 _RECORDS = tuple(name.encode() for name in _ACQUIRE.keys)
 _RENEWALS = {
     1: RenewOutcome.RENEWED,

@@ -773,6 +773,70 @@ def test_a_second_delivery_whose_turn_has_come_does_not_run_when_the_first_has_e
     assert (told.status, told.wake.run) == (DONE, "other")
 
 
+# Several keys at once
+
+
+def take_all(store: Store, keys: str, owners: str) -> list[int] | None:
+    replies = store.acquire_all(list(keys), list(owners), 30.0, run="run")
+    return None if replies is None else [reply.token for reply in replies]
+
+
+def test_free_keys_are_taken_in_one_step(store):
+    tokens = take_all(store, "klm", "abc")
+
+    assert tokens is not None
+    for key, owner, token in zip("klm", "abc", tokens, strict=True):
+        state = store.inspect(key)
+        assert (state.owner, state.token, state.run) == (owner, token, "run")
+
+
+@pytest.mark.parametrize("taken", "klm")
+def test_if_one_of_several_is_taken_none_is(store, taken):
+    take(store, taken, "z")
+
+    assert take_all(store, "klm", "abc") is None
+    assert [holder(store, key) for key in "klm"] == ["z" * (key == taken) for key in "klm"]
+
+
+def test_who_wants_several_keys_does_not_overtake(store):
+    take(store, "k", "z", 0.05)
+    park(store, "k", "first")
+    expire(store, "k")
+
+    assert take_all(store, "kl", "ab") is None
+    assert not holder(store, "l")
+
+
+def test_several_keys_are_given_up_one_by_one(store):
+    take_all(store, "kl", "ab")
+
+    assert store.release("k", "a", run="run").released
+    assert store.release("l", "b", run="run").released
+
+
+def test_tokens_rise_however_a_key_was_taken(store):
+    first = take(store, "k", "z")
+    store.release("k", "z")
+
+    ((second, _),) = [take_all(store, "kl", "ab")]
+
+    assert second > first
+
+
+def test_a_repeated_request_for_several_keys_is_the_same(redis_store):
+    assert take_all(redis_store, "kl", "ab") == take_all(redis_store, "kl", "ab")
+
+
+def test_a_cluster_takes_one_key_at_a_time(private_server):
+    server = private_server(options={"cluster-enabled": "yes"})
+    with server.client() as client:
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        wait_until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
+    with closing(RedisStore(server.url, "p")) as store:
+        assert take_all(store, "kl", "ab") is None
+        take(store, "k", "a")
+
+
 def test_a_blocked_run_that_finds_the_key_free_leaves_nothing_in_the_queue(store):
     take(store, "k", "a", 0.05)
     waiter = wait_for(store, "k", "b", run="run")

@@ -118,6 +118,20 @@ class Agreement(RuleBasedStateMachine):
         how = {"repeated": repeated, "keep": keep} if run else {}
         self._acquire(key, self._owner(), run, **how)
 
+    @rule(run=st.one_of(st.just(""), RUNS))
+    def somebody_wants_both(self, run: str) -> None:
+        keys, owners = ["a", "b"], [self._owner(), self._owner()]
+        names = [self._name(key) for key in keys]
+        answers = []
+
+        def ask(store: Store, _: int) -> list[Reply] | None:
+            answers.append(store.acquire_all(names, owners, LEASE, run=run))
+            return answers[-1]
+
+        if self._asked(ask, lambda replies: replies is None) is not None:
+            for key, owner, replies in zip(keys, owners, zip(*answers, strict=True), strict=True):
+                self._granted(key, owner, run, list(replies))
+
     @rule(key=KEYS, run=RUNS, repeated=FLAGS)
     def a_run_parks(self, key: str, run: str, repeated: bool) -> None:
         parcel = Parcel(f"envelope of {run}".encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_distlock.errors import LockLostError
+from celery_distlock.stores.redis import _Wire
 from tests.waiting import wait_until
 
 
@@ -31,6 +32,18 @@ def test_tokens_rise_over_the_grants_of_all_processes(site, key):
 
 def test_a_list_of_templates_is_held_as_a_whole(site, key):
     assert site.tasks.look_at_two.delay(key).get(timeout=30) == [f"a:{key}", f"b:{key}"]
+
+
+def test_two_free_keys_are_taken_in_one_round_trip(site, key, monkeypatch):
+    asked = []
+    exchange = _Wire.exchange
+    monkeypatch.setattr(
+        _Wire, "exchange", lambda *words: (asked.append(words), exchange(*words))[1]
+    )
+
+    assert site.tasks.look_at_two(key) == [f"a:{key}", f"b:{key}"]
+
+    assert len(asked) == 1 + 2  # each is given up by itself
 
 
 @pytest.mark.parametrize("taken", ["a", "b"])
@@ -215,3 +228,15 @@ def test_a_task_that_is_not_to_be_renewed_is_not_in_c_code_either(site, key, nam
 
     with pytest.raises(LockLostError):
         result.get(timeout=30)
+
+
+def test_what_a_thread_has_left_locked_is_free_though_its_process_lives(site, key):
+    other = f"{key}-other"
+    result = site.tasks.abandon.delay(key, other)
+    site.journal.wait(key)
+
+    site.wait_free(other)
+
+    assert result.state != "SUCCESS"
+    site.journal.open(key)
+    result.get(timeout=30)
