@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import functools
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from kombu.exceptions import OperationalError
 from . import clock, policies, signals
 from .abort import Guard
 from .envelope import HEADER, Passage, publish, run_id, seal, with_eta
+from .errands import give_back
 from .errors import LockConflictError, StoreError, StoreUnavailableError
 from .keys import slot_name
 from .lease import Hold, Lease
@@ -79,6 +81,7 @@ class Execution:
         self._entered: list[Hold] = []
         self._ended = Ended.NO
         self._keep_for: tuple[str, float] | None = None
+        self._around = sys.exc_info()[1]  # what is being handled anyway, where the task is called
 
     @property
     def lease(self) -> Lease | None:
@@ -136,8 +139,9 @@ class Execution:
         try:
             if not obtain_all(holds):
                 return False
-        except StoreUnavailableError:
-            return False  # the next request finds out whether it is still away
+        except StoreUnavailableError as error:
+            self._on_outage(error)
+            return True
         for hold in holds:
             self._keep(hold)
         return True
@@ -362,7 +366,8 @@ class Execution:
                 held_here().pop((self._store.identity, hold.key), None)
                 releases.callback(surrender, hold, self._ended, self._keep_for)
                 if self._ended is Ended.UNSETTLED:
-                    _here.unsettled = [*getattr(_here, "unsettled", ()), hold]
+                    unsettled = getattr(_here, "unsettled", ())
+                    _here.unsettled = [*unsettled, (hold, self._around)]
         if self in _here.stack:
             _here.stack.remove(self)
 
@@ -496,11 +501,23 @@ def _wind_up(sender: Task, **_: Any) -> None:
     for execution in reversed(getattr(_here, "stack", [])[:]):
         execution.give_up()
     unsettled, _here.unsettled = getattr(_here, "unsettled", ()), []
-    for hold in unsettled:
-        try:
-            hold.store.dispatch(hold.store.drop(Wake(slot_name(hold.key), hold.run, b"")).wake)
-        except StoreError as error:
-            logger.warning("the end of task %s was not noted: %s", sender.name, error)
+    for hold, around in unsettled:
+        # Celery comes here with a SystemExit, too, say of SIGTERM: then nothing is known.
+        if sys.exc_info()[1] is around:
+            _settle(hold)
+
+
+def _settle(hold: Hold) -> None:
+    """Tell the store that all is done about the run of *hold*; in the background if it is away."""
+    try:
+        dropped = hold.store.drop(Wake(slot_name(hold.key), hold.run, b""))
+        hold.store.dispatch(dropped.wake)
+        settled = dropped.released
+    except StoreError:
+        settled = False
+    if not settled:  # the release itself may not have come to the store yet
+        ended = Ended.YES_AND_MAY_COME_AGAIN
+        give_back(hold.store, hold.key, hold.owner, run=hold.run, ended=ended)
 
 
 task_postrun.connect(_wind_up, weak=False)

@@ -67,8 +67,8 @@ class Keeper(Protocol):
     def beat(self) -> None:
         """Note that this process renews its leases itself."""
 
-    def kept_until(self) -> float:
-        """Return until when, by the local clock, all that is held was renewed for us; or 0."""
+    def kept_until(self, owner: str) -> float:
+        """Return until when, by the local clock, what *owner* has was renewed for it; or 0."""
 
     def strike(self, owner: str) -> None:
         """Renew no more what *owner* had."""
@@ -171,7 +171,7 @@ class Hold:
     def lasts(self, now: float) -> bool:
         """Whether the lease has not run out, also if it was another who renewed it."""
         if now >= self.valid_until and self.keeper is not None:
-            self.valid_until = max(self.valid_until, self.keeper.kept_until())
+            self.valid_until = max(self.valid_until, self.keeper.kept_until(self.owner))
         return now < self.valid_until
 
     @property

@@ -17,7 +17,7 @@ import os
 import struct
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from . import clock
@@ -28,12 +28,15 @@ __all__ = ["Ledger", "Neglect", "Remains"]
 PAGES = 512  # children at once that have a page; any further one is freed by its lease
 PAGE = 8192  # bytes
 # Of each page: pid, which half counts, the lengths of both, a number that every write raises; when
-# the child last renewed a lease (seconds); until when the parent did, and at which number.
-_HEAD = struct.Struct("=iB3xHHIddI4x")
+# the child last renewed a lease (seconds); until when the parent did, at which number, and which of
+# the first 64 that were noted then (bits).
+_HEAD = struct.Struct("=iB3xHHIddI4xQ")
+_KEEPING = struct.Struct("=dI4xQ")
 _LENGTHS, _NUMBER, _BEAT, _KEPT = 8, 12, 16, 24
 _HALF = (PAGE - _HEAD.size) // 2
 
 NEGLECTED = 0.5  # of a lease; a watchdog renews after a third, and again after each ninth
+AGAIN = 1 / 9  # of a lease, between attempts of the parent's
 
 
 class Remains(NamedTuple):
@@ -51,7 +54,7 @@ class Neglect(NamedTuple):
 
     page: int
     number: int
-    holds: list[Remains]
+    holds: dict[int, Remains]  # by their place on the page
 
 
 class Ledger:
@@ -72,7 +75,9 @@ class Ledger:
         self._page_of = 0  # the process that `_page` belongs to
         self._number = 0
         self._noted: dict[str, Remains] = {}
+        self._kept: dict[str, float] = {}  # by owner
         self._alive: dict[int, tuple[int, int, float]] = {}  # by page: pid, number, since when
+        self._tried: dict[int, float] = {}  # by page: when the parent last renewed
 
     def note(self, hold: Hold) -> None:
         """Write down how *hold* stands: before its key is asked for, and when that has changed."""
@@ -81,6 +86,7 @@ class Ledger:
         with self._mutex:
             self._begin()
             hold.keeper = self if self._page is not None else None
+            self._turn_over()
             self._noted[hold.owner] = Remains(
                 hold.store.identity,
                 hold.key,
@@ -94,28 +100,44 @@ class Ledger:
         """Cross out what *owner* had, after it was given back."""
         with self._mutex:
             if self._page_of == os.getpid() and owner in self._noted:
+                self._turn_over()
                 del self._noted[owner]
+                self._kept.pop(owner, None)
                 self._write()
 
     def beat(self) -> None:
         if self._page is not None and self._page_of == os.getpid():
             struct.pack_into("=d", self._memory, self._page * PAGE + _BEAT, clock.monotonic())
 
-    def kept_until(self) -> float:
+    def kept_until(self, owner: str) -> float:
+        # Without the mutex: a signal's handler may ask while this thread is in `note`.
+        return max(self._kept.get(owner, 0.0), self._told().get(owner, 0.0))
+
+    def _told(self) -> dict[str, float]:
+        """Return what the parent has renewed of what is on the page now, and until when."""
         if self._page is None or self._page_of != os.getpid():
-            return 0.0
-        head = self._page * PAGE
-        (number,) = struct.unpack_from("=I", self._memory, head + _NUMBER)
-        until, at_number = struct.unpack_from("=dI", self._memory, head + _KEPT)
-        return float(until) if at_number == number else 0.0
+            return {}
+        kept = _KEEPING.unpack_from(self._memory, self._page * PAGE + _KEPT)
+        until, at_number, places = kept
+        if not until or at_number != self._number:
+            return {}
+        return {o: until for place, o in enumerate(list(self._noted)) if places >> place & 1}
+
+    def _turn_over(self) -> None:
+        """Keep what the parent has told: it tells by places on the page, and they change now."""
+        told = self._told()
+        self._number = (self._number + 1) % 2**32
+        for owner, until in told.items():
+            self._kept[owner] = max(until, self._kept.get(owner, 0.0))
 
     def bury(self) -> Iterator[Remains]:
         """Yield what is left of each child that is gone, and clear its page; for the parent."""
         for page, pid in self._children():
             if _gone(pid):
                 yield from _parsed(self._read(page))
-                _HEAD.pack_into(self._memory, page * PAGE, *(0,) * 8)
+                _HEAD.pack_into(self._memory, page * PAGE, *(0,) * 9)
                 self._alive.pop(page, None)
+                self._tried.pop(page, None)
 
     def neglected(self) -> Iterator[Neglect]:
         """Yield what each living child holds and does not renew; for the parent, who may do it."""
@@ -129,20 +151,28 @@ class Ledger:
             written = self._read(page)
             if struct.unpack_from("=I", self._memory, page * PAGE + _NUMBER) != (number,):
                 continue  # it writes just now, so it is not stuck; this may be half of it
-            holds = [noted for noted in _parsed(written) if noted.lease]
-            patience = min((hold.lease for hold in holds), default=math.inf) * NEGLECTED
-            if now < max(known[2], beat) + patience:
-                continue
-            if all(hold.limit is None or now < hold.limit for hold in holds):
+            holds = {
+                place: noted
+                for place, noted in enumerate(_parsed(written)[:64])
+                if noted.lease and (noted.limit is None or now < noted.limit)
+            }
+            shortest = min((hold.lease for hold in holds.values()), default=math.inf)
+            renewed = max(known[2], beat) + shortest * NEGLECTED
+            if now >= max(renewed, self._tried.get(page, 0.0) + shortest * AGAIN):
+                self._tried[page] = now
                 yield Neglect(page, number, holds)
 
-    def keep(self, neglect: Neglect, asked_at: float) -> None:
-        """Tell a child that all of *neglect* was renewed, as asked for at *asked_at*."""
-        until = asked_at + believed(min(hold.lease for hold in neglect.holds))
+    def keep(self, neglect: Neglect, places: Sequence[int], asked_at: float) -> None:
+        """Tell a child which *places* of *neglect* were renewed, as asked for at *asked_at*."""
+        until = asked_at + believed(min(neglect.holds[place].lease for place in places))
         known = self._alive.get(neglect.page)
         if known is not None:
             self._alive[neglect.page] = (*known[:2], asked_at)
-        struct.pack_into("=dI", self._memory, neglect.page * PAGE + _KEPT, until, neglect.number)
+        start = neglect.page * PAGE + _KEPT
+        _KEEPING.pack_into(self._memory, start, 0.0, 0, 0)  # never half of the one and the other
+        _KEEPING.pack_into(
+            self._memory, start, until, neglect.number, sum(1 << place for place in places)
+        )
 
     def _children(self) -> Iterator[tuple[int, int]]:
         for page in range(PAGES):
@@ -161,6 +191,7 @@ class Ledger:
             return
         self._page_of = os.getpid()
         self._noted = {}
+        self._kept = {}
         self._page = None
         if os.getppid() != self._parent:
             return  # the parent itself, or a process of a child's, which nobody here waits for
@@ -168,7 +199,7 @@ class Ledger:
         try:
             for page in range(PAGES):
                 if not _HEAD.unpack_from(self._memory, page * PAGE)[0]:
-                    _HEAD.pack_into(self._memory, page * PAGE, self._page_of, *(0,) * 7)
+                    _HEAD.pack_into(self._memory, page * PAGE, self._page_of, *(0,) * 8)
                     self._page = page
                     return
         finally:
@@ -186,7 +217,6 @@ class Ledger:
         self._memory[start : start + len(text)] = text
         struct.pack_into("=H", self._memory, head + _LENGTHS + 2 * half, len(text))
         self._memory[head + 4] = half
-        self._number = (self._number + 1) % 2**32
         struct.pack_into("=I", self._memory, head + _NUMBER, self._number)
 
     def after_fork(self) -> None:

@@ -32,8 +32,12 @@ for number, owner in ipairs(asking) do
 end
 local now = microseconds()
 for number, owner in ipairs(asking) do
-    if not tokens[number] then
-        turn_to(number)
+    turn_to(number)
+    if tokens[number] then
+        if redis.call('PTTL', LOCK) < tonumber(lease_ms) then
+            redis.call('PEXPIRE', LOCK, lease_ms)
+        end
+    else
         local token, refused = grant(now, owner, run, lease_ms)
         if not token then
             return refused

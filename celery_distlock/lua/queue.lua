@@ -64,10 +64,11 @@ local function hand_over(own)
     end
 end
 
--- Remembers an end. Works at maxmemory too: what may be refused is not insisted on.
+-- Remembers an end. At maxmemory, too: a full server refuses only the first write of a script, so
+-- one that it never refuses goes before.
 local function note_end(member, now_ms, at_ms)
-    redis.pcall('ZADD', DONE, integer(at_ms), member)
     redis.call('ZREMRANGEBYSCORE', DONE, '-inf', integer(now_ms - DONE_MS))
+    redis.pcall('ZADD', DONE, integer(at_ms), member)
     redis.call('PEXPIRE', DONE, DONE_MS)
 end
 

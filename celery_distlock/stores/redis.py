@@ -143,6 +143,10 @@ class RedisStore(Store):
             self._one_by_one = True
             return None
         tokens = asked.answers[0]
+        if not tokens and asked.repeats:
+            # The request before, whose answer was lost, may have taken what is left of them.
+            for key, owner in zip(keys, owners, strict=True):
+                self.dispatch(self.release(key, owner).wake)
         return [Reply(Status.GRANTED, asked.asked_at, int(each)) for each in tokens] or None
 
     def line_up(self, key: str, run: str, parcel: Parcel, timeout: float) -> Reply:
@@ -331,7 +335,7 @@ class RedisStore(Store):
                 failure = error
                 continue
             except ResponseError as error:  # refused while the connection was made
-                answers = [error]
+                answers, optional = [error], False
             except RedisError as error:
                 raise StoreError(f"{self.address} does not answer as a Redis: {error}") from error
             refusal = next((a for a in answers if isinstance(a, ResponseError)), None)

@@ -56,15 +56,21 @@ class Undertaker:
             logger.exception("the undertaker stumbled and goes on")
 
     def _renew(self, neglect: Neglect) -> None:
-        ours = [hold for hold in neglect.holds if hold.store == self._store.identity]
-        if len(ours) < len(neglect.holds):
-            return  # a store of the task's own, of which nobody here knows the address
-        wanted = [Ownership(hold.key, hold.owner, hold.lease) for hold in ours]
-        patience = min(hold.lease for hold in ours) * PATIENCE
-        outcomes = self._store.renew(wanted, patience)
-        if all(outcome is RenewOutcome.RENEWED for outcome, _ in outcomes):
-            self._ledger.keep(neglect, min(asked_at for _, asked_at in outcomes))
-            logger.info("renewed %s for a busy process", ", ".join(repr(h.key) for h in ours))
+        # Those in a store of a task's own are left to it: nobody here knows its address.
+        ours = {p: hold for p, hold in neglect.holds.items() if hold.store == self._store.identity}
+        if not ours:
+            return
+        wanted = [Ownership(hold.key, hold.owner, hold.lease) for hold in ours.values()]
+        outcomes = self._store.renew(wanted, min(hold.lease for hold in wanted) * PATIENCE)
+        renewed = [
+            place
+            for place, (outcome, _) in zip(ours, outcomes, strict=True)
+            if outcome is RenewOutcome.RENEWED
+        ]
+        if renewed:
+            self._ledger.keep(neglect, renewed, min(asked_at for _, asked_at in outcomes))
+            names = ", ".join(repr(ours[place].key) for place in renewed)
+            logger.info("renewed %s for a busy process", names)
 
     def _released(self, remains: Remains) -> bool:
         """Whether there is nothing more to do about *remains*; false: try again."""

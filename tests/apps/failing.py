@@ -254,6 +254,8 @@ def hold(self: Any, key: str, how: str) -> str:
             return "again"
         if how == "regex":  # has the GIL, and looks for signals now and then
             re.match(r"(a+)+$", "a" * 60 + "b")
+        elif how == "not at all":
+            return "ended"
         elif how == "sum":  # has the GIL, and looks for nothing
             sum(range(10**13))
         else:
@@ -264,6 +266,9 @@ def hold(self: Any, key: str, how: str) -> str:
 hold_early = locked(name="hold_early", lock_lease=LONG_LEASE, acks_late=False)(hold)
 hold_late = locked(
     name="hold_late", lock_lease=LONG_LEASE, acks_late=True, reject_on_worker_lost=True
+)(hold)
+hold_late_and_briefly = locked(
+    name="hold_late_and_briefly", acks_late=True, reject_on_worker_lost=True
 )(hold)
 hold_limited = locked(
     name="hold_limited",

@@ -827,6 +827,36 @@ def test_a_repeated_request_for_several_keys_is_the_same(redis_store):
     assert take_all(redis_store, "kl", "ab") == take_all(redis_store, "kl", "ab")
 
 
+def test_a_repeated_request_for_several_keys_renews_them(redis_store):
+    take_all(redis_store, "kl", "ab")
+    for key, owner in zip("kl", "ab", strict=True):
+        assert redis_store.acquire(key, owner, 30.0).status is GRANTED
+    time_left = redis_store.acquire_all(["k", "l"], ["a", "b"], 60.0, run="run")
+
+    assert time_left is not None
+    assert min(redis_store.inspect(key).remaining for key in "kl") > 50.0
+
+
+def test_what_a_lost_request_for_several_keys_has_taken_is_given_back(redis_store, monkeypatch):
+    # The first attempt is executed, its answer lost; before the second one, a key changes hands.
+    exchange, attempts = redis_store._exchange, []
+
+    def lose_the_first_answer(wire, commands):
+        answers = exchange(wire, commands)
+        attempts.append(commands)
+        if len(attempts) == 1:
+            monkeypatch.setattr(redis_store, "_exchange", exchange)
+            redis_store.release("l", "b")
+            take(redis_store, "l", "z")
+            raise redis.ConnectionError("lost")
+        return answers
+
+    monkeypatch.setattr(redis_store, "_exchange", lose_the_first_answer)
+
+    assert take_all(redis_store, "kl", "ab") is None
+    assert [holder(redis_store, key) for key in "kl"] == ["", "z"]
+
+
 def test_a_cluster_takes_one_key_at_a_time(private_server):
     server = private_server(options={"cluster-enabled": "yes"})
     with server.client() as client:
@@ -960,6 +990,20 @@ def test_a_kept_unsettled_run_whose_message_came_back_is_sent_at_once(store):
     (wake,) = wait_until(lambda: swept(store), what="the run to be swept up")
     assert wake.run == "run"
     take(store, "k", "c", run="run", repeated=True)
+
+
+def test_a_full_server_remembers_what_is_unsettled(private_server):
+    server = private_server()
+    with closing(RedisStore(server.url, "p")) as full:
+        take(full, "k", "a", run="run")
+        with server.client() as client:
+            client.config_set("maxmemory", "1")
+        full.release("k", "a", run="run", ended=Ended.UNSETTLED)
+        assert full.drop(Wake(slot_name("k"), "run", b"")).released
+        with server.client() as client:
+            client.config_set("maxmemory", "0")
+
+        assert full.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
 
 
 def test_a_run_with_a_short_lease_has_five_seconds_to_be_settled(store, skip):

@@ -149,6 +149,16 @@ def test_a_task_that_is_terminated_while_it_takes_its_key_or_gives_it_up(scene, 
     assert scene.tasks.work.delay(key, "next").get(timeout=SOON + 2.0) == "next"
 
 
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_task_whose_result_could_not_be_stored_any_more_runs_again(scene, key, signum):
+    scene.arm("child:success:before:1", signum)
+
+    result = scene.tasks.hold_late_and_briefly.delay(key, "not at all")
+
+    assert result.get(timeout=60) == "again"
+    assert len(scene.begun(key)) == 2
+
+
 def test_a_process_that_a_task_has_forked_keeps_its_key_while_it_lives(scene, key):
     other = f"{key}-other"
     pid = scene.tasks.fork_a_holder.delay(key, other).get(timeout=30)

@@ -108,7 +108,7 @@ def _serve(ledger: Ledger, orders: int, answers: int) -> None:
                 patch.setattr(clock, "monotonic", lambda at=at: at)
                 ledger.beat()
         elif verb == "kept":
-            answer = ledger.kept_until()
+            answer = ledger.kept_until(noted[what].owner)
         elif verb == "strike":
             ledger.strike(noted[what].owner)
         elif verb == "fork":
@@ -175,7 +175,7 @@ def holder(ledger, child, later):
 def test_what_a_child_has_not_renewed_for_half_a_lease_is_neglected(ledger, holder):
     (neglect,) = ledger.neglected()
 
-    assert [(hold.key, hold.lease) for hold in neglect.holds] == [("a", 30.0)]
+    assert [(hold.key, hold.lease) for hold in neglect.holds.values()] == [("a", 30.0)]
 
 
 def test_what_it_has_held_for_less_is_not(ledger, child, later):
@@ -216,21 +216,61 @@ def test_what_a_dead_child_held_is_not(ledger, holder):
     assert not list(ledger.neglected())
 
 
+def keep_all(ledger, neglect, asked_at):
+    ledger.keep(neglect, list(neglect.holds), asked_at)
+
+
 def test_a_child_believes_what_its_parent_has_renewed(ledger, holder):
     (neglect,) = ledger.neglected()
     asked_at = clock.monotonic()
 
-    ledger.keep(neglect, asked_at)
+    keep_all(ledger, neglect, asked_at)
 
-    assert holder.tell("kept", "") == asked_at + believed(30.0)
+    assert holder.tell("kept", "a") == asked_at + believed(30.0)
     assert not list(ledger.neglected())
 
 
 def test_what_its_parent_renews_goes_on_being_neglected(ledger, holder, later):
     for _ in range(3):
         (neglect,) = ledger.neglected()
-        ledger.keep(neglect, clock.monotonic())
+        keep_all(ledger, neglect, clock.monotonic())
         later(16.0)
+
+
+def test_what_could_not_be_renewed_is_tried_again_after_a_ninth_of_the_lease(ledger, holder, later):
+    assert list(ledger.neglected())
+    later(3.0)
+    assert not list(ledger.neglected())
+    later(0.5)
+    assert list(ledger.neglected())
+
+
+def test_a_child_believes_only_of_what_was_renewed(ledger, child, later):
+    one = child()
+    for key in "abc":
+        one.note(key)
+        one.tell("take", key)
+    one.note("d")  # asked for
+    assert not list(ledger.neglected())
+    later(16.0)
+    (neglect,) = ledger.neglected()
+
+    ledger.keep(neglect, [0, 2], clock.monotonic())
+
+    assert list(neglect.holds) == [0, 1, 2]
+    assert [bool(one.tell("kept", key)) for key in "abcd"] == [True, False, True, False]
+
+
+def test_a_child_goes_on_to_believe_it_when_it_writes_again(ledger, holder):
+    (neglect,) = ledger.neglected()
+    asked_at = clock.monotonic()
+    keep_all(ledger, neglect, asked_at)
+
+    holder.note("b")
+    holder.tell("take", "b")
+    holder.strike("b")
+
+    assert holder.tell("kept", "a") == asked_at + believed(30.0)
 
 
 def test_a_child_does_not_believe_it_of_what_it_has_taken_since(ledger, holder):
@@ -238,9 +278,9 @@ def test_a_child_does_not_believe_it_of_what_it_has_taken_since(ledger, holder):
     holder.note("b")
     holder.tell("take", "b")
 
-    ledger.keep(neglect, clock.monotonic())
+    keep_all(ledger, neglect, clock.monotonic())
 
-    assert holder.tell("kept", "") == 0.0
+    assert holder.tell("kept", "a") == holder.tell("kept", "b") == 0.0
 
 
 # What is left of a child
@@ -519,6 +559,7 @@ def test_a_death_while_the_text_is_copied_leaves_the_old_record(ledger):
             ledger.after_fork()
             for key in ("a", "b"):
                 ledger.note(hold(key))
+            ledger._told = dict  # which would read it
             ledger._memory = HalfCopied(ledger._memory)
             ledger.note(hold("c"))
         finally:

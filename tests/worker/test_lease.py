@@ -35,6 +35,7 @@ def test_a_list_of_templates_is_held_as_a_whole(site, key):
 
 
 def test_two_free_keys_are_taken_in_one_round_trip(site, key, monkeypatch):
+    site.tasks.look_at_two(key)  # now the server has the scripts
     asked = []
     exchange = _Wire.exchange
     monkeypatch.setattr(
