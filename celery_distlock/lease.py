@@ -238,6 +238,11 @@ class Hold:
         if self.on_lost is not None:
             self.on_lost(self)
 
+    def find_lost(self, reason: str) -> None:
+        """Report that the key was lost, which is noticed only after the hold has ended."""
+        self._loss_reason = reason
+        self.on_event("lock_lost", key=self.key, token=self.token, holder=self.owner, reason=reason)
+
     def extend(self, seconds: float) -> None:
         """
         Make the lease last at least *seconds* from now; one round trip.
@@ -261,12 +266,17 @@ class Hold:
             before, self.state = self.state, HoldState.ENDED
             return before
 
-    def give_back(self, ended: Ended = Ended.NO, keep_for: tuple[str, float] | None = None) -> None:
-        """Tell the store that the key is free, and send what that wakes; may be repeated."""
+    def give_back(self, ended: Ended = Ended.NO, keep_for: tuple[str, float] | None = None) -> bool:
+        """
+        Tell the store that the key is free, and send what that wakes; may be repeated.
+
+        False: the key was not ours any more.
+        """
         released = self.store.release(
             self.key, self.owner, run=self.run, ended=ended, keep_for=keep_for
         )
         self.store.dispatch(released.wake)
+        return released.released
 
 
 class Lease:

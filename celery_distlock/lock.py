@@ -240,8 +240,9 @@ def surrender(
     before = hold.end()
     if before is HoldState.ENDED or hold.pid != os.getpid():
         return before  # in a forked child, the hold is the parent's
+    ours = True
     try:
-        hold.give_back(ended, keep_for)
+        ours = hold.give_back(ended, keep_for)
     except StoreError as error:
         logger.warning("%r is given back later, or its lease ends: %s", hold.key, error)
         _give_back(hold, ended)
@@ -250,6 +251,9 @@ def surrender(
         raise
     else:
         _strike(hold)
+    if before is HoldState.HELD and not ours:
+        hold.find_lost("the store no longer knew it when it was given up")
+        return HoldState.LOST
     hold.on_event("lock_released", key=hold.key, token=hold.token, holder=hold.owner)
     return before
 
@@ -366,8 +370,7 @@ class Lock:
             return
         del holds[store.identity, self.key]
         lost = not hold.held
-        surrender(hold)
-        if lost:
+        if surrender(hold) is HoldState.LOST or lost:
             raise hold.loss()
 
     def locked(self) -> bool:

@@ -79,6 +79,11 @@ if run ~= '' and holder == 'parked:' .. run then
     end
     redis.call('PEXPIRE', LOCK, lease_ms) -- first: a full server refuses what begins with HSET
     redis.call('HSET', LOCK, 'owner', owner)
+    if mode == 'park' then
+        -- It was parked by an earlier request of ours, whose answer was lost, and has been woken
+        -- since: its message is on its way as well.
+        redis.call('HSET', LOCK, 'again', 1)
+    end
     arrive(microseconds())
     return held[2]
 end

@@ -15,11 +15,14 @@ local owner, run, ended, inbox, keep_run, keep_ms = unpack(ARGV)
 
 if tonumber(ended) < 2 and keep_ms == '0' and redis.call('EXISTS', QUEUE, TASKS) == 0 then
     -- Nobody waits, nothing is to be noted: most releases end here.
-    if redis.call('HGET', LOCK, 'owner') ~= owner then
+    local held = redis.call('HMGET', LOCK, 'owner', 'again')
+    if held[1] ~= owner then
         return 0
     end
-    redis.call('DEL', LOCK)
-    return 1
+    if not held[2] then
+        redis.call('DEL', LOCK)
+        return 1
+    end
 end
 
 -- USES queue
@@ -28,7 +31,7 @@ if run ~= '' and ended == '3' then
     hold_back(run)
 elseif run ~= '' and ended ~= '0' then
     local parked = unpark(run)
-    if parked or ended == '2' then
+    if parked or ended == '2' or redis.call('HEXISTS', LOCK, 'again') == 1 then
         record_end(run)
     end
 end

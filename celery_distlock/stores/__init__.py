@@ -1,5 +1,6 @@
 """Lock stores: from a URL to the class that speaks to it."""
 
+import os
 import re
 import threading
 from importlib import import_module
@@ -20,6 +21,14 @@ _SCHEMES = {
 }
 _open: dict[tuple[str, str], Store] = {}
 _mutex = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _mutex  # noqa: PLW0603  # a thread of the parent's may have held it
+    _mutex = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def open_store(url: str, prefix: str = "distlock") -> Store:

@@ -138,7 +138,7 @@ class RedisStore(Store):
         try:
             asked = self._ask([call], ", ".join(keys))
         except StoreError as error:
-            if not isinstance(error.__cause__, ClusterCrossSlotError):
+            if not _is_of_several_slots(error.__cause__):
                 raise
             self._one_by_one = True
             return None
@@ -386,6 +386,11 @@ def _released(name: str, asked: _Asked) -> Release:
         return Release(True, Wake(name, _text(answer[0]), answer[1]))
     # A repeated release finds the key gone if the first one was executed and its answer lost.
     return Release(answer == 1 or asked.repeats > 0)
+
+
+def _is_of_several_slots(refusal: BaseException | None) -> bool:
+    # redis-py 5 has the class, but does not make it of this refusal.
+    return isinstance(refusal, ClusterCrossSlotError) or "CROSSSLOT" in str(refusal)
 
 
 def _passes(refusal: RedisError) -> bool:

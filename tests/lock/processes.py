@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 PRELUDE = """
-import json, os, sys, threading, time
+import json, os, signal, sys, threading, time
 from celery_distlock.errors import *
 from celery_distlock.lock import Lock
 from celery_distlock.stores import open_store
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # not so in a background job's children
 store = open_store(*sys.argv[1:3])
 
 def tell(**facts):
@@ -41,12 +42,12 @@ class Script:
     A Python process that runs *source* after `PRELUDE`.
 
     It has ``store``, ``Lock`` and the errors, ``tell(**facts)`` to report and ``ask()`` to wait
-    for a line. It is killed when its block is left.
+    for a line; *arguments* are in ``sys.argv[3:]``. It is killed when its block is left.
     """
 
-    def __init__(self, source: str, url: str, prefix: str) -> None:
+    def __init__(self, source: str, url: str, prefix: str, *arguments: str) -> None:
         self._process = subprocess.Popen(
-            die_with_parent([sys.executable, "-c", PRELUDE + source, url, prefix]),
+            die_with_parent([sys.executable, "-c", PRELUDE + source, url, prefix, *arguments]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

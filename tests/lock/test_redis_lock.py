@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -643,9 +645,21 @@ def refuse_for_want_of_permission(client):
     client.execute_command("ACL", "SETUSER", "default", "-@scripting")
 
 
+def refuse_for_want_of_disk(client):
+    folder = Path(client.config_get("dir")["dir"])
+    (folder / "dump.rdb").mkdir()  # so that nothing can be saved there
+    client.config_set("save", "3600 1")
+    client.bgsave()
+    wait_until(
+        lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err",
+        what="the save to fail",
+    )
+
+
 @pytest.mark.parametrize(
     "refuse",
     [
+        refuse_for_want_of_disk,
         refuse_for_want_of_replicas,
         refuse_as_a_replica,
         refuse_as_full,
@@ -690,6 +704,39 @@ def test_a_server_that_is_busy_with_a_script_is_unavailable(private_server):
         hog.join(60)
         with lock:
             pass
+
+
+def test_a_server_that_reads_its_data_is_unavailable_and_forgets_nothing(private_server, events):
+    slow = {"key-load-delay": "20000", "loading-process-events-interval-bytes": "1024"}
+    server = private_server(options={"save": "3600 1", **slow})
+    with closing(RedisStore(server.url, "test")) as store:
+        lock = Lock("k", store=store, lease=10.0)
+        with lock as lease:
+            with server.client() as client:
+                client.mset({f"ballast:{n}": random.randbytes(2000) for n in range(60)})
+            server.stop()  # it saves
+            start = threading.Thread(target=server.start)
+            start.start()
+            with server.client() as client:
+
+                def reads():
+                    try:
+                        client.ping()
+                    except redis.BusyLoadingError:
+                        return True
+                    except redis.ConnectionError:
+                        return False
+
+                wait_until(reads, what="it to read", poll=0.005)
+                with pytest.raises(StoreUnavailableError) as caught:
+                    Lock("other", store=store).acquire(blocking=False)
+            start.join(60)
+            known = len(events.of("lock_renewed"))
+            wait_until(lambda: len(events.of("lock_renewed")) > known, what="a renewal")
+            assert lease.held
+            assert store.inspect("k").token == lease.token
+    assert isinstance(caught.value.__cause__, redis.BusyLoadingError)
+    assert "lock_lost" not in events.names()
 
 
 def test_a_full_server_grants_nothing_but_renews_and_releases(server, store, events):
@@ -1234,3 +1281,21 @@ def test_a_child_that_a_task_forks_does_not_release_its_lock(redis_url, prefix):
     )
 
     assert program.returncode == 0, program.stderr
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["forgotten", "somebody else's"])
+def test_the_release_of_a_lock_that_is_not_ours_any_more_says_so(
+    redis_store, redis_url, prefix, events, taken
+):
+    lock = Lock("k", store=redis_store)
+    lock.acquire()
+    with redis.Redis.from_url(redis_url) as client:
+        client.delete(f"{prefix}:{{k}}:lock")
+    if taken:
+        assert redis_store.acquire("k", "other", 60.0).status is Status.GRANTED
+
+    with pytest.raises(LockLostError):
+        lock.release()
+
+    assert events.names()[-1] == "lock_lost"
+    assert bool(redis_store.inspect("k").token) == taken
