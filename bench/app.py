@@ -1,13 +1,18 @@
-"""The tasks that are timed; see run.py."""
+"""The tasks that are timed; see tasks.py."""
 
 import os
 import time
+from functools import cache
+from typing import Any
 
+import redis
 from celery import Celery
+from rivals import declare_all
 
 from celery_distlock import LockedTask, install
 
 URL = os.environ["BENCH_URL"]
+FINISHED, RUNS = "bench:finished", "bench:runs"  # counters of one_by_one and by_retry
 
 app = Celery("bench", broker=URL, backend=URL)
 app.conf.update(worker_prefetch_multiplier=16, task_ignore_result=True)
@@ -24,7 +29,34 @@ def locked(number: int) -> None:
     """Do nothing, under a lock of its own."""
 
 
-@app.task(base=LockedTask, lock_key="one")
-def one_by_one(seconds: float) -> None:
+once_queued, absent = declare_all(app, URL)
+
+
+@app.task(base=LockedTask, lock_key="one", bind=True)
+def one_by_one(self: Any, seconds: float) -> None:
     """Hold the one key that all want."""
     time.sleep(seconds)
+    count(self)
+
+
+@app.task(bind=True, max_retries=None)
+def by_retry(self: Any, seconds: float, countdown: float) -> None:
+    """Do the same as one_by_one as it is often done: come again later if the lock is taken."""
+    lock = client().lock("by-retry", timeout=30)
+    if not lock.acquire(blocking=False):
+        raise self.retry(countdown=countdown)
+    try:
+        time.sleep(seconds)
+    finally:
+        lock.release()
+    count(self)
+
+
+def count(task: Any) -> None:
+    with client().pipeline(transaction=False) as pipe:
+        pipe.incr(FINISHED).incrby(RUNS, task.request.retries + 1).execute()
+
+
+@cache
+def client() -> redis.Redis:
+    return redis.Redis.from_url(URL)

@@ -1,69 +1,76 @@
-"""What many parked tasks cost those that do not wait; part of run.py."""
+"""What many parked tasks cost those that do not wait, and what they take in memory."""
 
-import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
-from celery_distlock import Lock
+from figures import Figure, Part, Row, in_turn, median, ratio
+
 from celery_distlock.stores import open_store
 from celery_distlock.stores.base import Parcel, new_owner
 from celery_distlock.testing import EmbeddedServer
 
 FEW, MANY = 10, 100_000
 ENVELOPE = b"x" * 1300  # bytes; what a small task's message comes to
-PAIRS = 1000
-ROUNDS = 5
+TURNS = 1000  # in one round
 
 
-def beside_many(server: EmbeddedServer) -> tuple[float, float, float, float]:
-    """
-    Time acquire and release of a key with many parked runs, and with few.
-
-    Returns seconds with many, with few, their ratio, and the store's bytes for each parked run.
-    """
+def parked(server: EmbeddedServer, rounds: int) -> Iterator[Part]:
     store = open_store(server.url, "parked")
-    few, many = _crowd(store, "few", FEW), None
-    before = server.client().info("memory")["used_memory"]
-    many = _crowd(store, "many", MANY)
-    each = (server.client().info("memory")["used_memory"] - before) / MANY
-    rounds = [(many(), few()) for _ in range(ROUNDS)]
-    ratio = statistics.median(a / b for a, b in rounds)
-    return (
-        statistics.median(a for a, _ in rounds),
-        statistics.median(b for _, b in rounds),
-        ratio,
-        each,
+    few = Queue(store, "few", FEW)
+    before = _used_memory(server)
+    many = Queue(store, "many", MANY)
+    each = (_used_memory(server) - before) / MANY
+    times = in_turn({"many": many, "few": few}, rounds)
+    yield Part(
+        "parked",
+        "A long queue: handing its key over, and parking the one that had it again",
+        "this / the other",
+        ["this", "the other"],
+        [
+            Row(
+                f"time with {MANY:,} parked / with {FEW}",
+                Figure(ratio(times["many"], times["few"]), at_most=1.20),
+                [_micros(times["many"]), _micros(times["few"])],
+            ),
+            Row(
+                "memory of a parked task / its message",
+                Figure(each / len(ENVELOPE)),
+                [Figure(each, "bytes", 0), Figure(len(ENVELOPE), "bytes", 0)],
+            ),
+        ],
     )
 
 
-def _crowd(store: Any, key: str, size: int) -> Callable[[], float]:
-    """Park *size* runs at *key*, and return what times taking and giving it up at their head."""
-    owner = new_owner("holder")
-    store.acquire(key, owner, 600.0)
-    for number in range(size):
-        run = f"{key}-{number}"
-        store.acquire(key, new_owner("waiter"), 1.0, queue=Parcel(ENVELOPE), run=run)
-    state = {"owner": owner}
+class Queue:
+    """A held key with parked runs; times taking and giving it up at their head."""
 
-    def turn() -> float:
+    def __init__(self, store: Any, key: str, size: int) -> None:
+        self._store = store
+        self._key = key
+        self._owner = new_owner("holder")
+        store.acquire(key, self._owner, 600.0)
+        for number in range(size):
+            self._park(f"{key}-{number}")
+
+    def __call__(self) -> float:
         # Release hands the key to the first in the queue, which claims it and goes to the end.
         begin = time.perf_counter()
-        for _ in range(PAIRS):
-            wake = store.release(key, state["owner"]).wake
-            state["owner"] = new_owner("holder")
-            store.acquire(key, state["owner"], 600.0, run=wake.run)
-            store.acquire(key, new_owner("w"), 1.0, queue=Parcel(ENVELOPE), run=f"{wake.run}+")
-        return (time.perf_counter() - begin) / PAIRS
+        for _ in range(TURNS):
+            wake = self._store.release(self._key, self._owner).wake
+            self._owner = new_owner("holder")
+            self._store.acquire(self._key, self._owner, 600.0, run=wake.run)
+            self._park(f"{wake.run}+")
+        return (time.perf_counter() - begin) / TURNS
 
-    return turn
+    def _park(self, run: str) -> None:
+        self._store.acquire(self._key, new_owner("waiter"), 1.0, queue=Parcel(ENVELOPE), run=run)
 
 
-def others_beside(worker: Any, task: Any, hot: Any, numbers: list[int]) -> tuple[float, float]:
-    """Time tasks on keys of their own alone, then beside 10,000 parked on a key that is held."""
-    alone = statistics.median(worker.time(task, numbers, key="nobody") for _ in range(3))
-    with Lock("one", lease=600.0, store=worker.url):
-        worker.time(hot, [0.0] * 10_000, key="nobody")
-        beside = statistics.median(worker.time(task, numbers, key="nobody") for _ in range(3))
-        worker.forget_parked("one")
-    return alone, beside
+def _used_memory(server: EmbeddedServer) -> int:
+    with server.client() as client:
+        return int(client.info("memory")["used_memory"])
+
+
+def _micros(seconds: list[float]) -> Figure:
+    return Figure(median(seconds) * 1e6, "µs", 0)

@@ -88,9 +88,13 @@ def obtain(
     try:
         while True:
             _note(hold)
-            reply = _ask(hold, park, repeated, keep)
-            if reply.status is Status.BUSY and park is None and timeout != 0:
-                reply = _wait(hold, deadline, repeated, keep)
+            waits = park is None and timeout != 0
+            if waits and hold.store.listening:  # one request to be granted or to queue
+                reply = _wait(hold, deadline, repeated, keep, answered=False)
+            else:
+                reply = _ask(hold, park, repeated, keep)
+                if waits and reply.status is Status.BUSY:
+                    reply = _wait(hold, deadline, repeated, keep, answered=True)
             if hold.state is HoldState.HELD:
                 _note(hold)
                 return reply
@@ -193,15 +197,17 @@ def _ask(hold: Hold, queue: Inbox | Parcel | None, repeated: bool, keep: bool) -
     return reply
 
 
-def _wait(hold: Hold, deadline: float, repeated: bool, keep: bool) -> Reply:
+def _wait(hold: Hold, deadline: float, repeated: bool, keep: bool, *, answered: bool) -> Reply:
     inbox = hold.store.inbox(hold.owner)
     silent_since = None
     try:
         while True:
             try:
                 reply = _ask(hold, inbox, repeated, keep)
-                pause, silent_since = _backstop(reply), None
+                pause, silent_since, answered = _backstop(reply), None, True
             except StoreUnavailableError:
+                if not answered:
+                    raise
                 now = clock.monotonic()
                 silent_since = silent_since or now
                 if now > min(deadline, silent_since + PATIENCE):

@@ -105,27 +105,31 @@ class Watchdog:
     def _pass(self) -> None:
         now = clock.monotonic()
         renewals: list[Hold] = []
+        ends_at = float("inf")  # of the first lease here
         for reference, due in self._due.copy().items():
             hold = reference()
             if hold is None:
                 self._due.pop(reference, None)
                 reference.abandon()
-            elif hold.state is not HoldState.HELD:
+                continue
+            if hold.state is not HoldState.HELD:
                 self.forget(hold)
-            elif not hold.lasts(now):
+                continue
+            if not hold.lasts(now):
                 self._lost(hold, "no renewal was confirmed in time")
-            elif due <= now + GATHER * hold.terms.lease / 3 and hold.renewable:
+                continue
+            ends_at = min(ends_at, hold.valid_until)
+            if due <= now + GATHER * hold.terms.lease / 3 and hold.renewable:
                 renewals.append(hold)
             elif due <= now:
                 self._due[reference] = hold.valid_until
         for batch in _batches(renewals):
-            self._renew(batch)
+            self._renew(batch, ends_at)
 
-    def _renew(self, holds: list[Hold]) -> None:
+    def _renew(self, holds: list[Hold], ends_at: float) -> None:
         wanted = [hold.ownership() for hold in holds]
         # Never longer than the first lease here lasts: its end has to be noticed in time.
-        watched = [hold for reference in self._due.copy() if (hold := reference()) is not None]
-        ends = min((hold.remaining for hold in watched), default=0.0)
+        ends = max(0.0, ends_at - clock.monotonic())
         patience = min(ends, min(ownership.lease for ownership in wanted) / ANSWER_SHARE)
         outcomes = holds[0].store.renew(wanted, patience)
         for hold, ownership, (outcome, asked_at) in zip(holds, wanted, outcomes, strict=True):

@@ -258,6 +258,11 @@ class Store(ABC):
             keep_for: A run and seconds: the key stays locked for it instead of becoming free.
         """
 
+    @property
+    def listening(self) -> bool:
+        """Whether an inbox costs next to nothing, because this process has had one before."""
+        return False
+
     @abstractmethod
     def inbox(self, owner: str) -> Inbox:
         """Return where *owner* can wait for a key, listening already."""

@@ -192,6 +192,10 @@ class RedisStore(Store):
         drop = _call(_DROP, self._names(wake.name), [wake.run, int(mark)])
         return _released(wake.name, self._ask([drop], wake.name))
 
+    @property
+    def listening(self) -> bool:
+        return self._post is not None
+
     def inbox(self, owner: str) -> Inbox:
         with self._post_mutex:
             if self._post is None:

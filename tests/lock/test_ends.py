@@ -32,13 +32,21 @@ def proxy(redis_url: str) -> Iterator[Proxy]:
 
 INTERRUPTED = """
 lock = Lock("k", store=store, lease=3600.0)
-tell(ready=True)
 try:
+    tell(ready=True)
     lock.acquire()
 except KeyboardInterrupt:
     tell(interrupted=True, held=lock.lease is not None)
     ask()
 """
+INTERRUPTED_WHEN_TOLD = INTERRUPTED.replace(
+    "try:",
+    """
+lock.locked()
+tell(connected=True)
+ask()
+try:""",
+)
 
 
 @pytest.mark.parametrize("executed", [False, True], ids=["request", "answer"])
@@ -66,12 +74,12 @@ def test_a_request_that_a_stopped_server_executes_after_the_interruption_leaves_
     server = private_server()
     with (
         closing(RedisStore(server.url, "test")) as store,
-        Script(
-            INTERRUPTED.replace("tell(ready", "lock.locked(); tell(ready"), server.url, "test"
-        ) as script,
+        Script(INTERRUPTED_WHEN_TOLD, server.url, "test") as script,
     ):
         script.heard()
         server.pause()
+        script.say()
+        script.heard()
         script.signal(signal.SIGINT)
         assert script.heard() == {"interrupted": True, "held": False}
         server.resume()

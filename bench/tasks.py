@@ -1,0 +1,128 @@
+"""Locked tasks beside plain ones, beside tasks that retry, and beside those of other libraries."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from figures import Figure, Part, Row, in_turn, median, ratio
+from workers import Times, Worker
+
+from celery_distlock import Lock
+from celery_distlock.testing import EmbeddedServer
+
+SLOTS = 4
+NOOPS = 2000  # tasks in one round
+QUEUED_ONCE = 500
+CONTENDED = 200  # tasks on one key
+HOLD = 0.010  # seconds each
+IDEAL = CONTENDED * HOLD
+COUNTDOWNS = (1.0, 0.1)  # seconds
+RETRIED_ROUNDS = 2  # they take long
+CROWD = 10_000  # parked tasks
+
+
+def tasks(server: EmbeddedServer, rounds: int) -> Iterator[Part]:
+    with Worker(server, SLOTS) as worker:
+        warm_up(worker)
+        for measure in (noops, one_key, queued_once):
+            yield measure(worker, rounds)
+
+
+def warm_up(worker: Worker) -> None:
+    from app import locked, once_queued, plain
+
+    for task in (plain, locked, *once_queued.values()):
+        worker.time(task, numbers(200))
+
+
+def numbers(count: int) -> list[tuple[int]]:
+    return [(number,) for number in range(count)]
+
+
+def noops(worker: Worker, rounds: int) -> Part:
+    from app import locked, one_by_one, plain
+
+    def run(task: Any) -> Callable[[], float]:
+        return lambda: worker.time(task, numbers(NOOPS)).running
+
+    times = in_turn({"plain": run(plain), "locked": run(locked)}, rounds)
+    alone = in_turn({"locked": run(locked)}, min(3, rounds))["locked"]
+    with Lock("one", lease=600.0, store=worker.url):
+        worker.time(one_by_one, [(0.0,)] * CROWD)
+        beside = in_turn({"locked": run(locked)}, min(3, rounds))["locked"]
+        worker.forget_parked("one")
+    return Part(
+        "noops",
+        f"{NOOPS:,} tasks that do nothing, each with a key of its own, {SLOTS} slots",
+        "tasks/s / those of the other",
+        ["this", "the other"],
+        [
+            _throughput("locked / plain", times["plain"], times["locked"], 0.92),
+            _throughput(f"locked, beside {CROWD:,} parked / without them", alone, beside, 0.95),
+        ],
+    )
+
+
+def _throughput(name: str, others: list[float], ours: list[float], goal: float) -> Row:
+    figures = [Figure(NOOPS / median(times), "/s", 0) for times in (ours, others)]
+    return Row(name, Figure(ratio(others, ours), at_least=goal), figures)
+
+
+def one_key(worker: Worker, rounds: int) -> Part:
+    from app import by_retry, one_by_one
+
+    ours = "celery-distlock, requeue"
+    works = {ours: partial(worker.time_counted, one_by_one, [(HOLD,)] * CONTENDED)}
+    for countdown in COUNTDOWNS:
+        name = f"redis-py Lock, self.retry(countdown={countdown:g})"
+        works[name] = partial(worker.time_counted, by_retry, [(HOLD, countdown)] * CONTENDED)
+    results = in_turn(works, min(RETRIED_ROUNDS, rounds))
+    return Part(
+        "one_key",
+        f"{CONTENDED} tasks of {HOLD * 1e3:.0f} ms, all for one key, {SLOTS} slots",
+        "time / ours",
+        ["until the last has ended", "/ sum of the tasks", "runs a task"],
+        [_makespan(name, results[name], results[ours]) for name in works],
+    )
+
+
+def _makespan(
+    name: str, results: list[tuple[float, float]], ours: list[tuple[float, float]]
+) -> Row:
+    times = [seconds for seconds, _ in results]
+    return Row(
+        name,
+        Figure(ratio(times, [seconds for seconds, _ in ours])),
+        [
+            Figure(median(times), "s"),
+            Figure(median(times) / IDEAL),
+            Figure(median(runs for _, runs in results), places=1),
+        ],
+    )
+
+
+def queued_once(worker: Worker, rounds: int) -> Part:
+    from app import absent, locked, once_queued, plain
+
+    tasks = {"plain": plain, "celery-distlock": locked, **once_queued}
+    works = {name: partial(worker.time, task, numbers(QUEUED_ONCE)) for name, task in tasks.items()}
+    times = in_turn(works, rounds)
+    return Part(
+        "queued_once",
+        f"Sending and running {QUEUED_ONCE} tasks that do nothing, each with a key of its own",
+        "time / plain tasks",
+        ["sending one", "running one"],
+        [_sent_and_run(name, times[name], times["plain"]) for name in tasks],
+        absent,
+    )
+
+
+def _sent_and_run(name: str, times: list[Times], plain: list[Times]) -> Row:
+    return Row(
+        name,
+        Figure(ratio([sum(each) for each in times], [sum(each) for each in plain])),
+        [
+            Figure(median(each.sending for each in times) / QUEUED_ONCE * 1e6, "µs", 0),
+            Figure(median(each.running for each in times) / QUEUED_ONCE * 1e6, "µs", 0),
+        ],
+    )

@@ -1,0 +1,88 @@
+"""Celery workers with a stopwatch."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from celery_distlock.stores import open_store
+from celery_distlock.testing import EmbeddedServer, die_with_parent
+
+HERE = Path(__file__).parent
+NOBODY = "nobody"  # a key that no task wants
+
+
+class Times(NamedTuple):
+    """Seconds."""
+
+    sending: float
+    running: float
+
+
+class Worker:
+    """A prefork worker that can be held still while its queue is filled."""
+
+    def __init__(self, server: EmbeddedServer, slots: int) -> None:
+        from app import FINISHED, RUNS, app
+
+        self.app = app
+        self.url = server.url
+        self._finished, self._runs = FINISHED, RUNS
+        self._client = server.client()
+        self._store = open_store(server.url)
+        command = [sys.executable, "-m", "celery", "-A", "app", "worker", "--loglevel", "ERROR"]
+        command += ["--concurrency", str(slots), "--without-gossip", "--without-mingle"]
+        self._process = subprocess.Popen(
+            die_with_parent(command, signal.SIGTERM),
+            cwd=HERE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait()
+
+    def time(self, task: Any, calls: Sequence[tuple[Any, ...]], key: str = NOBODY) -> Times:
+        """Time *calls*, until their queue is empty and nobody holds *key* or waits for it."""
+        return self._time(task, calls, lambda: self._idle(key))
+
+    def time_counted(self, task: Any, calls: Sequence[tuple[Any, ...]]) -> tuple[float, float]:
+        """Time *calls* until the task has counted them; return seconds, and runs for each."""
+        self._client.delete(self._finished, self._runs)
+        times = self._time(task, calls, lambda: self._count(self._finished) >= len(calls))
+        return times.running, self._count(self._runs) / len(calls)
+
+    def forget_parked(self, key: str) -> None:
+        """Throw away what is parked at *key*."""
+        self._client.delete(*self._client.keys(f"distlock:{{{key}}}:*"))
+
+    def _time(self, task: Any, calls: Sequence[tuple[Any, ...]], done: Callable[[], bool]) -> Times:
+        self._process.send_signal(signal.SIGSTOP)
+        sent = time.perf_counter()
+        with self.app.producer_or_acquire() as producer:
+            for call in calls:
+                task.apply_async(call, producer=producer)
+        begin = time.perf_counter()
+        self._process.send_signal(signal.SIGCONT)
+        while not done():
+            if self._process.poll() is not None:
+                raise SystemExit(f"the worker ended with status {self._process.returncode}")
+            time.sleep(0.01)  # to look costs the worker time, too
+        return Times(begin - sent, time.perf_counter() - begin)
+
+    def _idle(self, key: str) -> bool:
+        # A message is unacknowledged until its task is in the pool; a parked one is in the store.
+        with self._client.pipeline() as pipe:
+            waiting, fetched = pipe.llen("celery").hlen("unacked").execute()
+        state = self._store.inspect(key)
+        return not (waiting or fetched or state.owner or state.waiting)
+
+    def _count(self, name: str) -> int:
+        return int(self._client.get(name) or 0)
