@@ -30,7 +30,15 @@ from .settings import MAX_LEASE
 from .stores import Store
 from .stores.base import Ended, Parcel, Reply, Status, Wake
 
-__all__ = ["PARKED", "Execution", "Postponed", "current", "forget_woken", "warn_of_deadlock"]
+__all__ = [
+    "PARKED",
+    "Execution",
+    "Postponed",
+    "current",
+    "forget_woken",
+    "tell_of_conflict",
+    "tell_of_parking",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +170,7 @@ class Execution:
             if self._is_second_delivery(reply):
                 logger.info("Task %s set aside: the first delivery has not ended", self._name)
             else:
-                self._report_parked(key, reply)
+                tell_of_parking(self.task, str(self._request.id), key, reply)
             raise Postponed(f"parked until {key!r} is free")
         if reply.status is Status.DONE:
             logger.info("Task %s dropped: a second delivery, the first has ended", self._name)
@@ -241,14 +249,7 @@ class Execution:
         return noted
 
     def _on_conflict(self, key: str, reply: Reply) -> Decision:
-        signals.send(
-            "lock_conflict",
-            self.task,
-            key=key,
-            holder=reply.holder,
-            remaining=reply.remaining,
-        )
-        warn_of_deadlock(self._name, self._request.__dict__, key, reply.holder_run)
+        tell_of_conflict(self.task, self._request.__dict__, key, reply)
         if self._is_second_delivery(reply):
             return policies.Park()  # dropped when the first succeeds, run when it dies
         conflict = Conflict(key, reply.holder, reply.remaining, self._passage.attempts)
@@ -279,8 +280,7 @@ class Execution:
         passage = self._passage
         if passage.woken and passage.parked_at != slot_name(parked_at):
             with contextlib.suppress(StoreError):  # it lapses by itself
-                wake = Wake(passage.parked_at, self._run, b"")
-                self._store.dispatch(self._store.drop(wake, mark=False).wake)
+                _drop(self._store, passage.parked_at, self._run, mark=False)
 
     # Running
 
@@ -288,6 +288,7 @@ class Execution:
         sealed = self._seal_for_failure()
         late = self.message and bool(self.task.acks_late)
         ended = Ended.YES_AND_MAY_COME_AGAIN if self._repeated or late else Ended.YES
+        with_result = Ended.UNSETTLED if late else ended
         try:
             with self._guard():
                 result = body()
@@ -305,9 +306,9 @@ class Execution:
             self._ended = ended
             if sealed is not None:
                 self._requeue(sealed, error)
-            self._ended = Ended.UNSETTLED if late else ended
+            self._ended = with_result
             raise
-        self._ended = Ended.UNSETTLED if late else ended
+        self._ended = with_result
         return result
 
     def _guard(self) -> Guard:
@@ -412,8 +413,7 @@ class Execution:
 
     @property
     def _name(self) -> str:
-        identity = f"[{self._request.id}]" if self._request.id else ""
-        return f"{self.task.name}{identity}"
+        return _name(self.task, self._request.id)
 
     def _run_id(self, retries: int, requeues: int | None = None) -> str:
         number = self._passage.requeues if requeues is None else requeues
@@ -441,27 +441,11 @@ class Execution:
         except Exception as error:  # noqa: BLE001  # only a state to look at: the task matters more
             logger.warning("Task %s: its state %s was not stored: %s", self._name, state, error)
 
-    def _report_parked(self, key: str, reply: Reply) -> None:
-        logger.info(
-            "Task %s parked: %r is held by %s, %d before it",
-            self._name,
-            key,
-            reply.holder,
-            reply.place,
-        )
-        signals.send(
-            "task_parked",
-            self.task,
-            key=key,
-            task_id=self._request.id,
-            holder=reply.holder,
-            place=reply.place,
-        )
 
-
-def warn_of_deadlock(name: str, headers: Mapping[str, Any], key: str, holder_run: str) -> None:
-    """Name what will hang if the holder of *key* waits for the task *name*, its child."""
-    holder = holder_run.rsplit(":", 3)[0]
+def tell_of_conflict(task: Task, headers: Mapping[str, Any], key: str, reply: Reply) -> None:
+    """Signal that *key* is taken, and name what will hang if its holder waits for the task."""
+    signals.send("lock_conflict", task, key=key, holder=reply.holder, remaining=reply.remaining)
+    holder = reply.holder_run.rsplit(":", 3)[0]
     if (
         holder
         and holder != headers.get("id")
@@ -470,10 +454,34 @@ def warn_of_deadlock(name: str, headers: Mapping[str, Any], key: str, holder_run
         logger.warning(
             "Task %s needs %r, which its parent %s holds: if the parent waits for it, both wait for"
             " ever (a deadlock)",
-            name,
+            _name(task, headers.get("id")),
             key,
             holder,
         )
+
+
+def tell_of_parking(task: Task, task_id: str, key: str, reply: Reply) -> None:
+    """Log and signal that a task is parked."""
+    logger.info(
+        "Task %s parked: %r is held by %s, %d before it",
+        _name(task, task_id),
+        key,
+        reply.holder,
+        reply.place,
+    )
+    facts = {"key": key, "holder": reply.holder, "place": reply.place}
+    signals.send("task_parked", task, task_id=task_id, **facts)
+
+
+def _name(task: Task, task_id: Any) -> str:
+    return f"{task.name}[{task_id}]" if task_id else str(task.name)
+
+
+def _drop(store: Store, name: str, run: str, *, mark: bool = True) -> bool:
+    """Have a run forgotten that is parked at *name*, and whom that wakes sent."""
+    dropped = store.drop(Wake(name, run, b""), mark=mark)
+    store.dispatch(dropped.wake)
+    return dropped.released
 
 
 def forget_woken(task: Task, runtime: Runtime, keys: tuple[str, ...]) -> None:
@@ -484,8 +492,7 @@ def forget_woken(task: Task, runtime: Runtime, keys: tuple[str, ...]) -> None:
     passage = Passage.of(request.__dict__)
     if passage.woken and passage.parked_at not in map(slot_name, keys):
         with contextlib.suppress(StoreError):
-            wake = Wake(passage.parked_at, passage.run, b"")
-            runtime.store.dispatch(runtime.store.drop(wake).wake)
+            _drop(runtime.store, passage.parked_at, passage.run)
 
 
 def _wind_up(sender: Task, **_: Any) -> None:
@@ -510,9 +517,7 @@ def _wind_up(sender: Task, **_: Any) -> None:
 def _settle(hold: Hold) -> None:
     """Tell the store that all is done about the run of *hold*; in the background if it is away."""
     try:
-        dropped = hold.store.drop(Wake(slot_name(hold.key), hold.run, b""))
-        hold.store.dispatch(dropped.wake)
-        settled = dropped.released
+        settled = _drop(hold.store, slot_name(hold.key), hold.run)
     except StoreError:
         settled = False
     if not settled:  # the release itself may not have come to the store yet

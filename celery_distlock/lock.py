@@ -108,9 +108,7 @@ def obtain(
             hold.start_over()
     except BaseException:
         # No answer, a time limit, a KeyboardInterrupt: the key may be ours, or become so.
-        watchdog(hold.store).forget(hold)
-        hold.end()
-        _give_back(hold)
+        _let_go([hold])
         raise
 
 

@@ -82,16 +82,15 @@ class LockedTask(_Task):
         """Run the task under its lock; the worker, ``apply()`` and direct calls all come here."""
         runtime = Runtime.of(self.app)
         plan = runtime.plans.get(self.name)
-        if plan is None or not runtime.settings.enabled:
-            forget_woken(self, runtime, ())
-            return super().__call__(*args, **kwargs)
-        try:
-            keys = plan.rule.keys(args, kwargs)
-        except Exception:
-            forget_woken(self, runtime, ())
-            raise
+        keys: tuple[str, ...] = ()
+        if plan is not None and runtime.settings.enabled:
+            try:
+                keys = plan.rule.keys(args, kwargs)
+            except Exception:
+                forget_woken(self, runtime, ())
+                raise
         forget_woken(self, runtime, keys)
-        if not keys:
+        if plan is None or not keys:
             return super().__call__(*args, **kwargs)
         run = super().__call__
         return Execution(self, plan, runtime.store, keys).run(lambda: run(*args, **kwargs))

@@ -45,7 +45,7 @@ local function second_delivery()
         local status = 'busy'
         if mode == 'park' or mode == 'line' then
             redis.call('HSET', TASKS, 'e:' .. run, detail, 'h:' .. run, desk)
-            redis.call('ZADD', WOKEN, integer(microseconds() / 1000 + held_back), run)
+            redis.call('ZADD', WOKEN, until_ms, run)
             status = 'parked'
         end
         return { status, 0, '', run, math.ceil(held_back), 0, '', '' }
@@ -64,9 +64,7 @@ if reserved and repeated == '1' then
     end
 end
 if holder == owner then
-    if redis.call('PTTL', LOCK) < tonumber(lease_ms) then
-        redis.call('PEXPIRE', LOCK, lease_ms)
-    end
+    lengthen(lease_ms)
     if run ~= '' and held[3] ~= run then
         redis.pcall('HSET', LOCK, 'run', run) -- a blocked waiter was granted it without
         arrive(microseconds())
@@ -87,22 +85,23 @@ if run ~= '' and holder == 'parked:' .. run then
     arrive(microseconds())
     return held[2]
 end
--- Who parks may have been parked before, by a request whose answer was lost.
-if repeated == '1' or mode == 'park' or mode == 'line' then
-    local answer = second_delivery()
-    if answer then
-        if mode == 'wait' then
-            redis.call('ZREM', QUEUE, 'b:' .. detail .. ' ' .. owner)
-        end
-        return answer
-    end
-end
 
 local member = ''
 if mode == 'wait' then
     member = 'b:' .. detail .. ' ' .. owner
 elseif run ~= '' then
     member = 'p:' .. run
+end
+
+-- Who parks may have been parked before, by a request whose answer was lost.
+if repeated == '1' or mode == 'park' or mode == 'line' then
+    local answer = second_delivery()
+    if answer then
+        if mode == 'wait' then
+            redis.call('ZREM', QUEUE, member)
+        end
+        return answer
+    end
 end
 
 local now = microseconds()

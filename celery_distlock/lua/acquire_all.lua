@@ -34,9 +34,7 @@ local now = microseconds()
 for number, owner in ipairs(asking) do
     turn_to(number)
     if tokens[number] then
-        if redis.call('PTTL', LOCK) < tonumber(lease_ms) then
-            redis.call('PEXPIRE', LOCK, lease_ms)
-        end
+        lengthen(lease_ms)
     else
         local token, refused = grant(now, owner, run, lease_ms)
         if not token then

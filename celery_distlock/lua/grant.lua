@@ -26,6 +26,13 @@ local function integer(number)
     return string.format('%.0f', number)
 end
 
+-- Makes the lease of who has the key as long as was asked for, and never shorter.
+local function lengthen(lease_ms)
+    if redis.call('PTTL', LOCK) < tonumber(lease_ms) then
+        redis.call('PEXPIRE', LOCK, lease_ms)
+    end
+end
+
 local function grant(now, owner, run, lease_ms)
     local token = integer(now)
     local last = redis.pcall('SET', FENCE, token, 'PX', FENCE_MS, 'GET')

@@ -703,15 +703,14 @@ def _plain(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-_SCRIPTS = _ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE, _DROP, _SENT, _SWEEP, _INDEX, _INSPECT = tuple(
-    map(
-        lua.load,
-        (
-            *("acquire", "acquire_all", "renew", "release", "drop"),
-            *("sent", "sweep", "index", "inspect"),
-        ),
+_SCRIPTS = [
+    lua.load(name)
+    for name in (
+        *("acquire", "acquire_all", "renew", "release", "drop"),
+        *("sent", "sweep", "index", "inspect"),
     )
-)
+]
+_ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE, _DROP, _SENT, _SWEEP, _INDEX, _INSPECT = _SCRIPTS
 _SOURCES = {script.sha.encode(): script.source for script in _SCRIPTS}
 _RECORDS = tuple(name.encode() for name in _ACQUIRE.keys)
 _RENEWALS = {

@@ -14,14 +14,13 @@ from typing import Any
 from celery.worker import state
 from celery.worker.strategy import default
 
-from celery_distlock import signals
 from celery_distlock.envelope import Passage, run_id, seal_message
-from celery_distlock.execution import PARKED, warn_of_deadlock
+from celery_distlock.execution import PARKED, tell_of_conflict, tell_of_parking
 from celery_distlock.keys import slot_name
 from celery_distlock.policies import Requeue
 from celery_distlock.runtime import Plan, Runtime
 from celery_distlock.stores import Ability
-from celery_distlock.stores.base import Parcel, Reply, Status
+from celery_distlock.stores.base import Parcel, Status
 
 __all__ = ["strategy"]
 
@@ -136,11 +135,8 @@ class _Lobby:
             message.delivery_info["redelivered"] = True  # it may have been: the pool looks
             return False
         if reply.status is Status.PARKED:
-            conflict = {"holder": reply.holder, "remaining": reply.remaining}
-            signals.send("lock_conflict", self._task, key=key, **conflict)
-            name = f"{self._task.name}[{headers['id']}]"
-            warn_of_deadlock(name, headers, key, reply.holder_run)
-            self._report(key, headers["id"], reply)
+            tell_of_conflict(self._task, headers, key, reply)
+            tell_of_parking(self._task, headers["id"], key, reply)
         return reply.status is Status.PARKED
 
     def _show_parked(self, key: str, message: Any) -> None:
@@ -150,18 +146,6 @@ class _Lobby:
             now = self._runtime.store.inspect(key, PATIENCE)
             info = {"key": key, "holder": now.owner, "place": now.waiting}
             self._task.backend.store_result(message.headers["id"], info, PARKED)
-
-    def _report(self, key: str, identity: str, reply: Reply) -> None:
-        logger.info(
-            "Task %s[%s] parked: %r is held by %s, %d before it",
-            self._task.name,
-            identity,
-            key,
-            reply.holder,
-            reply.place,
-        )
-        facts = {"key": key, "holder": reply.holder, "place": reply.place}
-        signals.send("task_parked", self._task, task_id=identity, **facts)
 
 
 def _is_plain(message: Any) -> bool:

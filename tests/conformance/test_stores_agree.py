@@ -6,13 +6,11 @@ Nothing expires here, so that time makes no difference; what time does, other te
 
 from __future__ import annotations
 
-import os
 import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -25,19 +23,12 @@ from hypothesis.stateful import (
 from celery_distlock.stores.base import Ended, Ownership, Parcel, Reply, Status, Store, Wake
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis import RedisStore
+from tests.schedules import schedules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SCHEDULES = int(os.environ.get("DISTLOCK_TEST_SCHEDULES", "150"))
-SETTINGS = settings(
-    max_examples=SCHEDULES,
-    stateful_step_count=30,
-    derandomize="DISTLOCK_TEST_SCHEDULES" not in os.environ,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+SETTINGS = schedules(150, steps=30)
 
 LEASE = 600.0  # seconds
 KEYS = st.sampled_from(["a", "b"])

@@ -12,6 +12,8 @@ from celery_distlock.stores.redis import RedisStore
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from celery_distlock.testing import EmbeddedServer
+
 
 class Events(list[tuple[str, dict[str, Any]]]):
     """What locks reported, in order: names and facts."""
@@ -39,6 +41,20 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Events:
 def redis_store(redis_url: str, prefix: str) -> Iterator[RedisStore]:
     with closing(RedisStore(redis_url, prefix)) as store:
         yield store
+
+
+@pytest.fixture
+def server(private_server) -> EmbeddedServer:
+    """A server that the test may break."""
+    made: EmbeddedServer = private_server()
+    return made
+
+
+@pytest.fixture
+def store(server: EmbeddedServer) -> Iterator[RedisStore]:
+    """The store on that server."""
+    with closing(RedisStore(server.url, "test")) as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)

@@ -270,12 +270,6 @@ def expire(redis_url, prefix):
 
 
 @pytest.fixture
-def server(private_server):
-    """A server that the test may break."""
-    return private_server()
-
-
-@pytest.fixture
 def admin(server) -> Iterator[redis.Redis]:
     with server.client() as client:
         yield client

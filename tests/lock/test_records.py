@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,22 +17,6 @@ from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from celery_distlock.testing import EmbeddedServer
-
-
-@pytest.fixture
-def server(private_server) -> EmbeddedServer:
-    """A server that the test may break."""
-    made: EmbeddedServer = private_server()
-    return made
-
-
-@pytest.fixture
-def store(server: EmbeddedServer) -> Iterator[RedisStore]:
-    """The store on that server."""
-    with closing(RedisStore(server.url, "test")) as made:
-        yield made
 
 
 @pytest.fixture

@@ -47,20 +47,6 @@ def lock(redis_store):
     return Lock("k", store=redis_store)
 
 
-@pytest.fixture
-def server(private_server) -> EmbeddedServer:
-    """A server that the test may break."""
-    made: EmbeddedServer = private_server()
-    return made
-
-
-@pytest.fixture
-def store(server: EmbeddedServer) -> Iterator[RedisStore]:
-    """The store on that server."""
-    with closing(RedisStore(server.url, "test")) as made:
-        yield made
-
-
 @contextmanager
 def spoken(server: EmbeddedServer) -> Iterator[list[str]]:
     """What clients send to *server* in the block: names of commands, but for those in scripts."""

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import collections
 import logging
-import os
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from celery_distlock import clock
 from celery_distlock.stores import redis as redis_store
+from tests.schedules import schedules
 
 from .machine import World
 from .store import Time, UnluckyStore
@@ -30,16 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(0)  # a failure takes minutes to be made small
 
-SCHEDULES = int(os.environ.get("DISTLOCK_TEST_SCHEDULES", "300"))
-
-SETTINGS = settings(
-    max_examples=SCHEDULES,
-    stateful_step_count=20,
-    derandomize="DISTLOCK_TEST_SCHEDULES" not in os.environ,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+SETTINGS = schedules(300, steps=20)
 
 
 class ForgetfulStore(UnluckyStore):
@@ -74,7 +65,7 @@ def test_every_task_runs_to_its_end(try_schedules):
     tally = try_schedules(UnluckyStore, SETTINGS)
 
     print(dict(tally))  # noqa: T201
-    assert tally["schedules"] >= SCHEDULES
+    assert tally["schedules"] >= SETTINGS.max_examples
 
 
 def test_a_forgotten_wake_is_noticed(try_schedules):

@@ -34,6 +34,16 @@ def wait_parked(late, key):
     wait_until(lambda: store.inspect(key).waiting, what=f"a task to be parked at {key}")
 
 
+def park_and_let_its_key_become(late, name, key):
+    """A task that is parked at *name*, and woken when its key function says *key*."""
+    late.memory.set(f"{late.NAME}key:{name}", name)
+    with lock(late, name):
+        result = late.changing.delay(name)
+        wait_parked(late, name)
+        late.memory.set(f"{late.NAME}key:{name}", key)
+    return result
+
+
 def records(late, name):
     left = late.memory.scan_iter(f"{late.app.conf.distlock_prefix}:*{name}*")
     return {key for key in left if key.rpartition(":")[2] in ("lock", "queue", "tasks", "woken")}
@@ -53,33 +63,21 @@ def test_a_task_of_two_keys_waits_for_one_after_the_other_and_runs_once(late, na
 
 
 def test_a_task_whose_key_has_become_none_runs_once(late, name):
-    late.memory.set(f"{late.NAME}key:{name}", name)
-    with lock(late, name):
-        result = late.changing.delay(name)
-        wait_parked(late, name)
-        late.memory.set(f"{late.NAME}key:{name}", "")
+    result = park_and_let_its_key_become(late, name, "")
 
     assert result.get(timeout=30) == 1
     wait_until(lambda: not records(late, name), what="nothing to be left that sends it again")
 
 
 def test_a_task_whose_key_has_become_another_runs_once(late, name):
-    late.memory.set(f"{late.NAME}key:{name}", name)
-    with lock(late, name):
-        result = late.changing.delay(name)
-        wait_parked(late, name)
-        late.memory.set(f"{late.NAME}key:{name}", f"{name}-moved")
+    result = park_and_let_its_key_become(late, name, f"{name}-moved")
 
     assert result.get(timeout=30) == 1
     wait_until(lambda: not records(late, name), what="nothing to be left that sends it again")
 
 
 def test_a_task_whose_key_cannot_be_made_any_more_fails_once(late, name):
-    late.memory.set(f"{late.NAME}key:{name}", name)
-    with lock(late, name):
-        result = late.changing.delay(name)
-        wait_parked(late, name)
-        late.memory.set(f"{late.NAME}key:{name}", "raise")
+    result = park_and_let_its_key_become(late, name, "raise")
 
     with pytest.raises(LockKeyError, match="the order is gone"):
         result.get(timeout=30)
