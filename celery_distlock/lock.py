@@ -196,7 +196,7 @@ def _ask(hold: Hold, queue: Inbox | Parcel | None, repeated: bool, keep: bool) -
 
 
 def _wait(hold: Hold, deadline: float, repeated: bool, keep: bool, *, answered: bool) -> Reply:
-    inbox = hold.store.inbox(hold.owner)
+    inbox = hold.store.inbox(hold.key, hold.owner)
     silent_since = None
     try:
         while True:

@@ -6,16 +6,19 @@ import logging
 import os
 import secrets
 import socket
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
+from celery_distlock import clock
 from celery_distlock.keys import slot_name
 
 __all__ = [
     "Ability",
     "Desk",
     "Ended",
+    "Glances",
     "Inbox",
     "KeyState",
     "Ownership",
@@ -37,6 +40,7 @@ class Ability(enum.Enum):
 
     WAIT = "let callers block until the key is theirs"
     PARK = "keep tasks until the key is free"
+    RECOGNISE = "recognise a task that has ended when its message comes again"
     SHARE = "be seen by other processes"
 
 
@@ -150,6 +154,23 @@ class Inbox(ABC):
         """Stop listening. Idempotent."""
 
 
+class Glances(Inbox):
+    """An inbox where nothing is pushed: its waiter looks again after short and growing pauses."""
+
+    FIRST, LAST = 0.01, 0.25  # seconds
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._pause = self.FIRST
+
+    def wait(self, timeout: float) -> None:
+        time.sleep(min(timeout, self._pause * clock.jitter(0.5, 1.0)))
+        self._pause = min(2 * self._pause, self.LAST)
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
 class Desk(ABC):
     """Where a worker takes parked runs whose turn it is, without a way through the broker."""
 
@@ -163,6 +184,9 @@ class Desk(ABC):
 class Store(ABC):
     """
     A place that keeps locks.
+
+    Six methods are what every store has; the others go with its `abilities`, and a store that lacks
+    those leaves them as they are.
 
     Every request may be repeated: an owner names one acquisition, not a process, so a request
     whose answer was lost is simply sent again. Every method raises
@@ -263,9 +287,9 @@ class Store(ABC):
         """Whether an inbox costs next to nothing, because this process has had one before."""
         return False
 
-    @abstractmethod
-    def inbox(self, owner: str) -> Inbox:
-        """Return where *owner* can wait for a key, listening already."""
+    def inbox(self, key: str, owner: str) -> Inbox:
+        """Return where *owner* can wait for *key*, listening already."""
+        return Glances(owner)
 
     def desk(self, receive: Callable[[Wake], None]) -> Desk | None:
         """
@@ -275,29 +299,27 @@ class Store(ABC):
         """
         return None
 
-    @abstractmethod
-    def sent(self, wake: Wake) -> None:
+    def sent(self, wake: Wake) -> None:  # noqa: B027  # without a queue there is nothing to note
         """Note that a woken run's message is with the broker."""
 
-    @abstractmethod
-    def came_back(self, wake: Wake) -> None:
+    def came_back(self, wake: Wake) -> None:  # noqa: B027  # likewise
         """Note that a run that was pushed has not ended, and is to be sent again."""
 
-    @abstractmethod
     def drop(self, wake: Wake, *, mark: bool = True) -> Release:
         """
         Forget a run that is on its way or unsettled: it will not run, or has ended for all.
 
         Its key goes to the next. If *mark*, a second delivery that comes later is recognised.
         """
+        return Release(False)
 
-    @abstractmethod
     def sweep(self, interval: float) -> Iterator[Wake]:
         """
         Find what a crash left: free keys with waiters, runs that were woken and not sent.
 
         Of all processes that ask within *interval* seconds, one gets to look.
         """
+        yield from ()
 
     @abstractmethod
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:

@@ -124,7 +124,7 @@ class _Key:
 class MemoryStore(Store):
     """See the module; *url* only names the store."""
 
-    abilities = frozenset({Ability.WAIT, Ability.PARK})
+    abilities = frozenset({Ability.WAIT, Ability.PARK, Ability.RECOGNISE})
 
     def __init__(self, url: str, prefix: str) -> None:
         self.identity = f"{url}#{prefix}"
@@ -306,7 +306,7 @@ class MemoryStore(Store):
         if not (state.holder or state.queue or state.woken or state.done or state.unsettled):
             self._keys.pop(name, None)
 
-    def inbox(self, owner: str) -> Inbox:
+    def inbox(self, key: str, owner: str) -> Inbox:
         return _MemoryInbox(owner, self._inboxes)
 
     def sent(self, wake: Wake) -> None:

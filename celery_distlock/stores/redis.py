@@ -90,7 +90,7 @@ _ANSWERLESS = (RedisConnectionError, RedisTimeoutError, OSError)
 class RedisStore(Store):
     """See the module. *url* as redis-py takes it, also Celery's ``redis+socket://``."""
 
-    abilities = frozenset({Ability.WAIT, Ability.PARK, Ability.SHARE})
+    abilities = frozenset(Ability)
 
     def __init__(self, url: str, prefix: str) -> None:
         self._settings = _connection_settings(url)
@@ -196,7 +196,7 @@ class RedisStore(Store):
     def listening(self) -> bool:
         return self._post is not None
 
-    def inbox(self, owner: str) -> Inbox:
+    def inbox(self, key: str, owner: str) -> Inbox:
         with self._post_mutex:
             if self._post is None:
                 channel = f"{self._prefix}:inbox:{uuid.uuid4().hex}"

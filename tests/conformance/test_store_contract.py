@@ -97,7 +97,7 @@ class Waiter(NamedTuple):
 
 def wait_for(store: Store, key: str, name: str, **more: Any) -> Waiter:
     """A blocked waiter in the queue of *key*."""
-    waiter = Waiter(name, store.inbox(name))
+    waiter = Waiter(name, store.inbox(key, name))
     assert store.acquire(key, name, 30.0, queue=waiter.inbox, **more).status is BUSY
     return waiter
 
@@ -438,7 +438,7 @@ def test_the_place_in_the_queue_counts_from_0(store):
 
     places = []
     for n in range(3):
-        inbox = store.inbox(f"w{n}")
+        inbox = store.inbox("k", f"w{n}")
         places.append(store.acquire("k", f"w{n}", 30.0, queue=inbox).place)
         places.append(store.acquire("k", f"w{n}", 30.0, queue=inbox).place)
 
@@ -482,7 +482,7 @@ def test_what_came_before_the_wait_is_not_missed(store):
 
 
 def test_waiting_ends_though_nothing_comes(store):
-    store.inbox("a").wait(0.01)
+    store.inbox("k", "a").wait(0.01)
 
 
 def test_a_handed_over_key_is_not_free_to_others(store):

@@ -131,7 +131,7 @@ class Agreement(RuleBasedStateMachine):
     @rule(key=KEYS, run=st.one_of(st.just(""), RUNS), repeated=FLAGS)
     def somebody_waits(self, key: str, run: str, repeated: bool) -> None:
         owner = self._owner()
-        self._inboxes[owner] = [store.inbox(owner) for store in self._stores]
+        self._inboxes[owner] = [store.inbox("", owner) for store in self._stores]
         self._owners.append((key, owner, run))
         how = {"repeated": repeated} if run else {}
         self._acquire(key, owner, run, queue=self._inboxes[owner], **how)

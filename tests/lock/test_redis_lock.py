@@ -894,7 +894,7 @@ def test_a_lost_answer_to_a_release_is_no_failure(redis_store, lose_answers):
 def test_a_lost_answer_to_a_release_does_not_free_the_next_holders_key(redis_store, lose_answers):
     lock = Lock("k", store=redis_store)
     lock.acquire()
-    inbox = redis_store.inbox("waiter")
+    inbox = redis_store.inbox("k", "waiter")
     redis_store.acquire("k", "waiter", 60.0, queue=inbox)
     lose_answers(2)
 

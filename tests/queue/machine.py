@@ -340,7 +340,7 @@ class World(RuleBasedStateMachine):
         self.processes.append(process)
         if self.ask(process) is Status.BUSY:
             if run.blocks:
-                process.inbox = worker.inbox(process.hold.owner)
+                process.inbox = worker.inbox(process.hold.key, process.hold.owner)
                 self.ask(process, process.inbox)
             else:
                 self.park(process)

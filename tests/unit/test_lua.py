@@ -166,8 +166,8 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     store = RedisStore(redis_url, prefix)
     store.acquire("k", "a", 30.0)
     store.renew([Ownership("k", "a", 30.0)], 5.0)
-    store.acquire("k", "b", 30.0, queue=store.inbox("b"))
-    store.release("k", "b", inbox=store.inbox("b"))
+    store.acquire("k", "b", 30.0, queue=store.inbox("k", "b"))
+    store.release("k", "b", inbox=store.inbox("k", "b"))
     store.acquire("k", "c", 30.0, queue=Parcel(b"envelope"), run="run")
     wake = store.release("k", "a", ended=Ended.YES, run="other").wake
     store.sent(wake)
