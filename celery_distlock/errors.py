@@ -11,8 +11,8 @@ Every error that this package raises.
     │   ├── LockLostError         we held the key and no longer do     .key .token
     │   └── LockNotOwnedError     released by one who does not hold it (also a RuntimeError)
     └── StoreError                the store refuses
-        ├── StoreUnavailableError the store cannot serve now: the outcome is unknown
-        └── QuorumError           too few of several stores answered   .votes .nodes
+        └── StoreUnavailableError the store cannot serve now: the outcome is unknown
+            └── QuorumError       too few of several servers have confirmed it   .votes .nodes
 
 A driver's exception never leaves the package: it is the ``__cause__`` of one of these. All of them
 survive pickling, so they can be the result of a Celery task.
@@ -122,13 +122,13 @@ class StoreUnavailableError(StoreError):
     """The lock store gave no answer, or cannot serve now; whether it acted is unknown."""
 
 
-class QuorumError(StoreError):
+class QuorumError(StoreUnavailableError):
     """
-    Too few of several stores answered.
+    Too few of several servers have confirmed what was asked for; it is being undone.
 
     Attributes:
-        votes: How many agreed.
-        nodes: How many there are.
+        votes: How many have.
+        nodes: How many had to.
     """
 
     def __init__(self, message: str = "", votes: int = 0, nodes: int = 0) -> None:

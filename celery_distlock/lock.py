@@ -240,8 +240,7 @@ def surrender(
     Never raises for the store's sake: a release that is not answered goes on in the background,
     and the lease's end is behind that.
     """
-    watchdog(hold.store).forget(hold)
-    before = hold.end()
+    before = hold.end()  # a renewal that comes between asks as an owner of old: no harm
     if before is HoldState.ENDED or hold.pid != os.getpid():
         return before  # in a forked child, the hold is the parent's
     ours = True
@@ -255,6 +254,8 @@ def surrender(
         raise
     else:
         _strike(hold)
+    finally:
+        watchdog(hold.store).forget(hold)
     if before is HoldState.HELD and not ours:
         hold.find_lost("the store no longer knew it when it was given up")
         return HoldState.LOST
@@ -337,6 +338,7 @@ class Lock:
             OverflowError: *timeout* is longer than `threading.TIMEOUT_MAX`.
             LockLostError: This thread held the lock already and has lost it.
             StoreUnavailableError: The store did not answer; the lock is not held.
+            QuorumError: Too few of several servers have confirmed it; likewise.
         """
         patience = _patience(blocking, timeout)
         store = self._store

@@ -12,7 +12,7 @@ _HEADER = re.compile(r"^-- (KEYS|ARGV)[ ]*(.*)$", re.MULTILINE)
 _USES = re.compile(r"^-- USES (\w+)\n", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Script:
     """A script with its header: the names of its keys and arguments, and its digest."""
 

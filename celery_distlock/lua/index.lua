@@ -1,5 +1,5 @@
 -- index.lua: note that somebody may be parked at a key, or strike it when nobody was for a minute.
--- KEYS index
+-- KEYS parked
 -- ARGV name action
 -- returns 1 noted or struck | 0 left alone
 --

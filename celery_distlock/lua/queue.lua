@@ -8,6 +8,14 @@ local RESENDS = 4 -- times; then, for what a broker has lost, once a day
 local DAY_MS = 86400000
 local DONE_MS = 3600000 -- how long a late second delivery is recognised; longer than all resends
 
+-- Tells how many heard it; an error, for want of a permission say, leaves open whether any did.
+local function publish(channel, message)
+    if string.find(channel, '{', 1, true) then
+        return redis.pcall('SPUBLISH', channel, message) -- of this slot: no other node is told
+    end
+    return redis.pcall('PUBLISH', channel, message)
+end
+
 -- Pushes a run to the worker that parked it; false if that is gone.
 local function push(run, envelope)
     local desk = redis.call('HGET', TASKS, 'h:' .. run)
@@ -15,7 +23,7 @@ local function push(run, envelope)
         return false
     end
     local parcel = string.format('%d %d ', #LOCK, #run) .. LOCK .. run .. envelope
-    local heard = redis.pcall('PUBLISH', desk, parcel)
+    local heard = publish(desk, parcel)
     return type(heard) == 'number' and heard > 0
 end
 
@@ -50,8 +58,7 @@ local function hand_over(own)
             end
         else
             local inbox, owner = string.match(name, '^(%S+) (.+)$')
-            -- An error, for want of a permission say, leaves open whether anybody is there.
-            local heard = inbox and redis.pcall('PUBLISH', inbox, owner) or 0
+            local heard = inbox and publish(inbox, owner) or 0
             if type(heard) ~= 'number' or heard > 0 then
                 if not grant(now, owner, '', GRANT_MS) then
                     return nil

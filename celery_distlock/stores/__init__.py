@@ -17,6 +17,10 @@ _SCHEMES = {
     "rediss": "redis:RedisStore",
     "unix": "redis:RedisStore",
     "redis+socket": "redis:RedisStore",
+    "sentinel": "redis:RedisStore",
+    "sentinels": "redis:RedisStore",
+    "redis+cluster": "redis:RedisStore",
+    "rediss+cluster": "redis:RedisStore",
     "memory": "memory:MemoryStore",
 }
 _open: dict[tuple[str, str], Store] = {}

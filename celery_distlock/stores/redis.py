@@ -1,11 +1,9 @@
 """
-The store over one Redis or Valkey server.
+The store over Redis or Valkey: one server, the master that sentinels name, or a cluster.
 
-Speaks to the server through redis-py's connections, not its client: a request that got no answer is
-repeated here, with the same owner, and nowhere else. A client of the user's is never touched.
+A request that got no answer is repeated here, with the same owner, and nowhere else.
 """
 
-import contextlib
 import logging
 import math
 import os
@@ -13,34 +11,26 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlencode, urlsplit
 from weakref import WeakSet
 
-import redis
-from redis.backoff import NoBackoff
-from redis.connection import Connection
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
-    ClusterCrossSlotError,
     ClusterDownError,
     MasterDownError,
+    MovedError,
     NoPermissionError,
-    NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
     TryAgainError,
 )
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
-from redis.retry import Retry
 
 from celery_distlock import clock, lua
-from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
+from celery_distlock.errors import QuorumError, StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
 
 from .base import (
@@ -58,15 +48,17 @@ from .base import (
     Store,
     Wake,
 )
+from .pushes import Post, PushDesk, PushInbox
+from .servers import Place
+from .urls import locate
+from .wires import ANSWERLESS, TIMEOUT, Call, TooFewReplicasError, command, script_call
 
 __all__ = ["RedisStore"]
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT = 5.0  # seconds for one answer; a slower server is treated as gone
 PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
 SWEEP_BATCH = 100  # keys a round trip
-IDLE_PING = 10.0  # seconds after which a silent subscription is asked whether it is still there
 
 # Refusals that pass: the server starts, fails over, is full, or its operator has locked us out.
 # redis-py takes the code away from some of them and makes it their class.
@@ -75,36 +67,41 @@ _PASSING_KINDS = (
     AuthorizationError,
     ClusterDownError,
     MasterDownError,
+    MovedError,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
     TryAgainError,
 )
 _PASSING = re.compile(
-    r"LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY |OOM|MISCONF|NOREPLICAS|UNBLOCKED"
-    r"|NOAUTH|WRONGPASS|NOPERM|ACL failure|max number of clients"
+    r"LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MOVED|ASK |BUSY |OOM|MISCONF|NOREPLICAS"
+    r"|UNBLOCKED|NOAUTH|WRONGPASS|NOPERM|ACL failure|max number of clients"
 )
-_ANSWERLESS = (RedisConnectionError, RedisTimeoutError, OSError)
 
 
 class RedisStore(Store):
-    """See the module. *url* as redis-py takes it, also Celery's ``redis+socket://``."""
+    """See the module; *url* as :func:`~celery_distlock.stores.urls.locate` takes it."""
 
     abilities = frozenset(Ability)
 
     def __init__(self, url: str, prefix: str) -> None:
-        self._settings = _connection_settings(url)
+        self._servers, self._replicas = locate(url)
         self._prefix = prefix
-        self.address = _address(self._settings[1])
+        self.address = self._servers.address
         self.identity = f"{self.address}#{prefix}"
-        self._index = f"{prefix}:parked".encode()
-        self._wires: dict[float, _Wire] = {}
-        self._post: _Post | None = None
+        self._desk: PushDesk | None = None
         self._spoilt: set[str] = set()
-        self._one_by_one = False  # a cluster, where keys are in slots of their own
-        self._mutex = threading.Lock()
-        self._post_mutex = threading.Lock()  # its own: to subscribe can take seconds
+        self.forget_connections(forked=False)
         _stores.add(self)
+
+    def forget_connections(self, *, forked: bool = True) -> None:
+        """Drop what a fork inherited, without a word to the server: it is the parent's."""
+        self._mailbox = f"{self._prefix}:inbox:{uuid.uuid4().hex}"
+        self._posts: dict[Hashable, Post] = {}
+        self._mutex = threading.Lock()
+        if forked:
+            self._desk = None
+            self._servers.after_fork()
 
     def acquire(
         self,
@@ -118,30 +115,24 @@ class RedisStore(Store):
         keep: bool = False,
     ) -> Reply:
         mode, detail, desk = "try", b"", ""
+        name = slot_name(key)
         if isinstance(queue, Parcel):
-            mode, (detail, desk) = "park", queue
-            self._ask([_call(_INDEX, [self._index], [slot_name(key), "add"])], key)
+            mode, detail, desk = "park", queue.envelope, self._desk_channel(name, queue.desk)
+            self._ask([self._index("add", name)], key)
         elif queue is not None:
             mode, detail = "wait", queue.address.encode()
-        name = slot_name(key)
-        arguments = [owner, _ms(lease), mode, run, int(repeated), int(keep), detail, desk]
-        asked = self._ask([_call(_ACQUIRE, self._names(name), arguments)], key)
+        arguments = owner, _ms(lease), mode, run, int(repeated), int(keep), detail, desk
+        asked = self._ask([self._call(_ACQUIRE, name, *arguments, confirmed=True)], key)
         return _reply(name, asked.answers[0], asked.asked_at)
 
     def acquire_all(
         self, keys: Sequence[str], owners: Sequence[str], lease: float, *, run: str = ""
     ) -> list[Reply] | None:
-        if self._one_by_one:
+        stems = tuple(self._stem(slot_name(key)) for key in keys)
+        if not self._servers.share([stem.encode() for stem in stems]):
             return None
-        records = [record for key in keys for record in self._names(slot_name(key))]
-        call = _call(_ACQUIRE_ALL, records, [run, _ms(lease), " ".join(owners)])
-        try:
-            asked = self._ask([call], ", ".join(keys))
-        except StoreError as error:
-            if not _is_of_several_slots(error.__cause__):
-                raise
-            self._one_by_one = True
-            return None
+        call = script_call(_ACQUIRE_ALL, stems, run, _ms(lease), " ".join(owners))
+        asked = self._ask([call._replace(replicas=self._replicas)], ", ".join(keys))
         tokens = asked.answers[0]
         if not tokens and asked.repeats:
             # The request before, whose answer was lost, may have taken what is left of them.
@@ -151,24 +142,39 @@ class RedisStore(Store):
 
     def line_up(self, key: str, run: str, parcel: Parcel, timeout: float) -> Reply:
         name, asked_at = slot_name(key), clock.monotonic()
+        desk = self._desk_channel(name, parcel.desk)
+        arguments = "", 1, "line", run, 0, 0, parcel.envelope, desk
         calls = [
-            _call(_INDEX, [self._index], [name, "add"]),
-            _call(_ACQUIRE, self._names(name), ["", 1, "line", run, 0, 0, *parcel]),
+            self._index("add", name),
+            self._call(_ACQUIRE, name, *arguments, confirmed=True),
         ]
-        answers = self._ask_once(calls, timeout)
+        if self._servers.in_order:
+            answers = self._ask_once(calls, timeout)
+        else:  # noted before it is parked, lest it be parked and not noted
+            answers = [self._ask_once([call], timeout)[0] for call in calls]
         return _reply(name, answers[1], asked_at)
 
     def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
-        commands = [
-            _call(_RENEW, self._names(slot_name(hold.key))[:1], [hold.owner, _ms(hold.lease)])
-            for hold in holds
+        calls = [
+            self._call(_RENEW, slot_name(hold.key), hold.owner, _ms(hold.lease)) for hold in holds
         ]
+        if self._replicas:  # where calls go one way, what confirms the last confirms all
+            last = len(calls) - 1
+            everyone = not self._servers.in_order
+            calls = [
+                call._replace(replicas=self._replicas) if everyone or number == last else call
+                for number, call in enumerate(calls)
+            ]
         asked_at = clock.monotonic()
         try:
-            answers = self._exchange(self._wire(timeout), commands)
-        except (RedisError, OSError) as error:
-            logger.warning("%s did not answer a renewal: %s", self.address, error)
+            answers = self._servers.exchange(calls, timeout)
+        except RedisError as error:
             answers = [error] * len(holds)
+        if self._servers.in_order and isinstance(answers[-1], TooFewReplicasError):
+            answers = [answers[-1]] * len(holds)
+        failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
+        if failure is not None:
+            logger.warning("%s did not answer a renewal: %s", self.address, failure)
         return [(_RENEWALS.get(_plain(a), RenewOutcome.UNKNOWN), asked_at) for a in answers]
 
     def release(
@@ -184,76 +190,106 @@ class RedisStore(Store):
         keep_run, keep_s = keep_for or ("", 0.0)
         address = inbox.address if inbox is not None else ""
         keep_ms = _ms(keep_s) if keep_for else 0
-        arguments = [owner, run, ended.value, address, keep_run, keep_ms]
+        arguments = owner, run, ended.value, address, keep_run, keep_ms
         name = slot_name(key)
-        return _released(name, self._ask([_call(_RELEASE, self._names(name), arguments)], key))
+        return _released(name, self._ask([self._call(_RELEASE, name, *arguments)], key))
 
     def drop(self, wake: Wake, *, mark: bool = True) -> Release:
-        drop = _call(_DROP, self._names(wake.name), [wake.run, int(mark)])
+        drop = self._call(_DROP, wake.name, wake.run, int(mark))
         return _released(wake.name, self._ask([drop], wake.name))
 
     @property
     def listening(self) -> bool:
-        return self._post is not None
+        return bool(self._posts)
 
     def inbox(self, key: str, owner: str) -> Inbox:
-        with self._post_mutex:
-            if self._post is None:
-                channel = f"{self._prefix}:inbox:{uuid.uuid4().hex}"
-                self._post = _Post(_Subscription(self._connection(TIMEOUT), channel))
-            post = self._post
-        return post.open(owner)
+        name = slot_name(key)
+
+        def find() -> tuple[Post, Place]:
+            place = self._place(name, self._mailbox)
+            post = self._posts.get(place.node)
+            if post is None:
+                with self._mutex:
+                    post = self._posts.setdefault(
+                        place.node, Post(self._servers.connect(place.node))
+                    )
+            return post, place
+
+        return PushInbox(owner, find)
 
     def desk(self, receive: Callable[[Wake], None]) -> Desk:
         channel = f"{self._prefix}:desk:{uuid.uuid4().hex}"
-        return _RedisDesk(_Subscription(self._connection(TIMEOUT), channel), receive)
+        self._desk = desk = PushDesk(channel, self._servers, receive)
+        if self._servers.in_order:
+            desk.attend(self._place("", channel), TIMEOUT)
+        return desk
+
+    def _desk_channel(self, name: str, address: str) -> str:
+        """Return where what is parked at *name* is pushed for the desk at *address*."""
+        if not address or self._servers.in_order:
+            return address
+        place, desk = self._place(name, address), self._desk
+        if desk is not None and desk.address == address:
+            desk.attend(place)
+        return place.channel
+
+    def _place(self, name: str, channel: str) -> Place:
+        try:
+            return self._servers.place(self._stem(name).encode(), channel)
+        except ANSWERLESS as error:
+            raise StoreUnavailableError(f"{self.address} cannot serve: {error}") from error
 
     def sent(self, wake: Wake) -> None:
-        self._ask([_call(_SENT, self._names(wake.name), [wake.run, 0])], wake.name)
+        self._ask([self._call(_SENT, wake.name, wake.run, 0)], wake.name)
 
     def came_back(self, wake: Wake) -> None:
-        self._ask([_call(_SENT, self._names(wake.name), [wake.run, 1])], wake.name)
+        self._ask([self._call(_SENT, wake.name, wake.run, 1)], wake.name)
 
     def sweep(self, interval: float) -> Iterator[Wake]:
-        turn = ("SET", f"{self._prefix}:sweeper", "1", "NX", "PX", _ms(interval * 0.9))
+        turn = self._command("sweeper", "SET", "{}", "1", "NX", "PX", _ms(interval * 0.9))
         if self._ask([turn], "the sweeper's turn").answers[0] is None:
             return
         for names in self._waiting_names():
-            calls = [_call(_SWEEP, self._names(name), [SWEEP_BATCH]) for name in names]
-            answers = self._ask(calls, "the sweep", optional=True).answers
+            calls = [self._call(_SWEEP, name, SWEEP_BATCH) for name in names]
             quiet = []
-            for name, answer in zip(names, answers, strict=True):
-                if isinstance(answer, ResponseError):
+            for name, answer in zip(names, self._attempt(calls).answers, strict=True):
+                if isinstance(answer, Exception):
                     self._pass_over(name, answer)
                     continue
                 waiting, *found = answer
                 for run, envelope in zip(found[::2], found[1::2], strict=True):
                     yield Wake(name, _text(run), envelope)
                 if not waiting:
-                    quiet.append(_call(_INDEX, [self._index], [name, "strike"]))
+                    quiet.append(self._index("strike", name))
             if quiet:
                 self._ask(quiet, "the sweep")
 
-    def _pass_over(self, name: str, refusal: ResponseError) -> None:
+    def _pass_over(self, name: str, refusal: Exception) -> None:
         """Let one key's spoilt records not keep the others from being swept; say so once."""
-        if _passes(refusal):
-            raise StoreUnavailableError(f"{self.address} cannot serve: {refusal}") from refusal
-        if name not in self._spoilt:
+        if not isinstance(refusal, ResponseError) or _passes(refusal):
+            if self._servers.in_order:
+                raise StoreUnavailableError(f"{self.address} cannot serve: {refusal}") from refusal
+            logger.warning("%s was not swept: %s", name, refusal)  # its node is away; others go on
+        elif name not in self._spoilt:
             self._spoilt.add(name)
             logger.error("%s: no parked task wakes", self._refusal(refusal, name))
 
     def _waiting_names(self) -> Iterator[list[str]]:
         cursor = b"0"
         while True:
-            scan = ("ZSCAN", self._index, cursor, "COUNT", SWEEP_BATCH)
+            scan = self._command("parked", "ZSCAN", "{}", cursor, "COUNT", SWEEP_BATCH)
             cursor, found = self._ask([scan], "the sweep").answers[0]
             if found:
                 yield list(dict.fromkeys(_text(name) for name in found[::2]))
             if cursor == b"0":
                 return
 
+    def _index(self, action: str, name: str) -> Call:
+        call = script_call(_INDEX, (f"{self._prefix}:",), name, action)
+        return call._replace(replicas=self._replicas) if action == "add" else call
+
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
-        look = [_call(_INSPECT, self._names(slot_name(key))[:2], [])]
+        look = [self._call(_INSPECT, slot_name(key))]
         answers = self._ask(look, key).answers if timeout is None else self._ask_once(look, timeout)
         owner, token, run, ttl_ms, waiting = answers[0]
         return KeyState(
@@ -271,101 +307,89 @@ class RedisStore(Store):
         self.release(probe, "probe")
         if reply.status is not Status.GRANTED:
             raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
-        published = ("PUBLISH", f"{self._prefix}:probe", "")
-        asked = self._ask([("INFO",), published], "INFO", optional=True)
-        info, heard = asked.answers
+        calls = [self._command("probe", "INFO"), self._command("probe", "PUBLISH", "{}", "")]
+        info, heard = self._attempt(calls).answers
         doubts = list(_doubts(_text(info))) if isinstance(info, bytes) else []
         if isinstance(heard, ResponseError):
             doubts.append(
                 f"this user may not publish to {self._prefix}:*, so waiters and parked tasks are"
                 f" served late (ACL SETUSER ... &{self._prefix}:*)"
             )
-        return doubts
+        return doubts + self._servers.check()
 
     def close(self) -> None:
         with self._mutex:
-            wires, self._wires = list(self._wires.values()), {}
-            post, self._post = self._post, None
-        for wire in wires:
-            wire.close()
-        if post is not None:
+            posts, self._posts = list(self._posts.values()), {}
+        self._servers.close()
+        for post in posts:
             post.close()
 
-    def forget_connections(self) -> None:
-        """Drop what a fork inherited, without a word to the server: it is the parent's."""
-        self._wires = {}
-        self._post = None
-        self._mutex = threading.Lock()
-        self._post_mutex = threading.Lock()
+    def _stem(self, name: str) -> str:
+        return f"{self._prefix}:{{{name}}}:"
 
-    def _names(self, name: str) -> list[bytes]:
-        stem = f"{self._prefix}:{{{name}}}:".encode()
-        return [stem + record for record in _RECORDS]
+    def _call(
+        self, script: lua.Script, name: str, *arguments: Any, confirmed: bool = False
+    ) -> Call:
+        call = script_call(script, (self._stem(name),), *arguments)
+        return call._replace(replicas=self._replicas) if confirmed and self._replicas else call
 
-    def _connection(self, timeout: float) -> "_Connect":
-        connection_class, settings = self._settings
-        limits = {
-            "socket_timeout": timeout,
-            "socket_connect_timeout": timeout,
-            "retry": Retry(NoBackoff(), 0),
-        }
-        return _Connect(connection_class, {**settings, **limits})
+    def _command(self, record: str, *words: Any) -> Call:
+        """Return a call on a *record* that is no key's; the word ``{}`` stands for its name."""
+        name = f"{self._prefix}:{record}".encode()
+        return command(name, *(name if word == "{}" else word for word in words))
 
-    def _wire(self, timeout: float) -> "_Wire":
-        timeout = min(TIMEOUT, 2.0 ** math.floor(math.log2(max(timeout, 0.02))))
-        wire = self._wires.get(timeout)
-        if wire is None:
-            with self._mutex:
-                wire = self._wires.setdefault(timeout, _Wire(self._connection(timeout)))
-        return wire
+    def _ask(self, calls: Sequence[Call], what: str) -> "_Asked":
+        """
+        Send *calls* together until they are answered, three times at most.
 
-    def _ask(
-        self,
-        commands: Sequence[Sequence[Any]],
-        what: str,
-        *,
-        optional: bool = False,
-    ) -> "_Asked":
-        """Send *commands* in one round trip until they are answered, three times at most."""
-        wire = self._wire(TIMEOUT)
-        failure: Exception | None = None
+        Raises:
+            StoreUnavailableError: They were not, or the servers cannot serve now.
+            StoreError: They were refused.
+            QuorumError: Too few replicas have confirmed what was done.
+        """
+        asked = self._attempt(calls)
+        if not asked.failures:
+            return asked
+        failure = asked.failures[0]
+        if isinstance(failure, TooFewReplicasError):
+            raise QuorumError(
+                f"{what!r} at {self.address}: {failure}",
+                votes=failure.confirmed,
+                nodes=failure.wanted,
+            ) from failure
+        if isinstance(failure, ResponseError) and not _passes(failure):
+            raise self._refusal(failure, what) from failure
+        raise StoreUnavailableError(f"{self.address} cannot serve: {failure}") from failure
+
+    def _attempt(self, calls: Sequence[Call]) -> "_Asked":
+        """As `_ask`, but what went wrong with a call is its answer."""
         for repeats, pause in enumerate(PAUSES):
-            if failure is not None:
+            if repeats:
                 time.sleep(pause * clock.jitter(0.5, 1.0))
             asked_at = clock.monotonic()
             try:
-                answers = self._exchange(wire, commands)
-            except _ANSWERLESS as error:
-                failure = error
-                continue
+                answers = self._exchange(calls, TIMEOUT)
             except ResponseError as error:  # refused while the connection was made
-                answers, optional = [error], False
+                answers = [error] * len(calls)
             except RedisError as error:
                 raise StoreError(f"{self.address} does not answer as a Redis: {error}") from error
-            refusal = next((a for a in answers if isinstance(a, ResponseError)), None)
-            if refusal is None or optional:
-                return _Asked(answers, asked_at, repeats)
-            if not _passes(refusal):
-                raise self._refusal(refusal, what) from refusal
-            failure = refusal
-        raise StoreUnavailableError(f"{self.address} cannot serve: {failure}") from failure
+            failures = [answer for answer in answers if isinstance(answer, Exception)]
+            if not any(map(_passes, failures)):
+                break
+        return _Asked(answers, asked_at, repeats, failures)
 
-    def _ask_once(self, commands: Sequence[Sequence[Any]], timeout: float) -> list[Any]:
+    def _ask_once(self, calls: Sequence[Call], timeout: float) -> list[Any]:
         try:
-            answers = self._exchange(self._wire(timeout), commands)
-        except (RedisError, OSError) as error:
-            raise StoreUnavailableError(f"{self.address} did not answer: {error}") from error
-        refusal = next((a for a in answers if isinstance(a, ResponseError)), None)
-        if refusal is not None:
-            raise StoreUnavailableError(f"{self.address}: {refusal}") from refusal
+            answers = self._exchange(calls, timeout)
+        except RedisError as error:
+            answers = [error]
+        failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
+        if failure is not None:
+            raise StoreUnavailableError(f"{self.address} did not answer: {failure}") from failure
         return answers
 
-    def _exchange(self, wire: "_Wire", commands: Sequence[Sequence[Any]]) -> list[Any]:
-        answers = wire.exchange(commands)
-        if any(isinstance(answer, NoScriptError) for answer in answers):
-            # All of them again: every request may be repeated, and order is kept.
-            answers = wire.exchange([_in_full(command) for command in commands])
-        return answers
+    def _exchange(self, calls: Sequence[Call], timeout: float) -> list[Any]:
+        return self._servers.exchange(calls, timeout)
 
     def _refusal(self, error: ResponseError, what: str) -> StoreError:
         if "WRONGTYPE" in str(error):
@@ -377,11 +401,12 @@ class RedisStore(Store):
 
 
 class _Asked(NamedTuple):
-    """The answers, the local clock before the attempt that brought them, and how many failed."""
+    """What the last attempt at a request brought."""
 
     answers: list[Any]
-    asked_at: float
-    repeats: int
+    asked_at: float  # the local clock before it
+    repeats: int  # the attempts before it, which failed
+    failures: list[Exception]  # that are among the answers
 
 
 def _released(name: str, asked: _Asked) -> Release:
@@ -392,13 +417,11 @@ def _released(name: str, asked: _Asked) -> Release:
     return Release(answer == 1 or asked.repeats > 0)
 
 
-def _is_of_several_slots(refusal: BaseException | None) -> bool:
-    # redis-py 5 has the class, but does not make it of this refusal.
-    return isinstance(refusal, ClusterCrossSlotError) or "CROSSSLOT" in str(refusal)
-
-
-def _passes(refusal: RedisError) -> bool:
-    return isinstance(refusal, _PASSING_KINDS) or bool(_PASSING.search(str(refusal)))
+def _passes(failure: Exception) -> bool:
+    """Whether it may be otherwise in a moment: there was no answer, or a refusal that passes."""
+    return isinstance(failure, (*ANSWERLESS, *_PASSING_KINDS)) or bool(
+        _PASSING.search(str(failure))
+    )
 
 
 def _reply(name: str, answer: Any, asked_at: float) -> Reply:
@@ -418,251 +441,6 @@ def _reply(name: str, answer: Any, asked_at: float) -> Reply:
         place,
         Wake(name, _text(woken), envelope) if woken else None,
     )
-
-
-class _Connect:
-    """Makes connections to one server."""
-
-    def __init__(self, connection_class: type[Connection], settings: dict[str, Any]) -> None:
-        self._class = connection_class
-        self._settings = settings
-
-    def __call__(self) -> Connection:
-        return self._class(**self._settings)
-
-
-class _Wire:
-    """Connections to one server, each used by one thread at a time."""
-
-    def __init__(self, connect: _Connect) -> None:
-        self._connect = connect
-        self._idle: list[Connection] = []
-
-    def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send *commands* together and return their answers; a refusal is an answer."""
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._connect()
-        try:
-            connection.send_packed_command(_packed(commands), check_health=False)
-            answers = [_answer(connection) for _ in commands]
-        except BaseException as error:
-            # Also when a time limit's exception strikes: half an answer may be left in there.
-            connection.disconnect()
-            if isinstance(error, _ANSWERLESS):
-                self.close()  # the others are of the same age, and as likely to be dead
-            raise
-        self._idle.append(connection)
-        return answers
-
-    def close(self) -> None:
-        while self._idle:
-            self._idle.pop().disconnect()
-
-
-def _answer(connection: Connection) -> Any:
-    try:
-        return connection.read_response()
-    except ResponseError as error:
-        return error.with_traceback(None)  # which would keep all callers' frames, and their holds
-
-
-class _Subscription:
-    """
-    One channel and one thread that listens to it, over any number of connections.
-
-    A push can be lost, so nobody may rely on one; `on_connected` says that some may have been.
-    """
-
-    def __init__(self, connect: _Connect, channel: str) -> None:
-        self.channel = channel
-        self.on_connected: Callable[[], None] = _nothing
-        self.on_message: Callable[[bytes], None] = _nothing
-        self._connect = connect
-        self._listening = threading.Event()
-        self._closed = False
-        self._connection: Connection | None = None
-
-    def start(self) -> None:
-        """Listen; what is pushed once this has returned is received, if the server answers."""
-        threading.Thread(target=self._run, name="distlock-inbox", daemon=True).start()
-        self._listening.wait(TIMEOUT)
-
-    def close(self) -> None:
-        self._closed = True
-        connection = self._connection
-        if connection is not None:
-            with contextlib.suppress(Exception):
-                connection.disconnect()
-
-    def _run(self) -> None:
-        while not self._closed:
-            try:
-                self._listen()
-            except Exception as error:  # noqa: BLE001  # whatever it is, the thread has to live on
-                if not self._closed:
-                    logger.warning("no pushes for now, the subscription broke: %s", error)
-            finally:
-                self._listening.clear()
-            if not self._closed:
-                time.sleep(clock.jitter(0.2, 1.0))  # spreads reconnections
-
-    def _listen(self) -> None:
-        connection = self._connection = self._connect()
-        try:
-            connection.send_command("SUBSCRIBE", self.channel)
-            while not self._closed:
-                if not connection.can_read(IDLE_PING):
-                    connection.send_command("PING", check_health=False)
-                    if not connection.can_read(TIMEOUT):
-                        raise RedisTimeoutError("no answer to a ping")
-                self._take(connection.read_response())
-        finally:
-            connection.disconnect()
-
-    def _take(self, message: Any) -> None:
-        kind, _, payload = message if len(message) == 3 else (b"", b"", b"")
-        if kind == b"subscribe":
-            self._listening.set()
-            self.on_connected()
-        elif kind == b"message":
-            self.on_message(payload)
-
-
-def _nothing(*_args: Any) -> None:
-    """Do nothing."""
-
-
-class _Post:
-    """Carries grants to this process's blocked waiters: one subscription for all of them."""
-
-    def __init__(self, subscription: _Subscription) -> None:
-        self.subscription = subscription
-        self._waiters: dict[str, threading.Event] = {}
-        subscription.on_connected = self._wake_all
-        subscription.on_message = self._wake
-        subscription.start()
-
-    def open(self, owner: str) -> "_RedisInbox":
-        self._waiters[owner] = event = threading.Event()
-        return _RedisInbox(self, owner, event)
-
-    def drop(self, owner: str) -> None:
-        self._waiters.pop(owner, None)
-
-    def close(self) -> None:
-        self.subscription.close()
-
-    def _wake_all(self) -> None:
-        for event in list(self._waiters.values()):
-            event.set()
-
-    def _wake(self, payload: bytes) -> None:
-        event = self._waiters.get(_text(payload))
-        if event is not None:
-            event.set()
-
-
-class _RedisDesk(Desk):
-    def __init__(self, subscription: _Subscription, receive: Callable[[Wake], None]) -> None:
-        self.address = subscription.channel
-        self._subscription = subscription
-        self._receive = receive
-        subscription.on_message = self._take
-        subscription.start()
-
-    def close(self) -> None:
-        self._subscription.close()
-
-    def _take(self, payload: bytes) -> None:
-        lock_length, run_length, rest = payload.split(b" ", 2)
-        end = int(lock_length)
-        middle = end + int(run_length)
-        name = _text(rest[:end]).partition("{")[2].rpartition("}")[0]
-        self._receive(Wake(name, _text(rest[end:middle]), rest[middle:]))
-
-
-class _RedisInbox(Inbox):
-    def __init__(self, post: _Post, owner: str, event: threading.Event) -> None:
-        self.address = post.subscription.channel
-        self._post = post
-        self._owner = owner
-        self._event = event
-
-    def wait(self, timeout: float) -> None:
-        if self._event.wait(timeout):
-            self._event.clear()
-
-    def close(self) -> None:
-        self._post.drop(self._owner)
-
-
-def _connection_settings(url: str) -> tuple[type[Connection], dict[str, Any]]:
-    """
-    Return what redis-py makes of *url*, or of the forms of it that Celery takes.
-
-    Raises:
-        ConfigurationError: It does not parse, or names an option that there is not.
-    """
-    from . import redact  # the package imports this module when it needs it
-
-    try:
-        pool = redis.ConnectionPool.from_url(_as_redis_py_says(url))
-    except (ValueError, RedisError):  # its message may quote a part of the password
-        raise ConfigurationError(
-            f"the lock store's URL {redact(url)!r} does not parse; it should be like"
-            " redis://user:password@host:6379/0"
-        ) from None
-    settings = {k: v for k, v in pool.connection_kwargs.items() if "maint_notif" not in k}
-    settings |= {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
-    if "path" not in settings:
-        settings.setdefault("socket_keepalive", True)
-    try:
-        pool.connection_class(**settings)  # connects when it is used
-    except (TypeError, ValueError, RedisError) as error:
-        raise ConfigurationError(f"the lock store's URL {redact(url)!r}: {error}") from None
-    return pool.connection_class, settings
-
-
-def _as_redis_py_says(url: str) -> str:
-    parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query))
-    if "ssl_cert_reqs" in query:
-        query["ssl_cert_reqs"] = query["ssl_cert_reqs"].removeprefix("CERT_").lower()
-    if parts.scheme == "redis+socket":
-        query["db"] = query.pop("virtual_host", "0")
-    scheme = parts.scheme.replace("redis+socket", "unix")
-    options = f"?{urlencode(query)}" if query else ""
-    return f"{scheme}://{parts.netloc}{parts.path}{options}"
-
-
-def _address(settings: dict[str, Any]) -> str:
-    database = settings.get("db") or 0
-    if "path" in settings:
-        return f"unix://{settings['path']}?db={database}"
-    return f"redis://{settings.get('host', 'localhost')}:{settings.get('port', 6379)}/{database}"
-
-
-def _call(script: lua.Script, keys: Sequence[bytes], arguments: Iterable[Any]) -> tuple[Any, ...]:
-    return (b"EVALSHA", script.sha.encode(), len(keys), *keys, *arguments)
-
-
-def _in_full(command: Sequence[Any]) -> Sequence[Any]:
-    if command[0] != b"EVALSHA":
-        return command
-    return (b"EVAL", _SOURCES[command[1]], *command[2:])
-
-
-def _packed(commands: Sequence[Sequence[Any]]) -> list[bytes]:
-    """Return *commands* as they are sent; redis-py's own packing takes three times as long."""
-    parts = []
-    for command in commands:
-        parts.append(b"*%d\r\n" % len(command))
-        for word in command:
-            raw = word if type(word) is bytes else str(word).encode()
-            parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
-    return [b"".join(parts)]
 
 
 def _doubts(info: str) -> Iterator[str]:
@@ -711,8 +489,6 @@ _SCRIPTS = [
     )
 ]
 _ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE, _DROP, _SENT, _SWEEP, _INDEX, _INSPECT = _SCRIPTS
-_SOURCES = {script.sha.encode(): script.source for script in _SCRIPTS}
-_RECORDS = tuple(name.encode() for name in _ACQUIRE.keys)
 _RENEWALS = {
     1: RenewOutcome.RENEWED,
     0: RenewOutcome.HELD,

@@ -25,8 +25,8 @@ from celery.worker.request import Request
 from kombu.message import Message
 from kombu.transport.redis import QoS
 
-from celery_distlock import LockedTask, execution, install, lua, runtime
-from celery_distlock.stores import redis as redis_store
+from celery_distlock import LockedTask, execution, install, runtime
+from celery_distlock.stores.wires import Wire
 from celery_distlock.worker import desk
 from tests import processes
 from tests.apps import make_app
@@ -116,33 +116,26 @@ class Points:
         setattr(owner, name, crossing)
 
 
-_SCRIPTS = {
-    script.sha.encode(): name.strip("_").lower()
-    for name, script in vars(redis_store).items()
-    if isinstance(script, lua.Script)
-}
-
-
-def _request_kind(_wire: Any, commands: Any) -> str:
+def _request_kind(_wire: Any, calls: Any) -> str:
     """What is asked of the store; `claim` is what a woken or redelivered task does."""
-    words = commands[-1]
-    if words[0] not in (b"EVALSHA", b"EVAL"):
-        return str(words[0]).lower()
-    kind = _SCRIPTS.get(words[1], "load")  # whole scripts are sent to a server that has just begun
+    script, arguments = calls[-1].script, calls[-1].arguments
+    if script is None:
+        return str(calls[-1].head.split(b"\r\n")[1].decode().lower())
+    kind = str(script.name)
     if kind == "acquire":
-        mode, repeated = words[3 + words[2] + 2], words[3 + words[2] + 4]
+        mode, repeated = arguments[2], arguments[4]
         kind = mode if mode != "try" else "claim" if repeated else "acquire"
-    return "strike" if kind == "index" and words[-1] == "strike" else kind
+    return "strike" if kind == "index" and arguments[-1] == "strike" else kind
 
 
 def _noting_ends(exchange: Any) -> Any:
     """Let *exchange* write down of which runs the lock store has been told that all is done."""
 
     @functools.wraps(exchange)
-    def noting(self: Any, commands: Any) -> Any:
-        answers = exchange(self, commands)
-        if _request_kind(self, commands) == "drop":
-            run = commands[0][3 + commands[0][2]]
+    def noting(self: Any, calls: Any) -> Any:
+        answers = exchange(self, calls)
+        if _request_kind(self, calls) == "drop":
+            run = calls[0].arguments[0]
             journal.write("settled", [run.partition(":")[0], os.getpid()])
         return answers
 
@@ -160,11 +153,11 @@ def _noting_arrivals(append: Any) -> Any:
     return noting
 
 
-redis_store._Wire.exchange = _noting_ends(redis_store._Wire.exchange)  # type: ignore[method-assign]
+Wire.exchange = _noting_ends(Wire.exchange)  # type: ignore[method-assign]
 QoS.append = _noting_arrivals(QoS.append)
 
 points = Points()
-points.wrap(redis_store._Wire, "exchange", _request_kind)
+points.wrap(Wire, "exchange", _request_kind)
 points.wrap(runtime, "publish", lambda *_: "publish")
 points.wrap(execution, "publish", lambda *_: "republish")
 points.wrap(desk.DeskStep, "_take", lambda *_: "take")

@@ -232,11 +232,11 @@ def _wrapped() -> list[tuple[Any, str, Any]]:
     from kombu.transport.redis import QoS
 
     from celery_distlock import execution, runtime
-    from celery_distlock.stores import redis as redis_store
+    from celery_distlock.stores import wires
     from celery_distlock.worker import desk
 
     places = [
-        (redis_store._Wire, "exchange"),
+        (wires.Wire, "exchange"),
         (runtime, "publish"),
         (execution, "publish"),
         (desk.DeskStep, "_take"),

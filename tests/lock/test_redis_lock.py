@@ -31,7 +31,8 @@ from celery_distlock.errors import (
 from celery_distlock.lease import Hold, Terms
 from celery_distlock.lock import Lock, obtain
 from celery_distlock.stores.base import Ownership, Parcel, Status
-from celery_distlock.stores.redis import RedisStore, _Wire
+from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.wires import Wire
 from celery_distlock.watchdog import watchdog
 from tests.lock.processes import Script
 from tests.waiting import wait_until
@@ -261,11 +262,11 @@ def test_no_error_of_the_driver_leaves_the_store(redis_store, monkeypatch, metho
     for kind in driver_errors():
         error = kind.__new__(kind)  # their constructors differ
 
-        def fail(_wire, _commands, error=error):
+        def fail(_wire, _calls, error=error):
             raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr(_Wire, "exchange", fail)
+            patch.setattr(Wire, "exchange", fail)
             try:
                 getattr(redis_store, method)(*arguments)
             except StoreError:
@@ -393,17 +394,17 @@ def test_renewals_share_round_trips(server, store):
     for lock in locks:
         lock.acquire()
     trips: list[int] = []
-    exchange = _Wire.exchange
+    exchange = Wire.exchange
 
-    def count(wire, commands):
-        trips.append(len(commands))
-        return exchange(wire, commands)
+    def count(wire, calls):
+        trips.append(len(calls))
+        return exchange(wire, calls)
 
-    _Wire.exchange = count  # type: ignore[method-assign]
+    Wire.exchange = count  # type: ignore[method-assign]
     try:
         wait_until(lambda: sum(trips) >= 50, what="renewals")
     finally:
-        _Wire.exchange = exchange  # type: ignore[method-assign]
+        Wire.exchange = exchange  # type: ignore[method-assign]
     for lock in locks:
         lock.release()
 
@@ -767,7 +768,7 @@ def test_connections_that_the_server_closed_do_not_count_as_an_outage(server, st
         thread.start()
     for thread in threads:
         thread.join(60)
-    idle = sum(len(wire._idle) for wire in store._wires.values())
+    idle = sum(len(wire._idle) for wire in store._servers._node._wires.values())
     with server.client() as client:
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
@@ -850,12 +851,12 @@ def test_a_release_that_hangs_does_not_keep_a_loss_from_being_reported(server, s
 @pytest.fixture
 def lose_answers(monkeypatch):
     """Makes that many of the next requests be executed and their answers lost."""
-    exchange = _Wire.exchange
+    exchange = Wire.exchange
     left = 0
 
-    def unreliable(wire, commands):
+    def unreliable(wire, calls):
         nonlocal left
-        answers = exchange(wire, commands)
+        answers = exchange(wire, calls)
         if left > 0:
             left -= 1
             raise redis.ConnectionError("the answer was lost")
@@ -865,7 +866,7 @@ def lose_answers(monkeypatch):
         nonlocal left
         left = count
 
-    monkeypatch.setattr(_Wire, "exchange", unreliable)
+    monkeypatch.setattr(Wire, "exchange", unreliable)
     return arm
 
 
@@ -929,16 +930,16 @@ def test_an_acquisition_without_any_answer_is_given_back(redis_store, lose_answe
 def test_a_release_without_any_answer_goes_on_in_the_background(server, store, monkeypatch):
     lock = Lock("k", store=store, lease=60.0)
     lock.acquire()
-    exchange = _Wire.exchange
+    exchange = Wire.exchange
     dead = threading.Event()
     dead.set()
 
-    def cut_off(wire, commands):
+    def cut_off(wire, calls):
         if dead.is_set():
             raise redis.ConnectionError("cut off")
-        return exchange(wire, commands)
+        return exchange(wire, calls)
 
-    monkeypatch.setattr(_Wire, "exchange", cut_off)
+    monkeypatch.setattr(Wire, "exchange", cut_off)
     lock.release()
     dead.clear()
 

@@ -161,7 +161,7 @@ class World(RuleBasedStateMachine):
         return [process for process in self.processes if process.inbox is not None]
 
     def told(self) -> list[Process]:
-        return [process for process in self.waiting() if process.inbox._event.is_set()]
+        return [process for process in self.waiting() if process.inbox._called]
 
     def takers(self) -> list[Worker]:
         return [worker for worker in self.store.workers if worker.pushed]
@@ -340,13 +340,13 @@ class World(RuleBasedStateMachine):
         self.processes.append(process)
         if self.ask(process) is Status.BUSY:
             if run.blocks:
-                process.inbox = worker.inbox(process.hold.key, process.hold.owner)
+                process.inbox = worker.inbox(process.hold.owner)
                 self.ask(process, process.inbox)
             else:
                 self.park(process)
 
     def look(self, process: Process) -> None:
-        process.inbox._event.clear()
+        process.inbox._called = False
         self.ask(process, process.inbox)
 
     def park(self, process: Process) -> None:

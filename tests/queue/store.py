@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from celery_distlock import clock
-from celery_distlock.stores.redis import RedisStore, _Post, _RedisDesk
+from celery_distlock import clock, lua
+from celery_distlock.stores.pushes import Post, PushDesk, PushInbox
+from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.servers import Place
+from celery_distlock.stores.wires import Call, command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,25 +56,28 @@ class UnluckyStore(RedisStore):
         self.losses = ""
         self.numbers = itertools.count()
         self._time = time
-        self._ear = self._connection(30.0)()  # for everybody who listens
-        self._channels: dict[bytes, Channel] = {}
+        self._ear = self._servers.connect(None)()  # for everybody who listens
+        self._channels: dict[bytes, Callable[[bytes], None]] = {}
         self.workers = [Worker(self), Worker(self)]
-        records = [record for key in KEYS for record in self._names(key)]
-        self._all = [*records, self._index, f"{prefix}:sweeper".encode()]
+        records = [record for key in KEYS for record in self._records(key)]
+        self._all = [*records, f"{prefix}:parked", f"{prefix}:sweeper"]
 
     def close(self) -> None:
         self._ear.disconnect()
         super().close()
 
-    def _exchange(self, wire: Any, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        answers = super()._exchange(wire, commands)
+    def _exchange(self, calls: Sequence[Call], timeout: float) -> list[Any]:
+        answers = super()._exchange(calls, timeout)
         fate, self.losses = self.losses[:1], self.losses[1:]
         if fate == "x":
-            raise redis.ConnectionError("the answer was lost")
+            return [redis.ConnectionError("the answer was lost")] * len(calls)
         return answers
 
-    def _do(self, *command: Any) -> Any:
-        return self._wire(30.0).exchange([command])[0]
+    def _do(self, *words: Any) -> Any:
+        return self._servers.exchange([command(b"", *words)], 30.0)[0]
+
+    def _records(self, key: str) -> list[str]:
+        return [self._stem(key) + record for record in lua.load("acquire").keys]
 
     def pass_time(self, seconds: float) -> None:
         self._time.passed += seconds
@@ -79,8 +85,8 @@ class UnluckyStore(RedisStore):
 
     def kept(self) -> set[str]:
         """The runs that are parked or on their way."""
-        asked = [("HKEYS", self._names(key)[2]) for key in KEYS]
-        fields = itertools.chain(*self._wire(30.0).exchange(asked))
+        asked = [command(b"", "HKEYS", self._records(key)[2]) for key in KEYS]
+        fields = itertools.chain(*self._servers.exchange(asked, 30.0))
         return {field[2:].decode() for field in fields if field.startswith(b"e:")}
 
     def records(self) -> list[bytes]:
@@ -102,13 +108,13 @@ class UnluckyStore(RedisStore):
         worker.close()
         self.workers[self.workers.index(worker)] = Worker(self)
 
-    def subscribe(self, channel: Channel) -> None:
-        self._channels[channel.channel.encode()] = channel
-        self._ear.send_command("SUBSCRIBE", channel.channel)
+    def subscribe(self, channel: str, on_message: Callable[[bytes], None]) -> None:
+        self._channels[channel.encode()] = on_message
+        self._ear.send_command("SUBSCRIBE", channel)
         self.hear()
 
-    def unsubscribe(self, channel: Channel) -> None:
-        self._ear.send_command("UNSUBSCRIBE", channel.channel)
+    def unsubscribe(self, channel: str) -> None:
+        self._ear.send_command("UNSUBSCRIBE", channel)
         self.hear()
 
     def hear(self) -> None:
@@ -116,30 +122,32 @@ class UnluckyStore(RedisStore):
         self._ear.send_command("PING", check_health=False)
         while (answer := self._ear.read_response()) not in (b"PONG", [b"pong", b""]):
             if answer[0] == b"message":
-                self._channels[answer[1]].on_message(answer[2])
+                self._channels[answer[1]](answer[2])
 
 
-class Channel:
-    """What a desk and a post need of a subscription, without a thread."""
+class ToldPost(Post):
+    """A post that has no connection: the store that it is of hears for it."""
 
-    on_message: Callable[[bytes], None]
-
-    def __init__(self, store: UnluckyStore) -> None:
-        self.channel = f"{store.identity}:{next(store.numbers)}"
-        self.start = lambda: store.subscribe(self)
-        self.close = lambda: store.unsubscribe(self)
+    def join(self, inbox: PushInbox, place: Place) -> None:
+        self._inboxes[inbox.owner] = inbox
 
 
 class Worker:
     """A worker's main process: runs are pushed to its desk, and its post tells blocked waiters."""
 
     def __init__(self, store: UnluckyStore) -> None:
+        self._store = store
         self.pushed: list[Wake] = []
-        self._desk = _RedisDesk(Channel(store), self.pushed.append)
-        self._post = _Post(Channel(store))
-        self.desk = self._desk.address
-        self.inbox = self._post.open
+        self.desk = f"{store.identity}:{next(store.numbers)}"
+        self._mailbox = f"{store.identity}:{next(store.numbers)}"
+        self._post = ToldPost(store._servers.connect(None))
+        desk = PushDesk(self.desk, store._servers, self.pushed.append)
+        store.subscribe(self.desk, desk._take)
+        store.subscribe(self._mailbox, self._post._call)
+
+    def inbox(self, owner: str) -> PushInbox:
+        return PushInbox(owner, lambda: (self._post, Place(None, self._mailbox)))
 
     def close(self) -> None:
-        self._desk.close()
-        self._post.close()
+        for channel in (self.desk, self._mailbox):
+            self._store.unsubscribe(channel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_distlock.errors import LockLostError
-from celery_distlock.stores.redis import _Wire
+from celery_distlock.stores.wires import Wire
 from tests.waiting import wait_until
 
 
@@ -37,9 +37,9 @@ def test_a_list_of_templates_is_held_as_a_whole(site, key):
 def test_two_free_keys_are_taken_in_one_round_trip(site, key, monkeypatch):
     site.tasks.look_at_two(key)  # now the server has the scripts
     asked = []
-    exchange = _Wire.exchange
+    exchange = Wire.exchange
     monkeypatch.setattr(
-        _Wire, "exchange", lambda *words: (asked.append(words), exchange(*words))[1]
+        Wire, "exchange", lambda *words: (asked.append(words), exchange(*words))[1]
     )
 
     assert site.tasks.look_at_two(key) == [f"a:{key}", f"b:{key}"]

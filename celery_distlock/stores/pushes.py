@@ -1,0 +1,343 @@
+"""
+What servers push: grants to blocked waiters, parked runs to workers.
+
+A push can be lost, so nobody may rely on one; a waiter looks for itself now and then, and a sweep
+finds the runs.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from redis.connection import Connection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from celery_distlock import clock
+from celery_distlock.errors import StoreUnavailableError
+
+from .base import Desk, Inbox, Wake
+from .servers import Place, Servers
+from .wires import TIMEOUT, Connect
+
+__all__ = ["Post", "PushDesk"]
+
+logger = logging.getLogger(__name__)
+
+IDLE_PING = 5.0  # seconds after which a silent connection is asked whether it is still there
+PAUSE = (0.2, 1.0)  # seconds between attempts to connect; spread, for all try at once
+
+
+class Ear:
+    """
+    Channels of one server, heard over one connection at a time, by one thread at a time.
+
+    Args:
+        connect: Makes connections.
+        on_message: Called with each message.
+        on_gap: Called when messages may have been lost.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        on_message: Callable[[bytes], None],
+        on_gap: Callable[[], None],
+    ) -> None:
+        self._connect = connect
+        self._on_message = on_message
+        self._on_gap = on_gap
+        self._connection: Connection | None = None
+        self._wanted: dict[str, Place] = {}
+        self._heard: set[str] = set()
+        self._heard_at = self._pinged_at = 0.0
+        self._gap = False
+        self._mutex = threading.Lock()  # of what is wanted, and of telling the server
+
+    def want(self, place: Place) -> None:
+        """Begin to listen to the channel of *place*: its messages come once `hears` says so."""
+        with self._mutex:
+            if place.channel not in self._wanted:
+                self._wanted[place.channel] = place
+                if self._connection is not None:
+                    self._connection.send_command(_verb(place), place.channel)
+
+    def hears(self, channel: str) -> bool:
+        """Whether the server has confirmed that it sends us what comes on *channel*."""
+        return channel in self._heard
+
+    def listen(self, timeout: float) -> None:
+        """
+        Take one message, if one comes within *timeout* seconds.
+
+        Raises:
+            RedisError: The connection broke, or cannot be made; the next call makes another.
+            OSError: Likewise.
+        """
+        connection = self._connection
+        if connection is not None and self._connect.is_stale(connection):
+            self.close()
+            connection = None
+        try:
+            if connection is None:
+                connection = self._open()
+            if connection.can_read(min(timeout, IDLE_PING)):
+                self._take(connection.read_response())
+            else:
+                self._ping(connection)
+        except BaseException:
+            # Also when a time limit's exception strikes: half a message may be left in there.
+            self.close()
+            raise
+
+    def refresh(self) -> None:
+        """Make sure that the connection, which nobody has read from for a while, is not dead."""
+        if clock.monotonic() > self._heard_at + IDLE_PING:
+            self.close()
+        while self._connection is not None and self._connection.can_read(0):
+            self.listen(0)
+
+    def close(self) -> None:
+        """Give the connection back."""
+        connection, self._connection = self._connection, None
+        self._heard.clear()
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                connection.disconnect()
+
+    def _open(self) -> Connection:
+        connection = self._connect()
+        connection.connect()
+        with self._mutex:
+            for channel, place in self._wanted.items():
+                connection.send_command(_verb(place), channel)
+            self._connection = connection
+        self._note_life()
+        return connection
+
+    def _note_life(self) -> None:
+        self._heard_at, self._pinged_at = clock.monotonic(), 0.0
+
+    def _ping(self, connection: Connection) -> None:
+        now = clock.monotonic()
+        if self._pinged_at and now > self._pinged_at + TIMEOUT:
+            raise RedisTimeoutError("no answer to a ping")
+        if not self._pinged_at and now > self._heard_at + IDLE_PING:
+            self._pinged_at = now
+            connection.send_command("PING", check_health=False)
+
+    def _take(self, message: Any) -> None:
+        self._note_life()
+        kind, channel, payload = message if len(message) == 3 else (b"", b"", b"")
+        if kind in (b"message", b"smessage"):
+            self._on_message(payload)
+        elif kind in (b"subscribe", b"ssubscribe"):
+            self._heard.add(channel.decode())
+            if self._gap:
+                self._on_gap()
+            if self._heard.issuperset(self._wanted):
+                self._gap = True  # from now on, another connection means that some were lost
+        elif kind == b"sunsubscribe":
+            self._wanted.pop(channel.decode(), None)
+            raise RedisConnectionError("a channel has moved to another node")
+
+
+def _verb(place: Place) -> str:
+    return "SSUBSCRIBE" if place.sharded else "SUBSCRIBE"
+
+
+class Post:
+    """
+    Carries grants to this process's blocked waiters, over one connection for all of them.
+
+    There is no thread of its own: one of those who wait reads for all, and hands that on when it
+    goes. So the one who waits alone is woken by nobody but the server.
+    """
+
+    def __init__(self, connect: Connect) -> None:
+        self._ear = Ear(connect, self._call, self._call_all)
+        self._inboxes: dict[str, PushInbox] = {}
+        self._reading = threading.Lock()
+
+    def join(self, inbox: "PushInbox", place: Place) -> None:
+        """Let *inbox* be called from now on; return when the server knows, if it answers."""
+        self._inboxes[inbox.owner] = inbox
+        if self._reading.acquire(blocking=False):
+            try:
+                self._ear.refresh()
+            except (RedisError, OSError):
+                self._ear.close()
+            finally:
+                self._reading.release()
+        if not self._ear.hears(place.channel):
+            with contextlib.suppress(RedisError, OSError):
+                self._ear.want(place)
+            self.attend(inbox, lambda: self._ear.hears(place.channel), TIMEOUT)
+
+    def leave(self, inbox: "PushInbox") -> None:
+        """Call *inbox* no more."""
+        self._inboxes.pop(inbox.owner, None)
+        self._hand_on()
+
+    def attend(self, inbox: "PushInbox", done: Callable[[], bool], timeout: float) -> None:
+        """Return when *done*, or after *timeout* seconds; read for all, if nobody does."""
+        deadline = clock.monotonic() + timeout
+        inbox.attends = True
+        try:
+            while not done() and (left := deadline - clock.monotonic()) > 0:
+                if not self._reading.acquire(blocking=False):
+                    if inbox.event.wait(left):
+                        inbox.event.clear()
+                elif not self._read(left):
+                    inbox.event.wait(min(left, clock.jitter(*PAUSE)))
+        finally:
+            inbox.attends = False
+            self._hand_on()
+
+    def _read(self, timeout: float) -> bool:
+        try:
+            self._ear.listen(timeout)
+        except (RedisError, OSError) as error:
+            logger.warning("no pushes for now, the subscription broke: %s", error)
+            return False
+        finally:
+            self._reading.release()
+        return True
+
+    def _hand_on(self) -> None:
+        if self._inboxes and not self._reading.locked():
+            for inbox in list(self._inboxes.values()):
+                if inbox.attends:
+                    inbox.event.set()
+                    return
+
+    def _call(self, owner: bytes) -> None:
+        inbox = self._inboxes.get(owner.decode())
+        if inbox is not None:
+            inbox.call()
+
+    def _call_all(self) -> None:
+        for inbox in list(self._inboxes.values()):
+            inbox.call()
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._ear.close()
+
+
+class PushInbox(Inbox):
+    """
+    An inbox that is called by the server that has the key.
+
+    Args:
+        address: The channel that this process listens to, for any key.
+        owner: Who waits.
+        find: Returns the post of the server that has the key now, and the place that it pushes to.
+    """
+
+    def __init__(self, owner: str, find: Callable[[], tuple[Post, Place]]) -> None:
+        self.owner = owner
+        self.attends = False
+        self.event = threading.Event()
+        self._called = False
+        self._find = find
+        self._post, place = find()
+        self.address = place.channel
+        self._post.join(self, place)
+
+    def call(self) -> None:
+        """Wake who waits."""
+        self._called = True
+        self.event.set()
+
+    def wait(self, timeout: float) -> None:
+        with contextlib.suppress(StoreUnavailableError):
+            post, place = self._find()
+            if post is not self._post:  # the key has moved to another server
+                self._post.leave(self)
+                self._post = post
+                post.join(self, place)
+        self._post.attend(self, lambda: self._called, timeout)
+        self._called = False
+
+    def close(self) -> None:
+        self._post.leave(self)
+
+
+class PushDesk(Desk):
+    """A desk that servers push to, each over a connection with a thread that listens to it."""
+
+    def __init__(self, channel: str, servers: Servers, receive: Callable[[Wake], None]) -> None:
+        self.address = channel
+        self._servers = servers
+        self._receive = receive
+        self._ears: dict[Hashable, _Listener] = {}
+        self._closed = False
+        self._mutex = threading.Lock()
+
+    def attend(self, place: Place, patience: float = 0.0) -> None:
+        """Take what is pushed to *place*; wait *patience* seconds until its server knows."""
+        with self._mutex:
+            listener = self._ears.get(place.node)
+            if listener is None and not self._closed:
+                connect = self._servers.connect(place.node)
+                listener = self._ears[place.node] = _Listener(connect, self._take)
+        if listener is not None:
+            listener.want(place, patience)
+
+    def close(self) -> None:
+        with self._mutex:
+            self._closed = True
+            listeners, self._ears = list(self._ears.values()), {}
+        for listener in listeners:
+            listener.close()
+
+    def _take(self, payload: bytes) -> None:
+        lock_length, run_length, rest = payload.split(b" ", 2)
+        end = int(lock_length)
+        middle = end + int(run_length)
+        name = rest[:end].decode().partition("{")[2].rpartition("}")[0]
+        self._receive(Wake(name, rest[end:middle].decode(), rest[middle:]))
+
+
+class _Listener:
+    """A thread that listens to one server."""
+
+    def __init__(self, connect: Connect, receive: Callable[[bytes], None]) -> None:
+        self._ear = Ear(connect, receive, _nothing)
+        self._changed = threading.Event()
+        self._closed = False
+        threading.Thread(target=self._run, name="distlock-desk", daemon=True).start()
+
+    def want(self, place: Place, patience: float) -> None:
+        if self._ear.hears(place.channel):
+            return
+        with contextlib.suppress(RedisError, OSError):  # it is told when it is back
+            self._ear.want(place)
+        deadline = clock.monotonic() + patience
+        while not self._ear.hears(place.channel) and clock.monotonic() < deadline:
+            self._changed.wait(0.1)
+            self._changed.clear()
+
+    def close(self) -> None:
+        self._closed = True
+        self._ear.close()
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                self._ear.listen(IDLE_PING)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the thread has to live on
+                if not self._closed:
+                    logger.warning("no pushes for now, the subscription broke: %s", error)
+                    time.sleep(clock.jitter(*PAUSE))
+            self._changed.set()
+        self._ear.close()
+
+
+def _nothing() -> None:
+    """What was lost is found by the next sweep."""

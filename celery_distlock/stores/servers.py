@@ -1,0 +1,395 @@
+"""Where a Redis store's records are: on one server, on whichever is the master, on a cluster."""
+
+import binascii
+import itertools
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from redis.connection import Connection
+from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from celery_distlock import clock
+
+from .wires import ANSWERLESS, TIMEOUT, Call, Connect, Node, NodeSettings, command, limits
+
+__all__ = ["Cluster", "OneServer", "Place", "Sentinels", "Servers"]
+
+SLOTS = 16384
+REDIRECTIONS = 5  # that one request follows, as clients of a cluster do
+MAP_TIMEOUT = 1.0  # seconds for one node to say which has which slots
+SENTINEL_TIMEOUT = 0.5  # seconds for one sentinel to say which server is the master
+FRESH = 1.0  # seconds for which that is believed
+MAP_AGE = 0.1  # seconds that a cluster's map has to be old before it is asked for again
+
+Where = tuple[str, int]  # a host and its port
+
+
+class Place(NamedTuple):
+    """Where pushes about a key are sent: a server, and a channel that it may be told to use."""
+
+    node: Hashable
+    channel: str
+
+    @property
+    def sharded(self) -> bool:
+        """Whether it is a channel of one slot. The scripts know it by the brace, too."""
+        return "{" in self.channel
+
+
+class Servers(ABC):
+    """
+    One or more servers that are one place for locks.
+
+    Attributes:
+        address: For people, without passwords; equal for equal places.
+        in_order: Whether calls that are sent together are executed in their order.
+    """
+
+    address: str
+    in_order = True
+
+    @abstractmethod
+    def exchange(self, calls: Sequence[Call], timeout: float) -> list[Any]:
+        """
+        Send *calls* and return their answers.
+
+        A refusal is an answer, and so is one of `ANSWERLESS` where there was none.
+
+        Raises:
+            RedisError: A connection was refused.
+        """
+
+    @abstractmethod
+    def place(self, key: bytes, channel: str) -> Place:
+        """Return where pushes about *key* go, for one who listens to *channel*."""
+
+    @abstractmethod
+    def connect(self, node: Hashable) -> Connect:
+        """Return what makes connections to the server of a :class:`Place`."""
+
+    def share(self, keys: Sequence[bytes]) -> bool:
+        """Return whether one script may use all of *keys*."""
+        return True
+
+    def check(self) -> list[str]:
+        """Return what is wrong with how the servers go together, in words."""
+        return []
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give all connections back."""
+
+    @abstractmethod
+    def after_fork(self) -> None:
+        """Drop what a fork inherited, without a word to the servers: it is the parent's."""
+
+
+class OneServer(Servers):
+    """A server at a fixed address."""
+
+    def __init__(self, address: str, node: NodeSettings) -> None:
+        self.address = address
+        self._settings = node
+        self._node = Node(*node)
+
+    def exchange(self, calls: Sequence[Call], timeout: float) -> list[Any]:
+        try:
+            return self._node.wire(timeout).exchange(calls)
+        except ANSWERLESS as error:
+            return [error] * len(calls)
+
+    def place(self, key: bytes, channel: str) -> Place:
+        return Place(None, channel)
+
+    def connect(self, node: Hashable) -> Connect:
+        return self._node.connect(TIMEOUT)
+
+    def close(self) -> None:
+        self._node.close()
+
+    def after_fork(self) -> None:
+        self._node = Node(*self._settings)
+
+
+class _ToMaster(Connect):
+    def __init__(self, master: "_Master", settings: dict[str, Any]) -> None:
+        super().__init__(master.connection_class, settings)
+        self._master = master
+
+    def __call__(self) -> Connection:
+        host, port = self._master.find()
+        return self._class(**{**self._settings, "host": host, "port": port})
+
+    def is_stale(self, connection: Any) -> bool:
+        return self._master.known not in (None, (connection.host, connection.port))
+
+
+class _Master(Node):
+    """Whichever server the sentinels say it is."""
+
+    def __init__(self, sentinels: Any, service: str, node: NodeSettings) -> None:
+        super().__init__(*node)
+        self.known: tuple[str, int] | None = None
+        self._known_at = -math.inf
+        self._sentinels = sentinels
+        self._service = service
+
+    def connect(self, timeout: float) -> Connect:
+        return _ToMaster(self, {**self.settings, **limits(timeout)})
+
+    def find(self) -> Where:
+        """Ask the sentinels; while none of them answers, the last master may still do."""
+        try:
+            found: Where = self._sentinels.discover_master(self._service)
+        except ANSWERLESS:
+            if self.known is None:
+                raise
+            found = self.known
+        self._known_at = clock.monotonic()
+        if self.known not in (None, found):
+            self.close()
+        self.known = found
+        return found
+
+    def look_again(self) -> None:
+        """Ask if the last word is not of this second."""
+        if clock.monotonic() > self._known_at + FRESH:
+            self.find()
+
+    def doubt(self) -> None:
+        """Ask before the next request."""
+        self._known_at = -math.inf
+
+
+class Sentinels(Servers):
+    """
+    The server that Redis Sentinel says is the master.
+
+    Before a request, the sentinels are asked again if their last word is older than a second: a
+    master that was cut off, and comes back, takes requests until it hears that it is a replica.
+    """
+
+    def __init__(
+        self, address: str, service: str, sentinels: Callable[[], Any], node: NodeSettings
+    ) -> None:
+        self.address = address
+        self._service = service
+        self._sentinels = sentinels
+        self._settings = node
+        self.after_fork()
+
+    def exchange(self, calls: Sequence[Call], timeout: float) -> list[Any]:
+        try:
+            self._master.look_again()
+            answers = self._master.wire(timeout).exchange(calls)
+        except ANSWERLESS as error:
+            answers = [error]
+        if any(isinstance(answer, Exception) for answer in answers):
+            self._master.doubt()
+        return answers if len(answers) == len(calls) else answers * len(calls)
+
+    def place(self, key: bytes, channel: str) -> Place:
+        return Place(None, channel)
+
+    def connect(self, node: Hashable) -> Connect:
+        return self._master.connect(TIMEOUT)
+
+    def check(self) -> list[str]:
+        silent = [client for client in self._sentinels().sentinels if not _answers(client)]
+        return [f"a sentinel does not answer: {_where(client)}" for client in silent]
+
+    def close(self) -> None:
+        self._master.close()
+
+    def after_fork(self) -> None:
+        self._master = _Master(self._sentinels(), self._service, self._settings)
+
+
+def _answers(client: Any) -> bool:
+    try:
+        return bool(client.ping())
+    except (RedisError, OSError):
+        return False
+
+
+def _where(client: Any) -> str:
+    known = client.connection_pool.connection_kwargs
+    return f"{known['host']}:{known['port']}"
+
+
+class Cluster(Servers):
+    """
+    The masters of a cluster, each with its slots.
+
+    Not redis-py's client for clusters: it repeats requests by itself, and the store has to know
+    how often one was sent. Which node has which slots, any node says (``CLUSTER SLOTS``).
+    """
+
+    in_order = False
+
+    def __init__(self, address: str, seeds: Sequence[Where], node: NodeSettings) -> None:
+        self.address = address
+        self._seeds = seeds
+        self._settings = node
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        self._nodes: dict[Where, Node] = {}
+        self._owners: list[Where | None] = []  # of each slot; empty while it has to be asked for
+        self._asked_first: list[Where] = []
+        self._mapped_at = -math.inf
+        self._sharded = False
+        self._mutex = threading.Lock()
+
+    def close(self) -> None:
+        for node in list(self._nodes.values()):
+            node.close()
+
+    def exchange(self, calls: Sequence[Call], timeout: float) -> list[Any]:
+        answers: list[Any] = [None] * len(calls)
+        left = list(range(len(calls)))
+        for _ in range(REDIRECTIONS):
+            try:
+                groups = self._by_owner(calls, left)
+            except ANSWERLESS as error:
+                return [error if n in left else answer for n, answer in enumerate(answers)]
+            for number, answer in self._send(calls, groups, timeout):
+                if isinstance(answer, AskError):
+                    answers[number] = self._send_on(answer, calls[number], timeout)
+                else:
+                    answers[number] = answer
+            self._learn([answers[number] for number in left])
+            left = [number for number in left if isinstance(answers[number], MovedError)]
+            if not left:
+                break
+        return answers
+
+    def _by_owner(self, calls: Sequence[Call], numbers: Sequence[int]) -> dict[Where, list[int]]:
+        groups: dict[Where, list[int]] = {}
+        for number in numbers:
+            groups.setdefault(self._owner(calls[number].key), []).append(number)
+        return groups
+
+    def _send(
+        self, calls: Sequence[Call], groups: dict[Where, list[int]], timeout: float
+    ) -> Iterator[tuple[int, Any]]:
+        """Send to every node first, and then listen: they work side by side."""
+        under_way = []
+        try:
+            for owner, group in groups.items():
+                wire, asked = self._node(owner).wire(timeout), [calls[number] for number in group]
+                try:
+                    under_way.append((group, wire, wire.send(asked), asked))
+                except ANSWERLESS as error:
+                    yield from ((number, error) for number in group)
+            while under_way:
+                group, wire, connection, asked = under_way.pop()
+                try:
+                    yield from zip(group, wire.receive(connection, asked), strict=True)
+                except ANSWERLESS as error:
+                    yield from ((number, error) for number in group)
+        finally:
+            for _, _, connection, _ in under_way:
+                connection.disconnect()  # its answers were not read
+
+    def _send_on(self, ask: AskError, call: Call, timeout: float) -> Any:
+        """Send *call* to where its slot is moving to."""
+        wire = self._node((ask.host, ask.port)).wire(timeout)
+        try:
+            return wire.exchange([command(b"", "ASKING"), call])[1]
+        except ANSWERLESS as error:
+            return error
+
+    def _learn(self, answers: Sequence[Any]) -> None:
+        """Note who has a slot now; ask for the whole map again when it seems to be an old one."""
+        moved = [answer for answer in answers if isinstance(answer, MovedError)]
+        lost = any(isinstance(answer, (*ANSWERLESS, ClusterDownError)) for answer in answers)
+        if moved:
+            self._asked_first = [(answer.host, answer.port) for answer in moved[:1]]
+        if (moved or lost) and clock.monotonic() > self._mapped_at + MAP_AGE:
+            self._owners = []
+        owners = self._owners
+        for answer in moved:
+            if owners:
+                owners[answer.slot_id] = (answer.host, answer.port)
+
+    def _owner(self, key: bytes) -> Where:
+        owners = self._owners or self._ask_for_map()
+        return owners[_slot(key)] or self._seeds[0]
+
+    def _ask_for_map(self) -> list[Where | None]:
+        with self._mutex:
+            if self._owners:
+                return self._owners
+            failure: Exception | None = None
+            for where in dict.fromkeys([*self._asked_first, *self._nodes, *self._seeds]):
+                try:
+                    self._take_map(where)
+                except ANSWERLESS as error:
+                    failure = error
+                else:
+                    self._asked_first = [where]
+                    return self._owners
+            raise RedisConnectionError(f"no node of the cluster answers: {failure}") from failure
+
+    def _take_map(self, where: Where) -> None:
+        questions = [command(b"", "CLUSTER", "SLOTS"), command(b"", "COMMAND", "INFO", "SPUBLISH")]
+        ranges, known = self._node(where).wire(MAP_TIMEOUT).exchange(questions)
+        if isinstance(ranges, ResponseError):
+            raise RedisConnectionError(f"{where[0]}:{where[1]} is not of a cluster: {ranges}")
+        owners: list[Where | None] = [None] * SLOTS
+        for first, last, (host, port, *_), *_ in ranges:
+            owner = ((host or b"").decode() or where[0], port)
+            owners[first : last + 1] = [owner] * (last + 1 - first)
+        self._sharded = bool(known[0]) if isinstance(known, list) else False
+        self._mapped_at = clock.monotonic()
+        self._owners = owners
+
+    def _node(self, where: Where) -> Node:
+        node = self._nodes.get(where)
+        if node is None:
+            host, port = where
+            made = NodeSettings(
+                self._settings.connection_class,
+                {**self._settings.settings, "host": host, "port": port},
+            )
+            node = self._nodes.setdefault(where, Node(*made))
+        return node
+
+    def place(self, key: bytes, channel: str) -> Place:
+        owner, tag = self._owner(key), _tag(_slot(key))
+        return Place(owner, f"{channel}:{{{tag}}}" if self._sharded else f"{channel}:{tag}")
+
+    def connect(self, node: Any) -> Connect:
+        return self._node(node).connect(TIMEOUT)
+
+    def share(self, keys: Sequence[bytes]) -> bool:
+        return len(set(map(_slot, keys))) == 1
+
+    def check(self) -> list[str]:
+        owners = self._ask_for_map()
+        missing = owners.count(None)
+        return [f"{missing} of the cluster's {SLOTS} slots have no node"] if missing else []
+
+
+def _slot(key: bytes) -> int:
+    """Return the slot of *key*, as the cluster's specification says."""
+    _, brace, rest = key.partition(b"{")
+    tag, end, _ = rest.partition(b"}")
+    return binascii.crc_hqx(tag if brace and end and tag else key, 0) % SLOTS
+
+
+_tags: dict[int, str] = {}
+_candidates = itertools.count()
+
+
+def _tag(slot: int) -> str:
+    """Return a short text that falls in *slot*: channels are in slots, too."""
+    while slot not in _tags:
+        text = f"{next(_candidates):x}"
+        _tags.setdefault(_slot(text.encode()), text)
+    return _tags[slot]

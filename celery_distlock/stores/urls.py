@@ -1,0 +1,188 @@
+"""From a URL to the servers that it names: as redis-py writes it, as Celery does, and ours."""
+
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import redis
+from redis.exceptions import RedisError
+from redis.sentinel import Sentinel
+
+from celery_distlock.errors import ConfigurationError
+
+from .servers import SENTINEL_TIMEOUT, Cluster, OneServer, Sentinels, Servers, Where
+from .wires import NodeSettings, limits
+
+__all__ = ["Address", "Location", "locate", "split"]
+
+REDIS_PORT, SENTINEL_PORT = 6379, 26379
+EXAMPLES = {
+    "sentinel": "sentinel://host1:26379,host2:26379,host3:26379/0?service=mymaster",
+    "redis+cluster": "redis+cluster://user:password@host1:6379,host2:6379/0",
+    "redlock": "redlock://host1:6379,host2:6379,host3:6379/0",
+    "redis": "redis://user:password@host:6379/0",
+}
+# What means TLS is called in each scheme, and the scheme without it.
+_WITHOUT_TLS = {
+    "rediss": "redis",
+    "sentinels": "sentinel",
+    "rediss+cluster": "redis+cluster",
+    "redlocks": "redlock",
+}
+
+
+class Address(NamedTuple):
+    """The parts of a URL with any number of hosts."""
+
+    scheme: str  # without TLS
+    tls: bool
+    user: str  # as it stands there: quoted, with the password
+    hosts: tuple[Where, ...]
+    path: str
+    options: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """The URL without passwords and options; equal for the same hosts in another order."""
+        hosts = ",".join(sorted(f"{host}:{port}" for host, port in self.hosts))
+        return f"{self.scheme}://{hosts}/{self.path.strip('/') or 0}"
+
+
+class Location(NamedTuple):
+    """
+    Where a Redis store's records are.
+
+    Attributes:
+        servers: The servers.
+        replicas: How many replicas have to confirm what must not be forgotten.
+    """
+
+    servers: Servers
+    replicas: int
+
+
+def locate(url: str) -> Location:
+    """
+    Return the servers that *url* names; nothing is sent yet.
+
+    Raises:
+        ConfigurationError: It does not parse, or names an option that there is not.
+    """
+    from . import redact  # the package imports this module when it needs it
+
+    try:
+        address = split(url)
+        replicas = int(address.options.pop("replicas", "0"))
+        if replicas < 0:
+            raise ConfigurationError("replicas must not be negative")
+        return Location(_servers(url, address), replicas)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"the lock store's URL {redact(url)!r}: {error}") from None
+    except (ValueError, RedisError):  # its message may quote a part of the password
+        scheme = _WITHOUT_TLS.get(url.partition("://")[0], url.partition("://")[0])
+        raise ConfigurationError(
+            f"the lock store's URL {redact(url)!r} does not parse; it should be like"
+            f" {EXAMPLES.get(scheme, EXAMPLES['redis'])}"
+        ) from None
+
+
+def split(url: str) -> Address:
+    """
+    Return the parts of *url*; several URLs with semicolons between them, as Celery has it, are one.
+
+    Raises:
+        ValueError: It does not parse.
+    """
+    first, *more = url.split(";")
+    parts = urlsplit(first)
+    user, _, hosts = parts.netloc.rpartition("@")
+    scheme = _WITHOUT_TLS.get(parts.scheme, parts.scheme)
+    port = SENTINEL_PORT if scheme == "sentinel" else REDIS_PORT
+    found = [_where(host, port) for host in hosts.split(",")]
+    for other in more:
+        found += [_where(h, port) for h in urlsplit(other).netloc.rpartition("@")[2].split(",")]
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    return Address(scheme, scheme != parts.scheme, user, tuple(found), parts.path, options)
+
+
+def _where(host: str, port: int) -> Where:
+    parts = urlsplit(f"//{host}")
+    return parts.hostname or "localhost", parts.port or port
+
+
+def _servers(url: str, address: Address) -> Servers:
+    if address.scheme == "sentinel":
+        return _sentinels(address)
+    if address.scheme == "redis+cluster":
+        return Cluster(address.name, address.hosts, node_settings(address, address.hosts[0]))
+    if len(address.hosts) > 1 and "path" not in address.options:
+        raise ConfigurationError(
+            f"several hosts are a cluster ({EXAMPLES['redis+cluster']}), or are asked for"
+            f" the master ({EXAMPLES['sentinel']})"
+        )
+    node = _plain_settings(url, address)
+    return OneServer(_name(node.settings), node)
+
+
+def _sentinels(address: Address) -> Sentinels:
+    options = dict(address.options)
+    service = options.pop("service", "") or options.pop("master_name", "")
+    if not service:
+        raise ConfigurationError(f"it names no service, as in {EXAMPLES['sentinel']}")
+    own = {
+        "username": options.pop("sentinel_username", None),
+        "password": options.pop("sentinel_password", None),
+        **limits(SENTINEL_TIMEOUT),
+    }
+    node = node_settings(address._replace(options=options), address.hosts[0])
+    tls = {k: v for k, v in node.settings.items() if k.startswith("ssl_")}
+    own |= {**tls, "ssl": True} if address.tls else {}
+    return Sentinels(
+        f"{address.name}?service={service}",
+        service,
+        lambda: Sentinel(list(address.hosts), sentinel_kwargs=own),
+        node,
+    )
+
+
+def node_settings(address: Address, where: Where) -> NodeSettings:
+    """Return how to connect to the server at *where*, one of those of *address*."""
+    host, port = where
+    user = f"{address.user}@" if address.user else ""
+    netloc = f"{user}{f'[{host}]' if ':' in host else host}:{port}"
+    scheme = "rediss" if address.tls else "redis"
+    return _redis_py_settings(scheme, netloc, address.path, address.options)
+
+
+def _plain_settings(url: str, address: Address) -> NodeSettings:
+    parts = urlsplit(url)
+    options = dict(address.options)
+    scheme = parts.scheme
+    if scheme == "redis+socket":
+        scheme, options["db"] = "unix", options.pop("virtual_host", "0")
+    return _redis_py_settings(scheme, parts.netloc, parts.path, options)
+
+
+def _redis_py_settings(
+    scheme: str, netloc: str, path: str, options: dict[str, str]
+) -> NodeSettings:
+    if "ssl_cert_reqs" in options:
+        wanted = options["ssl_cert_reqs"].removeprefix("CERT_").lower()
+        options = {**options, "ssl_cert_reqs": wanted}
+    query = f"?{urlencode(options)}" if options else ""
+    pool = redis.ConnectionPool.from_url(f"{scheme}://{netloc}{path}{query}")
+    settings = {k: v for k, v in pool.connection_kwargs.items() if "maint_notif" not in k}
+    settings |= {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
+    if "path" not in settings:
+        settings.setdefault("socket_keepalive", True)
+    try:
+        pool.connection_class(**settings)  # connects when it is used
+    except (TypeError, ValueError, RedisError) as error:
+        raise ConfigurationError(str(error)) from None
+    return NodeSettings(pool.connection_class, settings)
+
+
+def _name(settings: dict[str, Any]) -> str:
+    database = settings.get("db") or 0
+    if "path" in settings:
+        return f"unix://{settings['path']}?db={database}"
+    return f"redis://{settings.get('host', 'localhost')}:{settings.get('port', 6379)}/{database}"

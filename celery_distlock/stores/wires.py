@@ -1,0 +1,264 @@
+"""
+Connections to Redis servers, and what is asked over them.
+
+redis-py's connections, not its client: a request that got no answer is repeated by the store, with
+the same owner, and nowhere else. A client of the user's is never touched.
+"""
+
+import functools
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from redis.backoff import NoBackoff
+from redis.connection import Connection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import (
+    MasterDownError,
+    NoScriptError,
+    ReadOnlyError,
+    ResponseError,
+)
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from celery_distlock import lua
+
+__all__ = [
+    "ANSWERLESS",
+    "TIMEOUT",
+    "Call",
+    "Connect",
+    "Node",
+    "NodeSettings",
+    "TooFewReplicasError",
+    "Wire",
+    "command",
+    "limits",
+    "script_call",
+]
+
+TIMEOUT = 5.0  # seconds for one answer; a slower server is treated as gone
+ANSWERLESS = (RedisConnectionError, RedisTimeoutError, OSError)
+
+
+class TooFewReplicasError(ResponseError):
+    """What was asked for was done, and fewer replicas than wanted have heard of it."""
+
+    def __init__(self, confirmed: int, wanted: int) -> None:
+        super().__init__(f"{confirmed} of {wanted} replicas have confirmed it")
+        self.confirmed = confirmed
+        self.wanted = wanted
+
+
+class Call(NamedTuple):
+    """
+    One command.
+
+    Attributes:
+        key: The key by whose slot a cluster places it.
+        head: The words before the arguments, packed.
+        words: How many they are.
+        arguments: The other words.
+        script: The script, if it calls one.
+        replicas: So many replicas have to confirm it, else its answer is a
+            :exc:`TooFewReplicasError`. Costs no round trip of its own.
+    """
+
+    key: bytes
+    head: bytes
+    words: int
+    arguments: Sequence[Any] = ()
+    script: lua.Script | None = None
+    replicas: int = 0
+
+    def in_full(self) -> "Call":
+        """Return the call with the script's source instead of its digest."""
+        if self.script is None:
+            return self
+        evalsha, source = _packed("EVALSHA", self.script.sha), _packed("EVAL", self.script.source)
+        return self._replace(head=source + self.head.removeprefix(evalsha))
+
+
+def command(key: bytes, *words: Any) -> Call:
+    """Return a call of a plain command on *key*; empty if any server will do."""
+    return Call(key, _packed(*words), len(words))
+
+
+def script_call(script: lua.Script, stems: tuple[str, ...], *arguments: Any) -> Call:
+    """Return a call of *script* on the records whose names begin with *stems*."""
+    key, head, count = _script_head(script, stems)
+    return Call(key, head, count, arguments, script)
+
+
+@functools.lru_cache(maxsize=1024)
+def _script_head(script: lua.Script, stems: tuple[str, ...]) -> tuple[bytes, bytes, int]:
+    keys = [(stem + record).encode() for stem in stems for record in script.keys]
+    return keys[0], _packed("EVALSHA", script.sha, len(keys), *keys), 3 + len(keys)
+
+
+def _packed(*words: Any) -> bytes:
+    parts = []
+    for word in words:
+        raw = word if type(word) is bytes else str(word).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
+    return b"".join(parts)
+
+
+def limits(timeout: float) -> dict[str, Any]:
+    """Return the settings of a connection that waits *timeout* seconds, and repeats nothing."""
+    return {
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "retry": Retry(NoBackoff(), 0),
+    }
+
+
+class Connect:
+    """Makes connections to one server."""
+
+    def __init__(self, connection_class: type[Connection], settings: dict[str, Any]) -> None:
+        self._class = connection_class
+        self._settings = settings
+
+    def __call__(self) -> Connection:
+        return self._class(**self._settings)
+
+    def is_stale(self, connection: Connection) -> bool:
+        """Whether *connection* leads elsewhere than a new one would."""
+        return False
+
+
+class Wire:
+    """Connections to one server, each used by one thread at a time."""
+
+    def __init__(self, connect: Connect, timeout: float) -> None:
+        self._connect = connect
+        self._patience_ms = math.ceil(timeout * 500)  # for replicas: they answer before we give up
+        self._idle: list[Connection] = []
+
+    def exchange(self, calls: Sequence[Call]) -> list[Any]:
+        """
+        Send *calls* together and return their answers; a refusal is an answer.
+
+        Raises:
+            RedisError: There was no answer, or the connection was refused.
+            OSError: Likewise.
+        """
+        return self.receive(self.send(calls), calls)
+
+    def send(self, calls: Sequence[Call]) -> Connection:
+        """Send *calls*, and return what their answers come by, for :meth:`receive`."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connect()
+        try:
+            connection.send_packed_command(self._request(calls), check_health=False)
+        except BaseException as error:
+            self._spoil(connection, error)
+            raise
+        return connection
+
+    def receive(self, connection: Connection, calls: Sequence[Call]) -> list[Any]:
+        """Return the answers to *calls*, which were sent over *connection*."""
+        try:
+            answers = [_answer(connection, call) for call in calls]
+            refusals = [answer for answer in answers if isinstance(answer, ResponseError)]
+            if any(isinstance(refusal, NoScriptError) for refusal in refusals):
+                # All of them again: every request may be repeated, and order is kept.
+                again = [call.in_full() for call in calls]
+                connection.send_packed_command(self._request(again), check_health=False)
+                answers = [_answer(connection, call) for call in calls]
+        except BaseException as error:
+            self._spoil(connection, error)
+            raise
+        if any(isinstance(refusal, ReadOnlyError | MasterDownError) for refusal in refusals):
+            connection.disconnect()
+            self.close()  # this is no master any more: look for it anew
+        else:
+            self._idle.append(connection)
+        return answers
+
+    def _spoil(self, connection: Connection, error: BaseException) -> None:
+        # Also when a time limit's exception strikes: half an answer may be left in there.
+        connection.disconnect()
+        if isinstance(error, ANSWERLESS):
+            self.close()  # the others are of the same age, and as likely to be dead
+
+    def _request(self, calls: Sequence[Call]) -> list[bytes]:
+        # redis-py's own packing takes three times as long.
+        parts = []
+        for call in calls:
+            number = call.words + len(call.arguments)
+            parts.append(b"*%d\r\n%b%b" % (number, call.head, _packed(*call.arguments)))
+            if call.replicas:
+                parts.append(b"*3\r\n" + _packed("WAIT", call.replicas, self._patience_ms))
+        return [b"".join(parts)]
+
+    def close(self) -> None:
+        """Give back the connections that nobody uses now."""
+        while self._idle:
+            self._idle.pop().disconnect()
+
+
+def _answer(connection: Connection, call: Call) -> Any:
+    answer = _one_answer(connection)
+    if call.replicas:
+        confirmed = _one_answer(connection)
+        if isinstance(answer, ResponseError):
+            return answer
+        if isinstance(confirmed, ResponseError):
+            return confirmed
+        if confirmed < call.replicas:
+            return TooFewReplicasError(confirmed, call.replicas)
+    return answer
+
+
+def _one_answer(connection: Connection) -> Any:
+    try:
+        return connection.read_response()
+    except ResponseError as error:
+        return error.with_traceback(None)  # which would keep all callers' frames, and their holds
+
+
+class NodeSettings(NamedTuple):
+    """How to connect to a server."""
+
+    connection_class: type[Connection]
+    settings: dict[str, Any]
+
+
+class Node:
+    """One server: a wire for each time that one may wait for it."""
+
+    def __init__(self, connection_class: type[Connection], settings: dict[str, Any]) -> None:
+        self.connection_class = connection_class
+        self.settings = settings
+        self._wires: dict[float, Wire] = {}
+        self._mutex = threading.Lock()
+
+    def connect(self, timeout: float) -> Connect:
+        """Return what makes connections on which nothing takes longer than *timeout* seconds."""
+        return Connect(self.connection_class, {**self.settings, **limits(timeout)})
+
+    def wire(self, timeout: float) -> Wire:
+        """Return a wire for answers within *timeout* seconds, or somewhat less."""
+        if timeout < TIMEOUT:
+            timeout = 2.0 ** math.floor(math.log2(max(timeout, 0.02)))
+        wire = self._wires.get(timeout)
+        return self._new_wire(timeout) if wire is None else wire
+
+    def _new_wire(self, timeout: float) -> Wire:
+        with self._mutex:
+            if timeout not in self._wires:
+                self._wires[timeout] = Wire(self.connect(timeout), timeout)
+            return self._wires[timeout]
+
+    def close(self) -> None:
+        """Give all connections back."""
+        with self._mutex:
+            wires, self._wires = list(self._wires.values()), {}
+        for wire in wires:
+            wire.close()
