@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Self
 
 import amqp
 
-from celery_distlock.testing import _free_ports, die_with_parent
+from celery_distlock.testing import die_with_parent
+from celery_distlock.testing.server import _free_ports
 from tests import processes
 from tests.waiting import wait_until
 

@@ -12,8 +12,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_distlock import testing
 from celery_distlock.testing import EmbeddedServer, die_with_parent
+from celery_distlock.testing import server as module
 from tests import processes
 from tests.waiting import wait_until
 
@@ -172,8 +172,8 @@ def test_a_bad_option_fails_with_the_log():
 def test_a_port_that_is_taken_meanwhile_is_replaced_by_another(private_server, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as squatter:
         taken = squatter.getsockname()[1]
-        free = testing._free_ports()
-        monkeypatch.setattr(testing, "_free_ports", lambda: [taken, *free])
+        free = module._free_ports()
+        monkeypatch.setattr(module, "_free_ports", lambda: [taken, *free])
 
         server = private_server()
 
@@ -182,8 +182,8 @@ def test_a_port_that_is_taken_meanwhile_is_replaced_by_another(private_server, m
 
 def test_a_server_of_someone_else_is_not_taken_for_ours(private_server, monkeypatch):
     other = private_server()
-    free = testing._free_ports()
-    monkeypatch.setattr(testing, "_free_ports", lambda: [other.port, *free])
+    free = module._free_ports()
+    monkeypatch.setattr(module, "_free_ports", lambda: [other.port, *free])
 
     server = private_server()
 

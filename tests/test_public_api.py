@@ -44,7 +44,7 @@ PUBLIC = {
         "task_woken",
     ],
     "celery_distlock.stores": ["Ability", "Store", "open_store", "redact"],
-    "celery_distlock.testing": ["EmbeddedServer", "die_with_parent"],
+    "celery_distlock.testing": ["EmbeddedServer", "StoreContract", "die_with_parent"],
 }
 
 
