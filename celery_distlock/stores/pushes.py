@@ -5,6 +5,7 @@ A push can be lost, so nobody may rely on one; a waiter looks for itself now and
 finds the runs.
 """
 
+import collections
 import contextlib
 import logging
 import threading
@@ -29,6 +30,7 @@ __all__ = ["Post", "PushDesk"]
 logger = logging.getLogger(__name__)
 
 IDLE_PING = 5.0  # seconds after which a silent connection is asked whether it is still there
+AT_ONCE = 8  # waiters of a process that look again when messages may have been lost
 PAUSE = (0.2, 1.0)  # seconds between attempts to connect; spread, for all try at once
 
 
@@ -39,18 +41,18 @@ class Ear:
     Args:
         connect: Makes connections.
         on_message: Called with each message.
-        on_gap: Called when messages may have been lost.
+        on_heard: Called when a channel is heard; with True if messages may have been lost before.
     """
 
     def __init__(
         self,
         connect: Connect,
         on_message: Callable[[bytes], None],
-        on_gap: Callable[[], None],
+        on_heard: Callable[[bool], None],
     ) -> None:
         self._connect = connect
         self._on_message = on_message
-        self._on_gap = on_gap
+        self._on_heard = on_heard
         self._connection: Connection | None = None
         self._wanted: dict[str, Place] = {}
         self._heard: set[str] = set()
@@ -137,8 +139,7 @@ class Ear:
             self._on_message(payload)
         elif kind in (b"subscribe", b"ssubscribe"):
             self._heard.add(channel.decode())
-            if self._gap:
-                self._on_gap()
+            self._on_heard(self._gap)
             if self._heard.issuperset(self._wanted):
                 self._gap = True  # from now on, another connection means that some were lost
         elif kind == b"sunsubscribe":
@@ -159,9 +160,11 @@ class Post:
     """
 
     def __init__(self, connect: Connect) -> None:
-        self._ear = Ear(connect, self._call, self._call_all)
+        self._ear = Ear(connect, self._call, self._heard)
         self._inboxes: dict[str, PushInbox] = {}
         self._reading = threading.Lock()
+        self._broken_until = 0.0
+        self._to_call: collections.deque[PushInbox] = collections.deque()
 
     def join(self, inbox: "PushInbox", place: Place) -> None:
         """Let *inbox* be called from now on; return when the server knows, if it answers."""
@@ -181,32 +184,36 @@ class Post:
     def leave(self, inbox: "PushInbox") -> None:
         """Call *inbox* no more."""
         self._inboxes.pop(inbox.owner, None)
+        self._call_next()
         self._hand_on()
 
     def attend(self, inbox: "PushInbox", done: Callable[[], bool], timeout: float) -> None:
         """Return when *done*, or after *timeout* seconds; read for all, if nobody does."""
         deadline = clock.monotonic() + timeout
         inbox.attends = True
+        self._call_next()
         try:
-            while not done() and (left := deadline - clock.monotonic()) > 0:
-                if not self._reading.acquire(blocking=False):
-                    if inbox.event.wait(left):
-                        inbox.event.clear()
-                elif not self._read(left):
-                    inbox.event.wait(min(left, clock.jitter(*PAUSE)))
+            while not done() and (left := deadline - (now := clock.monotonic())) > 0:
+                broken = self._broken_until - now
+                if broken <= 0 and self._reading.acquire(blocking=False):
+                    self._read(left)
+                elif inbox.event.wait(min(left, broken) if broken > 0 else left):
+                    inbox.event.clear()
         finally:
             inbox.attends = False
             self._hand_on()
 
-    def _read(self, timeout: float) -> bool:
+    def _read(self, timeout: float) -> None:
         try:
             self._ear.listen(timeout)
         except (RedisError, OSError) as error:
-            logger.warning("no pushes for now, the subscription broke: %s", error)
-            return False
+            if not self._broken_until:
+                logger.warning("no pushes for now, the subscription broke: %s", error)
+            self._broken_until = clock.monotonic() + clock.jitter(*PAUSE)
+        else:
+            self._broken_until = 0.0
         finally:
             self._reading.release()
-        return True
 
     def _hand_on(self) -> None:
         if self._inboxes and not self._reading.locked():
@@ -220,9 +227,19 @@ class Post:
         if inbox is not None:
             inbox.call()
 
-    def _call_all(self) -> None:
-        for inbox in list(self._inboxes.values()):
-            inbox.call()
+    def _heard(self, gap: bool) -> None:
+        if gap:  # whoever waits may have been called, or forgotten by the server
+            self._to_call = collections.deque(self._inboxes.values())
+            for _ in range(AT_ONCE):
+                self._call_next()
+        else:
+            for inbox in list(self._inboxes.values()):
+                inbox.event.set()  # it may have waited for this
+
+    def _call_next(self) -> None:
+        """Call one of those who have to look: when one is back, the next."""
+        with contextlib.suppress(IndexError):
+            self._to_call.popleft().call()
 
     def close(self) -> None:
         """Give the connection back."""
@@ -308,7 +325,7 @@ class _Listener:
     """A thread that listens to one server."""
 
     def __init__(self, connect: Connect, receive: Callable[[bytes], None]) -> None:
-        self._ear = Ear(connect, receive, _nothing)
+        self._ear = Ear(connect, receive, self._note_change)
         self._changed = threading.Event()
         self._closed = False
         threading.Thread(target=self._run, name="distlock-desk", daemon=True).start()
@@ -335,9 +352,7 @@ class _Listener:
                 if not self._closed:
                     logger.warning("no pushes for now, the subscription broke: %s", error)
                     time.sleep(clock.jitter(*PAUSE))
-            self._changed.set()
         self._ear.close()
 
-
-def _nothing() -> None:
-    """What was lost is found by the next sweep."""
+    def _note_change(self, gap: bool) -> None:
+        self._changed.set()  # and what was lost is found by the next sweep

@@ -845,6 +845,31 @@ def test_a_release_that_hangs_does_not_keep_a_loss_from_being_reported(server, s
         lost.release()
 
 
+def test_hundreds_of_waiters_come_back_a_few_at_a_time_to_a_server_that_forgot_them(server, store):
+    holder = Lock("k", store=store)
+    holder.acquire()
+    served: list[int] = []
+
+    def wait_and_note(number):
+        with Lock("k", store=store):
+            served.append(number)
+
+    threads = [threading.Thread(target=wait_and_note, args=(number,)) for number in range(300)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: store.inspect("k").waiting == 300, what="all to wait")
+    server.restart()
+    for thread in threads:
+        thread.join(60)
+
+    assert sorted(served) == list(range(300))
+    with server.client() as client:
+        assert client.info("stats")["total_connections_received"] < 100
+        assert client.info("commandstats")["cmdstat_evalsha"]["calls"] < 4 * 300
+    with pytest.raises(LockLostError):
+        holder.release()
+
+
 # Answers that are lost
 
 
