@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from celery import Celery, _state
@@ -16,6 +15,7 @@ from .envelope import publish
 from .errors import ConfigurationError
 from .keys import KeyRule
 from .lease import Terms
+from .location import borrowed_url, with_option
 from .policies import Policy, resolve
 from .settings import TASK_OPTIONS, Layer, Settings, closest
 from .stores import Store, open_store
@@ -73,7 +73,8 @@ class Runtime:
         Raises:
             ConfigurationError: No URL is set, and neither broker nor result backend is a Redis.
         """
-        store = open_store(self._url(), self.settings.prefix)
+        url = self.settings.url or borrowed_url(self._app.conf)
+        store = open_store(with_option(url, replicas=self.settings.replicas), self.settings.prefix)
         store.courier = functools.partial(_send, self._app)
         return store
 
@@ -121,21 +122,6 @@ class Runtime:
         return (
             Layer("worker flag --distlock-{}", self._flags),
             Layer("setting distlock_{}", configured),
-        )
-
-    def _url(self) -> str:
-        if self.settings.url:
-            return self.settings.url
-        conf = self._app.conf
-        urls: tuple[Any, ...] = (conf.broker_write_url, conf.broker_url, conf.result_backend)
-        for url in urls:
-            first = str((url[0] if isinstance(url, list | tuple) and url else url) or "")
-            first = first.split(";", maxsplit=1)[0]
-            if urlsplit(first).scheme in ("redis", "rediss", "redis+socket", "memory"):
-                return "memory://" if first.startswith("memory:") else first
-        raise ConfigurationError(
-            "no lock store: set distlock_url, as in distlock_url = 'redis://localhost:6379/0'; it"
-            " follows the broker's or the result backend's URL only where one of them is a Redis"
         )
 
 

@@ -54,6 +54,7 @@ class Settings:
     url: str | None = None
     prefix: str = "distlock"
     enabled: bool = True
+    replicas: int = 0
     sweep_interval: float = 2.0
 
     @classmethod
@@ -155,11 +156,12 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "url": _url,
     "prefix": _text,
     "enabled": _flag,
+    "replicas": _count,
     "sweep_interval": _seconds(0.05, 3600.0),
 }
 assert list(_CHECKS) == [field.name for field in fields(Settings)]
 
-APP_ONLY = frozenset({"url", "prefix", "enabled", "sweep_interval"})
+APP_ONLY = frozenset({"url", "prefix", "enabled", "replicas", "sweep_interval"})
 TASK_OPTIONS = tuple(name for name in _CHECKS if name not in APP_ONLY)
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
+pytest_plugins = ["tests.topologies.fixtures"]
+
+
 @pytest.fixture(autouse=True)
 def apps_of_this_test_alone() -> Iterator[None]:
     """Celery adds every task that was declared to every app that is made later; not in tests."""

@@ -3,7 +3,9 @@
 import os
 import re
 import threading
+from collections.abc import Callable
 from importlib import import_module
+from importlib.metadata import entry_points
 
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.settings import closest
@@ -23,6 +25,7 @@ _SCHEMES = {
     "rediss+cluster": "redis:RedisStore",
     "memory": "memory:MemoryStore",
 }
+_OTHERS = "celery_distlock.stores"  # the entry points of stores that other packages bring
 _open: dict[tuple[str, str], Store] = {}
 _mutex = threading.Lock()
 
@@ -42,7 +45,7 @@ def open_store(url: str, prefix: str = "distlock") -> Store:
     Nothing is sent until it is first used.
 
     Args:
-        url: ``redis://``, ``rediss://``, ``unix://`` (also ``redis+socket://``) or ``memory://``.
+        url: As in README's table of stores, or of a scheme that another package brings.
         prefix: What all its records' names begin with.
 
     Raises:
@@ -59,13 +62,30 @@ def open_store(url: str, prefix: str = "distlock") -> Store:
 
 def _new_store(url: str, prefix: str) -> Store:
     scheme = url.partition("://")[0]
-    if scheme not in _SCHEMES:
+    factory: Callable[[str, str], Store]
+    if scheme in _SCHEMES:
+        module, _, name = _SCHEMES[scheme].partition(":")
+        factory = getattr(import_module(f".{module}", __name__), name)
+    else:
+        factory = _installed(scheme, url)
+    return factory(url, prefix)
+
+
+def _installed(scheme: str, url: str) -> Callable[[str, str], Store]:
+    """Return what another package makes stores of this scheme with."""
+    others = entry_points(group=_OTHERS)
+    if scheme not in others.names:
         raise ConfigurationError(
-            f"no lock store for {redact(url)!r}, scheme {scheme!r}: {closest(scheme, _SCHEMES)}"
+            f"no lock store for {redact(url)!r}, scheme {scheme!r}:"
+            f" {closest(scheme, [*_SCHEMES, *others.names])}"
         )
-    module, _, name = _SCHEMES[scheme].partition(":")
-    opened: Store = getattr(import_module(f".{module}", __name__), name)(url, prefix)
-    return opened
+    try:
+        factory: Callable[[str, str], Store] = others[scheme].load()
+    except (AttributeError, ImportError) as error:
+        raise ConfigurationError(
+            f"the lock store for {redact(url)!r} cannot be loaded: {error}"
+        ) from error
+    return factory
 
 
 def redact(url: str) -> str:

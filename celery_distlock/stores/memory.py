@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from celery_distlock import clock
+from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import slot_name
 
 from .base import (
@@ -127,6 +128,8 @@ class MemoryStore(Store):
     abilities = frozenset({Ability.WAIT, Ability.PARK, Ability.RECOGNISE})
 
     def __init__(self, url: str, prefix: str) -> None:
+        if "?" in url:
+            raise ConfigurationError(f"a store in memory has no options, as in {url!r}")
         self.identity = f"{url}#{prefix}"
         self._keys: dict[str, _Key] = {}
         self._inboxes: dict[str, _MemoryInbox] = {}
@@ -157,7 +160,9 @@ class MemoryStore(Store):
                 reply = _second_delivery(state, run, queue, asked_at)
                 return reply._replace(wake=handed if isinstance(handed, Wake) else None)
             if state.holder == owner or claims:
-                state.owner, state.until = owner, clock.monotonic() + lease
+                lasting = clock.monotonic() + lease
+                state.owner = owner
+                state.until = lasting if claims else max(state.until, lasting)
                 if claims or (run and state.run != run):
                     state.run = run
                     state.arrive(run, lease if keep else None)

@@ -132,7 +132,12 @@ class RedisStore(Store):
         if not self._servers.share([stem.encode() for stem in stems]):
             return None
         call = script_call(_ACQUIRE_ALL, stems, run, _ms(lease), " ".join(owners))
-        asked = self._ask([call._replace(replicas=self._replicas)], ", ".join(keys))
+        try:
+            asked = self._ask([call._replace(replicas=self._replicas)], ", ".join(keys))
+        except StoreError as error:
+            if "CROSSSLOT" in str(error):  # a lone node of a cluster: `check` says so
+                return None
+            raise
         tokens = asked.answers[0]
         if not tokens and asked.repeats:
             # The request before, whose answer was lost, may have taken what is left of them.
@@ -158,6 +163,8 @@ class RedisStore(Store):
         calls = [
             self._call(_RENEW, slot_name(hold.key), hold.owner, _ms(hold.lease)) for hold in holds
         ]
+        if not calls:
+            return []
         if self._replicas:  # where calls go one way, what confirms the last confirms all
             last = len(calls) - 1
             everyone = not self._servers.in_order
@@ -310,6 +317,8 @@ class RedisStore(Store):
         calls = [self._command("probe", "INFO"), self._command("probe", "PUBLISH", "{}", "")]
         info, heard = self._attempt(calls).answers
         doubts = list(_doubts(_text(info))) if isinstance(info, bytes) else []
+        if self._servers.in_order and isinstance(info, bytes) and b"cluster_enabled:1" in info:
+            doubts.append("this is a node of a cluster: redis+cluster://… finds the other nodes")
         if isinstance(heard, ResponseError):
             doubts.append(
                 f"this user may not publish to {self._prefix}:*, so waiters and parked tasks are"

@@ -23,6 +23,7 @@ REDIRECTIONS = 5  # that one request follows, as clients of a cluster do
 MAP_TIMEOUT = 1.0  # seconds for one node to say which has which slots
 SENTINEL_TIMEOUT = 0.5  # seconds for one sentinel to say which server is the master
 FRESH = 1.0  # seconds for which that is believed
+SLOW = 0.02  # seconds after which an answer is doubted: its server may have stood still meanwhile
 MAP_AGE = 0.1  # seconds that a cluster's map has to be old before it is asked for again
 
 Where = tuple[str, int]  # a host and its port
@@ -155,10 +156,11 @@ class _Master(Node):
         self.known = found
         return found
 
-    def look_again(self) -> None:
-        """Ask if the last word is not of this second."""
+    def look_again(self) -> Where | None:
+        """Return the master; ask for it if the last word is not of this second."""
         if clock.monotonic() > self._known_at + FRESH:
             self.find()
+        return self.known
 
     def doubt(self) -> None:
         """Ask before the next request."""
@@ -169,8 +171,9 @@ class Sentinels(Servers):
     """
     The server that Redis Sentinel says is the master.
 
-    Before a request, the sentinels are asked again if their last word is older than a second: a
-    master that was cut off, and comes back, takes requests until it hears that it is a replica.
+    A master that was cut off, and comes back, takes requests until it hears that it is a replica.
+    So the sentinels are asked again before a request if their last word is older than a second,
+    and after one that took long.
     """
 
     def __init__(
@@ -184,13 +187,16 @@ class Sentinels(Servers):
 
     def exchange(self, calls: Sequence[Call], timeout: float) -> list[Any]:
         try:
-            self._master.look_again()
+            master = self._master.look_again()
+            asked_at = clock.monotonic()
             answers = self._master.wire(timeout).exchange(calls)
+            if clock.monotonic() > asked_at + SLOW and self._master.find() != master:
+                raise RedisConnectionError("the answer is of one that is no master any more")
         except ANSWERLESS as error:
-            answers = [error]
+            answers = [error] * len(calls)
         if any(isinstance(answer, Exception) for answer in answers):
             self._master.doubt()
-        return answers if len(answers) == len(calls) else answers * len(calls)
+        return answers
 
     def place(self, key: bytes, channel: str) -> Place:
         return Place(None, channel)

@@ -1,5 +1,7 @@
 """From a URL to the servers that it names: as redis-py writes it, as Celery does, and ours."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -12,7 +14,7 @@ from celery_distlock.errors import ConfigurationError
 from .servers import SENTINEL_TIMEOUT, Cluster, OneServer, Sentinels, Servers, Where
 from .wires import NodeSettings, limits
 
-__all__ = ["Address", "Location", "locate", "split"]
+__all__ = ["Address", "Location", "explained", "locate", "node_settings", "split", "wants_scripts"]
 
 REDIS_PORT, SENTINEL_PORT = 6379, 26379
 EXAMPLES = {
@@ -67,14 +69,36 @@ def locate(url: str) -> Location:
     Raises:
         ConfigurationError: It does not parse, or names an option that there is not.
     """
-    from . import redact  # the package imports this module when it needs it
-
-    try:
+    with explained(url):
         address = split(url)
+        address.options.pop("scripts", None)
         replicas = int(address.options.pop("replicas", "0"))
         if replicas < 0:
             raise ConfigurationError("replicas must not be negative")
         return Location(_servers(url, address), replicas)
+
+
+def wants_scripts(url: str) -> bool:
+    """
+    Return whether the store at *url* is to use scripts: ``?scripts=off`` says no.
+
+    Raises:
+        ConfigurationError: The URL does not parse, or has another word there.
+    """
+    with explained(url):
+        word = split(url).options.get("scripts", "on")
+        if word not in ("on", "off"):
+            raise ConfigurationError(f"scripts are 'on' or 'off', not {word!r}")
+        return word == "on"
+
+
+@contextmanager
+def explained(url: str) -> Iterator[None]:
+    """Say of what goes wrong in the block that it is for *url*, and no password."""
+    from . import redact  # the package imports this module when it needs it
+
+    try:
+        yield
     except ConfigurationError as error:
         raise ConfigurationError(f"the lock store's URL {redact(url)!r}: {error}") from None
     except (ValueError, RedisError):  # its message may quote a part of the password

@@ -3,7 +3,7 @@ Celery apps for tests, one a module: ``app = make_app(__name__)`` and its tasks.
 
 A test imports them with the `load_app` fixture, and a worker process by ``-A``; both find broker,
 result backend and key prefix in the environment. There ``DISTLOCK_TEST_AMQP`` names another broker
-than the Redis that the rest lives in.
+than the Redis that the rest lives in, and ``DISTLOCK_TEST_STORE`` another lock store.
 """
 
 from __future__ import annotations
@@ -25,5 +25,6 @@ def make_app(name: str) -> Celery:
         result_backend_transport_options={"global_keyprefix": f"{prefix}:result:"},
         broker_connection_retry_on_startup=True,
         worker_hijack_root_logger=True,
+        distlock_url=os.environ.get("DISTLOCK_TEST_STORE"),
     )
     return app

@@ -20,7 +20,6 @@ from tests import servers
 class FullContract(StoreContract):
     """For a store that can do everything, and has its own clock in its tokens."""
 
-    shortest_lease = 0.05
     hands_over = True
 
     def test_it_can_let_wait_park_and_recognise(self, store):

@@ -1,0 +1,1771 @@
+"""What every store promises, as tests: see `StoreContract`."""
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+
+import pytest
+
+from celery_distlock import Lock, clock
+from celery_distlock.keys import slot_name
+from celery_distlock.lease import believed
+from celery_distlock.stores.base import (
+    Ability,
+    Ended,
+    Inbox,
+    Ownership,
+    Parcel,
+    RenewOutcome,
+    Status,
+    Store,
+    Wake,
+    new_owner,
+)
+
+__all__ = ["StoreContract"]
+
+T = TypeVar("T")
+Test = TypeVar("Test", bound=Callable[..., None])
+
+GRANTED, BUSY, PARKED, DONE = Status.GRANTED, Status.BUSY, Status.PARKED, Status.DONE
+YES, AGAIN = Ended.YES, Ended.YES_AND_MAY_COME_AGAIN
+
+PATIENCE = 30.0  # seconds until what is waited for must have happened, on a busy machine too
+LONGEST_WAIT = 2.0  # seconds that a test without a `pass_time` of its own lets pass
+
+HOSTILE_KEYS = {
+    "braces": "{a}{b}}{",
+    "percent": "%7B%25%",
+    "blanks": " a\tb\r\nc ",
+    "nul": "a\0b",
+    "glob": "*?[a]\\",
+    "slashes": "/a//../b/.",
+    "unicode": "größe \U0001f512 \u2028",
+    "surrogate": "a\ud800b",
+    "long": "x" * 10_000,
+    "quotes": "'\"; return 1 --",
+}
+ENVELOPES = [
+    b"",
+    b"\x00",
+    bytes(range(256)),
+    b'{"task": "t"}\r\n$5\r\n',
+    b"\xff\xfe not utf-8",
+    pytest.param(bytes(range(256)) * 4096, id="1MB"),
+]
+RUNS = ["a:b", "p:x", "b:x y", " ", "{}", "run\n2", "ü", "%"]
+
+hostile_keys = pytest.mark.parametrize("key", HOSTILE_KEYS.values(), ids=list(HOSTILE_KEYS))
+hostile_runs = pytest.mark.parametrize("run", RUNS)
+any_envelope = pytest.mark.parametrize("envelope", ENVELOPES)
+
+
+def needs(reason: str, met: Callable[["Given", Store], bool]) -> Callable[[Test], Test]:
+    """Skip a test where the store is not *met*; in one place, so that a summary can count them."""
+
+    def decorate(test: Test) -> Test:
+        @functools.wraps(test)
+        def run(self: "Given", store: Store, **others: Any) -> None:
+            if not met(self, store):
+                pytest.skip(reason)
+            test(self, store=store, **others)
+
+        return cast("Test", run)
+
+    return decorate
+
+
+def needs_ability(ability: Ability) -> Callable[[Test], Test]:
+    """Skip a test where the store lacks *ability*."""
+    return needs(f"the store cannot {ability.value}", lambda _, store: ability in store.abilities)
+
+
+waits = needs_ability(Ability.WAIT)
+parks = needs_ability(Ability.PARK)
+recognises = needs_ability(Ability.RECOGNISE)
+shares = needs_ability(Ability.SHARE)
+fair = needs("the store serves whoever asks first (fair = False)", lambda given, _: given.fair)
+
+
+def wait_until(predicate: Callable[[], T], what: str) -> T:
+    """Call *predicate* until it returns something true, and return that."""
+    deadline = time.monotonic() + PATIENCE
+    while not (value := predicate()):
+        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s for {what}"
+        time.sleep(0.005)
+    return value
+
+
+class Waiter(NamedTuple):
+    """A blocked waiter in the queue of a key."""
+
+    owner: str
+    inbox: Inbox
+
+
+def take(store: Store, key: str, owner: str, lease: float = 30.0, **more: Any) -> int:
+    """Acquire a key that has to be granted; return the token."""
+    reply = store.acquire(key, owner, lease, **more)
+    assert reply.status is GRANTED
+    return reply.token
+
+
+def wait_for(store: Store, key: str, name: str, lease: float = 30.0, **more: Any) -> Waiter:
+    """Join the queue of a taken key as a blocked waiter."""
+    waiter = Waiter(name, store.inbox(key, name))
+    assert store.acquire(key, name, lease, queue=waiter.inbox, **more).status is BUSY
+    return waiter
+
+
+def park(store: Store, key: str, run: str, envelope: bytes | None = None, **more: Any) -> None:
+    """Park a run at a taken key; it was delivered to an owner that is over by now."""
+    parcel = Parcel(run.encode() if envelope is None else envelope)
+    owner = new_owner("delivery")
+    assert store.acquire(key, owner, 30.0, queue=parcel, run=run, **more).status is PARKED
+
+
+def renew(store: Store, *holds: tuple[str, str, float]) -> list[RenewOutcome]:
+    """Renew holds, each a key, an owner and a lease; return the outcomes."""
+    return [outcome for outcome, _ in store.renew([Ownership(*hold) for hold in holds], 10.0)]
+
+
+def holder(store: Store, key: str) -> str:
+    """Return who holds a key."""
+    return store.inspect(key).owner
+
+
+def expire(store: Store, key: str, owner: str = "a") -> None:
+    """Wait until the lease of *owner*, who does not renew it, has ended."""
+    wait_until(lambda: store.inspect(key).owner != owner, "the end of the lease")
+
+
+def swept(store: Store) -> list[Wake]:
+    """Return what a sweep finds; nothing if another one was a moment ago."""
+    return list(store.sweep(0.01))
+
+
+def take_all(store: Store, keys: str, owners: str) -> list[int] | None:
+    """Acquire several keys at once; return the tokens."""
+    replies = store.acquire_all(list(keys), list(owners), 30.0, run="run")
+    return None if replies is None else [reply.token for reply in replies]
+
+
+def take_all_or_skip(store: Store, keys: str, owners: str) -> list[int]:
+    """Acquire several free keys at once; skip the test if the store takes one at a time."""
+    tokens = take_all(store, keys, owners)
+    if tokens is None:
+        pytest.skip("the store takes one key at a time")
+    return tokens
+
+
+def unsettled(store: Store) -> None:
+    """Let a run end whose result is not stored yet."""
+    take(store, "k", "a", run="run")
+    assert store.release("k", "a", run="run", ended=Ended.UNSETTLED).released
+
+
+def kept(store: Store, lease: float) -> Wake:
+    """Let a run hold the key whose message nobody but the store has."""
+    take(store, "k", "a")
+    park(store, "k", "run", b"envelope")
+    wake = store.release("k", "a").wake
+    assert wake is not None
+    take(store, "k", "b", lease, run="run", keep=True)
+    return wake
+
+
+def work(store: Store) -> None:
+    """Let everything happen at the key "k" that can, to its end."""
+    take(store, "k", "a", run="run-a")
+    gone = wait_for(store, "k", "gone")
+    waiter = wait_for(store, "k", "b")
+    park(store, "k", "run-c")
+    park(store, "k", "run-d")
+    park(store, "k", "run-a", repeated=True)
+    store.release("k", "gone", inbox=gone.inbox)
+    store.release("k", "a", run="run-a", ended=AGAIN)
+    take(store, "k", "b", queue=waiter.inbox)
+    wake = store.release("k", "b").wake
+    assert wake is not None
+    store.sent(wake)
+    take(store, "k", "c", run="run-c", keep=True)
+    store.release("k", "c", run="run-c", keep_for=("run-c", 30.0))
+    take(store, "k", "c2", run="run-c")
+    wake = store.release("k", "c2", run="run-c", ended=YES).wake
+    assert wake is not None
+    store.came_back(wake)
+    store.drop(wake)
+    assert not store.inspect("k").token
+
+
+class Given:
+    """What the tests are given; see `StoreContract`."""
+
+    shortest_lease: ClassVar[float] = 0.1
+    fair: ClassVar[bool] = True
+    hands_over: ClassVar[bool] = False
+
+    @pytest.fixture
+    def open_store(self) -> Callable[[str], Store]:
+        """Open a store; those of one name share their records. The author's to write."""
+        raise NotImplementedError("a StoreContract needs a fixture open_store: see its docstring")
+
+    @pytest.fixture
+    def pass_time(self, store: Store) -> Callable[[float], None]:
+        """Let seconds pass for what the store has recorded."""
+
+        def wait(seconds: float) -> None:
+            if seconds > LONGEST_WAIT:
+                pytest.skip(f"{seconds:g} s have to pass, and there is no pass_time of its own")
+            time.sleep(seconds)
+
+        return wait
+
+    @pytest.fixture
+    def store(self, open_store: Callable[[str], Store]) -> Iterator[Store]:
+        """The store that is tested."""
+        with closing(open_store("here")) as opened:
+            yield opened
+
+    @pytest.fixture
+    def another(self, open_store: Callable[[str], Store]) -> Iterator[Store]:
+        """The same store as another process opens it."""
+        with closing(open_store("here")) as opened:
+            yield opened
+
+    @pytest.fixture
+    def elsewhere(self, open_store: Callable[[str], Store]) -> Iterator[Store]:
+        """A store that has other records."""
+        with closing(open_store("elsewhere")) as opened:
+            yield opened
+
+
+class Taking(Given):
+    """A key is one owner's at a time."""
+
+    def test_a_free_key_is_granted(self, store: Store) -> None:
+        before = clock.monotonic()
+
+        reply = store.acquire("k", "a", 30.0)
+
+        assert reply.status is GRANTED
+        assert reply.token > 0
+        assert reply.wake is None
+        assert before <= reply.asked_at <= clock.monotonic()
+
+    def test_a_taken_key_is_busy_and_says_who_holds_it(self, store: Store) -> None:
+        token = take(store, "k", "a", run="run-a")
+
+        reply = store.acquire("k", "b", 30.0)
+
+        assert (reply.status, reply.token, reply.holder, reply.holder_run) == (
+            BUSY,
+            token,
+            "a",
+            "run-a",
+        )
+        assert 0 < reply.remaining <= 30.0
+        assert reply.place == 0
+        assert store.inspect("k").waiting == 0
+
+    def test_the_same_owner_asking_again_changes_nothing_but_the_end(self, store: Store) -> None:
+        token = take(store, "k", "a", 2.0)
+
+        assert take(store, "k", "a", 30.0) == token
+
+        assert 2.0 < store.inspect("k").remaining <= 30.0
+        assert store.release("k", "a").released
+        assert not holder(store, "k")
+
+    def test_keys_are_independent(self, store: Store) -> None:
+        take(store, "k1", "a")
+        take(store, "k2", "b")
+
+        assert (holder(store, "k1"), holder(store, "k2")) == ("a", "b")
+
+    def test_stores_with_other_prefixes_are_other_places(
+        self, store: Store, elsewhere: Store
+    ) -> None:
+        take(store, "k", "a")
+
+        take(elsewhere, "k", "b")
+        assert elsewhere.identity != store.identity
+
+    def test_one_of_many_threads_gets_the_key(self, store: Store) -> None:
+        start = threading.Barrier(8)
+        replies = []
+
+        def ask(name: str) -> None:
+            start.wait()
+            replies.append(store.acquire("k", name, 30.0))
+
+        threads = [threading.Thread(target=ask, args=(f"t{n}",)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        statuses = [reply.status for reply in replies]
+        assert (statuses.count(GRANTED), statuses.count(BUSY)) == (1, 7)
+
+    def test_an_expired_key_is_free(self, store: Store) -> None:
+        take(store, "k", "a", self.shortest_lease)
+        expire(store, "k")
+
+        take(store, "k", "b")
+
+    def test_a_lease_lasts_for_as_long_as_its_holder_believes_in_it(self, store: Store) -> None:
+        first = store.acquire("k", "a", self.shortest_lease)
+
+        wait_until(lambda: store.acquire("k", "b", 30.0).status is GRANTED, "the key")
+
+        assert clock.monotonic() >= first.asked_at + believed(self.shortest_lease)
+
+    @pytest.mark.parametrize("lease", [0.001, 0.0001])
+    def test_the_shortest_lease_is_granted_and_expires(self, store: Store, lease: float) -> None:
+        take(store, "k", "a", lease)
+
+        expire(store, "k")
+
+    def test_a_lease_of_30_days_is_granted(self, store: Store) -> None:
+        take(store, "k", "a", 30 * 86400.0)
+
+        assert store.inspect("k").remaining == pytest.approx(30 * 86400.0, rel=0.01)
+
+
+class Renewing(Given):
+    """A holder pushes the end of its lease, and nobody else does."""
+
+    def test_a_holder_renews(self, store: Store) -> None:
+        take(store, "k", "a", 2.0)
+        before = clock.monotonic()
+
+        ((outcome, asked_at),) = store.renew([Ownership("k", "a", 30.0)], 10.0)
+
+        assert outcome is RenewOutcome.RENEWED
+        assert before <= asked_at <= clock.monotonic()
+        assert store.inspect("k").remaining > 2.0
+
+    def test_what_was_renewed_outlives_its_first_lease(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "a", 1.0)
+        assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.RENEWED]
+
+        pass_time(1.5)
+
+        assert store.acquire("k", "b", 30.0).status is BUSY
+
+    def test_renewing_keeps_the_token(self, store: Store) -> None:
+        token = take(store, "k", "a")
+
+        renew(store, ("k", "a", 30.0))
+
+        assert store.inspect("k").token == token
+
+    def test_what_somebody_else_holds_is_not_renewed(self, store: Store) -> None:
+        take(store, "k", "b", 5.0)
+
+        assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.HELD]
+
+        assert holder(store, "k") == "b"
+        assert store.inspect("k").remaining <= 5.0
+
+    @pytest.mark.parametrize("end", ["never", "released", "expired"])
+    def test_renewing_never_makes_a_lock_anew(self, store: Store, end: str) -> None:
+        if end == "released":
+            take(store, "k", "a")
+            store.release("k", "a")
+        elif end == "expired":
+            take(store, "k", "a", self.shortest_lease)
+            expire(store, "k")
+
+        assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.LOST]
+
+        assert not store.inspect("k").token
+
+    def test_each_of_many_renewals_has_its_own_outcome(self, store: Store) -> None:
+        take(store, "k1", "a")
+        take(store, "k2", "b")
+        holds = [("k1", "a", 30.0), ("k2", "a", 30.0), ("k3", "a", 30.0), ("k1", "a", 30.0)]
+
+        assert renew(store, *holds) == [
+            RenewOutcome.RENEWED,
+            RenewOutcome.HELD,
+            RenewOutcome.LOST,
+            RenewOutcome.RENEWED,
+        ]
+
+    def test_nothing_to_renew_is_no_error(self, store: Store) -> None:
+        assert store.renew([], 10.0) == []
+
+
+class GivingBack(Given):
+    """A holder gives its key up, and nobody else does."""
+
+    def test_a_released_key_is_free(self, store: Store) -> None:
+        take(store, "k", "a")
+
+        released = store.release("k", "a")
+
+        assert released == (True, None)
+        take(store, "k", "b")
+
+    def test_who_does_not_hold_the_key_cannot_release_it(self, store: Store) -> None:
+        take(store, "k", "a")
+
+        assert store.release("k", "b") == (False, None)
+
+        assert holder(store, "k") == "a"
+
+    def test_a_second_release_finds_nothing(self, store: Store) -> None:
+        take(store, "k", "a")
+        store.release("k", "a")
+
+        assert not store.release("k", "a").released
+
+    def test_a_key_nobody_has_taken_cannot_be_released(self, store: Store) -> None:
+        assert store.release("k", "a") == (False, None)
+
+    def test_a_late_release_does_not_free_the_next_holders_key(self, store: Store) -> None:
+        take(store, "k", "a", self.shortest_lease)
+        expire(store, "k")
+        take(store, "k", "b")
+
+        assert not store.release("k", "a").released
+
+        assert holder(store, "k") == "b"
+
+    @parks
+    def test_a_late_release_wakes_nobody(self, store: Store) -> None:
+        take(store, "k", "a", self.shortest_lease)
+        expire(store, "k")
+        take(store, "k", "b")
+        park(store, "k", "run")
+
+        assert store.release("k", "a") == (False, None)
+
+        assert store.inspect("k").waiting == 1
+
+    def test_a_key_can_stay_locked_for_a_run_that_comes_later(self, store: Store) -> None:
+        token = take(store, "k", "a", run="run")
+
+        released = store.release("k", "a", run="run", keep_for=("run", 30.0))
+
+        assert released == (True, None)
+        assert store.acquire("k", "b", 30.0).status is BUSY
+        assert take(store, "k", "c", run="run") == token
+
+    @parks
+    def test_a_key_that_stays_locked_is_not_given_to_the_queue(self, store: Store) -> None:
+        token = take(store, "k", "a", run="run")
+        park(store, "k", "other")
+
+        released = store.release("k", "a", run="run", keep_for=("run", 30.0))
+
+        assert released == (True, None)
+        assert store.acquire("k", "b", 30.0).status is BUSY
+        assert take(store, "k", "c", run="run") == token
+
+    def test_a_key_that_was_kept_in_vain_is_free(self, store: Store) -> None:
+        take(store, "k", "a", run="run")
+        store.release("k", "a", run="run", keep_for=("run", self.shortest_lease))
+
+        wait_until(lambda: not store.inspect("k").token, "the end of what the key was kept for")
+        take(store, "k", "b")
+
+    @parks
+    def test_a_key_that_was_kept_in_vain_goes_to_the_next(self, store: Store) -> None:
+        take(store, "k", "a", run="run")
+        park(store, "k", "other")
+        store.release("k", "a", run="run", keep_for=("run", self.shortest_lease))
+        wait_until(lambda: not store.inspect("k").token, "the end of what the key was kept for")
+
+        (wake,) = swept(store)
+
+        assert wake.run == "other"
+
+    def test_who_does_not_hold_the_key_cannot_keep_it(self, store: Store) -> None:
+        take(store, "k", "a", run="run")
+
+        assert not store.release("k", "b", run="other", keep_for=("other", 30.0)).released
+
+        assert holder(store, "k") == "a"
+
+
+class Tokens(Given):
+    """Every grant has a higher token than those before."""
+
+    def test_tokens_rise_with_every_grant(self, store: Store) -> None:
+        tokens = []
+        for n in range(20):
+            tokens.append(take(store, "k", f"o{n}"))
+            store.release("k", f"o{n}")
+
+        assert tokens == sorted(set(tokens))
+
+    def test_tokens_rise_over_expiry(self, store: Store) -> None:
+        first = take(store, "k", "a", self.shortest_lease)
+        expire(store, "k")
+
+        assert take(store, "k", "b") > first
+
+    @waits
+    @fair
+    def test_tokens_rise_from_waiter_to_waiter(self, store: Store) -> None:
+        tokens = [take(store, "k", "a")]
+        waiters = [wait_for(store, "k", f"w{n}") for n in range(3)]
+        before = "a"
+        for waiter in waiters:
+            store.release("k", before)
+            before = waiter.owner
+            tokens.append(take(store, "k", before, queue=waiter.inbox))
+
+        assert tokens == sorted(set(tokens))
+
+    @waits
+    @parks
+    def test_tokens_rise_over_hand_overs(self, store: Store) -> None:
+        tokens = [take(store, "k", "a")]
+        waiter = wait_for(store, "k", "b")
+        park(store, "k", "run")
+        store.release("k", "a")
+        tokens.append(take(store, "k", "b", queue=waiter.inbox))
+        store.release("k", "b")
+        tokens.append(take(store, "k", "c", run="run"))
+
+        assert tokens == sorted(set(tokens))
+
+
+class Waiting(Given):
+    """A blocked waiter has the key when its turn comes."""
+
+    @waits
+    def test_a_waiter_has_the_key_after_its_release(self, store: Store) -> None:
+        take(store, "k", "a")
+        waiters = [wait_for(store, "k", f"w{n}") for n in range(3)]
+
+        assert store.release("k", "a") == (True, None)
+
+        assert len(self.granted(store, waiters)) == 1
+
+    @waits
+    def test_locks_over_the_store_let_one_thread_in_at_a_time(self, store: Store) -> None:
+        inside, passed = [], []
+
+        def work_under_the_lock() -> None:
+            for _ in range(5):
+                with Lock("k", store=store) as lease:
+                    inside.append(lease.token)
+                    time.sleep(0.001)  # others would come in now
+                    passed.append((len(inside), lease.token))
+                    inside.remove(lease.token)
+
+        threads = [threading.Thread(target=work_under_the_lock) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert [count for count, _ in passed] == [1] * 15
+        assert sorted(token for _, token in passed) == [token for _, token in passed]
+
+    @waits
+    @fair
+    def test_waiters_are_served_in_the_order_of_arrival(self, store: Store) -> None:
+        take(store, "k", "first")
+        waiters = [wait_for(store, "k", f"w{n}") for n in range(5)]
+
+        served: list[str] = []
+        for before in ["first", *(waiter.owner for waiter in waiters[:-1])]:
+            store.release("k", before)
+            served += self.granted(store, waiters[len(served) :])
+
+        assert served == [waiter.owner for waiter in waiters]
+
+    @waits
+    @parks
+    def test_a_queue_is_served_in_the_order_of_arrival(self, store: Store) -> None:
+        take(store, "k", "first")
+        arrivals, waiters = [], []
+        for n in range(6):
+            name = f"w{n}"
+            if n % 2:
+                park(store, "k", name)
+            else:
+                waiters.append(wait_for(store, "k", name))
+            arrivals.append(name)
+        assert store.inspect("k").waiting == 6
+
+        served = []
+        current, run = "first", ""
+        for _ in arrivals:
+            wake = store.release("k", current, run=run, ended=YES).wake
+            if wake is not None:
+                run = current = wake.run
+                take(store, "k", current, run=run)
+            else:
+                run = ""
+                (current,) = self.granted(store, waiters)
+                del waiters[0]
+            served.append(current)
+
+        assert served == arrivals
+
+    def granted(self, store: Store, waiters: list[Waiter]) -> list[str]:
+        """Return which of the waiters has the key, though the last one asks first."""
+        before = holder(store, "k")
+        got = [
+            waiter.owner
+            for waiter in reversed(waiters)
+            if store.acquire("k", waiter.owner, 30.0, queue=waiter.inbox).status is GRANTED
+        ]
+        assert got == [before] or not self.hands_over
+        return got
+
+    @waits
+    @fair
+    def test_the_place_in_the_queue_counts_from_0(self, store: Store) -> None:
+        take(store, "k", "a")
+
+        places = []
+        for n in range(3):
+            inbox = store.inbox("k", f"w{n}")
+            places.append(store.acquire("k", f"w{n}", 30.0, queue=inbox).place)
+            places.append(store.acquire("k", f"w{n}", 30.0, queue=inbox).place)
+
+        assert places == [0, 0, 1, 1, 2, 2]
+        assert store.inspect("k").waiting == 3
+
+    @waits
+    @fair
+    def test_one_who_does_not_queue_learns_how_many_wait_before_him(self, store: Store) -> None:
+        take(store, "k", "a")
+        wait_for(store, "k", "b")
+        wait_for(store, "k", "c")
+
+        assert store.acquire("k", "d", 30.0).place == 2
+
+    @waits
+    @parks
+    def test_one_who_does_not_queue_learns_how_many_are_before_him(self, store: Store) -> None:
+        take(store, "k", "a")
+        wait_for(store, "k", "b")
+        park(store, "k", "run")
+
+        assert store.acquire("k", "c", 30.0).place == 2
+
+    @waits
+    def test_a_release_tells_the_waiter(self, store: Store) -> None:
+        take(store, "k", "a")
+        waiter = wait_for(store, "k", "b")
+        thread = threading.Thread(target=waiter.inbox.wait, args=(2 * PATIENCE,), daemon=True)
+        thread.start()
+
+        assert store.release("k", "a") == (True, None)
+
+        assert holder(store, "k") == "b" or not self.hands_over
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "nothing came to the waiter's inbox"
+        take(store, "k", "b", queue=waiter.inbox)
+        assert store.inspect("k").waiting == 0
+
+    @waits
+    def test_what_came_before_the_wait_is_not_missed(self, store: Store) -> None:
+        take(store, "k", "a")
+        waiter = wait_for(store, "k", "b")
+        store.release("k", "a")
+
+        started = time.monotonic()
+        waiter.inbox.wait(2 * PATIENCE)
+
+        assert time.monotonic() - started < PATIENCE
+
+    @waits
+    def test_waiting_ends_though_nothing_comes(self, store: Store) -> None:
+        store.inbox("k", "a").wait(0.01)
+
+    @waits
+    def test_an_inbox_may_be_closed_twice(self, store: Store) -> None:
+        inbox = store.inbox("k", "a")
+
+        inbox.close()
+        inbox.close()
+
+    @waits
+    @fair
+    def test_a_handed_over_key_is_not_free_to_others(self, store: Store) -> None:
+        take(store, "k", "a")
+        wait_for(store, "k", "b")
+        store.release("k", "a")
+
+        assert store.acquire("k", "c", 30.0).status is BUSY
+
+    @waits
+    def test_a_waiter_that_does_not_confirm_loses_his_turn(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "a")
+        wait_for(store, "k", "stopped", 1.0)
+        alive = wait_for(store, "k", "alive")
+        store.release("k", "a")
+        pass_time(1.0)
+
+        wait_until(
+            lambda: store.acquire("k", "alive", 30.0, queue=alive.inbox).status is GRANTED,
+            "the key to pass the one who does not answer",
+        )
+
+        assert holder(store, "k") == "alive"
+
+    @waits
+    def test_a_waiter_that_gives_up_leaves_no_trace(self, store: Store) -> None:
+        take(store, "k", "a")
+        waiter = wait_for(store, "k", "b")
+        waiter.inbox.close()
+
+        released = store.release("k", "b", inbox=waiter.inbox)
+
+        assert not released.released
+        assert store.inspect("k").waiting == 0
+        assert store.release("k", "a") == (True, None)
+        assert not holder(store, "k")
+
+    @waits
+    def test_a_waiter_that_gives_up_as_the_key_becomes_free_does_not_keep_it(
+        self, store: Store
+    ) -> None:
+        take(store, "k", "a")
+        first, second = wait_for(store, "k", "b"), wait_for(store, "k", "c")
+        store.release("k", "a")
+
+        released = store.release("k", "b", inbox=first.inbox)
+
+        assert released.released or not self.hands_over
+        assert released.wake is None
+        take(store, "k", "c", queue=second.inbox)
+
+    @waits
+    @parks
+    def test_a_waiter_that_gives_up_just_as_he_is_served_passes_the_key_on(
+        self, store: Store
+    ) -> None:
+        take(store, "k", "a")
+        waiter = wait_for(store, "k", "b")
+        park(store, "k", "run")
+        store.release("k", "a")
+
+        released = store.release("k", "b", inbox=waiter.inbox)
+
+        assert released.released or not self.hands_over
+        assert released.wake is not None
+        assert released.wake.run == "run"
+
+    @waits
+    @fair
+    def test_a_newcomer_does_not_overtake_the_queue(self, store: Store) -> None:
+        take(store, "k", "a", self.shortest_lease)
+        wait_for(store, "k", "b")
+        expire(store, "k")
+
+        reply = store.acquire("k", "newcomer", 30.0)
+
+        assert reply.status is BUSY
+        assert reply.holder == "b" or not self.hands_over
+
+    @waits
+    @fair
+    def test_the_first_in_the_queue_gets_a_key_that_expired(self, store: Store) -> None:
+        take(store, "k", "a", self.shortest_lease)
+        first = wait_for(store, "k", "b")
+        second = wait_for(store, "k", "c")
+        expire(store, "k")
+
+        assert store.acquire("k", "c", 30.0, queue=second.inbox).status is BUSY
+        take(store, "k", "b", queue=first.inbox)
+
+    @waits
+    def test_a_blocked_run_that_finds_the_key_free_leaves_nothing_in_the_queue(
+        self, store: Store
+    ) -> None:
+        take(store, "k", "a", self.shortest_lease)
+        waiter = wait_for(store, "k", "b", run="run")
+        expire(store, "k")
+        take(store, "k", "b", queue=waiter.inbox, run="run")
+
+        store.release("k", "b", run="run", ended=YES)
+
+        assert not holder(store, "k")
+        assert store.inspect("k").waiting == 0
+
+
+class Parking(Given):
+    """A parked run is kept until its turn comes, and then given to who can send it."""
+
+    @parks
+    @any_envelope
+    def test_a_release_returns_the_next_runs_envelope_as_it_was_parked(
+        self, store: Store, envelope: bytes
+    ) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run", envelope)
+
+        wake = store.release("k", "a").wake
+
+        assert wake == Wake(slot_name("k"), "run", envelope)
+
+    @parks
+    def test_a_parked_run_says_who_holds_the_key_and_its_place(self, store: Store) -> None:
+        take(store, "k", "a", run="run-a")
+        park(store, "k", "first")
+
+        reply = store.acquire("k", "b", 30.0, queue=Parcel(b"e"), run="second")
+
+        assert (reply.status, reply.holder, reply.holder_run, reply.place) == (
+            PARKED,
+            "a",
+            "run-a",
+            1,
+        )
+
+    @parks
+    def test_a_free_key_is_granted_and_not_parked_at(self, store: Store) -> None:
+        reply = store.acquire("k", "a", 30.0, queue=Parcel(b"e"), run="run")
+
+        assert reply.status is GRANTED
+        assert store.release("k", "a", run="run", ended=YES) == (True, None)
+
+    @parks
+    def test_a_newcomer_does_not_overtake_a_parked_run_and_is_given_it_to_send(
+        self, store: Store
+    ) -> None:
+        take(store, "k", "a", self.shortest_lease)
+        park(store, "k", "run", b"envelope")
+        expire(store, "k")
+
+        reply = store.acquire("k", "newcomer", 30.0)
+
+        assert (reply.status, reply.holder, reply.holder_run) == (BUSY, "parked:run", "run")
+        assert reply.wake == Wake(slot_name("k"), "run", b"envelope")
+
+    @parks
+    def test_the_key_is_reserved_while_a_woken_run_is_on_its_way(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        store.release("k", "a")
+
+        reply = store.acquire("k", "b", 30.0)
+
+        assert (reply.status, reply.holder, reply.wake) == (BUSY, "parked:run", None)
+        assert reply.remaining > 0
+
+    @parks
+    def test_a_woken_run_claims_its_key_whoever_brings_it(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        store.release("k", "a")
+        token = store.inspect("k").token
+
+        assert take(store, "k", "another-worker", run="run") == token
+
+        assert holder(store, "k") == "another-worker"
+        assert store.inspect("k").remaining > 10
+
+    @parks
+    def test_a_claimed_run_is_waiting_no_more(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        store.release("k", "a")
+        take(store, "k", "b", run="run")
+
+        assert store.release("k", "b", run="run", ended=YES) == (True, None)
+        assert swept(store) == []
+        assert store.inspect("k").waiting == 0
+
+    @parks
+    def test_a_late_woken_run_is_still_served_before_the_queue(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        store.release("k", "a")
+        store.release("k", "parked:run")  # its reservation ends
+
+        take(store, "k", new_owner("late"), run="run")
+
+    @parks
+    def test_a_run_is_parked_once_however_often_it_comes(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run", b"first")
+        park(store, "k", "other")
+        park(store, "k", "run", b"second")
+
+        assert store.inspect("k").waiting == 2
+        assert store.release("k", "a").wake == Wake(slot_name("k"), "run", b"second")
+
+    @parks
+    def test_a_woken_run_that_finds_the_key_taken_keeps_its_turn(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "early")
+        park(store, "k", "late")
+        wake = store.release("k", "a").wake
+        assert wake is not None
+        store.sent(wake)
+        store.release("k", "parked:early")  # its reservation ends, and the next one is on its way
+        assert holder(store, "k") == "parked:late"
+
+        park(store, "k", "early")
+
+        again = store.release("k", "parked:late").wake
+        assert again is not None
+        assert again.run == "early"
+
+    def test_lining_up_never_takes_a_free_key(self, store: Store) -> None:
+        assert store.line_up("k", "run", Parcel(b"e"), 10.0).status is Status.FREE
+
+        assert store.inspect("k").waiting == 0
+        take(store, "k", "a")
+
+    def test_lining_up_at_a_taken_key_parks_the_run_or_does_nothing(self, store: Store) -> None:
+        take(store, "k", "a")
+
+        status = store.line_up("k", "run", Parcel(b"e"), 10.0).status
+
+        assert status in {Status.FREE, PARKED}
+        assert holder(store, "k") == "a"
+        wake = Wake(slot_name("k"), "run", b"e") if status is PARKED else None
+        assert store.release("k", "a") == (True, wake)
+
+    @parks
+    def test_a_run_that_came_back_is_sent_by_the_next_sweep(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run", b"envelope")
+        wake = store.release("k", "a").wake
+        assert wake is not None
+        assert swept(store) == []
+
+        store.came_back(wake)
+
+        assert wait_until(lambda: swept(store), "a sweep") == [wake]
+
+    @parks
+    def test_a_dropped_run_gives_its_key_to_the_next(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        park(store, "k", "next")
+        wake = store.release("k", "a").wake
+        assert wake is not None
+
+        released = store.drop(wake)
+
+        assert released.wake is not None
+        assert released.wake.run == "next"
+        assert holder(store, "k") == "parked:next"
+
+    @parks
+    def test_a_run_that_was_dropped_is_not_sent_again(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        wake = store.release("k", "a").wake
+        assert wake is not None
+        store.drop(wake)
+
+        store.came_back(wake)
+        store.sent(wake)
+
+        assert swept(store) == []
+        assert not store.inspect("k").token
+
+    @parks
+    def test_dispatching_sends_and_notes_it(self, store: Store) -> None:
+        sent: list[Wake] = []
+        store.courier = sent.append
+        take(store, "k", "a")
+        park(store, "k", "run", b"envelope")
+
+        store.dispatch(store.release("k", "a").wake)
+
+        assert sent == [Wake(slot_name("k"), "run", b"envelope")]
+
+    @parks
+    def test_what_cannot_be_dispatched_is_left_to_the_sweep(
+        self, store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        noted: list[Wake] = []
+        store.courier = dict[Wake, None]().__getitem__  # raises
+        monkeypatch.setattr(store, "sent", noted.append)
+        take(store, "k", "a")
+        park(store, "k", "run")
+
+        store.dispatch(store.release("k", "a").wake)
+
+        assert "the next sweep sends it" in caplog.text
+        assert noted == []
+
+    def test_nothing_to_dispatch_is_no_error(self, store: Store) -> None:
+        store.dispatch(None)
+
+    @waits
+    @parks
+    @recognises
+    def test_nobody_has_or_wants_a_key_when_all_has_come_to_its_end(self, store: Store) -> None:
+        work(store)
+
+        assert store.inspect("k").waiting == 0
+        assert swept(store) == []
+
+
+class Keeping(Given):
+    """A run whose only copy is in the store is kept there until it has ended."""
+
+    @parks
+    def test_a_kept_run_is_sent_again_if_its_process_dies(self, store: Store) -> None:
+        wake = kept(store, self.shortest_lease)
+
+        (again,) = wait_until(lambda: swept(store), "the run to be swept up")
+
+        assert again == wake
+
+    @parks
+    def test_a_kept_run_is_not_sent_again_while_it_runs(self, store: Store) -> None:
+        lease = 2 * self.shortest_lease
+        kept(store, lease)
+        until = clock.monotonic() + 2 * lease
+        while clock.monotonic() < until:
+            assert renew(store, ("k", "b", 10 * lease)) == [RenewOutcome.RENEWED]
+            assert swept(store) == []
+
+    @parks
+    def test_a_kept_run_is_forgotten_when_it_has_ended(self, store: Store) -> None:
+        kept(store, 30.0)
+
+        store.release("k", "b", run="run", ended=YES)
+
+        assert swept(store) == []
+        assert not holder(store, "k")
+
+    @parks
+    @recognises
+    def test_a_kept_run_that_is_never_settled_runs_again(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        kept(store, self.shortest_lease)
+        take(store, "k", "b", 30.0)
+        store.release("k", "b", run="run", ended=Ended.UNSETTLED)
+        assert swept(store) == []
+
+        pass_time(31.0)
+
+        (wake,) = wait_until(lambda: swept(store), "the run to be swept up")
+        assert wake.run == "run"
+
+    @parks
+    @recognises
+    def test_a_kept_unsettled_run_whose_message_came_back_is_sent_at_once(
+        self, store: Store
+    ) -> None:
+        kept(store, self.shortest_lease)
+        take(store, "k", "b", 30.0)
+        store.release("k", "b", run="run", ended=Ended.UNSETTLED)
+
+        store.came_back(Wake(slot_name("k"), "run", b""))
+
+        (wake,) = wait_until(lambda: swept(store), "the run to be swept up")
+        assert wake.run == "run"
+        take(store, "k", "c", run="run", repeated=True)
+
+
+class Pushing(Given):
+    """A run whose turn it is goes straight to the desk that it was parked from."""
+
+    @parks
+    @any_envelope
+    def test_a_run_is_pushed_to_the_desk_it_was_parked_from(
+        self, store: Store, envelope: bytes
+    ) -> None:
+        received: list[Wake] = []
+        address, close = self.open_desk(store, received.append)
+        take(store, "{k} 1", "a")
+        parcel = Parcel(envelope, address)
+        store.acquire("{k} 1", "b", 30.0, queue=parcel, run="run 7")
+
+        released = store.release("{k} 1", "a")
+
+        assert released == (True, None)
+        wake = Wake(slot_name("{k} 1"), "run 7", envelope)
+        assert wait_until(lambda: received, "the push") == [wake]
+        close()
+        close()
+
+    @parks
+    def test_a_pushed_run_that_nobody_takes_is_swept_up(self, store: Store) -> None:
+        address, close = self.open_desk(store, lambda _: None)
+        take(store, "k", "a")
+        store.acquire("k", "b", 30.0, queue=Parcel(b"e", address), run="run")
+        store.release("k", "a")
+
+        assert wait_until(lambda: swept(store), "a sweep") == [Wake(slot_name("k"), "run", b"e")]
+        close()
+
+    def open_desk(
+        self, store: Store, receive: Callable[[Wake], None]
+    ) -> tuple[str, Callable[[], None]]:
+        """Return the address of a desk, and what closes it."""
+        desk = store.desk(receive)
+        if desk is None:
+            pytest.skip("the store cannot push")
+        return desk.address, desk.close
+
+
+class Sweeping(Given):
+    """A sweep finds what a crash left."""
+
+    def test_a_sweep_finds_nothing_where_nothing_is(self, store: Store) -> None:
+        take(store, "k", "a")
+
+        assert swept(store) == []
+
+        assert holder(store, "k") == "a"
+
+    @parks
+    def test_an_unsent_run_is_sent_by_a_sweep_after_its_time(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run", b"envelope")
+        wake = store.release("k", "a").wake
+        assert swept(store) == []
+        pass_time(2.0)
+
+        assert wait_until(lambda: swept(store), "a sweep") == [wake]
+        assert swept(store) == []
+
+    @parks
+    def test_a_run_that_was_sent_is_left_alone(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "a")
+        park(store, "k", "sent")
+        wake = store.release("k", "a").wake
+        assert wake is not None
+        store.sent(wake)
+        take(store, "k2", "a")
+        park(store, "k2", "unsent")
+        store.release("k2", "a")
+        pass_time(2.0)
+
+        (wake,) = wait_until(lambda: swept(store), "the other one to be swept up")
+
+        assert wake.run == "unsent"
+
+    @parks
+    def test_a_sweep_frees_the_key_of_a_holder_that_died(self, store: Store) -> None:
+        take(store, "k", "dead", self.shortest_lease)
+        park(store, "k", "run", b"envelope")
+        expire(store, "k", "dead")
+
+        assert swept(store) == [Wake(slot_name("k"), "run", b"envelope")]
+        assert holder(store, "k") == "parked:run"
+
+    @waits
+    @parks
+    def test_a_sweep_hands_a_free_key_to_a_blocked_waiter_before_parked_ones(
+        self, store: Store
+    ) -> None:
+        take(store, "k", "dead", self.shortest_lease)
+        waiter = wait_for(store, "k", "b")
+        park(store, "k", "run")
+        expire(store, "k", "dead")
+
+        assert swept(store) == []
+
+        assert holder(store, "k") == "b" or not self.hands_over
+        waiter.inbox.wait(PATIENCE)
+        take(store, "k", "b", queue=waiter.inbox)
+
+    @parks
+    def test_a_sweep_leaves_held_keys_alone(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+
+        assert swept(store) == []
+
+        assert (holder(store, "k"), store.inspect("k").waiting) == ("a", 1)
+
+    @parks
+    def test_a_sweep_finds_every_key(self, store: Store) -> None:
+        for n in range(250):
+            take(store, f"k{n}", "dead", 0.001)
+            store.acquire(f"k{n}", "b", 30.0, queue=Parcel(b"e"), run=f"run{n}")
+        # Some were granted at once: their holders had expired already.
+        waiting = [n for n in range(250) if store.inspect(f"k{n}").waiting]
+        for n in waiting:
+            expire(store, f"k{n}", "dead")
+
+        found = wait_until(lambda: swept(store), "a sweep")
+
+        assert {wake.run for wake in found} == {f"run{n}" for n in waiting}
+
+    @parks
+    def test_of_all_who_sweep_in_an_interval_one_gets_to_look(self, store: Store) -> None:
+        assert list(store.sweep(60.0)) == []
+        take(store, "k", "dead", self.shortest_lease)
+        park(store, "k", "run")
+        expire(store, "k", "dead")
+
+        assert list(store.sweep(60.0)) == []
+
+
+class SecondDeliveries(Given):
+    """A run that has ended is not run again, and one that died is."""
+
+    @recognises
+    def test_a_second_delivery_of_a_finished_run_is_recognised(self, store: Store) -> None:
+        take(store, "k", "a", run="run")
+        store.release("k", "a", run="run", ended=AGAIN)
+
+        assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
+
+    def test_a_first_delivery_is_never_taken_for_a_second(self, store: Store) -> None:
+        take(store, "k", "a", run="run")
+        store.release("k", "a", run="run", ended=AGAIN)
+
+        take(store, "k", "b", run="run", repeated=False)
+
+    def test_a_second_delivery_of_a_run_that_has_not_ended_runs(self, store: Store) -> None:
+        take(store, "k", "a", run="run")
+        store.release("k", "a", run="run", ended=Ended.NO)
+
+        take(store, "k", "b", run="run", repeated=True)
+
+    def test_a_second_delivery_of_another_run_runs(self, store: Store) -> None:
+        take(store, "k", "a", run="run")
+        store.release("k", "a", run="run", ended=AGAIN)
+
+        take(store, "k", "b", run="other", repeated=True)
+
+    def test_a_second_delivery_does_not_run_beside_the_first(self, store: Store) -> None:
+        take(store, "k", "a", run="run")
+
+        reply = store.acquire("k", "b", 30.0, run="run", repeated=True)
+
+        assert (reply.status, reply.holder_run) == (BUSY, "run")
+
+    @parks
+    @recognises
+    def test_a_parked_second_delivery_of_a_finished_run_is_dropped(self, store: Store) -> None:
+        take(store, "k", "a", run="run")
+        park(store, "k", "run", repeated=True)
+        park(store, "k", "other")
+
+        wake = store.release("k", "a", run="run", ended=YES).wake
+
+        assert wake is not None
+        assert wake.run == "other"
+        assert store.inspect("k").waiting == 0
+        assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
+
+    @parks
+    @recognises
+    def test_a_parked_second_delivery_of_a_run_that_died_runs(self, store: Store) -> None:
+        take(store, "k", "a", run="run")
+        park(store, "k", "run", b"again", repeated=True)
+
+        assert store.release("k", "a", run="run").wake == Wake(slot_name("k"), "run", b"again")
+        take(store, "k", "b", run="run", repeated=True)
+
+    @waits
+    @fair
+    @recognises
+    @pytest.mark.parametrize("ended", [AGAIN, Ended.UNSETTLED])
+    def test_a_second_delivery_that_blocks_does_not_run_when_the_first_has_ended(
+        self, store: Store, ended: Ended
+    ) -> None:
+        take(store, "k", "a", run="run")
+        waiter = wait_for(store, "k", "b", run="run", repeated=True)
+        other = wait_for(store, "k", "c")
+
+        store.release("k", "a", run="run", ended=ended)
+        told = store.acquire("k", "b", 30.0, queue=waiter.inbox, run="run", repeated=True)
+
+        assert told.status is (DONE if ended is AGAIN else BUSY)
+        assert holder(store, "k") == "c" or not self.hands_over
+        take(store, "k", "c", queue=other.inbox)
+        store.release("k", "c")
+        assert not holder(store, "k")
+
+    @parks
+    @recognises
+    def test_a_second_delivery_whose_turn_has_come_does_not_run_when_the_first_has_ended(
+        self, store: Store
+    ) -> None:
+        take(store, "k", "a", self.shortest_lease, run="run")
+        park(store, "k", "run", repeated=True)
+        park(store, "k", "other")
+        expire(store, "k")
+        (wake,) = wait_until(lambda: swept(store), "the free key to be handed over")
+        assert wake.run == "run"
+        store.release("k", "a", run="run", ended=AGAIN)  # it had lost its lease, and has ended
+
+        told = store.acquire("k", "b", 30.0, run="run", repeated=True)
+
+        assert told.status is DONE
+        assert told.wake is not None
+        assert told.wake.run == "other"
+
+    def test_an_unsettled_run_leaves_its_key_free(self, store: Store) -> None:
+        unsettled(store)
+
+        take(store, "k", "b", run="other")
+
+    @recognises
+    def test_the_second_delivery_of_an_unsettled_run_does_not_run(self, store: Store) -> None:
+        unsettled(store)
+
+        reply = store.acquire("k", "b", 30.0, run="run", repeated=True)
+
+        assert (reply.status, reply.holder_run) == (BUSY, "run")
+        assert 25.0 < reply.remaining < 30.1
+        assert not holder(store, "k")
+
+    @parks
+    @recognises
+    def test_the_parked_second_delivery_of_an_unsettled_run_is_held_back(
+        self, store: Store
+    ) -> None:
+        take(store, "k", "a", run="run")
+        park(store, "k", "run", repeated=True)
+        park(store, "k", "other")
+
+        wake = store.release("k", "a", run="run", ended=Ended.UNSETTLED).wake
+
+        assert wake is not None
+        assert wake.run == "other"
+        assert swept(store) == []
+
+    @recognises
+    def test_the_second_delivery_of_a_run_that_is_settled_is_recognised(self, store: Store) -> None:
+        unsettled(store)
+        assert store.drop(Wake(slot_name("k"), "run", b"")).released
+
+        assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
+
+    @parks
+    @recognises
+    @pytest.mark.parametrize("when", ["before", "after"])
+    def test_the_second_delivery_of_a_run_that_is_settled_is_dropped(
+        self, store: Store, when: str, pass_time: Callable[[float], None]
+    ) -> None:
+        unsettled(store)
+        if when == "before":
+            park(store, "k", "run", repeated=True)
+        assert store.drop(Wake(slot_name("k"), "run", b"")).released
+
+        assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
+        pass_time(120.0)
+        assert swept(store) == []
+
+    @parks
+    @recognises
+    @pytest.mark.parametrize("parked", ["before its end", "after its end"])
+    def test_the_second_delivery_of_a_run_that_is_never_settled_runs(
+        self, store: Store, parked: str, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "a", run="run")
+        if parked == "before its end":
+            park(store, "k", "run", b"again", repeated=True)
+        store.release("k", "a", run="run", ended=Ended.UNSETTLED)
+        if parked == "after its end":
+            park(store, "k", "run", b"again", repeated=True)
+        assert swept(store) == []
+
+        pass_time(31.0)
+
+        found = wait_until(lambda: swept(store), "the run to be swept up")
+        assert found == [Wake(slot_name("k"), "run", b"again")]
+        take(store, "k", "b", run="run", repeated=True)
+
+    @recognises
+    def test_a_run_with_a_short_lease_has_five_seconds_to_be_settled(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "a", 0.5, run="run")
+        store.release("k", "a", run="run", ended=Ended.UNSETTLED)
+
+        pass_time(4.0)
+        assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is BUSY
+
+        pass_time(1.1)
+        take(store, "k", "b", run="run", repeated=True)
+
+
+class SeveralKeys(Given):
+    """Several keys are taken all at once, or none is."""
+
+    def test_free_keys_are_taken_in_one_step(self, store: Store) -> None:
+        tokens = take_all_or_skip(store, "klm", "abc")
+
+        for key, owner, token in zip("klm", "abc", tokens, strict=True):
+            state = store.inspect(key)
+            assert (state.owner, state.token, state.run) == (owner, token, "run")
+
+    @pytest.mark.parametrize("taken", "klm")
+    def test_if_one_of_several_is_taken_none_is(self, store: Store, taken: str) -> None:
+        take(store, taken, "z")
+
+        assert take_all(store, "klm", "abc") is None
+        assert [holder(store, key) for key in "klm"] == ["z" * (key == taken) for key in "klm"]
+
+    @waits
+    @fair
+    def test_who_wants_several_keys_does_not_overtake_a_waiter(self, store: Store) -> None:
+        take(store, "k", "z", self.shortest_lease)
+        waiter = wait_for(store, "k", "first")
+        expire(store, "k", "z")
+
+        assert take_all(store, "kl", "ab") is None
+        assert not holder(store, "l")
+        take(store, "k", "first", queue=waiter.inbox)
+
+    @parks
+    def test_who_wants_several_keys_does_not_overtake(self, store: Store) -> None:
+        take(store, "k", "z", self.shortest_lease)
+        park(store, "k", "first")
+        expire(store, "k", "z")
+
+        assert take_all(store, "kl", "ab") is None
+        assert not holder(store, "l")
+
+    def test_several_keys_are_given_up_one_by_one(self, store: Store) -> None:
+        take_all_or_skip(store, "kl", "ab")
+
+        assert store.release("k", "a", run="run").released
+        assert store.release("l", "b", run="run").released
+
+    def test_tokens_rise_however_a_key_was_taken(self, store: Store) -> None:
+        first = take(store, "k", "z")
+        store.release("k", "z")
+
+        second, _ = take_all_or_skip(store, "kl", "ab")
+
+        assert second > first
+
+
+class AnyText(Given):
+    """A key and a run may be any text."""
+
+    @hostile_keys
+    def test_a_key_may_hold_any_text(self, store: Store, key: str) -> None:
+        token = take(store, key, "a")
+        assert store.acquire(key, "b", 30.0).status is BUSY
+        assert renew(store, (key, "a", 30.0)) == [RenewOutcome.RENEWED]
+        assert store.inspect(key).token == token
+
+        assert store.release(key, "a") == (True, None)
+        assert not store.inspect(key).token
+
+    def test_keys_that_look_alike_are_different(self, store: Store) -> None:
+        keys = ["a", "A", "a ", "a\0", "{a}", "%61", "a?b", "a\ud801b", "\ufffd", "x" * 9_999]
+        keys += HOSTILE_KEYS.values()
+
+        tokens = {key: take(store, key, f"o{n}") for n, key in enumerate(keys)}
+
+        assert {key: store.inspect(key).token for key in keys} == tokens
+
+    @parks
+    @hostile_keys
+    def test_a_run_can_be_parked_at_any_key(self, store: Store, key: str) -> None:
+        take(store, key, "a")
+        park(store, key, "run", b"envelope")
+
+        wake = store.release(key, "a").wake
+        assert wake is not None
+        assert wake.envelope == b"envelope"
+        store.sent(wake)
+        store.came_back(wake)
+        assert wait_until(lambda: swept(store), "a sweep") == [wake]
+        store.drop(wake)
+        assert not store.inspect(key).token
+
+    @waits
+    @hostile_keys
+    def test_one_can_wait_for_any_key(self, store: Store, key: str) -> None:
+        take(store, key, "a")
+        waiter = wait_for(store, key, "b")
+
+        store.release(key, "a")
+
+        waiter.inbox.wait(PATIENCE)
+        take(store, key, "b", queue=waiter.inbox)
+
+    @hostile_runs
+    def test_a_holders_run_may_have_any_name(self, store: Store, run: str) -> None:
+        take(store, "k", "a", run=run)
+
+        assert store.acquire("k", "b", 30.0).holder_run == run
+        assert store.inspect("k").run == run
+        assert store.release("k", "a", run=run).released
+
+    @parks
+    @recognises
+    @hostile_runs
+    def test_a_run_may_have_any_name(self, store: Store, run: str) -> None:
+        take(store, "k", "a")
+        park(store, "k", run)
+
+        wake = store.release("k", "a").wake
+        assert wake is not None
+        assert wake.run == run
+        take(store, "k", "b", run=run)
+        store.release("k", "b", run=run, ended=AGAIN)
+        assert store.acquire("k", "c", 30.0, run=run, repeated=True).status is DONE
+
+
+class Looking(Given):
+    """A look says how it is, and changes nothing."""
+
+    @pytest.mark.parametrize("timeout", [None, 10.0])
+    def test_a_look_at_a_free_key(self, store: Store, timeout: float | None) -> None:
+        state = store.inspect("k", timeout)
+
+        assert (state.owner, state.token, state.run, state.waiting) == ("", 0, "", 0)
+        assert state.remaining == 0.0
+
+    @pytest.mark.parametrize("timeout", [None, 10.0])
+    def test_a_look_at_a_held_key(self, store: Store, timeout: float | None) -> None:
+        token = take(store, "k", "a", run="run")
+
+        state = store.inspect("k", timeout)
+
+        assert (state.owner, state.token, state.run, state.waiting) == ("a", token, "run", 0)
+        assert abs(state.since - time.time()) < 60
+        assert 0 < state.remaining <= 30.0
+
+    @parks
+    def test_a_look_at_a_held_key_where_somebody_waits(self, store: Store) -> None:
+        token = take(store, "k", "a", run="run")
+        park(store, "k", "b")
+
+        state = store.inspect("k")
+
+        assert (state.owner, state.token, state.run, state.waiting) == ("a", token, "run", 1)
+        assert abs(state.since - time.time()) < 60
+        assert 0 < state.remaining <= 30.0
+
+    def test_looking_takes_nothing(self, store: Store) -> None:
+        take(store, "k", "a", self.shortest_lease)
+        expire(store, "k")
+
+        assert store.inspect("k") == store.inspect("k")
+        take(store, "k", "b")
+
+    @parks
+    def test_looking_changes_nothing(self, store: Store) -> None:
+        take(store, "k", "a", self.shortest_lease)
+        park(store, "k", "run")
+        expire(store, "k")
+
+        assert store.inspect("k") == store.inspect("k")
+        assert store.inspect("k").waiting == 1
+
+    def test_a_working_store_passes_its_check(self, store: Store) -> None:
+        assert all(isinstance(complaint, str) for complaint in store.check())
+
+    def test_a_check_leaves_keys_alone(self, store: Store) -> None:
+        token = take(store, "k", "a")
+
+        store.check()
+
+        assert store.inspect("k").token == token
+
+    def test_a_store_may_be_used_after_it_was_closed(self, store: Store) -> None:
+        take(store, "k", "a")
+        store.close()
+        store.close()
+
+        take(store, "another key", "b")
+        assert store.release("another key", "b").released
+
+
+class Sharing(Given):
+    """What one process does at a key is so for all."""
+
+    @shares
+    def test_it_is_one_store_wherever_it_is_opened(self, store: Store, another: Store) -> None:
+        assert another.identity == store.identity
+
+    @shares
+    def test_what_one_process_holds_another_cannot_take(self, store: Store, another: Store) -> None:
+        token = take(store, "k", "a", run="run-a")
+
+        reply = another.acquire("k", "b", 30.0)
+
+        assert (reply.status, reply.token, reply.holder, reply.holder_run) == (
+            BUSY,
+            token,
+            "a",
+            "run-a",
+        )
+        assert holder(another, "k") == "a"
+
+    @shares
+    def test_an_owner_is_an_acquisition_and_not_a_process(
+        self, store: Store, another: Store
+    ) -> None:
+        token = take(store, "k", "a", 2.0)
+
+        assert take(another, "k", "a") == token
+        assert renew(another, ("k", "a", 60.0)) == [RenewOutcome.RENEWED]
+        assert store.inspect("k").remaining > 30.0
+        assert another.release("k", "a").released
+        assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.LOST]
+
+    @shares
+    def test_what_one_process_gives_up_another_can_take(self, store: Store, another: Store) -> None:
+        first = take(store, "k", "a")
+        store.release("k", "a")
+
+        assert take(another, "k", "b") > first
+        assert holder(store, "k") == "b"
+
+    @shares
+    def test_a_lease_ends_for_all(self, store: Store, another: Store) -> None:
+        first = store.acquire("k", "a", self.shortest_lease)
+
+        wait_until(lambda: another.acquire("k", "b", 30.0).status is GRANTED, "the key")
+
+        assert clock.monotonic() >= first.asked_at + believed(self.shortest_lease)
+        assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.HELD]
+
+    @shares
+    @waits
+    def test_a_waiter_learns_of_a_release_in_another_process(
+        self, store: Store, another: Store
+    ) -> None:
+        take(store, "k", "a")
+        waiter = wait_for(another, "k", "b")
+
+        store.release("k", "a")
+
+        started = time.monotonic()
+        waiter.inbox.wait(2 * PATIENCE)
+        assert time.monotonic() - started < PATIENCE
+        take(another, "k", "b", queue=waiter.inbox)
+
+    @shares
+    @waits
+    @fair
+    def test_a_queue_is_one_for_all_processes(self, store: Store, another: Store) -> None:
+        take(store, "k", "a")
+        here, there = wait_for(store, "k", "b"), wait_for(another, "k", "c")
+        store.release("k", "a")
+
+        assert another.acquire("k", "c", 30.0, queue=there.inbox).status is BUSY
+        take(store, "k", "b", queue=here.inbox)
+        store.release("k", "b")
+        take(another, "k", "c", queue=there.inbox)
+
+    @shares
+    @waits
+    def test_a_waiter_whose_process_is_gone_is_passed_over(
+        self, store: Store, another: Store
+    ) -> None:
+        take(store, "k", "a")
+        wait_for(another, "k", "dead", 1.0)
+        alive = wait_for(store, "k", "alive")
+        another.close()
+
+        store.release("k", "a")
+
+        wait_until(
+            lambda: store.acquire("k", "alive", 30.0, queue=alive.inbox).status is GRANTED,
+            "the key to pass the one who is gone",
+        )
+
+    @shares
+    @parks
+    def test_a_run_parked_by_one_process_is_woken_by_another(
+        self, store: Store, another: Store
+    ) -> None:
+        take(store, "k", "a")
+        park(another, "k", "run", b"envelope")
+
+        assert store.release("k", "a").wake == Wake(slot_name("k"), "run", b"envelope")
+        take(another, "k", "b", run="run")
+
+    @shares
+    @parks
+    def test_of_all_processes_one_gets_to_sweep(self, store: Store, another: Store) -> None:
+        assert list(another.sweep(60.0)) == []
+        take(store, "k", "dead", self.shortest_lease)
+        park(store, "k", "run")
+        expire(store, "k", "dead")
+
+        assert list(store.sweep(60.0)) == []
+
+    @shares
+    @recognises
+    def test_a_run_that_ended_in_one_process_is_recognised_by_another(
+        self, store: Store, another: Store
+    ) -> None:
+        take(store, "k", "a", run="run")
+        store.release("k", "a", run="run", ended=AGAIN)
+
+        assert another.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
+
+
+class StoreContract(
+    Taking,
+    Renewing,
+    GivingBack,
+    Tokens,
+    Waiting,
+    Parking,
+    Keeping,
+    Pushing,
+    Sweeping,
+    SecondDeliveries,
+    SeveralKeys,
+    AnyText,
+    Looking,
+    Sharing,
+):
+    """
+    Tests that hold a store to the contract of :class:`~celery_distlock.stores.Store`.
+
+    A store that passes them keeps locks as this package's own stores do. Inherit them in a test
+    module, and say how to open the store::
+
+        import pytest
+        from celery_distlock.testing import StoreContract
+
+        from shop.locks import SQLiteStore
+
+
+        class TestSQLiteStore(StoreContract):
+            fair = False
+
+            @pytest.fixture
+            def open_store(self, tmp_path):
+                return lambda name: SQLiteStore(f"sqlite://{tmp_path}/locks", prefix=name)
+
+    What the store's `abilities` leave out is skipped, with the reason (``pytest -rs``). A test that
+    does not fit the store can be overridden in the class; say there why.
+
+    Fixtures:
+        open_store: To be written. A callable that opens a store: those that get one name share
+            their records, as two processes would, those that get different names do not. Each test
+            starts with no records and closes what was opened.
+        pass_time: To be written where it can be. A callable that lets seconds pass for what the
+            store has recorded, by changing its records or its clock. Without it, tests wait up to
+            2 seconds, and those that need more are skipped.
+
+    Attributes:
+        shortest_lease: Seconds. A lease that the tests see to its end; within it, three requests
+            have to be answered. More for a store that is slow or whose leases are coarse.
+        fair: Blocked waiters are served first come, first served. False: who happens to ask first
+            has the key.
+        hands_over: A release grants the key to the first blocked waiter at once. False: the waiter
+            takes it when it looks.
+    """
