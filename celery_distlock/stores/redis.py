@@ -73,6 +73,7 @@ _PASSING_KINDS = (
     ReadOnlyError,
     TryAgainError,
 )
+_LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the others"
 _PASSING = re.compile(
     r"LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MOVED|ASK |BUSY |OOM|MISCONF|NOREPLICAS"
     r"|UNBLOCKED|NOAUTH|WRONGPASS|NOPERM|ACL failure|max number of clients"
@@ -318,7 +319,7 @@ class RedisStore(Store):
         info, heard = self._attempt(calls).answers
         doubts = list(_doubts(_text(info))) if isinstance(info, bytes) else []
         if self._servers.in_order and isinstance(info, bytes) and b"cluster_enabled:1" in info:
-            doubts.append("this is a node of a cluster: redis+cluster://… finds the other nodes")
+            doubts.append(f"this is {_LONE_NODE}")
         if isinstance(heard, ResponseError):
             doubts.append(
                 f"this user may not publish to {self._prefix}:*, so waiters and parked tasks are"
@@ -366,6 +367,8 @@ class RedisStore(Store):
                 votes=failure.confirmed,
                 nodes=failure.wanted,
             ) from failure
+        if isinstance(failure, MovedError) and self._servers.in_order:
+            raise StoreError(f"{self.address} is {_LONE_NODE}") from failure
         if isinstance(failure, ResponseError) and not _passes(failure):
             raise self._refusal(failure, what) from failure
         raise StoreUnavailableError(f"{self.address} cannot serve: {failure}") from failure

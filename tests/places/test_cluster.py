@@ -1,0 +1,271 @@
+"""A cluster: keys on all of its nodes, slots that move, masters that die."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_distlock import Lock
+from celery_distlock.errors import StoreError, StoreUnavailableError
+from celery_distlock.stores.base import Ownership, Parcel, RenewOutcome, Status
+from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.servers import SLOTS
+from celery_distlock.stores.wires import Wire
+from tests.places import drill
+from tests.topologies import Cluster
+from tests.topologies.cluster import slot_of
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.topologies import Node
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Cluster]:
+    """A cluster of this module, which its tests break and mend."""
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Iterator[Cluster]:
+    yield shared
+    for server in shared.servers:
+        shared.restore(server)
+    shared.settle()
+
+
+@pytest.fixture
+def store(cluster: Cluster, prefix: str) -> Iterator[RedisStore]:
+    with closing(RedisStore(cluster.url, prefix)) as made:
+        yield made
+
+
+def slot(key: str) -> int:
+    return slot_of(f"{{{key}}}")
+
+
+def node(cluster: Cluster, key: str) -> Node:
+    return cluster.node_of_slot(slot(key))
+
+
+def other(cluster: Cluster, key: str) -> Node:
+    return next(each for each in cluster.masters if each is not node(cluster, key))
+
+
+def keys_on(cluster: Cluster, server: Node, count: int) -> list[str]:
+    mine = (key for key in map(str, range(10_000)) if node(cluster, key) is server)
+    return [next(mine) for _ in range(count)]
+
+
+def copied(server: Node) -> None:
+    """Wait until the replica has what the master has."""
+    with server.client() as client:
+        key = next(key for key in map(str, range(10_000)) if _takes(client, key))
+        assert key
+        assert client.wait(1, 30_000) == 1
+
+
+def _takes(client, key: str) -> bool:
+    try:
+        return bool(client.set(f"the last of it {key}", 1))
+    except Exception:  # noqa: BLE001  # of another node's slot
+        return False
+
+
+def test_keys_of_one_slot_are_taken_in_one_request_and_others_are_not(store, monkeypatch):
+    beside = next(key for key in map(str, range(100_000)) if slot(key) == slot("k"))
+    store.acquire("warm", "up", 1.0)
+    trips = []
+    send = Wire.send
+    monkeypatch.setattr(Wire, "send", lambda wire, calls: (trips.append(1), send(wire, calls))[1])
+
+    assert len(store.acquire_all(["k", beside], ["a", "b"], 60.0)) == 2
+    assert store.acquire_all(["far", "away"], ["a", "b"], 60.0) is None
+    assert len(trips) <= 2  # the script has to be sent in full to a node that does not know it
+
+
+def test_renewals_of_many_keys_go_to_each_node_once(cluster, store, monkeypatch):
+    holds = [Ownership(f"k{n}", "a", 60.0) for n in range(60)]
+    for hold in holds:
+        store.acquire(hold.key, hold.owner, 60.0)
+    store.renew(holds, 5.0)
+    trips = []
+    send = Wire.send
+    monkeypatch.setattr(Wire, "send", lambda wire, calls: (trips.append(1), send(wire, calls))[1])
+
+    assert {outcome for outcome, _ in store.renew(holds, 5.0)} == {RenewOutcome.RENEWED}
+    assert len(trips) == 3
+
+
+def test_a_push_goes_to_the_node_that_has_the_key_alone(cluster, store):
+    drill.hand_over(store, "k")
+
+    heard = {server: server.ask("PUBSUB", "SHARDCHANNELS") for server in cluster.masters}
+    assert [server for server, channels in heard.items() if channels] == [node(cluster, "k")]
+    assert all(not server.ask("PUBSUB", "CHANNELS") for server in cluster.masters)
+
+
+def test_slots_move_under_load(cluster, store):
+    done = threading.Event()
+    failures: list[BaseException] = []
+    tokens: dict[str, list[int]] = {key: [] for key in "abcdefgh"}
+
+    def work(key: str) -> None:
+        try:
+            while not done.is_set():
+                with Lock(key, store=store, lease=10.0) as lease:
+                    tokens[key].append(lease.token)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    workers = [threading.Thread(target=work, args=(key,)) for key in tokens for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for key in tokens:
+        cluster.move_slot(slot(key), other(cluster, key))
+    start = slot("a") // 1000 * 1000
+    for server in cluster.masters:
+        mine = range(start, min(start + 300, SLOTS))
+        if {cluster.node_of_slot(each) for each in (mine[0], mine[-1])} != {server}:
+            cluster.reshard_at_once(_owned(cluster, mine), server)
+            break
+    done.set()
+    for worker in workers:
+        worker.join(60)
+
+    assert not failures
+    for found in tokens.values():
+        assert found == sorted(set(found))
+        assert len(found) > 2
+
+
+def _owned(cluster: Cluster, slots: range) -> range:
+    """The first of *slots* that one master has."""
+    owner = cluster.node_of_slot(slots[0])
+    count = next(
+        (n for n, each in enumerate(slots) if cluster.node_of_slot(each) is not owner), len(slots)
+    )
+    return range(slots[0], slots[0] + count)
+
+
+def test_a_slot_half_way_can_be_renewed_and_given_up(cluster, store):
+    held, free = "k", next(key for key in map(str, range(100_000)) if slot(key) == slot("k"))
+    store.acquire(held, "a", 60.0)
+    record = f"{store._prefix}:{{{held}}}:lock"
+    with cluster.moving(slot(held), other(cluster, held)) as move:
+        assert store.renew([Ownership(held, "a", 60.0)], 5.0)[0][0] is RenewOutcome.RENEWED
+        move.migrate(record)  # the node that had it now sends us on
+        assert store.renew([Ownership(held, "a", 60.0)], 5.0)[0][0] is RenewOutcome.RENEWED
+        with pytest.raises(StoreUnavailableError, match="cannot serve"):
+            store.acquire(held, "b", 60.0)
+        with pytest.raises(StoreUnavailableError):
+            store.acquire(free, "b", 60.0)
+    assert store.acquire(held, "b", 60.0).status is Status.BUSY
+    assert store.release(held, "a").released
+    assert store.acquire(free, "b", 60.0).status is Status.GRANTED
+
+
+def test_a_waiter_is_told_though_its_slot_has_moved(cluster, store):
+    lock, got = Lock("k", store=store, lease=60.0), threading.Event()
+    lock.acquire()
+    waiter = threading.Thread(target=lambda: (Lock("k", store=store).acquire(), got.set()))
+    waiter.start()
+    wait_until(lambda: store.inspect("k").waiting, what="the waiter to queue")
+
+    cluster.move_slot(slot("k"), other(cluster, "k"))
+    lock.release()
+
+    assert got.wait(60)
+    waiter.join(60)
+
+
+def test_locks_waiters_and_parked_runs_outlast_their_master(cluster, store):
+    old = node(cluster, "k")
+    lock, got = Lock("k", store=store, lease=60.0), threading.Event()
+    lock.acquire()
+    waiter = threading.Thread(target=lambda: (Lock("k", store=store).acquire(), got.set()))
+    waiter.start()
+    wait_until(lambda: store.inspect("k").waiting, what="the waiter to queue")
+    parked = keys_on(cluster, old, 3)
+    for key in parked:
+        store.acquire(key, "holder", 60.0)
+        store.acquire(key, "late", 60.0, queue=Parcel(b"envelope"), run=f"run {key}")
+    copied(old)
+
+    cluster.fail_over(old)
+
+    wait_until(lambda: _extended(lock), what="the new master")
+    lock.release()
+    assert got.wait(60)
+    waiter.join(60)
+    for key in parked:
+        assert store.release(key, "holder").wake.run == f"run {key}"
+
+
+def _extended(lock: Lock) -> bool:
+    try:
+        lock.lease.extend(60.0)
+    except Exception:  # noqa: BLE001  # not yet
+        return False
+    return True
+
+
+def test_a_silent_master_costs_the_others_keys_nothing(cluster, store):
+    silent = node(cluster, "k")
+    elsewhere = [keys_on(cluster, each, 5) for each in cluster.masters if each is not silent]
+    holds = [Ownership(key, "a", 60.0) for key in ("k", *elsewhere[0], *elsewhere[1])]
+    for hold in holds:
+        store.acquire(hold.key, hold.owner, 60.0)
+    silent.pause()
+
+    outcomes = [outcome for outcome, _ in store.renew(holds, 0.5)]
+
+    assert outcomes == [RenewOutcome.UNKNOWN] + [RenewOutcome.RENEWED] * 10
+
+
+def test_sweeps_go_on_while_a_master_is_gone(private_topology, prefix):
+    cluster = private_topology(Cluster(replicas=0, options={"cluster-require-full-coverage": "no"}))
+    index = cluster.node_of(f"{prefix}:parked")
+    turn = cluster.node_of(f"{prefix}:sweeper")
+    dead = next((each for each in cluster.masters if each not in (index, turn)), None)
+    if dead is None:
+        pytest.skip("both of the sweeper's records would have to be elsewhere")
+    with closing(RedisStore(cluster.url, prefix)) as store:
+        lost, *kept = keys_on(cluster, dead, 1) + keys_on(cluster, index, 3)
+        store.acquire(lost, "holder", 0.1)
+        store.acquire(lost, "late", 60.0, queue=Parcel(b"envelope"), run=f"run {lost}")
+        dead.kill()
+
+        assert drill.park_and_sweep(store, kept) == {f"run {key}" for key in kept}
+
+
+def test_any_node_will_do_to_begin_with(cluster, prefix):
+    first, *_ = cluster.url.removeprefix("redis+cluster://").split("/")[0].split(",")
+    with closing(RedisStore(f"redis+cluster://localhost:1,{first}/0", prefix)) as store:
+        drill.exclude(store, "k", threads=2, times=3)
+
+
+def test_a_server_that_is_no_cluster_is_named(redis_server):
+    url = redis_server.url.replace("redis://", "redis+cluster://")
+    with (
+        closing(RedisStore(url, "p")) as store,
+        pytest.raises(StoreUnavailableError, match="is not of a cluster"),
+    ):
+        store.acquire("k", "a", 30.0)
+
+
+def test_a_node_that_is_taken_for_a_lone_server_says_so(cluster, prefix):
+    server = node(cluster, "k")
+    with closing(RedisStore(f"redis://{server.address}/0", prefix)) as store:
+        store.acquire("k", "a", 1.0)
+        with pytest.raises(StoreError, match=r"one node of a cluster.* redis\+cluster://"):
+            store.acquire(keys_on(cluster, other(cluster, "k"), 1)[0], "a", 1.0)
