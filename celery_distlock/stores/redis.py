@@ -118,7 +118,8 @@ class RedisStore(Store):
         mode, detail, desk = "try", b"", ""
         name = slot_name(key)
         if isinstance(queue, Parcel):
-            mode, detail, desk = "park", queue.envelope, self._desk_channel(name, queue.desk)
+            mode, detail = "park", queue.envelope
+            desk = self._desk_channel(name, queue.desk, patience=TIMEOUT)
             self._ask([self._index("add", name)], key)
         elif queue is not None:
             mode, detail = "wait", queue.address.encode()
@@ -232,13 +233,13 @@ class RedisStore(Store):
             desk.attend(self._place("", channel), TIMEOUT)
         return desk
 
-    def _desk_channel(self, name: str, address: str) -> str:
+    def _desk_channel(self, name: str, address: str, patience: float = 0.0) -> str:
         """Return where what is parked at *name* is pushed for the desk at *address*."""
         if not address or self._servers.in_order:
             return address
         place, desk = self._place(name, address), self._desk
         if desk is not None and desk.address == address:
-            desk.attend(place)
+            desk.attend(place, patience)
         return place.channel
 
     def _place(self, name: str, channel: str) -> Place:

@@ -8,6 +8,7 @@ than the Redis that the rest lives in, and ``DISTLOCK_TEST_STORE`` another lock 
 
 from __future__ import annotations
 
+import json
 import os
 
 from celery import Celery
@@ -21,7 +22,10 @@ def make_app(name: str) -> Celery:
     app.conf.update(
         broker_url=amqp or os.environ["DISTLOCK_TEST_BROKER"],
         result_backend=os.environ["DISTLOCK_TEST_BACKEND"],
-        broker_transport_options={} if amqp else {"global_keyprefix": f"{prefix}:broker:"},
+        broker_transport_options={
+            **({} if amqp else {"global_keyprefix": f"{prefix}:broker:"}),
+            **json.loads(os.environ.get("DISTLOCK_TEST_TRANSPORT", "{}")),
+        },
         result_backend_transport_options={"global_keyprefix": f"{prefix}:result:"},
         broker_connection_retry_on_startup=True,
         worker_hijack_root_logger=True,

@@ -20,7 +20,7 @@ class Journal:
 
     @classmethod
     def of_environment(cls) -> Journal:
-        return cls(os.environ["DISTLOCK_TEST_BROKER"], os.environ["DISTLOCK_TEST_PREFIX"])
+        return cls(os.environ["DISTLOCK_TEST_BACKEND"], os.environ["DISTLOCK_TEST_PREFIX"])
 
     def write(self, name: str, note: Any) -> int:
         """Add *note* and return how many there are now."""

@@ -1,0 +1,80 @@
+"""The store contract in every place that a Redis store can be in."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+import redis
+
+from celery_distlock.stores.redis import RedisStore
+from celery_distlock.testing import StoreContract
+from tests import servers
+
+
+def bring_nearer(url: str, prefix: str, seconds: float) -> None:
+    """Let seconds pass for the records on one server."""
+    with closing(redis.Redis.from_url(url)) as client:
+        for record in servers.keys(url, prefix):
+            if record.endswith((b":woken", b":done")):
+                for run in client.zrange(record, 0, -1):
+                    client.zincrby(record, -1000 * seconds, run)
+            elif record.endswith(b":lock"):
+                client.pexpire(record, max(1, client.pttl(record) - int(1000 * seconds)))
+
+
+class Contract(StoreContract):
+    hands_over = True
+    shortest_lease = 0.2  # seconds; a request takes two or three hops here
+
+    @pytest.fixture
+    def open_store(self, url, prefix):
+        return lambda name: RedisStore(url, f"{prefix}-{name}")
+
+    @pytest.fixture
+    def pass_time(self, masters, prefix):
+        def pass_by(seconds):
+            for master in masters:
+                bring_nearer(master.url, prefix, seconds)
+
+        return pass_by
+
+
+class TestSentinels(Contract):
+    @pytest.fixture
+    def url(self, shared_sentinels):
+        return shared_sentinels.url()
+
+    @pytest.fixture
+    def masters(self, shared_sentinels):
+        return [shared_sentinels.master]
+
+
+class TestReplicas(Contract):
+    @pytest.fixture
+    def url(self, shared_replicated):
+        return f"{shared_replicated.url}?replicas=1"
+
+    @pytest.fixture
+    def masters(self, shared_replicated):
+        return [shared_replicated.master]
+
+
+class TestCluster(Contract):
+    @pytest.fixture
+    def url(self, shared_cluster):
+        return shared_cluster.url
+
+    @pytest.fixture
+    def masters(self, shared_cluster):
+        return shared_cluster.masters
+
+
+class TestTls(Contract):
+    @pytest.fixture
+    def url(self, shared_tls):
+        return shared_tls.url
+
+    @pytest.fixture
+    def masters(self, redis_server):
+        return [redis_server]
