@@ -252,11 +252,13 @@ class Hold:
             StoreError: The store did not confirm it; the lease is as long as it was.
         """
         self.ensure_held()
-        self._extended_until = max(self._extended_until, clock.monotonic() + seconds)
+        before = self._extended_until
+        self._extended_until = max(before, clock.monotonic() + seconds)
         wanted = self.ownership()
         ((outcome, asked_at),) = self.store.renew([wanted], timeout=5.0)
         self.renewed(outcome, asked_at, wanted.lease)
         if outcome is RenewOutcome.UNKNOWN:
+            self._extended_until = before
             raise StoreError(f"the lease of {self.key!r} was not extended: no answer")
         self.ensure_held()
 

@@ -23,6 +23,7 @@ _SCHEMES = {
     "sentinels": "redis:RedisStore",
     "redis+cluster": "redis:RedisStore",
     "rediss+cluster": "redis:RedisStore",
+    "zookeeper": "zookeeper:ZooKeeperStore",
     "memory": "memory:MemoryStore",
 }
 _OTHERS = "celery_distlock.stores"  # the entry points of stores that other packages bring

@@ -8,18 +8,22 @@ the same owner, and nowhere else. A client of the user's is never touched.
 import functools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from redis.backoff import NoBackoff
 from redis.connection import Connection
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import (
+    AskError,
+    ClusterDownError,
     MasterDownError,
+    MovedError,
     NoScriptError,
     ReadOnlyError,
     ResponseError,
+    TryAgainError,
 )
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
@@ -40,6 +44,14 @@ __all__ = [
 ]
 
 TIMEOUT = 5.0  # seconds for one answer; a slower server is treated as gone
+# What redis-py 5 knows only in its client for clusters.
+_KINDS: dict[str, Callable[[str], ResponseError]] = {
+    "ASK": AskError,
+    "CLUSTERDOWN": ClusterDownError,
+    "MASTERDOWN": MasterDownError,
+    "MOVED": MovedError,
+    "TRYAGAIN": TryAgainError,
+}
 ANSWERLESS = (RedisConnectionError, RedisTimeoutError, OSError)
 
 
@@ -220,6 +232,9 @@ def _one_answer(connection: Connection) -> Any:
     try:
         return connection.read_response()
     except ResponseError as error:
+        word, _, rest = str(error).partition(" ")
+        if word in _KINDS:
+            return _KINDS[word](rest)
         return error.with_traceback(None)  # which would keep all callers' frames, and their holds
 
 

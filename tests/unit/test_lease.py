@@ -324,6 +324,14 @@ def test_an_extension_without_an_answer_is_an_error_and_changes_nothing(hold, st
     assert hold.held
 
 
+def test_the_watchdog_does_not_ask_again_for_what_was_refused(hold, store):
+    store.outcome = UNKNOWN
+    with pytest.raises(StoreError):
+        Lease((hold,)).extend(60.0)
+
+    assert hold.ownership().lease == 10.0
+
+
 @pytest.mark.parametrize("outcome", [HELD, LOST])
 def test_an_extension_that_is_refused_is_a_loss(hold, store, outcome):
     store.outcome = outcome

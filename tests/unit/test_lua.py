@@ -192,4 +192,4 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
             records = [key.rpartition(b":")[2].decode() for key in keys]
             assert records == times * list(call.script.keys)
             seen.add(call.script.name)
-    assert seen == set(SCRIPTS)
+    assert seen == set(SCRIPTS) - {"vote"}  # which is the majority's
