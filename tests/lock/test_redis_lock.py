@@ -870,6 +870,20 @@ def test_hundreds_of_waiters_come_back_a_few_at_a_time_to_a_server_that_forgot_t
         holder.release()
 
 
+def test_where_scripts_are_forbidden_the_way_out_is_named(private_server):
+    without = private_server(options={"rename-command": ['EVAL ""', 'EVALSHA ""']})
+    restricted = private_server()
+    with restricted.client() as client:
+        refuse_for_want_of_permission(client)
+
+    for server in (without, restricted):
+        with (
+            closing(RedisStore(server.url, "test")) as store,
+            pytest.raises(StoreError, match=r"\?scripts=off"),
+        ):
+            store.check()
+
+
 # Answers that are lost
 
 

@@ -158,7 +158,7 @@ def test_a_soft_time_limit_ends_the_waiting(site, key):
     with site.held(key):
         result = site.tasks.work_wait_limited.delay(key)
         wait_state(result, "FAILURE")
-        assert site.look(key).waiting == 0
+        site.wait_queued(key, 0)
 
     assert type(result.result).__name__ == "SoftTimeLimitExceeded"
     site.wait_free(key)
