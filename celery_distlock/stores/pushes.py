@@ -162,20 +162,22 @@ class Post:
     def __init__(self, connect: Connect) -> None:
         self._ear = Ear(connect, self._call, self._heard)
         self._inboxes: dict[str, PushInbox] = {}
-        self._reading = threading.Lock()
+        # Who reads for all, if anybody does. A dictionary, because to take the place and to note
+        # who has it must be one step: a time limit's exception may strike between two.
+        self._reader: dict[None, PushInbox] = {}
         self._broken_until = 0.0
         self._to_call: collections.deque[PushInbox] = collections.deque()
 
     def join(self, inbox: "PushInbox", place: Place) -> None:
         """Let *inbox* be called from now on; return when the server knows, if it answers."""
         self._inboxes[inbox.owner] = inbox
-        if self._reading.acquire(blocking=False):
-            try:
+        try:
+            if self._reads(inbox):
                 self._ear.refresh()
-            except (RedisError, OSError):
-                self._ear.close()
-            finally:
-                self._reading.release()
+        except (RedisError, OSError):
+            self._ear.close()
+        finally:
+            self._stop_reading(inbox)
         if not self._ear.hears(place.channel):
             with contextlib.suppress(RedisError, OSError):
                 self._ear.want(place)
@@ -194,14 +196,32 @@ class Post:
         self._call_next()
         try:
             while not done() and (left := deadline - (now := clock.monotonic())) > 0:
-                broken = self._broken_until - now
-                if broken <= 0 and self._reading.acquire(blocking=False):
+                if not self._reads(inbox):
+                    inbox.doze(left)
+                elif now < self._broken_until:
+                    inbox.doze(min(left, self._broken_until - now))
+                else:
                     self._read(left)
-                elif inbox.event.wait(min(left, broken) if broken > 0 else left):
-                    inbox.event.clear()
         finally:
             inbox.attends = False
+            self._stop_reading(inbox)
+
+    def _reads(self, inbox: "PushInbox") -> bool:
+        """Whether *inbox* is the one who reads, or has become it now."""
+        return self._reader.setdefault(None, inbox) is inbox
+
+    def _stop_reading(self, inbox: "PushInbox") -> None:
+        if self._reader.get(None) is inbox:
+            del self._reader[None]
             self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Wake one who waits, if nobody reads for those who do."""
+        if self._inboxes and not self._reader:
+            for inbox in list(self._inboxes.values()):
+                if inbox.attends:
+                    inbox.event.set()
+                    return
 
     def _read(self, timeout: float) -> None:
         try:
@@ -212,15 +232,6 @@ class Post:
             self._broken_until = clock.monotonic() + clock.jitter(*PAUSE)
         else:
             self._broken_until = 0.0
-        finally:
-            self._reading.release()
-
-    def _hand_on(self) -> None:
-        if self._inboxes and not self._reading.locked():
-            for inbox in list(self._inboxes.values()):
-                if inbox.attends:
-                    inbox.event.set()
-                    return
 
     def _call(self, owner: bytes) -> None:
         inbox = self._inboxes.get(owner.decode())
@@ -270,6 +281,11 @@ class PushInbox(Inbox):
         """Wake who waits."""
         self._called = True
         self.event.set()
+
+    def doze(self, timeout: float) -> None:
+        """Wait until there is something to look at, *timeout* seconds at most."""
+        if self.event.wait(timeout):
+            self.event.clear()
 
     def wait(self, timeout: float) -> None:
         with contextlib.suppress(StoreUnavailableError):
