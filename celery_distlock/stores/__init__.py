@@ -23,6 +23,8 @@ _SCHEMES = {
     "sentinels": "redis:RedisStore",
     "redis+cluster": "redis:RedisStore",
     "rediss+cluster": "redis:RedisStore",
+    "redlock": "redlock:RedlockStore",
+    "redlocks": "redlock:RedlockStore",
     "zookeeper": "zookeeper:ZooKeeperStore",
     "memory": "memory:MemoryStore",
 }
@@ -65,11 +67,20 @@ def _new_store(url: str, prefix: str) -> Store:
     scheme = url.partition("://")[0]
     factory: Callable[[str, str], Store]
     if scheme in _SCHEMES:
-        module, _, name = _SCHEMES[scheme].partition(":")
+        module, _, name = _place(scheme, url).partition(":")
         factory = getattr(import_module(f".{module}", __name__), name)
     else:
         factory = _installed(scheme, url)
     return factory(url, prefix)
+
+
+def _place(scheme: str, url: str) -> str:
+    if _SCHEMES[scheme] == "redis:RedisStore" and "scripts=" in url:
+        from .urls import wants_scripts
+
+        if not wants_scripts(url):
+            return "native:NativeStore"
+    return _SCHEMES[scheme]
 
 
 def _installed(scheme: str, url: str) -> Callable[[str, str], Store]:

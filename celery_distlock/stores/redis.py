@@ -16,14 +16,7 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    ClusterDownError,
-    MasterDownError,
     MovedError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
     RedisError,
     ResponseError,
     TryAgainError,
@@ -49,6 +42,7 @@ from .base import (
     Wake,
 )
 from .pushes import Post, PushDesk, PushInbox
+from .refusals import facts_of, memory_doubts, passes
 from .servers import Place
 from .urls import locate
 from .wires import ANSWERLESS, TIMEOUT, Call, TooFewReplicasError, command, script_call
@@ -61,25 +55,8 @@ PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt
 PAUSES_FOR_A_SLOT = (0.5, 1.0)  # more, while a cluster moves the key's slot
 SWEEP_BATCH = 100  # keys a round trip
 
-# Refusals that pass: the server starts, fails over, is full, or its operator has locked us out.
-# redis-py takes the code away from some of them and makes it their class.
-_PASSING_KINDS = (
-    AuthenticationError,
-    AuthorizationError,
-    ClusterDownError,
-    MasterDownError,
-    MovedError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    TryAgainError,
-)
-_LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the others"
 _SCRIPTLESS = " (if scripts are forbidden, ?scripts=off at the URL's end takes the plain lock)"
-_PASSING = re.compile(
-    r"LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MOVED|ASK |BUSY |OOM|MISCONF|NOREPLICAS"
-    r"|UNBLOCKED|NOAUTH|WRONGPASS|NOPERM|ACL failure|max number of clients"
-)
+_LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the others"
 
 
 class RedisStore(Store):
@@ -143,7 +120,7 @@ class RedisStore(Store):
                 return None
             raise
         tokens = asked.answers[0]
-        if not tokens and asked.repeats:
+        if not tokens and asked.unanswered:
             # The request before, whose answer was lost, may have taken what is left of them.
             for key, owner in zip(keys, owners, strict=True):
                 self.dispatch(self.release(key, owner).wake)
@@ -165,24 +142,14 @@ class RedisStore(Store):
 
     def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
         calls = [
-            self._call(_RENEW, slot_name(hold.key), hold.owner, _ms(hold.lease)) for hold in holds
+            self._call(_RENEW, slot_name(hold.key), hold.owner, _ms(hold.lease), confirmed=True)
+            for hold in holds
         ]
-        if not calls:
-            return []
-        if self._replicas:  # where calls go one way, what confirms the last confirms all
-            last = len(calls) - 1
-            everyone = not self._servers.in_order
-            calls = [
-                call._replace(replicas=self._replicas) if everyone or number == last else call
-                for number, call in enumerate(calls)
-            ]
         asked_at = clock.monotonic()
         try:
             answers = self._servers.exchange(calls, timeout)
         except RedisError as error:
             answers = [error] * len(holds)
-        if self._servers.in_order and isinstance(answers[-1], TooFewReplicasError):
-            answers = [answers[-1]] * len(holds)
         failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
         if failure is not None:
             logger.warning("%s did not answer a renewal: %s", self.address, failure)
@@ -247,7 +214,7 @@ class RedisStore(Store):
     def _place(self, name: str, channel: str) -> Place:
         try:
             return self._servers.place(self._stem(name).encode(), channel)
-        except ANSWERLESS as error:
+        except (RedisError, OSError) as error:
             raise StoreUnavailableError(f"{self.address} cannot serve: {error}") from error
 
     def sent(self, wake: Wake) -> None:
@@ -277,7 +244,7 @@ class RedisStore(Store):
 
     def _pass_over(self, name: str, refusal: Exception) -> None:
         """Let one key's spoilt records not keep the others from being swept; say so once."""
-        if not isinstance(refusal, ResponseError) or _passes(refusal):
+        if not isinstance(refusal, ResponseError) or passes(refusal):
             if self._servers.in_order:
                 raise StoreUnavailableError(f"{self.address} cannot serve: {refusal}") from refusal
             logger.warning("%s was not swept: %s", name, refusal)  # its node is away; others go on
@@ -320,7 +287,7 @@ class RedisStore(Store):
             raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
         calls = [self._command("probe", "INFO"), self._command("probe", "PUBLISH", "{}", "")]
         info, heard = self._attempt(calls).answers
-        doubts = list(_doubts(_text(info))) if isinstance(info, bytes) else []
+        doubts = list(_doubts(info)) if isinstance(info, bytes) else []
         if self._servers.in_order and isinstance(info, bytes) and b"cluster_enabled:1" in info:
             doubts.append(f"this is {_LONE_NODE}")
         if isinstance(heard, ResponseError):
@@ -372,14 +339,15 @@ class RedisStore(Store):
             ) from failure
         if isinstance(failure, MovedError) and self._servers.in_order:
             raise StoreError(f"{self.address} is {_LONE_NODE}") from failure
-        if isinstance(failure, ResponseError) and not _passes(failure):
+        if isinstance(failure, ResponseError) and not passes(failure):
             raise self._refusal(failure, what) from failure
         raise StoreUnavailableError(f"{self.address} cannot serve: {_said(failure)}") from failure
 
     def _attempt(self, calls: Sequence[Call]) -> "_Asked":
         """As `_ask`, but what went wrong with a call is its answer."""
-        for repeats, pause in enumerate((*PAUSES, *PAUSES_FOR_A_SLOT)):
-            if repeats:
+        unanswered = 0
+        for number, pause in enumerate((*PAUSES, *PAUSES_FOR_A_SLOT)):
+            if number:
                 time.sleep(pause * clock.jitter(0.5, 1.0))
             asked_at = clock.monotonic()
             try:
@@ -389,13 +357,10 @@ class RedisStore(Store):
             except RedisError as error:
                 raise StoreError(f"{self.address} does not answer as a Redis: {error}") from error
             failures = [answer for answer in answers if isinstance(answer, Exception)]
-            if not any(map(_passes, failures)):
+            if not _goes_on(number, failures):
                 break
-            if repeats + 1 >= len(PAUSES) and not any(
-                isinstance(f, TryAgainError) for f in failures
-            ):
-                break
-        return _Asked(answers, asked_at, repeats, failures)
+            unanswered += any(isinstance(failure, ANSWERLESS) for failure in failures)
+        return _Asked(answers, asked_at, unanswered, failures)
 
     def _ask_once(self, calls: Sequence[Call], timeout: float) -> list[Any]:
         try:
@@ -424,7 +389,7 @@ class _Asked(NamedTuple):
 
     answers: list[Any]
     asked_at: float  # the local clock before it
-    repeats: int  # the attempts before it, which failed
+    unanswered: int  # the attempts before it that may have been executed
     failures: list[Exception]  # that are among the answers
 
 
@@ -433,19 +398,19 @@ def _released(name: str, asked: _Asked) -> Release:
     if isinstance(answer, list):
         return Release(True, Wake(name, _text(answer[0]), answer[1]))
     # A repeated release finds the key gone if the first one was executed and its answer lost.
-    return Release(answer == 1 or asked.repeats > 0)
+    return Release(answer == 1 or asked.unanswered > 0)
+
+
+def _goes_on(number: int, failures: Sequence[Exception]) -> bool:
+    """Whether there is another attempt after the one of that number."""
+    if number + 1 < len(PAUSES):
+        return any(map(passes, failures))
+    return any(isinstance(failure, TryAgainError) for failure in failures)
 
 
 def _said(failure: Exception) -> str:
     hint = _SCRIPTLESS if re.search("'eval", str(failure), re.IGNORECASE) else ""
     return f"{failure}{hint}"
-
-
-def _passes(failure: Exception) -> bool:
-    """Whether it may be otherwise in a moment: there was no answer, or a refusal that passes."""
-    return isinstance(failure, (*ANSWERLESS, *_PASSING_KINDS)) or bool(
-        _PASSING.search(str(failure))
-    )
 
 
 def _reply(name: str, answer: Any, asked_at: float) -> Reply:
@@ -467,16 +432,9 @@ def _reply(name: str, answer: Any, asked_at: float) -> Reply:
     )
 
 
-def _doubts(info: str) -> Iterator[str]:
-    facts = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
-    policy = facts.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        yield (
-            f"maxmemory-policy is {policy}: the server may evict locks and parked tasks when it is"
-            " full; noeviction keeps them"
-        )
-    if facts.get("role") == "slave":
-        yield "this is a replica: locks cannot be taken here"
+def _doubts(info: bytes) -> Iterator[str]:
+    facts = facts_of(info)
+    yield from memory_doubts(facts)
     if facts.get("aof_enabled") == "0" and not facts.get("rdb_last_save_time"):
         yield "nothing is persisted: parked tasks end with the server"
     version = facts.get("valkey_version") or facts.get("redis_version", "")

@@ -74,7 +74,7 @@ class Call(NamedTuple):
         words: How many they are.
         arguments: The other words.
         script: The script, if it calls one.
-        replicas: So many replicas have to confirm it, else its answer is a
+        replicas: So many replicas have to confirm what its answer promises, else that is a
             :exc:`TooFewReplicasError`. Costs no round trip of its own.
     """
 
@@ -176,19 +176,22 @@ class Wire:
     def receive(self, connection: Connection, calls: Sequence[Call]) -> list[Any]:
         """Return the answers to *calls*, which were sent over *connection*."""
         try:
-            answers = [_answer(connection, call) for call in calls]
+            answers = _answers(connection, calls)
             refusals = [answer for answer in answers if isinstance(answer, ResponseError)]
             if any(isinstance(refusal, NoScriptError) for refusal in refusals):
                 # All of them again: every request may be repeated, and order is kept.
                 again = [call.in_full() for call in calls]
                 connection.send_packed_command(self._request(again), check_health=False)
-                answers = [_answer(connection, call) for call in calls]
+                answers = _answers(connection, calls)
+                refusals = [answer for answer in answers if isinstance(answer, ResponseError)]
         except BaseException as error:
             self._spoil(connection, error)
             raise
         if any(isinstance(refusal, ReadOnlyError | MasterDownError) for refusal in refusals):
             connection.disconnect()
             self.close()  # this is no master any more: look for it anew
+        elif any(isinstance(refusal, TooFewReplicasError) for refusal in refusals):
+            connection.disconnect()  # the next who asks here would wait for these replicas, too
         else:
             self._idle.append(connection)
         return answers
@@ -205,8 +208,8 @@ class Wire:
         for call in calls:
             number = call.words + len(call.arguments)
             parts.append(b"*%d\r\n%b%b" % (number, call.head, _packed(*call.arguments)))
-            if call.replicas:
-                parts.append(b"*3\r\n" + _packed("WAIT", call.replicas, self._patience_ms))
+        if replicas := _replicas(calls):
+            parts.append(b"*3\r\n" + _packed("WAIT", replicas, self._patience_ms))
         return [b"".join(parts)]
 
     def close(self) -> None:
@@ -215,17 +218,29 @@ class Wire:
             self._idle.pop().disconnect()
 
 
-def _answer(connection: Connection, call: Call) -> Any:
-    answer = _one_answer(connection)
-    if call.replicas:
+def _replicas(calls: Sequence[Call]) -> int:
+    return max([call.replicas for call in calls], default=0)
+
+
+def _answers(connection: Connection, calls: Sequence[Call]) -> list[Any]:
+    answers = [_one_answer(connection) for _ in calls]
+    if wanted := _replicas(calls):
         confirmed = _one_answer(connection)
-        if isinstance(answer, ResponseError):
-            return answer
+        if isinstance(confirmed, int) and confirmed < wanted:
+            confirmed = TooFewReplicasError(confirmed, wanted)
         if isinstance(confirmed, ResponseError):
-            return confirmed
-        if confirmed < call.replicas:
-            return TooFewReplicasError(confirmed, call.replicas)
-    return answer
+            answers = [
+                confirmed if call.replicas and _promises(answer) else answer
+                for call, answer in zip(calls, answers, strict=True)
+            ]
+    return answers
+
+
+def _promises(answer: Any) -> bool:
+    """Whether a script has done something that must not be forgotten."""
+    if isinstance(answer, list):
+        return bool(answer) and answer[0] not in (b"busy", b"free", b"done")
+    return isinstance(answer, bytes) or answer == 1
 
 
 def _one_answer(connection: Connection) -> Any:

@@ -88,6 +88,8 @@ parks = needs_ability(Ability.PARK)
 recognises = needs_ability(Ability.RECOGNISE)
 shares = needs_ability(Ability.SHARE)
 fair = needs("the store serves whoever asks first (fair = False)", lambda given, _: given.fair)
+loose = needs("an owner is one process's here (bound = True)", lambda given, _: not given.bound)
+bound = needs("an owner is no process's here (bound = False)", lambda given, _: given.bound)
 
 
 def wait_until(predicate: Callable[[], T], what: str) -> T:
@@ -205,8 +207,10 @@ class Given:
     """What the tests are given; see `StoreContract`."""
 
     shortest_lease: ClassVar[float] = 0.1
+    longest_lease: ClassVar[float] = 30 * 86400.0
     fair: ClassVar[bool] = True
     hands_over: ClassVar[bool] = False
+    bound: ClassVar[bool] = False
 
     @pytest.fixture
     def open_store(self) -> Callable[[str], Store]:
@@ -330,10 +334,10 @@ class Taking(Given):
 
         expire(store, "k")
 
-    def test_a_lease_of_30_days_is_granted(self, store: Store) -> None:
-        take(store, "k", "a", 30 * 86400.0)
+    def test_the_longest_lease_is_granted(self, store: Store) -> None:
+        take(store, "k", "a", self.longest_lease)
 
-        assert store.inspect("k").remaining == pytest.approx(30 * 86400.0, rel=0.01)
+        assert store.inspect("k").remaining == pytest.approx(self.longest_lease, rel=0.01)
 
 
 class Renewing(Given):
@@ -1610,6 +1614,7 @@ class Sharing(Given):
         assert holder(another, "k") == "a"
 
     @shares
+    @loose
     def test_an_owner_is_an_acquisition_and_not_a_process(
         self, store: Store, another: Store
     ) -> None:
@@ -1618,6 +1623,19 @@ class Sharing(Given):
         assert take(another, "k", "a") == token
         assert renew(another, ("k", "a", 60.0)) == [RenewOutcome.RENEWED]
         assert store.inspect("k").remaining > 30.0
+        assert another.release("k", "a").released
+        assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.LOST]
+
+    @shares
+    @bound
+    def test_another_process_can_release_a_hold_and_no_more(
+        self, store: Store, another: Store
+    ) -> None:
+        take(store, "k", "a")
+
+        assert another.acquire("k", "a", 30.0).status is BUSY
+        assert renew(another, ("k", "a", 30.0)) != [RenewOutcome.RENEWED]
+        assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.RENEWED]
         assert another.release("k", "a").released
         assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.LOST]
 
@@ -1764,8 +1782,12 @@ class StoreContract(
     Attributes:
         shortest_lease: Seconds. A lease that the tests see to its end; within it, three requests
             have to be answered. More for a store that is slow or whose leases are coarse.
+        longest_lease: Seconds, 30 at least: the longest that the store grants, if that is less than
+            a month.
         fair: Blocked waiters are served first come, first served. False: who happens to ask first
             has the key.
         hands_over: A release grants the key to the first blocked waiter at once. False: the waiter
             takes it when it looks.
+        bound: A hold is neither taken over nor renewed by another process, as where it ends with
+            the session of its own. False: by any that knows the owner.
     """

@@ -38,9 +38,7 @@ def test_two_free_keys_are_taken_in_one_round_trip(site, key, monkeypatch):
     site.tasks.look_at_two(key)  # now the server has the scripts
     asked = []
     exchange = Wire.exchange
-    monkeypatch.setattr(
-        Wire, "exchange", lambda *words: (asked.append(words), exchange(*words))[1]
-    )
+    monkeypatch.setattr(Wire, "exchange", lambda *words: (asked.append(words), exchange(*words))[1])
 
     assert site.tasks.look_at_two(key) == [f"a:{key}", f"b:{key}"]
 

@@ -1,0 +1,111 @@
+"""Which ensemble a URL names, and what speaks against locks there."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from celery_distlock.errors import ConfigurationError
+
+__all__ = ["Ensemble", "doubts", "locate"]
+
+PORT = 2181
+SESSION = 30.0  # seconds
+EXAMPLE = "zookeeper://user:password@host:2181,host:2181/chroot?session=30"
+
+
+class Ensemble(NamedTuple):
+    """
+    What a URL says.
+
+    Attributes:
+        session: The session timeout to ask for, in seconds.
+        user: Empty: nodes are open to all. Else they are for this user alone.
+    """
+
+    servers: tuple[tuple[str, int], ...]
+    chroot: str
+    session: float
+    user: str
+    password: str
+
+    @property
+    def hosts(self) -> str:
+        return ",".join(
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.servers
+        )
+
+    @property
+    def address(self) -> str:
+        """The URL without password and options; equal for the same hosts in another order."""
+        return f"zookeeper://{self.hosts}{self.chroot}"
+
+
+def locate(url: str) -> Ensemble:
+    """
+    Return what *url* says; nothing is sent yet.
+
+    Raises:
+        ConfigurationError: It does not parse, or names an option that there is not.
+    """
+    from celery_distlock.stores import redact  # the package imports this module when it needs it
+
+    try:
+        return _parsed(url)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"the lock store's URL {redact(url)!r}: {error}; it should be like {EXAMPLE}"
+        ) from None
+
+
+def _parsed(url: str) -> Ensemble:
+    parts = urlsplit(url)
+    userinfo, _, hosts = parts.netloc.rpartition("@")
+    user, _, password = map(unquote, userinfo.partition(":"))
+    if bool(user) != bool(password):
+        raise ValueError("a user goes with a password")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    session = options.pop("session", str(SESSION))
+    if options or parts.fragment:
+        unknown = ", ".join(map(repr, options)) or f"#{parts.fragment}"
+        raise ValueError(f"there is no option {unknown}")
+    try:
+        seconds = float(session)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise ValueError(f"session is a number of seconds, not {session!r}")
+    steps = [step for step in parts.path.split("/") if step]
+    if {".", ".."} & set(steps):
+        raise ValueError("a path has no '.' and no '..'")
+    servers = tuple(sorted({_server(each) for each in hosts.split(",")}))
+    return Ensemble(servers, "".join(f"/{step}" for step in steps), seconds, user, password)
+
+
+def _server(text: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname:
+        raise ValueError("a host is missing")
+    return parts.hostname, parts.port or PORT
+
+
+def doubts(ensemble: Ensemble, session: float) -> Iterator[str]:
+    """Say what makes it a bad place for locks, if sessions of *session* seconds were agreed."""
+    if session != ensemble.session:
+        yield (
+            f"a session lives {session:g} s and not {ensemble.session:g} as asked for (see"
+            " minSessionTimeout and maxSessionTimeout): no lease is longer, and the key of a"
+            " process that dies is locked for as long"
+        )
+    if "Mode: standalone" in _report(ensemble):
+        yield "this is one server and no ensemble: no lock can be had while it is away"
+
+
+def _report(ensemble: Ensemble) -> str:
+    """Return what the first server that answers says of itself; "" where none is allowed to."""
+    for server in ensemble.servers:
+        with contextlib.suppress(OSError), socket.create_connection(server, 2.0) as connection:
+            connection.sendall(b"srvr")
+            return connection.makefile(encoding="utf-8", errors="replace").read()
+    return ""

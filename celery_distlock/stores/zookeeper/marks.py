@@ -1,0 +1,85 @@
+"""
+Runs that have ended, so that a second delivery is recognised: for an hour, and up to two.
+
+A mark is a node ``done/<hour>/<2 digits>/<the others>``, so that old ones go by the hour.
+"""
+
+import json
+import logging
+import threading
+from typing import NamedTuple
+
+from celery_distlock import clock
+
+from .queues import digest
+from .sessions import FAILURES, TIMEOUT, Contact, Talk, words, zk
+
+__all__ = ["Mark", "Marks"]
+
+logger = logging.getLogger(__name__)
+
+HOUR = 3600  # seconds
+HOUSEKEEPING = 60.0  # seconds between looks for marks that are too old
+
+
+class Mark(NamedTuple):
+    """The end of a run; if it is held back, for so many seconds, `left` of them are left."""
+
+    path: str
+    held_back: float
+    left: float
+
+
+class Marks:
+    """The marks in *folder*; while some are made, old ones are deleted."""
+
+    def __init__(self, contact: Contact, folder: str) -> None:
+        self.folder = folder
+        self._contact = contact
+        self._tidied_at = clock.monotonic()
+
+    def make(self, talk: Talk, name: str, run: str, held_back: float = 0.0) -> None:
+        """Note that *run*, which held the key *name*, has ended, or is held back."""
+        path = self._paths(talk, name, run)[0]
+        data = json.dumps({"held_back": held_back}).encode()
+        try:
+            talk.result(talk.client.create_async(path, data, makepath=True))
+        except zk.NodeExistsError:
+            talk.rewrite(path, data)
+        now = clock.monotonic()
+        if self._tidied_at + HOUSEKEEPING <= now:
+            self._tidied_at = now
+            threading.Thread(target=self.tidy, name="distlock-tidy", daemon=True).start()
+
+    def find(self, talk: Talk, name: str, run: str) -> list[Mark]:
+        """Return what was noted of *run* in this hour and in the last one, the latest first."""
+        paths = self._paths(talk, name, run)
+        found = []
+        for path, looking in [(path, talk.client.get_async(path)) for path in paths]:
+            got = talk.found(looking)
+            if got is not None:
+                held_back = json.loads(got[0])["held_back"]
+                left = max(0.0, got[1].mtime / 1000 + held_back - talk.session.time())
+                found.append(Mark(path, held_back, left if held_back else 0.0))
+        return found
+
+    def _paths(self, talk: Talk, name: str, run: str) -> list[str]:
+        hour, text = int(talk.session.time() // HOUR), digest(f"{name} {run}")
+        return [f"{self.folder}/{each}/{text[:2]}/{text[2:]}" for each in (hour, hour - 1)]
+
+    def tidy(self) -> None:
+        """Delete the marks of hours that are over, if no other process did so within a minute."""
+        try:
+            talk = self._contact.talk(TIMEOUT)
+            _, stat = talk.result(talk.client.get_async(self.folder))
+            now = talk.session.time()
+            if now < stat.mtime / 1000 + HOUSEKEEPING * 0.9:
+                return
+            talk.result(talk.client.set_async(self.folder, b"", stat.version))
+            for hour in talk.children(self.folder):
+                if int(hour) < now // HOUR - 1:
+                    talk.client.delete(f"{self.folder}/{hour}", recursive=True)
+        except zk.BadVersionError:
+            pass  # another process has just begun
+        except FAILURES as error:
+            logger.debug("marks are deleted later: %s", words(error))

@@ -1,0 +1,381 @@
+"""Sessions with a ZooKeeper ensemble, over kazoo's client, and what is asked in them."""
+
+import atexit
+import contextlib
+import logging
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from celery_distlock import clock
+from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
+from celery_distlock.stores.base import Inbox
+
+from .ensembles import Ensemble
+
+try:
+    from kazoo import exceptions as zk
+    from kazoo.client import KazooClient
+    from kazoo.handlers.threading import SequentialThreadingHandler
+    from kazoo.protocol.serialization import Connect, Create2
+    from kazoo.protocol.states import KazooState
+    from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
+except ModuleNotFoundError as error:
+    raise ConfigurationError(
+        "locks in ZooKeeper need kazoo: pip install 'celery-distlock[zookeeper]'"
+    ) from error
+
+__all__ = ["FAILURES", "TIMEOUT", "Contact", "Session", "Talk", "WatchInbox", "words", "zk"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FAILURES = (zk.KazooException, OSError)
+TIMEOUT = 5.0  # seconds for one attempt at a request; a slower server is treated as gone
+PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt
+GLANCE = 0.2  # seconds between looks whether a session is still there to give an answer
+
+# What a transaction's parts say of which none was done, for a node was there, or was not.
+_UNDONE = (zk.NoNodeError, zk.NodeExistsError, zk.RolledBackError, zk.RuntimeInconsistency)
+_ANSWERLESS = (
+    zk.CancelledError,
+    zk.ConnectionDropped,
+    zk.ConnectionLoss,
+    zk.OperationTimeoutError,
+    zk.RequestTimeoutError,
+    zk.SessionExpiredError,
+    zk.SessionMovedError,
+    zk.ThrottledOpError,
+    zk.ZookeeperStoppedError,
+    OSError,
+)
+
+
+class _CreateContainer(Create2):  # type: ignore[misc]  # kazoo has no types
+    """Makes a folder that the server deletes when it has been empty for a while; not in kazoo."""
+
+    type = 19
+
+
+class WatchInbox(Inbox):
+    """Woken by the end of the node that it watches, and of the connection."""
+
+    def __init__(self, owner: str) -> None:
+        self.address = owner
+        self.on_wake: Callable[[], None] | None = None
+        self.watched = ""
+        self._event = threading.Event()
+
+    def wake(self) -> None:
+        if self.on_wake is not None:
+            self.on_wake()
+        self._event.set()
+
+    def wait(self, timeout: float) -> None:
+        if self._event.wait(timeout):
+            self._event.clear()
+
+    def close(self) -> None:
+        """Nothing is opened: a watch that nobody waits for any more wakes nobody."""
+
+
+class Session:
+    """One session, lost once and for all. kazoo's client goes on with another."""
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        user, password = ensemble.user, ensemble.password
+        self.acl = [make_digest_acl(user, password, all=True)] if user else OPEN_ACL_UNSAFE
+        handler = _handler()
+        self.client = KazooClient(
+            hosts=ensemble.hosts,
+            timeout=ensemble.session,
+            handler=handler,
+            default_acl=self.acl,
+            auth_data=[("digest", f"{user}:{password}")] if user else None,
+            connection_retry={
+                "max_tries": -1,
+                "delay": 0.05,
+                "max_delay": 1.0,
+                "sleep_func": handler.sleep_func,
+            },
+        )
+        self.lost = False
+        self.prepared = False  # the folders are there
+        self.id = 0
+        self.timeout = 0.0  # seconds, as agreed
+        self._ahead = 0.0  # the ensemble's clock, of ours
+        self._inboxes: set[WatchInbox] = set()
+        self._overhear_terms()
+        self.client.add_listener(self._changed)
+        self.connected = self.client.start_async()
+
+    def _overhear_terms(self) -> None:
+        """Learn the timeout that was agreed, which kazoo keeps to itself."""
+        connection = self.client._connection
+        invoke = connection._invoke
+
+        def noting(timeout: float, request: Any, xid: int | None = None) -> Any:
+            answer = invoke(timeout, request, xid)
+            if isinstance(request, Connect) and answer[0].time_out > 0 and not self.lost:
+                self.id, self.timeout = answer[0].session_id, answer[0].time_out / 1000
+            return answer
+
+        connection._invoke = noting
+
+    def _changed(self, state: str) -> None:
+        if state == KazooState.LOST and not self.lost:
+            self._end()
+
+    def close(self) -> None:
+        """End the session, and with it all its nodes."""
+        thread = self._end()
+        thread.join(TIMEOUT)
+        if thread.is_alive():
+            self.hang_up()
+
+    def _end(self) -> threading.Thread:
+        self.lost = True
+        self._wake()
+        thread = threading.Thread(target=self._stop, name="distlock-session-end", daemon=True)
+        thread.start()
+        return thread
+
+    def _stop(self) -> None:
+        try:
+            self.client.stop()
+            self.client.close()
+        except Exception as error:  # noqa: BLE001  # whatever it is, there is no more to be done
+            logger.debug("a session did not end as it should: %s", error)
+
+    def abandon(self) -> None:
+        """Close our copies of what belongs to the process that we were forked from."""
+        self.lost = True
+        atexit.unregister(self.client.handler.stop)
+        connection = self.client._connection
+        for each in (connection._socket, connection._read_sock, connection._write_sock):
+            with contextlib.suppress(Exception):
+                each.close()
+
+    def hang_up(self) -> None:
+        """Break the connection: kazoo would bear with a silent server for most of a session."""
+        with contextlib.suppress(Exception):
+            self.client._connection._socket.shutdown(socket.SHUT_RDWR)
+
+    def time(self) -> float:
+        """Return the time by the ensemble's clock, about."""
+        return clock.monotonic() + self._ahead
+
+    def set_time(self, ms: int) -> None:
+        self._ahead = ms / 1000 - clock.monotonic()
+
+    def watch(self, path: str, inbox: WatchInbox) -> Any:
+        """Ask for the node's data, and have *inbox* woken by its end."""
+        inbox.watched = path
+        self._inboxes.add(inbox)
+        # One callback for all: kazoo cannot forget one, and would collect them.
+        return self.client.get_async(path, self._noticed)
+
+    def unwatch(self, inbox: WatchInbox) -> None:
+        self._inboxes.discard(inbox)
+
+    def _noticed(self, event: Any) -> None:
+        self._wake(event.path)
+
+    def _wake(self, path: str | None = None) -> None:
+        """Wake who watches *path*; all if there is none: with the connection, all watches break."""
+        for inbox in list(self._inboxes):
+            if not path or inbox.watched == path:
+                inbox.wake()
+
+
+def _handler() -> Any:
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is not None and monkey.is_module_patched("socket"):
+        from kazoo.handlers.gevent import SequentialGeventHandler
+
+        return SequentialGeventHandler()
+    return SequentialThreadingHandler()
+
+
+def words(error: Exception) -> str:
+    """Return what *error* says; kazoo's are often their names alone."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+class SilenceError(zk.OperationTimeoutError):  # type: ignore[misc]  # likewise
+    """No answer within the time that we wait for one."""
+
+
+class Talk:
+    """One attempt at a request: a session, and until when its answers are waited for."""
+
+    def __init__(self, session: Session, deadline: float) -> None:
+        self.session = session
+        self.client = session.client
+        self._deadline = deadline
+
+    def connect(self) -> None:
+        connected = self.session.connected
+        self._wait(connected.wait, connected.is_set, "no server can be reached")
+
+    def result(self, pending: Any) -> Any:
+        """Wait for an answer, and return it."""
+        self._wait(pending.wait, pending.ready, "no answer")
+        answer = pending.get_nowait()
+        if self.session.lost:
+            raise zk.SessionExpiredError
+        return answer
+
+    def _wait(
+        self, wait: Callable[[float], object], done: Callable[[], bool], otherwise: str
+    ) -> None:
+        # In steps, for nothing is done any more once a session is lost.
+        left = self._deadline - time.monotonic()
+        while not done() and not self.session.lost and left > 0:
+            wait(min(left, GLANCE))
+            left = self._deadline - time.monotonic()
+        if self.session.lost:
+            raise zk.SessionExpiredError
+        if not done():
+            raise SilenceError(otherwise)
+
+    def found(self, pending: Any) -> Any:
+        """Wait for an answer about a node, and return it; None if the node is not there."""
+        try:
+            return self.result(pending)
+        except zk.NoNodeError:
+            return None
+
+    def get(self, path: str) -> Any:
+        """Return the node's data and its stat; None if it is not there."""
+        return self.found(self.client.get_async(path))
+
+    def children(self, path: str) -> list[str]:
+        return self.found(self.client.get_children_async(path)) or []
+
+    def delete(self, path: str) -> bool:
+        """Return whether it was there."""
+        return self.found(self.client.delete_async(path)) is not None
+
+    def rewrite(self, path: str, data: bytes) -> bool:
+        """Return whether it was there."""
+        return self.found(self.client.set_async(path, data)) is not None
+
+    def watch(self, path: str, inbox: WatchInbox) -> bool:
+        """Wake *inbox* when the node is gone; false if it is."""
+        if self.found(self.session.watch(path, inbox)) is not None:
+            return True
+        self.session.unwatch(inbox)
+        return False
+
+    def catch_up(self, path: str) -> None:
+        """See from now on what others have done by now, at whatever server."""
+        self.result(self.client.sync_async(path))
+
+    def create_container(self, path: str) -> None:
+        pending = self.client.handler.async_result()
+        self.client._call(_CreateContainer(path, b"", self.session.acl, 4), pending)
+        with contextlib.suppress(zk.NodeExistsError):
+            self.result(pending)
+
+    def ask_quorum(self, path: str) -> Any:
+        """Begin to ask whether the node is there, in a way that no server can answer alone."""
+        change = self.client.transaction()
+        change.check(path, -1)
+        return change.commit_async()
+
+    def done(self, pending: Any) -> bool:
+        """Wait for a transaction; false if none of it was done: a node was there, or was not."""
+        errors = [answer for answer in self.result(pending) if isinstance(answer, Exception)]
+        for error in errors:
+            if not isinstance(error, _UNDONE):
+                raise error
+        return not errors
+
+    def prepare(self, *folders: str) -> None:
+        """Make the folders that everything is in, and read the ensemble's clock."""
+        stat = self.found(self.client.set_async(folders[0], b""))
+        if stat is None:
+            for folder in folders:
+                self.result(self.client.ensure_path_async(folder))
+            stat = self.result(self.client.set_async(folders[0], b""))
+        self.session.set_time(stat.mtime)
+        self.session.prepared = True
+
+
+class Contact:
+    """
+    The way to an ensemble: one session at a time, begun when it is needed.
+
+    Args:
+        ensemble: With whom.
+        folders: What has to be there before anything is asked.
+    """
+
+    def __init__(self, ensemble: Ensemble, *folders: str) -> None:
+        self.ensemble = ensemble
+        self._folders = folders
+        self._begin()
+
+    def _begin(self) -> None:
+        self.session: Session | None = None
+        self._mutex = threading.Lock()
+
+    def ask(self, work: Callable[[Talk], T], what: str, *, only: float | None = None) -> T:
+        """
+        Do *work* until all that it asks is answered, three times at most.
+
+        Args:
+            work: What to do; may be repeated.
+            what: The key, or what else it is about, for error messages.
+            only: Try once, for so many seconds.
+        """
+        address, failure = self.ensemble.address, None
+        for pause in PAUSES if only is None else (0.0,):
+            if failure is not None:
+                time.sleep(pause * clock.jitter(0.5, 1.0))
+            try:
+                return work(self.talk(TIMEOUT if only is None else only))
+            except _ANSWERLESS as error:
+                failure = error
+                if isinstance(error, SilenceError) and only is None and self.session:
+                    self.session.hang_up()  # so that another server is asked
+            except zk.NoNodeError as error:  # somebody has deleted the folders
+                failure = error
+                if self.session:
+                    self.session.prepared = False
+            except zk.UnimplementedError as error:
+                raise StoreError(f"{address} is older than ZooKeeper 3.5") from error
+            except zk.KazooException as error:
+                raise StoreError(f"{address} refused {what!r}: {words(error)}") from error
+        assert failure is not None
+        raise StoreUnavailableError(f"{address} cannot serve: {words(failure)}") from failure
+
+    def talk(self, timeout: float) -> Talk:
+        """Return what one attempt of *timeout* seconds speaks through, connected."""
+        with self._mutex:
+            if self.session is None or self.session.lost:
+                self.session = Session(self.ensemble)
+            talk = Talk(self.session, time.monotonic() + timeout)
+        talk.connect()
+        if not talk.session.prepared:
+            talk.prepare(*self._folders)
+        return talk
+
+    def close(self) -> None:
+        """End the session; the next use begins another."""
+        with self._mutex:
+            session, self.session = self.session, None
+        if session is not None:
+            session.close()
+
+    def after_fork(self) -> None:
+        """Drop what a fork inherited, without a word to the ensemble: it is the parent's."""
+        session = self.session
+        self._begin()
+        if session is not None:
+            session.abandon()

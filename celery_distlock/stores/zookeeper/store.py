@@ -1,0 +1,298 @@
+"""
+The store over a ZooKeeper ensemble, 3.5 or later.
+
+A lock is a queue of nodes, each ephemeral and numbered by the ensemble. The lowest holds the key;
+each of the others watches the one before it and nothing else.
+
+The sign of life is the session: a process that dies keeps its keys until its session ends, however
+short their leases. A lease that is shorter is ended by its process, a longer one is refused.
+
+What grants or confirms a hold has gone through the quorum, for a server that has lost its leader
+still answers what only reads. With one server, a session then lasts for its whole time from there.
+In an ensemble the leader hears of it with the next ping: if a follower is cut off between its
+answer and that ping, the session may end up to a third earlier than believed. A session of 1.5
+leases or more makes up for that, for a process that runs normally; a process that was itself
+stopped for most of a session is not covered.
+
+The token is the transaction that made the node. Numbers and transactions rise together, so tokens
+rise with every grant, also after the key's folder has gone.
+"""
+
+import logging
+import math
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakSet
+
+from celery_distlock import clock
+from celery_distlock.errors import StoreError
+from celery_distlock.keys import slot_name
+from celery_distlock.stores.base import (
+    Ability,
+    Ended,
+    Inbox,
+    KeyState,
+    Ownership,
+    Parcel,
+    Release,
+    RenewOutcome,
+    Reply,
+    Status,
+    Store,
+    Wake,
+)
+
+from .ensembles import doubts, locate
+from .marks import Marks
+from .queues import Facts, Place, Queue, digest, escaped, find
+from .sessions import FAILURES, TIMEOUT, Contact, Talk, WatchInbox, words
+from .turns import GRANT, Request, Turn
+from .warden import Node, Warden
+
+__all__ = ["ZooKeeperStore"]
+
+logger = logging.getLogger(__name__)
+
+CLAIM = 5.0  # seconds at least for a run to be settled
+
+
+@dataclass
+class _Departure:
+    """A release; `sent`: an attempt at it may have been executed."""
+
+    name: str
+    owner: str
+    keep_for: tuple[str, float] | None
+    sent: bool = False
+
+
+class ZooKeeperStore(Store):
+    """See the module; *url* as :func:`~celery_distlock.stores.ensembles.locate` takes it."""
+
+    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE})
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self._ensemble = locate(url)
+        self.address = self._ensemble.address
+        self.identity = f"{self.address}#{prefix}"
+        root = f"{self._ensemble.chroot}/{escaped(prefix)}"
+        self._locks = f"{root}/locks"
+        self._contact = Contact(self._ensemble, self._locks, f"{root}/done")
+        self._marks = Marks(self._contact, f"{root}/done")
+        self._warden = Warden(self._end)
+        _stores.add(self)
+
+    def acquire(
+        self,
+        key: str,
+        owner: str,
+        lease: float,
+        *,
+        queue: Inbox | Parcel | None = None,
+        run: str = "",
+        repeated: bool = False,
+        keep: bool = False,
+    ) -> Reply:
+        if isinstance(queue, Parcel):
+            raise StoreError(f"{self.address}: no task can be parked in ZooKeeper")
+        node = self._warden.asked_for(slot_name(key), owner)
+        request = Request(node, lease, queue, run, repeated and bool(run))
+        try:
+            reply = self._contact.ask(lambda talk: self._attempt(talk, request), key)
+        except BaseException:
+            # The node may be there all the same. If nobody asks again, it must not stay.
+            self._warden.end_at(node, max(node.believed_until, clock.monotonic() + GRANT))
+            raise
+        if not node.path:
+            self._warden.forget(node)
+        return reply
+
+    def _attempt(self, talk: Talk, request: Request) -> Reply:
+        if request.lease > talk.session.timeout:
+            raise StoreError(self._too_long(talk, request.lease))
+        queue = self._queue(talk, request.node.name)
+        return Turn(talk, queue, request, self._warden, self._marks).take()
+
+    def _too_long(self, talk: Talk, lease: float) -> str:
+        asked, given = self._ensemble.session, talk.session.timeout
+        cut = f" (not {asked:g} as asked: raise its maxSessionTimeout)" if asked > given else ""
+        return (
+            f"a lease of {lease:g} s is longer than a session lives at {self.address} without a"
+            f" sign of its process, {given:g} s{cut}: shorten the lease, or ask for longer sessions"
+            f" with ?session={math.ceil(lease)}"
+        )
+
+    def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
+        asked_at = clock.monotonic()
+        nodes = [self._warden.find(slot_name(hold.key), hold.owner) for hold in holds]
+        lost = [node is not None and node.lost for node in nodes]
+        if all(lost):
+            return [(RenewOutcome.LOST, asked_at)] * len(holds)
+        try:
+            talk = self._contact.talk(timeout)
+            asked_at = clock.monotonic()
+            outcomes = self._renewed(talk, holds, asked_at)
+        except FAILURES as error:
+            logger.warning("%s did not answer a renewal: %s", self.address, words(error))
+            outcomes = [RenewOutcome.LOST if each else RenewOutcome.UNKNOWN for each in lost]
+        return [(outcome, asked_at) for outcome in outcomes]
+
+    def _renewed(
+        self, talk: Talk, holds: Sequence[Ownership], asked_at: float
+    ) -> list[RenewOutcome]:
+        paths = [self._warden.put_off(hold, talk.session, asked_at) for hold in holds]
+        # What is read after a write that the quorum has seen is at least as new as that.
+        writing = talk.ask_quorum(self._locks)
+        looking = [talk.client.exists_async(path) if path else None for path in paths]
+        talk.done(writing)
+        there = [each is not None and talk.result(each) is not None for each in looking]
+        outcomes = []
+        for hold, ours in zip(holds, there, strict=True):
+            if ours and hold.lease > talk.session.timeout:
+                logger.warning("not renewed: %s", self._too_long(talk, hold.lease))
+                outcomes.append(RenewOutcome.UNKNOWN)
+            else:
+                outcomes.append(RenewOutcome.RENEWED if ours else self._standing(talk, hold))
+        return outcomes
+
+    def _standing(self, talk: Talk, hold: Ownership) -> RenewOutcome:
+        """Return what has become of a key that we do not hold (any more)."""
+        queue = self._queue(talk, slot_name(hold.key))
+        line = queue.line()
+        own = find(line, hold.owner)
+        if own is not None:
+            read = queue.read(own)
+            if read is not None and read[1].ephemeralOwner != talk.session.id:
+                return RenewOutcome.UNKNOWN  # another process's: we can look, but not prolong it
+            line.remove(own)
+        return RenewOutcome.HELD if line else RenewOutcome.LOST
+
+    def release(
+        self,
+        key: str,
+        owner: str,
+        *,
+        run: str = "",
+        ended: Ended = Ended.NO,
+        inbox: Inbox | None = None,
+        keep_for: tuple[str, float] | None = None,
+    ) -> Release:
+        departure = _Departure(slot_name(key), owner, keep_for)
+        node = self._warden.find(departure.name, owner)
+
+        def leave(talk: Talk) -> bool:
+            # Marked first: whoever finds the key free is to find this too.
+            if run and ended is Ended.UNSETTLED:
+                left = node.until - clock.monotonic() if node is not None and node.held else 0.0
+                held_back = max(left, CLAIM) if left < math.inf else CLAIM
+                self._marks.make(talk, departure.name, run, held_back)
+            elif run and ended is Ended.YES_AND_MAY_COME_AGAIN:
+                self._marks.make(talk, departure.name, run)
+            return self._leave(talk, departure)
+
+        try:
+            return Release(self._contact.ask(leave, key))
+        except BaseException:
+            if node is not None:
+                self._warden.end_at(node, min(node.until, clock.monotonic() + GRANT))
+            raise
+
+    def _leave(self, talk: Talk, departure: _Departure) -> bool:
+        """Return whether the key was the owner's, now or at an attempt that got no answer."""
+        node = self._warden.find(departure.name, departure.owner)
+        queue = self._queue(talk, departure.name)
+        if node is not None and node.held and node.path and departure.keep_for is None:
+            before, departure.sent = departure.sent, True
+            released = talk.delete(node.path) or before
+        else:
+            # It may have been made by another process, through another server.
+            line = queue.line_up_to_date()
+            own = [place for place in line if place.is_of(departure.owner)]
+            first = bool(own) and line[0] == own[0]
+            released = departure.sent = first or (departure.sent and not own)
+            if first and departure.keep_for is not None:
+                released = self._keep(talk, departure, own.pop(0))
+            for place in own:
+                talk.delete(place.path)
+        if node is not None:
+            self._warden.forget(node)
+        return released
+
+    def _keep(self, talk: Talk, departure: _Departure, own: Place) -> bool:
+        """Put a node that outlives us where ours is, for a run to claim."""
+        assert departure.keep_for is not None
+        run, seconds = departure.keep_for
+        queue = self._queue(talk, departure.name)
+        read = queue.read(own)
+        if read is None:
+            return False
+        facts, nonce = Facts(f"parked:{run}", run, seconds, read[0].token), secrets.token_hex(8)
+        path = queue.replace(own, digest(facts.owner) + nonce, facts, ephemeral=False)
+        if path:
+            kept = Node(departure.name, nonce, path=path, session=talk.session)
+            self._warden.add(kept, clock.monotonic() + seconds)
+        return bool(path)
+
+    def drop(self, wake: Wake, *, mark: bool = True) -> Release:
+        def forget(talk: Talk) -> bool:
+            line = self._queue(talk, wake.name).line()
+            kept = [place.path for place in line if place.is_kept_for(wake.run)]
+            marks = self._marks.find(talk, wake.name, wake.run)
+            unsettled = [each.path for each in marks if each.held_back]
+            if mark and (kept or unsettled):
+                self._marks.make(talk, wake.name, wake.run)
+            for path in kept if mark else kept + unsettled:
+                talk.delete(path)
+            return bool(kept or unsettled)
+
+        return Release(self._contact.ask(forget, wake.name))
+
+    @property
+    def listening(self) -> bool:
+        return True
+
+    def inbox(self, key: str, owner: str) -> Inbox:
+        return WatchInbox(owner)
+
+    def inspect(self, key: str, timeout: float | None = None) -> KeyState:
+        name = slot_name(key)
+        return self._contact.ask(lambda talk: self._queue(talk, name).look(), key, only=timeout)
+
+    def check(self) -> list[str]:
+        probe = f"probe:{secrets.token_hex(8)}"
+        session = self._contact.ask(lambda talk: talk.session, probe)
+        reply = self.acquire(probe, "probe", min(1.0, session.timeout))
+        self.release(probe, "probe")
+        if reply.status is not Status.GRANTED:
+            raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
+        return list(doubts(self._ensemble, session.timeout))
+
+    def close(self) -> None:
+        """Give the session back, and so end all that is held in it; the next use begins another."""
+        warden, self._warden = self._warden, Warden(self._end)
+        warden.close()
+        self._contact.close()
+
+    def forget_connections(self) -> None:
+        """Drop what a fork inherited, without a word to the ensemble: it is the parent's."""
+        self._warden = Warden(self._end)
+        self._contact.after_fork()
+
+    def _queue(self, talk: Talk, name: str) -> Queue:
+        return Queue(talk, self._locks, name, self._warden)
+
+    def _end(self, node: Node) -> None:
+        self._queue(self._contact.talk(TIMEOUT), node.name).remove(node)
+
+
+_stores: "WeakSet[ZooKeeperStore]" = WeakSet()
+
+
+def _after_fork() -> None:
+    for store in list(_stores):
+        store.forget_connections()
+
+
+os.register_at_fork(after_in_child=_after_fork)

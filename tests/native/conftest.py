@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_distlock import errands
+from celery_distlock.stores.native import NativeStore
+from tests import servers
+from tests.topologies.fixtures import shared_cluster, shared_sentinels  # noqa: F401  # fixtures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def prefix(redis_server) -> Iterator[str]:
+    prefix = servers.new_prefix()
+    yield prefix
+    servers.delete_keys(redis_server.url, prefix)
+
+
+@pytest.fixture
+def store(redis_server, prefix) -> Iterator[NativeStore]:
+    with closing(NativeStore(f"{redis_server.url}?scripts=off", prefix)) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def no_errands() -> Iterator[None]:
+    """Forgets what this test left to do at servers that are gone: it would slow down others."""
+    yield
+    errands._errands = errands._Errands()

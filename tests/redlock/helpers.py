@@ -1,0 +1,44 @@
+"""What the tests of a quorum look at and prepare at single nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from celery_distlock.keys import slot_name
+from celery_distlock.stores.base import Ownership, RenewOutcome, Status, Store
+from celery_distlock.stores.redis import RedisStore
+
+if TYPE_CHECKING:
+    from tests.topologies import Masters, Node
+
+PREFIX = "test"
+
+
+def owners(masters: Masters, key: str = "k") -> list[str | None]:
+    """Who has each node's vote; None for one that does not answer."""
+    return [
+        node.ask("HGET", record(key, "lock"), "owner") or "" if node.answers else None
+        for node in masters.servers
+    ]
+
+
+def record(key: str, name: str) -> str:
+    return f"{PREFIX}:{{{slot_name(key)}}}:{name}"
+
+
+def vote(node: Node, key: str, owner: str, lease: float = 30.0) -> None:
+    """Let a node alone vote for somebody."""
+    store = RedisStore(node.url, PREFIX)
+    assert store.acquire(key, owner, lease).status is Status.GRANTED
+    store.close()
+
+
+def take(store: Store, owner: str, key: str = "k", lease: float = 30.0, **more: object) -> int:
+    reply = store.acquire(key, owner, lease, **more)  # type: ignore[arg-type]
+    assert reply.status is Status.GRANTED
+    return reply.token
+
+
+def renewed(store: Store, owner: str, key: str = "k", lease: float = 30.0) -> RenewOutcome:
+    ((outcome, _),) = store.renew([Ownership(key, owner, lease)], 5.0)
+    return outcome
