@@ -32,7 +32,8 @@ def borrowed_url(conf: Any) -> str:
         (conf.result_backend, *results),
     )
     for given, options, tls in places:
-        urls = [str(url) for url in (given if isinstance(given, list | tuple) else [given or ""])]
+        several = given if isinstance(given, list | tuple) and given else [given or ""]
+        urls = [str(url) for url in several]
         urls = [part for url in urls for part in url.split(";")]
         scheme = urlsplit(urls[0]).scheme
         if scheme == "memory":
@@ -49,7 +50,12 @@ def borrowed_url(conf: Any) -> str:
 
 def with_option(url: str, **options: Any) -> str:
     """Return *url* with *options* in its query; those that are None or empty are left out."""
-    query = urlencode({name: value for name, value in options.items() if value})
+    words = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in options.items()
+        if value not in (None, "")
+    }
+    query = urlencode(words)
     first, semicolon, others = url.partition(";")
     joint = "&" if "?" in first else "?"
     return f"{first}{joint}{query}{semicolon}{others}" if query else url
@@ -60,9 +66,9 @@ def _with_tls(url: str, tls: Any) -> str:
         return url
     scheme, _, rest = url.partition("://")
     options = dict(tls) if isinstance(tls, Mapping) else {}
-    wanted = options.get("ssl_cert_reqs")
-    if wanted is not None:  # a constant of the ssl module, or its name
-        options["ssl_cert_reqs"] = getattr(wanted, "name", str(wanted))
+    if "ssl_cert_reqs" in options:  # a constant of the ssl module, its name, or None
+        wanted = options["ssl_cert_reqs"]
+        options["ssl_cert_reqs"] = getattr(wanted, "name", str(wanted or "none"))
     return with_option(f"{_OVER_TLS.get(scheme, scheme)}://{rest}", **options)
 
 

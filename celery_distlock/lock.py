@@ -89,7 +89,7 @@ def obtain(
         while True:
             _note(hold)
             waits = park is None and timeout != 0
-            if waits and hold.store.listening:  # one request to be granted or to queue
+            if waits and hold.store.listens(hold.key):  # one request to be granted or to queue
                 reply = _wait(hold, deadline, repeated, keep, answered=False)
             else:
                 reply = _ask(hold, park, repeated, keep)

@@ -101,9 +101,9 @@ def _installed(scheme: str, url: str) -> Callable[[str, str], Store]:
 
 
 def redact(url: str) -> str:
-    """Return *url* without its password."""
+    """Return *url* without its passwords."""
     scheme, slashes, rest = url.partition("://")
+    rest = re.sub(r"(password=)[^&;]*", r"\1***", rest)
     userinfo, at, address = rest.rpartition("@")
-    address = re.sub(r"(?<=password=)[^&]*", "***", address)
     user = f"{userinfo.partition(':')[0]}:***@" if at else ""
     return f"{scheme}{slashes}{user}{address}"

@@ -282,9 +282,8 @@ class Store(ABC):
             keep_for: A run and seconds: the key stays locked for it instead of becoming free.
         """
 
-    @property
-    def listening(self) -> bool:
-        """Whether an inbox costs next to nothing, because this process has had one before."""
+    def listens(self, key: str) -> bool:
+        """Whether an inbox for *key* costs nothing now: one may queue with the first request."""
         return False
 
     def inbox(self, key: str, owner: str) -> Inbox:

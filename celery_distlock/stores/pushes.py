@@ -10,26 +10,27 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary, ref
 
 from redis.connection import Connection
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import MovedError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
 
 from .base import Desk, Inbox, Wake
-from .servers import Place, Servers
-from .wires import TIMEOUT, Connect
+from .servers import Place, Servers, slot_of
+from .wires import TIMEOUT, Connect, known
 
 __all__ = ["Post", "PushDesk"]
 
 logger = logging.getLogger(__name__)
 
 IDLE_PING = 5.0  # seconds after which a silent connection is asked whether it is still there
+JOIN = 0.5  # seconds that a waiter gives the server to confirm that it will push
 AT_ONCE = 8  # waiters of a process that look again when messages may have been lost
 PAUSE = (0.2, 1.0)  # seconds between attempts to connect; spread, for all try at once
 
@@ -57,7 +58,7 @@ class Ear:
         self._wanted: dict[str, Place] = {}
         self._heard: set[str] = set()
         self._heard_at = self._pinged_at = 0.0
-        self._gap = False
+        self._doubtful = self._gap = False
         self._mutex = threading.Lock()  # of what is wanted, and of telling the server
 
     def want(self, place: Place) -> None:
@@ -65,8 +66,11 @@ class Ear:
         with self._mutex:
             if place.channel not in self._wanted:
                 self._wanted[place.channel] = place
-                if self._connection is not None:
-                    self._connection.send_command(_verb(place), place.channel)
+                connection = self._connection
+                if connection is not None:
+                    self._doubtful = True  # if this fails, redis-py forgets the others' channels
+                    connection.send_command(_verb(place), place.channel)
+                    self._doubtful = False
 
     def hears(self, channel: str) -> bool:
         """Whether the server has confirmed that it sends us what comes on *channel*."""
@@ -81,14 +85,14 @@ class Ear:
             OSError: Likewise.
         """
         connection = self._connection
-        if connection is not None and self._connect.is_stale(connection):
+        if connection is not None and (self._doubtful or self._connect.is_stale(connection)):
             self.close()
             connection = None
         try:
             if connection is None:
                 connection = self._open()
             if connection.can_read(min(timeout, IDLE_PING)):
-                self._take(connection.read_response())
+                self._hear(connection)
             else:
                 self._ping(connection)
         except BaseException:
@@ -98,10 +102,15 @@ class Ear:
 
     def refresh(self) -> None:
         """Make sure that the connection, which nobody has read from for a while, is not dead."""
-        if clock.monotonic() > self._heard_at + IDLE_PING:
-            self.close()
         while self._connection is not None and self._connection.can_read(0):
             self.listen(0)
+        if not self.fresh:
+            self.close()
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the server was heard from so lately that it need not be asked."""
+        return clock.monotonic() < self._heard_at + IDLE_PING
 
     def close(self) -> None:
         """Give the connection back."""
@@ -118,8 +127,27 @@ class Ear:
             for channel, place in self._wanted.items():
                 connection.send_command(_verb(place), channel)
             self._connection = connection
+            self._doubtful = False
         self._note_life()
         return connection
+
+    def _hear(self, connection: Connection) -> None:
+        try:
+            message = connection.read_response()
+        except ResponseError as error:
+            moved = known(error)
+            if not isinstance(moved, MovedError):
+                raise
+            self._lose([c for c in self._wanted if slot_of(c.encode()) == moved.slot_id])
+        else:
+            self._take(message)
+
+    def _lose(self, channels: Sequence[str]) -> None:
+        """Want *channels* no more: their slot has moved, and who waits there looks where to."""
+        for channel in channels:
+            self._wanted.pop(channel, None)
+            self._heard.discard(channel)
+        self._on_heard(True)
 
     def _note_life(self) -> None:
         self._heard_at, self._pinged_at = clock.monotonic(), 0.0
@@ -143,8 +171,7 @@ class Ear:
             if self._heard.issuperset(self._wanted):
                 self._gap = True  # from now on, another connection means that some were lost
         elif kind == b"sunsubscribe":
-            self._wanted.pop(channel.decode(), None)
-            raise RedisConnectionError("a channel has moved to another node")
+            self._lose([channel.decode()])
 
 
 def _verb(place: Place) -> str:
@@ -161,12 +188,13 @@ class Post:
 
     def __init__(self, connect: Connect) -> None:
         self._ear = Ear(connect, self._call, self._heard)
-        self._inboxes: dict[str, PushInbox] = {}
+        self._inboxes: WeakValueDictionary[str, PushInbox] = WeakValueDictionary()
         # Who reads for all, if anybody does. A dictionary, because to take the place and to note
         # who has it must be one step: a time limit's exception may strike between two.
-        self._reader: dict[None, PushInbox] = {}
+        self._reader: dict[None, ref[PushInbox]] = {}
+        self._mutex = threading.Lock()
         self._broken_until = 0.0
-        self._to_call: collections.deque[PushInbox] = collections.deque()
+        self._to_call: collections.deque[ref[PushInbox]] = collections.deque()
 
     def join(self, inbox: "PushInbox", place: Place) -> None:
         """Let *inbox* be called from now on; return when the server knows, if it answers."""
@@ -181,11 +209,16 @@ class Post:
         if not self._ear.hears(place.channel):
             with contextlib.suppress(RedisError, OSError):
                 self._ear.want(place)
-            self.attend(inbox, lambda: self._ear.hears(place.channel), TIMEOUT)
+            self.attend(inbox, lambda: self._ear.hears(place.channel), JOIN)
+
+    def hears(self, channel: str) -> bool:
+        """Whether what comes on *channel* is heard now, as far as can be known without asking."""
+        return self._ear.fresh and self._ear.hears(channel)
 
     def leave(self, inbox: "PushInbox") -> None:
         """Call *inbox* no more."""
         self._inboxes.pop(inbox.owner, None)
+        self._stop_reading(inbox)  # again, if an exception came between
         self._call_next()
         self._hand_on()
 
@@ -208,12 +241,19 @@ class Post:
 
     def _reads(self, inbox: "PushInbox") -> bool:
         """Whether *inbox* is the one who reads, or has become it now."""
-        return self._reader.setdefault(None, inbox) is inbox
+        reader = self._reader.setdefault(None, inbox.me)
+        if reader() is None:  # its thread was torn out of it, and never came to leave
+            with self._mutex:
+                if self._reader.get(None) is reader:
+                    del self._reader[None]
+            reader = self._reader.setdefault(None, inbox.me)
+        return reader is inbox.me
 
     def _stop_reading(self, inbox: "PushInbox") -> None:
-        if self._reader.get(None) is inbox:
-            del self._reader[None]
-            self._hand_on()
+        with self._mutex:
+            if self._reader.get(None) is inbox.me:
+                del self._reader[None]
+        self._hand_on()
 
     def _hand_on(self) -> None:
         """Wake one who waits, if nobody reads for those who do."""
@@ -226,7 +266,8 @@ class Post:
     def _read(self, timeout: float) -> None:
         try:
             self._ear.listen(timeout)
-        except (RedisError, OSError) as error:
+        # The last two: it was closed while it was read.
+        except (RedisError, OSError, ValueError, AttributeError) as error:
             if not self._broken_until:
                 logger.warning("no pushes for now, the subscription broke: %s", error)
             self._broken_until = clock.monotonic() + clock.jitter(*PAUSE)
@@ -240,7 +281,7 @@ class Post:
 
     def _heard(self, gap: bool) -> None:
         if gap:  # whoever waits may have been called, or forgotten by the server
-            self._to_call = collections.deque(self._inboxes.values())
+            self._to_call = collections.deque(inbox.me for inbox in self._inboxes.values())
             for _ in range(AT_ONCE):
                 self._call_next()
         else:
@@ -250,7 +291,9 @@ class Post:
     def _call_next(self) -> None:
         """Call one of those who have to look: when one is back, the next."""
         with contextlib.suppress(IndexError):
-            self._to_call.popleft().call()
+            while (inbox := self._to_call.popleft()()) is None:
+                pass
+            inbox.call()
 
     def close(self) -> None:
         """Give the connection back."""
@@ -269,6 +312,7 @@ class PushInbox(Inbox):
 
     def __init__(self, owner: str, find: Callable[[], tuple[Post, Place]]) -> None:
         self.owner = owner
+        self.me = ref(self)
         self.attends = False
         self.event = threading.Event()
         self._called = False
@@ -334,7 +378,10 @@ class PushDesk(Desk):
         end = int(lock_length)
         middle = end + int(run_length)
         name = rest[:end].decode().partition("{")[2].rpartition("}")[0]
-        self._receive(Wake(name, rest[end:middle].decode(), rest[middle:]))
+        try:
+            self._receive(Wake(name, rest[end:middle].decode(), rest[middle:]))
+        except Exception:
+            logger.exception("what was pushed for %r was not taken; the next sweep sends it", name)
 
 
 class _Listener:
@@ -361,13 +408,17 @@ class _Listener:
         self._ear.close()
 
     def _run(self) -> None:
+        failures = 0
         while not self._closed:
             try:
                 self._ear.listen(IDLE_PING)
+                failures = 0
             except Exception as error:  # noqa: BLE001  # whatever it is, the thread has to live on
                 if not self._closed:
-                    logger.warning("no pushes for now, the subscription broke: %s", error)
-                    time.sleep(clock.jitter(*PAUSE))
+                    if not failures:
+                        logger.warning("no pushes for now, the subscription broke: %s", error)
+                    failures = min(failures + 1, 8)
+                    time.sleep(failures * clock.jitter(*PAUSE))
         self._ear.close()
 
     def _note_change(self, gap: bool) -> None:

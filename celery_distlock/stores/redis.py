@@ -176,9 +176,12 @@ class RedisStore(Store):
         drop = self._call(_DROP, wake.name, wake.run, int(mark))
         return _released(wake.name, self._ask([drop], wake.name))
 
-    @property
-    def listening(self) -> bool:
-        return bool(self._posts)
+    def listens(self, key: str) -> bool:
+        if not self._posts:
+            return False
+        place = self._place(slot_name(key), self._mailbox)
+        post = self._posts.get(place.node)
+        return post is not None and post.hears(place.channel)
 
     def inbox(self, key: str, owner: str) -> Inbox:
         name = slot_name(key)

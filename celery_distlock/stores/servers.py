@@ -1,11 +1,12 @@
 """Where a Redis store's records are: on one server, on whichever is the master, on a cluster."""
 
 import binascii
+import contextlib
 import itertools
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from redis.connection import Connection
@@ -16,13 +17,14 @@ from celery_distlock import clock
 
 from .wires import ANSWERLESS, TIMEOUT, Call, Connect, Node, NodeSettings, command, limits
 
-__all__ = ["Cluster", "OneServer", "Place", "Sentinels", "Servers"]
+__all__ = ["Cluster", "OneServer", "Place", "Sentinels", "Servers", "slot_of"]
 
 SLOTS = 16384
 REDIRECTIONS = 5  # that one request follows, as clients of a cluster do
 MAP_TIMEOUT = 1.0  # seconds for one node to say which has which slots
-SENTINEL_TIMEOUT = 0.5  # seconds for one sentinel to say which server is the master
+SENTINEL_TIMEOUT = 0.25  # seconds for a sentinel to say which server is the master
 FRESH = 1.0  # seconds for which that is believed
+SILENT = 5.0  # seconds for which one that did not answer is not asked again
 SLOW = 0.02  # seconds after which an answer is doubted: its server may have stood still meanwhile
 MAP_AGE = 0.1  # seconds that a cluster's map has to be old before it is asked for again
 
@@ -132,39 +134,67 @@ class _ToMaster(Connect):
 class _Master(Node):
     """Whichever server the sentinels say it is."""
 
-    def __init__(self, sentinels: Any, service: str, node: NodeSettings) -> None:
+    def __init__(self, sentinels: Sequence[Node], service: str, node: NodeSettings) -> None:
         super().__init__(*node)
-        self.known: tuple[str, int] | None = None
-        self._known_at = -math.inf
+        self.known: Where | None = None
+        self._believed_until = -math.inf
         self._sentinels = sentinels
+        self._silent_until: dict[Node, float] = {}
         self._service = service
+        self._asking = threading.Lock()
 
     def connect(self, timeout: float) -> Connect:
         return _ToMaster(self, {**self.settings, **limits(timeout)})
 
-    def find(self) -> Where:
-        """Ask the sentinels; while none of them answers, the last master may still do."""
-        try:
-            found: Where = self._sentinels.discover_master(self._service)
-        except ANSWERLESS:
-            if self.known is None:
-                raise
-            found = self.known
-        self._known_at = clock.monotonic()
-        if self.known not in (None, found):
-            self.close()
-        self.known = found
-        return found
+    def find(self, *, anew: bool = False) -> Where:
+        """
+        Return the master; ask for it if the last word is older than a second, or if *anew*.
 
-    def look_again(self) -> Where | None:
-        """Return the master; ask for it if the last word is not of this second."""
-        if clock.monotonic() > self._known_at + FRESH:
-            self.find()
-        return self.known
+        While no sentinel answers, the last master may still do.
+        """
+        asked_at = clock.monotonic()
+        with self._asking:
+            if self.known is not None and self._believed_until > asked_at + (FRESH if anew else 0):
+                return self.known  # somebody else has asked while we waited, or just before
+            found = self._ask_all()
+            if found is None and self.known is None:
+                raise RedisConnectionError(f"no sentinel names a master {self._service!r}")
+            # Without an answer, do not ask again for a while: each request would wait for it.
+            self._believed_until = clock.monotonic() + (FRESH if found else SILENT)
+            before, self.known = self.known, found or self.known
+            assert self.known is not None
+            if before not in (None, self.known):
+                self.close()
+            return self.known
+
+    def _ask_all(self) -> Where | None:
+        """Return the master that most sentinels name; they are asked side by side."""
+        question = [command(b"", "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)]
+        named: list[Where] = []
+        under_way = []
+        for sentinel in self._sentinels:
+            if clock.monotonic() > self._silent_until.get(sentinel, -math.inf):
+                wire = sentinel.wire(SENTINEL_TIMEOUT)
+                with self._noting_silence(sentinel):
+                    under_way.append((sentinel, wire, wire.send(question)))
+        for sentinel, wire, connection in under_way:
+            with self._noting_silence(sentinel):
+                (answer,) = wire.receive(connection, question)
+                if isinstance(answer, list) and answer:
+                    named.append((answer[0].decode(), int(answer[1])))
+        return max(named, key=named.count, default=None)
+
+    @contextlib.contextmanager
+    def _noting_silence(self, sentinel: Node) -> Iterator[None]:
+        try:
+            yield
+        except (RedisError, OSError):
+            self._silent_until[sentinel] = clock.monotonic() + SILENT
 
     def doubt(self) -> None:
-        """Ask before the next request."""
-        self._known_at = -math.inf
+        """Ask before the next request, unless no sentinel has answered just now."""
+        if self._believed_until < clock.monotonic() + FRESH:
+            self._believed_until = -math.inf
 
 
 class Sentinels(Servers):
@@ -173,11 +203,12 @@ class Sentinels(Servers):
 
     A master that was cut off, and comes back, takes requests until it hears that it is a replica.
     So the sentinels are asked again before a request if their last word is older than a second,
-    and after one that took long.
+    and after one that took long. Not by redis-py's client of theirs: it asks them one after the
+    other, and is not safe between threads.
     """
 
     def __init__(
-        self, address: str, service: str, sentinels: Callable[[], Any], node: NodeSettings
+        self, address: str, service: str, sentinels: Sequence[NodeSettings], node: NodeSettings
     ) -> None:
         self.address = address
         self._service = service
@@ -185,12 +216,16 @@ class Sentinels(Servers):
         self._settings = node
         self.after_fork()
 
+    def after_fork(self) -> None:
+        self._nodes = [Node(*settings) for settings in self._sentinels]
+        self._master = _Master(self._nodes, self._service, self._settings)
+
     def exchange(self, calls: Sequence[Call], timeout: float) -> list[Any]:
         try:
-            master = self._master.look_again()
+            master = self._master.find()
             asked_at = clock.monotonic()
             answers = self._master.wire(timeout).exchange(calls)
-            if clock.monotonic() > asked_at + SLOW and self._master.find() != master:
+            if clock.monotonic() > asked_at + SLOW and self._master.find(anew=True) != master:
                 raise RedisConnectionError("the answer is of one that is no master any more")
         except ANSWERLESS as error:
             answers = [error] * len(calls)
@@ -205,26 +240,24 @@ class Sentinels(Servers):
         return self._master.connect(TIMEOUT)
 
     def check(self) -> list[str]:
-        silent = [client for client in self._sentinels().sentinels if not _answers(client)]
-        return [f"a sentinel does not answer: {_where(client)}" for client in silent]
+        silent = [node for node in self._nodes if not _answers(node)]
+        return [f"a sentinel does not answer: {_where(node)}" for node in silent]
 
     def close(self) -> None:
         self._master.close()
+        for node in self._nodes:
+            node.close()
 
-    def after_fork(self) -> None:
-        self._master = _Master(self._sentinels(), self._service, self._settings)
 
-
-def _answers(client: Any) -> bool:
+def _answers(node: Node) -> bool:
     try:
-        return bool(client.ping())
+        return node.wire(SENTINEL_TIMEOUT).exchange([command(b"", "PING")]) == [b"PONG"]
     except (RedisError, OSError):
         return False
 
 
-def _where(client: Any) -> str:
-    known = client.connection_pool.connection_kwargs
-    return f"{known['host']}:{known['port']}"
+def _where(node: Node) -> str:
+    return f"{node.settings['host']}:{node.settings['port']}"
 
 
 class Cluster(Servers):
@@ -247,6 +280,7 @@ class Cluster(Servers):
         self._nodes: dict[Where, Node] = {}
         self._owners: list[Where | None] = []  # of each slot; empty while it has to be asked for
         self._asked_first: list[Where] = []
+        self._known: dict[Where, None] = {}  # masters and replicas
         self._mapped_at = -math.inf
         self._sharded = False
         self._mutex = threading.Lock()
@@ -263,11 +297,12 @@ class Cluster(Servers):
                 groups = self._by_owner(calls, left)
             except ANSWERLESS as error:
                 return [error if n in left else answer for n, answer in enumerate(answers)]
-            for number, answer in self._send(calls, groups, timeout):
+            for owner, number, answer in self._send(calls, groups, timeout):
+                answers[number] = answer
                 if isinstance(answer, AskError):
-                    answers[number] = self._send_on(answer, calls[number], timeout)
-                else:
-                    answers[number] = answer
+                    answers[number] = self._send_on(owner, answer, calls[number], timeout)
+                elif isinstance(answer, MovedError):
+                    self._moved(owner, answer)
             self._learn([answers[number] for number in left])
             left = [number for number in left if isinstance(answers[number], MovedError)]
             if not left:
@@ -282,29 +317,52 @@ class Cluster(Servers):
 
     def _send(
         self, calls: Sequence[Call], groups: dict[Where, list[int]], timeout: float
-    ) -> Iterator[tuple[int, Any]]:
+    ) -> Iterator[tuple[Where, int, Any]]:
         """Send to every node first, and then listen: they work side by side."""
+        asked_at = clock.monotonic()
         under_way = []
         try:
             for owner, group in groups.items():
                 wire, asked = self._node(owner).wire(timeout), [calls[number] for number in group]
                 try:
-                    under_way.append((group, wire, wire.send(asked), asked))
+                    under_way.append((owner, group, wire, wire.send(asked), asked))
                 except ANSWERLESS as error:
-                    yield from ((number, error) for number in group)
+                    yield from ((owner, number, error) for number in group)
             while under_way:
-                group, wire, connection, asked = under_way.pop()
+                owner, group, wire, connection, asked = under_way.pop()
                 try:
-                    yield from zip(group, wire.receive(connection, asked), strict=True)
+                    answers = wire.receive(connection, asked)
+                    if clock.monotonic() > asked_at + SLOW:
+                        self._confirm(owner, [call.key for call in asked])
                 except ANSWERLESS as error:
-                    yield from ((number, error) for number in group)
+                    answers = [error] * len(group)
+                yield from ((owner, *each) for each in zip(group, answers, strict=True))
         finally:
-            for _, _, connection, _ in under_way:
+            for _, _, _, connection, _ in under_way:
                 connection.disconnect()  # its answers were not read
 
-    def _send_on(self, ask: AskError, call: Call, timeout: float) -> Any:
+    def _confirm(self, owner: Where, keys: Sequence[bytes]) -> None:
+        """
+        Raise unless another node says, too, that *owner* has *keys*: its answer took long.
+
+        A master that stood still answers what lies in its sockets before it hears that another has
+        taken its place.
+        """
+        others = [where for where in self._known if where != owner]
+        for where in others:
+            try:
+                self._take_map(where)
+            except ANSWERLESS:
+                continue
+            if all(self._owners[slot_of(key)] == owner for key in keys):
+                return
+            break
+        if others:
+            raise RedisConnectionError("the answer is of one that may be no master any more")
+
+    def _send_on(self, owner: Where, ask: AskError, call: Call, timeout: float) -> Any:
         """Send *call* to where its slot is moving to."""
-        wire = self._node((ask.host, ask.port)).wire(timeout)
+        wire = self._node(_named(ask, owner)).wire(timeout)
         try:
             return wire.exchange([command(b"", "ASKING"), call])[1]
         except ANSWERLESS as error:
@@ -314,25 +372,25 @@ class Cluster(Servers):
         """Note who has a slot now; ask for the whole map again when it seems to be an old one."""
         moved = [answer for answer in answers if isinstance(answer, MovedError)]
         lost = any(isinstance(answer, (*ANSWERLESS, ClusterDownError)) for answer in answers)
-        if moved:
-            self._asked_first = [(answer.host, answer.port) for answer in moved[:1]]
         if (moved or lost) and clock.monotonic() > self._mapped_at + MAP_AGE:
             self._owners = []
-        owners = self._owners
-        for answer in moved:
-            if owners:
-                owners[answer.slot_id] = (answer.host, answer.port)
+
+    def _moved(self, owner: Where, answer: MovedError) -> None:
+        target = _named(answer, owner)
+        self._asked_first = [target]
+        if owners := self._owners:
+            owners[answer.slot_id] = target
 
     def _owner(self, key: bytes) -> Where:
         owners = self._owners or self._ask_for_map()
-        return owners[_slot(key)] or self._seeds[0]
+        return owners[slot_of(key)] or self._seeds[0]
 
     def _ask_for_map(self) -> list[Where | None]:
         with self._mutex:
             if self._owners:
                 return self._owners
             failure: Exception | None = None
-            for where in dict.fromkeys([*self._asked_first, *self._nodes, *self._seeds]):
+            for where in dict.fromkeys([*self._asked_first, *self._known, *self._seeds]):
                 try:
                     self._take_map(where)
                 except ANSWERLESS as error:
@@ -348,9 +406,10 @@ class Cluster(Servers):
         if isinstance(ranges, ResponseError):
             raise RedisConnectionError(f"{where[0]}:{where[1]} is not of a cluster: {ranges}")
         owners: list[Where | None] = [None] * SLOTS
-        for first, last, (host, port, *_), *_ in ranges:
-            owner = ((host or b"").decode() or where[0], port)
-            owners[first : last + 1] = [owner] * (last + 1 - first)
+        for first, last, *nodes in ranges:
+            served_by = [(_host(host, where), port) for host, port, *_ in nodes]
+            owners[first : last + 1] = served_by[:1] * (last + 1 - first)
+            self._known.update(dict.fromkeys(served_by))
         self._sharded = bool(known[0]) if isinstance(known, list) else False
         self._mapped_at = clock.monotonic()
         self._owners = owners
@@ -367,14 +426,14 @@ class Cluster(Servers):
         return node
 
     def place(self, key: bytes, channel: str) -> Place:
-        owner, tag = self._owner(key), _tag(_slot(key))
+        owner, tag = self._owner(key), _tag(slot_of(key))
         return Place(owner, f"{channel}:{{{tag}}}" if self._sharded else f"{channel}:{tag}")
 
     def connect(self, node: Any) -> Connect:
         return self._node(node).connect(TIMEOUT)
 
     def share(self, keys: Sequence[bytes]) -> bool:
-        return len(set(map(_slot, keys))) == 1
+        return len(set(map(slot_of, keys))) == 1
 
     def check(self) -> list[str]:
         owners = self._ask_for_map()
@@ -382,7 +441,16 @@ class Cluster(Servers):
         return [f"{missing} of the cluster's {SLOTS} slots have no node"] if missing else []
 
 
-def _slot(key: bytes) -> int:
+def _named(answer: AskError, by: Where) -> Where:
+    """Return the node that *answer* names; without a host, it is the one that has answered."""
+    return _host(answer.host.encode(), by), answer.port
+
+
+def _host(given: bytes | None, by: Where) -> str:
+    return by[0] if given in (None, b"", b"?") else given.decode()
+
+
+def slot_of(key: bytes) -> int:
     """Return the slot of *key*, as the cluster's specification says."""
     _, brace, rest = key.partition(b"{")
     tag, end, _ = rest.partition(b"}")

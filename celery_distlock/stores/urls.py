@@ -7,12 +7,11 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import redis
 from redis.exceptions import RedisError
-from redis.sentinel import Sentinel
 
 from celery_distlock.errors import ConfigurationError
 
-from .servers import SENTINEL_TIMEOUT, Cluster, OneServer, Sentinels, Servers, Where
-from .wires import NodeSettings, limits
+from .servers import Cluster, OneServer, Sentinels, Servers, Where
+from .wires import NodeSettings
 
 __all__ = ["Address", "Location", "explained", "locate", "node_settings", "split", "wants_scripts"]
 
@@ -116,7 +115,7 @@ def split(url: str) -> Address:
     Raises:
         ValueError: It does not parse.
     """
-    first, *more = url.split(";")
+    first, *more = url.split(";") if url.startswith("sentinel") else [url]
     parts = urlsplit(first)
     user, _, hosts = parts.netloc.rpartition("@")
     scheme = _WITHOUT_TLS.get(parts.scheme, parts.scheme)
@@ -155,16 +154,15 @@ def _sentinels(address: Address) -> Sentinels:
     own = {
         "username": options.pop("sentinel_username", None),
         "password": options.pop("sentinel_password", None),
-        **limits(SENTINEL_TIMEOUT),
+        "db": 0,
     }
-    node = node_settings(address._replace(options=options), address.hosts[0])
-    tls = {k: v for k, v in node.settings.items() if k.startswith("ssl_")}
-    own |= {**tls, "ssl": True} if address.tls else {}
+    address = address._replace(options=options)
+    sentinels = [node_settings(address, where) for where in address.hosts]
     return Sentinels(
         f"{address.name}?service={service}",
         service,
-        lambda: Sentinel(list(address.hosts), sentinel_kwargs=own),
-        node,
+        [NodeSettings(each, {**settings, **own}) for each, settings in sentinels],
+        node_settings(address, address.hosts[0]),
     )
 
 

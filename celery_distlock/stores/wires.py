@@ -39,12 +39,12 @@ __all__ = [
     "TooFewReplicasError",
     "Wire",
     "command",
+    "known",
     "limits",
     "script_call",
 ]
 
 TIMEOUT = 5.0  # seconds for one answer; a slower server is treated as gone
-# What redis-py 5 knows only in its client for clusters.
 _KINDS: dict[str, Callable[[str], ResponseError]] = {
     "ASK": AskError,
     "CLUSTERDOWN": ClusterDownError,
@@ -247,10 +247,14 @@ def _one_answer(connection: Connection) -> Any:
     try:
         return connection.read_response()
     except ResponseError as error:
-        word, _, rest = str(error).partition(" ")
-        if word in _KINDS:
-            return _KINDS[word](rest)
-        return error.with_traceback(None)  # which would keep all callers' frames, and their holds
+        # Its traceback would keep all callers' frames, and their holds.
+        return known(error).with_traceback(None)
+
+
+def known(error: ResponseError) -> ResponseError:
+    """Return *error* as what it is: redis-py 5 knows some only in its client for clusters."""
+    word, _, rest = str(error).partition(" ")
+    return _KINDS[word](rest) if word in _KINDS else error
 
 
 class NodeSettings(NamedTuple):

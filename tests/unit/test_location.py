@@ -38,6 +38,14 @@ def conf(**settings):
         ),
         (
             {
+                "broker_url": "rediss://h",
+                "broker_use_ssl": {"ssl_cert_reqs": None, "ssl_check_hostname": False},
+            },
+            "rediss://h?ssl_cert_reqs=none&ssl_check_hostname=false",
+        ),
+        ({"broker_url": [], "result_backend": "redis://r"}, "redis://r"),
+        (
+            {
                 "broker_url": "amqp://h",
                 "result_backend": "redis://r/2",
                 "redis_backend_use_ssl": {"ssl_ca_certs": "/ca.pem"},
@@ -109,7 +117,8 @@ def test_a_store_in_memory_has_no_replicas():
 def test_an_option_is_added_to_what_there_is():
     assert with_option("redis://h", a=1) == "redis://h?a=1"
     assert with_option("redis://h?b=2", a="x y") == "redis://h?b=2&a=x+y"
-    assert with_option("redis://h", a=0, b=None) == "redis://h"
+    assert with_option("redis://h", a="", b=None) == "redis://h"
+    assert with_option("redis://h", a=False) == "redis://h?a=false"
 
 
 @pytest.mark.parametrize(
@@ -139,6 +148,6 @@ def test_one_password_is_for_the_servers_and_another_for_the_sentinels():
 
     settings = servers._settings.settings
     assert (settings["username"], settings["password"], settings["db"]) == ("user", "p@", 3)
-    (sentinel,) = servers._sentinels().sentinels
-    assert sentinel.connection_pool.connection_kwargs["password"] == "q"
+    (sentinel,) = servers._sentinels
+    assert sentinel.settings["password"] == "q"
     assert "p@" not in servers.address

@@ -138,6 +138,7 @@ def test_a_password_in_a_refused_url_is_not_shown(new_prefix, url):
         ("redis://user:s@cret@localhost", "redis://user:***@localhost"),
         ("redis+socket://:secret@/run/r.sock", "redis+socket://:***@/run/r.sock"),
         ("memory://", "memory://"),
+        ("redis://h/0?password=se@cret&db=1", "redis://h/0?password=***&db=1"),
     ],
 )
 def test_redact_keeps_all_but_the_password(url, shown):

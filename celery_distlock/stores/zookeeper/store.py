@@ -249,8 +249,7 @@ class ZooKeeperStore(Store):
 
         return Release(self._contact.ask(forget, wake.name))
 
-    @property
-    def listening(self) -> bool:
+    def listens(self, key: str) -> bool:
         return True
 
     def inbox(self, key: str, owner: str) -> Inbox:
