@@ -28,7 +28,7 @@ from .policies import Conflict, Decision
 from .runtime import Plan, Runtime
 from .settings import MAX_LEASE
 from .stores import Store
-from .stores.base import Ended, Parcel, Reply, Status, Wake
+from .stores.base import Ended, Parcel, Reply, Status, Wake, new_owner
 
 __all__ = [
     "PARKED",
@@ -389,6 +389,7 @@ class Execution:
             logger.warning("Task %s runs UNLOCKED, the lock store is away: %s", self._name, error)
             return
         if what == "fail" or not self.message:
+            self._strike_parked()
             raise error
         attempts = self._passage.attempts
         delay = OUTAGE.decide(Conflict("", "", 0.0, attempts)).delay  # type: ignore[union-attr]
@@ -398,6 +399,12 @@ class Execution:
         passage = replace(self._passage, attempts=attempts + 1)
         self._send_again(seal(self._request, passage), delay)
         raise Postponed("the lock store is away") from error
+
+    def _strike_parked(self) -> None:
+        """Let what fails now not run later: a request without an answer may have parked it."""
+        for key in self._keys if self._run else ():
+            owner = new_owner(self._name)
+            give_back(self._store, key, owner, run=self._run, ended=Ended.YES)
 
     def _send_again(self, envelope: bytes, delay: float) -> None:
         envelope = with_eta(envelope, delay) if delay else envelope

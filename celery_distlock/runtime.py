@@ -74,7 +74,9 @@ class Runtime:
             ConfigurationError: No URL is set, and neither broker nor result backend is a Redis.
         """
         url = self.settings.url or borrowed_url(self._app.conf)
-        store = open_store(with_option(url, replicas=self.settings.replicas or None), self.settings.prefix)
+        store = open_store(
+            with_option(url, replicas=self.settings.replicas or None), self.settings.prefix
+        )
         store.courier = functools.partial(_send, self._app)
         return store
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -868,6 +868,93 @@ def test_hundreds_of_waiters_come_back_a_few_at_a_time_to_a_server_that_forgot_t
         assert client.info("commandstats")["cmdstat_evalsha"]["calls"] < 4 * 300
     with pytest.raises(LockLostError):
         holder.release()
+
+
+def test_a_free_key_is_taken_at_once_where_nothing_may_be_pushed(server, store):
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "default", "resetchannels")
+    with Lock("k", store=store):  # somebody waits, and is not told
+        assert elsewhere(lambda: Lock("k", store=store).acquire(timeout=0.1)) is False
+
+    started = time.monotonic()
+    for n in range(20):
+        with Lock(f"free {n}", store=store):
+            pass
+
+    assert time.monotonic() - started < 5.0  # a second each, if each waited for a subscription
+
+
+def test_a_store_that_is_closed_while_somebody_waits_serves_him_all_the_same(server, store):
+    held, served = Lock("k", store=store), threading.Event()
+    held.acquire()
+    waiter = threading.Thread(target=lambda: (Lock("k", store=store).acquire(), served.set()))
+    waiter.start()
+    wait_until(lambda: store.inspect("k").waiting, what="the waiter to queue")
+
+    store.close()
+    held.release()
+
+    assert served.wait(60)
+    waiter.join(60)
+
+
+# redis-py leaves the socket open that it has just made when the exception strikes.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_waiters_that_are_torn_out_leave_somebody_who_listens(redis_store):
+    class Torn(BaseException):
+        pass
+
+    done = threading.Event()
+    blocker = Lock("other", store=redis_store)
+    blocker.acquire()
+
+    def wait_and_be_torn():
+        while not done.is_set():
+            with suppress(Torn):
+                Lock("other", store=redis_store).acquire(timeout=0.05)
+
+    victims = [threading.Thread(target=wait_and_be_torn) for _ in range(3)]
+    for victim in victims:
+        victim.start()
+    for _ in range(300):
+        victim = random.choice(victims)
+        raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        raise_in(ctypes.c_ulong(victim.ident), ctypes.py_object(Torn))
+        threading.Event().wait(random.uniform(0.001, 0.006))
+    done.set()
+    for victim in victims:
+        with suppress(Torn):
+            victim.join(60)
+
+    took = []
+    for _ in range(10):
+        first, times = Lock("k", store=redis_store), []
+        first.acquire()
+        second = threading.Thread(
+            target=lambda times=times: (
+                Lock("k", store=redis_store).acquire(),
+                times.append(time.monotonic()),
+            )
+        )
+        second.start()
+        wait_until(lambda: redis_store.inspect("k").waiting, what="the second to queue")
+        started = time.monotonic()
+        first.release()
+        second.join(60)
+        took.append(times[0] - started)
+        redis_store.release("k", redis_store.inspect("k").owner)
+    assert min(took) < 0.3  # about 0.7 s each, if nobody listens
+
+
+def test_refusals_before_a_release_do_not_make_it_one(redis_store, monkeypatch):
+    exchange, left = Wire.exchange, [redis.exceptions.ClusterDownError("not now")]
+
+    def refuse_once(wire, calls):
+        return [left.pop()] * len(calls) if left else exchange(wire, calls)
+
+    monkeypatch.setattr(Wire, "exchange", refuse_once)
+
+    assert not redis_store.release("k", "nobody").released
 
 
 def test_where_scripts_are_forbidden_the_way_out_is_named(private_server):

@@ -10,6 +10,7 @@ import pytest
 
 from celery_distlock import Lock
 from celery_distlock.errors import StoreError, StoreUnavailableError
+from celery_distlock.keys import slot_name
 from celery_distlock.stores.base import Ownership, Parcel, RenewOutcome, Status
 from celery_distlock.stores.redis import RedisStore
 from celery_distlock.stores.servers import SLOTS
@@ -231,6 +232,52 @@ def test_a_silent_master_costs_the_others_keys_nothing(cluster, store):
     outcomes = [outcome for outcome, _ in store.renew(holds, 0.5)]
 
     assert outcomes == [RenewOutcome.UNKNOWN] + [RenewOutcome.RENEWED] * 10
+
+
+def test_an_answer_that_comes_late_from_a_master_that_is_none_any_more_is_none(cluster, prefix):
+    old = node(cluster, "k")
+    with (
+        closing(RedisStore(cluster.url, prefix)) as one,
+        closing(RedisStore(cluster.url, prefix)) as two,
+    ):
+        one.acquire("k", "warm", 60.0)
+        one.release("k", "warm")
+        copied(old)
+        answers: list[object] = []
+        old.pause()
+        asking = threading.Thread(target=lambda: answers.append(_acquired(one, "one")))
+        asking.start()
+        cluster.fail_over(old, "pause")
+        granted = wait_until(lambda: _acquired(two, "two"), what="the key at the new master")
+        old.resume()
+        asking.join(60)
+
+        assert granted is Status.GRANTED
+        assert answers == [Status.BUSY]
+
+
+def _acquired(store: RedisStore, owner: str) -> Status | None:
+    try:
+        return store.acquire("k", owner, 60.0).status
+    except StoreUnavailableError:
+        return None
+
+
+def test_a_slot_that_moved_unheard_does_not_deafen_for_the_others(cluster, store):
+    server = node(cluster, "k")
+    moved, *_ = (key for key in keys_on(cluster, server, 5) if slot(key) != slot("k"))
+    drill.hand_over(store, "k")
+    drill.hand_over(store, moved)
+    server.ask("CLIENT", "KILL", "TYPE", "pubsub")
+    cluster.move_slot(slot(moved), other(cluster, "k"))
+
+    for key in ("k", moved):
+        drill.hand_over(store, key)
+    assert all(
+        post.hears(store._place(slot_name("k"), store._mailbox).channel)
+        for where, post in store._posts.items()
+        if where[1] == server.port
+    )
 
 
 def test_sweeps_go_on_while_a_master_is_gone(private_topology, prefix):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -83,9 +84,11 @@ def test_a_renewal_that_replicas_do_not_confirm_is_none(replicated, store):
 
 def test_one_who_is_refused_does_not_wait_for_replicas(replicated, store):
     store.acquire("k", "a", 60.0)
-    with closing(RedisStore(f"{replicated.url}?replicas=2", store._prefix)) as other:
-        replicated.replicas[0].pause()
-        assert other.acquire("k", "b", 60.0).status is Status.BUSY
+    replicated.replicas[0].pause()
+    for n in range(3):  # on connections whose own grants were not confirmed, too
+        with pytest.raises(QuorumError):
+            store.acquire(f"free {n}", "b", 60.0)
+        assert store.acquire("k", "b", 60.0).status is Status.BUSY
 
 
 def test_it_costs_no_round_trip(store, monkeypatch):
@@ -118,6 +121,26 @@ def test_in_a_cluster_each_node_has_its_own(private_topology, prefix):
             is not cluster.node_of(f"{prefix}:{{k}}:lock")
         )
         assert store.acquire(elsewhere, "a", 60.0).status is Status.GRANTED
+
+
+def test_a_replica_that_stands_still_costs_the_other_nodes_keys_nothing(private_topology, prefix):
+    cluster = private_topology(Cluster(masters=3, replicas=1))
+    with closing(RedisStore(f"{cluster.url}?replicas=1", prefix)) as store:
+        lame_node = cluster.node_of(f"{prefix}:{{k}}:lock")
+        keys = [f"k{n}" for n in range(60)]
+        holds = [Ownership(key, "a", 60.0) for key in keys]
+        for hold in holds:
+            store.acquire(hold.key, hold.owner, 60.0)
+        (lame,) = cluster.replicas_of(lame_node)
+        lame.pause()
+
+        started = time.monotonic()
+        outcomes = dict(zip(keys, store.renew(holds, 2.0), strict=True))
+
+        assert time.monotonic() - started < 4.0
+        for key, (outcome, _) in outcomes.items():
+            there = cluster.node_of(f"{prefix}:{{{key}}}:lock") is lame_node
+            assert outcome is (RenewOutcome.UNKNOWN if there else RenewOutcome.RENEWED)
 
 
 @pytest.mark.parametrize("number", ["-1", "two", "1.5"])

@@ -177,6 +177,21 @@ def test_a_silent_sentinel_costs_little_and_is_named(sentinels, store):
     assert [doubt for doubt in store.check() if str(sentinels.sentinels[0].port) in doubt]
 
 
+def test_sentinels_that_all_hang_cost_no_lock(sentinels, store):
+    lock = Lock("k", store=store, lease=2.0)
+    lock.acquire()
+    for sentinel in sentinels.sentinels:
+        sentinel.pause()
+
+    renewed = lock.lease.remaining
+    wait_until(lambda: lock.lease.remaining > renewed, what="a renewal")
+    token = lock.lease.token
+    wait_until(lambda: store.inspect("k").remaining > 1.5, what="another")
+    assert lock.lease.held
+    assert lock.lease.token == token
+    lock.release()
+
+
 def test_a_service_that_there_is_not_is_named(sentinels):
     url = sentinels.url().replace("service=locks", "service=lockz")
     with (
