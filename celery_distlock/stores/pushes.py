@@ -30,6 +30,7 @@ __all__ = ["Post", "PushDesk"]
 logger = logging.getLogger(__name__)
 
 IDLE_PING = 5.0  # seconds after which a silent connection is asked whether it is still there
+RESTED = 60.0  # seconds after which a connection that nobody has read from is made anew
 JOIN = 0.5  # seconds that a waiter gives the server to confirm that it will push
 AT_ONCE = 8  # waiters of a process that look again when messages may have been lost
 PAUSE = (0.2, 1.0)  # seconds between attempts to connect; spread, for all try at once
@@ -109,8 +110,8 @@ class Ear:
 
     @property
     def fresh(self) -> bool:
-        """Whether the server was heard from so lately that it need not be asked."""
-        return clock.monotonic() < self._heard_at + IDLE_PING
+        """Whether the server was heard from so lately that the connection is taken for alive."""
+        return clock.monotonic() < self._heard_at + RESTED
 
     def close(self) -> None:
         """Give the connection back."""
