@@ -9,7 +9,7 @@ import pytest
 
 from celery_distlock import Lock
 from celery_distlock.errors import LockLostError, QuorumError
-from tests.redlock.helpers import owners
+from tests.redlock.records import owners
 from tests.waiting import wait_until
 
 

@@ -7,7 +7,7 @@ import pytest
 from celery_distlock.errors import QuorumError
 from celery_distlock.stores.base import Ended, RenewOutcome, Status
 from tests.losses import Losses
-from tests.redlock.helpers import owners, renewed, take
+from tests.redlock.records import owners, renewed, take
 from tests.waiting import wait_until
 
 executed_or_not = pytest.mark.parametrize("executed", [False, True], ids=["request", "answer"])

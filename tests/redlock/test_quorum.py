@@ -16,7 +16,7 @@ from celery_distlock.stores.base import Ended, Ownership, Parcel, RenewOutcome, 
 from celery_distlock.stores.lanes import ANSWER
 from celery_distlock.stores.redlock import RedlockStore
 from tests.losses import Losses
-from tests.redlock.helpers import owners, record, renewed, take, vote
+from tests.redlock.records import owners, record, renewed, take, vote
 from tests.waiting import wait_until
 
 NONE = ["", "", "", "", ""]

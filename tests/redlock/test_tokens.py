@@ -15,7 +15,7 @@ import pytest
 
 from celery_distlock.stores.base import Status
 from tests.losses import Losses
-from tests.redlock.helpers import record, take
+from tests.redlock.records import record, take
 from tests.waiting import wait_until
 
 HOUR = 3600 * 10**6  # microseconds

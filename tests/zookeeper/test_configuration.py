@@ -17,7 +17,7 @@ from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavaila
 from celery_distlock.stores.base import Ability, Ownership, Parcel
 from celery_distlock.stores.zookeeper import ZooKeeperStore, sessions
 from celery_distlock.testing import die_with_parent
-from tests.zookeeper.helpers import BUSY, RENEWED, UNKNOWN, folder, holder, nodes, renew, take
+from tests.zookeeper.znodes import BUSY, RENEWED, UNKNOWN, folder, holder, nodes, renew, take
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from celery_distlock.stores.zookeeper import ZooKeeperStore, sessions
 from celery_distlock.stores.zookeeper import store as zookeeper
 from celery_distlock.stores.zookeeper.sessions import Talk
 from tests.waiting import wait_until
-from tests.zookeeper.helpers import BUSY, RENEWED, folder, nodes, renew, take
+from tests.zookeeper.znodes import BUSY, RENEWED, folder, nodes, renew, take
 
 KINDS = {"create": Create2, "delete": Delete, "transaction": Transaction}
 

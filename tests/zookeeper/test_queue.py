@@ -10,7 +10,7 @@ import pytest
 from celery_distlock.errors import StoreError
 from celery_distlock.stores.zookeeper import ZooKeeperStore, queues, turns
 from tests.waiting import wait_until
-from tests.zookeeper.helpers import (
+from tests.zookeeper.znodes import (
     BUSY,
     GRANTED,
     HELD,

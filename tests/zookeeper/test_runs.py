@@ -10,7 +10,7 @@ from celery_distlock import clock
 from celery_distlock.keys import slot_name
 from celery_distlock.stores.base import Ended, Wake
 from tests.waiting import wait_until
-from tests.zookeeper.helpers import (
+from tests.zookeeper.znodes import (
     BUSY,
     DONE,
     GRANTED,

@@ -18,7 +18,7 @@ from celery_distlock.stores.base import Ownership
 from celery_distlock.stores.zookeeper import ZooKeeperStore
 from celery_distlock.stores.zookeeper.sessions import Talk
 from tests.waiting import wait_until
-from tests.zookeeper.helpers import (
+from tests.zookeeper.znodes import (
     BUSY,
     GRANTED,
     HELD,
