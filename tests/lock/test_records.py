@@ -208,10 +208,12 @@ def renew_across_the_end(
 def test_a_renewal_at_a_leases_last_millisecond_either_holds_or_is_a_loss(
     redis_store, client, prefix
 ):
-    for ahead_ms in range(8, 120, 4):
+    for ahead_ms in (*range(8, 120, 4), *range(1, 60)):
         holds, outcomes = renew_across_the_end(redis_store, client, prefix, ahead_ms)
         if len(set(outcomes)) > 1:
             break
+    else:
+        pytest.skip("the server's clock never ticked in the middle of them")
     kept = outcomes.count(RenewOutcome.RENEWED)
 
     assert 0 < kept < LEASES
