@@ -42,6 +42,7 @@ class WorkerProcess:
         args: Sequence[str] = (),
     ) -> None:
         self.name = f"worker-{uuid.uuid4().hex[:8]}@test"
+        self.concurrency = concurrency
         self.command = [
             *(sys.executable, "-m", "celery", "-A", app, "worker"),
             *("--pool", pool, "--concurrency", str(concurrency), "--hostname", self.name),
@@ -82,6 +83,18 @@ class WorkerProcess:
     def children(self) -> list[int]:
         """The pids of the prefork pool's processes."""
         return processes.children(self.pid)
+
+    def wait_whole(self) -> None:
+        """
+        Wait until the prefork pool has replaced its dead processes.
+
+        Before, Celery may still give one of them a task, which is lost with early acknowledgement.
+        """
+        wait_until(
+            lambda: not self.running or len(self.children()) == self.concurrency,
+            timeout=60.0,
+            what=f"{self!r} to have all of its processes",
+        )
 
     def start(self, *, wait: bool = True) -> None:
         with self.log_file.open("wb") as log:

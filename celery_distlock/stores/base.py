@@ -9,7 +9,8 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
+from weakref import WeakSet
 
 from celery_distlock import clock
 from celery_distlock.keys import slot_name
@@ -29,6 +30,7 @@ __all__ = [
     "Status",
     "Store",
     "Wake",
+    "forget_after_fork",
     "new_owner",
 ]
 
@@ -360,13 +362,28 @@ def _word(text: str) -> str:
     return slot_name(text).replace("|", "%7C")
 
 
-def _renew_origin() -> None:
+def _after_fork() -> None:
     global _origin  # noqa: PLW0603  # a forked child is another process, so it needs other names
     _origin = _Origin()
+    for store in list(_connected):
+        store.forget_connections()
+
+
+class Connected(Protocol):
+    """What has connections that a forked child must not use."""
+
+    def forget_connections(self) -> None:
+        """Drop what a fork inherited, without a word to the server: it is the parent's."""
+
+
+def forget_after_fork(store: Connected) -> None:
+    """Have *store* forget its connections in each child that this process forks."""
+    _connected.add(store)
 
 
 _origin = _Origin()
-os.register_at_fork(after_in_child=_renew_origin)
+_connected: WeakSet[Connected] = WeakSet()
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def new_owner(label: str) -> str:

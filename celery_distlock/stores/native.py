@@ -18,14 +18,11 @@ is full (``SET`` is refused at ``maxmemory``: the lock ends with its lease).
 
 import json
 import logging
-import math
-import os
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -46,10 +43,11 @@ from .base import (
     Status,
     Store,
     Wake,
+    forget_after_fork,
 )
 from .refusals import facts_of, memory_doubts, passes
 from .urls import locate
-from .wires import TIMEOUT, Call, TooFewReplicasError, command
+from .wires import TIMEOUT, Call, TooFewReplicasError, command, milliseconds, time_left
 
 __all__ = ["NativeStore"]
 
@@ -78,7 +76,7 @@ class NativeStore(Store):
         self.identity = f"{self.address}#{prefix} without scripts"
         self._known: _Commands | None = None
         self.forget_connections(forked=False)
-        _stores.add(self)
+        forget_after_fork(self)
 
     def forget_connections(self, *, forked: bool = True) -> None:
         """Drop what a fork inherited, without a word to the server: it is the parent's."""
@@ -136,11 +134,11 @@ class NativeStore(Store):
         return _Seen(
             asked.first_at,
             self._parsed(text, wanted.key),
-            _seconds(ttl_ms),
+            time_left(ttl_ms),
             int(now[0]) * 1_000_000 + int(now[1]),
             int(float(last or 0)),
             mark_found[0] if mark_found else None,
-            _seconds(mark_found[1]) if mark_found else 0.0,
+            time_left(mark_found[1]) if mark_found else 0.0,
         )
 
     def _second_delivery(self, wanted: "_Wanted", seen: "_Seen") -> Reply | None:
@@ -234,7 +232,7 @@ class NativeStore(Store):
             elif record.owner != hold.owner:
                 found.append(RenewOutcome.HELD)
             else:
-                found.append(_Held(record, clock.monotonic() + _seconds(ttl_ms)))
+                found.append(_Held(record, clock.monotonic() + time_left(ttl_ms)))
         return found
 
     def _push(
@@ -350,7 +348,7 @@ class NativeStore(Store):
         asked = self._ask([self._look(name)], key, timeout)
         text, ttl_ms = asked.answers
         record = self._parsed(text, key)
-        return None if record is None else _Held(record, clock.monotonic() + _seconds(ttl_ms))
+        return None if record is None else _Held(record, clock.monotonic() + time_left(ttl_ms))
 
     def _look(self, name: str) -> list[Call]:
         record = self._record(name)
@@ -597,20 +595,4 @@ def _done(answer: Any) -> bool:
 
 
 def _ms(seconds: float) -> int:
-    return max(1, math.ceil(min(seconds, LONGEST) * 1000))
-
-
-def _seconds(ttl_ms: int) -> float:
-    # -1: somebody took the expiry away; such a lock ends only by hand.
-    return math.inf if ttl_ms == -1 else max(0, ttl_ms) / 1000
-
-
-_stores: "WeakSet[NativeStore]" = WeakSet()
-
-
-def _after_fork() -> None:
-    for store in list(_stores):
-        store.forget_connections()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    return milliseconds(min(seconds, LONGEST))

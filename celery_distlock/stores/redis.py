@@ -5,15 +5,12 @@ A request that got no answer is repeated here, with the same owner, and nowhere 
 """
 
 import logging
-import math
-import os
 import re
 import threading
 import time
 import uuid
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 from redis.exceptions import (
     MovedError,
@@ -40,12 +37,22 @@ from .base import (
     Status,
     Store,
     Wake,
+    forget_after_fork,
 )
 from .pushes import Post, PushDesk, PushInbox
 from .refusals import facts_of, memory_doubts, passes
 from .servers import Place
 from .urls import locate
-from .wires import ANSWERLESS, TIMEOUT, Call, TooFewReplicasError, command, script_call
+from .wires import (
+    ANSWERLESS,
+    TIMEOUT,
+    Call,
+    TooFewReplicasError,
+    command,
+    milliseconds,
+    script_call,
+    time_left,
+)
 
 __all__ = ["RedisStore"]
 
@@ -72,7 +79,7 @@ class RedisStore(Store):
         self._desk: PushDesk | None = None
         self._spoilt: set[str] = set()
         self.forget_connections(forked=False)
-        _stores.add(self)
+        forget_after_fork(self)
 
     def forget_connections(self, *, forked: bool = True) -> None:
         """Drop what a fork inherited, without a word to the server: it is the parent's."""
@@ -102,7 +109,7 @@ class RedisStore(Store):
             self._ask([self._index("add", name)], key)
         elif queue is not None:
             mode, detail = "wait", queue.address.encode()
-        arguments = owner, _ms(lease), mode, run, int(repeated), int(keep), detail, desk
+        arguments = owner, milliseconds(lease), mode, run, int(repeated), int(keep), detail, desk
         asked = self._ask([self._call(_ACQUIRE, name, *arguments, confirmed=True)], key)
         return _reply(name, asked.answers[0], asked.asked_at)
 
@@ -112,7 +119,7 @@ class RedisStore(Store):
         stems = tuple(self._stem(slot_name(key)) for key in keys)
         if not self._servers.share([stem.encode() for stem in stems]):
             return None
-        call = script_call(_ACQUIRE_ALL, stems, run, _ms(lease), " ".join(owners))
+        call = script_call(_ACQUIRE_ALL, stems, run, milliseconds(lease), " ".join(owners))
         try:
             asked = self._ask([call._replace(replicas=self._replicas)], ", ".join(keys))
         except StoreError as error:
@@ -142,7 +149,9 @@ class RedisStore(Store):
 
     def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
         calls = [
-            self._call(_RENEW, slot_name(hold.key), hold.owner, _ms(hold.lease), confirmed=True)
+            self._call(
+                _RENEW, slot_name(hold.key), hold.owner, milliseconds(hold.lease), confirmed=True
+            )
             for hold in holds
         ]
         asked_at = clock.monotonic()
@@ -167,7 +176,7 @@ class RedisStore(Store):
     ) -> Release:
         keep_run, keep_s = keep_for or ("", 0.0)
         address = inbox.address if inbox is not None else ""
-        keep_ms = _ms(keep_s) if keep_for else 0
+        keep_ms = milliseconds(keep_s) if keep_for else 0
         arguments = owner, run, ended.value, address, keep_run, keep_ms
         name = slot_name(key)
         return _released(name, self._ask([self._call(_RELEASE, name, *arguments)], key))
@@ -227,7 +236,7 @@ class RedisStore(Store):
         self._ask([self._call(_SENT, wake.name, wake.run, 1)], wake.name)
 
     def sweep(self, interval: float) -> Iterator[Wake]:
-        turn = self._command("sweeper", "SET", "{}", "1", "NX", "PX", _ms(interval * 0.9))
+        turn = self._command("sweeper", "SET", "{}", "1", "NX", "PX", milliseconds(interval * 0.9))
         if self._ask([turn], "the sweeper's turn").answers[0] is None:
             return
         for names in self._waiting_names():
@@ -278,7 +287,7 @@ class RedisStore(Store):
             int(token or 0),
             _text(run),
             int(token or 0) / 1e6,  # a token is the time of its grant
-            _seconds(ttl_ms),
+            time_left(ttl_ms),
             waiting,
         )
 
@@ -429,7 +438,7 @@ def _reply(name: str, answer: Any, asked_at: float) -> Reply:
         int(token or 0),
         _text(holder),
         _text(holder_run),
-        _seconds(ttl_ms),
+        time_left(ttl_ms),
         place,
         Wake(name, _text(woken), envelope) if woken else None,
     )
@@ -447,15 +456,6 @@ def _doubts(info: bytes) -> Iterator[str]:
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
-
-
-def _ms(seconds: float) -> int:
-    return max(1, math.ceil(seconds * 1000))
-
-
-def _seconds(ttl_ms: int) -> float:
-    # -1: somebody took the expiry away; such a lock ends only by hand.
-    return math.inf if ttl_ms == -1 else max(0, ttl_ms) / 1000
 
 
 def _text(value: bytes | None) -> str:
@@ -480,12 +480,3 @@ _RENEWALS = {
     -1: RenewOutcome.LOST,
     None: RenewOutcome.UNKNOWN,
 }
-_stores: "WeakSet[RedisStore]" = WeakSet()
-
-
-def _after_fork() -> None:
-    for store in list(_stores):
-        store.forget_connections()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -19,13 +19,11 @@ What a majority survives and what it does not is told in ``docs/redlock.md``.
 """
 
 import logging
-import math
 import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 from celery_distlock import clock, lua
 from celery_distlock.errors import ConfigurationError, QuorumError, StoreError
@@ -44,11 +42,12 @@ from .base import (
     Status,
     Store,
     Wake,
+    forget_after_fork,
 )
 from .lanes import ANSWER, Answers, Assembly
 from .refusals import facts_of, memory_doubts
 from .urls import explained, node_settings, split
-from .wires import Call, NodeSettings, command, script_call
+from .wires import Call, NodeSettings, command, milliseconds, script_call, time_left
 
 __all__ = ["RedlockStore"]
 
@@ -71,7 +70,7 @@ class RedlockStore(Store):
         self.identity = f"{self.address}#{prefix}"
         self._prefix = prefix
         self.forget_connections()
-        _stores.add(self)
+        forget_after_fork(self)
 
     def forget_connections(self) -> None:
         """Drop what a fork inherited, without a word to the servers: it is the parent's."""
@@ -190,7 +189,8 @@ class RedlockStore(Store):
         if not holds:
             return []
         calls = [
-            self._call(_RENEW, slot_name(hold.key), hold.owner, _ms(hold.lease)) for hold in holds
+            self._call(_RENEW, slot_name(hold.key), hold.owner, milliseconds(hold.lease))
+            for hold in holds
         ]
 
         def renewed(answers: Answers) -> bool:
@@ -221,7 +221,7 @@ class RedlockStore(Store):
         keep_for: tuple[str, float] | None = None,
     ) -> Release:
         keep_run, keep_s = keep_for or ("", 0.0)
-        keep_ms = _ms(keep_s) if keep_for else 0
+        keep_ms = milliseconds(keep_s) if keep_for else 0
         release = self._call(
             _RELEASE, slot_name(key), owner, run, ended.value, "", keep_run, keep_ms
         )
@@ -353,7 +353,7 @@ class _Request(NamedTuple):
     repeated: bool
 
     def arguments(self, wish: int, *, settle: bool) -> tuple[Any, ...]:
-        own = self.owner, _ms(self.lease), self.run, int(self.repeated)
+        own = self.owner, milliseconds(self.lease), self.run, int(self.repeated)
         return *own, wish, int(settle)
 
 
@@ -404,28 +404,19 @@ def _vote(answer: Any) -> _Vote:
         int(floor),
         holder.decode(),
         (run or b"").decode(),
-        _seconds(int(ttl_ms)),
+        time_left(int(ttl_ms)),
     )
 
 
 def _look(answer: Any) -> _Look:
     owner, token, run, ttl_ms, _ = answer
-    return _Look((owner or b"").decode(), int(token or 0), (run or b"").decode(), _seconds(ttl_ms))
+    return _Look((owner or b"").decode(), int(token or 0), (run or b"").decode(), time_left(ttl_ms))
 
 
 def _most_common(found: Any) -> tuple[Any, int]:
     """Return what is there most often, and how often; 0 if there is nothing."""
     common = Counter(found).most_common(1)
     return common[0] if common else (None, 0)
-
-
-def _ms(seconds: float) -> int:
-    return max(1, math.ceil(seconds * 1000))
-
-
-def _seconds(ttl_ms: int) -> float:
-    # -1: somebody took the expiry away; such a lock ends only by hand.
-    return math.inf if ttl_ms == -1 else max(0, ttl_ms) / 1000
 
 
 def _locate(url: str) -> tuple[str, list[NodeSettings]]:
@@ -445,12 +436,3 @@ def _locate(url: str) -> tuple[str, list[NodeSettings]]:
 _VOTE, _RENEW, _RELEASE, _DROP, _INSPECT = (
     lua.load(name) for name in ("vote", "renew", "release", "drop", "inspect")
 )
-_stores: "WeakSet[RedlockStore]" = WeakSet()
-
-
-def _after_fork() -> None:
-    for store in list(_stores):
-        store.forget_connections()
-
-
-os.register_at_fork(after_in_child=_after_fork)

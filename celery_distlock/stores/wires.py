@@ -41,7 +41,9 @@ __all__ = [
     "command",
     "known",
     "limits",
+    "milliseconds",
     "script_call",
+    "time_left",
 ]
 
 TIMEOUT = 5.0  # seconds for one answer; a slower server is treated as gone
@@ -116,6 +118,17 @@ def _packed(*words: Any) -> bytes:
         raw = word if type(word) is bytes else str(word).encode()
         parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
     return b"".join(parts)
+
+
+def milliseconds(of_seconds: float) -> int:
+    """Return a time as the server takes it: never 0, which would end it at once."""
+    return max(1, math.ceil(of_seconds * 1000))
+
+
+def time_left(ttl_ms: int) -> float:
+    """Return the seconds that a server says are left; -1 is for ever."""
+    # Somebody took the expiry away then; such a lock ends only by hand.
+    return math.inf if ttl_ms == -1 else max(0, ttl_ms) / 1000
 
 
 def limits(timeout: float) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import time
 from contextlib import closing
 
 import pytest
-import redis
 
 from celery_distlock import clock
 from celery_distlock.stores.base import Ability, new_owner
@@ -41,16 +40,7 @@ class TestRedisStore(FullContract):
 
     @pytest.fixture
     def pass_time(self, redis_url, prefix):
-        def pass_by(seconds):
-            with redis.Redis.from_url(redis_url) as client:
-                for record in servers.keys(redis_url, prefix):
-                    if record.endswith((b":woken", b":done")):
-                        for run in client.zrange(record, 0, -1):
-                            client.zincrby(record, -1000 * seconds, run)
-                    elif record.endswith(b":lock"):
-                        client.pexpire(record, max(1, client.pttl(record) - int(1000 * seconds)))
-
-        return pass_by
+        return lambda seconds: servers.bring_nearer(redis_url, prefix, seconds)
 
     def test_it_can_push(self, store):
         with closing(store.desk(lambda wake: None)) as desk:

@@ -259,6 +259,16 @@ def _show_logs(request: pytest.FixtureRequest) -> Iterator[None]:
         print(scene.log().removeprefix(before))  # noqa: T201
 
 
+@pytest.fixture(autouse=True)
+def _whole_pools(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Leave no pool behind that has yet to notice that a process of its own is dead."""
+    yield
+    for name in SCENES:
+        if name in request.fixturenames:
+            for worker in request.getfixturevalue(name).workers:
+                worker.wait_whole()
+
+
 SCENES = ("scene", "by_desk", "by_broker")
 
 

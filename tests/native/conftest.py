@@ -8,7 +8,6 @@ import pytest
 from celery_distlock import errands
 from celery_distlock.stores.native import NativeStore
 from tests import servers
-from tests.topologies.fixtures import shared_cluster, shared_sentinels  # noqa: F401  # fixtures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

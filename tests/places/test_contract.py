@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import pytest
-import redis
 
 from celery_distlock.stores.redis import RedisStore
 from celery_distlock.testing import StoreContract
 from tests import servers
-
-
-def bring_nearer(url: str, prefix: str, seconds: float) -> None:
-    """Let seconds pass for the records on one server."""
-    with closing(redis.Redis.from_url(url)) as client:
-        for record in servers.keys(url, prefix):
-            if record.endswith((b":woken", b":done")):
-                for run in client.zrange(record, 0, -1):
-                    client.zincrby(record, -1000 * seconds, run)
-            elif record.endswith(b":lock"):
-                client.pexpire(record, max(1, client.pttl(record) - int(1000 * seconds)))
 
 
 class Contract(StoreContract):
@@ -35,7 +21,7 @@ class Contract(StoreContract):
     def pass_time(self, masters, prefix):
         def pass_by(seconds):
             for master in masters:
-                bring_nearer(master.url, prefix, seconds)
+                servers.bring_nearer(master.url, prefix, seconds)
 
         return pass_by
 

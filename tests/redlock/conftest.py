@@ -9,14 +9,13 @@ from celery_distlock import errands
 from celery_distlock.stores.redlock import RedlockStore
 from tests import servers
 from tests.topologies import Masters
-from tests.topologies.fixtures import private_topology, shared_masters  # noqa: F401  # fixtures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
-def masters(private_topology) -> Masters:  # noqa: F811
+def masters(private_topology) -> Masters:
     """Five masters that the test may break."""
     made: Masters = private_topology(Masters(5))
     return made
@@ -44,7 +43,7 @@ def store(masters, open_redlock) -> RedlockStore:
 
 
 @pytest.fixture
-def shared_store(shared_masters) -> Iterator[RedlockStore]:  # noqa: F811
+def shared_store(shared_masters) -> Iterator[RedlockStore]:
     """A store on masters that tests share."""
     prefix = servers.new_prefix()
     with closing(RedlockStore(shared_masters.url, prefix)) as store:

@@ -20,11 +20,9 @@ rise with every grant, also after the key's folder has gone.
 
 import logging
 import math
-import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakSet
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
@@ -42,6 +40,7 @@ from celery_distlock.stores.base import (
     Status,
     Store,
     Wake,
+    forget_after_fork,
 )
 
 from .ensembles import doubts, locate
@@ -82,7 +81,7 @@ class ZooKeeperStore(Store):
         self._contact = Contact(self._ensemble, self._locks, f"{root}/done")
         self._marks = Marks(self._contact, f"{root}/done")
         self._warden = Warden(self._end)
-        _stores.add(self)
+        forget_after_fork(self)
 
     def acquire(
         self,
@@ -284,14 +283,3 @@ class ZooKeeperStore(Store):
 
     def _end(self, node: Node) -> None:
         self._queue(self._contact.talk(TIMEOUT), node.name).remove(node)
-
-
-_stores: "WeakSet[ZooKeeperStore]" = WeakSet()
-
-
-def _after_fork() -> None:
-    for store in list(_stores):
-        store.forget_connections()
-
-
-os.register_at_fork(after_in_child=_after_fork)
