@@ -2,8 +2,9 @@
 
 from .lock import Lock
 from .task import LockedTask
+from .typed import TypedTask, locked_task
 from .worker import install
 
-__all__ = ["Lock", "LockedTask", "install"]
+__all__ = ["Lock", "LockedTask", "TypedTask", "install", "locked_task"]
 
 __version__ = "0.1.0"
