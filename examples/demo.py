@@ -11,11 +11,9 @@ all of them gone afterwards. The exit status is 1 if a locked run went wrong.
 import argparse
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 import time
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +24,7 @@ try:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Table
 
-    from celery_distlock.testing import EmbeddedServer, die_with_parent
+    from celery_distlock.testing import EmbeddedServer
 except ModuleNotFoundError as error:
     sys.exit(
         f"The demo needs {error.name}, which {sys.executable} does not have; "
@@ -35,13 +33,12 @@ except ModuleNotFoundError as error:
 
 import make_orders
 from books import Audit, audit, faults_in_words, open_shop
+from stage import clean_up_on_sigterm, last_lines, stopped, work_folder, workers
 
-HERE = Path(__file__).parent
-WORKERS = 2
+TILLS = ("till1", "till2")  # the workers
 PROCESSES = 2  # in each worker
 KILLS = 3
 STALL_TIMEOUT = 20.0  # seconds without a decision: the rest counts as lost
-STOP_TIMEOUT = 10.0  # seconds for a warm shutdown
 
 console = Console(highlight=False)
 
@@ -74,23 +71,23 @@ class Outcome:
 def main() -> int:
     options = parse_options()
     products, orders = load_or_make(options)
-    # A supervisor's SIGTERM cleans up as Ctrl-C does.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    clean_up_on_sigterm()
     console.print(
         f"{sum(order.quantity for order in orders):,} units in {len(orders):,} orders; "
         f"{sum(product.on_hand for product in products):,} units of "
         f"{len(products)} products on hand.\n"
-        f"{WORKERS} workers of {PROCESSES} processes each sell them, {len(RUNS)} times."
+        f"{len(TILLS)} workers of {PROCESSES} processes each sell them, {len(RUNS)} times."
     )
     try:
         with work_folder(options.keep) as folder:
+            if options.keep:
+                console.print(f"Databases and logs: {folder}", soft_wrap=True)
             outcomes = [
                 sell(run, products, orders, folder / f"run-{number}")
                 for number, run in enumerate(RUNS, start=1)
             ]
     except KeyboardInterrupt:
-        console.print("Stopped; nothing is left running.")
-        return 128 + signal.SIGINT
+        return stopped()
     report(outcomes)
     return 0 if all(outcome.acceptable for outcome in outcomes) else 1
 
@@ -115,18 +112,6 @@ def load_or_make(options):
     )
 
 
-@contextmanager
-def work_folder(keep: bool):
-    """A new folder, removed at the end unless it is to be kept."""
-    if keep:
-        folder = tempfile.mkdtemp(prefix="celery-distlock-demo-")
-        console.print(f"Databases and logs: {folder}", soft_wrap=True)
-        yield Path(folder)
-    else:
-        with tempfile.TemporaryDirectory(prefix="celery-distlock-demo-") as folder:
-            yield Path(folder)
-
-
 def sell(run: Run, products, orders, folder: Path) -> Outcome:
     """Open a shop in *folder*, let workers decide all *orders*, and audit it."""
     folder.mkdir()
@@ -136,8 +121,11 @@ def sell(run: Run, products, orders, folder: Path) -> Outcome:
         EmbeddedServer() as server,
     ):
         send(server.url, run.task, orders)
-        with workers(server.url, folder) as started:
-            follow(run, db, len(orders), started)
+        environment = {"SHOP_BROKER": server.url, "SHOP_DB": str(path)}
+        with workers(
+            "shop", TILLS, folder, processes=PROCESSES, environment=environment
+        ) as started:
+            follow(run, db, len(orders), started.values())
     outcome = Outcome(run, audit(path))
     explain(outcome, folder)
     return outcome
@@ -151,61 +139,6 @@ def send(broker: str, task: str, orders) -> None:
         for order in orders:
             arguments = (order.order_id, order.sku, order.quantity)
             checkout.send_task(task, arguments, producer=producer, ignore_result=True)
-
-
-@contextmanager
-def workers(broker: str, folder: Path):
-    """Real `celery worker` processes, stopped in the end."""
-    started = []
-    try:
-        for number in range(1, WORKERS + 1):
-            # Not in one expression: a failure has to find those that did start.
-            started.append(start_worker(number, broker, folder))  # noqa: PERF401
-        yield started
-        stop_workers(started)
-    finally:
-        kill_workers(started)
-
-
-def start_worker(number: int, broker: str, folder: Path) -> subprocess.Popen:
-    command = [
-        *(sys.executable, "-m", "celery", "-A", "shop", "worker"),
-        *("--pool", "prefork", "--concurrency", str(PROCESSES)),
-        *("--hostname", f"till{number}@%h", "--loglevel", "WARNING"),
-    ]
-    environment = os.environ | {
-        "SHOP_BROKER": broker,
-        "SHOP_DB": str(folder / "shop.sqlite"),
-        "TMPDIR": str(folder),  # a killed worker leaves files behind
-    }
-    with (folder / f"till{number}.log").open("wb") as log:
-        # A session of its own keeps the terminal's Ctrl-C from the worker: it
-        # is ours to stop, with its children, in an orderly way.
-        return subprocess.Popen(
-            die_with_parent(command),
-            cwd=HERE,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
-def stop_workers(started) -> None:
-    """Let the workers finish what they are at, in a warm shutdown."""
-    for worker in started:
-        worker.terminate()
-    for worker in started:
-        with suppress(subprocess.TimeoutExpired):
-            worker.wait(STOP_TIMEOUT)
-
-
-def kill_workers(started) -> None:
-    for worker in started:
-        if worker.poll() is None:
-            os.killpg(worker.pid, signal.SIGKILL)
-            worker.wait()
 
 
 def follow(run: Run, db, total: int, started) -> None:
@@ -305,13 +238,6 @@ def explain(outcome: Outcome, folder: Path) -> None:
 
 def after(seconds: float | None) -> str:
     return "never" if seconds is None else f"after {seconds:.2f} s"
-
-
-def last_lines(folder: Path, count: int = 15) -> str:
-    return "\n".join(
-        f"--- {log.name}\n" + "\n".join(log.read_text().splitlines()[-count:])
-        for log in sorted(folder.glob("*.log"))
-    )
 
 
 def report(outcomes: list[Outcome]) -> None:

@@ -1,13 +1,11 @@
-import os
 import re
 import subprocess
 import sys
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.examples.scripts import EXAMPLES, run
 
 # One product of 3 units, and orders for 4: three are sold, one is refused.
 HONEST_SALE = """
@@ -109,18 +107,7 @@ def test_the_shipped_orders_are_what_the_generator_makes(monkeypatch):
 
 
 def run_demo(folder, *options, env=None):
-    # Its temporary files all go to *folder*, so that what it leaves behind shows.
-    environment = {**os.environ, "TMPDIR": str(folder), "COLUMNS": "100", **(env or {})}
-    environment["PYTHONIOENCODING"] = "utf-8"
-    return subprocess.run(
-        [sys.executable, EXAMPLES / "demo.py", *options],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=100,
-        check=False,
-    )
+    return run(folder, EXAMPLES / "demo.py", *options, env=env)
 
 
 def table_of(output):
