@@ -1,10 +1,15 @@
-"""The one clock that leases are measured with, and the chance that spreads what would collide."""
+"""
+The one clock that leases are measured with, and the chance that spreads what would collide.
+
+Call its functions by the module: :class:`celery_distlock.testing.FakeClock` puts others in.
+"""
 
 import os
 import random
+import threading
 import time
 
-__all__ = ["jitter", "monotonic"]
+__all__ = ["jitter", "monotonic", "wait", "wall"]
 
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
 _chance = random.Random()  # not the program's, which may have been seeded for a purpose
@@ -21,6 +26,16 @@ def monotonic() -> float:
     if _BOOTTIME is not None:
         return time.clock_gettime(_BOOTTIME)
     return time.monotonic()
+
+
+def wall() -> float:
+    """Return seconds since the epoch: for people to read, nothing is measured with them."""
+    return time.time()
+
+
+def wait(event: threading.Event, timeout: float) -> bool:
+    """Wait for *event* for *timeout* seconds at most; return whether it has come."""
+    return event.wait(timeout)
 
 
 def jitter(low: float, high: float) -> float:

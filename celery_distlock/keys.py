@@ -20,7 +20,7 @@ from typing import Any
 
 from .errors import ConfigurationError, LockKeyError
 
-__all__ = ["DEFAULT_TEMPLATE", "KeyRule", "digest", "slot_name"]
+__all__ = ["DEFAULT_TEMPLATE", "KeyRule", "Name", "as_key", "digest", "key_of", "slot_name"]
 
 DEFAULT_TEMPLATE = "{task}:{digest}"
 SLOT_NAME_LENGTH = 160  # characters of a key that are stored readable; a longer one is hashed
@@ -298,6 +298,12 @@ _ESCAPED |= {chr(c): f"%u{c:04X}" for c in range(0xD800, 0xE000)}  # surrogates 
 _ESCAPES = str.maketrans(_ESCAPED)
 
 
+class Name(str):
+    """The slot name of a key that it does not tell, to be given where a key is asked for."""
+
+    __slots__ = ()
+
+
 def slot_name(key: str) -> str:
     """
     Return the form of *key* that stands between the braces of its records' names.
@@ -306,8 +312,26 @@ def slot_name(key: str) -> str:
     about 160 characters long, and different for different keys: a long key is cut and followed
     by its SHA-256 behind ``%#``, which no escape begins with.
     """
+    if type(key) is Name:
+        return key
     name = key.translate(_ESCAPES)
     if len(name) <= SLOT_NAME_LENGTH:
         return name
     tail = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{name[:80]}%#{tail}"
+
+
+_HASHED = re.compile(r".{80}%#[0-9a-f]{64}", re.DOTALL)
+_ESCAPE = re.compile(r"%(?:u([0-9A-F]{4})|([0-9A-F]{2}))")
+
+
+def key_of(name: str) -> str:
+    """Return the key whose :func:`slot_name` is *name*; of one that was too long, a `Name`."""
+    if _HASHED.fullmatch(name):
+        return Name(name)
+    return _ESCAPE.sub(lambda match: chr(int(match[1] or match[2], 16)), name)
+
+
+def as_key(text: str) -> str:
+    """Return the key that somebody means by *text*: itself, or what a list showed of a long one."""
+    return Name(text) if _HASHED.fullmatch(text) else text

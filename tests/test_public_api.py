@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 PUBLIC = {
-    "celery_distlock": ["Lock", "LockedTask", "install"],
+    "celery_distlock": ["Lock", "LockedTask", "TypedTask", "install", "locked_task"],
     "celery_distlock.errors": [
         "ConfigurationError",
         "DistlockError",
@@ -37,14 +37,25 @@ PUBLIC = {
     "celery_distlock.signals": [
         "lock_acquired",
         "lock_conflict",
+        "lock_freed",
         "lock_lost",
         "lock_released",
         "lock_renewed",
+        "task_dropped",
         "task_parked",
         "task_woken",
     ],
     "celery_distlock.stores": ["Ability", "Store", "open_store", "redact"],
-    "celery_distlock.testing": ["EmbeddedServer", "StoreContract", "die_with_parent"],
+    "celery_distlock.testing": [
+        "EmbeddedServer",
+        "FakeClock",
+        "Locks",
+        "StoreContract",
+        "assert_free",
+        "assert_locked",
+        "assert_parked",
+        "die_with_parent",
+    ],
 }
 
 

@@ -8,11 +8,12 @@ import secrets
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 from weakref import WeakSet
 
 from celery_distlock import clock
+from celery_distlock.errors import StoreError
 from celery_distlock.keys import slot_name
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Reply",
     "Status",
     "Store",
+    "Waiter",
     "Wake",
     "forget_after_fork",
     "new_owner",
@@ -44,6 +46,7 @@ class Ability(enum.Enum):
     PARK = "keep tasks until the key is free"
     RECOGNISE = "recognise a task that has ended when its message comes again"
     SHARE = "be seen by other processes"
+    LIST = "list its keys, who waits for them, and what was counted"
 
 
 class Status(enum.Enum):
@@ -129,6 +132,18 @@ class KeyState(NamedTuple):
     since: float  # seconds since the epoch, by the store's clock
     remaining: float
     waiting: int
+    oldest: float = 0.0  # when the first of those who wait came, likewise; 0: nobody waits
+    woken: int = 0  # parked runs on their way
+
+
+class Waiter(NamedTuple):
+    """One that waits for a key: blocked as `owner`, or parked as `run`."""
+
+    owner: str
+    run: str
+    since: float  # seconds since the epoch, by the store's clock; 0: it is not known
+    envelope: bytes = b""
+    woken: bool = False  # its turn has come, and it is on its way
 
 
 class Parcel(NamedTuple):
@@ -197,7 +212,7 @@ class Store(ABC):
 
     Attributes:
         identity: Equal for stores in which a key is the same lock.
-        courier: Called with each :class:`Wake` that a release brings, to send its envelope.
+        courier: Called with each `Wake` that a release brings, to send its envelope.
     """
 
     abilities: ClassVar[frozenset[Ability]]
@@ -223,7 +238,7 @@ class Store(ABC):
 
         Args:
             key: Any text but the empty one.
-            owner: Names this acquisition, see :func:`new_owner`.
+            owner: Names this acquisition, see `new_owner`.
             lease: Seconds.
             queue: An inbox to queue as a blocked waiter; a park to queue *run*; else do not queue.
             run: Names what runs under the lock, the same for every delivery of one task message.
@@ -325,6 +340,54 @@ class Store(ABC):
     @abstractmethod
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
         """Look at a key without changing it; if *timeout* seconds are given, in one attempt."""
+
+    def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
+        """
+        Find the keys that are held or waited for, in batches and in no order.
+
+        Harmless to a server with many keys, and not a snapshot: what changes meanwhile may be there
+        or not. A key too long to be kept comes as a :class:`~celery_distlock.keys.Name`.
+
+        Args:
+            pattern: As :mod:`fnmatch` has it, case counts.
+        """
+        raise self._cannot(Ability.LIST)
+
+    def look(self, keys: Sequence[str]) -> list[KeyState]:
+        """Inspect several keys; in as few requests as can be."""
+        return [self.inspect(key) for key in keys]
+
+    def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
+        """Return who waits for *key*, from place *first* on; before them those on their way."""
+        raise self._cannot(Ability.LIST)
+
+    def find_parked(self, task_id: str) -> Iterator[tuple[str, str]]:
+        """Find the keys at which runs of a task are parked or on their way: key and run."""
+        raise self._cannot(Ability.LIST)
+
+    def rouse(self, key: str) -> Iterator[Wake]:
+        """Wake the next one if *key* is free, and find again every run that is on its way."""
+        raise self._cannot(Ability.LIST)
+
+    def count(self, counts: Mapping[str, float]) -> None:
+        """
+        Add to the store's counters, for :meth:`counts`, which keeps them for thirty days.
+
+        Asked once only: after an outage a count may be short.
+        """
+        raise self._cannot(Ability.LIST)
+
+    def counts(self) -> dict[str, float]:
+        """Return what was ever counted."""
+        raise self._cannot(Ability.LIST)
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """Describe the servers, for people: a subject and what there is to say of it."""
+        yield from ()
+
+    def _cannot(self, ability: Ability) -> StoreError:
+        where = self.identity.rpartition("#")[0]
+        return StoreError(f"{where} cannot {ability.value}")
 
     @abstractmethod
     def check(self) -> list[str]:

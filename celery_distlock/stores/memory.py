@@ -9,12 +9,14 @@ import bisect
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError
-from celery_distlock.keys import slot_name
+from celery_distlock.keys import key_of, slot_name
 
 from .base import (
     Ability,
@@ -28,6 +30,7 @@ from .base import (
     Reply,
     Status,
     Store,
+    Waiter,
     Wake,
 )
 
@@ -80,9 +83,18 @@ class _Key:
     def holder(self) -> str:
         return self.owner if clock.monotonic() < self.until else ""
 
+    @property
+    def in_use(self) -> bool:
+        return bool(self.holder or self.queue or self.travelling)
+
+    @property
+    def travelling(self) -> list[str]:
+        running = self.run if self.holder and self.owner != f"parked:{self.run}" else None
+        return [run for run in self.woken if run != running]
+
     def grant(self, owner: str, run: str, lease: float) -> None:
         self.token = _next_token()
-        self.owner, self.run, self.since = owner, run, time.time()
+        self.owner, self.run, self.since = owner, run, clock.wall()
         self.until = clock.monotonic() + lease
 
     def knows_end(self, run: str) -> bool:
@@ -125,7 +137,7 @@ class _Key:
 class MemoryStore(Store):
     """See the module; *url* only names the store."""
 
-    abilities = frozenset({Ability.WAIT, Ability.PARK, Ability.RECOGNISE})
+    abilities = frozenset({Ability.WAIT, Ability.PARK, Ability.RECOGNISE, Ability.LIST})
 
     def __init__(self, url: str, prefix: str) -> None:
         if "?" in url:
@@ -135,6 +147,8 @@ class MemoryStore(Store):
         self._inboxes: dict[str, _MemoryInbox] = {}
         self._mutex = threading.Lock()
         self._swept_at = -math.inf
+        self._epoch = clock.wall() - clock.monotonic()  # what arrivals are told from
+        self._counts: Counter[str] = Counter()
 
     def acquire(
         self,
@@ -355,12 +369,75 @@ class MemoryStore(Store):
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
         with self._mutex:
             state = self._keys.get(slot_name(key), _Key())
+            oldest = self._epoch + state.queue[0].arrival if state.queue else 0.0
+            waits = len(state.queue), oldest, len(state.travelling)
             if not state.holder:
-                return KeyState("", 0, "", 0.0, 0.0, len(state.queue))
+                return KeyState("", 0, "", 0.0, 0.0, *waits)
             left = state.until - clock.monotonic()
-            return KeyState(
-                state.owner, state.token, state.run, state.since, left, len(state.queue)
-            )
+            return KeyState(state.owner, state.token, state.run, state.since, left, *waits)
+
+    def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
+        with self._mutex:
+            names = [name for name, state in self._keys.items() if state.in_use]
+        yield [key for key in map(key_of, names) if fnmatchcase(key, pattern)]
+
+    def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
+        with self._mutex:
+            state = self._keys.get(slot_name(key), _Key())
+            woken = [
+                Waiter(
+                    "", run, self._epoch + state.arrivals.get(run, 0.0), state.envelopes[run], True
+                )
+                for run in state.travelling
+            ]
+            queue = []
+            for waiter in state.queue[first : first + limit]:
+                kind, _, who = waiter.member.partition(":")
+                since = self._epoch + waiter.arrival
+                if kind == "p":
+                    queue.append(Waiter("", who, since, state.envelopes.get(who, b"")))
+                else:
+                    queue.append(Waiter(who, "", since))
+            return queue if first else woken[:limit] + queue
+
+    def find_parked(self, task_id: str) -> Iterator[tuple[str, str]]:
+        with self._mutex:
+            found = [
+                (key_of(name), run)
+                for name, state in self._keys.items()
+                for run in state.envelopes
+                if run.startswith(f"{task_id}:")
+            ]
+        yield from found
+
+    def rouse(self, key: str) -> Iterator[Wake]:
+        name = slot_name(key)
+        with self._mutex:
+            state = self._keys.get(name)
+            if state is None:
+                return
+            for run in state.woken:
+                state.unsettled.pop(run, None)
+                state.woken[run] = -math.inf
+            wakes = list(self._sweep(name, clock.monotonic()))
+        yield from wakes
+
+    def count(self, counts: Mapping[str, float]) -> None:
+        with self._mutex:
+            self._counts.update(counts)
+
+    def counts(self) -> dict[str, float]:
+        with self._mutex:
+            return dict(self._counts)
+
+    def start_over(self, name: str) -> None:
+        """Be another store, and empty: what anybody had here before is not his any more."""
+        with self._mutex:
+            self.identity = name
+            self._keys.clear()
+            self._inboxes.clear()
+            self._counts.clear()
+            self._swept_at = -math.inf
 
     def check(self) -> list[str]:
         return []
@@ -389,7 +466,7 @@ class _MemoryInbox(Inbox):
         inboxes[owner] = self
 
     def wait(self, timeout: float) -> None:
-        if self.event.wait(timeout):
+        if clock.wait(self.event, timeout):
             self.event.clear()
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from redis.exceptions import (
@@ -35,10 +35,10 @@ from .base import (
     RenewOutcome,
     Reply,
     Status,
-    Store,
     Wake,
     forget_after_fork,
 )
+from .listing import SWEEP_BATCH, RedisListing, state_of, text
 from .pushes import Post, PushDesk, PushInbox
 from .refusals import facts_of, memory_doubts, passes
 from .servers import Place
@@ -60,13 +60,12 @@ logger = logging.getLogger(__name__)
 
 PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
 PAUSES_FOR_A_SLOT = (0.5, 1.0)  # more, while a cluster moves the key's slot
-SWEEP_BATCH = 100  # keys a round trip
 
 _SCRIPTLESS = " (if scripts are forbidden, ?scripts=off at the URL's end takes the plain lock)"
 _LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the others"
 
 
-class RedisStore(Store):
+class RedisStore(RedisListing):
     """See the module; *url* as :func:`~celery_distlock.stores.urls.locate` takes it."""
 
     abilities = frozenset(Ability)
@@ -248,7 +247,7 @@ class RedisStore(Store):
                     continue
                 waiting, *found = answer
                 for run, envelope in zip(found[::2], found[1::2], strict=True):
-                    yield Wake(name, _text(run), envelope)
+                    yield Wake(name, text(run), envelope)
                 if not waiting:
                     quiet.append(self._index("strike", name))
             if quiet:
@@ -264,16 +263,6 @@ class RedisStore(Store):
             self._spoilt.add(name)
             logger.error("%s: no parked task wakes", self._refusal(refusal, name))
 
-    def _waiting_names(self) -> Iterator[list[str]]:
-        cursor = b"0"
-        while True:
-            scan = self._command("parked", "ZSCAN", "{}", cursor, "COUNT", SWEEP_BATCH)
-            cursor, found = self._ask([scan], "the sweep").answers[0]
-            if found:
-                yield list(dict.fromkeys(_text(name) for name in found[::2]))
-            if cursor == b"0":
-                return
-
     def _index(self, action: str, name: str) -> Call:
         call = script_call(_INDEX, (f"{self._prefix}:",), name, action)
         return call._replace(replicas=self._replicas) if action == "add" else call
@@ -281,15 +270,7 @@ class RedisStore(Store):
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
         look = [self._call(_INSPECT, slot_name(key))]
         answers = self._ask(look, key).answers if timeout is None else self._ask_once(look, timeout)
-        owner, token, run, ttl_ms, waiting = answers[0]
-        return KeyState(
-            _text(owner),
-            int(token or 0),
-            _text(run),
-            int(token or 0) / 1e6,  # a token is the time of its grant
-            time_left(ttl_ms),
-            waiting,
-        )
+        return state_of(answers[0])
 
     def check(self) -> list[str]:
         probe = f"{self._prefix}:probe:{uuid.uuid4().hex}"
@@ -297,9 +278,10 @@ class RedisStore(Store):
         self.release(probe, "probe")
         if reply.status is not Status.GRANTED:
             raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
-        calls = [self._command("probe", "INFO"), self._command("probe", "PUBLISH", "{}", "")]
-        info, heard = self._attempt(calls).answers
-        doubts = list(_doubts(info)) if isinstance(info, bytes) else []
+        questions = ("INFO",), ("CONFIG", "GET", "save"), ("PUBLISH", "{}", "")
+        calls = [self._command("probe", *words) for words in questions]
+        info, save, heard = self._attempt(calls).answers
+        doubts = list(_doubts(facts_of(info, save))) if isinstance(info, bytes) else []
         if self._servers.in_order and isinstance(info, bytes) and b"cluster_enabled:1" in info:
             doubts.append(f"this is {_LONE_NODE}")
         if isinstance(heard, ResponseError):
@@ -408,7 +390,7 @@ class _Asked(NamedTuple):
 def _released(name: str, asked: _Asked) -> Release:
     answer = asked.answers[0]
     if isinstance(answer, list):
-        return Release(True, Wake(name, _text(answer[0]), answer[1]))
+        return Release(True, Wake(name, text(answer[0]), answer[1]))
     # A repeated release finds the key gone if the first one was executed and its answer lost.
     return Release(answer == 1 or asked.unanswered > 0)
 
@@ -436,18 +418,17 @@ def _reply(name: str, answer: Any, asked_at: float) -> Reply:
         status,
         asked_at,
         int(token or 0),
-        _text(holder),
-        _text(holder_run),
+        text(holder),
+        text(holder_run),
         time_left(ttl_ms),
         place,
-        Wake(name, _text(woken), envelope) if woken else None,
+        Wake(name, text(woken), envelope) if woken else None,
     )
 
 
-def _doubts(info: bytes) -> Iterator[str]:
-    facts = facts_of(info)
+def _doubts(facts: Mapping[str, str]) -> Iterator[str]:
     yield from memory_doubts(facts)
-    if facts.get("aof_enabled") == "0" and not facts.get("rdb_last_save_time"):
+    if facts.get("aof_enabled") == "0" and facts.get("save") == "":
         yield "nothing is persisted: parked tasks end with the server"
     version = facts.get("valkey_version") or facts.get("redis_version", "")
     if "valkey_version" not in facts and version and _version(version) < (6, 2):
@@ -456,10 +437,6 @@ def _doubts(info: bytes) -> Iterator[str]:
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
-
-
-def _text(value: bytes | None) -> str:
-    return value.decode() if value else ""
 
 
 def _plain(value: Any) -> int | None:

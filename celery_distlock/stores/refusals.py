@@ -1,7 +1,7 @@
-"""Which of a server's refusals pass by themselves, and what its own report says against it."""
+"""Which of a server's refusals pass by themselves, and what its own report says of it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from redis.exceptions import (
     AuthenticationError,
@@ -17,7 +17,7 @@ from redis.exceptions import (
 
 from .wires import ANSWERLESS
 
-__all__ = ["facts_of", "memory_doubts", "passes"]
+__all__ = ["described", "facts_of", "memory_doubts", "passes"]
 
 # The server starts, fails over, is full, or its operator has locked us out. redis-py takes the code
 # away from some of them and makes it their class.
@@ -45,12 +45,15 @@ def passes(failure: Exception) -> bool:
     )
 
 
-def facts_of(info: bytes) -> dict[str, str]:
-    """Return what a server answers to INFO, by name."""
-    return dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
+def facts_of(info: bytes, save: object = None) -> dict[str, str]:
+    """Return what a server answers to INFO, by name; and to CONFIG GET save, if it may be asked."""
+    facts = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
+    if isinstance(save, list) and len(save) == 2:
+        facts["save"] = save[1].decode()
+    return facts
 
 
-def memory_doubts(facts: dict[str, str]) -> Iterator[str]:
+def memory_doubts(facts: Mapping[str, str]) -> Iterator[str]:
     """Say why a server may not keep the locks that it is given."""
     policy = facts.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
@@ -60,3 +63,37 @@ def memory_doubts(facts: dict[str, str]) -> Iterator[str]:
         )
     if facts.get("role") == "slave":
         yield "this is a replica: locks cannot be taken here"
+
+
+def described(facts: Mapping[str, str], ahead: float) -> Iterator[tuple[str, str]]:
+    """
+    Describe a server for people: a subject and what there is to say of it.
+
+    Args:
+        facts: Its answer to INFO.
+        ahead: Seconds by which its clock is before ours.
+    """
+    name = "Valkey" if "valkey_version" in facts else "Redis"
+    version = facts.get("valkey_version") or facts.get("redis_version", "?")
+    role = "master" if facts.get("role") == "master" else "replica"
+    yield "server", f"{name} {version}, {role}, port {facts.get('tcp_port', '?')}"
+    limit = facts.get("maxmemory", "0")
+    limit = "no limit" if limit == "0" else f"of {facts.get('maxmemory_human', limit)}"
+    yield (
+        "memory",
+        f"{facts.get('used_memory_human', '?')} {limit}, {facts.get('maxmemory_policy', '?')}",
+    )
+    yield "persistence", _persistence(facts)
+    yield "replicas", facts.get("connected_slaves", "?")
+    yield "clock", f"{abs(ahead) * 1000:.1f} ms {'ahead of' if ahead > 0 else 'behind'} this host's"
+
+
+def _persistence(facts: Mapping[str, str]) -> str:
+    ways = []
+    if facts.get("aof_enabled") == "1":
+        ways.append(f"append-only file ({facts.get('aof_last_write_status', '?')})")
+    if facts.get("save"):
+        ways.append(f"snapshots ({facts.get('rdb_last_bgsave_status', '?')})")
+    if not ways and "save" not in facts:
+        return "no append-only file; whether there are snapshots, it does not tell"
+    return " and ".join(ways) or "none"

@@ -74,6 +74,10 @@ class Servers(ABC):
     def connect(self, node: Hashable) -> Connect:
         """Return what makes connections to the server of a :class:`Place`."""
 
+    def nodes(self) -> Sequence[Hashable]:
+        """Return the servers that have keys, as a :class:`Place` names them."""
+        return (None,)
+
     def share(self, keys: Sequence[bytes]) -> bool:
         """Return whether one script may use all of *keys*."""
         return True
@@ -312,7 +316,8 @@ class Cluster(Servers):
     def _by_owner(self, calls: Sequence[Call], numbers: Sequence[int]) -> dict[Where, list[int]]:
         groups: dict[Where, list[int]] = {}
         for number in numbers:
-            groups.setdefault(self._owner(calls[number].key), []).append(number)
+            owner = calls[number].node or self._owner(calls[number].key)
+            groups.setdefault(owner, []).append(number)
         return groups
 
     def _send(
@@ -333,7 +338,7 @@ class Cluster(Servers):
                 try:
                     answers = wire.receive(connection, asked)
                     if clock.monotonic() > asked_at + SLOW:
-                        self._confirm(owner, [call.key for call in asked])
+                        self._confirm(owner, [call.key for call in asked if call.node is None])
                 except ANSWERLESS as error:
                     answers = [error] * len(group)
                 yield from ((owner, *each) for each in zip(group, answers, strict=True))
@@ -431,6 +436,13 @@ class Cluster(Servers):
 
     def connect(self, node: Any) -> Connect:
         return self._node(node).connect(TIMEOUT)
+
+    def nodes(self) -> Sequence[Hashable]:
+        try:
+            owners = self._owners or self._ask_for_map()
+        except ANSWERLESS:
+            return self._seeds[:1]  # the request says what is wrong
+        return list(dict.fromkeys(owner for owner in owners if owner))
 
     def share(self, keys: Sequence[bytes]) -> bool:
         return len(set(map(slot_of, keys))) == 1

@@ -76,6 +76,7 @@ class Call(NamedTuple):
         words: How many they are.
         arguments: The other words.
         script: The script, if it calls one.
+        node: The server that is asked, whatever the key; None: the one that has the key.
         replicas: So many replicas have to confirm what its answer promises, else that is a
             :exc:`TooFewReplicasError`. Costs no round trip of its own.
     """
@@ -86,6 +87,7 @@ class Call(NamedTuple):
     arguments: Sequence[Any] = ()
     script: lua.Script | None = None
     replicas: int = 0
+    node: Any = None
 
     def in_full(self) -> "Call":
         """Return the call with the script's source instead of its digest."""

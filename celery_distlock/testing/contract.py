@@ -87,6 +87,7 @@ waits = needs_ability(Ability.WAIT)
 parks = needs_ability(Ability.PARK)
 recognises = needs_ability(Ability.RECOGNISE)
 shares = needs_ability(Ability.SHARE)
+lists = needs_ability(Ability.LIST)
 fair = needs("the store serves whoever asks first (fair = False)", lambda given, _: given.fair)
 loose = needs("an owner is one process's here (bound = True)", lambda given, _: not given.bound)
 bound = needs("an owner is no process's here (bound = False)", lambda given, _: given.bound)
@@ -127,6 +128,11 @@ def park(store: Store, key: str, run: str, envelope: bytes | None = None, **more
     parcel = Parcel(run.encode() if envelope is None else envelope)
     owner = new_owner("delivery")
     assert store.acquire(key, owner, 30.0, queue=parcel, run=run, **more).status is PARKED
+
+
+def found_keys(store: Store, pattern: str = "*") -> list[str]:
+    """Return all the keys that are found."""
+    return [key for batch in store.find_keys(pattern) for key in batch]
 
 
 def renew(store: Store, *holds: tuple[str, str, float]) -> list[RenewOutcome]:
@@ -1791,3 +1797,159 @@ class StoreContract(
         bound: A hold is neither taken over nor renewed by another process, as where it ends with
             the session of its own. False: by any that knows the owner.
     """
+
+    # Listing
+
+    @lists
+    @hostile_keys
+    def test_a_held_key_is_found(self, store: Store, key: str) -> None:
+        take(store, key, "a")
+
+        assert [slot_name(found) for found in found_keys(store)] == [slot_name(key)]
+
+    @lists
+    def test_keys_are_found_by_a_pattern(self, store: Store) -> None:
+        for key in ("stock:1", "stock:2", "order:1", "stock"):
+            take(store, key, "a")
+
+        assert sorted(found_keys(store, "stock:*")) == ["stock:1", "stock:2"]
+        assert sorted(found_keys(store, "*:1")) == ["order:1", "stock:1"]
+        assert found_keys(store, "stock") == ["stock"]
+        assert sorted(found_keys(store, "st[o]ck:[!2]")) == ["stock:1"]
+        assert found_keys(store, "Stock*") == []
+
+    @lists
+    @hostile_keys
+    def test_a_long_key_s_name_does_for_the_key(self, store: Store, key: str) -> None:
+        token = take(store, key, "a")
+        (found,) = found_keys(store)
+
+        assert store.inspect(found).token == token
+        assert store.release(found, "a").released
+        assert store.inspect(key).token == 0
+
+    @lists
+    def test_a_key_that_is_free_is_not_found(self, store: Store) -> None:
+        take(store, "k", "a")
+        store.release("k", "a")
+
+        assert found_keys(store) == []
+
+    @lists
+    def test_many_keys_are_found_once_each(self, store: Store) -> None:
+        names = [f"k{number}" for number in range(2500)]
+        for name in names:
+            take(store, name, "a")
+
+        assert sorted(found_keys(store)) == sorted(names)
+
+    @lists
+    def test_several_keys_are_looked_at_as_one_by_one(self, store: Store) -> None:
+        for number in range(250):
+            take(store, f"k{number}", f"o{number}")
+        keys = [f"k{number}" for number in range(260)]
+
+        states = store.look(keys)
+
+        assert [state.owner for state in states] == [f"o{n}" if n < 250 else "" for n in range(260)]
+        assert [state.token for state in states] == [store.inspect(key).token for key in keys]
+
+    @lists
+    @parks
+    @any_envelope
+    def test_a_parked_run_is_among_those_who_wait(self, store: Store, envelope: bytes) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run", envelope)
+
+        (waiter,) = store.waiters("k")
+
+        assert (waiter.owner, waiter.run, waiter.envelope) == ("", "run", envelope)
+        assert not waiter.woken
+        assert waiter.since == pytest.approx(store.inspect("k").oldest, abs=0.01)
+
+    @lists
+    @parks
+    def test_those_who_wait_are_told_in_order_and_by_pages(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run1")
+        blocked = wait_for(store, "k", "b")
+        park(store, "k", "run2")
+
+        assert [(w.run or w.owner) for w in store.waiters("k")] == ["run1", "b", "run2"]
+        assert [(w.run or w.owner) for w in store.waiters("k", first=1, limit=1)] == ["b"]
+        assert store.waiters("k", first=3) == []
+        blocked.inbox.close()
+
+    @lists
+    @parks
+    def test_a_run_on_its_way_is_told_as_woken(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run1")
+        park(store, "k", "run2")
+        store.release("k", "a")
+
+        woken, queued = store.waiters("k")
+
+        assert (woken.run, woken.woken) == ("run1", True)
+        assert (queued.run, queued.woken) == ("run2", False)
+        assert store.inspect("k").woken == 1
+        assert found_keys(store) == ["k"]
+
+    @lists
+    @parks
+    def test_a_run_that_came_is_not_on_its_way(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        store.release("k", "a")
+
+        take(store, "k", "b", run="run", repeated=True, keep=True)
+
+        assert store.inspect("k").woken == 0
+
+    @lists
+    @parks
+    @hostile_runs
+    def test_a_parked_task_is_found_by_its_id(self, store: Store, run: str) -> None:
+        take(store, "k", "a")
+        take(store, "l", "a")
+        park(store, "k", f"{run}:0:0:0")
+        park(store, "l", f"{run}:1:0:0")
+        park(store, "l", f"{run}x:0:0:0")
+
+        found = sorted(store.find_parked(run))
+
+        assert found == [("k", f"{run}:0:0:0"), ("l", f"{run}:1:0:0")]
+
+    @lists
+    @parks
+    def test_what_is_on_its_way_is_found_again_at_once(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        wake = store.release("k", "a").wake
+        assert wake is not None
+        store.sent(wake)
+
+        (again,) = store.rouse("k")
+
+        assert again == wake
+        assert list(store.find_parked("nobody")) == []
+
+    @lists
+    @parks
+    def test_nothing_is_roused_that_has_come_or_waits_for_a_holder(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+
+        assert list(store.rouse("k")) == []
+        store.release("k", "a")
+        take(store, "k", "b", run="run", repeated=True, keep=True)
+        assert list(store.rouse("k")) == []
+
+    @lists
+    def test_what_is_counted_adds_up(self, store: Store) -> None:
+        assert store.counts() == {}
+
+        store.count({"a|b c": 1.0, "ü": 0.25})
+        store.count({"a|b c": 2.0})
+
+        assert store.counts() == {"a|b c": 3.0, "ü": 0.25}
