@@ -73,6 +73,7 @@ class Passage:
         parked_at: The slot name of the key that it was parked at.
         attempts: How often it was sent again by countdown.
         requeues: How often it was requeued because the task failed.
+        since: When it first found its key taken, in seconds since the epoch; 0: it has not.
     """
 
     woken: bool = False
@@ -80,6 +81,7 @@ class Passage:
     parked_at: str = ""
     attempts: int = 0
     requeues: int = 0
+    since: float = 0.0
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> "Passage":
@@ -95,8 +97,14 @@ class Passage:
         requeues = _whole(told.get("requeues"))
         if told.get("retries") != (headers.get("retries") or 0):
             return cls(requeues=requeues)
-        run, parked_at = str(told.get("run") or ""), str(told.get("parked_at") or "")
-        return cls(bool(told.get("woken")), run, parked_at, _whole(told.get("attempts")), requeues)
+        return cls(
+            woken=bool(told.get("woken")),
+            run=str(told.get("run") or ""),
+            parked_at=str(told.get("parked_at") or ""),
+            attempts=_whole(told.get("attempts")),
+            requeues=requeues,
+            since=_number(told.get("since")),
+        )
 
     def header(self, retries: int) -> dict[str, Any]:
         """Return what the header says of it."""
@@ -105,6 +113,10 @@ class Passage:
 
 def _whole(value: Any) -> int:
     return value if isinstance(value, int) else 0
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def seal(request: Any, passage: Passage) -> bytes:

@@ -2,12 +2,10 @@
 
 import contextlib
 import datetime
-import functools
-import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +14,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import task_postrun
 from kombu.exceptions import OperationalError
 
-from . import clock, policies, signals
+from . import clock, events, policies
 from .abort import Guard
 from .envelope import HEADER, Passage, publish, run_id, seal, with_eta
 from .errands import give_back
@@ -25,6 +23,7 @@ from .keys import slot_name
 from .lease import Hold, Lease
 from .lock import held_here, obtain, obtain_all, surrender
 from .policies import Conflict, Decision
+from .reports import Report
 from .runtime import Plan, Runtime
 from .settings import MAX_LEASE
 from .stores import Store
@@ -36,11 +35,7 @@ __all__ = [
     "Postponed",
     "current",
     "forget_woken",
-    "tell_of_conflict",
-    "tell_of_parking",
 ]
-
-logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     Task: TypeAlias = _Task[Any, Any]
@@ -80,11 +75,14 @@ class Execution:
         # Called by other code, in eager mode, or inside a locked task: no message of its own.
         self.message = not (request.called_directly or request.is_eager or _here.stack)
         self._request = request
+        self._report = Report(task, request.id)
         self._plan = plan
         self._store = store
         self._keys = sorted(keys)  # one order for all, so that no two wait for each other
         self._passage = Passage.of(request.__dict__) if self.message else Passage()
         self._run = self._run_id(request.retries or 0) if self.message else ""
+        if self.message:
+            events.switch(self._received.get("events", ""))
         self._taken: list[Hold] = []
         self._entered: list[Hold] = []
         self._ended = Ended.NO
@@ -168,12 +166,12 @@ class Execution:
         if reply.status is Status.PARKED:
             self._yield_reservation(key)
             if self._is_second_delivery(reply):
-                logger.info("Task %s set aside: the first delivery has not ended", self._name)
+                self._report.info("set aside: the first delivery has not ended", key=key)
             else:
-                tell_of_parking(self.task, str(self._request.id), key, reply)
+                self._report.parking(key, reply)
             raise Postponed(f"parked until {key!r} is free")
         if reply.status is Status.DONE:
-            logger.info("Task %s dropped: a second delivery, the first has ended", self._name)
+            self._report.info("dropped: a second delivery, the first has ended", key=key)
             raise Ignore("a second delivery")
         return None
 
@@ -184,9 +182,9 @@ class Execution:
 
     @property
     def _direct_patience(self) -> float:
-        if isinstance(self._plan.policy, policies.Skip | policies.Fail):
-            return 0.0
-        return self._plan.settings.wait
+        policy, wait = self._plan.policy, self._plan.settings.wait
+        says_itself = isinstance(policy, policies.Skip | policies.Fail | policies.Wait)
+        return policy.patience(wait) if says_itself else wait
 
     def _obtain(self, key: str, **how: Any) -> tuple[Hold | None, Reply]:
         """Ask for *key*; the hold is None if the task is to go on, locked or by `on_outage`."""
@@ -200,7 +198,7 @@ class Execution:
             return hold, reply
         self._keep(hold)
         if self._passage.woken:
-            signals.send("task_woken", self.task, key=key, task_id=self._request.id)
+            self._report.event("task_woken", key=key, waited=hold.waited)
         return None, reply
 
     def _new_hold(self, key: str) -> Hold:
@@ -208,9 +206,10 @@ class Execution:
             self._store,
             key,
             self._plan.terms,
-            label=self._name,
+            label=self._report.name,
             run=self._run,
-            on_event=functools.partial(_send_signal, self.task),
+            waited=max(0.0, time.time() - self._passage.since) if self._passage.since else 0.0,
+            on_event=self._report.event,
         )
 
     def _keep(self, hold: Hold) -> None:
@@ -249,7 +248,7 @@ class Execution:
         return noted
 
     def _on_conflict(self, key: str, reply: Reply) -> Decision:
-        tell_of_conflict(self.task, self._request.__dict__, key, reply)
+        self._report.conflict(self._request.__dict__, key, reply)
         if self._is_second_delivery(reply):
             return policies.Park()  # dropped when the first succeeds, run when it dies
         conflict = Conflict(key, reply.holder, reply.remaining, self._passage.attempts)
@@ -259,7 +258,7 @@ class Execution:
         ):
             raise LockConflictError(key, holder=reply.holder, remaining=reply.remaining)
         if isinstance(decision, policies.Answer):
-            logger.info("Task %s skipped: %r is held by %s", self._name, key, reply.holder)
+            self._report.info("skipped: {key!r} is held by {holder}", key=key, holder=reply.holder)
         elif isinstance(decision, policies.Resend):
             self._show_parked(key, reply.holder, None)
         return decision
@@ -268,7 +267,13 @@ class Execution:
         return bool(self._run) and reply.holder_run == self._run
 
     def _park(self, key: str, reply: Reply) -> tuple[Hold | None, Reply]:
-        passage = replace(self._passage, woken=True, run=self._run, parked_at=slot_name(key))
+        passage = replace(
+            self._passage,
+            woken=True,
+            run=self._run,
+            parked_at=slot_name(key),
+            since=self._passage.since or time.time(),
+        )
         envelope = seal(self._request, passage)
         if not self._is_second_delivery(reply):
             # Before it is parked: from then on it may run elsewhere and end before we write.
@@ -342,10 +347,10 @@ class Execution:
         """Park the failed task at the end of its key's queue, as another run."""
         key = self._taken[0].key
         number = self._passage.requeues + 1
-        logger.warning("Task %s failed and is requeued (%d)", self._name, number, exc_info=error)
+        self._report.warning("failed and is requeued ({n})", error, key=key, n=number)
         self._show_parked(key, self._taken[0].owner, None)
         run = self._run_id(self._request.retries or 0, number)
-        hold = Hold(self._store, key, self._plan.terms, label=self._name, run=run)
+        hold = Hold(self._store, key, self._plan.terms, label=self._report.name, run=run)
         try:
             reply = obtain(hold, park=Parcel(sealed, self._received.get("desk", "")))
         except StoreUnavailableError:
@@ -378,7 +383,12 @@ class Execution:
         if isinstance(decision, policies.Answer):
             return decision.result
         if isinstance(decision, policies.Resend):
-            passage = replace(self._passage, woken=False, attempts=self._passage.attempts + 1)
+            passage = replace(
+                self._passage,
+                woken=False,
+                attempts=self._passage.attempts + 1,
+                since=self._passage.since or time.time(),
+            )
             self._send_again(seal(self._request, passage), decision.delay)
             raise Postponed(f"sent again in {decision.delay:.1f} s")
         raise TypeError(f"{self._plan.policy!r} decided {decision!r}, which is no decision")
@@ -386,16 +396,15 @@ class Execution:
     def _on_outage(self, error: StoreUnavailableError) -> None:
         what = self._plan.settings.on_outage
         if what == "run":
-            logger.warning("Task %s runs UNLOCKED, the lock store is away: %s", self._name, error)
+            self._report.warning("runs UNLOCKED, the lock store is away: {why}", why=error)
             return
         if what == "fail" or not self.message:
             self._strike_parked()
             raise error
         attempts = self._passage.attempts
         delay = OUTAGE.decide(Conflict("", "", 0.0, attempts)).delay  # type: ignore[union-attr]
-        logger.warning(
-            "Task %s is sent again in %.1f s, the lock store is away: %s", self._name, delay, error
-        )
+        words = "is sent again in {delay:.1f} s, the lock store is away: {why}"
+        self._report.warning(words, delay=delay, why=error)
         passage = replace(self._passage, attempts=attempts + 1)
         self._send_again(seal(self._request, passage), delay)
         raise Postponed("the lock store is away") from error
@@ -403,7 +412,7 @@ class Execution:
     def _strike_parked(self) -> None:
         """Let what fails now not run later: a request without an answer may have parked it."""
         for key in self._keys if self._run else ():
-            owner = new_owner(self._name)
+            owner = new_owner(self._report.name)
             give_back(self._store, key, owner, run=self._run, ended=Ended.YES)
 
     def _send_again(self, envelope: bytes, delay: float) -> None:
@@ -413,14 +422,10 @@ class Execution:
                 return publish(self.task.app, envelope)
             except OperationalError as error:
                 # Only this process knows the task now, so it must not give up.
-                logger.warning("Task %s waits, the broker is away too: %s", self._name, error)
+                self._report.warning("waits, the broker is away too: {why}", why=error)
                 time.sleep(BROKER_PAUSE)
 
     # Telling
-
-    @property
-    def _name(self) -> str:
-        return _name(self.task, self._request.id)
 
     def _run_id(self, retries: int, requeues: int | None = None) -> str:
         number = self._passage.requeues if requeues is None else requeues
@@ -446,42 +451,8 @@ class Execution:
         try:
             self.task.backend.store_result(identity, info, state, request=self._request)
         except Exception as error:  # noqa: BLE001  # only a state to look at: the task matters more
-            logger.warning("Task %s: its state %s was not stored: %s", self._name, state, error)
-
-
-def tell_of_conflict(task: Task, headers: Mapping[str, Any], key: str, reply: Reply) -> None:
-    """Signal that *key* is taken, and name what will hang if its holder waits for the task."""
-    signals.send("lock_conflict", task, key=key, holder=reply.holder, remaining=reply.remaining)
-    holder = reply.holder_run.rsplit(":", 3)[0]
-    if (
-        holder
-        and holder != headers.get("id")
-        and holder in (headers.get("parent_id"), headers.get("root_id"))
-    ):
-        logger.warning(
-            "Task %s needs %r, which its parent %s holds: if the parent waits for it, both wait for"
-            " ever (a deadlock)",
-            _name(task, headers.get("id")),
-            key,
-            holder,
-        )
-
-
-def tell_of_parking(task: Task, task_id: str, key: str, reply: Reply) -> None:
-    """Log and signal that a task is parked."""
-    logger.info(
-        "Task %s parked: %r is held by %s, %d before it",
-        _name(task, task_id),
-        key,
-        reply.holder,
-        reply.place,
-    )
-    facts = {"key": key, "holder": reply.holder, "place": reply.place}
-    signals.send("task_parked", task, task_id=task_id, **facts)
-
-
-def _name(task: Task, task_id: Any) -> str:
-    return f"{task.name}[{task_id}]" if task_id else str(task.name)
+            words = "goes on, though its state {state} was not stored: {why}"
+            self._report.warning(words, state=state, why=error)
 
 
 def _drop(store: Store, name: str, run: str, *, mark: bool = True) -> bool:
@@ -533,15 +504,3 @@ def _settle(hold: Hold) -> None:
 
 
 task_postrun.connect(_wind_up, weak=False)
-
-
-def _send_signal(task: Task, name: str, **facts: Any) -> None:
-    if name == "lock_lost":
-        logger.error(
-            "Task %s lost its lock %r (token %s): %s",
-            task.name,
-            facts["key"],
-            facts["token"],
-            facts["reason"],
-        )
-    signals.send(name, task, **facts)

@@ -88,6 +88,7 @@ class Hold:
         terms: See :class:`Terms`.
         label: Who asks, for people who look at the lock later.
         run: Names the task run that asks, see :meth:`Store.acquire`.
+        waited: Seconds for which it has waited already, elsewhere.
         on_event: Told what happens: a name of :mod:`celery_distlock.signals` and its facts.
     """
 
@@ -96,6 +97,7 @@ class Hold:
         "_extended_until",
         "_loss_reason",
         "_mutex",
+        "_wanted_since",
         "depth",
         "held_since",
         "keeper",
@@ -121,6 +123,7 @@ class Hold:
         *,
         label: str,
         run: str = "",
+        waited: float = 0.0,
         on_event: Callable[..., None] = ignore_event,
     ) -> None:
         self.store = store
@@ -134,6 +137,7 @@ class Hold:
         self.token = 0
         self.depth = 0
         self.held_since = 0.0
+        self._wanted_since = clock.monotonic() - waited
         self.valid_until = 0.0
         self.on_event = on_event
         self.on_lost: Callable[[Hold], None] | None = None
@@ -160,8 +164,21 @@ class Hold:
                 return False
             self.state = HoldState.HELD
             self.depth = 1
-        self.on_event("lock_acquired", key=self.key, token=self.token, holder=self.owner)
+        self._tell("lock_acquired", waited=self.waited)
         return True
+
+    @property
+    def waited(self) -> float:
+        """Seconds between the first wish and the grant."""
+        return self.held_since - self._wanted_since
+
+    @property
+    def held_for(self) -> float:
+        """Seconds since the grant."""
+        return clock.monotonic() - self.held_since
+
+    def _tell(self, what: str, **facts: Any) -> None:
+        self.on_event(what, key=self.key, token=self.token, holder=self.owner, **facts)
 
     @property
     def held(self) -> bool:
@@ -220,7 +237,7 @@ class Hold:
                 self.valid_until = max(self.valid_until, asked_at + believed(lease))
             if self.keeper is not None:
                 self.keeper.beat()
-            self.on_event("lock_renewed", key=self.key, token=self.token, holder=self.owner)
+            self._tell("lock_renewed")
         elif outcome is RenewOutcome.HELD:
             self.lose("somebody else holds it")
         elif outcome is RenewOutcome.LOST:
@@ -234,14 +251,18 @@ class Hold:
                 return
             self.state = HoldState.LOST
             self._loss_reason = reason
-        self.on_event("lock_lost", key=self.key, token=self.token, holder=self.owner, reason=reason)
+        self._tell("lock_lost", reason=reason, held=self.held_for)
         if self.on_lost is not None:
             self.on_lost(self)
 
     def find_lost(self, reason: str) -> None:
         """Report that the key was lost, which is noticed only after the hold has ended."""
         self._loss_reason = reason
-        self.on_event("lock_lost", key=self.key, token=self.token, holder=self.owner, reason=reason)
+        self._tell("lock_lost", reason=reason, held=self.held_for)
+
+    def tell_released(self) -> None:
+        """Report that it was given up in order."""
+        self._tell("lock_released", held=self.held_for)
 
     def extend(self, seconds: float) -> None:
         """
@@ -323,7 +344,7 @@ class Lease:
     @property
     def suspect(self) -> bool:
         """
-        Whether a key is held, and may soon be lost: its renewal is overdue.
+        Whether a key is held and its renewal overdue, so that it may soon be lost.
 
         The watchdog renews after a third of the lease and tries again after every ninth; from two
         thirds on, without an answer of the store, this is true. A good moment not to begin
@@ -333,7 +354,7 @@ class Lease:
 
     def ensure_held(self) -> None:
         """
-        Raise :exc:`LockLostError` unless all the keys are held now.
+        Raise :exc:`~celery_distlock.errors.LockLostError` unless all the keys are held now.
 
         Worth calling before what cannot be undone. It says nothing about a moment later: only a
         resource that compares fencing tokens is safe against a process that stops right here.

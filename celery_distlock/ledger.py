@@ -130,6 +130,10 @@ class Ledger:
         for owner, until in told.items():
             self._kept[owner] = max(until, self._kept.get(owner, 0.0))
 
+    def noted(self) -> list[Remains]:
+        """Return what the living children hold or ask for; for the parent."""
+        return [entry for page, _ in self._children() for entry in _parsed(self._read(page))]
+
     def bury(self) -> Iterator[Remains]:
         """Yield what is left of each child that is gone, and clear its page; for the parent."""
         for page, pid in self._children():

@@ -259,7 +259,7 @@ def surrender(
     if before is HoldState.HELD and not ours:
         hold.find_lost("the store no longer knew it when it was given up")
         return HoldState.LOST
-    hold.on_event("lock_released", key=hold.key, token=hold.token, holder=hold.owner)
+    hold.tell_released()
     return before
 
 

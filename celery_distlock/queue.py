@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Callable
 
 from . import clock
 from .errors import StoreError
@@ -16,11 +17,15 @@ class Sweeper:
     """
     A thread that looks through a store's queues every *interval* seconds.
 
-    Any number may run on one store: of all of them, one looks in each interval.
+    Any number may run on one store: of all of them, one looks in each interval. *on_swept* is
+    called for each task that it finds.
     """
 
-    def __init__(self, store: Store, interval: float) -> None:
+    def __init__(
+        self, store: Store, interval: float, *, on_swept: Callable[[], object] = lambda: None
+    ) -> None:
         self._store = store
+        self._on_swept = on_swept
         self._interval = interval
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distlock-sweeper", daemon=True)
@@ -51,4 +56,5 @@ class Sweeper:
     def _sweep(self) -> None:
         for wake in self._store.sweep(self._interval):
             logger.info("swept up a parked task at %s: %s", wake.name, wake.run)
+            self._on_swept()
             self._store.dispatch(wake)

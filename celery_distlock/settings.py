@@ -37,6 +37,16 @@ class Settings:
 
     The fields up to `hold_on_retry` can be set for a task (``lock_…``) and for the app
     (``distlock_…``); the others belong to the app alone.
+
+    Attributes:
+        url: Where the locks are. None: where the broker is, or else the results, if that is a
+            Redis or its sentinels.
+        prefix: What the names of all lock records begin with. Projects that share a server need
+            one each.
+        enabled: False: every task runs without its lock.
+        replicas: How many replicas have to confirm a grant, a renewal and a parked task.
+        sweep_interval: Seconds between looks for what a crash has left in the queues. Less finds it
+            sooner; of all workers one looks in each interval.
     """
 
     key: Any = DEFAULT_TEMPLATE

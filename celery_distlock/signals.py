@@ -6,46 +6,64 @@ Connect to them as to Celery's signals. The sender is the task, or the
 where it happens: a renewal and most losses from the watchdog's thread. A receiver that raises is
 logged and otherwise ignored.
 
-==================  ===============================================================
+==================  ============================================================================
 signal              further arguments
-==================  ===============================================================
-``lock_acquired``   ``token``, ``holder``
+==================  ============================================================================
+``lock_acquired``   ``token``, ``holder``, ``waited`` (seconds since it was first asked for)
 ``lock_conflict``   ``holder``, ``remaining`` (seconds); before the policy is applied
 ``lock_renewed``    ``token``, ``holder``
-``lock_lost``       ``token``, ``holder``, ``reason``
-``lock_released``   ``token``, ``holder``
+``lock_lost``       ``token``, ``holder``, ``reason``, ``held`` (seconds)
+``lock_released``   ``token``, ``holder``, ``held`` (seconds)
+``lock_freed``      ``holder``, ``reason``; by somebody else: its process is gone, or an operator
 ``task_parked``     ``task_id``, ``holder``, ``place`` (0 is next)
-``task_woken``      ``task_id``; it has its key and is about to run
-==================  ===============================================================
+``task_woken``      ``task_id``, ``waited`` (seconds); it has its key and is about to run
+``task_dropped``    ``task_id``; an operator has taken it out of the queue
+==================  ============================================================================
+
+Where a task is the sender, the ``lock_`` signals have its ``task_id``, too. The sender of
+``lock_freed`` is the app, and that of ``task_dropped`` may be.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 from celery.utils.dispatch import Signal
 
 __all__ = [
     "lock_acquired",
     "lock_conflict",
+    "lock_freed",
     "lock_lost",
     "lock_released",
     "lock_renewed",
+    "task_dropped",
     "task_parked",
     "task_woken",
 ]
 
 _HELD = ["key", "token", "holder"]
 
-lock_acquired = Signal(name="lock_acquired", providing_args=_HELD)
+lock_acquired = Signal(name="lock_acquired", providing_args=[*_HELD, "waited"])
 lock_conflict = Signal(name="lock_conflict", providing_args=["key", "holder", "remaining"])
 lock_renewed = Signal(name="lock_renewed", providing_args=_HELD)
-lock_lost = Signal(name="lock_lost", providing_args=[*_HELD, "reason"])
-lock_released = Signal(name="lock_released", providing_args=_HELD)
+lock_lost = Signal(name="lock_lost", providing_args=[*_HELD, "reason", "held"])
+lock_released = Signal(name="lock_released", providing_args=[*_HELD, "held"])
+lock_freed = Signal(name="lock_freed", providing_args=["key", "holder", "reason"])
 task_parked = Signal(name="task_parked", providing_args=["key", "task_id", "holder", "place"])
-task_woken = Signal(name="task_woken", providing_args=["key", "task_id"])
+task_woken = Signal(name="task_woken", providing_args=["key", "task_id", "waited"])
+task_dropped = Signal(name="task_dropped", providing_args=["key", "task_id"])
 
 _BY_NAME = {name: globals()[name] for name in __all__}
 
 
+# Told of every signal before its receivers are: what the package itself makes of them.
+observers: list[Callable[[str, Any, dict[str, Any]], None]] = []
+
+
 def send(name: str, sender: object, **facts: object) -> None:
-    """Send the signal *name*; costs a look-up where nobody listens."""
+    """Send the signal *name*; costs little where nobody listens."""
+    for observe in observers:
+        observe(name, sender, facts)
     signal = _BY_NAME[name]
     if signal.receivers:
         signal.send(sender=sender, **facts)

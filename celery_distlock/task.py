@@ -36,10 +36,11 @@ class LockedTask(_Task):
             survives longer pauses of a process; less lets others in sooner after a crash.
         lock_watchdog: True: the lease is renewed while the task runs. False: never.
         lock_max_hold: Seconds after which it is renewed no more; None: no limit.
-        lock_on_lost: ``"abort"`` raises :exc:`LockLostError` inside a task whose lock is lost;
-            ``"warn"`` logs and signals only.
+        lock_on_lost: ``"abort"`` raises :exc:`~celery_distlock.errors.LockLostError` inside a task
+            whose lock is lost; ``"warn"`` logs and signals only.
         lock_on_failure: ``"release"``, or ``"requeue"``: a failed task goes back to the end of its
-            key's queue, `lock_max_requeues` (3) times.
+            key's queue.
+        lock_max_requeues: How many times, 3.
         lock_on_outage: The lock store does not answer: ``"retry"`` later, ``"fail"``, or
             ``"run"`` unlocked.
         lock_hold_on_retry: True: the key stays locked between the attempts of ``self.retry()``.

@@ -64,6 +64,10 @@ class Watchdog:
         """Renew *hold* no more. A renewal on its way does no harm: it asks as an owner of old."""
         self._due.pop(_Watched(hold), None)
 
+    def holds(self) -> list[Hold]:
+        """Return what is held here now, by any thread."""
+        return [hold for watched in list(self._due) if (hold := watched()) is not None]
+
     def _schedule(self, watched: _Watched, due: float) -> None:
         self._due[watched] = due
         if due < self._wakeup or self._thread is None:

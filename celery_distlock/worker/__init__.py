@@ -4,14 +4,18 @@ from weakref import WeakSet
 
 from celery import Celery
 
+from celery_distlock import signals
+from celery_distlock.observation import observe
 from celery_distlock.runtime import Runtime
 
+from . import remote
 from .desk import DeskStep
 from .options import add_options
 from .steps import LockStep, UndertakerStep
 
-__all__ = ["install"]
+__all__ = ["install", "remote"]
 
+signals.observers.append(observe)
 _installed: "WeakSet[Celery]" = WeakSet()
 
 

@@ -7,6 +7,7 @@ own unfinished tasks has. Everything else goes to the pool, which asks for the k
 """
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,9 +16,10 @@ from celery.worker import state
 from celery.worker.strategy import default
 
 from celery_distlock.envelope import Passage, run_id, seal_message
-from celery_distlock.execution import PARKED, tell_of_conflict, tell_of_parking
+from celery_distlock.execution import PARKED
 from celery_distlock.keys import slot_name
 from celery_distlock.policies import Requeue
+from celery_distlock.reports import Report
 from celery_distlock.runtime import Plan, Runtime
 from celery_distlock.stores import Ability
 from celery_distlock.stores.base import Parcel, Status
@@ -125,7 +127,8 @@ class _Lobby:
             passage.requeues,
             headers.get("replaced_task_nesting") or 0,
         )
-        passage = replace(passage, woken=True, run=run, parked_at=slot_name(key))
+        since = passage.since or time.time()
+        passage = replace(passage, woken=True, run=run, parked_at=slot_name(key), since=since)
         parcel = Parcel(seal_message(message, passage), self._runtime.desk)
         try:
             self._show_parked(key, message)
@@ -135,8 +138,9 @@ class _Lobby:
             message.delivery_info["redelivered"] = True  # it may have been: the pool looks
             return False
         if reply.status is Status.PARKED:
-            tell_of_conflict(self._task, headers, key, reply)
-            tell_of_parking(self._task, headers["id"], key, reply)
+            report = Report(self._task, headers["id"])
+            report.conflict(headers, key, reply)
+            report.parking(key, reply)
         return reply.status is Status.PARKED
 
     def _show_parked(self, key: str, message: Any) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from celery.worker.request import Request
 
-from celery_distlock import clock
+from celery_distlock import clock, events
 from celery_distlock.envelope import HEADER, Passage
 from celery_distlock.execution import Postponed
 from celery_distlock.runtime import Runtime
@@ -28,7 +28,9 @@ class LockedRequest(Request):
             "content_encoding": message.content_encoding,
             "desk": self._runtime.desk,
             "received_at": clock.monotonic(),
+            "events": _as_worker(options),
         }
+        events.switch(received["events"])
         if message.content_type in _KEEP_BODY:
             received["body"] = message.body
         facts["properties"] = {**facts["properties"], HEADER: received}
@@ -59,3 +61,12 @@ class LockedRequest(Request):
         forget = self._runtime.forget
         if passage.woken and not terminated and forget is not None:
             forget(Wake(passage.parked_at, passage.run, b""))
+
+
+def _as_worker(options: dict[str, Any]) -> str:
+    """Return the name by which this worker sends events; empty while it sends none."""
+    eventer = options.get("eventer")
+    if eventer is None or not eventer.enabled:
+        return ""
+    groups = eventer.groups  # none: all of them
+    return str(eventer.hostname) if not groups or "task" in groups else ""

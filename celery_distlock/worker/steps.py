@@ -1,11 +1,12 @@
 """The worker's own part: checks when it starts, sweeps while it runs."""
 
+import functools
 import logging
 from typing import Any
 
 from celery import bootsteps
 
-from celery_distlock import lock
+from celery_distlock import lock, tally
 from celery_distlock.errors import ConfigurationError, StoreError
 from celery_distlock.ledger import Ledger
 from celery_distlock.queue import Sweeper
@@ -57,8 +58,25 @@ class LockStep(bootsteps.StartStopStep):
         except StoreError as error:
             logger.warning("locks: %s; until it can, tasks do as lock_on_outage says", error)
         if Ability.PARK in store.abilities:
-            self._sweeper = Sweeper(store, settings.sweep_interval)
+            count = functools.partial(tally.note, store, "swept")
+            self._sweeper = Sweeper(store, settings.sweep_interval, on_swept=count)
             self._sweeper.start()
+
+    def info(self, parent: Any) -> Any:
+        """Return what ``celery inspect stats`` shows."""
+        if not self.enabled:
+            return {"locks": {"enabled": False}}
+        settings, store = self._runtime.settings, self._runtime.store
+        return {
+            "locks": {
+                "store": store.identity.rpartition("#")[0],
+                "prefix": settings.prefix,
+                "lease": settings.lease,
+                "on_conflict": str(settings.on_conflict),
+                "tasks": sum(plan is not None for plan in self._runtime.plans.values()),
+                "desk": self._runtime.desk,
+            }
+        }
 
     def stop(self, parent: Any) -> None:
         """Sweep no more."""
@@ -111,7 +129,7 @@ class UndertakerStep(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         """Begin to look."""
         assert self._ledger is not None
-        self._undertaker = Undertaker(self._ledger, Runtime.of(parent.app).store)
+        self._undertaker = Undertaker(self._ledger, parent.app)
         self._undertaker.start()
 
     def stop(self, parent: Any) -> None:

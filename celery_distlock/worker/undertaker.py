@@ -3,9 +3,12 @@
 import logging
 import threading
 
+from celery import Celery
+
+from celery_distlock import signals
 from celery_distlock.errors import StoreError
 from celery_distlock.ledger import Ledger, Neglect, Remains
-from celery_distlock.stores import Store
+from celery_distlock.runtime import Runtime
 from celery_distlock.stores.base import Ownership, RenewOutcome
 
 __all__ = ["Undertaker"]
@@ -25,9 +28,10 @@ class Undertaker:
     it renews for such a one, too.
     """
 
-    def __init__(self, ledger: Ledger, store: Store) -> None:
+    def __init__(self, ledger: Ledger, app: Celery) -> None:
         self._ledger = ledger
-        self._store = store
+        self._app = app
+        self._store = Runtime.of(app).store
         self._left: list[Remains] = []
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distlock-undertaker", daemon=True)
@@ -81,6 +85,13 @@ class Undertaker:
         except StoreError:
             return False
         if released.released:
-            logger.warning("freed %r, whose holder %s is gone", remains.key, remains.owner)
+            logger.warning(
+                "freed %r, whose holder %s is gone",
+                remains.key,
+                remains.owner,
+                extra={"lock_key": remains.key, "lock_holder": remains.owner},
+            )
+            facts = {"key": remains.key, "holder": remains.owner}
+            signals.send("lock_freed", self._app, **facts, reason="its process is gone")
         self._store.dispatch(released.wake)
         return True

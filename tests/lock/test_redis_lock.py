@@ -141,7 +141,7 @@ def test_a_contended_acquisition_does_not_poll(server, store):
     for thread in waiters:
         thread.join(60)
 
-    assert len(names) <= 1  # the first one's backstop
+    assert len(names) <= 2  # the first one's backstop, and what was counted
 
 
 def test_waiting_for_a_lock_that_never_expires_does_not_poll(server, store):

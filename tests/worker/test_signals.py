@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,14 +34,22 @@ def named(site, watched: str, name: str) -> dict[str, Any]:
 
 
 def test_a_task_acquires_and_releases(site, watched):
-    token = site.tasks.look.delay(watched).get(timeout=30)["token"]
+    result = site.tasks.look.delay(watched)
+    token = result.get(timeout=30)["token"]
     named(site, watched, "lock_released")
 
     acquired, released = of_tasks(site, watched)
 
     holder = acquired["holder"]
     assert "look" in holder
-    facts = {"sender": "tests.apps.locked.look", "token": token, "holder": holder}
+    facts = {
+        "sender": "tests.apps.locked.look",
+        "token": token,
+        "holder": holder,
+        "task_id": result.id,
+    }
+    assert acquired.pop("waited") >= 0
+    assert released.pop("held") > 0
     assert acquired == {"name": "lock_acquired", **facts}
     assert released == {"name": "lock_released", **facts}
 
@@ -51,6 +60,7 @@ def test_a_long_task_renews(site, watched):
 
     renewed = named(site, watched, "lock_renewed")
     site.journal.open(watched)
+    del acquired["waited"]
 
     assert renewed == {**acquired, "name": "lock_renewed"}
 
@@ -60,22 +70,20 @@ def test_a_parked_task_tells_of_conflict_parking_and_waking(site, watched):
         holder = site.look(watched).owner
         result = site.tasks.work_requeue.delay(watched)
         site.wait_queued(watched)
+        parked_at = time.monotonic()
         conflict = named(site, watched, "lock_conflict")
         parked = named(site, watched, "task_parked")
+        at_least = time.monotonic() - parked_at
     result.get(timeout=30)
     woken = named(site, watched, "task_woken")
     named(site, watched, "lock_released")
 
     sender = "work_requeue"
     assert 0 < conflict.pop("remaining") <= 2.0
-    assert conflict == {"name": "lock_conflict", "sender": sender, "holder": holder}
-    assert parked == {
-        "name": "task_parked",
-        "sender": sender,
-        "task_id": result.id,
-        "holder": holder,
-        "place": 0,
-    }
+    facts = {"sender": sender, "holder": holder, "task_id": result.id}
+    assert conflict == {"name": "lock_conflict", **facts}
+    assert parked == {"name": "task_parked", "place": 0, **facts}
+    assert woken.pop("waited") >= at_least
     assert woken == {"name": "task_woken", "sender": sender, "task_id": result.id}
     assert [note["name"] for note in of_tasks(site, watched)] == [
         "lock_conflict",
@@ -92,7 +100,9 @@ def test_a_lost_lock_is_told_with_a_reason(site, watched):
 
     site.forget(watched)
     lost = named(site, watched, "lock_lost")
+    del acquired["waited"]
 
+    assert lost.pop("held") > 0
     assert lost == {**acquired, "name": "lock_lost", "reason": "the store no longer knows it"}
 
 
@@ -102,3 +112,17 @@ def test_a_conflict_is_told_whatever_the_policy(site, watched, name):
         getattr(site.tasks, name).delay(watched).get(timeout=30, propagate=False)
 
     assert [note["name"] for note in of_tasks(site, watched)] == ["lock_conflict"]
+
+
+def test_a_killed_process_s_key_is_told_to_be_freed(site, watched):
+    site.tasks.die.delay(watched, "exit")
+
+    freed = wait_until(
+        lambda: [
+            note for note in site.journal.read(f"signals:{watched}") if note["name"] == "lock_freed"
+        ],
+        what="the key to be freed",
+    )[0]
+
+    assert freed["reason"] == "its process is gone"
+    assert "die" in freed["holder"]

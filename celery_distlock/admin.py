@@ -1,0 +1,324 @@
+"""
+What operators see and do: behind ``celery locks``, remote control, the web page and the exporter.
+
+Everything here asks the store; nothing needs a worker that answers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from celery import Celery
+from celery.app.task import Context
+
+from . import signals
+from .envelope import to_message
+from .errors import DistlockError, StoreError
+from .keys import as_key, key_of, slot_name
+from .runtime import Runtime
+from .stores import Store
+from .stores.base import Ended, KeyState, Waiter, Wake, new_owner
+
+__all__ = ["Admin", "Dropped", "Holder", "LockInfo", "Released", "WaiterInfo"]
+
+DROPPED = "dropped from the queue of its lock by an operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """
+    Who holds a key or waits for it.
+
+    Attributes:
+        task: The task's name; of a :class:`~celery_distlock.Lock`, its thread's.
+        task_id: The task's id; empty for a ``Lock``.
+        host: The host; empty while it is on its way there.
+        pid: The process, 0 likewise. In a prefork pool, the child.
+        owner: The name of this acquisition, as it stands in log lines.
+    """
+
+    task: str
+    task_id: str
+    host: str = ""
+    pid: int = 0
+    owner: str = ""
+
+    def __str__(self) -> str:
+        name = f"{self.task or 'task'}[{self.task_id}]" if self.task_id else self.task
+        return f"{name} on {self.host}, process {self.pid}" if self.host else name
+
+    @classmethod
+    def of(cls, owner: str) -> "Holder":
+        """Read what :func:`~celery_distlock.stores.base.new_owner` has written."""
+        host, _, rest = owner.partition("|")
+        pid, _, rest = rest.partition("|")
+        label = key_of(rest.rpartition("|")[0]).replace("%7C", "|")
+        task, bracket, task_id = label.removesuffix("]").rpartition("[")
+        if not bracket or not label.endswith("]"):
+            task, task_id = label, ""
+        return cls(task or owner, task_id, key_of(host), int(pid) if pid.isdigit() else 0, owner)
+
+
+@dataclass(frozen=True, slots=True)
+class LockInfo:
+    """
+    A look at one key.
+
+    Attributes:
+        key: The key; of one longer than 160 characters, its beginning and a digest.
+        state: ``held``; ``waking``: a parked task is on its way to it; or ``free``.
+        holder: Who has it; None if it is free.
+        since: When it was granted, in seconds since the epoch by the store's clock; 0 if free.
+        remaining: Seconds that are left of the lease.
+        token: The fencing token of the grant; 0 if free.
+        waiting: How many wait, blocked or parked.
+        oldest: When the first of them came, as `since`; 0 if nobody waits.
+        woken: How many parked tasks are on their way.
+    """
+
+    key: str
+    state: str
+    holder: Holder | None
+    since: float
+    remaining: float
+    token: int
+    waiting: int
+    oldest: float
+    woken: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaiterInfo:
+    """
+    One that waits.
+
+    Attributes:
+        place: 0 is next; None for one whose turn has come.
+        kind: ``woken``: on its way to the key; ``parked``: a task; ``blocked``: a process waits.
+        who: Who it is.
+        since: When it came, in seconds since the epoch by the store's clock; 0: not known.
+    """
+
+    place: int | None
+    kind: str
+    who: Holder
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What a forced release did: how the key was, and how it is now. `done` false: was not held."""
+
+    done: bool
+    before: LockInfo
+    after: LockInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A task that was taken out of the queue of *key*."""
+
+    key: str
+    task: str
+    task_id: str
+
+
+class Admin:
+    """
+    See the module.
+
+    All methods raise :exc:`~celery_distlock.errors.StoreUnavailableError` when the store does not
+    answer, and :exc:`~celery_distlock.errors.StoreError` when it cannot do what is asked.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    @property
+    def store(self) -> Store:
+        """The app's store."""
+        return Runtime.of(self._app).store
+
+    def locks(self, pattern: str = "*") -> Iterator[LockInfo]:
+        """
+        Look at all keys that are held or waited for; in no order, and not at one moment.
+
+        Args:
+            pattern: Of the key, as :mod:`fnmatch` has it.
+        """
+        store = self.store
+        for keys in store.find_keys(pattern):
+            for key, state in zip(keys, store.look(keys), strict=True):
+                if state.token or state.waiting or state.woken:
+                    yield self._info(key, state)
+
+    def show(self, key: str) -> LockInfo:
+        """Look at one key, which may be free."""
+        key = as_key(key)
+        return self._info(key, self.store.inspect(key))
+
+    def queue(self, key: str, *, first: int = 0, limit: int = 100) -> list[WaiterInfo]:
+        """Return who waits for *key*: those on their way, then the queue from place *first* on."""
+        found = self.store.waiters(as_key(key), first=first, limit=limit)
+        woken = [WaiterInfo(None, "woken", self._who(w), w.since) for w in found if w.woken]
+        queued = [waiter for waiter in found if not waiter.woken]
+        return woken + [
+            WaiterInfo(place, "parked" if w.run else "blocked", self._who(w), w.since)
+            for place, w in enumerate(queued, first)
+        ]
+
+    def release(self, key: str, *, token: int = 0) -> Released:
+        """
+        Take *key* from whoever holds it, and give it to the next in its queue.
+
+        The holder is not asked. It notices when it renews, within a third of its lease, and its
+        task is aborted then (`lock_on_lost`): until then two may believe that they hold the key.
+        Release what is stuck, not what is slow.
+
+        Args:
+            key: The key.
+            token: If it is given, `LockInfo.token` of a look before: nothing is done if the key has
+                been granted anew since.
+        """
+        key, store = as_key(key), self.store
+        state = store.inspect(key)
+        before = self._info(key, state)
+        done = False
+        if state.token and token in (0, state.token):
+            released = store.release(key, state.owner)
+            store.dispatch(released.wake)
+            done = released.released
+        if done:
+            why = "an operator has released it"
+            signals.send("lock_freed", self._app, key=before.key, holder=state.owner, reason=why)
+        return Released(done, before, self.show(key))
+
+    def wake(self, key: str) -> int:
+        """
+        Send on what waits for *key* and should be on its way; return how many were sent.
+
+        For a broker that has lost its messages: the next in the queue of a free key, and those that
+        were woken and have not come. To send one twice does no harm: the second is recognised.
+
+        Raises:
+            DistlockError: The broker did not take one; a worker's sweep sends it again.
+        """
+        sent = 0
+        store = self.store
+        for wake in store.rouse(as_key(key)):
+            self._send(store, wake)
+            sent += 1
+        return sent
+
+    def _send(self, store: Store, wake: Wake) -> None:
+        assert store.courier is not None, "the runtime gives its store one"
+        try:
+            store.courier(wake)
+        except Exception as error:
+            raise DistlockError(
+                f"the broker does not take what waits for {key_of(wake.name)!r}: {error}"
+            ) from error
+        store.sent(wake)
+
+    def drop(self, task_id: str, key: str | None = None) -> list[Dropped]:
+        """
+        Take a task that waits out of its queue for good; its state is ``REVOKED`` then.
+
+        A chord that waits for it fails, as Celery does with a revoked member. One that runs already
+        is not touched: ``celery control revoke`` is for that.
+
+        Args:
+            task_id: The task's id.
+            key: Where it is parked, if that is known: it is not searched for then.
+
+        Returns:
+            What was dropped; nothing if it is not parked.
+        """
+        store = self.store
+        if key is None:
+            found = list(store.find_parked(task_id))
+        else:
+            waiters = self._all_waiters(as_key(key))
+            found = [(as_key(key), w.run) for w in waiters if _task_id(w.run) == task_id]
+        return [dropped for at, run in found if (dropped := self._drop(at, run))]
+
+    def _drop(self, key: str, run: str) -> Dropped | None:
+        store = self.store
+        waiter = next((w for w in self._all_waiters(key) if w.run == run), None)
+        if waiter is None:
+            return None
+        woken = store.drop(Wake(slot_name(key), run, b""))
+        if woken.released:
+            store.dispatch(woken.wake)
+        else:
+            store.release(key, new_owner("drop"), run=run, ended=Ended.YES)
+        name, task_id = self._revoke(waiter), _task_id(run)
+        dropped = Dropped(key_of(slot_name(key)), name, task_id)
+        sender = self._app.tasks.get(name, self._app)
+        signals.send("task_dropped", sender, key=dropped.key, task_id=task_id)
+        return dropped
+
+    def _all_waiters(self, key: str) -> Iterator[Waiter]:
+        first, page = 0, 1000
+        while found := self.store.waiters(key, first=first, limit=page):
+            yield from found
+            queued = sum(not waiter.woken for waiter in found)
+            if queued < page:
+                return
+            first += page
+
+    def _revoke(self, waiter: Waiter) -> str:
+        """Let whoever waits for the task's result know; return the task's name."""
+        message = to_message(self._app, waiter.envelope)
+        headers: dict[str, Any] = message.headers
+        name = str(headers.get("task", ""))
+        args, kwargs, embedded = message.payload
+        request = Context({**headers, **embedded, "args": args, "kwargs": kwargs})
+        task = self._app.tasks.get(name)
+        backend = task.backend if task is not None else self._app.backend
+        ignored = headers.get("ignore_result")
+        if ignored is None:
+            ignored = task is not None and task.ignore_result
+        backend.mark_as_revoked(headers["id"], DROPPED, request=request, store_result=not ignored)
+        return name
+
+    def _info(self, key: str, state: KeyState) -> LockInfo:
+        kind = "free"
+        holder = None
+        if state.token:
+            kind = "waking" if state.owner.startswith("parked:") else "held"
+            holder = self._holder(key, state)
+        return LockInfo(
+            key_of(slot_name(key)),
+            kind,
+            holder,
+            state.since,
+            state.remaining,
+            state.token,
+            state.waiting,
+            state.oldest,
+            state.woken,
+        )
+
+    def _holder(self, key: str, state: KeyState) -> Holder:
+        if not state.owner.startswith("parked:"):
+            return Holder.of(state.owner)
+        try:
+            found = self.store.waiters(key, limit=10)
+            coming = next((waiter for waiter in found if waiter.run == state.run), None)
+        except StoreError:
+            coming = None
+        who = self._who(coming) if coming else Holder("", _task_id(state.run))
+        return replace(who, owner=state.owner)
+
+    def _who(self, waiter: Waiter) -> Holder:
+        if not waiter.run:
+            return Holder.of(waiter.owner)
+        name = ""
+        if waiter.envelope:
+            name = str(to_message(self._app, waiter.envelope).headers.get("task", ""))
+        return Holder(name, _task_id(waiter.run))
+
+
+def _task_id(run: str) -> str:
+    return run.rsplit(":", 3)[0]

@@ -1,0 +1,143 @@
+"""What the store knows, for Prometheus; needs ``celery-distlock[metrics]``."""
+
+import logging
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from celery import Celery
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from .admin import Admin, Holder
+from .errors import StoreError
+from .tally import BUCKETS, Sample, samples
+
+__all__ = ["StoreCollector"]
+
+logger = logging.getLogger(__name__)
+
+_COUNTERS = {
+    "acquired": "Grants, by the task that was granted a key.",
+    "conflicts": "Keys that were found taken.",
+    "released": "Keys that were given up in order.",
+    "lost": "Locks that their holders have lost.",
+    "freed": "Keys that were freed for somebody: a process that is gone, or by an operator.",
+    "parked": "Tasks that were parked.",
+    "woken": "Parked tasks that got their key.",
+    "dropped": "Parked tasks that an operator has dropped.",
+    "swept": "Parked tasks that were on their way again only because a sweep found them.",
+}
+_TIMES = {
+    "wait": "Seconds from the first request for a key to the grant.",
+    "hold": "Seconds that a key was held.",
+}
+
+
+class StoreCollector(Collector):
+    """
+    Reads the store of *app* when Prometheus asks, at most every *every* seconds.
+
+    Looks at every key that is held or waited for, so that it costs the server about a second for
+    each 100,000 of them, in short steps.
+    """
+
+    def __init__(self, app: Celery, *, every: float = 5.0) -> None:
+        self._admin = Admin(app)
+        self._every = every
+        self._mutex = threading.Lock()
+        self._read_at = 0.0
+        self._last: list[Metric] = []
+
+    def describe(self) -> list[Metric]:
+        """Nothing beforehand: what there is depends on the tasks."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics; of a store that does not answer, only that."""
+        with self._mutex:
+            if not self._last or time.monotonic() >= self._read_at + self._every:
+                self._last = list(self._read())
+                self._read_at = time.monotonic()
+            yield from self._last
+
+    def _read(self) -> Iterator[Metric]:
+        began = time.monotonic()
+        found: list[Metric] = []
+        try:
+            found += self._keys()
+            found += _counted(samples(self._admin.store))
+        except StoreError as error:
+            logger.warning("the store cannot be read: %s", error)
+            found = []
+        yield _gauge("distlock_up", "Whether the lock store answers.", 1.0 if found else 0.0)
+        took = time.monotonic() - began
+        yield _gauge("distlock_read_seconds", "Seconds that reading the store took.", took)
+        yield from found
+
+    def _keys(self) -> Iterator[Metric]:
+        """What is the case now."""
+        now, store = time.time(), self._admin.store
+        held: Counter[str] = Counter()
+        longest: defaultdict[str, float] = defaultdict(float)
+        waiting = woken = 0
+        oldest = 0.0
+        for keys in store.find_keys():
+            for state in store.look(keys):
+                waiting += state.waiting
+                woken += state.woken
+                oldest = max(oldest, now - state.oldest if state.oldest else 0.0)
+                if state.token and not state.owner.startswith("parked:"):
+                    holder = Holder.of(state.owner)
+                    task = holder.task if holder.task_id else ""
+                    held[task] += 1
+                    longest[task] = max(longest[task], now - state.since)
+        keys_held = GaugeMetricFamily("distlock_held", "Keys that are held.", labels=["task"])
+        longest_hold = GaugeMetricFamily(
+            "distlock_longest_hold_seconds", "How long a key is held by now.", labels=["task"]
+        )
+        for task, count in held.items():
+            keys_held.add_metric([task], count)
+            longest_hold.add_metric([task], longest[task])
+        yield keys_held
+        yield longest_hold
+        yield _gauge("distlock_waiting", "Who waits for a key, blocked or parked.", waiting)
+        yield _gauge("distlock_travelling", "Parked tasks that are on their way.", woken)
+        yield _gauge("distlock_oldest_waiter_seconds", "How long the first has waited.", oldest)
+
+
+def _gauge(name: str, words: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, words, value=value)
+
+
+def _counted(found: list[Sample]) -> Iterator[Metric]:
+    """What was ever counted."""
+    for name, words in _COUNTERS.items():
+        family = CounterMetricFamily(f"distlock_{name}", words, labels=["task"])
+        for sample in found:
+            if sample.name == name:
+                family.add_metric([sample.task], sample.value)
+        yield family
+    for name, words in _TIMES.items():
+        yield _histogram(name, words, [sample for sample in found if sample.name == name])
+
+
+def _histogram(name: str, words: str, found: list[Sample]) -> Metric:
+    family = HistogramMetricFamily(f"distlock_{name}_seconds", words, labels=["task"])
+    by_task: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for sample in found:
+        by_task[sample.task][sample.bucket] = sample.value
+    for task, buckets in by_task.items():
+        total = 0.0
+        steps = []
+        for end in [*(f"{bucket:g}" for bucket in BUCKETS), "+Inf"]:
+            total += buckets.get(end, 0.0)
+            steps.append((end, total))
+        family.add_metric([task], steps, buckets.get("sum", 0.0))
+    return family

@@ -1,0 +1,52 @@
+"""
+OpenTelemetry spans for waiting and holding, where opentelemetry is in use.
+
+``lock wait`` is from the first time that the key was asked for, which may be in another worker, to
+the grant; ``lock hold`` from there to the release. Both are children of the span in which the key
+was granted, in a task that of its run. A lost lock is an error of its ``lock hold``.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["observe"]
+
+_open: dict[str, Any] = {}  # the spans of what is held here, by holder
+_ENDS = {"lock_released", "lock_lost"}
+
+
+def observe(name: str, task: str, facts: Mapping[str, Any]) -> None:
+    """Begin or end the spans that the signal *name* is about; costs a look-up without a tracer."""
+    trace: Any = sys.modules.get("opentelemetry.trace")
+    if trace is None:  # nobody has imported it, so nobody collects spans
+        return
+    if name == "lock_acquired":
+        _begin(trace, task, facts)
+    elif name in _ENDS and (span := _open.pop(facts["holder"], None)) is not None:
+        if name == "lock_lost":
+            span.set_status(trace.StatusCode.ERROR, str(facts["reason"]))
+        span.end()
+
+
+def _begin(trace: Any, task: str, facts: Mapping[str, Any]) -> None:
+    tracer = trace.get_tracer("celery_distlock")
+    now = time.time_ns()
+    attributes = {
+        "distlock.key": str(facts["key"]),
+        "distlock.token": facts["token"],
+        "distlock.holder": facts["holder"],
+    }
+    if task:
+        attributes["celery.task_name"] = task
+        attributes["messaging.message.id"] = facts.get("task_id", "")
+    asked_at = now - int(facts["waited"] * 1e9)
+    tracer.start_span("lock wait", attributes=attributes, start_time=asked_at).end(now)
+    span = tracer.start_span("lock hold", attributes=attributes, start_time=now)
+    if span.is_recording():
+        _open[facts["holder"]] = span
+
+
+os.register_at_fork(after_in_child=_open.clear)

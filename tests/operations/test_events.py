@@ -1,0 +1,38 @@
+"""Events of locks: there where the worker sends events, and of no harm to who reads them."""
+
+from __future__ import annotations
+
+from tests.waiting import wait_until
+
+WORKERS = [{"concurrency": 2, "args": ["--task-events"]}]
+
+
+def test_a_parked_task_is_told_from_its_conflict_to_its_release(site, listener, key):
+    with site.held(key):
+        result = site.tasks.work_requeue.delay(key)
+        site.wait_queued(key)
+    result.get(timeout=30)
+
+    wait_until(lambda: "released" in listener.kinds(key), what="the last event", timeout=60)
+    told = listener.of(key)
+    assert listener.kinds(key) == ["conflict", "parked", "acquired", "woken", "released"]
+    assert {event["uuid"] for event in told} == {result.id}
+    assert {event["task"] for event in told} == {"work_requeue"}
+    assert {event["hostname"] for event in told} == {site.workers[0].name}
+    assert told[2]["waited"] > 0
+
+
+def test_the_state_of_a_task_is_not_disturbed_by_them(site, listener, key):
+    result = site.tasks.work_requeue.delay(key)
+    result.get(timeout=30)
+
+    wait_until(lambda: "released" in listener.kinds(key), what="the last event", timeout=60)
+    wait_until(lambda: listener.state.tasks[result.id].state == "SUCCESS", what="its success")
+
+
+def test_a_key_that_is_freed_for_a_killed_process_is_told(site, listener, key):
+    site.tasks.die.delay(key, "exit")
+
+    wait_until(lambda: "freed" in listener.kinds(key), what="the event", timeout=60)
+    (freed,) = [event for event in listener.of(key) if event["type"] == "distlock-freed"]
+    assert freed["reason"] == "its process is gone"

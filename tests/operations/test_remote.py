@@ -1,0 +1,111 @@
+"""``celery inspect locks``, ``celery control release_lock`` and ``inspect stats``, as typed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.waiting import wait_until
+
+WORKERS = [{"concurrency": 2}, {"pool": "threads", "concurrency": 2}]
+
+
+@pytest.fixture
+def celery(site):
+    """Run a ``celery`` command for the app, and return what its JSON says by worker."""
+
+    def run(*words: str):
+        command = [sys.executable, "-m", "celery", "-A", site.tasks.__name__, *words]
+        everybody = ",".join(worker.name for worker in site.workers)
+        options = ["--timeout", "20", "--json", "--destination", everybody]
+        done = subprocess.run(
+            [*command[:6], *options, *command[6:]],
+            env=site.workers[0].env,
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=60,
+        )
+        told = json.loads(done.stdout)
+        # `control` tells a list of what each worker says, `inspect` a mapping.
+        return told if isinstance(told, dict) else {k: v for each in told for k, v in each.items()}
+
+    return run
+
+
+def test_each_worker_lists_the_locks_of_its_own_tasks(site, celery, key):
+    results = [site.tasks.work_requeue.delay(f"{key}:{n}", n, key) for n in range(2)]
+    for number in range(2):
+        site.wait_held(f"{key}:{number}")
+
+    told = celery("inspect", "locks", f"{key}:*")
+
+    listed = [lock for locks in told.values() for lock in locks]
+    assert sorted(lock["task_id"] for lock in listed) == sorted(result.id for result in results)
+    assert {lock["task"] for lock in listed} == {"work_requeue"}
+    for worker in site.workers:
+        pids = {lock["pid"] for lock in told[worker.name]}
+        assert pids <= {worker.pid, *worker.children()}
+    for lock in listed:
+        assert lock["token"] == site.look(lock["key"]).token
+        assert 0 < lock["remaining"] <= 1
+    site.journal.open(key)
+    for result in results:
+        result.get(timeout=30)
+
+
+def test_the_list_is_empty_where_nothing_matches(site, celery, key):
+    assert celery("inspect", "locks", key) == {worker.name: [] for worker in site.workers}
+
+
+def test_a_lock_is_released_once_though_all_workers_are_asked(site, celery, key):
+    held = site.tasks.catch_loss.delay(key)
+    site.wait_held(key)
+    waiting = [site.tasks.work_requeue.delay(key, None, key) for _ in range(2)]
+    site.wait_queued(key, 2)
+
+    told = celery("control", "release_lock", key)
+
+    answers = [answer["ok"] for answer in told.values()]
+    assert len(answers) == 2
+    assert "another worker sees to it" in answers
+    (released,) = [answer for answer in answers if answer.startswith("released")]
+    assert f"catch_loss[{held.id}]" in released
+    assert site.look(key).waiting == 1
+    site.journal.open(key)
+    assert [result.get(timeout=30) for result in waiting] == [0, 0]
+
+
+def test_a_free_key_is_said_to_be_free(site, celery, key):
+    answers = [answer["ok"] for answer in celery("control", "release_lock", key).values()]
+
+    assert f"nobody holds {key!r}" in answers
+
+
+def test_stats_say_where_the_locks_are(site, celery):
+    for stats in celery("inspect", "stats").values():
+        locks = stats["locks"]
+        assert locks["store"] == site.app.conf.result_backend
+        assert locks["prefix"] == site.app.conf.distlock_prefix
+        assert locks["lease"] == 1.0
+        assert locks["tasks"] > 10
+
+
+def test_events_begin_and_end_as_the_workers_others_do(site, listener, key):
+    everybody = [worker.name for worker in site.workers]
+    asked = {"destination": everybody, "reply": True, "timeout": 30}
+    site.tasks.work_requeue.delay(f"{key}-before").get(timeout=30)
+    site.app.control.enable_events(**asked)
+    site.tasks.work_requeue.delay(key).get(timeout=30)
+    wait_until(lambda: "released" in listener.kinds(key), what="the event", timeout=60)
+    site.app.control.disable_events(**asked)
+    site.tasks.work_requeue.delay(f"{key}-after").get(timeout=30)
+    site.app.control.enable_events(**asked)
+    site.tasks.work_requeue.delay(f"{key}-last").get(timeout=30)
+
+    wait_until(lambda: listener.kinds(f"{key}-last"), what="the last events", timeout=60)
+    assert listener.kinds(f"{key}-before") == listener.kinds(f"{key}-after") == []
+    site.app.control.disable_events(**asked)

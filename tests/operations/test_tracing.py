@@ -1,0 +1,57 @@
+"""Spans for waiting and holding, with OpenTelemetry's own SDK."""
+
+from __future__ import annotations
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from celery_distlock import tracing
+from celery_distlock.errors import LockLostError
+
+
+@pytest.fixture
+def spans(monkeypatch):
+    """A function that returns the spans that have ended."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    yield exporter.get_finished_spans
+    provider.shutdown()
+
+
+def test_a_hold_is_a_span_with_its_key_and_token_after_one_for_the_wait(bare_site, spans, key):
+    result = bare_site.tasks.look.apply(args=[key]).get()
+
+    wait, hold = spans()
+    assert (wait.name, hold.name) == ("lock wait", "lock hold")
+    assert wait.end_time == hold.start_time
+    for span in (wait, hold):
+        assert span.attributes["distlock.key"] == key
+        assert span.attributes["distlock.token"] == result["token"]
+        assert span.attributes["celery.task_name"] == "tests.apps.locked.look"
+        assert span.status.is_unset
+
+
+def test_they_are_children_of_the_span_around(bare_site, spans, key):
+    with trace.get_tracer("test").start_as_current_span("task") as around:
+        bare_site.tasks.work_requeue.apply(args=[key])
+
+    wait, hold, _ = spans()
+    assert wait.parent.span_id == hold.parent.span_id == around.get_span_context().span_id
+
+
+def test_a_lost_lock_is_an_error_of_its_hold(bare_site, spans, key):
+    lock = bare_site.lock(key)
+    lock.acquire()
+    bare_site.forget(key)
+    with pytest.raises(LockLostError):
+        lock.release()
+
+    _, hold = spans()
+    assert not hold.status.is_ok
+    assert "no longer knew" in hold.status.description
+    assert tracing._open == {}
