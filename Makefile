@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 RIVALS := .venv/.rivals
 
-.PHONY: help demo test test-drivers lint bench clean
+.PHONY: help demo docs test test-drivers lint bench clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ lint: $(READY)  ## check style, types and the direction of imports
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(READY)  ## build the documentation, build/docs/index.html
+	@$(BIN)/sphinx-build -W --keep-going -q docs build/docs && echo "build/docs/index.html"
 
 bench: $(READY) $(RIVALS)  ## measure, side by side with others
 	@$(BIN)/python bench/run.py

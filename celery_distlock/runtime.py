@@ -106,7 +106,7 @@ class Runtime:
     def _plan(self, task: type[Any]) -> Plan:
         where = f"task {task.name}"
         options = _options(task, where)
-        layer = Layer(f"{where}: lock_{{}}", options)
+        layer = Layer(f"{where}: lock_*", options)
         settings = Settings.from_layers(layer, *self._layers)
         policy_name = f"{where}: lock_on_conflict" if "on_conflict" in options else "on_conflict"
         return Plan(
@@ -122,8 +122,8 @@ class Runtime:
         values = {name: self._app.conf.get(f"distlock_{name}", UNSET) for name in _SETTINGS}
         configured = {name: value for name, value in values.items() if value is not UNSET}
         return (
-            Layer("worker flag --distlock-{}", self._flags),
-            Layer("setting distlock_{}", configured),
+            Layer("worker flag --distlock-*", self._flags),
+            Layer("setting distlock_*", configured),
         )
 
 

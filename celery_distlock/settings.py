@@ -24,7 +24,7 @@ ON_OUTAGE = ("retry", "fail", "run")
 
 
 class Layer(NamedTuple):
-    """One source of values; *named* is what its messages call them, with ``{}`` for the name."""
+    """One source of values; *named* is what its messages call them, with ``*`` for the name."""
 
     named: str
     values: Mapping[str, Any]
@@ -80,7 +80,7 @@ class Settings:
         for name, check in _CHECKS.items():
             for layer in layers:
                 if name in layer.values:
-                    chosen[name] = check(layer.named.format(name), layer.values[name])
+                    chosen[name] = check(name.join(layer.named.rsplit("*", 1)), layer.values[name])
                     break
         return cls(**chosen)
 

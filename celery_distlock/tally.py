@@ -8,8 +8,7 @@ since the store began to count.
 
 import bisect
 import os
-import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -18,7 +17,7 @@ from .errors import StoreError
 from .stores import Ability, Store
 from .teller import teller
 
-__all__ = ["BUCKETS", "Sample", "note", "samples"]
+__all__ = ["BUCKETS", "Sample", "flush", "note", "samples"]
 
 # Seconds; the upper ends of the buckets in which waits and holds are counted.
 BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -34,7 +33,13 @@ _COUNTED = {
     "task_dropped": "dropped",
     "swept": "swept",
 }
-_TIMED = {"waited": "wait", "held": "hold"}
+_TIMED = {
+    "acquired": ("waited", "wait"),
+    "released": ("held", "hold"),
+    "lost": ("held", "hold"),
+}
+_NOTHING: Mapping[str, Any] = {}
+MOST = 100_000  # things seen in one round; what is more than that is not counted
 
 
 class Sample(NamedTuple):
@@ -56,36 +61,40 @@ class Sample(NamedTuple):
 
 
 class _Tally:
-    """What this process has counted for one store, and not told it yet."""
+    """What this process has seen at one store, and not counted yet: that is for the thread."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._mutex = threading.Lock()
-        self._counts: Counter[str] = Counter()
+        self._seen: deque[tuple[str, str, Mapping[str, Any]]] = deque(maxlen=MOST)
 
-    def add(self, name: str, task: str, times: Mapping[str, float]) -> None:
-        with self._mutex:
-            counts: Any = self._counts
-            counts[f"{name}||{task}"] += 1
-            for what, seconds in times.items():
-                place = bisect.bisect_left(BUCKETS, seconds)
-                bucket = f"{BUCKETS[place]:g}" if place < len(BUCKETS) else "+Inf"
-                counts[f"{what}|{bucket}|{task}"] += 1
-                counts[f"{what}|sum|{task}"] += seconds
-        teller().go_round(self.flush)
+    def add(self, name: str, task: str, facts: Mapping[str, Any]) -> None:
+        self._seen.append((name, task, facts))
+        if len(self._seen) == 1:
+            teller().go_round(self.flush)
 
     def flush(self) -> None:
         """Tell the store; what it does not hear is counted no more."""
-        with self._mutex:
-            counts, self._counts = self._counts, Counter()
+        counts: Counter[str] = Counter()
+        while self._seen:
+            name, task, facts = self._seen.popleft()
+            counts[f"{name}||{task}"] += 1
+            if name in _TIMED:
+                fact, what = _TIMED[name]
+                self._time(counts, what, task, facts[fact])
         if counts:
             self._store.count(counts)
+
+    def _time(self, counts: Any, what: str, task: str, seconds: float) -> None:
+        place = bisect.bisect_left(BUCKETS, seconds)
+        bucket = f"{BUCKETS[place]:g}" if place < len(BUCKETS) else "+Inf"
+        counts[f"{what}|{bucket}|{task}"] += 1
+        counts[f"{what}|sum|{task}"] += seconds
 
 
 _tallies: "WeakKeyDictionary[Store, _Tally]" = WeakKeyDictionary()
 
 
-def note(store: Store, name: str, task: str = "", facts: Mapping[str, Any] | None = None) -> None:
+def note(store: Store, name: str, task: str = "", facts: Mapping[str, Any] = _NOTHING) -> None:
     """
     Count the event *name*.
 
@@ -93,20 +102,29 @@ def note(store: Store, name: str, task: str = "", facts: Mapping[str, Any] | Non
         store: Where it happened; one that cannot count is passed over.
         name: A signal's, or ``swept``.
         task: The task's name.
-        facts: What the signal says; ``waited`` and ``held`` are counted as times.
+        facts: What the signal says; of grants and ends of holds, the times are counted, too.
     """
     counted = _COUNTED.get(name)
-    if counted is None or Ability.LIST not in store.abilities:
+    if counted is None:
         return
     tally = _tallies.get(store)
     if tally is None:
+        if Ability.LIST not in store.abilities:
+            return
         tally = _tallies.setdefault(store, _Tally(store))
-    times = {
-        what: facts[fact]
-        for fact, what in _TIMED.items()
-        if facts and fact in facts and not name.startswith("task_")
-    }
-    tally.add(counted, task, times)
+    tally.add(counted, task, facts)
+
+
+def flush(store: Store) -> None:
+    """
+    Tell *store* now what this process has counted for it.
+
+    Raises:
+        StoreError: It does not answer; what it was to be told is counted no more.
+    """
+    tally = _tallies.get(store)
+    if tally is not None:
+        tally.flush()
 
 
 def samples(store: Store) -> list[Sample]:

@@ -58,7 +58,8 @@ def test_ten_thousand_lives_of_locks_leave_nothing_behind(private_server):
         }
         assert len(after["threads"]) <= len(before["threads"]) + 3
         assert client.pubsub_channels() == []
-        wait_until(lambda: records(server.url) <= {b"fence", b"done", b"counts"}, what="the records")
+        kept = {b"fence", b"done", b"counts"}
+        wait_until(lambda: records(server.url) <= kept, what="the records")
         assert all(client.ttl(key) > 0 for key in servers.keys(server.url, "test"))
 
 

@@ -22,11 +22,11 @@ CHOICES = {"on_lost": "warn", "on_failure": "requeue", "on_outage": "fail"}
 
 
 def app(**values):
-    return Layer("distlock_{}", values)
+    return Layer("distlock_*", values)
 
 
 def task(**values):
-    return Layer("lock_{} of task shop.reserve", values)
+    return Layer("lock_* of task shop.reserve", values)
 
 
 def refusal(name, value):
@@ -52,7 +52,7 @@ def test_without_layers_there_are_the_documented_defaults():
 
 def test_the_first_layer_that_names_an_option_wins():
     settings = Settings.from_layers(
-        task(lease=1), Layer("--distlock-{}", {"lease": 2, "wait": 3}), app(wait=4, prefix="p")
+        task(lease=1), Layer("--distlock-*", {"lease": 2, "wait": 3}), app(wait=4, prefix="p")
     )
 
     assert (settings.lease, settings.wait, settings.prefix) == (1.0, 3.0, "p")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import uuid
 from functools import partial
 
@@ -230,6 +231,17 @@ def test_a_setting_in_capitals_without_a_namespace_is_not_passed_over(app):
     app.task(base=LockedTask, bind=True)(remaining)
 
     with pytest.raises(ConfigurationError, match=r"DISTLOCK_LEASE.*distlock_lease"):
+        app.finalize()
+
+
+@pytest.mark.parametrize("name", ["{}", "{0}", "a{b", "100%", "*"])
+def test_a_task_may_have_any_name(app, name):
+    app.task(base=LockedTask, bind=True, name=name, lock_key="k")(remaining)
+    app.task(base=LockedTask, bind=True, name=f"{name}-wrong", lock_key="k", lock_lease=-1)(
+        remaining
+    )
+
+    with pytest.raises(ConfigurationError, match=re.escape(f"task {name}-wrong: lock_lease")):
         app.finalize()
 
 

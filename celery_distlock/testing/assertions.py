@@ -1,0 +1,182 @@
+"""Assertions about keys and parked tasks, whose messages say how things are instead."""
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from itertools import count
+from typing import Any, NoReturn
+
+from celery import Task
+from kombu.utils.json import loads
+
+from celery_distlock import clock, lock
+from celery_distlock.stores import Ability, Store, open_store
+from celery_distlock.stores.base import KeyState, Waiter
+
+__all__ = ["assert_free", "assert_locked", "assert_parked"]
+
+PAGE = 100  # waiters a look
+SHOWN = 5  # waiters that a message names
+POLL = 0.02  # seconds
+
+
+def assert_locked(key: str, store: Store | str | None = None, *, within: float = 0.0) -> None:
+    """
+    Fail unless somebody holds *key*.
+
+    Args:
+        key: The key.
+        store: A URL, a store, or None for the current app's.
+        within: Real seconds in which it may still come true.
+
+    Raises:
+        AssertionError: Nobody holds it; the message says who waits for it.
+    """
+    __tracebackhide__ = True
+    place = _store(store)
+    if not _comes_true(lambda: bool(place.inspect(key).token), within):
+        _fail(f"{key!r} is not locked: {_situation(place, key)}")
+
+
+def assert_free(key: str, store: Store | str | None = None, *, within: float = 0.0) -> None:
+    """
+    Fail if anybody holds *key*; arguments as for :func:`assert_locked`.
+
+    Raises:
+        AssertionError: The message says who holds it, since when, and who waits for it.
+    """
+    __tracebackhide__ = True
+    place = _store(store)
+    if not _comes_true(lambda: not place.inspect(key).token, within):
+        _fail(f"{key!r} is not free: {_situation(place, key)}")
+
+
+def assert_parked(
+    task: Any, key: str | None = None, store: Store | str | None = None, *, within: float = 0.0
+) -> None:
+    """
+    Fail unless *task* is parked: in a key's queue, and its turn has not come.
+
+    Args:
+        task: A task's id, or its result; or a task, for any call of it.
+        key: The key that it is parked at; a task needs one, for an id None stands for any.
+        store: As for :func:`assert_locked`.
+        within: Likewise. A worker takes a moment to receive a task and to park it.
+
+    Raises:
+        AssertionError: The message says who holds the key and who waits for it.
+        TypeError: *task* is a task, and no *key* is given.
+    """
+    __tracebackhide__ = True
+    place = _store(store)
+    if key is None and isinstance(task, Task):
+        raise TypeError(f"assert_parked({task.name}) needs the key, or the id of one call")
+    wanted, what = _wanted(task)
+
+    def is_parked() -> bool:
+        keys = [key] if key is not None else [found for found, _ in place.find_parked(what)]
+        return any(wanted(waiter) for each in keys for waiter in _waiters(place, each))
+
+    if not _comes_true(is_parked, within):
+        situation = "its id is in no key's queue" if key is None else _situation(place, key)
+        _fail(f"task {what} is not parked{f' at {key!r}' if key else ''}: {situation}")
+
+
+def _wanted(task: Any) -> tuple[Callable[[Waiter], bool], str]:
+    """Return what tells a parked run of *task*, and its name or id."""
+    if isinstance(task, Task):
+        name = str(task.name)
+        return lambda waiter: _is_parked(waiter) and _name(waiter) == name, name
+    identity = task if isinstance(task, str) else str(task.id)
+    return lambda waiter: _is_parked(waiter) and _id(waiter) == identity, identity
+
+
+def _is_parked(waiter: Waiter) -> bool:
+    return bool(waiter.run) and not waiter.woken
+
+
+def _id(waiter: Waiter) -> str:
+    return waiter.run.rsplit(":", 3)[0]
+
+
+def _name(waiter: Waiter) -> str:
+    return str(loads(waiter.envelope)["headers"].get("task")) if waiter.envelope else ""
+
+
+def _store(store: Store | str | None) -> Store:
+    if store is None:
+        return lock.defaults.store()
+    return open_store(store) if isinstance(store, str) else store
+
+
+def _comes_true(fact: Callable[[], bool], within: float) -> bool:
+    deadline = time.monotonic() + within
+    while not fact():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL)
+    return True
+
+
+def _fail(message: str) -> NoReturn:
+    __tracebackhide__ = True
+    raise AssertionError(message)
+
+
+def _waiters(store: Store, key: str) -> Iterator[Waiter]:
+    for page in count():
+        found = store.waiters(key, first=page * PAGE, limit=PAGE)
+        yield from found
+        if len(found) < PAGE:
+            return
+
+
+def _situation(store: Store, key: str) -> str:
+    """Say who holds *key*, since when, and who waits for it."""
+    state = store.inspect(key)
+    return f"{_holder(state)}; {_queue(store, key, state)}"
+
+
+def _holder(state: KeyState) -> str:
+    if not state.token:
+        return "nobody holds it"
+    return (
+        f"{describe(state.owner)} holds it{_since(state.since)}, token {state.token},"
+        f" {state.remaining:.1f} s left"
+    )
+
+
+def _queue(store: Store, key: str, state: KeyState) -> str:
+    if Ability.LIST not in store.abilities:
+        return f"{state.waiting} waiting" if state.waiting else "nobody waits"
+    waiting = store.waiters(key, limit=SHOWN)
+    if not waiting:
+        return "nobody waits"
+    names = [_describe_waiter(waiter) for waiter in waiting]
+    more = state.waiting - len(names)
+    return f"waiting: {', '.join(names)}{f' and {more} more' if more > 0 else ''}"
+
+
+def _describe_waiter(waiter: Waiter) -> str:
+    if not waiter.run:
+        return f"{describe(waiter.owner)}{_since(waiter.since)}"
+    state = "woken" if waiter.woken else "parked"
+    return f"{_name(waiter) or 'task'}[{_id(waiter)}] ({state}{_since(waiter.since)})"
+
+
+def describe(owner: str) -> str:
+    """Return *owner* as people read it."""
+    if owner.startswith("parked:"):
+        return f"the parked task {owner[7:].rsplit(':', 3)[0]}, whose turn it is,"
+    parts = owner.split("|")
+    if len(parts) != 4:
+        return owner
+    host, pid, label, _ = parts
+    return f"{label} (pid {pid} on {host})"
+
+
+def _since(moment: float) -> str:
+    if not moment:
+        return ""
+    when = datetime.fromtimestamp(moment).astimezone()
+    return f" since {when:%H:%M:%S} ({max(0.0, clock.wall() - moment):.1f} s)"

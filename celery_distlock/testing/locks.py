@@ -1,0 +1,144 @@
+"""The locks of the app under test, put elsewhere for the length of a test."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from celery import Celery, _state
+
+from celery_distlock.lease import Hold, Lease, Terms
+from celery_distlock.lock import obtain, surrender
+from celery_distlock.runtime import Runtime
+from celery_distlock.stores import Store
+from celery_distlock.stores.base import Status
+
+from .assertions import assert_free, assert_locked, assert_parked, describe
+from .fake_clock import FakeClock
+
+__all__ = ["Locks", "moved", "tested_app"]
+
+
+class Locks:
+    """
+    What a test does to one app's locks, and asks of them.
+
+    Attributes:
+        app: The app.
+        store: Where its locks are now.
+    """
+
+    def __init__(self, app: Celery, start_clock: Callable[[], FakeClock]) -> None:
+        self.app = app
+        self.store: Store = Runtime.of(app).store
+        self._start_clock = start_clock
+
+    @property
+    def clock(self) -> FakeClock:
+        """The clock of the fixture ``distlock_clock``; it stands still from the first use on."""
+        return self._start_clock()
+
+    @contextmanager
+    def hold(self, key: str, *, lease: float = 30.0, watchdog: bool = True) -> Iterator[Lease]:
+        """
+        Let somebody else hold *key* until the end of the block, also for code in this thread.
+
+        Args:
+            key: The key.
+            lease: Seconds.
+            watchdog: False: somebody who has died, whose lease just runs out.
+
+        Raises:
+            AssertionError: The key is not free.
+        """
+        __tracebackhide__ = True
+        hold = Hold(self.store, key, Terms(lease, watchdog=watchdog), label="the-test")
+        reply = obtain(hold)
+        if reply.status is not Status.GRANTED:
+            raise AssertionError(f"{key!r} is not free: {describe(reply.holder)} holds it")
+        try:
+            yield Lease((hold,))
+        finally:
+            surrender(hold)
+
+    def assert_locked(self, key: str, *, within: float = 0.0) -> None:
+        """Fail unless somebody holds *key*; see :func:`celery_distlock.testing.assert_locked`."""
+        __tracebackhide__ = True
+        assert_locked(key, self.store, within=within)
+
+    def assert_free(self, key: str, *, within: float = 0.0) -> None:
+        """Fail if anybody holds *key*; see :func:`celery_distlock.testing.assert_free`."""
+        __tracebackhide__ = True
+        assert_free(key, self.store, within=within)
+
+    def assert_parked(self, task: Any, key: str | None = None, *, within: float = 0.0) -> None:
+        """Fail unless *task* is parked; see :func:`celery_distlock.testing.assert_parked`."""
+        __tracebackhide__ = True
+        assert_parked(task, key, self.store, within=within)
+
+
+@contextmanager
+def moved(app: Celery, **settings: Any) -> Iterator[None]:
+    """
+    Give *app* other settings (``url="memory://"`` for ``distlock_url``) until the end of the block.
+
+    They go into its configuration, so that a worker that starts in this process has them as well.
+    """
+    runtime = Runtime.of(app)
+    app.conf.get("distlock_url")  # what is set before the configuration is loaded may be overruled
+    changes: Any = app.conf.changes
+    names = {f"distlock_{name}": value for name, value in settings.items()}
+    before = {key: changes[key] for key in changes if _plain(app, key) in names}
+    flags = dict(runtime._flags)
+    for key in before:
+        del changes[key]
+    changes.update(names)
+    try:
+        runtime.use_flags({name: value for name, value in flags.items() if name not in settings})
+        yield
+    finally:
+        for name in names:
+            changes.pop(name, None)
+        changes.update(before)
+        runtime.use_flags(flags)
+
+
+def _plain(app: Celery, key: str) -> str:
+    """Return the name of a setting without the app's namespace."""
+    namespace = str(getattr(app, "namespace", None) or "").lower()
+    return str(key).lower().removeprefix(f"{namespace}_")
+
+
+def tested_app() -> Celery:
+    """
+    Return the current app if it declares locked tasks, else the only app that does.
+
+    A task is shared with every app that is made later, unless one says ``shared=False``: an app
+    that has such tasks alone counts only where there is no other.
+
+    Raises:
+        LookupError: No app has locked tasks, or several have, and none is current.
+    """
+    current: Any = _state._tls.current_app  # type: ignore[attr-defined]  # current_app makes one up
+    active: list[Any] = list(_state._get_active_apps())  # type: ignore[attr-defined]
+    declaring = [app for app in active if app._pending or Runtime.of(app).plans]
+    apps: list[Celery] = [app for app in declaring if _has_locked_tasks(app)]
+    if not apps and current is not None and _has_locked_tasks(current):
+        apps = [current]
+    if current in apps:
+        apps = [current]
+    if len(apps) == 1:
+        return apps[0]
+    names = ", ".join(sorted(str(app.main) for app in apps))
+    reason = (
+        f"several apps have locked tasks ({names})"
+        if apps
+        else "no Celery app with locked tasks is known: import the module that declares them"
+    )
+    raise LookupError(f"{reason}, or let a fixture distlock_app return the app")
+
+
+def _has_locked_tasks(app: Any) -> bool:
+    if not (app.finalized or app.autofinalize):
+        return False
+    app.finalize(auto=True)  # tasks are declared no earlier
+    return any(Runtime.of(app).plans.values())

