@@ -1,0 +1,109 @@
+"""
+Directives that make documentation from the code: ``settings`` and ``worker-flags``.
+
+Names, defaults and what is allowed come from :mod:`celery_distlock.settings`; the words from the
+docstrings of `LockedTask` and `Settings`; the flags from what ``celery worker`` is given.
+"""
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from celery import Celery
+from celery.bin.base import CeleryOption
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from celery_distlock import LockedTask, settings, task
+from celery_distlock.errors import ConfigurationError
+from celery_distlock.settings import APP_ONLY, Layer, Settings
+from celery_distlock.worker import options
+
+
+def words(documented: type, section: str) -> dict[str, str]:
+    """Return what the docstring's *section* says of each name."""
+    text = inspect.getdoc(documented) or ""
+    body = re.search(rf"^{section}:\n((?:    .*\n|\n)+)", text + "\n", re.MULTILINE)
+    if body is None:
+        raise LookupError(f"the docstring of {documented.__name__} has no section {section}")
+    entries = re.findall(r"^    (\w+): ((?:.*\n)(?:     +.*\n)*)", body[1], re.MULTILINE)
+    return {name: " ".join(said.split()) for name, said in entries}
+
+
+def allowed(name: str) -> str:
+    """Return what the check of *name* asks for, in the words of its message; or nothing."""
+    try:
+        Settings.from_layers(Layer("{}", {name: object()}))
+    except ConfigurationError as error:
+        said = re.sub(r"^.*?(must be|one of) ", "", str(error)).partition(", not ")[0]
+        said = said.replace(f"{settings.MAX_LEASE:g}", f"{settings.MAX_LEASE:.0f}")
+        return f"{said}; or None" if getattr(Settings(), name) is None else said
+    return ""
+
+
+def worker_flags() -> dict[str, str]:
+    """Return the flags that are added to ``celery worker``, with their help."""
+    app = Celery(set_as_current=False)
+    options.add_options(app)
+    added: list[CeleryOption] = sorted(app.user_options["worker"], key=lambda each: each.opts)
+    return {each.opts[0]: each.help or "" for each in added}
+
+
+def flag_of(name: str) -> str:
+    """Return the worker's flag for the setting *name*, or nothing."""
+    flag = "--distlock-disable" if name == "enabled" else f"--distlock-{name.replace('_', '-')}"
+    return flag if flag in worker_flags() else ""
+
+
+def setting_lines() -> Iterator[str]:
+    """Yield a definition for each setting, in reStructuredText."""
+    said = words(Settings, "Attributes") | {
+        name.removeprefix("lock_"): text for name, text in words(LockedTask, "Options").items()
+    }
+    for name, field in Settings.__dataclass_fields__.items():
+        of_task = "" if name in APP_ONLY else f"lock_{name}"
+        names = filter(None, (of_task, f"distlock_{name}", flag_of(name)))
+        yield ", ".join(f"``{each}``" for each in names)
+        yield f"   {said[name]}"
+        yield ""
+        facts = [f"Default: ``{field.default!r}``", f"Allowed: {allowed(name)}"]
+        yield f"   {'. '.join(facts if allowed(name) else facts[:1])}."
+        yield ""
+
+
+def flag_lines() -> Iterator[str]:
+    """Yield a definition for each flag, in reStructuredText."""
+    for flag, said in worker_flags().items():
+        yield f"``{flag}``"
+        yield f"   {said}"
+        yield ""
+
+
+class FromCode(SphinxDirective):
+    """Stands for the lines that its function yields."""
+
+    lines = staticmethod(setting_lines)
+
+    def run(self) -> list[nodes.Node]:
+        """Return what the lines say."""
+        for module in (settings, task, options):
+            self.env.note_dependency(inspect.getfile(module))
+        parent = nodes.Element()
+        self.state.nested_parse(StringList([*self.lines()], source=self.name), 0, parent)
+        return parent.children
+
+
+class WorkerFlags(FromCode):
+    """Likewise."""
+
+    lines = staticmethod(flag_lines)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Add the directives."""
+    app.add_directive("settings", FromCode)
+    app.add_directive("worker-flags", WorkerFlags)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,45 @@
+"""How the documentation is built; needs no network."""
+
+import sys
+from pathlib import Path
+
+import celery_distlock
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+project = "celery-distlock"
+author = "celery-distlock contributors"
+version = release = celery_distlock.__version__
+html_title = f"{project} {release}"
+html_theme = "furo"
+html_copy_source = False
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "from_code",
+]
+exclude_patterns = ["_ext"]
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+default_role = "literal"
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+napoleon_custom_sections = [("Options", "params_style")]
+napoleon_use_ivar = True
+
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+
+# What is not described here: other projects, the standard library beyond what Sphinx knows, and
+# what the pages of the reference leave out because it is not for users.
+nitpicky = True
+nitpick_ignore_regex = [
+    (r"py:.*", r"(celery|kombu|threading|collections|pathlib|os|fnmatch)\b.*"),
+    (r"py:mod", r"celery_distlock\.(execution|clock|keys|ledger)"),
+]
