@@ -234,19 +234,14 @@ class Admin:
         Returns:
             What was dropped; nothing if it is not parked.
         """
-        store = self.store
-        if key is None:
-            found = list(store.find_parked(task_id))
-        else:
-            waiters = self._all_waiters(as_key(key))
-            found = [(as_key(key), w.run) for w in waiters if _task_id(w.run) == task_id]
+        found = list(self.store.find_parked(task_id, None if key is None else as_key(key)))
         return [dropped for at, run in found if (dropped := self._drop(at, run))]
 
     def _drop(self, key: str, run: str) -> Dropped | None:
         store = self.store
-        waiter = next((w for w in self._all_waiters(key) if w.run == run), None)
-        if waiter is None:
-            return None
+        waiter, state = store.parked(key, run), store.inspect(key)
+        if waiter is None or (state.run == run and not state.owner.startswith("parked:")):
+            return None  # it runs
         woken = store.drop(Wake(slot_name(key), run, b""))
         if woken.released:
             store.dispatch(woken.wake)
@@ -257,15 +252,6 @@ class Admin:
         sender = self._app.tasks.get(name, self._app)
         signals.send("task_dropped", sender, key=dropped.key, task_id=task_id)
         return dropped
-
-    def _all_waiters(self, key: str) -> Iterator[Waiter]:
-        first, page = 0, 1000
-        while found := self.store.waiters(key, first=first, limit=page):
-            yield from found
-            queued = sum(not waiter.woken for waiter in found)
-            if queued < page:
-                return
-            first += page
 
     def _revoke(self, waiter: Waiter) -> str:
         """Let whoever waits for the task's result know; return the task's name."""
@@ -304,8 +290,7 @@ class Admin:
         if not state.owner.startswith("parked:"):
             return Holder.of(state.owner)
         try:
-            found = self.store.waiters(key, limit=10)
-            coming = next((waiter for waiter in found if waiter.run == state.run), None)
+            coming = self.store.parked(key, state.run)
         except StoreError:
             coming = None
         who = self._who(coming) if coming else Holder("", _task_id(state.run))

@@ -361,8 +361,16 @@ class Store(ABC):
         """Return who waits for *key*, from place *first* on; before them those on their way."""
         raise self._cannot(Ability.LIST)
 
-    def find_parked(self, task_id: str) -> Iterator[tuple[str, str]]:
-        """Find the keys at which runs of a task are parked or on their way: key and run."""
+    def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
+        """
+        Find the keys at which runs of a task are parked or on their way: key and run.
+
+        If *key* is given, only there.
+        """
+        raise self._cannot(Ability.LIST)
+
+    def parked(self, key: str, run: str) -> Waiter | None:
+        """Return a run that is parked at *key*, or on its way to it."""
         raise self._cannot(Ability.LIST)
 
     def rouse(self, key: str) -> Iterator[Wake]:

@@ -4,7 +4,7 @@ import json
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from .refusals import described, facts_of
 from .servers import Servers
 from .wires import TIMEOUT, Call, command, script_call, time_left
 
-__all__ = ["SWEEP_BATCH", "RedisListing", "state_of", "text"]
+__all__ = ["SWEEP_BATCH", "RedisListing", "state_of", "text", "told_by"]
 
 SWEEP_BATCH = 100  # keys a round trip
 SCAN_BATCH = 1000  # records that the server looks at, a round trip
@@ -110,13 +110,25 @@ class RedisListing(Store):
         found = zip(facts[::3], facts[1::3], facts[2::3], strict=True)
         return [_waiter(*each, woken=number < woken) for number, each in enumerate(found)]
 
-    def find_parked(self, task_id: str) -> Iterator[tuple[str, str]]:
+    def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
         mask = _GLOB.sub(r"\\\g<0>", f"{task_id}:") + "*"
-        for names in self._waiting_names():
+        for names in self._waiting_names() if key is None else [[slot_name(key)]]:
             for name in names:
                 for record, kind in (("queue", "p:"), ("woken", "")):
                     for member in self._members(f"{self._stem(name)}{record}", kind + mask):
                         yield key_of(name), member.removeprefix(kind)
+
+    def parked(self, key: str, run: str) -> Waiter | None:
+        stem = self._stem(slot_name(key))
+        tasks, woken = f"{stem}tasks", f"{stem}woken"
+        calls = [
+            command(tasks.encode(), "HMGET", tasks, f"e:{run}", f"s:{run}"),
+            command(woken.encode(), "ZSCORE", woken, run),
+        ]
+        (envelope, arrival), due = self._ask(calls, key).answers
+        if envelope is None:
+            return None
+        return Waiter("", run, float(arrival or 0) / 1e6, envelope, due is not None)
 
     def _members(self, record: str, mask: str) -> Iterator[str]:
         words = "MATCH", mask, "COUNT", SCAN_BATCH
@@ -144,12 +156,26 @@ class RedisListing(Store):
         return {text(what): float(by) for what, by in zip(found[::2], found[1::2], strict=True)}
 
     def facts(self) -> Iterator[tuple[str, str]]:
-        for node in self._servers.nodes():
-            asked_at = time.time()
-            calls = [command(b"", *words)._replace(node=node) for words in _QUESTIONS]
-            info, save, now = self._attempt(calls).answers
-            ahead = int(now[0]) + int(now[1]) / 1e6 - (asked_at + time.time()) / 2
-            yield from described(facts_of(info, save), ahead)
+        return told_by(self._servers, self._attempt)
+
+
+def told_by(
+    servers: Servers, attempt: Callable[[Sequence[Call]], Answered]
+) -> Iterator[tuple[str, str]]:
+    """Describe *servers* for people, as `Store.facts` does, by what they answer to *attempt*."""
+    for node in servers.nodes():
+        asked_at = time.time()
+        calls = [command(b"", *words)._replace(node=node) for words in _QUESTIONS]
+        info, save, now = attempt(calls).answers
+        if not isinstance(info, bytes) or not isinstance(now, list):
+            yield "server", f"does not tell of itself: {next(filter(_failed, (info, now)))}"
+            continue
+        ahead = int(now[0]) + int(now[1]) / 1e6 - (asked_at + time.time()) / 2
+        yield from described(facts_of(info, save), ahead)
+
+
+def _failed(answer: object) -> bool:
+    return isinstance(answer, Exception)
 
 
 class _Cursor:

@@ -400,15 +400,24 @@ class MemoryStore(Store):
                     queue.append(Waiter(who, "", since))
             return queue if first else woken[:limit] + queue
 
-    def find_parked(self, task_id: str) -> Iterator[tuple[str, str]]:
+    def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
         with self._mutex:
             found = [
                 (key_of(name), run)
                 for name, state in self._keys.items()
                 for run in state.envelopes
-                if run.startswith(f"{task_id}:")
+                if run.startswith(f"{task_id}:") and key in (None, key_of(name))
             ]
         yield from found
+
+    def parked(self, key: str, run: str) -> Waiter | None:
+        with self._mutex:
+            state = self._keys.get(slot_name(key), _Key())
+            envelope = state.envelopes.get(run)
+            if envelope is None:
+                return None
+            since = self._epoch + state.arrivals.get(run, 0.0)
+            return Waiter("", run, since, envelope, run in state.woken)
 
     def rouse(self, key: str) -> Iterator[Wake]:
         name = slot_name(key)

@@ -21,7 +21,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError, ResponseError
@@ -45,6 +45,7 @@ from .base import (
     Wake,
     forget_after_fork,
 )
+from .listing import told_by
 from .refusals import facts_of, memory_doubts, passes
 from .urls import locate
 from .wires import TIMEOUT, Call, TooFewReplicasError, command, milliseconds, time_left
@@ -379,6 +380,9 @@ class NativeStore(Store):
         (info,) = self._attempt([command(probe.encode(), "INFO")]).answers
         doubts = list(memory_doubts(facts_of(info))) if isinstance(info, bytes) else []
         return doubts + self._servers.check()
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        return told_by(self._servers, self._attempt)
 
     def close(self) -> None:
         self._servers.close()

@@ -1863,6 +1863,8 @@ class StoreContract(
 
         (waiter,) = store.waiters("k")
 
+        assert waiter == store.parked("k", "run")
+        assert store.parked("k", "another") is None
         assert (waiter.owner, waiter.run, waiter.envelope) == ("", "run", envelope)
         assert not waiter.woken
         assert waiter.since == pytest.approx(store.inspect("k").oldest, abs=0.01)
@@ -1892,6 +1894,7 @@ class StoreContract(
 
         assert (woken.run, woken.woken) == ("run1", True)
         assert (queued.run, queued.woken) == ("run2", False)
+        assert store.parked("k", "run1") == woken
         assert store.inspect("k").woken == 1
         assert found_keys(store) == ["k"]
 
@@ -1916,6 +1919,8 @@ class StoreContract(
         park(store, "l", f"{run}:1:0:0")
         park(store, "l", f"{run}x:0:0:0")
 
+        assert list(store.find_parked(run, "k")) == [("k", f"{run}:0:0:0")]
+        assert list(store.find_parked(run, "m")) == []
         found = sorted(store.find_parked(run))
 
         assert found == [("k", f"{run}:0:0:0"), ("l", f"{run}:1:0:0")]
