@@ -108,6 +108,8 @@ class Points:
         @functools.wraps(original)
         def crossing(*args: Any, **kwargs: Any) -> Any:
             where = place(*args, **kwargs)
+            if where == "count":  # now and then, by a thread of its own
+                return original(*args, **kwargs)
             self.cross(where, "before")
             result = original(*args, **kwargs)
             self.cross(where, "after")

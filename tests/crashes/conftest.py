@@ -15,7 +15,7 @@ import redis
 
 from celery_distlock import Lock
 from celery_distlock.runtime import Runtime
-from tests import servers
+from tests import processes, servers
 from tests.waiting import wait_until
 from tests.workers import WorkerProcess
 
@@ -169,6 +169,11 @@ class Scene:
         stem = f"{self.env['DISTLOCK_TEST_PREFIX']}:points"
         return {point: int(n) for point, n in self._redis.hgetall(f"{stem}:counts").items()}
 
+    def struck(self) -> list[int]:
+        """The pools' processes that got a signal at a point."""
+        strikes = [each for each in self.strikes() if each["point"].startswith("child:")]
+        return [each["victims"][0] for each in strikes]
+
     def strikes(self) -> list[dict[str, Any]]:
         return self.journal.read("strikes")
 
@@ -261,11 +266,13 @@ def _show_logs(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _whole_pools(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Leave no pool behind that has yet to notice that a process of its own is dead."""
+    """Leave no pool behind with a process that is dying, or dead and not noticed yet."""
     yield
     for name in SCENES:
         if name in request.fixturenames:
-            for worker in request.getfixturevalue(name).workers:
+            scene = request.getfixturevalue(name)
+            wait_until(lambda: not any(map(processes.alive, scene.struck())), timeout=60.0)  # noqa: B023
+            for worker in scene.workers:
                 worker.wait_whole()
 
 

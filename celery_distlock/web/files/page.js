@@ -1,0 +1,584 @@
+// Shows what /api tells. Every text that comes from there goes through `plain` and into a text node.
+
+const at = (id) => document.getElementById(id);
+
+const FETCH_PATIENCE = 30_000; // ms; the store itself is given up earlier
+const PAGE = 200; // keys
+const MOST = 1000; // keys, as the server has it
+const NOTICE_TIME = 12_000; // ms
+
+const COLUMNS = [
+  ["key", "Key", "ascending"],
+  ["task", "Task", "ascending"],
+  ["host", "Host", "ascending"],
+  ["held", "Held for", "descending"],
+  ["lease", "Lease left", "ascending"],
+  ["waiting", "Waiting", "descending"],
+  ["token", "Token", "descending"],
+];
+const NUMBERS = ["held", "lease", "waiting", "token"];
+
+const session = { csrf: "", readOnly: true, interval: 2 };
+const wish = { q: "", sort: "waiting", desc: true, limit: PAGE, lock: "", first: 0 };
+const now = { locks: [], details: null, read: 0, paused: false, failing: "" };
+const rows = new Map();
+
+// Text
+
+const SPELT = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
+const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]|\p{Cs}/gu;
+
+/** What cannot be seen, or turns the text around it, made visible. */
+function plain(text) {
+  const spell = (c) => SPELT[c] || `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`;
+  return String(text).replace(HIDDEN, spell);
+}
+
+function make(tag, className = "", text = "") {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text !== "") element.textContent = plain(text);
+  return element;
+}
+
+function put(element, text) {
+  const shown = plain(text);
+  if (element.textContent !== shown) element.textContent = shown;
+}
+
+function seconds(value) {
+  if (value < 9.95) return `${value.toFixed(1)} s`;
+  if (value < 120) return `${Math.round(value)} s`;
+  if (value < 7200) return `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
+  if (value < 172_800) return `${Math.floor(value / 3600)} h ${Math.floor((value % 3600) / 60)} min`;
+  return `${Math.floor(value / 86_400)} d ${Math.floor((value % 86_400) / 3600)} h`;
+}
+
+const clock = (epoch) => new Date(epoch * 1000).toLocaleString();
+const count = (number) => number.toLocaleString("en");
+const named = (who) => (who.id ? `${who.task || "task"}[${who.id}]` : who.task);
+
+function somewhere(who) {
+  return who.host ? `${named(who)} on ${who.host}, process ${who.pid}` : named(who);
+}
+
+// Asking the server
+
+class Refused extends Error {
+  constructor(status, answer) {
+    super(answer.error || `the page's server says ${status}`);
+    this.status = status;
+    this.store = answer.store;
+  }
+}
+
+async function ask(path, body) {
+  const options = { signal: AbortSignal.timeout(FETCH_PATIENCE) };
+  if (body) {
+    options.method = "POST";
+    options.headers = { "Content-Type": "application/json", "X-Distlock-CSRF": session.csrf };
+    options.body = JSON.stringify(body);
+  }
+  const response = await fetch(path, options);
+  let answer = {};
+  try {
+    answer = await response.json();
+  } catch {
+    if (response.ok) throw new Refused(response.status, {});
+  }
+  if (!response.ok) throw new Refused(response.status, answer);
+  return answer;
+}
+
+// The list
+
+function buildColumns() {
+  for (const [name, label] of COLUMNS) {
+    const cell = make("th", `c-${name}${NUMBERS.includes(name) ? " number" : ""}`);
+    cell.scope = "col";
+    cell.setAttribute("role", "columnheader");
+    const button = make("button", "", label);
+    button.type = "button";
+    button.dataset.sort = name;
+    button.addEventListener("click", () => sortBy(name));
+    cell.append(button);
+    at("columns").append(cell);
+  }
+}
+
+function sortBy(name) {
+  const first = COLUMNS.find(([column]) => column === name)[2] === "descending";
+  wish.desc = wish.sort === name ? !wish.desc : first;
+  wish.sort = name;
+  showOrder();
+  refresh();
+}
+
+function showOrder() {
+  for (const cell of at("columns").children) {
+    const chosen = cell.firstChild.dataset.sort === wish.sort;
+    if (chosen) cell.setAttribute("aria-sort", wish.desc ? "descending" : "ascending");
+    else cell.removeAttribute("aria-sort");
+  }
+  const state = new URLSearchParams({ q: wish.q, sort: wish.sort, desc: Number(wish.desc) });
+  if (wish.lock) state.set("lock", wish.lock);
+  history.replaceState(null, "", `#${state}`);
+}
+
+function newRow(name) {
+  const row = make("tr");
+  row.setAttribute("role", "row");
+  for (const [column, label] of COLUMNS) {
+    const cell = make("td", `c-${column}${NUMBERS.includes(column) ? " number" : ""}`);
+    cell.setAttribute("role", "cell");
+    if (column !== "key") cell.dataset.label = label;
+    row.append(cell);
+  }
+  const key = make("button", "key");
+  key.type = "button";
+  key.addEventListener("click", () => choose(name));
+  row.cells[0].append(key);
+  row.cells[1].append(make("div"), make("div", "soft mono"));
+  row.cells[2].append(make("div"), make("div", "soft"));
+  return row;
+}
+
+function fillRow(row, lock) {
+  const [key, task, host, , , waiting, token] = row.cells;
+  const holder = lock.holder;
+  put(key.firstChild, lock.key);
+  put(task.firstChild, holder ? holder.task : "free");
+  task.firstChild.className = holder ? "" : "tag";
+  put(task.lastChild, holder ? holder.id : "");
+  put(host.firstChild, holder ? holder.host || (lock.state === "waking" ? "on its way" : "") : "");
+  host.firstChild.className = lock.state === "waking" ? "tag waking" : "";
+  put(host.lastChild, holder && holder.pid ? `process ${holder.pid}` : "");
+  host.classList.toggle("nothing", !holder);
+  const waits = lock.waiting + lock.woken;
+  put(waiting, waits ? count(waits) : "–");
+  waiting.classList.toggle("some", waits > 0);
+  put(token, lock.token === "0" ? "–" : lock.token);
+  row.classList.toggle("chosen", lock.name === wish.lock);
+}
+
+function showList(answer) {
+  now.locks = answer.locks.map((lock) => ({ ...lock, read: performance.now() }));
+  const focused = document.activeElement;
+  const shown = new Set();
+  let before = null;
+  for (const lock of now.locks) {
+    shown.add(lock.name);
+    const row = rows.get(lock.name) || newRow(lock.name);
+    rows.set(lock.name, row);
+    fillRow(row, lock);
+    const place = before ? before.nextSibling : at("rows").firstChild;
+    if (row !== place) at("rows").insertBefore(row, place);
+    before = row;
+  }
+  for (const [name, row] of rows) {
+    if (!shown.has(name)) {
+      row.remove();
+      rows.delete(name);
+    }
+  }
+  // A row that is moved loses the focus.
+  if (focused !== document.activeElement && focused.isConnected) focused.focus();
+  showCount(answer);
+}
+
+function showCount({ locks, matching, total, whole, age }) {
+  const all = `${whole ? "" : "more than "}${count(total)} ${total === 1 ? "key" : "keys"}`;
+  const of = wish.q ? `${count(matching)} of ${all}` : all;
+  const cut = locks.length < matching ? `the first ${count(locks.length)} of ${of}` : of;
+  const old = age > 5 * session.interval ? `, as they were ${seconds(age)} ago` : "";
+  put(at("count"), total ? cut + old : "");
+  at("more").hidden = locks.length >= matching || wish.limit >= MOST;
+  at("empty").hidden = locks.length > 0;
+  put(at("empty"), total ? "No key matches." : "No key is held, and nobody waits.");
+  document.querySelector("table").hidden = locks.length === 0;
+}
+
+/** Times go on between two answers. */
+function tick() {
+  if (now.failing) return;
+  for (const lock of now.locks) {
+    const row = rows.get(lock.name);
+    if (!row) continue;
+    const passed = now.paused ? 0 : (performance.now() - lock.read) / 1000;
+    const holder = Boolean(lock.holder);
+    put(row.cells[3], holder ? seconds(lock.held + passed) : "–");
+    put(row.cells[4], holder ? seconds(Math.max(0, lock.lease - passed)) : "–");
+  }
+}
+
+// One key
+
+function choose(name) {
+  wish.lock = name;
+  wish.first = 0;
+  now.details = null;
+  at("details").hidden = false;
+  at("main").classList.add("chosen-one");
+  showOrder();
+  refresh().then(() => at("details-key").focus());
+}
+
+function unchoose() {
+  const row = rows.get(wish.lock);
+  wish.lock = "";
+  now.details = null;
+  at("details").hidden = true;
+  at("main").classList.remove("chosen-one");
+  showOrder();
+  for (const each of rows.values()) each.classList.remove("chosen");
+  (row ? row.querySelector(".key") : at("search")).focus();
+}
+
+function showDetails(details) {
+  now.details = details;
+  const { lock } = details;
+  put(at("details-key"), lock.key);
+  const facts = [["State", { held: "held", waking: "on its way", free: "free" }[lock.state]]];
+  if (lock.holder) {
+    facts.push(["Task", lock.holder.task]);
+    if (lock.holder.id) facts.push(["Task id", lock.holder.id]);
+    if (lock.holder.host) facts.push(["Host", lock.holder.host], ["Process", lock.holder.pid]);
+    facts.push(["Since", clock(lock.since)], ["Held for", seconds(lock.held)]);
+    facts.push(["Lease left", seconds(lock.lease)], ["Token", lock.token]);
+  }
+  const waits = lock.waiting + lock.woken;
+  facts.push(["Waiting", waits ? `${count(waits)}, the first for ${seconds(lock.waited)}` : "nobody"]);
+  showFacts(facts, lock.state);
+  at("actions").hidden = session.readOnly;
+  at("release").hidden = !lock.holder;
+  at("wake").hidden = waits === 0;
+  showQueue(details);
+}
+
+function showFacts(facts, state) {
+  const list = at("facts");
+  const shape = facts.map(([name]) => name).join();
+  if (list.dataset.shape !== shape) {
+    list.replaceChildren(...facts.flatMap(([name]) => [make("dt", "", name), make("dd")]));
+    list.dataset.shape = shape;
+  }
+  const values = list.querySelectorAll("dd");
+  facts.forEach(([, value], index) => put(values[index], value));
+  let tag = values[0].querySelector(".tag");
+  if (!tag) {
+    tag = make("span", "tag");
+    values[0].replaceChildren(tag);
+  }
+  tag.className = `tag ${state}`;
+  put(tag, facts[0][1]);
+}
+
+function showQueue({ lock, queue, first, page }) {
+  const focused = document.activeElement?.dataset?.drop;
+  const kinds = { woken: "on its way", parked: "parked", blocked: "blocked" };
+  const items = queue.map((waiter) => {
+    const item = make("li");
+    item.append(make("span", "place", waiter.place === null ? "→" : `${waiter.place + 1}.`));
+    const who = make("div", "who");
+    who.append(make("div", "", waiter.who.task || "task"));
+    if (waiter.who.id) who.append(make("div", "soft mono", waiter.who.id));
+    const place = waiter.who.host ? ` on ${waiter.who.host}, process ${waiter.who.pid}` : "";
+    const since = waiter.waited === null ? "" : ` for ${seconds(waiter.waited)}`;
+    const about = make("div", "soft", kinds[waiter.kind] + place + since);
+    if (waiter.since) about.title = `since ${clock(waiter.since)}`;
+    who.append(about);
+    item.append(who);
+    if (waiter.who.id && waiter.kind !== "blocked" && !session.readOnly) {
+      const drop = make("button", "danger", "Drop…");
+      drop.type = "button";
+      drop.dataset.drop = waiter.who.id;
+      drop.setAttribute("aria-label", plain(`Drop ${named(waiter.who)}`));
+      drop.addEventListener("click", () => confirmDrop(lock, waiter));
+      item.append(drop);
+    }
+    return item;
+  });
+  if (!items.length) items.push(make("li", "none", "Nobody waits."));
+  at("queue").replaceChildren(...items);
+  if (focused) {
+    [...at("queue").querySelectorAll("button")].find((b) => b.dataset.drop === focused)?.focus();
+  }
+  at("earlier").hidden = first === 0;
+  at("later").hidden = first + page >= lock.waiting;
+}
+
+// Changing
+
+let agreed = null;
+
+function confirm(title, lines, yes, change) {
+  put(at("confirm-title"), title);
+  at("confirm-text").replaceChildren(...lines);
+  put(at("yes"), yes);
+  agreed = change;
+  at("confirm").showModal();
+  at("no").focus();
+}
+
+function paragraph(...parts) {
+  const line = make("p");
+  for (const part of parts) line.append(typeof part === "string" ? plain(part) : part);
+  return line;
+}
+
+const strong = (text) => make("strong", "mono", text);
+
+function confirmRelease() {
+  const { lock } = now.details;
+  const holder = lock.holder;
+  const notice =
+    lock.state === "waking"
+      ? "It is on its way and has not begun. It will ask for the key again when it arrives."
+      : "It is not asked. Until it notices, within a third of its lease, two may run under this" +
+        " key. Then it is aborted, unless it says otherwise.";
+  const next = lock.waiting ? "The key goes to the next of those who wait." : "Nobody waits for it.";
+  confirm(
+    "Release this key?",
+    [
+      paragraph(strong(lock.key)),
+      paragraph(strong(somewhere(holder)), ` loses it, after ${seconds(lock.held)}.`),
+      paragraph(notice),
+      paragraph(next),
+    ],
+    "Release it",
+    () =>
+      change("/api/release", { name: lock.name, token: lock.token }, () => {
+        return `Released: ${named(holder)} has lost ${lock.key}.`;
+      }),
+  );
+}
+
+function confirmDrop(lock, waiter) {
+  confirm(
+    "Drop this task?",
+    [
+      paragraph(strong(named(waiter.who)), " is taken out of the queue of"),
+      paragraph(strong(lock.key)),
+      paragraph("It will not run. Its state is REVOKED then, and a chord that waits for it fails."),
+    ],
+    "Drop it",
+    () =>
+      change("/api/drop", { name: lock.name, task_id: waiter.who.id }, () => {
+        return `Dropped: ${named(waiter.who)} will not run.`;
+      }),
+  );
+}
+
+function wake() {
+  const { lock } = now.details;
+  change("/api/wake", { name: lock.name }, ({ sent }) =>
+    sent ? `Sent on: ${count(sent)} for ${lock.key}.` : "Nothing had to be sent on.",
+  );
+}
+
+async function change(path, body, told) {
+  try {
+    notify(told(await ask(path, body)));
+  } catch (error) {
+    const unsure = !(error.status < 500);
+    notify(`${error.message}.${unsure ? " Whether it was done is not known." : ""}`, true);
+    if (error.status === 403) begin();
+  }
+  refresh();
+}
+
+let noticeTimer = 0;
+
+function notify(text, bad = false) {
+  at("notice").classList.toggle("bad", bad);
+  put(at("notice"), text);
+  clearTimeout(noticeTimer);
+  noticeTimer = setTimeout(() => put(at("notice"), ""), NOTICE_TIME);
+}
+
+// Going on
+
+let timer = 0;
+let asking = 0;
+
+async function refresh() {
+  clearTimeout(timer);
+  const turn = ++asking;
+  try {
+    const query = new URLSearchParams({ sort: wish.sort, desc: Number(wish.desc), limit: wish.limit });
+    if (wish.q) query.set("q", wish.q);
+    const asked = [ask(`/api/locks?${query}`)];
+    const chosen = wish.lock;
+    if (chosen) {
+      asked.push(ask(`/api/lock?${new URLSearchParams({ name: chosen, first: wish.first })}`));
+    }
+    const [list, details] = await Promise.all(asked);
+    if (turn !== asking) return;
+    recovered();
+    showList(list);
+    tick();
+    if (details) showDetails(details);
+  } catch (error) {
+    if (turn !== asking) return;
+    failed(error);
+  }
+  if (turn === asking) again();
+}
+
+function again() {
+  clearTimeout(timer);
+  if (!now.paused && !document.hidden && !at("main").hidden) {
+    timer = setTimeout(refresh, 1000 * session.interval);
+  }
+}
+
+function failed(error) {
+  if (error.status === 401) {
+    begin();
+    return;
+  }
+  let text = `The page's server does not answer. Is celery locks web still running?`;
+  if (error.store === "silent") text = `The lock store does not answer: ${error.message}`;
+  else if (error instanceof Refused) text = `It cannot be shown: ${error.message}`;
+  if (!now.failing) now.failing = new Date().toLocaleTimeString();
+  put(at("banner"), `${text} (Since ${now.failing}; still trying. What is below is from before.)`);
+  at("banner").hidden = false;
+  document.body.classList.add("stale");
+}
+
+function recovered() {
+  if (!now.failing) return;
+  now.failing = "";
+  at("banner").hidden = true;
+  put(at("banner"), "");
+  document.body.classList.remove("stale");
+  begin(); // the page's server may be another one now
+}
+
+async function begin() {
+  let about;
+  try {
+    about = await ask("/api/session");
+  } catch (error) {
+    failed(error);
+    timer = setTimeout(begin, 1000 * session.interval);
+    return;
+  }
+  const were = at("main").hidden;
+  Object.assign(session, about);
+  at("login").hidden = !about.login;
+  at("main").hidden = about.login;
+  at("pause").hidden = about.login;
+  at("leave").hidden = !about.leaves;
+  at("mode").hidden = !about.readOnly || about.login;
+  if (about.login) {
+    clearTimeout(timer);
+    asking++;
+    forget();
+    at("token").focus();
+    return;
+  }
+  put(at("title"), `of ${about.title}`);
+  document.title = plain(`Locks of ${about.title}`);
+  if (were) refresh();
+}
+
+/** Nothing of the locks stays in the page of one who is not let in. */
+function forget() {
+  at("rows").replaceChildren();
+  rows.clear();
+  now.locks = [];
+  now.failing = "";
+  at("banner").hidden = true;
+  document.body.classList.remove("stale");
+  at("details").hidden = true;
+  at("facts").replaceChildren();
+  delete at("facts").dataset.shape;
+  at("queue").replaceChildren();
+  put(at("details-key"), "");
+  if (at("confirm").open) at("confirm").close();
+}
+
+async function logIn(event) {
+  event.preventDefault();
+  const token = at("token").value;
+  at("token").value = "";
+  put(at("wrong"), "");
+  try {
+    await ask("/api/login", { token });
+  } catch (error) {
+    put(at("wrong"), `${error.message}.`);
+  }
+  begin();
+}
+
+function restore() {
+  const state = new URLSearchParams(location.hash.slice(1));
+  const sort = state.get("sort");
+  if (COLUMNS.some(([name]) => name === sort)) wish.sort = sort;
+  if (state.has("desc")) wish.desc = state.get("desc") === "1";
+  wish.q = at("search").value = state.get("q") || "";
+  wish.lock = state.get("lock") || "";
+  at("details").hidden = !wish.lock;
+  at("main").classList.toggle("chosen-one", Boolean(wish.lock));
+}
+
+let typing = 0;
+
+function listen() {
+  at("login").addEventListener("submit", logIn);
+  at("leave").addEventListener("click", () => ask("/api/logout", {}).finally(begin));
+  at("search").addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => {
+      wish.q = at("search").value.trim();
+      wish.limit = PAGE;
+      showOrder();
+      refresh();
+    }, 150);
+  });
+  at("more").addEventListener("click", () => {
+    wish.limit = Math.min(MOST, 5 * wish.limit);
+    refresh();
+  });
+  at("pause").addEventListener("click", () => {
+    now.paused = !now.paused;
+    at("pause").setAttribute("aria-pressed", String(now.paused));
+    put(at("pause"), now.paused ? "Paused" : "Pause");
+    if (!now.paused) refresh();
+    else clearTimeout(timer);
+  });
+  at("close").addEventListener("click", unchoose);
+  at("release").addEventListener("click", confirmRelease);
+  at("wake").addEventListener("click", wake);
+  at("earlier").addEventListener("click", () => turnPage(-1));
+  at("later").addEventListener("click", () => turnPage(1));
+  at("no").addEventListener("click", () => at("confirm").close());
+  at("yes").addEventListener("click", () => {
+    at("confirm").close();
+    agreed();
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && wish.lock && !at("confirm").open) unchoose();
+    if (event.key === "/" && !at("main").hidden && event.target.tagName !== "INPUT") {
+      event.preventDefault();
+      at("search").focus();
+    }
+  });
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) clearTimeout(timer);
+    else if (!now.paused && !at("main").hidden) refresh();
+  });
+  setInterval(tick, 1000);
+}
+
+function turnPage(by) {
+  wish.first = Math.max(0, wish.first + by * now.details.page);
+  refresh();
+}
+
+buildColumns();
+restore();
+showOrder();
+listen();
+begin();

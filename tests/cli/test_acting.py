@@ -1,0 +1,261 @@
+"""What the commands do to tasks that run and wait."""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+import pytest
+import redis
+from celery import chord
+from celery.exceptions import ChordError, TaskRevokedError
+
+from celery_distlock.errors import LockLostError
+from celery_distlock.runtime import Runtime
+from tests.waiting import wait_until
+
+WORKERS = [{"concurrency": 2}]
+TURN_LONG = "tests.apps.locked.turn_long"
+
+
+def wait_parked(site, key, task_id):
+    """Wait until the task is parked, which is later than its state says."""
+
+    def parked():
+        return any(run.startswith(task_id) for _, run in site.store.find_parked(task_id))
+
+    wait_until(parked, timeout=60, what=f"{task_id} to be parked at {key}")
+
+
+@pytest.fixture
+def running(site, key):
+    """A task that runs under *key* until its lock is lost or the gate of that name is open."""
+    result = site.tasks.turn_long.delay(key)
+    site.journal.wait(key, timeout=60)
+    yield result
+    if not result.ready():
+        site.forget(key)
+        with pytest.raises(LockLostError):
+            result.get(timeout=60)
+
+
+def test_a_running_task_and_those_that_wait_are_seen(site, locks, key, running):
+    parked = site.tasks.work_requeue.delay(key)
+    wait_parked(site, key, parked.id)
+
+    (listed,) = [json.loads(line) for line in locks("list", key, "--json").stdout.splitlines()]
+    queue = json.loads(locks("queue", key, "--json").stdout)
+
+    assert (listed["holder"]["task"], listed["holder"]["task_id"]) == (TURN_LONG, running.id)
+    assert listed["holder"]["pid"] in site.workers[0].children()
+    assert listed["waiting"] == 1
+    assert listed["oldest_seconds"] > listed["since_seconds"]
+    (waiter,) = queue["waiters"]
+    assert (waiter["place"], waiter["kind"]) == (0, "parked")
+    assert (waiter["task"], waiter["task_id"]) == ("work_requeue", parked.id)
+    assert waiter["since_seconds"] == listed["oldest_seconds"]
+    assert f"0\tparked\twork_requeue\t{parked.id}" in locks("queue", key).stdout
+
+
+def test_a_key_that_is_released_by_force_goes_to_the_next(site, locks, key, running):
+    parked = site.tasks.work_requeue.delay(key)
+    wait_parked(site, key, parked.id)
+
+    done = locks("release", key, "--force")
+
+    assert done.returncode == 0
+    assert f"{key} was taken from {TURN_LONG}[{running.id}] on " in done.stdout
+    assert f"[{parked.id}]" in done.stdout or "It is free now" in done.stdout
+    assert parked.get(timeout=60) == 0
+    with pytest.raises(LockLostError):
+        running.get(timeout=60)
+
+
+def test_a_release_tells_scripts_what_it_did(site, locks, key, running):
+    told = json.loads(locks("release", key, "--yes", "--json").stdout)
+
+    assert told["released"] is True
+    assert told["before"]["holder"]["task_id"] == running.id
+    assert (told["after"]["state"], told["after"]["holder"]) == ("free", None)
+    with pytest.raises(LockLostError):
+        running.get(timeout=60)
+
+
+def test_without_a_terminal_nothing_is_released_that_was_not_forced(site, locks, key, running):
+    done = locks("release", key)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--force" in done.stderr
+    assert site.look(key).token
+
+
+def test_to_release_a_free_key_has_status_1(locks, key):
+    done = locks("release", key, "--force")
+
+    assert done.returncode == 1
+    assert "nothing was done" in done.stdout
+
+
+def test_a_released_holder_is_asked_for_and_named_in_a_terminal(site, terminal, key, running):
+    screen = terminal("release", key)
+    screen.wait("Take it away? [y/N]:")
+    assert f"{key} is held by {TURN_LONG}[{running.id}] on " in screen.text
+    assert "two may run" in " ".join(screen.text.split())
+
+    screen.type("y\n")
+
+    assert screen.status() == 0
+    assert "was taken from" in screen.text
+    with pytest.raises(LockLostError):
+        running.get(timeout=60)
+
+
+def test_who_says_no_changes_nothing(site, terminal, key, running):
+    token = site.look(key).token
+    screen = terminal("release", key)
+    screen.wait("[y/N]:")
+
+    screen.type("n\n")
+
+    assert screen.status() == 1
+    assert site.look(key).token == token
+
+
+def test_a_holder_that_came_after_the_question_keeps_the_key(bare_site, terminal, key):
+    bare_site.store.acquire(key, "first", 60.0)
+    screen = terminal("release", key)
+    screen.wait("[y/N]:")
+    bare_site.store.release(key, "first")
+    token = bare_site.store.acquire(key, "second", 60.0).token
+
+    screen.type("y\n")
+
+    assert screen.status() == 1
+    assert "has changed hands" in screen.text
+    assert bare_site.look(key).token == token
+    bare_site.store.release(key, "second")
+
+
+@pytest.mark.parametrize("by_key", [False, True], ids=["searched", "by key"])
+def test_a_dropped_task_never_runs_and_whoever_waits_for_it_learns_so(site, locks, key, by_key):
+    note = uuid.uuid4().hex
+    with site.held(key):
+        result = site.tasks.work_requeue.delay(key, note)
+        wait_parked(site, key, result.id)
+
+        done = locks("drop", result.id, "--force", *(["--key", key] if by_key else []))
+
+        assert done.returncode == 0
+        assert f"work_requeue[{result.id}] was taken out of the queue of {key}" in done.stdout
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=60)
+    assert site.tasks.work_requeue.delay(key, "after").get(timeout=60) == 0
+    assert site.journal.read(key) == ["after"]
+
+
+def test_a_chord_with_a_dropped_member_fails_and_does_not_hang(site, locks, key):
+    with site.held(key):
+        members = [site.tasks.work_requeue.s(key), site.tasks.add.s(1, 2)]
+        result = chord(members)(site.tasks.total.s())
+        member = result.parent.results[0].id
+        wait_parked(site, key, member)
+
+        assert locks("drop", member, "--force").returncode == 0
+
+        with pytest.raises((ChordError, TaskRevokedError)):
+            result.get(timeout=60)
+        wait_until(lambda: result.state == "FAILURE", timeout=60, what="the chord's failure")
+
+
+def test_a_drop_asks_where_the_task_is_parked(site, terminal, key):
+    with site.held(key):
+        result = site.tasks.work_requeue.delay(key)
+        wait_parked(site, key, result.id)
+        screen = terminal("drop", result.id)
+        screen.wait("Drop it? [y/N]:")
+        assert f"{result.id} is parked at {key}" in screen.text
+
+        screen.type("n\n")
+
+        assert screen.status() == 1
+    assert result.get(timeout=60) == 0
+
+
+def test_to_drop_a_task_that_is_not_parked_has_status_1(locks):
+    done = locks("drop", "no-such-task", "--force")
+
+    assert done.returncode == 1
+    assert "no-such-task is not parked" in done.stdout
+
+
+def test_a_drop_without_a_terminal_has_to_be_forced(site, locks, key):
+    with site.held(key):
+        result = site.tasks.work_requeue.delay(key)
+        wait_parked(site, key, result.id)
+
+        done = locks("drop", result.id)
+
+        assert done.returncode == 2
+        assert "--force" in done.stderr
+    assert result.get(timeout=60) == 0
+
+
+def test_to_wake_where_nobody_waits_has_status_1(locks, key):
+    done = locks("wake", key)
+
+    assert done.returncode == 1
+    assert key in done.stdout
+
+
+@pytest.fixture
+def abandoned(load_app, worker):
+    """An app without a worker, and a task of it whose message the broker has lost."""
+    module = load_app("tests.apps.locked")
+    store = Runtime.of(module.app).store
+    key = f"key-{uuid.uuid4().hex[:8]}"
+    process = worker("tests.apps.locked")
+    store.acquire(key, "somebody", 600.0)
+    result = module.work_requeue.delay(key)
+    wait_until(lambda: list(store.find_parked(result.id)), timeout=60, what="it to be parked")
+    process.stop()
+    store.dispatch(store.release(key, "somebody").wake)
+    transport = module.app.conf.broker_transport_options
+    with redis.Redis.from_url(module.app.conf.broker_url) as broker:
+        assert broker.delete(f"{transport['global_keyprefix']}celery") == 1
+    return module, key, result
+
+
+def test_what_the_broker_has_lost_is_woken(abandoned, worker, monkeypatch):
+    module, key, result = abandoned
+    worker("tests.apps.locked")
+    assert Runtime.of(module.app).store.inspect(key).woken == 1
+
+    done = run_here(module.app, "wake", key)
+
+    assert (done.exit_code, done.output) == (0, "1 sent on.\n")
+    assert result.get(timeout=60) == 0
+
+
+def test_a_broker_that_does_not_answer_is_told_in_one_line(abandoned, monkeypatch):
+    module, key, _ = abandoned
+
+    def refuse(*_args, **_options):
+        raise ConnectionRefusedError("no broker")
+
+    monkeypatch.setattr(Runtime.of(module.app).store, "courier", refuse)
+
+    done = run_here(module.app, "wake", key)
+
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    assert "no broker" in line
+
+
+def run_here(app, *words):
+    from celery.bin.base import CLIContext
+    from click.testing import CliRunner
+
+    from celery_distlock.cli import locks
+
+    obj = CLIContext(app=app, no_color=True, workdir=None)
+    return CliRunner().invoke(locks, words, obj=obj)

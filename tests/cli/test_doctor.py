@@ -1,0 +1,161 @@
+"""What the doctor finds, and says to do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import redis
+
+PERSISTENT = {"appendonly": "yes"}
+
+
+@pytest.fixture
+def examine(invoke, bare_site):
+    """Return the exit status and the findings by subject."""
+
+    def run(url: str, *options: str):
+        done = invoke("--url", url, "doctor", "--json", *options)
+        invoke("--url", bare_site.env["DISTLOCK_TEST_BROKER"], "list")  # flags are the app's
+        told = json.loads(done.stdout)
+        assert told["status"] == done.exit_code
+        found: dict = {}
+        for finding in told["findings"]:
+            found.setdefault(finding["subject"], finding)  # of several, the worst comes first
+        return done.exit_code, found
+
+    return run
+
+
+@pytest.fixture
+def ask():
+    clients = []
+
+    def connect(server):
+        clients.append(redis.Redis.from_url(server.url))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+def test_a_good_server_is_fine(examine, private_server):
+    status, found = examine(private_server(options=PERSISTENT).url)
+
+    assert status == 0
+    assert {finding["verdict"] for finding in found.values()} == {"ok"}
+    assert {
+        *("locks", "server", "memory", "persistence", "replicas", "clock"),
+        *("publish", "latency", "tasks"),
+    } == set(found)
+
+
+@pytest.mark.parametrize(
+    ("options", "subject", "cure"),
+    [
+        ({"appendonly": "no", "save": '""'}, "persistence", "appendonly yes"),
+        ({**PERSISTENT, "maxmemory-policy": "allkeys-lru"}, "memory", "noeviction"),
+    ],
+    ids=["no persistence", "eviction"],
+)
+def test_a_doubt_has_status_1_and_comes_with_its_cure(
+    examine, private_server, options, subject, cure
+):
+    status, found = examine(private_server(options=options).url)
+
+    doubts = [name for name, finding in found.items() if finding["verdict"] == "doubt"]
+    assert (status, doubts) == (1, [subject])
+    assert cure in found[subject]["cure"]
+
+
+def test_who_may_not_publish_is_told_so(examine, private_server, ask):
+    server = private_server(options=PERSISTENT)
+    ask(server).execute_command(
+        *("ACL", "SETUSER", "mute", "on", ">pw", "~*", "+@all", "resetchannels")
+    )
+    url = server.url.replace("redis://", "redis://mute:pw@")
+
+    status, found = examine(url)
+
+    assert status == 1
+    assert found["publish"]["verdict"] == "doubt"
+    assert "may not publish" in found["publish"]["found"]
+
+
+def test_a_server_that_may_not_be_asked_about_itself_is_no_reason_to_fail(
+    examine, private_server, ask
+):
+    server = private_server(options=PERSISTENT)
+    rights = ("~*", "&*", "+@all", "-info", "-config")
+    ask(server).execute_command("ACL", "SETUSER", "shy", "on", ">pw", *rights)
+
+    _, found = examine(server.url.replace("redis://", "redis://shy:pw@"))
+
+    assert found["locks"]["verdict"] == "ok"
+    assert "does not tell" in found["server"]["found"]
+
+
+def test_a_full_server_is_unusable(examine, private_server, ask):
+    server = private_server(options=PERSISTENT)
+    ask(server).config_set("maxmemory", "1")
+
+    status, found = examine(server.url)
+
+    assert status == 2
+    assert found["locks"]["verdict"] == "bad"
+
+
+def test_a_server_that_is_not_there_is_unusable(examine):
+    status, found = examine("redis://user:geheim@127.0.0.1:1/0")
+
+    assert status == 2
+    assert set(found) == {"locks"}
+    assert "start the server" in found["locks"]["cure"]
+    assert "geheim" not in json.dumps(found)
+
+
+def test_a_wrong_password_is_told_as_one(examine, private_server, ask):
+    server = private_server()
+    ask(server).execute_command("ACL", "SETUSER", "somebody", "on", ">right", "~*", "+@all")
+
+    status, found = examine(server.url.replace("redis://", "redis://somebody:wrong-one@"))
+
+    assert status == 2
+    assert "password" in found["locks"]["cure"]
+    assert "wrong-one" not in json.dumps(found)
+
+
+def test_a_store_of_one_process_is_unusable(examine):
+    status, found = examine("memory://")
+
+    assert status == 2
+    assert "within one process" in found["store"]["found"]
+
+
+def test_tasks_whose_policy_the_store_cannot_serve_are_named(examine, private_server):
+    status, found = examine(f"{private_server(options=PERSISTENT).url}?scripts=off")
+
+    assert status == 2
+    assert found["tasks"]["verdict"] == "bad"
+    assert "needs a store that can keep tasks" in found["tasks"]["found"]
+    assert "Valkey" in found["server"]["found"]
+
+
+def test_a_table_has_a_line_for_each_finding(locks):
+    done = locks("doctor", "--samples", "3")
+
+    head, *lines = done.stdout.splitlines()
+    assert head == "VERDICT\tSUBJECT\tFOUND\tCURE"
+    assert all(len(line.split("\t")) == 4 for line in lines)
+    assert any("of 3 looks" in line for line in lines)
+    assert done.returncode == 1  # the tests' server persists nothing
+
+
+def test_the_doctor_leaves_nothing_behind(examine, private_server, ask):
+    server = private_server(options=PERSISTENT)
+    examine(server.url)
+
+    left = ask(server).keys("*")
+
+    assert [name for name in left if not name.endswith(b":fence")] == []

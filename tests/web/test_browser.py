@@ -1,0 +1,343 @@
+"""The page as people see it: in Chromium."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_distlock import Lock
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+playwright = pytest.importorskip("playwright.sync_api")
+expect, PlaywrightError = playwright.expect, playwright.Error
+expect.set_options(timeout=60_000)
+
+TOKEN = "correct horse battery staple"
+HOSTILE = (
+    "<script>alert(1)</script><img src=x onerror=alert(2)>\"'><svg/onload=alert(3)>\n"
+    "second \u202e line \ud800"
+)
+
+
+@pytest.fixture
+def shown(tab, page_process):
+    """The page, open."""
+    tab.goto(page_process.url)
+    return tab
+
+
+def key(page, name):
+    return page.get_by_role("button", name=name, exact=True)
+
+
+def choose(page, name):
+    key(page, name).click()
+    expect(page.get_by_role("heading", name=name, exact=True)).to_be_focused()
+    return page.get_by_role("complementary", name=name)
+
+
+def test_an_empty_store_says_so(shown):
+    expect(shown.get_by_text("No key is held, and nobody waits.")).to_be_visible()
+
+
+def test_a_key_appears_as_it_is_taken_and_goes_as_it_is_given_back(shown, admin):
+    expect(shown.get_by_text("No key is held")).to_be_visible()
+
+    with Lock("stock:1", store=admin.store):
+        expect(shown.get_by_role("row").filter(has=key(shown, "stock:1"))).to_contain_text(
+            "process"
+        )
+        expect(shown.get_by_text("1 key", exact=True)).to_be_visible()
+
+    expect(key(shown, "stock:1")).to_be_hidden()
+
+
+def test_a_pause_holds_the_page_still(shown, hold):
+    hold("before")
+    expect(key(shown, "before")).to_be_visible()
+    shown.get_by_role("button", name="Pause").click()
+    expect(shown.get_by_role("button", name="Paused")).to_have_attribute("aria-pressed", "true")
+
+    hold("after")
+
+    shown.wait_for_timeout(1000)  # five times as long as a look is apart from the next
+    expect(key(shown, "after")).to_be_hidden()
+    shown.get_by_role("button", name="Paused").click()
+    expect(key(shown, "after")).to_be_visible()
+
+
+def test_a_search_narrows_the_list(shown, hold):
+    for name in ("stock:1", "stock:2", "order:1"):
+        hold(name)
+    expect(key(shown, "order:1")).to_be_visible()
+
+    shown.get_by_role("searchbox", name="Search").fill("STOCK")
+
+    expect(key(shown, "order:1")).to_be_hidden()
+    expect(key(shown, "stock:1")).to_be_visible()
+    expect(shown.get_by_text("2 of 3 keys")).to_be_visible()
+
+
+def test_a_column_sorts_and_says_so(shown, hold):
+    for name in ("b", "a", "c"):
+        hold(name)
+    expect(shown.locator(".key")).to_have_count(3)
+    header = shown.get_by_role("columnheader", name="Key")
+
+    header.get_by_role("button").click()
+    expect(header).to_have_attribute("aria-sort", "ascending")
+    expect(shown.locator(".key")).to_have_text(["a", "b", "c"])
+
+    header.get_by_role("button").click()
+    expect(shown.locator(".key")).to_have_text(["c", "b", "a"])
+
+
+def test_a_release_asks_names_the_holder_and_releases(shown, hold, admin):
+    hold("stuck")
+    details = choose(shown, "stuck")
+    pid = admin.show("stuck").holder.pid
+
+    details.get_by_role("button", name="Release").click()
+    dialog = shown.get_by_role("dialog", name="Release this key?")
+    expect(dialog).to_contain_text(f"process {pid}")
+    expect(dialog).to_contain_text("two may run")
+    assert admin.show("stuck").state == "held"
+    dialog.get_by_role("button", name="Release it").click()
+
+    expect(shown.get_by_role("status")).to_contain_text("Released: the-test")
+    assert admin.show("stuck").state == "free"
+    expect(details.get_by_text("free", exact=True)).to_be_visible()
+
+
+@pytest.mark.parametrize("how", ["button", "Escape", "Enter"])
+def test_a_release_that_is_cancelled_does_nothing(shown, hold, admin, page_process, how):
+    hold("busy")
+    choose(shown, "busy").get_by_role("button", name="Release").click()
+    dialog = shown.get_by_role("dialog")
+
+    if how == "button":
+        dialog.get_by_role("button", name="Cancel").click()
+    else:
+        expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
+        shown.keyboard.press(how)
+
+    expect(dialog).to_be_hidden()
+    assert admin.show("busy").state == "held"
+    assert "released" not in page_process.log()
+
+
+def test_all_of_a_release_can_be_done_by_keyboard(shown, hold, admin):
+    hold("stuck")
+    expect(key(shown, "stuck")).to_be_visible()
+
+    shown.keyboard.press("/")
+    expect(shown.get_by_role("searchbox")).to_be_focused()
+    key(shown, "stuck").focus()
+    shown.keyboard.press("Enter")
+    expect(shown.get_by_role("heading", name="stuck")).to_be_focused()
+    for _ in range(2):  # past the button that closes the details
+        shown.keyboard.press("Tab")
+    shown.keyboard.press("Enter")
+    expect(shown.get_by_role("button", name="Cancel")).to_be_focused()
+    shown.keyboard.press("Tab")
+    shown.keyboard.press("Enter")
+
+    expect(shown.get_by_role("status")).to_contain_text("Released")
+    assert admin.show("stuck").state == "free"
+
+
+def test_a_queue_is_shown_and_a_task_dropped_from_it(shown, locked, worker):
+    worker("tests.apps.locked")
+    first = locked.work_requeue.delay("queued", 0, "open")
+    locked.journal.wait("queued")
+    parked = locked.work_requeue.delay("queued", 1)
+    details = choose(shown, "queued")
+    entry = details.get_by_role("listitem").filter(has_text=parked.id)
+    expect(entry).to_contain_text("parked")
+
+    entry.get_by_role("button", name=f"Drop work_requeue[{parked.id}]").click()
+    shown.get_by_role("dialog").get_by_role("button", name="Drop it").click()
+
+    expect(shown.get_by_role("status")).to_contain_text("Dropped: work_requeue")
+    expect(details.get_by_text("Nobody waits.")).to_be_visible()
+    assert parked.state == "REVOKED"
+    locked.journal.open("open")
+    first.get(timeout=60)
+
+
+def test_a_hostile_key_is_text_everywhere(shown, hold, admin):
+    hold(HOSTILE)
+    text = r"\nsecond \u202e line \ud800"
+
+    expect(shown.locator(".key")).to_contain_text("<img src=x onerror=alert(2)>")
+    expect(shown.locator(".key")).to_contain_text(text)
+    shown.locator(".key").click()
+    expect(shown.get_by_role("heading", level=2)).to_contain_text(text)
+    shown.get_by_role("button", name="Release").click()
+    expect(shown.get_by_role("dialog")).to_contain_text(text)
+    shown.get_by_role("button", name="Release it").click()
+    expect(shown.get_by_role("status")).to_contain_text(text)
+
+    assert admin.show(HOSTILE).state == "free"
+    assert shown.locator("main img, main svg, main script").count() == 0
+
+
+def test_text_cannot_become_html_even_if_the_page_were_wrong(shown):
+    with pytest.raises(PlaywrightError, match="TrustedHTML"):
+        shown.evaluate("document.body.innerHTML = '<img src=x onerror=window.ran=1>'")
+
+
+def test_a_store_that_is_away_is_shown_and_comes_back(tab, start_page, private_server):
+    server = private_server()
+    page = start_page(DISTLOCK_TEST_STORE=server.url)
+    tab.goto(page.url)
+    expect(tab.get_by_text("No key is held")).to_be_visible()
+
+    server.stop()
+    expect(tab.get_by_role("alert").first).to_contain_text("The lock store does not answer")
+    server.start()
+
+    expect(tab.get_by_text("The lock store does not answer")).to_be_hidden()
+
+
+def test_a_page_whose_server_ended_goes_on_with_the_next(shown, page_process, start_page, hold):
+    hold("stuck")
+    expect(key(shown, "stuck")).to_be_visible()
+
+    page_process.stop()
+    expect(shown.get_by_role("alert").first).to_contain_text("The page's server does not answer")
+    start_page("--port", str(page_process.port))
+    expect(shown.get_by_text("The page's server does not answer")).to_be_hidden()
+
+    choose(shown, "stuck").get_by_role("button", name="Release").click()
+    shown.get_by_role("button", name="Release it").click()
+    expect(shown.get_by_role("status")).to_contain_text("Released")
+
+
+def test_a_read_only_page_has_no_buttons_that_change(tab, start_page, hold):
+    hold("stuck")
+    tab.goto(start_page("--read-only").url)
+
+    details = choose(tab, "stuck")
+
+    expect(details.get_by_text("Held for")).to_be_visible()
+    expect(details.get_by_role("button", name="Release")).to_be_hidden()
+    expect(tab.get_by_text("read-only")).to_be_visible()
+
+
+def test_the_token_opens_the_page_and_a_logout_closes_it(tab, start_page, hold):
+    hold("secret key")
+    tab.goto(start_page(DISTLOCK_WEB_TOKEN=TOKEN).url)
+
+    tab.get_by_label("Token").fill("a wrong token")
+    tab.get_by_role("button", name="Log in").click()
+    expect(tab.get_by_text("this is not the token")).to_be_visible()
+    assert key(tab, "secret key").count() == 0
+    tab.get_by_label("Token").fill(TOKEN)
+    tab.keyboard.press("Enter")
+    expect(key(tab, "secret key")).to_be_visible()
+    tab.reload()
+    expect(key(tab, "secret key")).to_be_visible()
+    assert TOKEN not in tab.evaluate("document.cookie + location.href")
+
+    tab.get_by_role("button", name="Log out").click()
+    expect(tab.get_by_label("Token")).to_be_visible()
+    assert key(tab, "secret key").count() == 0
+
+
+def test_a_narrow_screen_is_not_scrolled_sideways(shown, hold):
+    hold("x" * 150)
+    hold("stock:1")
+    shown.set_viewport_size({"width": 320, "height": 640})
+
+    choose(shown, "stock:1")
+
+    width = shown.evaluate("document.documentElement.scrollWidth")
+    assert width <= 320
+    expect(shown.get_by_role("cell").first).to_be_visible()
+
+
+@contextmanager
+def other_site(text: str) -> Iterator[int]:
+    """A site of somebody else, which serves *text*; gives its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+ATTACK = """<!doctype html><meta charset=utf-8>
+<form method=post enctype=text/plain action="{url}api/release" target=inner>
+<input name='{{"name": "mine", "token": "{token}", "x": "' value='"}}'></form>
+<iframe name=inner></iframe><iframe src="{url}"></iframe>
+<script>
+const body = JSON.stringify({{name: "mine", token: "{token}"}});
+const post = (headers, mode) => fetch("{url}api/release",
+  {{method: "POST", mode, credentials: "include", headers, body}})
+  .then(r => r.status, () => "failed");
+window.tried = Promise.all([
+  post({{"Content-Type": "application/json", "X-Distlock-CSRF": "{csrf}"}}, "cors"),
+  post({{"Content-Type": "text/plain"}}, "no-cors"),
+  post({{}}, "no-cors"),
+  fetch("{url}api/locks", {{credentials: "include"}}).then(r => r.text(), () => "failed"),
+  fetch("{url}api/session", {{credentials: "include"}}).then(r => r.text(), () => "failed"),
+]);
+document.forms[0].submit();
+</script>"""
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "evil.example"])
+def test_another_site_changes_and_reads_nothing(tab, start_page, hold, admin, host):
+    token = hold("mine")
+    page = start_page(DISTLOCK_WEB_TOKEN=TOKEN)
+    tab.goto(page.url)
+    tab.get_by_label("Token").fill(TOKEN)
+    tab.keyboard.press("Enter")
+    expect(
+        key(tab, "mine")
+    ).to_be_visible()  # the browser has a session, which the other site abuses
+    csrf = page.get("/api/session")["csrf"]
+    answered = []
+    tab.on("response", lambda response: answered.append((response.url, response.status)))
+
+    with other_site(ATTACK.format(url=page.url, token=token, csrf=csrf)) as port:
+        tab.goto(f"http://{host}:{port}/")
+        tried = tab.evaluate("window.tried")
+        wait_until(
+            lambda: tab.wait_for_timeout(50) or any("api/release" in url for url, _ in answered)
+        )
+        tab.goto("about:blank")
+
+    assert tried[0] == "failed"
+    assert tried[3:] == ["failed", "failed"]
+    assert not [url for url, status in answered if "api/" in url and status < 400]
+    assert admin.show("mine").token == token
+
+
+def test_a_name_that_was_led_here_shows_nothing(tab, page_process, hold):
+    hold("mine")
+
+    answer = tab.goto(f"http://page.example:{page_process.port}/")
+
+    assert answer.status == 421
+    assert key(tab, "mine").count() == 0

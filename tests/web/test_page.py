@@ -1,0 +1,225 @@
+"""What the page's server tells of a real store, and does to it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from celery_distlock import Lock
+from tests import servers
+from tests.waiting import wait_until
+
+HOSTILE = ["<script>alert(1)</script>", "a\nb\r\n{c}%0A", "lone \ud800 surrogate", "x" * 10_000]
+
+
+@pytest.fixture
+def queue(locked, worker, request):
+    """One task holds ``queued`` until its gate opens, and three are parked behind it."""
+    worker("tests.apps.locked")
+    first = locked.work_requeue.delay("queued", 0, "open")
+    locked.journal.wait("queued")
+    parked = []
+    for note in (1, 2, 3):
+        parked.append(locked.work_requeue.delay("queued", note))
+        wait_until(lambda: parked[-1].state == "PARKED")
+    yield first, parked
+    locked.journal.open("open")
+    first.get(timeout=60)
+
+
+def test_a_held_key_is_listed_with_its_holder(page_process, hold):
+    token = hold("stock:1")
+
+    lock = page_process.find("stock:1")
+
+    assert lock["state"] == "held"
+    assert lock["token"] == str(token)
+    assert lock["holder"]["task"] == "the-test"
+    assert 0 < lock["lease"] <= 30
+    assert 0 <= lock["held"] < 60
+
+
+def test_nothing_is_listed_of_an_empty_store(page_process):
+    answer = page_process.get("/api/locks")
+
+    assert (answer["locks"], answer["total"], answer["matching"]) == ([], 0, 0)
+
+
+def test_a_look_is_at_most_as_old_as_an_interval_or_so(page_process, hold):
+    page_process.get("/api/locks")
+    hold("later")
+
+    page_process.find("later")
+
+
+def test_text_is_found_in_any_case_and_in_the_task(page_process, hold):
+    for key in ("Stock:1", "stock:2", "order:1"):
+        hold(key)
+        page_process.find(key)
+
+    assert sorted(page_process.keys(q="STOCK")) == ["Stock:1", "stock:2"]
+    assert len(page_process.keys(q="the-test")) == 3
+    assert page_process.keys(q="nothing like it") == []
+
+
+def test_a_pattern_is_of_the_key(page_process, hold):
+    for key in ("stock:1", "stock:22", "order:1"):
+        hold(key)
+        page_process.find(key)
+
+    assert page_process.keys(q="s*:?") == ["stock:1"]
+
+
+def test_what_is_cut_off_is_counted(page_process, hold):
+    for number in range(5):
+        hold(f"stock:{number}")
+        page_process.find(f"stock:{number}")
+
+    answer = page_process.get("/api/locks", q="stock", limit=2, sort="key", desc=0)
+
+    assert [lock["key"] for lock in answer["locks"]] == ["stock:0", "stock:1"]
+    assert (answer["matching"], answer["total"], answer["whole"]) == (5, 5, True)
+
+
+@pytest.mark.parametrize("sort", ["key", "held", "token"])
+def test_keys_are_sorted_both_ways(page_process, hold, sort):
+    for key in ("a", "b", "c"):
+        hold(key)
+        page_process.find(key)
+    rising = ["c", "b", "a"] if sort == "held" else ["a", "b", "c"]
+
+    assert page_process.keys(sort=sort, desc=0) == rising
+    assert page_process.keys(sort=sort, desc=1) == rising[::-1]
+
+
+def test_a_column_that_is_not_there_is_refused(page_process):
+    assert page_process.client.get("/api/locks", params={"sort": "__class__"}).status_code == 400
+
+
+def test_the_queue_is_shown_in_its_order(page_process, queue):
+    _, parked = queue
+
+    answer = page_process.get("/api/lock", name=page_process.find("queued")["name"])
+
+    assert [waiter["who"]["id"] for waiter in answer["queue"]] == [task.id for task in parked]
+    assert [waiter["place"] for waiter in answer["queue"]] == [0, 1, 2]
+    assert {waiter["kind"] for waiter in answer["queue"]} == {"parked"}
+    assert {waiter["who"]["task"] for waiter in answer["queue"]} == {"work_requeue"}
+    assert answer["lock"]["waiting"] == 3
+
+
+def test_a_dropped_task_runs_no_more(page_process, queue, locked):
+    first, (one, two, three) = queue
+    name = page_process.find("queued")["name"]
+
+    answer = page_process.post("/api/drop", {"name": name, "task_id": two.id})
+
+    assert answer.json() == {"dropped": 1}
+    assert two.state == "REVOKED"
+    locked.journal.open("open")
+    assert [task.get(timeout=60) for task in (first, one, three)] == [0, 0, 0]
+    assert locked.journal.read("queued") == [0, 1, 3]
+    assert "dropped 'work_requeue[" in page_process.log()
+
+
+def test_a_task_that_does_not_wait_is_not_dropped(page_process):
+    answer = page_process.post("/api/drop", {"name": "a", "task_id": "nobody"})
+
+    assert answer.status_code == 409
+
+
+def test_waking_says_how_many_were_sent(page_process):
+    assert page_process.post("/api/wake", {"name": "a"}).json() == {"sent": 0}
+
+
+def test_a_key_is_released_and_its_holder_named_in_the_log(page_process, hold, admin):
+    hold("stuck")
+
+    answer = page_process.release(page_process.find("stuck"))
+
+    assert answer.json()["lock"]["state"] == "free"
+    assert admin.show("stuck").state == "free"
+    assert "127.0.0.1:" in page_process.log()
+    assert "released 'stuck', which 'the-test on" in page_process.log()
+
+
+def test_only_the_grant_that_was_confirmed_is_released(page_process, admin, locked):
+    lock = Lock("passed on", store=admin.store)
+    with lock:
+        seen = page_process.find("passed on")
+    with lock as later:
+        answer = page_process.release(seen)
+
+        assert answer.status_code == 409
+        assert later.held
+        assert lock.locked()
+
+
+@pytest.mark.parametrize("key", HOSTILE, ids=["html", "newline", "surrogate", "long"])
+def test_a_hostile_key_comes_as_text_and_goes_by_its_name(page_process, hold, admin, key):
+    hold(key)
+
+    (lock,) = wait_until(lambda: page_process.get("/api/locks")["locks"], timeout=60)
+
+    assert lock["key"] == key or (len(key) > 160 and lock["key"].startswith("x" * 80 + "%#"))
+    assert page_process.get("/api/lock", name=lock["name"])["lock"]["token"] == lock["token"]
+    assert page_process.release(lock).status_code == 200
+    assert admin.show(key).state == "free"
+
+
+def test_a_store_that_is_away_is_said_and_comes_back(start_page, private_server):
+    server = private_server()
+    page = start_page(DISTLOCK_TEST_STORE=server.url)
+    page.get("/api/locks")
+    server.stop()
+
+    def refused():
+        answer = page.client.get("/api/locks")
+        return answer if answer.status_code == 503 else None
+
+    answer = wait_until(refused, timeout=60.0)
+    assert answer.json()["store"] == "silent"
+    server.start()
+    wait_until(lambda: page.client.get("/api/locks").status_code == 200, timeout=60.0)
+
+
+def test_a_body_that_makes_no_sense_is_refused(page_process):
+    headers = {**page_process.headers(), "Content-Type": "application/json"}
+
+    for body in (b"", b"[]", b"{", b'"name"', b"{}", b'{"name": 1}', b"[" * 9999, b"\xff"):
+        answer = page_process.client.post("/api/wake", content=body, headers=headers)
+        assert answer.status_code == 400, body
+
+
+def test_a_body_without_end_is_refused(page_process):
+    headers = {**page_process.headers(), "Content-Type": "application/json"}
+
+    answer = page_process.client.post("/api/wake", content=b" " * 100_000, headers=headers)
+
+    assert answer.status_code == 413
+
+
+def test_a_hundred_thousand_keys_are_searched_at_once(start_page, locked, redis_url, admin):
+    prefix = locked.app.conf.distlock_prefix
+    now = int(time.time() * 1e6)
+    with servers.redis.Redis.from_url(redis_url) as client:
+        admin.store.acquire("pattern", "vm|1|task[id]|00", 600.0)
+        (record,) = [key for key in servers.keys(redis_url, prefix) if key.endswith(b":lock")]
+        fields = client.hgetall(record)
+        for first in range(0, 100_000, 5_000):
+            pipeline = client.pipeline(transaction=False)
+            for number in range(first, first + 5_000):
+                name = record.replace(b"{pattern}", b"{stock:%d}" % number)
+                pipeline.hset(name, mapping={**fields, b"token": now + number})
+                pipeline.pexpire(name, 600_000)
+            pipeline.execute()
+    page = start_page()
+
+    answer = page.get("/api/locks", q="stock:9999*", sort="key", desc=0, limit=5)
+
+    assert (answer["total"], answer["matching"]) == (100_001, 11)
+    began = time.monotonic()
+    page.get("/api/locks", sort="key")
+    assert time.monotonic() - began < 30, "it is not usable"
+    admin.store.release("pattern", "vm|1|task[id]|00")
