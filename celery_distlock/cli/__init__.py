@@ -77,18 +77,15 @@ class _Remarks(logging.Handler):
 @click.pass_context
 @handle_preload_options
 def locks(ctx: click.Context, url: str | None, prefix: str | None, **_preload: Any) -> None:
-    r"""
+    """
     See the locks of an app's tasks, and free what is stuck.
 
     Everything is asked of the lock store; no worker and no broker has to answer.
 
-    \b
-    Exit status:
-      0  done; of doctor: all is fine
-      1  there is nothing like that (the key is free, nobody waits, the task is
-         not parked), or you said no; of doctor: there are doubts
-      2  the command is wrong, or the store cannot be reached, or does not do
-         this; of doctor: there can be no locks
+    The exit status is 0 when all is done, and of doctor when all is fine; 1 when there is nothing
+    like that (the key is free, nobody waits, the task is not parked) or you said no, and of doctor
+    when there are doubts; 2 when the command is wrong, or the store cannot be reached or does not
+    do this, and of doctor when there can be no locks.
     """
     from celery_distlock.runtime import Runtime
 
