@@ -77,7 +77,7 @@ class Teller:
         try:
             say()
         except Exception as error:  # noqa: BLE001  # whatever others do, the next one is told
-            report = logger.debug if self._failing else logger.warning
+            report = logger.debug if self._failing else logger.info
             report("what happened to locks cannot be told now: %s", error)
             self._failing = True
         else:
