@@ -4,9 +4,11 @@ What operators see and do: behind ``celery locks``, remote control, the web page
 Everything here asks the store; nothing needs a worker that answers.
 """
 
+import contextlib
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Celery
 from celery.app.task import Context
@@ -17,10 +19,13 @@ from .errors import DistlockError, StoreError
 from .keys import as_key, key_of, slot_name
 from .runtime import Runtime
 from .stores import Store
-from .stores.base import Ended, KeyState, Waiter, Wake, new_owner
+from .stores.base import KeyState, Waiter, Wake, task_of
 
 __all__ = ["Admin", "Dropped", "Holder", "LockInfo", "Released", "WaiterInfo"]
 
+logger = logging.getLogger(__name__)
+
+PAGE = 1000  # waiters that are asked for at once
 DROPPED = "dropped from the queue of its lock by an operator"
 
 
@@ -52,7 +57,7 @@ class Holder:
         """Read what :func:`~celery_distlock.stores.base.new_owner` has written."""
         host, _, rest = owner.partition("|")
         pid, _, rest = rest.partition("|")
-        label = key_of(rest.rpartition("|")[0]).replace("%7C", "|")
+        label = key_of(rest.rpartition("|")[0])
         task, bracket, task_id = label.removesuffix("]").rpartition("[")
         if not bracket or not label.endswith("]"):
             task, task_id = label, ""
@@ -123,6 +128,14 @@ class Dropped:
     task_id: str
 
 
+class _Letter(NamedTuple):
+    """What a parked message says of its task; no `request` if it cannot be read."""
+
+    task: str
+    request: Context | None
+    ignored: bool
+
+
 class Admin:
     """
     See the module.
@@ -159,7 +172,13 @@ class Admin:
 
     def queue(self, key: str, *, first: int = 0, limit: int = 100) -> list[WaiterInfo]:
         """Return who waits for *key*: those on their way, then the queue from place *first* on."""
-        found = self.store.waiters(as_key(key), first=first, limit=limit)
+        found: list[Waiter] = []
+        for begin in range(first, first + limit, PAGE):  # the server is kept by each for a moment
+            size = min(PAGE, first + limit - begin)
+            page = self.store.waiters(as_key(key), first=begin, limit=size)
+            found += page
+            if sum(not waiter.woken for waiter in page) < size:
+                break
         woken = [WaiterInfo(None, "woken", self._who(w), w.since) for w in found if w.woken]
         queued = [waiter for waiter in found if not waiter.woken]
         return woken + [
@@ -238,35 +257,50 @@ class Admin:
         return [dropped for at, run in found if (dropped := self._drop(at, run))]
 
     def _drop(self, key: str, run: str) -> Dropped | None:
-        store = self.store
-        waiter, state = store.parked(key, run), store.inspect(key)
-        if waiter is None or (state.run == run and not state.owner.startswith("parked:")):
-            return None  # it runs
-        woken = store.drop(Wake(slot_name(key), run, b""))
-        if woken.released:
-            store.dispatch(woken.wake)
-        else:
-            store.release(key, new_owner("drop"), run=run, ended=Ended.YES)
-        name, task_id = self._revoke(waiter), _task_id(run)
-        dropped = Dropped(key_of(slot_name(key)), name, task_id)
-        sender = self._app.tasks.get(name, self._app)
-        signals.send("task_dropped", sender, key=dropped.key, task_id=task_id)
+        waiter = self.store.parked(key, run)
+        if waiter is None:
+            return None
+        letter = self._read(waiter)  # before it is struck: what cannot be read is not lost so
+        struck = self.store.cancel(key, run)
+        if not struck.released:
+            return None  # it has come to its key meanwhile
+        self.store.dispatch(struck.wake)
+        self._revoke(task_of(run), letter, key)
+        dropped = Dropped(key_of(slot_name(key)), letter.task, task_of(run))
+        sender = self._app.tasks.get(letter.task, self._app)
+        signals.send("task_dropped", sender, key=dropped.key, task_id=dropped.task_id)
         return dropped
 
-    def _revoke(self, waiter: Waiter) -> str:
-        """Let whoever waits for the task's result know; return the task's name."""
-        message = to_message(self._app, waiter.envelope)
-        headers: dict[str, Any] = message.headers
+    def _read(self, waiter: Waiter) -> "_Letter":
+        """Return what is to be known of a parked task; of one that cannot be read, little."""
+        try:
+            message = to_message(self._app, waiter.envelope)
+            headers: dict[str, Any] = message.headers
+            args, kwargs, embedded = message.payload
+        except Exception as error:  # noqa: BLE001  # of any serializer: its body is only for its chord
+            logger.warning("the message of %s cannot be read: %s", waiter.run, error)
+            return _Letter(self._who(waiter).task, None, ignored=False)
         name = str(headers.get("task", ""))
-        args, kwargs, embedded = message.payload
-        request = Context({**headers, **embedded, "args": args, "kwargs": kwargs})
         task = self._app.tasks.get(name)
-        backend = task.backend if task is not None else self._app.backend
         ignored = headers.get("ignore_result")
         if ignored is None:
             ignored = task is not None and task.ignore_result
-        backend.mark_as_revoked(headers["id"], DROPPED, request=request, store_result=not ignored)
-        return name
+        request = Context({**headers, **embedded, "args": args, "kwargs": kwargs})
+        return _Letter(name, request, ignored=bool(ignored))
+
+    def _revoke(self, task_id: str, letter: "_Letter", key: str) -> None:
+        """Let whoever waits for the task's result know."""
+        task = self._app.tasks.get(letter.task)
+        backend: Any = task.backend if task is not None else self._app.backend
+        try:
+            backend.mark_as_revoked(
+                task_id, DROPPED, request=letter.request, store_result=not letter.ignored
+            )
+        except Exception as error:
+            raise DistlockError(
+                f"task {letter.task}[{task_id}] was dropped from the queue of {key!r}, but its"
+                f" result could not be stored, so whoever waits for it does not know: {error}"
+            ) from error
 
     def _info(self, key: str, state: KeyState) -> LockInfo:
         kind = "free"
@@ -288,22 +322,19 @@ class Admin:
 
     def _holder(self, key: str, state: KeyState) -> Holder:
         if not state.owner.startswith("parked:"):
-            return Holder.of(state.owner)
+            holder = Holder.of(state.owner)
+            return holder if holder.task_id else replace(holder, task_id=task_of(state.run))
         try:
             coming = self.store.parked(key, state.run)
         except StoreError:
             coming = None
-        who = self._who(coming) if coming else Holder("", _task_id(state.run))
+        who = self._who(coming) if coming else Holder("", task_of(state.run))
         return replace(who, owner=state.owner)
 
     def _who(self, waiter: Waiter) -> Holder:
         if not waiter.run:
             return Holder.of(waiter.owner)
         name = ""
-        if waiter.envelope:
+        with contextlib.suppress(Exception):  # whatever has spoilt it, the others are shown
             name = str(to_message(self._app, waiter.envelope).headers.get("task", ""))
-        return Holder(name, _task_id(waiter.run))
-
-
-def _task_id(run: str) -> str:
-    return run.rsplit(":", 3)[0]
+        return Holder(name, task_of(waiter.run))

@@ -116,7 +116,8 @@ def _whole(value: Any) -> int:
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
+    known = isinstance(value, int | float) and abs(value) < 2**53  # not what overflows a float
+    return float(value) if known else 0.0
 
 
 def seal(request: Any, passage: Passage) -> bytes:

@@ -5,7 +5,7 @@ import datetime
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -33,8 +33,9 @@ __all__ = [
     "PARKED",
     "Execution",
     "Postponed",
-    "current",
     "forget_woken",
+    "lease_of",
+    "unlocked",
 ]
 
 if TYPE_CHECKING:
@@ -56,12 +57,23 @@ class Postponed(Ignore):
     """The task has not run, and is on its way to run later."""
 
 
-def current(task: Task) -> "Execution | None":
-    """Return the innermost execution of *task* in this thread."""
+def lease_of(task: Task) -> Lease:
+    """Return what the innermost execution of *task* in this thread holds."""
     for execution in reversed(getattr(_here, "stack", ())):
         if execution.task is task:
-            return execution  # type: ignore[no-any-return]
-    return None
+            return execution.lease  # type: ignore[no-any-return]
+    return Lease((), wanted=task not in getattr(_here, "unlocked", ()))
+
+
+@contextlib.contextmanager
+def unlocked(task: Task) -> Iterator[None]:
+    """Let *task* run without a lock, as it was told to."""
+    before = getattr(_here, "unlocked", ())
+    _here.unlocked = (*before, task)
+    try:
+        yield
+    finally:
+        _here.unlocked = before
 
 
 class Execution:
@@ -82,7 +94,7 @@ class Execution:
         self._passage = Passage.of(request.__dict__) if self.message else Passage()
         self._run = self._run_id(request.retries or 0) if self.message else ""
         if self.message:
-            events.switch(self._received.get("events", ""))
+            events.switch(task.app, self._received.get("events", ""))
         self._taken: list[Hold] = []
         self._entered: list[Hold] = []
         self._ended = Ended.NO
@@ -90,10 +102,9 @@ class Execution:
         self._around = sys.exc_info()[1]  # what is being handled anyway, where the task is called
 
     @property
-    def lease(self) -> Lease | None:
+    def lease(self) -> Lease:
         """What is held."""
-        holds = tuple(self._entered + self._taken)
-        return Lease(holds) if holds else None
+        return Lease(tuple(self._entered + self._taken), wanted=False)
 
     def run(self, body: Callable[[], Any]) -> Any:
         """
@@ -125,7 +136,7 @@ class Execution:
             decision = self._take(key)
             if decision is not None:
                 return decision
-        if self._passage.woken:
+        if self._passage.woken or self._received.get("shown"):
             self._show_running()
         return None
 
@@ -198,8 +209,13 @@ class Execution:
             return hold, reply
         self._keep(hold)
         if self._passage.woken:
-            self._report.event("task_woken", key=key, waited=hold.waited)
+            self._tell_woken(key, hold.waited)
         return None, reply
+
+    def _tell_woken(self, key: str, waited: float) -> None:
+        """Tell it at the key that it was parked at; of several, the others are on its way."""
+        if self._passage.parked_at == slot_name(key):
+            self._report.event("task_woken", key=key, waited=waited)
 
     def _new_hold(self, key: str) -> Hold:
         return Hold(
@@ -260,6 +276,8 @@ class Execution:
         if isinstance(decision, policies.Answer):
             self._report.info("skipped: {key!r} is held by {holder}", key=key, holder=reply.holder)
         elif isinstance(decision, policies.Resend):
+            words = "is sent again in {delay:.1f} s: {key!r} is held by {holder}"
+            self._report.info(words, delay=decision.delay, key=key, holder=reply.holder)
             self._show_parked(key, reply.holder, None)
         return decision
 

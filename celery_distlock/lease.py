@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from . import clock
-from .errors import LockLostError, StoreError
+from .errors import LockLostError, LockNotOwnedError, StoreError
 from .settings import MAX_LEASE
 from .stores.base import Ended, Ownership, RenewOutcome, Reply, Status, Store, new_owner
 
@@ -306,16 +306,22 @@ class Lease:
     """
     What a task or a :class:`~celery_distlock.Lock` holds, as the code under it sees it.
 
-    Everything here but :meth:`extend` is local: no round trip.
+    Everything here but :meth:`extend` is local: no round trip. That of a task which runs unlocked
+    because it was told to (``distlock_enabled=False``, a key of None, ``lock_on_outage="run"``) has
+    no keys, is false, has the token 0, and its :meth:`ensure_held` passes.
     """
 
-    def __init__(self, holds: tuple[Hold, ...]) -> None:
+    def __init__(self, holds: tuple[Hold, ...], *, wanted: bool = True) -> None:
         self._holds = holds
+        self._wanted = wanted  # false: whoever runs here was told to run unlocked
+
+    def __bool__(self) -> bool:
+        return bool(self._holds)
 
     @property
     def key(self) -> str:
         """The key; the first of several."""
-        return self._holds[0].key
+        return self._holds[0].key if self._holds else ""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -329,17 +335,17 @@ class Lease:
 
         Strictly greater than the token of every earlier grant of the key; a re-entry keeps it.
         """
-        return self._holds[0].token
+        return self._holds[0].token if self._holds else 0
 
     @property
     def held(self) -> bool:
         """Whether all the keys are held, by the local clock."""
-        return all(hold.held for hold in self._holds)
+        return bool(self._holds) and all(hold.held for hold in self._holds)
 
     @property
     def remaining(self) -> float:
         """Seconds that all the keys are held for if no renewal succeeds; 0 when one is lost."""
-        return min(hold.remaining for hold in self._holds)
+        return min((hold.remaining for hold in self._holds), default=0.0)
 
     @property
     def suspect(self) -> bool:
@@ -358,7 +364,12 @@ class Lease:
 
         Worth calling before what cannot be undone. It says nothing about a moment later: only a
         resource that compares fencing tokens is safe against a process that stops right here.
+
+        Raises :exc:`~celery_distlock.errors.LockNotOwnedError` where nothing is held and the code
+        was not told to run unlocked: outside of its task, say.
         """
+        if self._wanted and not self._holds:
+            raise LockNotOwnedError("no lock is held here: this does not run as a locked task")
         for hold in self._holds:
             hold.ensure_held()
 

@@ -259,7 +259,8 @@ def surrender(
     if before is HoldState.HELD and not ours:
         hold.find_lost("the store no longer knew it when it was given up")
         return HoldState.LOST
-    hold.tell_released()
+    if before is HoldState.HELD:
+        hold.tell_released()
     return before
 
 
@@ -432,7 +433,7 @@ class Lock:
             self.key,
             self._terms,
             label=label,
-            on_event=lambda name, **facts: report(name, self, **facts),
+            on_event=lambda name, **facts: report(name, self, store, **facts),
         )
 
 

@@ -1,34 +1,73 @@
-"""What the package itself makes of each signal: counts, events and spans."""
+"""
+What the package itself makes of each signal: counts, events and spans.
+
+Where it happens, it is only noted: this is code inside of acquire and release, where a time limit
+may strike at any moment and the next one waits.
+"""
 
 import logging
+import os
+from collections import deque
 from typing import Any
 
 from celery import Celery
 
-from . import events, tally, tracing
+from . import events, tracing
 from .lock import Lock
 from .runtime import Runtime
+from .stores import Store
+from .tally import Tally
+from .teller import Teller
 
-__all__ = ["observe"]
+__all__ = ["flush", "observe"]
 
 logger = logging.getLogger(__name__)
 
+MOST = 100_000  # things seen between two rounds; what is more than that is not counted
 
-def observe(name: str, sender: Any, facts: dict[str, Any]) -> None:
-    """Take note of a signal; never raises."""
-    try:
-        _observe(name, sender, facts)
-    except Exception:
-        logger.exception("%s of %r was not noted", name, facts.get("key"))
+_seen: deque[tuple[str, Any, Store | None, dict[str, Any]]] = deque(maxlen=MOST)
 
 
-def _observe(name: str, sender: Any, facts: dict[str, Any]) -> None:
-    if isinstance(sender, Lock):
-        tally.note(sender._store, name, "", facts)
-        tracing.observe(name, "", facts)
-        return
-    app: Celery = getattr(sender, "app", sender)  # a task's, or the app itself
-    task = "" if app is sender else str(sender.name)
-    tally.note(Runtime.of(app).store, name, task, facts)
-    events.send(app, name, task, facts)
-    tracing.observe(name, task, facts)
+def observe(name: str, sender: Any, store: Store | None, facts: dict[str, Any]) -> None:
+    """
+    Take note of a signal.
+
+    Args:
+        name: The signal's, or ``swept``.
+        sender: A task, a lock, or an app.
+        store: Where it happened; None: in the app's.
+        facts: The signal's other arguments.
+    """
+    _seen.append((name, sender, store, facts))
+    _teller.begin()
+    if tracing.wanted():
+        tracing.observe(name, _task_of(sender), facts)
+    if events.wanted():
+        events.send(name, _task_of(sender), facts)
+
+
+def flush() -> None:
+    """Tell the stores now what was seen; it is done every two seconds anyway."""
+    tally = Tally()
+    while _seen:
+        name, sender, store, facts = _seen.popleft()
+        try:
+            if store is None:
+                store = Runtime.of(_app_of(sender)).store
+            tally.add(store, name, _task_of(sender), facts)
+        except Exception as error:  # noqa: BLE001  # whatever is wrong with one, the next is counted
+            logger.debug("%s of %r is not counted: %r", name, facts.get("key"), error)
+    tally.tell()
+
+
+def _app_of(sender: Any) -> Celery:
+    app: Celery = getattr(sender, "app", sender)
+    return app
+
+
+def _task_of(sender: Any) -> str:
+    return "" if isinstance(sender, Lock | Celery) else str(sender.name)
+
+
+_teller = Teller("distlock-counts", flush)
+os.register_at_fork(after_in_child=_seen.clear)  # what the parent has seen, it tells itself

@@ -189,7 +189,7 @@ class Fail(Policy):
         return Refuse()
 
 
-_NAMED: dict[str, type[Policy]] = {
+NAMES: dict[str, type[Policy]] = {  # what strings stand for
     "requeue": Requeue,
     "retry": Retry,
     "wait": Wait,
@@ -208,13 +208,13 @@ def resolve(where: str, value: Any) -> Policy:
     if isinstance(value, Policy):
         return value
     if isinstance(value, str):
-        if value in _NAMED:
-            return _NAMED[value]()
-        raise ConfigurationError(f"{where}: no policy {value!r}; {closest(value, _NAMED)}")
+        if value in NAMES:
+            return NAMES[value]()
+        raise ConfigurationError(f"{where}: no policy {value!r}; {closest(value, NAMES)}")
     if isinstance(value, type) and issubclass(value, Policy):
         raise ConfigurationError(f"{where}: give an object, {value.__name__}(), not the class")
     raise ConfigurationError(
-        f"{where} must be one of {', '.join(_NAMED)}, or an object of celery_distlock.policies,"
+        f"{where} must be one of {', '.join(NAMES)}, or an object of celery_distlock.policies,"
         f" not {value!r}"
     )
 

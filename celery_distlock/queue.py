@@ -56,5 +56,5 @@ class Sweeper:
     def _sweep(self) -> None:
         for wake in self._store.sweep(self._interval):
             logger.info("swept up a parked task at %s: %s", wake.name, wake.run)
-            self._on_swept()
             self._store.dispatch(wake)
+            self._on_swept()

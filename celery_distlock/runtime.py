@@ -3,7 +3,7 @@
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -103,12 +103,22 @@ class Runtime:
         """
         self.plans[task.name] = None if task.name.startswith("celery.") else self._plan(task)
 
+    def forgotten(self, tasks: Iterable[Any]) -> Iterator[str]:
+        """Find those of *tasks* that say how they are locked, and are no locked tasks."""
+        ours = [f"lock_{option}" for option in TASK_OPTIONS]
+        for task in tasks:
+            if task.name not in self.plans and any(hasattr(task, option) for option in ours):
+                yield task.name
+
     def _plan(self, task: type[Any]) -> Plan:
         where = f"task {task.name}"
         options = _options(task, where)
         layer = Layer(f"{where}: lock_*", options)
         settings = Settings.from_layers(layer, *self._layers)
-        policy_name = f"{where}: lock_on_conflict" if "on_conflict" in options else "on_conflict"
+        policy_name = f"{where}: lock_on_conflict"
+        if "on_conflict" not in options:
+            flag = "on_conflict" in self._flags
+            policy_name = f"{'worker flag --' if flag else 'setting '}distlock_on_conflict"
         return Plan(
             settings,
             KeyRule(settings.key, task=task.name, signature=_signature(task)),
@@ -170,13 +180,26 @@ def _refuse_unknown(app: Celery) -> None:
     prefix = f"{namespace}_" if namespace else ""
     for key in map(str, app.conf):
         name = key.lower().removeprefix(prefix.lower())
+        if name.removeprefix("lock_") in TASK_OPTIONS and name.startswith("lock_"):
+            raise ConfigurationError(
+                f"the setting {key} is not read, for that is an option of tasks; for the whole app"
+                f" write {_spelt(f'dist{name}', namespace)}"
+            )
         if not name.startswith("distlock_"):
             continue
         if name not in known:
-            raise ConfigurationError(f"unknown setting {key}; {closest(name, known)}")
-        right = f"{prefix}{name}".upper() if namespace.isupper() else f"{prefix}{name}"
+            names = [_spelt(each, namespace) for each in known]
+            hint = closest(_spelt(name, namespace), names)
+            raise ConfigurationError(f"unknown setting {key}; {hint}")
+        right = _spelt(name, namespace)
         if key not in (name, right):
             raise ConfigurationError(f"the setting {key} is not read; write {right}")
+
+
+def _spelt(name: str, namespace: str) -> str:
+    """Return the setting *name* as it is written with *namespace*."""
+    full = f"{namespace}_{name}" if namespace else name
+    return full.upper() if namespace.isupper() else full
 
 
 def _current_store() -> Store:

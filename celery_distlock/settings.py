@@ -143,7 +143,9 @@ def _text(name: str, value: Any) -> str:
 def _url(name: str, value: Any) -> str | None:
     if value is not None and (not isinstance(value, str) or "://" not in value):
         # Not shown: it may hold a password.
-        raise _wrong(name, "a URL such as redis://localhost:6379/0", type(value))
+        given = "one without a scheme" if isinstance(value, str) else f"a {type(value).__name__}"
+        url = "a URL such as redis://localhost:6379/0"
+        raise ConfigurationError(f"{name} must be {url}, not {given}")
     return value
 
 

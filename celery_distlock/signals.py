@@ -29,6 +29,8 @@ from typing import Any
 
 from celery.utils.dispatch import Signal
 
+from .stores import Store
+
 __all__ = [
     "lock_acquired",
     "lock_conflict",
@@ -57,13 +59,17 @@ _BY_NAME = {name: globals()[name] for name in __all__}
 
 
 # Told of every signal before its receivers are: what the package itself makes of them.
-observers: list[Callable[[str, Any, dict[str, Any]], None]] = []
+observers: list[Callable[[str, Any, Store | None, dict[str, Any]], None]] = []
 
 
-def send(name: str, sender: object, **facts: object) -> None:
-    """Send the signal *name*; costs little where nobody listens."""
+def send(name: str, sender: object, store: Store | None = None, /, **facts: object) -> None:
+    """
+    Send the signal *name*; costs little where nobody listens.
+
+    Observers are told the *store* where it happened, too; None stands for that of the sender's app.
+    """
     for observe in observers:
-        observe(name, sender, facts)
+        observe(name, sender, store, facts)
     signal = _BY_NAME[name]
     if signal.receivers:
         signal.send(sender=sender, **facts)

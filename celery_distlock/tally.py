@@ -7,17 +7,18 @@ since the store began to count.
 """
 
 import bisect
-import os
-from collections import Counter, deque
+import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
-from .errors import StoreError
+from .errors import StoreError, StoreUnavailableError
 from .stores import Ability, Store
-from .teller import teller
 
-__all__ = ["BUCKETS", "Sample", "flush", "note", "samples"]
+__all__ = ["BUCKETS", "Sample", "Tally", "samples"]
+
+logger = logging.getLogger(__name__)
 
 # Seconds; the upper ends of the buckets in which waits and holds are counted.
 BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -38,8 +39,6 @@ _TIMED = {
     "released": ("held", "hold"),
     "lost": ("held", "hold"),
 }
-_NOTHING: Mapping[str, Any] = {}
-MOST = 100_000  # things seen in one round; what is more than that is not counted
 
 
 class Sample(NamedTuple):
@@ -60,71 +59,49 @@ class Sample(NamedTuple):
     value: float
 
 
-class _Tally:
-    """What this process has seen at one store, and not counted yet: that is for the thread."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._seen: deque[tuple[str, str, Mapping[str, Any]]] = deque(maxlen=MOST)
-
-    def add(self, name: str, task: str, facts: Mapping[str, Any]) -> None:
-        self._seen.append((name, task, facts))
-        if len(self._seen) == 1:
-            teller().go_round(self.flush)
-
-    def flush(self) -> None:
-        """Tell the store; what it does not hear is counted no more."""
-        counts: Counter[str] = Counter()
-        while self._seen:
-            name, task, facts = self._seen.popleft()
-            counts[f"{name}||{task}"] += 1
-            if name in _TIMED:
-                fact, what = _TIMED[name]
-                self._time(counts, what, task, facts[fact])
-        if counts:
-            self._store.count(counts)
-
-    def _time(self, counts: Any, what: str, task: str, seconds: float) -> None:
-        place = bisect.bisect_left(BUCKETS, seconds)
-        bucket = f"{BUCKETS[place]:g}" if place < len(BUCKETS) else "+Inf"
-        counts[f"{what}|{bucket}|{task}"] += 1
-        counts[f"{what}|sum|{task}"] += seconds
+_refused: WeakSet[Store] = WeakSet()  # the stores that are known to refuse counts
 
 
-_tallies: "WeakKeyDictionary[Store, _Tally]" = WeakKeyDictionary()
+class Tally:
+    """Counts for the stores where things happened, until they are told."""
 
+    def __init__(self) -> None:
+        self._counts: dict[Store, Counter[str]] = {}
 
-def note(store: Store, name: str, task: str = "", facts: Mapping[str, Any] = _NOTHING) -> None:
-    """
-    Count the event *name*.
+    def add(self, store: Store, name: str, task: str, facts: Mapping[str, Any]) -> None:
+        """
+        Count the event *name*.
 
-    Args:
-        store: Where it happened; one that cannot count is passed over.
-        name: A signal's, or ``swept``.
-        task: The task's name.
-        facts: What the signal says; of grants and ends of holds, the times are counted, too.
-    """
-    counted = _COUNTED.get(name)
-    if counted is None:
-        return
-    tally = _tallies.get(store)
-    if tally is None:
-        if Ability.LIST not in store.abilities:
+        Args:
+            store: Where it happened; one that cannot count is passed over.
+            name: A signal's, or ``swept``.
+            task: The task's name; empty for a ``Lock``.
+            facts: What the signal says; of grants and ends of holds, the times are counted, too.
+        """
+        counted = _COUNTED.get(name)
+        if counted is None or Ability.COUNT not in store.abilities:
             return
-        tally = _tallies.setdefault(store, _Tally(store))
-    tally.add(counted, task, facts)
+        counts: Any = self._counts.setdefault(store, Counter())
+        counts[f"{counted}||{task}"] += 1
+        if counted in _TIMED:
+            fact, what = _TIMED[counted]
+            seconds = facts[fact]
+            place = bisect.bisect_left(BUCKETS, seconds)
+            bucket = f"{BUCKETS[place]:g}" if place < len(BUCKETS) else "+Inf"
+            counts[f"{what}|{bucket}|{task}"] += 1
+            counts[f"{what}|sum|{task}"] += seconds
 
-
-def flush(store: Store) -> None:
-    """
-    Tell *store* now what this process has counted for it.
-
-    Raises:
-        StoreError: It does not answer; what it was to be told is counted no more.
-    """
-    tally = _tallies.get(store)
-    if tally is not None:
-        tally.flush()
+    def tell(self) -> None:
+        """Tell every store what was counted there, once; what it does not hear is not counted."""
+        for store, counts in self._counts.items():
+            try:
+                store.count(counts)
+            except StoreUnavailableError as error:
+                logger.info("what happened at %s is not counted: %s", store.identity, error)
+            except StoreError as error:
+                report = logger.debug if store in _refused else logger.warning
+                report("%s does not count what happens there: %s", store.identity, error)
+                _refused.add(store)
 
 
 def samples(store: Store) -> list[Sample]:
@@ -138,14 +115,6 @@ def samples(store: Store) -> list[Sample]:
     for field, value in store.counts().items():
         name, _, rest = field.partition("|")
         bucket, bar, task = rest.partition("|")
-        if not bar:
-            raise StoreError(f"{store.identity}: {field!r} is no counter of ours")
-        found.append(Sample(name, task, bucket, value))
+        if bar:  # else it is not of this version
+            found.append(Sample(name, task, bucket, value))
     return found
-
-
-def _after_fork() -> None:
-    _tallies.clear()  # what the parent has counted, it tells itself
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task
 
-from .execution import Execution, current, forget_woken
+from .execution import Execution, forget_woken, lease_of, unlocked
 from .lease import Lease
 from .runtime import UNSET, Runtime
 from .worker import install
@@ -74,10 +74,9 @@ class LockedTask(_Task):
             Runtime.of(app).declare(cls)
 
     @property
-    def lock(self) -> Lease | None:
-        """What this task holds while it runs; None outside of it and where it runs unlocked."""
-        execution = current(self)
-        return execution.lease if execution else None
+    def lock(self) -> Lease:
+        """What this task holds while it runs. It is false, and without keys, if that is nothing."""
+        return lease_of(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task under its lock; the worker, ``apply()`` and direct calls all come here."""
@@ -91,7 +90,8 @@ class LockedTask(_Task):
                 forget_woken(self, runtime, ())
                 raise
         forget_woken(self, runtime, keys)
-        if plan is None or not keys:
-            return super().__call__(*args, **kwargs)
         run = super().__call__
+        if plan is None or not keys:
+            with unlocked(self):
+                return run(*args, **kwargs)
         return Execution(self, plan, runtime.store, keys).run(lambda: run(*args, **kwargs))

@@ -11,100 +11,103 @@ from collections.abc import Callable
 
 from celery.signals import worker_process_shutdown
 
-__all__ = ["Teller", "teller"]
+__all__ = ["Teller"]
 
 logger = logging.getLogger(__name__)
 
-INTERVAL = 2.0  # seconds between the rounds of those who gather what they have to tell
-MOST = 10_000  # things to tell at once; while nobody listens, what comes then is left out
+INTERVAL = 2.0  # seconds between rounds
+MOST = 10_000  # things to tell; while nobody listens, what comes then is left out
 LAST_MOMENT = 1.0  # seconds that the end of the process waits for what is still to be told
 
 
 class Teller:
-    """See the module. One for each process, from :func:`teller`; begins with the first thing."""
+    """
+    See the module; lasts as long as the process, and goes on in a forked child with nothing to say.
 
-    def __init__(self) -> None:
-        # C code, that a time limit's exception cannot leave locked.
-        self._said: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._rounds: set[Callable[[], object]] = set()
+    Args:
+        name: The thread's, which begins when there is something to tell.
+        go_round: Called every two seconds from then on, and at the process's end.
+    """
+
+    def __init__(self, name: str, go_round: Callable[[], object] | None = None) -> None:
+        self._name = name
+        self._go_round = go_round
+        self._said: queue.SimpleQueue[Callable[[], object] | None] | None = None
         self._mutex = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._failing = False
+        _tellers.append(self)
 
     def tell(self, say: Callable[[], object]) -> None:
         """Call *say* soon, in the thread; what it raises is logged."""
-        if self._said.qsize() < MOST:
-            self._said.put(say)
-        self._start()
+        said = self._said or self._begin()
+        if said.qsize() < MOST:
+            said.put(say)
 
-    def go_round(self, say: Callable[[], object]) -> None:
-        """Call *say* every two seconds from now on, and at the process's end."""
-        if say not in self._rounds:
-            self._rounds.add(say)
-            self.tell(_nothing)
+    def begin(self) -> None:
+        """See that the thread runs."""
+        if self._said is None:
+            self._begin()
+
+    def _begin(self) -> "queue.SimpleQueue[Callable[[], object] | None]":
+        with self._mutex:
+            if self._said is None:
+                # Not before: whoever imports us may have gevent put its own queues and threads in.
+                # A simple one is C code, that a time limit's exception cannot leave locked.
+                said: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+                self._thread = threading.Thread(
+                    target=self._run, args=(said,), name=self._name, daemon=True
+                )
+                self._thread.start()
+                self._said = said
+            return self._said
 
     def finish(self) -> None:
         """Tell what is left, but for a moment only; for the end of the process."""
-        if self._thread is not None:
-            self._failing = True  # at the end it is no news that others are gone, too
+        if self._said is not None:
             self._said.put(None)
             self._thread.join(LAST_MOMENT)
 
-    def _start(self) -> None:
-        if self._thread is not None:
-            return
-        with self._mutex:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="distlock-teller", daemon=True)
-                thread.start()
-                self._thread = thread
+    def forget(self) -> None:
+        """Begin anew, in a forked child: the parent's thread does not run there."""
+        self._said = None
+        self._mutex = threading.Lock()
 
-    def _run(self) -> None:
+    def _run(self, said: "queue.SimpleQueue[Callable[[], object] | None]") -> None:
         next_round = time.monotonic() + INTERVAL
         ending = False
         while not ending:
-            pause = max(0.0, next_round - time.monotonic()) if self._rounds else None
+            pause = max(0.0, next_round - time.monotonic()) if self._go_round else None
             with contextlib.suppress(queue.Empty):
-                say = self._said.get(timeout=pause)
+                say = said.get(timeout=pause)
                 ending = say is None
-                self._say(say or _nothing)
+                _call(say)
             if ending or time.monotonic() >= next_round:
-                for each in list(self._rounds):
-                    self._say(each)
+                _call(self._go_round)
                 next_round = time.monotonic() + INTERVAL
 
-    def _say(self, say: Callable[[], object]) -> None:
+
+def _call(say: Callable[[], object] | None) -> None:
+    if say is not None:
         try:
             say()
-        except Exception as error:  # noqa: BLE001  # whatever others do, the next one is told
-            report = logger.debug if self._failing else logger.info
-            report("what happened to locks cannot be told now: %s", error)
-            self._failing = True
-        else:
-            self._failing = False
+        except Exception:
+            logger.exception("something that happened to locks was not told")
 
 
-def _nothing() -> None:
-    pass
-
-
-def teller() -> Teller:
-    """Return this process's teller."""
-    return _teller
+_tellers: list[Teller] = []
 
 
 def _after_fork() -> None:
-    global _teller  # noqa: PLW0603  # the parent's thread does not run in a forked child
-    _teller = Teller()
+    for each in _tellers:
+        each.forget()
 
 
-_teller = Teller()
 os.register_at_fork(after_in_child=_after_fork)
 
 
 @atexit.register
 def _finish(**_: object) -> None:
-    _teller.finish()
+    for each in _tellers:
+        each.finish()
 
 
 worker_process_shutdown.connect(_finish)

@@ -12,17 +12,22 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["observe"]
+__all__ = ["observe", "wanted"]
+
+MOST = 10_000  # spans that are open at once
 
 _open: dict[str, Any] = {}  # the spans of what is held here, by holder
 _ENDS = {"lock_released", "lock_lost"}
 
 
+def wanted() -> bool:
+    """Whether anybody has imported OpenTelemetry: else nobody collects spans."""
+    return "opentelemetry.trace" in sys.modules
+
+
 def observe(name: str, task: str, facts: Mapping[str, Any]) -> None:
-    """Begin or end the spans that the signal *name* is about; costs a look-up without a tracer."""
-    trace: Any = sys.modules.get("opentelemetry.trace")
-    if trace is None:  # nobody has imported it, so nobody collects spans
-        return
+    """Begin or end the spans that the signal *name* is about."""
+    trace: Any = sys.modules["opentelemetry.trace"]
     if name == "lock_acquired":
         _begin(trace, task, facts)
     elif name in _ENDS and (span := _open.pop(facts["holder"], None)) is not None:
@@ -46,6 +51,8 @@ def _begin(trace: Any, task: str, facts: Mapping[str, Any]) -> None:
     tracer.start_span("lock wait", attributes=attributes, start_time=asked_at).end(now)
     span = tracer.start_span("lock hold", attributes=attributes, start_time=now)
     if span.is_recording():
+        while len(_open) >= MOST:  # holds that nobody has ended
+            _open.pop(next(iter(_open))).end()
         _open[facts["holder"]] = span
 
 

@@ -120,7 +120,7 @@ class Watchdog:
                 self.forget(hold)
                 continue
             if not hold.lasts(now):
-                self._lost(hold, "no renewal was confirmed in time")
+                self._lost(hold, _why(hold))
                 continue
             ends_at = min(ends_at, hold.valid_until)
             if due <= now + GATHER * hold.terms.lease / 3 and hold.renewable:
@@ -161,6 +161,11 @@ class Watchdog:
 def _batches(holds: list[Hold]) -> Iterable[list[Hold]]:
     for start in range(0, len(holds), BATCH):
         yield holds[start : start + BATCH]
+
+
+def _why(hold: Hold) -> str:
+    renewed = hold.renewable
+    return "no renewal was confirmed in time" if renewed else "its lease ran out, not to be renewed"
 
 
 def watchdog(store: Store) -> Watchdog:

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from celery_distlock.errors import StoreError
 from celery_distlock.runtime import Runtime
 
 __all__ = ["exporter"]
@@ -38,6 +39,8 @@ def exporter(ctx: click.Context, host: str, port: int, every: float) -> None:
             "it needs prometheus-client: pip install 'celery-distlock[metrics]'"
         ) from error
     app: Any = ctx.obj.app
+    app.loader.import_default_modules()  # the tasks, whose counters begin with 0
+    app.finalize()
     registry = CollectorRegistry()
     registry.register(StoreCollector(app, every=every))
     stopped = threading.Event()
@@ -47,7 +50,12 @@ def exporter(ctx: click.Context, host: str, port: int, every: float) -> None:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    where = Runtime.of(app).store.identity.rpartition("#")[0]
+    store = Runtime.of(app).store
+    where = store.identity.rpartition("#")[0]
+    try:
+        store.inspect("", 1.0)
+    except StoreError as error:
+        click.echo(f"{where} does not answer now: {error}", err=True)
     click.echo(f"metrics of {where} at http://{host}:{server.server_port}/metrics")
     stopped.wait()
     server.shutdown()

@@ -1,9 +1,9 @@
 -- waiters.lua: look at those who wait for a key, without changing anything.
--- KEYS queue tasks woken
+-- KEYS lock queue tasks woken
 -- ARGV first last
 -- returns {woken, member, arrival, envelope, ...}: first so many runs on their way, then the
 --         queue from place first to last; arrival in µs, envelope empty for a blocked waiter
-local QUEUE, TASKS, WOKEN = KEYS[1], KEYS[2], KEYS[3]
+local LOCK, QUEUE, TASKS, WOKEN = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local found = { 0 }
 local function add(member, run, arrival)
     found[#found + 1] = member
@@ -11,11 +11,13 @@ local function add(member, run, arrival)
     found[#found + 1] = run and redis.call('HGET', TASKS, 'e:' .. run) or ''
 end
 if ARGV[1] == '0' then
-    local woken = redis.call('ZRANGE', WOKEN, 0, ARGV[2])
-    for _, run in ipairs(woken) do
-        add('p:' .. run, run, redis.call('HGET', TASKS, 's:' .. run))
+    local held = redis.call('HMGET', LOCK, 'owner', 'run')
+    for _, run in ipairs(redis.call('ZRANGE', WOKEN, 0, ARGV[2])) do
+        if held[2] ~= run or held[1] == 'parked:' .. run then
+            add('p:' .. run, run, redis.call('HGET', TASKS, 's:' .. run))
+            found[1] = found[1] + 1
+        end
     end
-    found[1] = #woken
 end
 local queue = redis.call('ZRANGE', QUEUE, ARGV[1], ARGV[2], 'WITHSCORES')
 for i = 1, #queue, 2 do

@@ -9,7 +9,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
 
 from celery_distlock import clock
@@ -32,11 +32,15 @@ __all__ = [
     "Store",
     "Waiter",
     "Wake",
+    "batches",
     "forget_after_fork",
     "new_owner",
+    "task_of",
 ]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Ability(enum.Enum):
@@ -46,7 +50,8 @@ class Ability(enum.Enum):
     PARK = "keep tasks until the key is free"
     RECOGNISE = "recognise a task that has ended when its message comes again"
     SHARE = "be seen by other processes"
-    LIST = "list its keys, who waits for them, and what was counted"
+    LIST = "list its keys and who waits for them"
+    COUNT = "add up what is counted"
 
 
 class Status(enum.Enum):
@@ -80,6 +85,11 @@ class Ended(enum.Enum):
     YES = "1"
     YES_AND_MAY_COME_AGAIN = "2"
     UNSETTLED = "3"
+
+
+def task_of(run: str) -> str:
+    """Return the id of the task that *run* is one of: its name goes on with three numbers."""
+    return run.rsplit(":", 3)[0]
 
 
 class Wake(NamedTuple):
@@ -358,8 +368,13 @@ class Store(ABC):
         return [self.inspect(key) for key in keys]
 
     def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
-        """Return who waits for *key*, from place *first* on; before them those on their way."""
-        raise self._cannot(Ability.LIST)
+        """
+        Return who waits for *key*, from place *first* on; before them those on their way.
+
+        Nobody where the store does not know them: its waiters look again and again.
+        """
+        self._require(Ability.LIST)
+        return []
 
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
         """
@@ -367,15 +382,27 @@ class Store(ABC):
 
         If *key* is given, only there.
         """
-        raise self._cannot(Ability.LIST)
+        self._require(Ability.LIST)
+        return iter(())
 
     def parked(self, key: str, run: str) -> Waiter | None:
         """Return a run that is parked at *key*, or on its way to it."""
-        raise self._cannot(Ability.LIST)
+        self._require(Ability.LIST)
+        return None
+
+    def cancel(self, key: str, run: str) -> Release:
+        """
+        Strike a parked run that has not come to its key: it will not run. In one step.
+
+        `released` is false if it is not parked there, runs already, or has just ended.
+        """
+        self._require(Ability.LIST)
+        return Release(False)
 
     def rouse(self, key: str) -> Iterator[Wake]:
         """Wake the next one if *key* is free, and find again every run that is on its way."""
-        raise self._cannot(Ability.LIST)
+        self._require(Ability.LIST)
+        return iter(())
 
     def count(self, counts: Mapping[str, float]) -> None:
         """
@@ -383,15 +410,19 @@ class Store(ABC):
 
         Asked once only: after an outage a count may be short.
         """
-        raise self._cannot(Ability.LIST)
+        raise self._cannot(Ability.COUNT)
 
     def counts(self) -> dict[str, float]:
         """Return what was ever counted."""
-        raise self._cannot(Ability.LIST)
+        raise self._cannot(Ability.COUNT)
 
     def facts(self) -> Iterator[tuple[str, str]]:
         """Describe the servers, for people: a subject and what there is to say of it."""
         yield from ()
+
+    def _require(self, ability: Ability) -> None:
+        if ability not in self.abilities:
+            raise self._cannot(ability)
 
     def _cannot(self, ability: Ability) -> StoreError:
         where = self.identity.rpartition("#")[0]
@@ -450,6 +481,12 @@ class Connected(Protocol):
 def forget_after_fork(store: Connected) -> None:
     """Have *store* forget its connections in each child that this process forks."""
     _connected.add(store)
+
+
+def batches(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Return *things* in parts of *size*, the last one smaller."""
+    for first in range(0, len(things), size):
+        yield things[first : first + size]
 
 
 _origin = _Origin()

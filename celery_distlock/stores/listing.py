@@ -1,28 +1,46 @@
 """What a store over Redis tells of all its keys: the half of it that looks, and counts."""
 
+import contextlib
 import json
+import logging
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Any, Protocol
 
 from celery_distlock import lua
+from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
 
-from .base import KeyState, Store, Waiter, Wake
+from .base import KeyState, Store, Waiter, Wake, batches, task_of
 from .refusals import described, facts_of
 from .servers import Servers
 from .wires import TIMEOUT, Call, command, script_call, time_left
 
-__all__ = ["SWEEP_BATCH", "RedisListing", "state_of", "text", "told_by"]
+__all__ = [
+    "QUESTIONS",
+    "SWEEP_BATCH",
+    "Holds",
+    "RedisListing",
+    "added_up",
+    "held_at",
+    "keys_of",
+    "state_of",
+    "text",
+    "told",
+    "told_by",
+]
+
+logger = logging.getLogger(__name__)
 
 SWEEP_BATCH = 100  # keys a round trip
 SCAN_BATCH = 1000  # records that the server looks at, a round trip
 
-_QUESTIONS = (("INFO",), ("CONFIG", "GET", "save"), ("TIME",))
+# What a server is asked for `told`.
+QUESTIONS = [command(b"", *words) for words in (("INFO",), ("CONFIG", "GET", "save"), ("TIME",))]
 _GLOB = re.compile(r"[\\*?\[\]]")
 _PLAIN = re.compile(r"[\w:.,;/*-]*", re.ASCII)  # a pattern that a server reads as fnmatch does
 
@@ -53,6 +71,10 @@ class RedisListing(Store):
         """Send *calls*, and do not repeat them."""
 
     @abstractmethod
+    def _pass_over(self, name: str, refusal: Exception) -> None:
+        """Let one key's spoilt records not keep the others from being seen; say so once."""
+
+    @abstractmethod
     def _stem(self, name: str) -> str:
         """Return what the names of a key's records begin with."""
 
@@ -69,24 +91,27 @@ class RedisListing(Store):
         """Return a call on the index of names with parked tasks."""
 
     def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
-        seen: set[str] = set()
-        for names in chain(self._held_names(pattern), self._waiting_names()):
-            found = dict.fromkeys(key_of(name) for name in names)
-            new = [key for key in found if key not in seen and fnmatchcase(key, pattern)]
-            if new:
-                seen.update(new)
-                yield new
+        held = held_at(self._servers, Holds(self._stem, pattern), self._scan)
+        yield from keys_of(chain(held, self._waited_for()), pattern)
 
-    def _held_names(self, pattern: str) -> Iterator[list[str]]:
-        head, tail = (_GLOB.sub(r"\\\g<0>", part) for part in self._stem("\0").split("\0"))
-        mask = f"{head}{pattern if _PLAIN.fullmatch(pattern) else '*'}{tail}lock"
-        first, last = len(self._stem("")) - 2, -len("}:lock")
-        for node in self._servers.nodes():
-            for cursor in _Cursor():
-                scan = command(b"", "SCAN", cursor.at, "MATCH", mask, "COUNT", SCAN_BATCH)
-                asked = self._ask([scan._replace(node=node)], "the list of keys")
-                cursor.at, found = asked.answers[0]
-                yield [text(record)[first:last] for record in found]
+    def _waited_for(self) -> Iterator[list[str]]:
+        try:
+            yield from self._waiting_names()
+        except StoreUnavailableError as error:
+            self._leave_out(error)
+
+    def _scan(self, scan: Call) -> Any:
+        """Return a cursor and records; of a node that is away, where there are others, none."""
+        try:
+            return self._ask([scan], "the list of keys").answers[0]
+        except StoreUnavailableError as error:
+            self._leave_out(error)
+            return b"0", ()
+
+    def _leave_out(self, error: StoreUnavailableError) -> None:
+        if self._servers.in_order:
+            raise error
+        logger.warning("a part of the keys is not listed: %s", error)
 
     def _waiting_names(self) -> Iterator[list[str]]:
         """Return the names that the index has, of keys with parked tasks; some have none now."""
@@ -98,10 +123,14 @@ class RedisListing(Store):
 
     def look(self, keys: Sequence[str]) -> list[KeyState]:
         states = []
-        for first in range(0, len(keys), SWEEP_BATCH):
-            some = keys[first : first + SWEEP_BATCH]
+        for some in batches(keys, SWEEP_BATCH):
             calls = [self._call(_INSPECT, slot_name(key)) for key in some]
-            states += [state_of(answer) for answer in self._ask(calls, "the keys").answers]
+            for key, answer in zip(some, self._attempt(calls).answers, strict=True):
+                if isinstance(answer, Exception):
+                    self._pass_over(slot_name(key), answer)
+                    states.append(KeyState("", 0, "", 0.0, 0.0, 0))
+                else:
+                    states.append(state_of(answer))
         return states
 
     def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
@@ -116,7 +145,9 @@ class RedisListing(Store):
             for name in names:
                 for record, kind in (("queue", "p:"), ("woken", "")):
                     for member in self._members(f"{self._stem(name)}{record}", kind + mask):
-                        yield key_of(name), member.removeprefix(kind)
+                        run = member.removeprefix(kind)
+                        if task_of(run) == task_id:
+                            yield key_of(name), run
 
     def parked(self, key: str, run: str) -> Waiter | None:
         stem = self._stem(slot_name(key))
@@ -140,10 +171,8 @@ class RedisListing(Store):
     def rouse(self, key: str) -> Iterator[Wake]:
         name = slot_name(key)
         self._ask([self._index("add", name)], key)  # lest it was lost
-        for waiter in self.waiters(key):
-            if waiter.woken:
-                self.came_back(Wake(name, waiter.run, b""))
-        _, *found = self._ask([self._call(_SWEEP, name, SWEEP_BATCH)], key).answers[0]
+        calls = [self._call(script, name, SWEEP_BATCH) for script in (_ROUSE, _SWEEP)]
+        _, (_, *found) = self._ask(calls, key).answers
         for run, envelope in zip(found[::2], found[1::2], strict=True):
             yield Wake(name, text(run), envelope)
 
@@ -152,8 +181,8 @@ class RedisListing(Store):
         self._ask_once([script_call(_COUNT, (stem,), json.dumps(counts))], TIMEOUT)
 
     def counts(self) -> dict[str, float]:
-        found = self._ask([self._command("counts", "HGETALL", "{}")], "the counters").answers[0]
-        return {text(what): float(by) for what, by in zip(found[::2], found[1::2], strict=True)}
+        asked = self._ask([self._command("counts", "HGETALL", "{}")], "the counters")
+        return added_up(asked.answers[0])
 
     def facts(self) -> Iterator[tuple[str, str]]:
         return told_by(self._servers, self._attempt)
@@ -165,17 +194,72 @@ def told_by(
     """Describe *servers* for people, as `Store.facts` does, by what they answer to *attempt*."""
     for node in servers.nodes():
         asked_at = time.time()
-        calls = [command(b"", *words)._replace(node=node) for words in _QUESTIONS]
-        info, save, now = attempt(calls).answers
-        if not isinstance(info, bytes) or not isinstance(now, list):
-            yield "server", f"does not tell of itself: {next(filter(_failed, (info, now)))}"
-            continue
-        ahead = int(now[0]) + int(now[1]) / 1e6 - (asked_at + time.time()) / 2
-        yield from described(facts_of(info, save), ahead)
+        answers = attempt([call._replace(node=node) for call in QUESTIONS]).answers
+        yield from told(answers, (asked_at + time.time()) / 2)
+
+
+def told(answers: Sequence[Any], at: float) -> Iterator[tuple[str, str]]:
+    """Describe a server by its answers to `QUESTIONS`, which it gave *at* about that time."""
+    info, save, now = answers
+    if isinstance(info, bytes) and isinstance(now, list):
+        yield from described(facts_of(info, save), int(now[0]) + int(now[1]) / 1e6 - at)
+    else:
+        yield "server", f"does not tell of itself: {next(filter(_failed, (info, now)))}"
 
 
 def _failed(answer: object) -> bool:
     return isinstance(answer, Exception)
+
+
+class Holds:
+    """
+    How to find the records of keys that are held.
+
+    Args:
+        stem: Returns what the names of a key's records begin with.
+        pattern: Of the keys; more may be found, see `keys_of`.
+    """
+
+    def __init__(self, stem: Callable[[str], str], pattern: str) -> None:
+        head, tail = (_GLOB.sub(r"\\\g<0>", part) for part in stem("\0").split("\0"))
+        self._mask = f"{head}{pattern if _PLAIN.fullmatch(pattern) else '*'}{tail}lock"
+        self._first, self._last = len(stem("")) - 2, -len("}:lock")
+
+    def scan(self, cursor: bytes) -> Call:
+        """Return a call for the next of them; the first cursor is ``0``, and the last one, too."""
+        return command(b"", "SCAN", cursor, "MATCH", self._mask, "COUNT", SCAN_BATCH)
+
+    def names(self, records: Sequence[bytes]) -> list[str]:
+        """Return the names of the keys that have the *records*."""
+        found = []
+        for record in records:
+            with contextlib.suppress(UnicodeDecodeError):  # else it is not one of ours
+                found.append(text(record)[self._first : self._last])
+        return found
+
+
+def held_at(servers: Servers, holds: Holds, ask: Callable[[Call], Any]) -> Iterator[list[str]]:
+    """Return the names of all keys that are held at *servers*; some may come twice."""
+    for node in servers.nodes():
+        for cursor in _Cursor():
+            cursor.at, records = ask(holds.scan(cursor.at)._replace(node=node))
+            yield holds.names(records)
+
+
+def keys_of(found: Iterable[Sequence[str]], pattern: str) -> Iterator[list[str]]:
+    """Return the keys of the names that were *found*, each once, if they are like *pattern*."""
+    seen: set[str] = set()
+    for names in found:
+        keys = dict.fromkeys(key_of(name) for name in names)
+        new = [key for key in keys if key not in seen and fnmatchcase(key, pattern)]
+        if new:
+            seen.update(new)
+            yield new
+
+
+def added_up(found: Sequence[bytes]) -> dict[str, float]:
+    """Return what the record of counters says."""
+    return {text(what): float(by) for what, by in zip(found[::2], found[1::2], strict=True)}
 
 
 class _Cursor:
@@ -222,4 +306,6 @@ def _waiter(member: bytes, arrival: bytes, envelope: bytes, *, woken: bool) -> W
     return Waiter(who.partition(" ")[2], "", since)
 
 
-_COUNT, _INSPECT, _SWEEP, _WAITERS = map(lua.load, ("count", "inspect", "sweep", "waiters"))
+_COUNT, _INSPECT, _ROUSE, _SWEEP, _WAITERS = map(
+    lua.load, ("count", "inspect", "rouse", "sweep", "waiters")
+)

@@ -32,6 +32,7 @@ from .base import (
     Store,
     Waiter,
     Wake,
+    task_of,
 )
 
 __all__ = ["MemoryStore"]
@@ -137,7 +138,7 @@ class _Key:
 class MemoryStore(Store):
     """See the module; *url* only names the store."""
 
-    abilities = frozenset({Ability.WAIT, Ability.PARK, Ability.RECOGNISE, Ability.LIST})
+    abilities = frozenset(Ability) - {Ability.SHARE}
 
     def __init__(self, url: str, prefix: str) -> None:
         if "?" in url:
@@ -406,7 +407,7 @@ class MemoryStore(Store):
                 (key_of(name), run)
                 for name, state in self._keys.items()
                 for run in state.envelopes
-                if run.startswith(f"{task_id}:") and key in (None, key_of(name))
+                if task_of(run) == task_id and key in (None, key_of(name))
             ]
         yield from found
 
@@ -419,15 +420,29 @@ class MemoryStore(Store):
             since = self._epoch + state.arrivals.get(run, 0.0)
             return Waiter("", run, since, envelope, run in state.woken)
 
+    def cancel(self, key: str, run: str) -> Release:
+        name = slot_name(key)
+        with self._mutex:
+            state = self._keys.get(name, _Key())
+            reserved = state.holder == f"parked:{run}"
+            if (state.holder and state.run == run and not reserved) or state.knows_end(run):
+                return Release(False)
+            if not state.unpark(run):
+                return Release(False)
+            state.done[run] = clock.monotonic()
+            handed = self._release(name, f"parked:{run}", "", Ended.NO) if reserved else None
+            return Release(True, handed.wake if handed else None)
+
     def rouse(self, key: str) -> Iterator[Wake]:
         name = slot_name(key)
         with self._mutex:
             state = self._keys.get(name)
             if state is None:
                 return
-            for run in state.woken:
-                state.unsettled.pop(run, None)
-                state.woken[run] = -math.inf
+            for run in state.travelling:
+                if not state.knows_end(run):
+                    state.woken[run] = -math.inf
+                    state.sends.pop(run, None)
             wakes = list(self._sweep(name, clock.monotonic()))
         yield from wakes
 

@@ -21,7 +21,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError, ResponseError
@@ -43,9 +43,10 @@ from .base import (
     Status,
     Store,
     Wake,
+    batches,
     forget_after_fork,
 )
-from .listing import told_by
+from .listing import SWEEP_BATCH, Holds, added_up, held_at, keys_of, told_by
 from .refusals import facts_of, memory_doubts, passes
 from .urls import locate
 from .wires import TIMEOUT, Call, TooFewReplicasError, command, milliseconds, time_left
@@ -59,6 +60,7 @@ TURNS = 5  # times that a record may change between a look at it and what is don
 UNSETTLED_MS = 1000  # at least, for the second round trip of a grant
 CLAIM = 5.0  # seconds that a run has at least to be settled; these are as in lua/queue.lua
 DONE_MS = 3600000
+COUNTS_S = 30 * 86400  # as in lua/count.lua
 FENCE_MS = 3600000  # as in lua/grant.lua: a token only has to outlive a clock that was set back
 PROBE_MS = 5000
 LONGEST = 1e10
@@ -68,7 +70,7 @@ REMEMBERED = 10_000  # records that this process need not look up
 class NativeStore(Store):
     """See the module; *url* as :func:`~celery_distlock.stores.urls.locate` takes it."""
 
-    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE})
+    abilities = frozenset(Ability) - {Ability.PARK}
 
     def __init__(self, url: str, prefix: str) -> None:
         self._servers, self._replicas = locate(url)
@@ -337,17 +339,40 @@ class NativeStore(Store):
         return Release(True)
 
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
-        held = self._find(slot_name(key), key, timeout)
-        if held is None or not held.record.token:  # without a token it is not granted yet
-            return KeyState("", 0, "", 0.0, 0.0, 0)
-        owner, run, token = held.record
-        left = max(0.0, held.until - clock.monotonic())
-        return KeyState(owner, token, run, token / 1e6, left, 0)
+        return _state(self._find(slot_name(key), key, timeout))
+
+    def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
+        def ask(scan: Call) -> Any:
+            return self._ask([[scan]], "the list of keys").answers[0]
+
+        yield from keys_of(held_at(self._servers, Holds(self._stem, pattern), ask), pattern)
+
+    def look(self, keys: Sequence[str]) -> list[KeyState]:
+        states = []
+        for some in batches(keys, SWEEP_BATCH):
+            looks = [call for key in some for call in self._look(slot_name(key))]
+            answers = self._ask([looks], "the keys").answers
+            for key, text, ttl_ms in zip(some, answers[::2], answers[1::2], strict=True):
+                states.append(_state(self._seen(text, ttl_ms, key)))
+        return states
+
+    def count(self, counts: Mapping[str, float]) -> None:
+        record = self._counts
+        adding = [command(record, "HINCRBYFLOAT", record, *each) for each in counts.items()]
+        keeping = command(record, "EXPIRE", record, COUNTS_S)
+        self._ask([[*adding, keeping]], "the counters", TIMEOUT)
+
+    def counts(self) -> dict[str, float]:
+        look = command(self._counts, "HGETALL", self._counts)
+        return added_up(self._ask([[look]], "the counters").answers[0])
 
     def _find(self, name: str, key: str, timeout: float | None = None) -> "_Held | None":
         """Look at a record; in one attempt if *timeout* seconds are given."""
         asked = self._ask([self._look(name)], key, timeout)
         text, ttl_ms = asked.answers
+        return self._seen(text, ttl_ms, key)
+
+    def _seen(self, text: bytes | None, ttl_ms: int, key: str) -> "_Held | None":
         record = self._parsed(text, key)
         return None if record is None else _Held(record, clock.monotonic() + time_left(ttl_ms))
 
@@ -388,7 +413,14 @@ class NativeStore(Store):
         self._servers.close()
 
     def _record(self, name: str, record: str = "lock") -> bytes:
-        return f"{self._prefix}:{{{name}}}:{record}".encode("utf-8", "surrogatepass")
+        return f"{self._stem(name)}{record}".encode("utf-8", "surrogatepass")
+
+    def _stem(self, name: str) -> str:
+        return f"{self._prefix}:{{{name}}}:"
+
+    @property
+    def _counts(self) -> bytes:
+        return f"{self._prefix}:counts".encode("utf-8", "surrogatepass")
 
     def _confirmed(self, call: Call) -> Call:
         return call._replace(replicas=self._replicas) if self._replicas else call
@@ -511,6 +543,14 @@ class _Held(NamedTuple):
 
     record: _Record
     until: float
+
+
+def _state(held: _Held | None) -> KeyState:
+    if held is None or not held.record.token:  # without a token it is not granted yet
+        return KeyState("", 0, "", 0.0, 0.0, 0)
+    owner, run, token = held.record
+    left = max(0.0, held.until - clock.monotonic())
+    return KeyState(owner, token, run, token / 1e6, left, 0)
 
 
 class _Wanted(NamedTuple):

@@ -184,6 +184,10 @@ class RedisStore(RedisListing):
         drop = self._call(_DROP, wake.name, wake.run, int(mark))
         return _released(wake.name, self._ask([drop], wake.name))
 
+    def cancel(self, key: str, run: str) -> Release:
+        name = slot_name(key)
+        return _released(name, self._ask([self._call(_CANCEL, name, run)], key))
+
     def listens(self, key: str) -> bool:
         if not self._posts:
             return False
@@ -254,14 +258,13 @@ class RedisStore(RedisListing):
                 self._ask(quiet, "the sweep")
 
     def _pass_over(self, name: str, refusal: Exception) -> None:
-        """Let one key's spoilt records not keep the others from being swept; say so once."""
         if not isinstance(refusal, ResponseError) or passes(refusal):
             if self._servers.in_order:
                 raise StoreUnavailableError(f"{self.address} cannot serve: {refusal}") from refusal
-            logger.warning("%s was not swept: %s", name, refusal)  # its node is away; others go on
+            logger.warning("%s is passed over: %s", name, refusal)  # its node is away; others go on
         elif name not in self._spoilt:
             self._spoilt.add(name)
-            logger.error("%s: no parked task wakes", self._refusal(refusal, name))
+            logger.error("%s: it is passed over, and wakes nobody", self._refusal(refusal, name))
 
     def _index(self, action: str, name: str) -> Call:
         call = script_call(_INDEX, (f"{self._prefix}:",), name, action)
@@ -447,10 +450,11 @@ _SCRIPTS = [
     lua.load(name)
     for name in (
         *("acquire", "acquire_all", "renew", "release", "drop"),
-        *("sent", "sweep", "index", "inspect"),
+        *("sent", "sweep", "index", "inspect", "cancel"),
     )
 ]
-_ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE, _DROP, _SENT, _SWEEP, _INDEX, _INSPECT = _SCRIPTS
+_ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE, _DROP, *_OTHERS = _SCRIPTS
+_SENT, _SWEEP, _INDEX, _INSPECT, _CANCEL = _OTHERS
 _RENEWALS = {
     1: RenewOutcome.RENEWED,
     0: RenewOutcome.HELD,

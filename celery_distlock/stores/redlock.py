@@ -18,11 +18,12 @@ node that restarts empty) is exceeded as long as their clocks differ by less tha
 What a majority survives and what it does not is told in ``docs/redlock.md``.
 """
 
+import json
 import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from celery_distlock import clock, lua
@@ -42,9 +43,11 @@ from .base import (
     Status,
     Store,
     Wake,
+    batches,
     forget_after_fork,
 )
 from .lanes import ANSWER, Answers, Assembly
+from .listing import QUESTIONS, SWEEP_BATCH, Holds, added_up, keys_of, told
 from .refusals import facts_of, memory_doubts
 from .urls import explained, node_settings, split
 from .wires import Call, NodeSettings, command, milliseconds, script_call, time_left
@@ -63,7 +66,7 @@ CLOCKS_APART = 1.0  # seconds
 class RedlockStore(Store):
     """See the module; *url* is like ``redlock://host1,host2,host3/0``, ``redlocks://`` for TLS."""
 
-    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE})
+    abilities = frozenset(Ability) - {Ability.PARK}
 
     def __init__(self, url: str, prefix: str) -> None:
         self.address, self._settings = _locate(url)
@@ -241,13 +244,86 @@ class RedlockStore(Store):
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
         look = self._call(_INSPECT, slot_name(key))
         answers = self._ask(look, key, timeout=ANSWER if timeout is None else timeout)
-        looks = [_look(answer) for answer in answers.to(0) if answer is not None]
+        return self._state(answers.to(0))
+
+    def _state(self, answers: Sequence[Any]) -> KeyState:
+        """Return what the nodes' answers to a look come to."""
+        looks = [_look(answer) for answer in answers if answer is not None]
         owner, count = _most_common(look.owner for look in looks if look.owner)
         if count + len(self._nodes) - len(looks) < self._majority or not owner:
             return KeyState("", 0, "", 0.0, 0.0, 0)
         own = [look for look in looks if look.owner == owner]
         token = max(look.token for look in own)
         return KeyState(owner, token, own[0].run, token / 1e6, self._lasts(own), 0)
+
+    def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
+        """
+        As :meth:`Store.find_keys`: a majority of the nodes has votes for each key.
+
+        A node that does not answer counts as one that has them, as for :meth:`inspect`. The nodes
+        are gone through one after the other, and keys come when all have been.
+        """
+        holds, votes = Holds(self._stem, pattern), Counter[str]()
+        answers = self._ask(holds.scan(b"0"), "the list of keys", enough=_all_have_answered)
+        for number in range(len(self._nodes)):
+            names: set[str] = set()  # each node has one vote, also for a key that it tells twice
+            while (found := answers.to(0)[number]) is not None:
+                names.update(holds.names(found[1]))
+                if found[0] == b"0":
+                    votes.update(names)
+                    break
+                self._ask_again(number, holds.scan(found[0]), answers)
+        needed = self._majority - self._silent(answers, "the list of keys")
+        names_held = [name for name, count in votes.items() if count >= needed]
+        yield from keys_of(batches(names_held, SWEEP_BATCH), pattern)
+
+    def _ask_again(self, number: int, call: Call, answers: Answers) -> None:
+        """Ask one node, and put its answer in the place of the one before."""
+        others = [each for each in range(len(self._nodes)) if each != number]
+        answers.of[number] = self._nodes.ask([call], but=others).of[number]
+
+    def look(self, keys: Sequence[str]) -> list[KeyState]:
+        states = []
+        for some in batches(keys, SWEEP_BATCH):
+            looks = [self._call(_INSPECT, slot_name(key)) for key in some]
+            answers = self._nodes.ask(looks)
+            for number, key in enumerate(some):
+                self._silent(answers, key, number)
+                states.append(self._state(answers.to(number)))
+        return states
+
+    def count(self, counts: Mapping[str, float]) -> None:
+        """As :meth:`Store.count`: at each node; twice if its connection ends before it answers."""
+        call = script_call(_COUNT, (f"{self._prefix}:",), json.dumps(counts))
+        self._ask(call, "the counters")
+
+    def counts(self) -> dict[str, float]:
+        """
+        As :meth:`Store.counts`: of each counter what that node says which has counted most.
+
+        A node misses what is counted while it is away: nothing is short as long as one never was.
+        """
+        record = f"{self._prefix}:counts"
+        look = command(record.encode(), "HGETALL", record)
+        answers = self._ask(look, "the counters", enough=_all_have_answered)
+        most: dict[str, float] = {}
+        for found in filter(None, answers.to(0)):
+            for what, by in added_up(found).items():
+                most[what] = max(by, most.get(what, by))
+        return most
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        answers = self._nodes.ask(QUESTIONS, enough=_all_have_answered)
+        wall = time.time() - clock.monotonic()
+        for address, found, heard_at in zip(
+            self._nodes.addresses, answers.of, answers.heard_at, strict=True
+        ):
+            if found is None:
+                yield "server", f"does not answer ({address})"
+            else:
+                at = wall + (answers.asked_at + heard_at) / 2
+                for subject, fact in told(found, at):
+                    yield subject, f"{fact} ({address})"
 
     def check(self) -> list[str]:
         probe = f"{self._prefix}:probe:{os.urandom(8).hex()}"
@@ -256,7 +332,7 @@ class RedlockStore(Store):
         if reply.status is not Status.GRANTED:
             raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
         look = [command(b"", "INFO"), command(b"", "TIME")]
-        answers = self._nodes.ask(look, enough=lambda answers: None not in answers.of)
+        answers = self._nodes.ask(look, enough=_all_have_answered)
         return list(self._doubts(answers))
 
     def _doubts(self, answers: Answers) -> Iterator[str]:
@@ -300,10 +376,19 @@ class RedlockStore(Store):
         self._nodes.close()
 
     def _call(self, script: lua.Script, name: str, *arguments: Any) -> Call:
-        return script_call(script, (f"{self._prefix}:{{{name}}}:",), *arguments)
+        return script_call(script, (self._stem(name),), *arguments)
+
+    def _stem(self, name: str) -> str:
+        return f"{self._prefix}:{{{name}}}:"
 
     def _ask(
-        self, call: Call, what: str, *, timeout: float = ANSWER, owed: bool = False
+        self,
+        call: Call,
+        what: str,
+        *,
+        timeout: float = ANSWER,
+        owed: bool = False,
+        enough: Callable[[Answers], bool] = lambda _: True,
     ) -> Answers:
         """
         Ask all nodes.
@@ -312,14 +397,20 @@ class RedlockStore(Store):
             QuorumError: No majority has answered.
             StoreError: A majority cannot answer, because too many have refused.
         """
-        answers = self._nodes.ask([call], timeout=timeout, owed=owed)
-        if len(answers.to(0)) - answers.to(0).count(None) < self._majority:
-            raise self._too_few(answers, what)
+        answers = self._nodes.ask([call], timeout=timeout, owed=owed, enough=enough)
+        self._silent(answers, what)
         return answers
 
-    def _too_few(self, answers: Answers, what: str) -> StoreError:
+    def _silent(self, answers: Answers, what: str, number: int = 0) -> int:
+        """Return how many nodes have no answer to a call; raise as `_ask` does."""
+        silent = sum(answer is None for answer in answers.to(number))
+        if len(self._nodes) - silent < self._majority:
+            raise self._too_few(answers, what, number)
+        return silent
+
+    def _too_few(self, answers: Answers, what: str, number: int = 0) -> StoreError:
         nodes, refusals = len(self._nodes), answers.refusals
-        votes = nodes - sum(answer is None for answer in answers.to(0))
+        votes = nodes - sum(answer is None for answer in answers.to(number))
         foreign = [refusal for refusal in refusals if "WRONGTYPE" in str(refusal)]
         if nodes - len(foreign) < self._majority:
             error = StoreError(
@@ -409,8 +500,12 @@ def _vote(answer: Any) -> _Vote:
 
 
 def _look(answer: Any) -> _Look:
-    owner, token, run, ttl_ms, _ = answer
+    owner, token, run, ttl_ms, *_ = answer
     return _Look((owner or b"").decode(), int(token or 0), (run or b"").decode(), time_left(ttl_ms))
+
+
+def _all_have_answered(answers: Answers) -> bool:
+    return None not in answers.of
 
 
 def _most_common(found: Any) -> tuple[Any, int]:
@@ -433,6 +528,6 @@ def _locate(url: str) -> tuple[str, list[NodeSettings]]:
         return address.name, [node_settings(address, where) for where in address.hosts]
 
 
-_VOTE, _RENEW, _RELEASE, _DROP, _INSPECT = (
-    lua.load(name) for name in ("vote", "renew", "release", "drop", "inspect")
+_VOTE, _RENEW, _RELEASE, _DROP, _INSPECT, _COUNT = (
+    lua.load(name) for name in ("vote", "renew", "release", "drop", "inspect", "count")
 )

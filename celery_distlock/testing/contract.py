@@ -4,6 +4,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
@@ -88,6 +89,7 @@ parks = needs_ability(Ability.PARK)
 recognises = needs_ability(Ability.RECOGNISE)
 shares = needs_ability(Ability.SHARE)
 lists = needs_ability(Ability.LIST)
+counts = needs_ability(Ability.COUNT)
 fair = needs("the store serves whoever asks first (fair = False)", lambda given, _: given.fair)
 loose = needs("an owner is one process's here (bound = True)", lambda given, _: not given.bound)
 bound = needs("an owner is no process's here (bound = False)", lambda given, _: given.bound)
@@ -1837,9 +1839,10 @@ class StoreContract(
 
     @lists
     def test_many_keys_are_found_once_each(self, store: Store) -> None:
-        names = [f"k{number}" for number in range(2500)]
-        for name in names:
-            take(store, name, "a")
+        names = [f"k{number}" for number in range(1500)]
+        lease = min(300.0, self.longest_lease)
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda name: take(store, name, "a", lease), names))
 
         assert sorted(found_keys(store)) == sorted(names)
 
@@ -1951,6 +1954,32 @@ class StoreContract(
         assert list(store.rouse("k")) == []
 
     @lists
+    def test_a_waiter_that_blocks_is_told_or_not_known(self, store: Store) -> None:
+        take(store, "k", "a")
+        waiters = [wait_for(store, "k", name) for name in ("b", "c")]
+        state = store.inspect("k")
+
+        told = store.waiters("k")
+
+        assert [waiter.owner for waiter in told] == ["b", "c"][: state.waiting]
+        assert [waiter.owner for waiter in store.waiters("k", first=1, limit=1)] == (
+            ["c"] if state.waiting else []
+        )
+        assert store.waiters("k", first=2) == []
+        assert state.oldest == (pytest.approx(told[0].since, abs=0.01) if told else 0.0)
+        assert not any(waiter.run or waiter.woken for waiter in told)
+        for waiter in waiters:
+            waiter.inbox.close()
+
+    @lists
+    def test_nobody_waits_for_a_key_that_was_never_taken(self, store: Store) -> None:
+        assert store.waiters("k") == []
+        assert list(store.find_parked("task")) == []
+        assert store.parked("k", "run") is None
+        assert list(store.rouse("k")) == []
+        assert not store.cancel("k", "run").released
+
+    @counts
     def test_what_is_counted_adds_up(self, store: Store) -> None:
         assert store.counts() == {}
 

@@ -19,8 +19,7 @@ from itertools import count
 import pytest
 from celery import Celery
 
-from celery_distlock import tally
-from celery_distlock.stores import Store
+from celery_distlock import observation
 from celery_distlock.stores.memory import MemoryStore
 
 from .fake_clock import FakeClock
@@ -96,17 +95,12 @@ def distlock_redis(
     with moved(distlock_app, url=distlock_server.url, prefix=prefix, replicas=0):
         locks = _locks(request, distlock_app)
         yield locks
-        _tell_counts(locks.store)
+        observation.flush()  # what is told later else, when the server may be gone
         locks.store.close()
 
 
 def _locks(request: pytest.FixtureRequest, app: Celery) -> Locks:
     return Locks(app, lambda: request.getfixturevalue("distlock_clock"))
-
-
-def _tell_counts(store: Store) -> None:
-    """Have done what this process would do later, when the server may be gone."""
-    tally.flush(store)
 
 
 def _refuse_both(request: pytest.FixtureRequest, other: str, this: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from celery.worker import state
 from celery.worker.strategy import default
 
-from celery_distlock.envelope import Passage, run_id, seal_message
+from celery_distlock.envelope import HEADER, Passage, run_id, seal_message
 from celery_distlock.execution import PARKED
 from celery_distlock.keys import slot_name
 from celery_distlock.policies import Requeue
@@ -132,6 +132,8 @@ class _Lobby:
         parcel = Parcel(seal_message(message, passage), self._runtime.desk)
         try:
             self._show_parked(key, message)
+            # If it is not parked after all, whoever runs it sets its state right.
+            message.properties.setdefault(HEADER, {})["shown"] = True
             reply = self._runtime.store.line_up(key, run, parcel, PATIENCE)
         except Exception as error:  # noqa: BLE001  # nothing here may end the worker's main loop
             logger.debug("%s was not parked when it arrived: %s", headers["id"], error)

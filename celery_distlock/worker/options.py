@@ -2,6 +2,9 @@
 
 from celery import Celery
 from celery.bin.base import CeleryOption
+from click import Choice
+
+from celery_distlock.policies import NAMES
 
 __all__ = ["add_options", "flags"]
 
@@ -10,7 +13,7 @@ _FLAGS = (
     ("--distlock-url", str, "The lock store's URL."),
     ("--distlock-prefix", str, "What the names of all lock records begin with."),
     ("--distlock-lease", float, "Seconds that a lock outlives its holder's last sign of life."),
-    ("--distlock-on-conflict", str, "requeue, retry, wait, skip or fail."),
+    ("--distlock-on-conflict", Choice(list(NAMES)), "What becomes of a task whose key is taken."),
 )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from celery.worker.control import control_command, inspect_command
 
-from celery_distlock import lock
+from celery_distlock import clock, lock
 from celery_distlock.admin import Admin, Holder
 from celery_distlock.errors import DistlockError
 from celery_distlock.runtime import Runtime
@@ -17,7 +17,7 @@ from celery_distlock.watchdog import watchdog
 __all__ = ["locks", "release_lock"]
 
 PATIENCE = 0.25  # seconds for an answer: the worker's event loop waits
-TURN = 10.0  # seconds in which one of all the workers that are asked releases a key
+TURN = 3.0  # seconds in which one of all the workers that are asked releases a key
 
 
 @inspect_command(args=[("pattern", str)], signature="[PATTERN]")
@@ -26,7 +26,11 @@ def locks(state: Any, pattern: str = "*", **_: Any) -> Any:
     store = Runtime.of(state.app).store
     noted = {key: owner for key, owner in _noted(store) if fnmatchcase(key, pattern)}
     try:
-        looks = [(key, owner, store.inspect(key, PATIENCE)) for key, owner in noted.items()]
+        until = clock.monotonic() + PATIENCE
+        looks = [
+            (key, owner, store.inspect(key, max(0.01, until - clock.monotonic())))
+            for key, owner in noted.items()
+        ]
     except DistlockError as error:
         return {"error": str(error)}
     return [_told(key, now) for key, owner, now in looks if now.owner == owner]
@@ -61,10 +65,13 @@ def release_lock(state: Any, key: str, **_: Any) -> dict[str, str]:
     """Take KEY from whoever holds it, wherever that is; once, however many workers are asked."""
     admin = Admin(state.app)
     try:
+        seen = admin.store.inspect(key, PATIENCE)  # before what is asked with more patience
+        if not seen.token:
+            return {"ok": f"nobody holds {key!r}"}
         turn = admin.store.acquire(f"release_lock {key}", new_owner("release_lock"), TURN)
         if turn.status is not Status.GRANTED:
-            return {"ok": "another worker sees to it"}
-        done = admin.release(key)
+            return {"ok": "another worker sees to it, or has just done so"}
+        done = admin.release(key, token=seen.token)
     except DistlockError as error:
         return {"error": str(error)}
     if not done.done:

@@ -30,7 +30,7 @@ class LockedRequest(Request):
             "received_at": clock.monotonic(),
             "events": _as_worker(options),
         }
-        events.switch(received["events"])
+        events.switch(options["app"], received["events"])
         if message.content_type in _KEEP_BODY:
             received["body"] = message.body
         facts["properties"] = {**facts["properties"], HEADER: received}

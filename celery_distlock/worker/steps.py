@@ -4,11 +4,13 @@ import functools
 import logging
 from typing import Any
 
+import click
 from celery import bootsteps
 
-from celery_distlock import lock, tally
+from celery_distlock import lock
 from celery_distlock.errors import ConfigurationError, StoreError
 from celery_distlock.ledger import Ledger
+from celery_distlock.observation import observe
 from celery_distlock.queue import Sweeper
 from celery_distlock.runtime import Runtime
 from celery_distlock.stores import Ability
@@ -19,6 +21,10 @@ from .undertaker import Undertaker
 __all__ = ["LockStep", "UndertakerStep"]
 
 logger = logging.getLogger(__name__)
+
+
+class _StartError(ConfigurationError, click.ClickException):
+    """As an option's error, ``celery worker`` says it in one line, and ends."""
 
 
 class LockStep(bootsteps.StartStopStep):
@@ -36,10 +42,14 @@ class LockStep(bootsteps.StartStopStep):
         given = {k: v for k, v in options.items() if k.startswith("distlock_")}
         self._runtime = Runtime.of(parent.app)
         self._sweeper: Sweeper | None = None
-        self._runtime.use_flags(flags(given))
-        self.enabled = self._runtime.settings.enabled and any(self._runtime.plans.values())
-        if self.enabled:
-            self._check_abilities(parent)
+        try:
+            self._runtime.use_flags(flags(given))
+            self.enabled = self._runtime.settings.enabled and any(self._runtime.plans.values())
+            if self.enabled:
+                self._check_abilities(parent)
+        except ConfigurationError as error:
+            raise _StartError(str(error)) from error
+        self._warn(parent.app)
 
     def start(self, parent: Any) -> None:
         """Say what is used and what is wrong with it; begin to sweep."""
@@ -58,7 +68,7 @@ class LockStep(bootsteps.StartStopStep):
         except StoreError as error:
             logger.warning("locks: %s; until it can, tasks do as lock_on_outage says", error)
         if Ability.PARK in store.abilities:
-            count = functools.partial(tally.note, store, "swept")
+            count = functools.partial(observe, "swept", parent.app, store, {})
             self._sweeper = Sweeper(store, settings.sweep_interval, on_swept=count)
             self._sweeper.start()
 
@@ -85,6 +95,17 @@ class LockStep(bootsteps.StartStopStep):
             self._sweeper = None
 
     terminate = stop
+
+    def _warn(self, app: Any) -> None:
+        """Say what is not as wrong as to end the worker, and is hardly meant."""
+        if not self._runtime.settings.enabled:
+            logger.warning("locks: they are disabled, every task runs WITHOUT its lock")
+        for name in self._runtime.forgotten(app.tasks.values()):
+            logger.warning(
+                "locks: task %s has lock options and is no LockedTask, so it runs WITHOUT a lock:"
+                " declare it with base=LockedTask",
+                name,
+            )
 
     def _check_abilities(self, parent: Any) -> None:
         store = self._runtime.store

@@ -1,5 +1,6 @@
 """Releases what the pool's processes held when they died; renews what they cannot renew."""
 
+import functools
 import logging
 import threading
 
@@ -10,6 +11,7 @@ from celery_distlock.errors import StoreError
 from celery_distlock.ledger import Ledger, Neglect, Remains
 from celery_distlock.runtime import Runtime
 from celery_distlock.stores.base import Ownership, RenewOutcome
+from celery_distlock.teller import Teller
 
 __all__ = ["Undertaker"]
 
@@ -17,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 ROUND = 0.2  # seconds between looks; a look is one wait() for each process, which returns at once
 PATIENCE = 1 / 6  # of a lease, for an answer
+
+_teller = Teller("distlock-obituaries")
 
 
 class Undertaker:
@@ -91,7 +95,9 @@ class Undertaker:
                 remains.owner,
                 extra={"lock_key": remains.key, "lock_holder": remains.owner},
             )
-            facts = {"key": remains.key, "holder": remains.owner}
-            signals.send("lock_freed", self._app, **facts, reason="its process is gone")
         self._store.dispatch(released.wake)
+        if released.released:
+            facts = {"key": remains.key, "holder": remains.owner, "reason": "its process is gone"}
+            # By another thread: a receiver that takes its time must not keep the next key locked.
+            _teller.tell(functools.partial(signals.send, "lock_freed", self._app, **facts))
         return True

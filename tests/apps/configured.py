@@ -51,4 +51,9 @@ def fail_on_outage(key: str) -> str:
 @app.task(base=LockedTask, bind=True, lock_key="{key}", lock_on_outage="run", shared=False)
 def run_on_outage(self: Any, key: str) -> bool:
     """Return whether there is a lock."""
-    return self.lock is not None
+    return bool(self.lock)
+
+
+@app.task(name="forgotten", lock_key="{key}", shared=False)
+def forgotten(key: str) -> None:
+    """One where ``base=LockedTask`` is missing."""

@@ -294,7 +294,8 @@ def extend(self: Any, key: str, seconds: float, gate: str) -> float:
 
 @locked(lock_key=lambda key: None)
 def run_unlocked(self: Any, key: str) -> bool:
-    return self.lock is None
+    self.lock.ensure_held()
+    return not self.lock and self.lock.token == 0
 
 
 # Losing the lock

@@ -29,7 +29,6 @@ def reserve(sku: str, quantity: int = 1) -> list[str | int]:
 
 def look(self: LockedTask, sku: str) -> tuple[str, ...]:
     """Say what is locked."""
-    assert self.lock is not None
     return self.lock.keys
 
 
@@ -46,5 +45,4 @@ def named_by_its_function(sku: str) -> None:
 
 @locked_task(lock_key="stock:{sku}", bind=True)
 def shared(self: LockedTask, sku: str) -> tuple[str, ...]:
-    assert self.lock is not None
     return self.lock.keys

@@ -32,7 +32,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Events:
     monkeypatch.setattr(
         lock_module.defaults,
         "on_event",
-        lambda name, sender, **facts: collected.append((name, {"sender": sender, **facts})),
+        lambda name, sender, _store, **facts: collected.append((name, {"sender": sender, **facts})),
     )
     return collected
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import redis
 from celery import chord
 from celery.exceptions import ChordError, TaskRevokedError
 
 from celery_distlock.admin import Admin
-from celery_distlock.errors import LockLostError
+from celery_distlock.errors import DistlockError, LockLostError
 from celery_distlock.keys import Name
+from celery_distlock.stores.base import Parcel
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}]
@@ -192,3 +194,71 @@ def test_a_woken_task_whose_message_is_lost_is_sent_again_at_once(site, bare_sit
     assert result.get(timeout=30) == 0
     wait_until(lambda: not admin.show(key).woken, what="nothing to be on its way")
     assert admin.wake(key) == 0
+
+
+def test_a_task_is_not_dropped_for_another_whose_id_begins_alike(site, admin, key):
+    with site.held(key):
+        result = site.tasks.work_requeue.apply_async([key], task_id=f"{key}:42")
+        site.wait_queued(key, 1)
+
+        assert admin.drop(key) == []
+
+    assert result.get(timeout=30) == 0
+
+
+def test_a_task_that_comes_to_its_key_while_it_is_dropped_is_left_alone(
+    site, admin, key, monkeypatch
+):
+    store = site.store
+    parked = store.parked
+
+    def parked_and_claimed_then(at, run):
+        found = parked(at, run)
+        monkeypatch.setattr(store, "parked", parked)
+        lock.release()
+        wait_until(lambda: site.look(at).run == run and site.journal.read(key), what="it to run")
+        return found
+
+    lock = site.lock(key)
+    lock.acquire()
+    result = site.tasks.work_requeue.delay(key, "begun", key)
+    site.wait_queued(key, 1)
+    monkeypatch.setattr(store, "parked", parked_and_claimed_then)
+
+    assert admin.drop(result.id, key) == []
+
+    site.journal.open(key)
+    assert result.get(timeout=30) == 0
+
+
+def test_a_message_that_cannot_be_read_is_listed_and_can_be_dropped(site, admin, key):
+    run = f"{key}:0:0:0"
+    with site.held(key):
+        site.store.acquire(key, "o", 1.0, queue=Parcel(b"\xff not ours"), run=run)
+
+        (waiter,) = admin.queue(key)
+        assert (waiter.who.task, waiter.who.task_id) == ("", key)
+        assert [each.task_id for each in admin.drop(key)] == [key]
+
+    assert site.tasks.work_requeue.AsyncResult(key).state == "REVOKED"
+
+
+def test_a_dropped_task_whose_result_cannot_be_stored_is_named(site, admin, key, monkeypatch):
+    with site.held(key):
+        result = site.tasks.work_requeue.delay(key)
+        site.wait_queued(key, 1)
+        monkeypatch.setattr(site.app.backend, "mark_as_revoked", lambda *_, **__: {}["away"])
+
+        with pytest.raises(DistlockError, match=f"{result.id}.*was dropped.*not be stored"):
+            admin.drop(result.id)
+
+
+def test_another_s_record_under_the_prefix_does_not_hide_the_others(site, admin, key):
+    with redis.Redis.from_url(site.app.conf.result_backend) as client, site.held(key):
+        others = site.record(f"bad-{key}"), site.record(key).encode().replace(b"key", b"\xff")
+        client.set(others[0], "no hash")
+        client.hset(others[1], "owner", "o")
+        try:
+            assert [lock.key for lock in admin.locks(f"*{key}")] == [key]
+        finally:
+            client.delete(*others)

@@ -71,7 +71,7 @@ def test_a_lock_is_released_once_though_all_workers_are_asked(site, celery, key)
 
     answers = [answer["ok"] for answer in told.values()]
     assert len(answers) == 2
-    assert "another worker sees to it" in answers
+    assert "another worker sees to it, or has just done so" in answers
     (released,) = [answer for answer in answers if answer.startswith("released")]
     assert f"catch_loss[{held.id}]" in released
     assert site.look(key).waiting == 1

@@ -89,7 +89,7 @@ def test_tasks_nest_and_see_their_lock(run_tests):
 
             assert outer.delay("a").get() == ("stock:a",)
             distlock_memory.assert_free("stock:a")
-            assert reserve.lock is None
+            assert not reserve.lock
     """)
 
     assert outcome.counts == {"passed": 1}, outcome.output

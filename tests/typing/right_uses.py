@@ -29,7 +29,7 @@ assert_type(reserve.si("a", 2), Signature[int])
 assert_type(reserve.signature(("a",), immutable=True), Signature[int])
 assert_type(reserve.AsyncResult("id"), AsyncResult[int])
 assert_type(reserve.run("a"), int)
-assert_type(reserve.lock, Lease | None)
+assert_type(reserve.lock, Lease)
 assert_type(reserve.name, str)
 chain(reserve.s("a"), reserve.si("b", 2))
 
@@ -52,7 +52,7 @@ keyed_loosely.delay("a", quantity=2)
 
 @locked_task(app, bind=True, lock_key=["a:{sku}", "b"], lock_max_hold=None)
 def bound(self: LockedTask, sku: str) -> str:
-    assert_type(self.lock, Lease | None)
+    assert_type(self.lock, Lease)
     return sku
 
 

@@ -177,6 +177,8 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     list(store.sweep(0.05))
     store.inspect("k")
     store.waiters("k")
+    store.cancel("k", "another")
+    list(store.rouse("k"))
     store.count({"what": 1.0})
     store.acquire("k", "c", 30.0, run="run", repeated=True)
     store.release("k", "c", run="run", ended=Ended.YES, keep_for=("run", 0.05))

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from celery_distlock import Lock, LockedTask, policies
-from celery_distlock.errors import ConfigurationError, LockConflictError
+from celery_distlock.errors import ConfigurationError, LockConflictError, LockNotOwnedError
 from celery_distlock.runtime import Runtime
 from tests.apps import make_app
 
@@ -70,7 +70,9 @@ def test_the_lock_is_taken_and_released(app, call):
 
     assert tuple(call(look, "k")) == (True, "k", True)
 
-    assert look.lock is None
+    assert not look.lock
+    with pytest.raises(LockNotOwnedError):
+        look.lock.ensure_held()
     assert not Lock("k").locked()
 
 
@@ -251,7 +253,8 @@ def test_a_disabled_lock_is_not_taken(app, call):
 
     @app.task(base=LockedTask, bind=True, lock_key="{key}")
     def work(self, key):
-        return self.lock is None and not Lock(key).locked()
+        self.lock.ensure_held()
+        return not self.lock and not Lock(key).locked()
 
     assert call(work, "k")
 

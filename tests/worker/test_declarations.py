@@ -141,12 +141,12 @@ def test_with_the_apps_task_class_all_tasks_but_celerys_own_are_locked(make_app)
 
     @app.task(bind=True)
     def seen(self):
-        return self.lock is not None
+        return bool(self.lock)
 
     @app.task(bind=True, base=LockedTask, name="outer")
     def outer(self):
         chord_unlock = app.tasks["celery.backend_cleanup"]
-        return chord_unlock.lock is None
+        return not chord_unlock.lock
 
     assert seen()
     assert outer()
@@ -342,3 +342,28 @@ def test_a_key_that_a_call_cannot_make_is_an_error_of_that_call(app):
     with pytest.raises(LockKeyError, match=r"order.id.*has no attribute 'id'"):
         work("text")
     assert work(Order()) == "7"
+
+
+@pytest.mark.parametrize(
+    ("namespace", "written", "right"),
+    [
+        (None, "lock_lease", "distlock_lease"),
+        ("CELERY", "CELERY_LOCK_ON_CONFLICT", "CELERY_DISTLOCK_ON_CONFLICT"),
+    ],
+)
+def test_a_tasks_option_is_no_setting(make_app, namespace, written, right):
+    app = make_app()
+    app.config_from_object({written: 7}, namespace=namespace)
+    app.task(base=LockedTask, bind=True)(remaining)
+
+    with pytest.raises(ConfigurationError, match=f"{written} is not read.* write {right}"):
+        app.finalize()
+
+
+def test_the_hint_to_a_wrong_setting_is_written_as_it_is_to_be(make_app):
+    app = make_app()
+    app.config_from_object({"CELERY_DISTLOCK_LEESE": 7}, namespace="CELERY")
+    app.task(base=LockedTask, bind=True)(remaining)
+
+    with pytest.raises(ConfigurationError, match="'CELERY_DISTLOCK_LEASE'"):
+        app.finalize()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_distlock.errors import LockLostError
+from celery_distlock.errors import LockLostError, LockNotOwnedError
 from celery_distlock.stores.wires import Wire
 from tests.waiting import wait_until
 
@@ -85,7 +85,11 @@ def test_a_lease_is_extended(site, key):
 
 
 def test_there_is_no_lease_outside_of_the_task(site):
-    assert site.tasks.look.lock is None
+    lease = site.tasks.look.lock
+
+    assert (bool(lease), lease.keys, lease.token, lease.held) == (False, (), 0, False)
+    with pytest.raises(LockNotOwnedError):
+        lease.ensure_held()
 
 
 def test_a_key_of_none_means_unlocked(site, key):

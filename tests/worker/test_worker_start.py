@@ -89,8 +89,9 @@ def test_without_flags_the_settings_count(tasks, worker, key, redis_url, prefix)
 
 
 def test_disabled_by_a_flag_tasks_run_unlocked(tasks, worker, key, redis_url, prefix):
-    worker(APP, pool="solo", args=["--distlock-disable"])
+    process = worker(APP, pool="solo", args=["--distlock-disable"])
 
+    assert "they are disabled, every task runs WITHOUT its lock" in process.log()
     with Lock(key, store=open_store(redis_url, f"{prefix}:lock")):
         assert tasks.look.delay(key).get(timeout=30) is None
     assert tasks.journal.read(key) == [None]
@@ -222,3 +223,17 @@ def test_a_wrong_url_is_reported_without_its_password(worker, scheme):
     log = fails_to_start(worker, {"distlock_url": url})
 
     assert "S3cret-word" not in log
+
+
+def test_a_task_with_lock_options_that_is_no_locked_task_is_named(worker):
+    process = worker(APP, pool="solo")
+
+    assert "task forgotten has lock options and is no LockedTask" in process.log()
+    assert process.log().count("is no LockedTask") == 1
+
+
+def test_a_wrong_flag_is_said_in_one_line(worker):
+    log = fails_to_start(worker, args=["--distlock-lease", "-3"])
+
+    assert "Error: worker flag --distlock-lease must be a number of seconds" in log
+    assert "Traceback" not in log

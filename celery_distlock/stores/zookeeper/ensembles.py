@@ -1,6 +1,7 @@
 """Which ensemble a URL names, and what speaks against locks there."""
 
 import contextlib
+import re
 import socket
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -8,7 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from celery_distlock.errors import ConfigurationError
 
-__all__ = ["Ensemble", "doubts", "locate"]
+__all__ = ["Ensemble", "described", "doubts", "locate"]
 
 PORT = 2181
 SESSION = 30.0  # seconds
@@ -98,14 +99,29 @@ def doubts(ensemble: Ensemble, session: float) -> Iterator[str]:
             " minSessionTimeout and maxSessionTimeout): no lease is longer, and the key of a"
             " process that dies is locked for as long"
         )
-    if "Mode: standalone" in _report(ensemble):
+    reports = filter(None, map(_report, ensemble.servers))  # the first that answers will do
+    if "Mode: standalone" in next(reports, ""):
         yield "this is one server and no ensemble: no lock can be had while it is away"
 
 
-def _report(ensemble: Ensemble) -> str:
-    """Return what the first server that answers says of itself; "" where none is allowed to."""
+def described(ensemble: Ensemble) -> Iterator[str]:
+    """Say of each server what it tells of itself, for people."""
     for server in ensemble.servers:
-        with contextlib.suppress(OSError), socket.create_connection(server, 2.0) as connection:
-            connection.sendall(b"srvr")
-            return connection.makefile(encoding="utf-8", errors="replace").read()
+        facts = dict(_FACT.findall(_report(server)))
+        host, port = server
+        if "Mode" in facts:
+            version = facts.get("Zookeeper version", "?")
+            yield f"ZooKeeper {version}, {facts['Mode']}, {host} port {port}"
+        else:
+            yield f"{host} port {port} does not tell of itself: it is away, or has no command srvr"
+
+
+_FACT = re.compile(r"^([\w ]+): ([^\s,-]+)", re.MULTILINE)
+
+
+def _report(server: tuple[str, int]) -> str:
+    """Return what *server* says of itself; "" where it does not answer, or is not allowed to."""
+    with contextlib.suppress(OSError), socket.create_connection(server, 2.0) as connection:
+        connection.sendall(b"srvr")
+        return connection.makefile(encoding="utf-8", errors="replace").read()
     return ""

@@ -10,20 +10,31 @@ import json
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
-from celery_distlock.stores.base import KeyState
+from celery_distlock.stores.base import KeyState, Waiter
 
 from .sessions import Talk, zk
 from .warden import Node, Warden
 
-__all__ = ["ROUNDS", "Facts", "Place", "Queue", "digest", "escaped", "find"]
+__all__ = [
+    "ROUNDS",
+    "Facts",
+    "Place",
+    "Queue",
+    "digest",
+    "escaped",
+    "find",
+    "look_at",
+    "unescaped",
+]
 
 DIGITS = 32  # of a digest
 LAST_NUMBER = 2**31 - 1  # of a key's nodes, after which ZooKeeper gives the same one again
 ROUNDS = 20  # looks at a queue that changes under our eyes, in one attempt
+FREE = KeyState("", 0, "", 0.0, 0.0, 0)
 _NAME = re.compile(rf"([0-9a-f]{{{DIGITS}}})([0-9a-f]*)-(\d{{10}})")
 
 
@@ -139,17 +150,20 @@ class Queue:
     def read(self, place: Place) -> tuple[Facts, Any] | None:
         """Return what a node says, with its token, and its stat; None if it is gone."""
         got = self._talk.get(place.path)
-        if got is None:
-            return None
-        facts = facts_of(got[0])
-        return facts._replace(token=facts.token or got[1].czxid), got[1]
+        return None if got is None else _read(got)
+
+    def waiting(self, line: Sequence[Place]) -> list[Waiter]:
+        """Return who waits in the places of *line*, but for those who are gone."""
+        paths = [place.path for place in line]
+        reads = [_read(got) for got in self._talk.each(self._talk.client.get_async, paths) if got]
+        return [Waiter(facts.owner, "", stat.ctime / 1000) for facts, stat in reads]
 
     def state(self, head: Place) -> KeyState | None:
         """Return what the first node means for the key; None if it is gone."""
         read = self.read(head)
-        if read is None:
-            return None
-        facts, stat = read
+        return None if read is None else self._meant(head, *read)
+
+    def _meant(self, head: Place, facts: Facts, stat: Any) -> KeyState:
         since, left = stat.ctime / 1000, facts.seconds
         node = self._warden.find(self._name, facts.owner)
         if head.kept:
@@ -158,23 +172,51 @@ class Queue:
             left = max(0.0, min(node.until - clock.monotonic(), self._talk.session.timeout))
         return KeyState(facts.owner, facts.token, facts.run, since, left, 0)
 
-    def look(self) -> KeyState:
-        for _ in range(ROUNDS):
-            line = self.line()
-            if not line:
-                return KeyState("", 0, "", 0.0, 0.0, 0)
-            state = self.state(line[0])
-            if state is not None and line[0].kept and not state.remaining:
-                state = KeyState("", 0, "", 0.0, 0.0, 0)
+    def _told(self, line: Sequence[Place], found: Sequence[Any]) -> KeyState | None:
+        """Return what a line means, its first two nodes as *found*; None if one of them is gone."""
+        if None in found:
+            return None
+        if not line:
+            return FREE
+        state = self._meant(line[0], *_read(found[0]))
+        if line[0].kept and not state.remaining:
+            state = FREE
+        oldest = found[1][1].ctime / 1000 if len(found) > 1 else 0.0
+        return state._replace(waiting=len(line) - 1, oldest=oldest)
+
+
+def look_at(talk: Talk, queues: Sequence[Queue]) -> list[KeyState]:
+    """Look at several keys, with two questions for each, of which all go at once."""
+    states: dict[Queue, KeyState] = {}
+    for _ in range(ROUNDS):
+        left = [queue for queue in queues if queue not in states]
+        if not left:
+            return [states[queue] for queue in queues]
+        names = talk.each(talk.client.get_children_async, [queue.folder for queue in left])
+        lines = [queue._line(each or ()) for queue, each in zip(left, names, strict=True)]
+        heads = [place.path for line in lines for place in line[:2]]
+        found = dict(zip(heads, talk.each(talk.client.get_async, heads), strict=True))
+        for queue, line in zip(left, lines, strict=True):
+            state = queue._told(line, [found[place.path] for place in line[:2]])
             if state is not None:
-                return state._replace(waiting=len(line) - 1)
-        raise zk.OperationTimeoutError("its queue changed too often while it was looked at")
+                states[queue] = state
+    raise zk.OperationTimeoutError("a queue changed too often while it was looked at")
+
+
+def _read(got: Any) -> tuple[Facts, Any]:
+    facts = facts_of(got[0])
+    return facts._replace(token=facts.token or got[1].czxid), got[1]
 
 
 def escaped(name: str) -> str:
     """Return *name* as a node's name; different for different names, readable where it can be."""
     text = quote(name, safe=":,=@+!~", errors="surrogatepass")
     return text.replace(".", "%2E") if text in {".", ".."} else text
+
+
+def unescaped(node: str) -> str:
+    """Return the name that was `escaped`."""
+    return unquote(node, errors="surrogatepass")
 
 
 def digest(text: str) -> str:

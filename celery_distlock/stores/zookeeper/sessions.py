@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from celery_distlock import clock
@@ -275,6 +275,10 @@ class Talk:
     def catch_up(self, path: str) -> None:
         """See from now on what others have done by now, at whatever server."""
         self.result(self.client.sync_async(path))
+
+    def each(self, ask: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
+        """Ask about nodes, about all of them at once; None of one that is not there."""
+        return [self.found(pending) for pending in [ask(path) for path in paths]]
 
     def create_container(self, path: str) -> None:
         pending = self.client.handler.async_result()

@@ -21,12 +21,15 @@ rise with every grant, also after the key's folder has gone.
 import logging
 import math
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
-from celery_distlock.keys import slot_name
+from celery_distlock.keys import key_of, slot_name
 from celery_distlock.stores.base import (
     Ability,
     Ended,
@@ -39,13 +42,15 @@ from celery_distlock.stores.base import (
     Reply,
     Status,
     Store,
+    Waiter,
     Wake,
+    batches,
     forget_after_fork,
 )
 
-from .ensembles import doubts, locate
+from .ensembles import described, doubts, locate
 from .marks import Marks
-from .queues import Facts, Place, Queue, digest, escaped, find
+from .queues import Facts, Place, Queue, digest, escaped, find, look_at, unescaped
 from .sessions import FAILURES, TIMEOUT, Contact, Talk, WatchInbox, words
 from .turns import GRANT, Request, Turn
 from .warden import Node, Warden
@@ -55,6 +60,7 @@ __all__ = ["ZooKeeperStore"]
 logger = logging.getLogger(__name__)
 
 CLAIM = 5.0  # seconds at least for a run to be settled
+BATCH = 100  # keys that are asked for at once
 
 
 @dataclass
@@ -70,7 +76,7 @@ class _Departure:
 class ZooKeeperStore(Store):
     """See the module; *url* as :func:`~celery_distlock.stores.ensembles.locate` takes it."""
 
-    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE})
+    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE, Ability.LIST})
 
     def __init__(self, url: str, prefix: str) -> None:
         self._ensemble = locate(url)
@@ -255,8 +261,59 @@ class ZooKeeperStore(Store):
         return WatchInbox(owner)
 
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
+        return self._contact.ask(lambda talk: self._look(talk, [key])[0], key, only=timeout)
+
+    def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
+        folders = self._contact.ask(self._folders, "the list of keys")
+        wanted = [each for each in folders if fnmatchcase(key_of(unescaped(each)), pattern)]
+        for some in batches(wanted, BATCH):
+            keys = self._contact.ask(partial(self._in_use, folders=some), "the keys")
+            if keys:
+                yield keys
+
+    def _folders(self, talk: Talk) -> list[str]:
+        talk.catch_up(self._locks)
+        return talk.children(self._locks)
+
+    def _in_use(self, talk: Talk, folders: Sequence[str]) -> list[str]:
+        """Return the keys whose *folders* are not empty, as they are for a while before they go."""
+        stats = talk.each(talk.client.exists_async, [f"{self._locks}/{each}" for each in folders])
+        found = zip(folders, stats, strict=True)
+        return [key_of(unescaped(each)) for each, stat in found if stat and stat.numChildren]
+
+    def look(self, keys: Sequence[str]) -> list[KeyState]:
+        states = []
+        for some in batches(keys, BATCH):
+            states += self._contact.ask(partial(self._look, keys=some), "the keys")
+        return states
+
+    def _look(self, talk: Talk, keys: Sequence[str]) -> list[KeyState]:
+        return look_at(talk, [self._queue(talk, slot_name(key)) for key in keys])
+
+    def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
         name = slot_name(key)
-        return self._contact.ask(lambda talk: self._queue(talk, name).look(), key, only=timeout)
+        line = self._contact.ask(lambda talk: self._queue(talk, name).line(), key)[1:]
+        found = []
+        for some in batches(line[first : first + limit], BATCH):
+            found += self._contact.ask(partial(self._waiting, name=name, line=some), key)
+        return found
+
+    def _waiting(self, talk: Talk, name: str, line: Sequence[Place]) -> list[Waiter]:
+        return self._queue(talk, name).waiting(line)
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        timeout, ahead = self._contact.ask(self._terms, "the session")
+        for server in described(self._ensemble):
+            yield "server", server
+        yield "session", f"{timeout:g} s, and no lease is longer"
+        side = "ahead of" if ahead > 0 else "behind"
+        yield "clock", f"{abs(ahead) * 1000:.1f} ms {side} this host's"
+
+    def _terms(self, talk: Talk) -> tuple[float, float]:
+        """Return how long a session lives, and by how much the ensemble's clock is before ours."""
+        asked_at = time.time()
+        stat = talk.result(talk.client.set_async(self._locks, b""))
+        return talk.session.timeout, stat.mtime / 1000 - (asked_at + time.time()) / 2
 
     def check(self) -> list[str]:
         probe = f"probe:{secrets.token_hex(8)}"

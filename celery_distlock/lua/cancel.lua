@@ -1,0 +1,26 @@
+-- cancel.lua: strike a parked run that has not come to its key: it will not run.
+-- KEYS lock queue tasks woken fence done
+-- ARGV run
+-- returns 1 struck | 0 it is not parked, or has come | {wake_run, wake_envelope}: struck, and the
+--         next is to be sent
+--
+-- USES grant
+-- USES queue
+local run = ARGV[1]
+local held = redis.call('HMGET', LOCK, 'owner', 'run')
+local reserved = held[1] == 'parked:' .. run
+if (held[2] == run and not reserved) or redis.call('ZSCORE', DONE, '~' .. run) then
+    return 0 -- it runs, or its result is being stored
+end
+if not unpark(run) then
+    return 0
+end
+record_end(run)
+if reserved then
+    redis.call('DEL', LOCK)
+    local wake_run, envelope = hand_over('')
+    if wake_run and wake_run ~= '' then
+        return { wake_run, envelope }
+    end
+end
+return 1

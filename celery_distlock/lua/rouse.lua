@@ -1,0 +1,18 @@
+-- rouse.lua: make due at once what is on its way, as if it had not been sent yet.
+-- KEYS lock queue tasks woken fence done
+-- ARGV limit
+-- returns how many were made due
+--
+-- Not those that have come: who runs, or whose result is being stored.
+-- USES grant
+local held = redis.call('HMGET', LOCK, 'owner', 'run')
+local roused = 0
+for _, run in ipairs(redis.call('ZRANGE', WOKEN, 0, ARGV[1] - 1)) do
+    local runs = held[2] == run and held[1] ~= 'parked:' .. run
+    if not runs and not redis.call('ZSCORE', DONE, '~' .. run) then
+        redis.call('ZADD', WOKEN, 'XX', 0, run)
+        redis.call('HDEL', TASKS, 'n:' .. run)
+        roused = roused + 1
+    end
+end
+return roused
