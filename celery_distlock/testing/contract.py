@@ -19,6 +19,7 @@ from celery_distlock.stores.base import (
     Inbox,
     Ownership,
     Parcel,
+    Release,
     RenewOutcome,
     Status,
     Store,
@@ -1914,6 +1915,15 @@ class StoreContract(
 
     @lists
     @parks
+    def test_a_task_is_not_found_by_what_its_id_begins_with(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "import:42:0:0:0")
+
+        assert list(store.find_parked("import")) == []
+        assert list(store.find_parked("import:42")) == [("k", "import:42:0:0:0")]
+
+    @lists
+    @parks
     @hostile_runs
     def test_a_parked_task_is_found_by_its_id(self, store: Store, run: str) -> None:
         take(store, "k", "a")
@@ -1987,3 +1997,70 @@ class StoreContract(
         store.count({"a|b c": 2.0})
 
         assert store.counts() == {"a|b c": 3.0, "ü": 0.25}
+
+    @lists
+    @parks
+    @recognises
+    def test_what_has_ended_is_not_roused_while_its_result_is_on_its_way(
+        self, store: Store
+    ) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        store.release("k", "a")
+        take(store, "k", "b", run="run", repeated=True, keep=True)
+        store.release("k", "b", run="run", ended=Ended.UNSETTLED)
+
+        assert list(store.rouse("k")) == []
+        assert store.acquire("k", "c", 30.0, run="run", repeated=True).status is BUSY
+
+    # Cancelling
+
+    @lists
+    @parks
+    @recognises
+    def test_a_parked_run_that_is_cancelled_does_not_run(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run1")
+        park(store, "k", "run2")
+
+        assert store.cancel("k", "run1") == Release(True)
+
+        assert [waiter.run for waiter in store.waiters("k")] == ["run2"]
+        assert store.acquire("k", "b", 30.0, run="run1", repeated=True).status is DONE
+
+    @lists
+    @parks
+    def test_a_run_on_its_way_that_is_cancelled_leaves_the_key_to_the_next(
+        self, store: Store
+    ) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run1")
+        park(store, "k", "run2")
+        store.release("k", "a")
+
+        cancelled = store.cancel("k", "run1")
+
+        assert cancelled == Release(True, Wake(slot_name("k"), "run2", b"run2"))
+        assert [waiter.run for waiter in store.waiters("k")] == ["run2"]
+
+    @lists
+    @parks
+    def test_a_run_that_has_come_is_not_cancelled(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        store.release("k", "a")
+        token = take(store, "k", "b", run="run", repeated=True, keep=True)
+
+        assert not store.cancel("k", "run").released
+        assert store.inspect("k").token == token
+        store.release("k", "b", run="run", ended=Ended.UNSETTLED)
+        assert not store.cancel("k", "run").released
+
+    @lists
+    @parks
+    def test_nothing_is_cancelled_that_is_not_parked(self, store: Store) -> None:
+        take(store, "k", "a", run="run")
+
+        assert not store.cancel("k", "another").released
+        assert not store.cancel("l", "run").released
+        assert holder(store, "k") == "a"

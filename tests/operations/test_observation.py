@@ -1,0 +1,154 @@
+"""What is noted of locks costs those nothing who use them, whatever becomes of it."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+import types
+
+import pytest
+
+from celery_distlock import Lock, events, observation, teller
+from celery_distlock.stores import open_store
+from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.tally import samples
+from tests.waiting import wait_until
+
+
+class StruckError(Exception):
+    """What is thrown at a thread at any moment, as a soft time limit is."""
+
+
+def strike(thread: threading.Thread) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident), ctypes.py_object(StruckError)
+    )
+
+
+def test_no_exception_that_strikes_where_it_is_noted_is_swallowed():
+    store = MemoryStore("memory://struck", "struck")
+    outcomes = []
+
+    def work():
+        lock = Lock("k", store=store)
+        facts = {"key": "k", "token": 1, "holder": "h", "waited": 0.0}
+        try:
+            ready.set()
+            until = time.monotonic() + 60
+            while time.monotonic() < until:
+                observation.observe("lock_acquired", lock, store, facts)
+        except StruckError:
+            outcomes.append("struck")
+
+    for _ in range(200):
+        ready = threading.Event()
+        thread = threading.Thread(target=work)
+        thread.start()
+        ready.wait(60)
+        strike(thread)
+        thread.join(1.0)
+        assert not thread.is_alive()
+
+    assert outcomes == 200 * ["struck"]
+
+
+def test_locks_of_two_stores_are_counted_each_where_it_is(redis_url, prefix):
+    one, other = (open_store(redis_url, f"{prefix}:{name}") for name in ("one", "other"))
+    for store, times in ((one, 1), (other, 2)):
+        for _ in range(times):
+            with Lock("k", store=store):
+                pass
+
+    observation.flush()
+
+    def counted(store):
+        return {each.name: each.value for each in samples(store) if not each.bucket}
+
+    assert counted(one) == {"acquired": 1, "released": 1}
+    assert counted(other) == {"acquired": 2, "released": 2}
+
+
+def test_a_lost_lock_is_not_counted_as_released(redis_url, prefix):
+    store = open_store(redis_url, prefix)
+    lock = Lock("k", store=store)
+    lock.acquire()
+    store.release("k", store.inspect("k").owner)
+    with pytest.raises(Exception, match="no longer knew"):
+        lock.release()
+
+    observation.flush()
+
+    counted = {each.name: each.value for each in samples(store) if not each.bucket}
+    assert counted == {"acquired": 1, "lost": 1}
+
+
+def test_a_store_that_refuses_counts_is_named_once(monkeypatch, caplog):
+    from celery_distlock.errors import StoreError
+
+    store = MemoryStore("memory://refusing", "refusing")
+
+    def refuse(counts):
+        raise StoreError("this user may not")
+
+    monkeypatch.setattr(store, "count", refuse)
+    for _ in range(3):
+        with Lock("k", store=store):
+            pass
+        observation.flush()
+
+    assert caplog.text.count("this user may not") == 1
+
+
+class Broker:
+    """An app whose broker takes nothing, until it is told to."""
+
+    def __init__(self) -> None:
+        self.there = False
+        self.sent: list[str] = []
+        self.tries = 0
+        self.events = types.SimpleNamespace(Dispatcher=lambda *_, **__: self)
+
+    def connection_for_write(self):
+        return self
+
+    def release(self):
+        pass
+
+    def send(self, kind, **fields):
+        self.tries += 1
+        if not self.there:
+            raise OSError("no broker")
+        self.sent.append(kind)
+
+
+def test_events_are_left_out_for_a_while_when_the_broker_is_away(monkeypatch):
+    broker = Broker()
+    monkeypatch.setattr(events, "_line", events._Line())
+    monkeypatch.setattr(events, "_source", None)
+    events.switch(broker, "worker@test")
+
+    for _ in range(100):
+        events.send("lock_acquired", "", {"key": "k"})
+    wait_until(lambda: broker.tries, what="the first attempt")
+    broker.there = True
+    heard = threading.Event()
+    events._teller.tell(heard.set)
+    assert heard.wait(60)
+    assert (broker.tries, broker.sent) == (1, [])
+
+    monkeypatch.setattr(events._line, "_quiet_until", 0.0)
+    events.send("lock_released", "", {"key": "k"})
+    wait_until(lambda: broker.sent == ["distlock-released"], what="the event after that")
+
+
+def test_one_that_cannot_be_told_does_not_keep_the_next_from_being_told(caplog):
+    told = threading.Event()
+    mine = teller.Teller("test-teller")
+
+    mine.tell(lambda: {}["nothing"])
+    mine.tell(told.set)
+
+    assert told.wait(60)
+    mine.finish()
+    teller._tellers.remove(mine)
