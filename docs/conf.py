@@ -41,6 +41,7 @@ copybutton_prompt_is_regexp = True
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(celery|kombu|threading|collections|pathlib|os|fnmatch)\b.*"),
-    (r"py:.*", r"(celery_distlock\.typed\.\w+|Celery|TaskOptions|P|R|R_co)"),  # only of use to a checker
+    # Of use to a type checker only.
+    (r"py:.*", r"(celery_distlock\.typed\.\w+|Celery|TaskOptions|P|R|R_co)"),
     (r"py:mod", r"celery_distlock\.(execution|clock|keys|ledger)"),
 ]

@@ -100,7 +100,7 @@ def work():
         ask_main.wait()
         tell(still=lease.held)
 
-def renewed(name, sender, **facts):
+def renewed(name, sender, store, **facts):
     if name == "lock_renewed":
         tell(renewed=True)
 

@@ -53,7 +53,7 @@ def test_ten_thousand_lives_of_locks_leave_nothing_behind(private_server):
         assert (after["holds"], after["watched"]) == (0, 0)
         assert set(after["threads"]) - set(before["threads"]) <= {
             "distlock-errands",
-            "distlock-teller",
+            "distlock-counts",
             "distlock-watchdog",
         }
         assert len(after["threads"]) <= len(before["threads"]) + 3

@@ -426,7 +426,9 @@ def test_nothing_grows_over_many_acquisitions(server, store):
         for _ in range(2000):
             with lock:
                 pass
-        assert counted() == before
+        connections, keys = counted()
+        assert connections <= before[0] + 1  # what is counted may be told just now
+        assert keys == before[1]
         assert threading.active_count() <= threads_before  # others' may end meanwhile
 
         def work():
@@ -441,7 +443,7 @@ def test_nothing_grows_over_many_acquisitions(server, store):
             thread.join(60)
 
         connections, keys = counted()
-        assert connections <= before[0] + 4  # as many as worked at once
+        assert connections <= before[0] + 5  # as many as worked at once, and the one that counts
         assert keys == before[1]
         assert threading.active_count() <= threads_before
         assert not watchdog(store)._due
