@@ -8,7 +8,7 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand, CLIContext, handle_preload_options
 
-from celery_distlock.errors import DistlockError
+from celery_distlock.errors import ConfigurationError, DistlockError
 
 __all__ = ["locks"]
 
@@ -54,7 +54,13 @@ class _Locks(click.Group):
         try:
             return super().invoke(ctx)
         except DistlockError as error:
-            raise Trouble(str(error)) from error
+            unnamed = isinstance(error, ConfigurationError) and not _names_an_app(ctx)
+            hint = "; no app was named, as in: celery -A proj locks" if unnamed else ""
+            raise Trouble(f"{error}{hint}") from error
+
+
+def _names_an_app(ctx: click.Context) -> bool:
+    return bool(ctx.find_root().params.get("app"))
 
 
 class _Remarks(logging.Handler):

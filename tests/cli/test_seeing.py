@@ -229,6 +229,20 @@ def test_the_help_names_the_commands_and_the_exit_statuses(locks):
     assert "exit status" in done.stdout
 
 
+def test_a_forgotten_app_is_said(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "locks", "list"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 2
+    assert "no app was named, as in: celery -A proj locks" in done.stderr
+
+
 @pytest.mark.parametrize("word", ["show", "queue", "release", "wake"])
 def test_an_empty_key_is_a_usage_error(invoke, word):
     assert invoke(word, "").exit_code == 2
