@@ -15,7 +15,6 @@ from .steps import LockStep, UndertakerStep
 
 __all__ = ["install", "remote"]
 
-signals.observers.append(observe)
 _installed: "WeakSet[Celery]" = WeakSet()
 
 
@@ -29,6 +28,10 @@ def install(app: Celery) -> None:
     if app in _installed:
         return
     _installed.add(app)
+    if (
+        observe not in signals.observers
+    ):  # not before: a lock without an app needs no thread of ours
+        signals.observers.append(observe)
     Runtime.of(app)
     add_options(app)
     app.steps["worker"].add(LockStep)

@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import subprocess
+import sys
 import threading
 import time
 import types
 
 import pytest
+from celery import Celery
 
-from celery_distlock import Lock, events, observation, teller
+from celery_distlock import Lock, events, install, observation, teller
 from celery_distlock.stores import open_store
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.tally import samples
 from tests.waiting import wait_until
+
+
+@pytest.fixture(autouse=True)
+def _app():
+    """Locks are noted where there is an app."""
+    install(Celery("observed", broker="memory://"))
+
+
+def test_without_an_app_nothing_is_noted():
+    code = (
+        "import threading; from celery_distlock import Lock, signals\n"
+        "with Lock('k', store='memory://'): pass\n"
+        "assert not signals.observers\n"
+        "assert not [t for t in threading.enumerate() if t.name == 'distlock-counts']"
+    )
+
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 class StruckError(Exception):
