@@ -306,7 +306,7 @@ class Admin:
         kind = "free"
         holder = None
         if state.token:
-            kind = "waking" if state.owner.startswith("parked:") else "held"
+            kind = "waking" if state.waking else "held"
             holder = self._holder(key, state)
         return LockInfo(
             key_of(slot_name(key)),
@@ -321,7 +321,7 @@ class Admin:
         )
 
     def _holder(self, key: str, state: KeyState) -> Holder:
-        if not state.owner.startswith("parked:"):
+        if not state.waking:
             holder = Holder.of(state.owner)
             return holder if holder.task_id else replace(holder, task_id=task_of(state.run))
         try:

@@ -138,7 +138,7 @@ class StoreCollector(Collector):
                 waiting += state.waiting
                 woken += state.woken
                 oldest = max(oldest, now - state.oldest if state.oldest else 0.0)
-                if state.token and not state.owner.startswith("parked:"):
+                if state.token and not state.waking:
                     task = Holder.of(state.owner).task if state.run else ""
                     held[task] += 1
                     longest[task] = max(longest[task], now - state.since)

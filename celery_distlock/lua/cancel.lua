@@ -16,11 +16,4 @@ if not unpark(run) then
     return 0
 end
 record_end(run)
-if reserved then
-    redis.call('DEL', LOCK)
-    local wake_run, envelope = hand_over('')
-    if wake_run and wake_run ~= '' then
-        return { wake_run, envelope }
-    end
-end
-return 1
+return reserved and free() or 1

@@ -21,11 +21,4 @@ unpark(run)
 if mark == '1' then
     record_end(run)
 end
-if reserved then
-    redis.call('DEL', LOCK)
-    local wake_run, envelope = hand_over('')
-    if wake_run and wake_run ~= '' then
-        return { wake_run, envelope }
-    end
-end
-return 1
+return reserved and free() or 1

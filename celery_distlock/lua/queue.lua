@@ -71,6 +71,17 @@ local function hand_over(own)
     end
 end
 
+-- Takes the key from whoever has it, for the next in its queue. Returns 1, or the run and the
+-- envelope that the caller has to send.
+local function free()
+    redis.call('DEL', LOCK)
+    local run, envelope = hand_over('')
+    if run and run ~= '' then
+        return { run, envelope }
+    end
+    return 1
+end
+
 -- Remembers an end. At maxmemory, too: a full server refuses only the first write of a script, so
 -- one that it never refuses goes before.
 local function note_end(member, now_ms, at_ms)

@@ -46,9 +46,4 @@ if keep_ms ~= '0' then
     redis.call('PEXPIRE', LOCK, keep_ms)
     return 1
 end
-redis.call('DEL', LOCK)
-local wake_run, envelope = hand_over('')
-if wake_run and wake_run ~= '' then
-    return { wake_run, envelope }
-end
-return 1
+return free()

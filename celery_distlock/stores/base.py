@@ -145,6 +145,11 @@ class KeyState(NamedTuple):
     oldest: float = 0.0  # when the first of those who wait came, likewise; 0: nobody waits
     woken: int = 0  # parked runs on their way
 
+    @property
+    def waking(self) -> bool:
+        """Whether the key is kept for a parked run that is on its way to it."""
+        return self.owner.startswith("parked:")
+
 
 class Waiter(NamedTuple):
     """One that waits for a key: blocked as `owner`, or parked as `run`."""
