@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import signals
-from .stores.base import Reply
+from .stores.base import Reply, task_of
 
 __all__ = ["Report"]
 
@@ -55,7 +55,7 @@ class Report:
     def conflict(self, headers: Mapping[str, Any], key: str, reply: Reply) -> None:
         """Tell that *key* is taken, and name what will hang if its holder waits for the task."""
         self.event("lock_conflict", key=key, holder=reply.holder, remaining=reply.remaining)
-        holder = reply.holder_run.rsplit(":", 3)[0]
+        holder = task_of(reply.holder_run)
         if (
             holder
             and holder != headers.get("id")

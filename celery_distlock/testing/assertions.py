@@ -11,7 +11,7 @@ from kombu.utils.json import loads
 
 from celery_distlock import clock, lock
 from celery_distlock.stores import Ability, Store, open_store
-from celery_distlock.stores.base import KeyState, Waiter
+from celery_distlock.stores.base import KeyState, Waiter, task_of
 
 __all__ = ["assert_free", "assert_locked", "assert_parked"]
 
@@ -88,15 +88,11 @@ def _wanted(task: Any) -> tuple[Callable[[Waiter], bool], str]:
         name = str(task.name)
         return lambda waiter: _is_parked(waiter) and _name(waiter) == name, name
     identity = task if isinstance(task, str) else str(task.id)
-    return lambda waiter: _is_parked(waiter) and _id(waiter) == identity, identity
+    return lambda waiter: _is_parked(waiter) and task_of(waiter.run) == identity, identity
 
 
 def _is_parked(waiter: Waiter) -> bool:
     return bool(waiter.run) and not waiter.woken
-
-
-def _id(waiter: Waiter) -> str:
-    return waiter.run.rsplit(":", 3)[0]
 
 
 def _name(waiter: Waiter) -> str:
@@ -161,13 +157,13 @@ def _describe_waiter(waiter: Waiter) -> str:
     if not waiter.run:
         return f"{describe(waiter.owner)}{_since(waiter.since)}"
     state = "woken" if waiter.woken else "parked"
-    return f"{_name(waiter) or 'task'}[{_id(waiter)}] ({state}{_since(waiter.since)})"
+    return f"{_name(waiter) or 'task'}[{task_of(waiter.run)}] ({state}{_since(waiter.since)})"
 
 
 def describe(owner: str) -> str:
     """Return *owner* as people read it."""
     if owner.startswith("parked:"):
-        return f"the parked task {owner[7:].rsplit(':', 3)[0]}, whose turn it is,"
+        return f"the parked task {task_of(owner.removeprefix('parked:'))}, whose turn it is,"
     parts = owner.split("|")
     if len(parts) != 4:
         return owner
