@@ -47,7 +47,11 @@ def observe(name: str, sender: Any, store: Store | None, facts: dict[str, Any]) 
 
 
 def flush() -> None:
-    """Tell the stores now what was seen; it is done every two seconds anyway."""
+    """Tell the stores what was seen until now; it is done every two seconds anyway."""
+    _teller.go_round()
+
+
+def _tell() -> None:
     tally = Tally()
     while _seen:
         name, sender, store, facts = _seen.popleft()
@@ -69,5 +73,5 @@ def _task_of(sender: Any) -> str:
     return "" if isinstance(sender, Lock | Celery) else str(sender.name)
 
 
-_teller = Teller("distlock-counts", flush)
+_teller = Teller("distlock-counts", _tell)
 os.register_at_fork(after_in_child=_seen.clear)  # what the parent has seen, it tells itself

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from .errors import StoreError, StoreUnavailableError
+from .errors import StoreUnavailableError
 from .stores import Ability, Store
 
 __all__ = ["BUCKETS", "Sample", "Tally", "samples"]
@@ -98,9 +98,9 @@ class Tally:
                 store.count(counts)
             except StoreUnavailableError as error:
                 logger.info("what happened at %s is not counted: %s", store.identity, error)
-            except StoreError as error:
+            except Exception as error:  # noqa: BLE001  # whatever one raises, the next is told
                 report = logger.debug if store in _refused else logger.warning
-                report("%s does not count what happens there: %s", store.identity, error)
+                report("%s does not count what happens there: %r", store.identity, error)
                 _refused.add(store)
 
 

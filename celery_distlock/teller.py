@@ -26,14 +26,16 @@ class Teller:
 
     Args:
         name: The thread's, which begins when there is something to tell.
-        go_round: Called every two seconds from then on, and at the process's end.
+        every_round: Called every two seconds from then on, and at the process's end; never twice at
+            a time.
     """
 
-    def __init__(self, name: str, go_round: Callable[[], object] | None = None) -> None:
+    def __init__(self, name: str, every_round: Callable[[], object] | None = None) -> None:
         self._name = name
-        self._go_round = go_round
+        self._every_round = every_round
         self._said: queue.SimpleQueue[Callable[[], object] | None] | None = None
         self._mutex = threading.Lock()
+        self._rounds = threading.Lock()
         _tellers.append(self)
 
     def tell(self, say: Callable[[], object]) -> None:
@@ -60,6 +62,11 @@ class Teller:
                 self._said = said
             return self._said
 
+    def go_round(self) -> None:
+        """Do a round now, in this thread, after one that is under way."""
+        with self._rounds:
+            _call(self._every_round)
+
     def finish(self) -> None:
         """Tell what is left, but for a moment only; for the end of the process."""
         if self._said is not None:
@@ -70,18 +77,19 @@ class Teller:
         """Begin anew, in a forked child: the parent's thread does not run there."""
         self._said = None
         self._mutex = threading.Lock()
+        self._rounds = threading.Lock()
 
     def _run(self, said: "queue.SimpleQueue[Callable[[], object] | None]") -> None:
         next_round = time.monotonic() + INTERVAL
         ending = False
         while not ending:
-            pause = max(0.0, next_round - time.monotonic()) if self._go_round else None
+            pause = max(0.0, next_round - time.monotonic()) if self._every_round else None
             with contextlib.suppress(queue.Empty):
                 say = said.get(timeout=pause)
                 ending = say is None
                 _call(say)
             if ending or time.monotonic() >= next_round:
-                _call(self._go_round)
+                self.go_round()
                 next_round = time.monotonic() + INTERVAL
 
 

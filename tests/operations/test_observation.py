@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +14,7 @@ import pytest
 from celery import Celery
 
 from celery_distlock import Lock, events, install, observation, teller
+from celery_distlock.errors import StoreError
 from celery_distlock.stores import open_store
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.tally import samples
@@ -38,44 +39,41 @@ def test_without_an_app_nothing_is_noted():
 
 
 class StruckError(Exception):
-    """What is thrown at a thread at any moment, as a soft time limit is."""
+    """What is thrown at any moment, as a soft time limit is."""
 
 
-def strike(thread: threading.Thread) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread.ident), ctypes.py_object(StruckError)
-    )
+@pytest.fixture
+def strike():
+    """Make a `StruckError` come, by a signal, after so many seconds of the process's time."""
+
+    def handle(*_):
+        raise StruckError
+
+    previous = signal.signal(signal.SIGVTALRM, handle)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    signal.signal(signal.SIGVTALRM, previous)
 
 
-def test_no_exception_that_strikes_where_it_is_noted_is_swallowed():
+def test_no_exception_that_strikes_where_it_is_noted_is_swallowed(strike):
     store = MemoryStore("memory://struck", "struck")
-    outcomes = []
+    lock = Lock("k", store=store)
+    facts = {"key": "k", "token": 1, "holder": "h", "waited": 0.0}
 
-    def work():
-        lock = Lock("k", store=store)
-        facts = {"key": "k", "token": 1, "holder": "h", "waited": 0.0}
-        try:
-            ready.set()
-            until = time.monotonic() + 30
-            while time.monotonic() < until:
-                observation.observe("lock_acquired", lock, store, facts)
-        except StruckError:
-            outcomes.append("struck")
+    def note_until_struck():
+        strike(0.001)
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            observation.observe("lock_acquired", lock, store, facts)
 
     gc.collect()
     gc.disable()  # what strikes in a finalizer is lost, whoever calls
     try:
         for _ in range(200):
-            ready = threading.Event()
-            thread = threading.Thread(target=work)
-            thread.start()
-            ready.wait(60)
-            strike(thread)
-            thread.join(60)
+            with pytest.raises(StruckError):
+                note_until_struck()
     finally:
         gc.enable()
-
-    assert outcomes == 200 * ["struck"]
 
 
 def test_locks_of_two_stores_are_counted_each_where_it_is(redis_url, prefix):
@@ -108,9 +106,51 @@ def test_a_lost_lock_is_not_counted_as_released(redis_url, prefix):
     assert counted == {"acquired": 1, "lost": 1}
 
 
-def test_a_store_that_refuses_counts_is_named_once(monkeypatch, caplog):
-    from celery_distlock.errors import StoreError
+def test_what_is_being_told_is_told_when_flush_returns(monkeypatch):
+    store = MemoryStore("memory://slow", "slow")
+    told = []
 
+    def count(counts):
+        beginning.set()
+        assert goes_on.wait(60)
+        told.append(counts)
+
+    beginning, goes_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(store, "count", count)
+    with Lock("k", store=store):
+        pass
+    first = threading.Thread(target=observation.flush)
+    first.start()
+    assert beginning.wait(60)
+    second = threading.Thread(target=observation.flush)
+    second.start()
+
+    second.join(0.1)
+    assert second.is_alive()
+    goes_on.set()
+    for thread in (first, second):
+        thread.join(60)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("error", [StoreError("may not"), TypeError("may not")], ids=type)
+def test_a_store_that_cannot_count_does_not_keep_others_from_it(monkeypatch, error):
+    def refuse(counts):
+        raise error
+
+    refusing, other = (MemoryStore(f"memory://{name}", name) for name in ("refusing", "other"))
+    monkeypatch.setattr(refusing, "count", refuse)
+    for store in (refusing, other):
+        with Lock("k", store=store):
+            pass
+
+    observation.flush()
+
+    counted = {each.name: each.value for each in samples(other) if not each.bucket}
+    assert counted == {"acquired": 1, "released": 1}
+
+
+def test_a_store_that_refuses_counts_is_named_once(monkeypatch, caplog):
     store = MemoryStore("memory://refusing", "refusing")
 
     def refuse(counts):
