@@ -81,11 +81,18 @@ class Scene:
 
     def cut_off(self, worker: WorkerProcess) -> None:
         """Close all of *worker*'s connections to the broker, at the broker's end."""
-        name = f"{self.env['DISTLOCK_TEST_PREFIX']}:broker:{worker.pid}"
-        theirs = [each["id"] for each in self._redis.client_list() if each["name"] == name]
+        theirs = self._connections(worker)
         assert theirs
-        for identity in theirs:
-            self._redis.client_kill_filter(_id=identity)
+        for each in theirs:
+            self._redis.client_kill_filter(_id=each["id"])
+
+    def consumes(self, worker: WorkerProcess) -> bool:
+        """Whether *worker* waits for a message; a stopped one may do so for a second more."""
+        return any("b" in each["flags"] for each in self._connections(worker))
+
+    def _connections(self, worker: WorkerProcess) -> list[dict[str, Any]]:
+        name = f"{self.env['DISTLOCK_TEST_PREFIX']}:broker:{worker.pid}"
+        return [each for each in self._redis.client_list() if each["name"] == name]
 
     def log(self) -> str:
         return "\n".join(

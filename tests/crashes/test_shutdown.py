@@ -135,10 +135,14 @@ def test_what_was_pushed_and_not_begun_runs_elsewhere(stage, key, late, signum):
             scene.wait_begun(other)
     received = f"work[{pushed.id}] received"
     wait_until(lambda: worker.log().count(received) == 2, what="the push to be taken")
+    scene.let_pass(key, -600)  # nobody sends it while this worker could still take it again
 
     scene.start(concurrency=4)  # with late acknowledgement the busy ones come here, too
     stop(worker, signum)
-    assert pushed.get(timeout=30) == "pushed"
+    wait_until(lambda: scene.desks() == 1, what="the desk to be closed")
+    wait_until(lambda: not scene.consumes(worker), what="the last message to be asked for")
+    scene.let_pass(key, 600)
+    assert pushed.get(timeout=60) == "pushed"
     for other in busy:
         scene.journal.open(other)
     wait_end(worker)
