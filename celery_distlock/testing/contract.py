@@ -215,7 +215,7 @@ def work(store: Store) -> None:
 class Given:
     """What the tests are given; see `StoreContract`."""
 
-    shortest_lease: ClassVar[float] = 0.1
+    shortest_lease: ClassVar[float] = 0.3
     longest_lease: ClassVar[float] = 30 * 86400.0
     fair: ClassVar[bool] = True
     hands_over: ClassVar[bool] = False
@@ -1842,7 +1842,7 @@ class StoreContract(
     def test_many_keys_are_found_once_each(self, store: Store) -> None:
         names = [f"k{number}" for number in range(1500)]
         lease = min(300.0, self.longest_lease)
-        with ThreadPoolExecutor(16) as pool:
+        with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda name: take(store, name, "a", lease), names))
 
         assert sorted(found_keys(store)) == sorted(names)

@@ -25,6 +25,7 @@ executed_or_not = pytest.mark.parametrize("executed", [False, True], ids=["reque
 once_or_twice = pytest.mark.parametrize("times", [1, 2])
 
 PARCEL = Parcel(b"envelope")
+LEASE = 6.0  # seconds: a busy machine can take some of them away
 
 
 @pytest.fixture
@@ -382,7 +383,7 @@ def test_the_time_for_which_an_acquisition_is_held_back_is_taken_off_the_belief(
 
 
 def test_renewals_that_are_held_back_are_a_loss_within_a_lease(direct, admin, events):
-    lock = Lock("k", store=direct, lease=1.5)
+    lock = Lock("k", store=direct, lease=LEASE)
     lock.acquire()
     lease = lock.lease
     hold_back(admin)
@@ -390,7 +391,7 @@ def test_renewals_that_are_held_back_are_a_loss_within_a_lease(direct, admin, ev
 
     wait_until(lambda: events.of("lock_lost"), what="the loss", poll=0.005)
 
-    assert clock.monotonic() - began < 1.5
+    assert clock.monotonic() - began < LEASE
     assert not lease.held
     admin.client_unpause()
     with pytest.raises(LockLostError):

@@ -18,6 +18,8 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+LEASE = 6.0  # seconds: a busy machine can take some of them away
+
 
 @pytest.fixture
 def client(redis_url: str) -> Iterator[redis.Redis]:
@@ -75,7 +77,7 @@ every_way = pytest.mark.parametrize(
 
 @every_way
 def test_the_holder_is_told_within_a_lease_and_tokens_rise(server, store, events, forget):
-    lock = Lock("k", store=store, lease=1.5)
+    lock = Lock("k", store=store, lease=LEASE)
     lock.acquire()
     lease = lock.lease
     forget(server)
@@ -83,7 +85,7 @@ def test_the_holder_is_told_within_a_lease_and_tokens_rise(server, store, events
 
     wait_until(lambda: events.of("lock_lost"), what="the loss", poll=0.005)
 
-    assert clock.monotonic() - forgotten_at < 1.5
+    assert clock.monotonic() - forgotten_at < LEASE
     assert not lease.held
     with pytest.raises(LockLostError):
         lock.release()

@@ -1158,7 +1158,7 @@ def test_a_waiter_in_another_process_is_told_of_the_release(redis_store, redis_u
         lock.release()
 
         assert waiter.heard() == {"got": True}
-        assert time.monotonic() - released_at < 5.0
+        assert time.monotonic() - released_at < 30.0
 
 
 def test_an_interrupted_waiter_leaves_the_queue(redis_store, redis_url, prefix):

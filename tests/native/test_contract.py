@@ -37,7 +37,7 @@ class TestNativeStore(NativeContract):
 
 
 class TestNativeStoreOnACluster(NativeContract):
-    shortest_lease = 0.2
+    shortest_lease = 0.5
 
     @pytest.fixture
     def open_store(self, shared_cluster):

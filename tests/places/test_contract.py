@@ -11,7 +11,7 @@ from tests import servers
 
 class Contract(StoreContract):
     hands_over = True
-    shortest_lease = 0.2  # seconds; a request takes two or three hops here
+    shortest_lease = 0.5  # seconds; a request takes two or three hops here
 
     @pytest.fixture
     def open_store(self, url, prefix):
@@ -57,6 +57,8 @@ class TestCluster(Contract):
 
 
 class TestTls(Contract):
+    shortest_lease = 1.0  # and there are handshakes
+
     @pytest.fixture
     def url(self, shared_tls):
         return shared_tls.url

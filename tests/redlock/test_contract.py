@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TestRedlockStore(StoreContract):
-    shortest_lease = 0.2
+    shortest_lease = 0.5
     fair = False
 
     @pytest.fixture

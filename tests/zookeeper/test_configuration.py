@@ -126,7 +126,7 @@ def test_a_server_that_never_was_is_given_up_in_time(monkeypatch):
         with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1") as caught:
             store.acquire("k", "a", 10.0)
 
-        assert time.monotonic() - started < 5.0
+        assert time.monotonic() - started < 12.0  # it would be fifteen
         assert "secret" not in str(caught.value)
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
         ((outcome, _),) = store.renew([Ownership("k", "a", 10.0)], 0.1)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TestZooKeeperStore(StoreContract):
-    shortest_lease = 0.3
+    shortest_lease = 0.6
     longest_lease = 40.0  # the server grants no longer session
     bound = True
 
