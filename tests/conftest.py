@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 from celery import _state
 
+from celery_distlock import observation
 from celery_distlock.testing import EmbeddedServer
 from tests import servers
 from tests.workers import WorkerProcess
@@ -28,6 +29,13 @@ def apps_of_this_test_alone() -> Iterator[None]:
     yield
     _state._on_app_finalizers.clear()
     _state._on_app_finalizers.update(declared)
+
+
+@pytest.fixture(autouse=True)
+def nothing_to_tell() -> None:
+    """Forgets what locks of other tests would have counted, in the background, in this one."""
+    with observation._teller._rounds:
+        observation._seen.clear()
 
 
 @pytest.fixture(scope="session")

@@ -183,7 +183,7 @@ class WorkerProcess:
 
     def _wait_gone(self) -> list[processes.Process]:
         try:
-            wait_until(lambda: not processes.session(self.pid), timeout=5.0)
+            wait_until(lambda: not processes.session(self.pid), timeout=20.0)
         except AssertionError:
             return processes.session(self.pid)
         return []

@@ -133,6 +133,32 @@ def park(store: Store, key: str, run: str, envelope: bytes | None = None, **more
     assert store.acquire(key, owner, 30.0, queue=parcel, run=run, **more).status is PARKED
 
 
+def join_before_the_end(
+    store: Store,
+    lease: float,
+    join: Callable[[], T],
+    *,
+    key: str = "k",
+    owner: str = "a",
+    run: str = "",
+) -> T:
+    """
+    Take a key for *lease* seconds, and have somebody *join* its queue meanwhile; return what does.
+
+    Anew and for longer, if it was free again before: a busy machine may take that long.
+    """
+    while True:
+        take(store, key, owner, lease, run=run)
+        try:
+            return join()
+        except AssertionError:
+            newcomer = holder(store, key)
+            if newcomer in {"", owner} or lease > PATIENCE:
+                raise
+            store.release(key, newcomer)
+            lease *= 4
+
+
 def found_keys(store: Store, pattern: str = "*") -> list[str]:
     """Return all the keys that are found."""
     return [key for batch in store.find_keys(pattern) for key in batch]
@@ -285,11 +311,11 @@ class Taking(Given):
         assert store.inspect("k").waiting == 0
 
     def test_the_same_owner_asking_again_changes_nothing_but_the_end(self, store: Store) -> None:
-        token = take(store, "k", "a", 2.0)
+        token = take(store, "k", "a", 15.0)
 
         assert take(store, "k", "a", 30.0) == token
 
-        assert 2.0 < store.inspect("k").remaining <= 30.0
+        assert 15.0 < store.inspect("k").remaining <= 30.0
         assert store.release("k", "a").released
         assert not holder(store, "k")
 
@@ -353,20 +379,25 @@ class Renewing(Given):
     """A holder pushes the end of its lease, and nobody else does."""
 
     def test_a_holder_renews(self, store: Store) -> None:
-        take(store, "k", "a", 2.0)
+        take(store, "k", "a", 15.0)
         before = clock.monotonic()
 
         ((outcome, asked_at),) = store.renew([Ownership("k", "a", 30.0)], 10.0)
 
         assert outcome is RenewOutcome.RENEWED
         assert before <= asked_at <= clock.monotonic()
-        assert store.inspect("k").remaining > 2.0
+        assert store.inspect("k").remaining > 15.0
 
     def test_what_was_renewed_outlives_its_first_lease(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
-        take(store, "k", "a", 1.0)
-        assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.RENEWED]
+        wait_until(  # at once, but for a machine that is too busy to ask before the end
+            lambda: (
+                take(store, "k", "a", 1.0)
+                and renew(store, ("k", "a", 30.0)) == [RenewOutcome.RENEWED]
+            ),
+            "a renewal in time",
+        )
 
         pass_time(1.5)
 
@@ -380,12 +411,12 @@ class Renewing(Given):
         assert store.inspect("k").token == token
 
     def test_what_somebody_else_holds_is_not_renewed(self, store: Store) -> None:
-        take(store, "k", "b", 5.0)
+        take(store, "k", "b", 15.0)
 
         assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.HELD]
 
         assert holder(store, "k") == "b"
-        assert store.inspect("k").remaining <= 5.0
+        assert store.inspect("k").remaining <= 15.0
 
     @pytest.mark.parametrize("end", ["never", "released", "expired"])
     def test_renewing_never_makes_a_lock_anew(self, store: Store, end: str) -> None:
@@ -725,7 +756,7 @@ class Waiting(Given):
         wait_for(store, "k", "stopped", 1.0)
         alive = wait_for(store, "k", "alive")
         store.release("k", "a")
-        pass_time(1.0)
+        pass_time(2.0)
 
         wait_until(
             lambda: store.acquire("k", "alive", 30.0, queue=alive.inbox).status is GRANTED,
@@ -780,8 +811,7 @@ class Waiting(Given):
     @waits
     @fair
     def test_a_newcomer_does_not_overtake_the_queue(self, store: Store) -> None:
-        take(store, "k", "a", self.shortest_lease)
-        wait_for(store, "k", "b")
+        join_before_the_end(store, self.shortest_lease, lambda: wait_for(store, "k", "b"))
         expire(store, "k")
 
         reply = store.acquire("k", "newcomer", 30.0)
@@ -792,8 +822,7 @@ class Waiting(Given):
     @waits
     @fair
     def test_the_first_in_the_queue_gets_a_key_that_expired(self, store: Store) -> None:
-        take(store, "k", "a", self.shortest_lease)
-        first = wait_for(store, "k", "b")
+        first = join_before_the_end(store, self.shortest_lease, lambda: wait_for(store, "k", "b"))
         second = wait_for(store, "k", "c")
         expire(store, "k")
 
@@ -804,8 +833,9 @@ class Waiting(Given):
     def test_a_blocked_run_that_finds_the_key_free_leaves_nothing_in_the_queue(
         self, store: Store
     ) -> None:
-        take(store, "k", "a", self.shortest_lease)
-        waiter = wait_for(store, "k", "b", run="run")
+        waiter = join_before_the_end(
+            store, self.shortest_lease, lambda: wait_for(store, "k", "b", run="run")
+        )
         expire(store, "k")
         take(store, "k", "b", queue=waiter.inbox, run="run")
 
@@ -855,8 +885,9 @@ class Parking(Given):
     def test_a_newcomer_does_not_overtake_a_parked_run_and_is_given_it_to_send(
         self, store: Store
     ) -> None:
-        take(store, "k", "a", self.shortest_lease)
-        park(store, "k", "run", b"envelope")
+        join_before_the_end(
+            store, self.shortest_lease, lambda: park(store, "k", "run", b"envelope")
+        )
         expire(store, "k")
 
         reply = store.acquire("k", "newcomer", 30.0)
@@ -1044,9 +1075,16 @@ class Keeping(Given):
     def test_a_kept_run_is_not_sent_again_while_it_runs(self, store: Store) -> None:
         lease = 2 * self.shortest_lease
         kept(store, lease)
+        wait_until(  # at once, but for a machine that is too busy to ask before the end
+            lambda: (
+                take(store, "k", "b", lease, run="run", keep=True)
+                and renew(store, ("k", "b", 30.0)) == [RenewOutcome.RENEWED]
+            ),
+            "a renewal in time",
+        )
         until = clock.monotonic() + 2 * lease
         while clock.monotonic() < until:
-            assert renew(store, ("k", "b", 10 * lease)) == [RenewOutcome.RENEWED]
+            assert renew(store, ("k", "b", 30.0)) == [RenewOutcome.RENEWED]
             assert swept(store) == []
 
     @parks
@@ -1174,8 +1212,9 @@ class Sweeping(Given):
 
     @parks
     def test_a_sweep_frees_the_key_of_a_holder_that_died(self, store: Store) -> None:
-        take(store, "k", "dead", self.shortest_lease)
-        park(store, "k", "run", b"envelope")
+        join_before_the_end(
+            store, self.shortest_lease, lambda: park(store, "k", "run", b"envelope"), owner="dead"
+        )
         expire(store, "k", "dead")
 
         assert swept(store) == [Wake(slot_name("k"), "run", b"envelope")]
@@ -1186,8 +1225,9 @@ class Sweeping(Given):
     def test_a_sweep_hands_a_free_key_to_a_blocked_waiter_before_parked_ones(
         self, store: Store
     ) -> None:
-        take(store, "k", "dead", self.shortest_lease)
-        waiter = wait_for(store, "k", "b")
+        waiter = join_before_the_end(
+            store, self.shortest_lease, lambda: wait_for(store, "k", "b"), owner="dead"
+        )
         park(store, "k", "run")
         expire(store, "k", "dead")
 
@@ -1209,7 +1249,7 @@ class Sweeping(Given):
     @parks
     def test_a_sweep_finds_every_key(self, store: Store) -> None:
         for n in range(250):
-            take(store, f"k{n}", "dead", 0.001)
+            take(store, f"k{n}", "dead", self.shortest_lease)
             store.acquire(f"k{n}", "b", 30.0, queue=Parcel(b"e"), run=f"run{n}")
         # Some were granted at once: their holders had expired already.
         waiting = [n for n in range(250) if store.inspect(f"k{n}").waiting]
@@ -1223,8 +1263,9 @@ class Sweeping(Given):
     @parks
     def test_of_all_who_sweep_in_an_interval_one_gets_to_look(self, store: Store) -> None:
         assert list(store.sweep(60.0)) == []
-        take(store, "k", "dead", self.shortest_lease)
-        park(store, "k", "run")
+        join_before_the_end(
+            store, self.shortest_lease, lambda: park(store, "k", "run"), owner="dead"
+        )
         expire(store, "k", "dead")
 
         assert list(store.sweep(60.0)) == []
@@ -1313,8 +1354,12 @@ class SecondDeliveries(Given):
     def test_a_second_delivery_whose_turn_has_come_does_not_run_when_the_first_has_ended(
         self, store: Store
     ) -> None:
-        take(store, "k", "a", self.shortest_lease, run="run")
-        park(store, "k", "run", repeated=True)
+        join_before_the_end(
+            store,
+            self.shortest_lease,
+            lambda: park(store, "k", "run", repeated=True),
+            run="run",
+        )
         park(store, "k", "other")
         expire(store, "k")
         (wake,) = wait_until(lambda: swept(store), "the free key to be handed over")
@@ -1406,10 +1451,10 @@ class SecondDeliveries(Given):
         take(store, "k", "a", 0.5, run="run")
         store.release("k", "a", run="run", ended=Ended.UNSETTLED)
 
-        pass_time(4.0)
+        pass_time(2.5)  # not more: real time passes too
         assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is BUSY
 
-        pass_time(1.1)
+        pass_time(2.6)
         take(store, "k", "b", run="run", repeated=True)
 
 
@@ -1433,8 +1478,9 @@ class SeveralKeys(Given):
     @waits
     @fair
     def test_who_wants_several_keys_does_not_overtake_a_waiter(self, store: Store) -> None:
-        take(store, "k", "z", self.shortest_lease)
-        waiter = wait_for(store, "k", "first")
+        waiter = join_before_the_end(
+            store, self.shortest_lease, lambda: wait_for(store, "k", "first"), owner="z"
+        )
         expire(store, "k", "z")
 
         assert take_all(store, "kl", "ab") is None
@@ -1443,8 +1489,9 @@ class SeveralKeys(Given):
 
     @parks
     def test_who_wants_several_keys_does_not_overtake(self, store: Store) -> None:
-        take(store, "k", "z", self.shortest_lease)
-        park(store, "k", "first")
+        join_before_the_end(
+            store, self.shortest_lease, lambda: park(store, "k", "first"), owner="z"
+        )
         expire(store, "k", "z")
 
         assert take_all(store, "kl", "ab") is None
@@ -1575,8 +1622,7 @@ class Looking(Given):
 
     @parks
     def test_looking_changes_nothing(self, store: Store) -> None:
-        take(store, "k", "a", self.shortest_lease)
-        park(store, "k", "run")
+        join_before_the_end(store, self.shortest_lease, lambda: park(store, "k", "run"))
         expire(store, "k")
 
         assert store.inspect("k") == store.inspect("k")
@@ -1627,7 +1673,7 @@ class Sharing(Given):
     def test_an_owner_is_an_acquisition_and_not_a_process(
         self, store: Store, another: Store
     ) -> None:
-        token = take(store, "k", "a", 2.0)
+        token = take(store, "k", "a", 15.0)
 
         assert take(another, "k", "a") == token
         assert renew(another, ("k", "a", 60.0)) == [RenewOutcome.RENEWED]
@@ -1725,8 +1771,9 @@ class Sharing(Given):
     @parks
     def test_of_all_processes_one_gets_to_sweep(self, store: Store, another: Store) -> None:
         assert list(another.sweep(60.0)) == []
-        take(store, "k", "dead", self.shortest_lease)
-        park(store, "k", "run")
+        join_before_the_end(
+            store, self.shortest_lease, lambda: park(store, "k", "run"), owner="dead"
+        )
         expire(store, "k", "dead")
 
         assert list(store.sweep(60.0)) == []
@@ -1789,7 +1836,7 @@ class StoreContract(
             2 seconds, and those that need more are skipped.
 
     Attributes:
-        shortest_lease: Seconds. A lease that the tests see to its end; within it, three requests
+        shortest_lease: Seconds. A lease that the tests see to its end; within it, some requests
             have to be answered. More for a store that is slow or whose leases are coarse.
         longest_lease: Seconds, 30 at least: the longest that the store grants, if that is less than
             a month.

@@ -9,13 +9,13 @@ from celery import signals
 from kombu import Exchange, Queue
 
 from celery_distlock import LockedTask, install, policies
+from celery_distlock.envelope import Passage
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
 app = make_app(__name__)
 app.conf.update(
     distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
-    distlock_lease=1.0,
     distlock_sweep_interval=0.5,
     accept_content=["json", "pickle", "yaml", "msgpack"],
     task_queues=[
@@ -73,6 +73,7 @@ def _note_message(request: Any, **_: Any) -> None:
     }
     pushed = bool((message.properties.get("distlock") or {}).get("pushed"))
     journal.write(f"{request.id}:pushed", pushed)
+    journal.write(f"{request.id}:woken", Passage.of(message.headers).woken)
     journal.write(f"{request.id}:received", note)
 
 

@@ -18,7 +18,6 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import redis
 from billiard.util import set_pdeathsig
 from celery.backends.base import Backend
 from celery.worker.request import Request
@@ -30,12 +29,12 @@ from celery_distlock.stores.wires import Wire
 from celery_distlock.worker import desk
 from tests import processes
 from tests.apps import make_app
-from tests.apps.journal import Journal
+from tests.apps.journal import Clients, Journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-LEASE = 1.0  # seconds
+LEASE = 3.0  # seconds: a busy machine can take two of them away
 LONG_LEASE = 60.0
 OPTIONS: dict[str, Any] = {
     "late": True,  # late acknowledgement, and a lost process's message goes back
@@ -77,9 +76,7 @@ class Points:
 
     def __init__(self) -> None:
         self._main = os.getpid()
-        self._client = redis.Redis.from_url(
-            os.environ["DISTLOCK_TEST_BROKER"], decode_responses=True
-        )
+        self._clients = Clients(os.environ["DISTLOCK_TEST_BROKER"])
         self._stem = f"{os.environ['DISTLOCK_TEST_PREFIX']}:points"
 
     @property
@@ -89,7 +86,7 @@ class Points:
 
     def cross(self, place: str, when: str) -> None:
         point = f"{self.role}:{place}:{when}"
-        with self._client.pipeline() as pipeline:
+        with self._clients.mine().pipeline() as pipeline:
             pipeline.hincrby(f"{self._stem}:counts", point, 1)
             pipeline.mget(f"{self._stem}:armed", f"{self._stem}:signal")
             count, (armed, signum) = pipeline.execute()
@@ -238,7 +235,7 @@ def outlive_the_worker(self: Any, key: str, name: Any, gate: str) -> Any:
 def retry_and_keep_the_key(self: Any, key: str, name: Any) -> Any:
     with turn(self, key, name) as times:
         if times == 1:
-            raise self.retry(countdown=1.0)
+            raise self.retry(countdown=6.0)  # in which workers are killed
     return name
 
 

@@ -11,12 +11,35 @@ import redis
 from tests.waiting import wait_until
 
 
+class Clients:
+    """
+    A client of one Redis for each process.
+
+    The pool of redis-py hangs for ever in a child that was forked while a thread used it.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._by_pid: dict[int, redis.Redis] = {}
+
+    def mine(self) -> redis.Redis:
+        try:
+            return self._by_pid[os.getpid()]
+        except KeyError:
+            client = redis.Redis.from_url(self._url, decode_responses=True)
+            return self._by_pid.setdefault(os.getpid(), client)
+
+
 class Journal:
     """Notes by name, in the order in which they were written, by whatever process."""
 
     def __init__(self, url: str, prefix: str) -> None:
-        self._client = redis.Redis.from_url(url, decode_responses=True)
+        self._clients = Clients(url)
         self._prefix = f"{prefix}:journal"
+
+    @property
+    def _client(self) -> redis.Redis:
+        return self._clients.mine()
 
     @classmethod
     def of_environment(cls) -> Journal:

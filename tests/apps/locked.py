@@ -1,4 +1,4 @@
-"""Locked tasks of every kind, with short leases. Nearly all take their key first."""
+"""Locked tasks of every kind. Nearly all take their key first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from celery_distlock.errors import LockConflictError, LockLostError
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
-LEASE = 1.0  # seconds
+LEASE = 3.0  # seconds: a busy machine can take two of them away
+SHORT_LEASE = 1.0  # of tasks that are to see its end
 
 app = make_app(__name__)
 app.conf.update(
@@ -125,7 +126,7 @@ def count(self: Any, key: str, pause: float = 0.002) -> None:
 # How they end
 
 
-@locked(max_retries=2)
+@locked(max_retries=2, lock_lease=300.0)
 def end(self: Any, key: str, how: str) -> str:
     journal.write(key, how)
     if how == "exception":
@@ -267,7 +268,7 @@ def keep_the_interpreter(self: Any, key: str, seconds: float) -> dict[str, Any]:
 @locked()
 def abandon(self: Any, key: str, other: str) -> None:
     """Let a thread take *other* and end without giving it back."""
-    thread = threading.Thread(target=Lock(other, lease=LEASE).acquire)
+    thread = threading.Thread(target=Lock(other, lease=SHORT_LEASE).acquire)
     thread.start()
     thread.join()
     journal.write(key, None)
@@ -275,8 +276,12 @@ def abandon(self: Any, key: str, other: str) -> None:
 
 
 keep_on = locked(name="keep_on")(keep_the_interpreter)
-keep_on_unwatched = locked(name="keep_on_unwatched", lock_watchdog=False)(keep_the_interpreter)
-keep_on_for_a_lease = locked(name="keep_on_for_a_lease", lock_max_hold=LEASE)(keep_the_interpreter)
+keep_on_unwatched = locked(name="keep_on_unwatched", lock_lease=SHORT_LEASE, lock_watchdog=False)(
+    keep_the_interpreter
+)
+keep_on_for_a_lease = locked(
+    name="keep_on_for_a_lease", lock_lease=SHORT_LEASE, lock_max_hold=SHORT_LEASE
+)(keep_the_interpreter)
 
 
 @locked(lock_key=["a:{key}", "b:{key}"])
@@ -332,13 +337,13 @@ def ignore_loss(self: Any, key: str, gate: str) -> bool:
     return self.lock.held
 
 
-@locked(lock_watchdog=False)
+@locked(lock_lease=SHORT_LEASE, lock_watchdog=False)
 def sleep_without_watchdog(self: Any, key: str) -> None:
     journal.write(key, self.lock.token)
     time.sleep(60)
 
 
-@locked(lock_max_hold=1.0)
+@locked(lock_lease=SHORT_LEASE, lock_max_hold=1.0)
 def sleep_beyond_max_hold(self: Any, key: str) -> None:
     journal.write(key, self.lock.token)
     time.sleep(60)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import environment
+from tests.waiting import wait_until
 from tests.workers import ROOT
 
 CELERY = Path(sys.executable).with_name("celery")
@@ -53,12 +54,15 @@ def test_options_are_completed(complete):
 @pytest.mark.parametrize("word", ["show", "queue", "release", "wake", "list"])
 def test_keys_are_completed_from_the_store(bare_site, complete, key, word):
     with bare_site.held(f"{key}-1"), bare_site.held(f"{key}-2"), bare_site.held(f"{key}\n-3"):
-        assert sorted(complete(word, key)) == [f"{key}-1", f"{key}-2"]
+        # A slow store completes nothing, so that nobody waits for it.
+        wait_until(
+            lambda: sorted(complete(word, key)) == [f"{key}-1", f"{key}-2"], what="the two keys"
+        )
 
 
 def test_what_a_pattern_would_mean_is_meant_literally(bare_site, complete, key):
     with bare_site.held(f"{key}[1]"), bare_site.held(f"{key}1"):
-        assert complete("show", f"{key}[") == [f"{key}[1]"]
+        wait_until(lambda: complete("show", f"{key}[") == [f"{key}[1]"], what="the one key")
 
 
 def test_the_group_s_options_count_for_keys_too(bare_site, complete, key):

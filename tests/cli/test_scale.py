@@ -13,7 +13,7 @@ from tests.workers import ROOT
 
 KEYS = 100_000
 LEASE_MS = 3_600_000
-SLOW_MICROSECONDS = 100_000  # that a command takes; other processes may have the core meanwhile
+SLOW_MICROSECONDS = 100_000  # that a command takes
 
 FILL = """
 for number = ARGV[2], ARGV[3] do
@@ -49,7 +49,11 @@ def commands(client: redis.Redis) -> set[str]:
 def test_all_of_very_many_keys_are_listed_without_a_slow_command(bare_site, crowded, locks):
     server, client = crowded
 
-    done = locks("--url", server.url, "list", "--json")
+    for _ in range(3):
+        client.slowlog_reset()
+        done = locks("--url", server.url, "list", "--json")
+        if not client.slowlog_get():
+            break  # else another process had the core meanwhile, or a command is slow each time
 
     assert (done.returncode, done.stderr) == (0, "")
     listed = [json.loads(line)["key"] for line in done.stdout.splitlines()]

@@ -14,12 +14,17 @@ from celery_distlock.stores.redis import RedisStore
 from celery_distlock.testing import StoreContract
 from celery_distlock.testing.contract import take, take_all, work
 from tests import servers
+from tests.conformance.grace import lengthen
 
 
 class FullContract(StoreContract):
     """For a store that can do everything, and has its own clock in its tokens."""
 
     hands_over = True
+
+    @pytest.fixture(autouse=True)
+    def grace(self, monkeypatch):
+        lengthen(monkeypatch, GRANT=3.0)
 
     def test_it_can_let_wait_park_and_recognise(self, store):
         assert {Ability.WAIT, Ability.PARK, Ability.RECOGNISE} <= store.abilities

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 from celery_distlock.stores.base import Ended, Ownership, Parcel, Reply, Status, Store, Wake
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis import RedisStore
+from tests.conformance.grace import lengthen
 from tests.schedules import schedules
 
 if TYPE_CHECKING:
@@ -195,7 +196,8 @@ class Agreement(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def stores(redis_url, prefix):
+def stores(redis_url, prefix, monkeypatch):
+    lengthen(monkeypatch, GRANT=LEASE, CLAIM=LEASE)
     with (
         closing(MemoryStore("memory://", prefix)) as memory,
         closing(RedisStore(redis_url, prefix)) as over_redis,

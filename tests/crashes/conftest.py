@@ -79,6 +79,12 @@ class Scene:
         """The worker whose pool's process *pid* is."""
         return next(each for each in self.workers if each.running and pid in each.children())
 
+    def wait_whole(self) -> None:
+        """Wait until no pool has a process that is dying, or dead and not noticed yet."""
+        wait_until(lambda: not any(map(processes.alive, self.struck())), timeout=60.0)
+        for worker in self.workers:
+            worker.wait_whole()
+
     def cut_off(self, worker: WorkerProcess) -> None:
         """Close all of *worker*'s connections to the broker, at the broker's end."""
         theirs = self._connections(worker)
@@ -277,10 +283,7 @@ def _whole_pools(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     for name in SCENES:
         if name in request.fixturenames:
-            scene = request.getfixturevalue(name)
-            wait_until(lambda: not any(map(processes.alive, scene.struck())), timeout=60.0)  # noqa: B023
-            for worker in scene.workers:
-                worker.wait_whole()
+            request.getfixturevalue(name).wait_whole()
 
 
 SCENES = ("scene", "by_desk", "by_broker")

@@ -79,8 +79,12 @@ def test_a_process_that_is_killed(scene, key, how):
 
 @pytest.mark.parametrize("how", WAYS)
 def test_a_task_over_its_hard_time_limit(scene, key, how):
-    result, other, pid = begin(scene, scene.tasks.hold_limited, key, how)
-    death = Death(pid)
+    with scene.lock(key):  # both are parked before the limit counts
+        result = scene.tasks.hold_limited.delay(key, how)
+        scene.wait_queued(key, 1)
+        other = scene.tasks.work.delay(key, "next")
+        scene.wait_queued(key, 2)
+    death = Death(scene.wait_begun(key)[0]["pid"])
 
     check_next(scene, key, other, death)
     with pytest.raises(TimeLimitExceeded):
@@ -145,6 +149,7 @@ def test_a_task_that_is_terminated_while_it_takes_its_key_or_gives_it_up(scene, 
     scene.arm(f"child:{place}:{when}:1", signal.SIGTERM)
     result = scene.tasks.hold_shortly.delay(key)
     wait_until(result.ready, timeout=60.0, what="the task's end")
+    scene.wait_whole()
 
     assert scene.tasks.work.delay(key, "next").get(timeout=SOON) == "next"
 

@@ -69,7 +69,7 @@ def test_what_comes_again_runs_when_the_firsts_worker_vanishes(scene, key, polic
 
 
 def test_a_first_delivery_that_the_second_has_overtaken_is_dropped(scene, key):
-    result = scene.tasks.work.apply_async((key, "task"), countdown=1.5)
+    result = scene.tasks.work.apply_async((key, "task"), countdown=5.0)  # time to stall it
     received = f"[{result.id}] received"
     stalled = wait_until(lambda: next((w for w in scene.workers if received in w.log()), None))
 
@@ -145,7 +145,7 @@ def test_a_process_that_outlives_its_worker_finishes_its_task_alone(scene, key):
 
     worker.kill()
     with pytest.raises(AssertionError):
-        scene.wait_begun(key, 2, timeout=2.5 * scene.tasks.LEASE)
+        scene.wait_begun(key, 2, timeout=1.5 * scene.tasks.LEASE)
     assert scene.look(key).token == token
     scene.journal.open(key)
 

@@ -40,7 +40,7 @@ def follow(tmp_path):
             start_new_session=True,
         )
         started.append(process)
-        said, _ = process.communicate(timeout=110)
+        said, _ = process.communicate(timeout=230)
         return said if process.returncode else ""
 
     yield read

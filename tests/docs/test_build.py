@@ -15,6 +15,8 @@ import pytest
 from celery_distlock import errors, policies, signals, testing
 from celery_distlock.settings import APP_ONLY, TASK_OPTIONS
 
+pytestmark = pytest.mark.timeout(240)
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # A proxy that is not there: whoever wants something of the network does not get it.
@@ -29,7 +31,7 @@ def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=110,
+        timeout=230,
         check=False,
     )
 

@@ -57,7 +57,7 @@ class Stage:
             self._start()
         wait_until(lambda: self._lines() > ACTORS, what="the actors to begin")
         until = clock.monotonic() + seconds
-        while clock.monotonic() < until:
+        while clock.monotonic() < until or self._shows_too_little(seconds, until):
             self.pause(0.05, 0.4)
             if faults:
                 self._choose.choice(faults)(self)
@@ -86,6 +86,11 @@ class Stage:
             env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
         )
         self._actors.append(actor)
+
+    def _shows_too_little(self, seconds: float, until: float) -> bool:
+        """Whether to go on because the machine is busy; a belief makes two lines at most."""
+        too_little = self._lines() <= 2 * LIVES * seconds
+        return too_little and clock.monotonic() < until + 30.0
 
     def _lines(self) -> int:
         return len(self._file.read_bytes().splitlines()) if self._file.exists() else 0
@@ -188,11 +193,12 @@ def test_no_two_believe_at_one_time_and_tokens_rise(stage, situation):
     print(f"{len(beliefs)} beliefs")  # noqa: T201
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("breakage", BREAKAGES)
 def test_a_broken_lock_is_found(stage, breakage):
     stage = stage("1", breakage)
 
-    for _ in range(10):
+    for _ in range(50):  # one or two do, but on a machine that lets nobody get on
         beliefs = stage.play(4.0, [Stage.stop_actors_that_await_answers])
         if list(history.faults(beliefs)):
             return

@@ -14,6 +14,7 @@ import pytest
 from celery_distlock import clock
 from celery_distlock.lock import Lock
 from celery_distlock.stores.redis import RedisStore
+from tests import servers
 from tests.lock.processes import PRELUDE, ROOT, Script
 from tests.lock.proxy import Proxy
 from tests.waiting import wait_until
@@ -114,11 +115,12 @@ child = os.fork()
 if not child:
     signal.alarm(60)
     facts = {"taken": lock.acquire(blocking=False), "waited": lock.acquire(timeout=0.05)}
-    with Lock("other", store=store, lease=0.3) as lease:
-        until = time.monotonic() + 0.7
-        while time.monotonic() < until and lease.held:
-            time.sleep(0.01)
-        facts["other"] = lease.held
+    came = threading.Event()
+    celery_distlock.lock.defaults.on_event = lambda name, *_, **__: (
+        name == "lock_renewed" and came.set()
+    )
+    with Lock("other", store=store, lease=4.0) as lease:
+        facts["other"] = came.wait(30) and lease.held
     os.write(1, json.dumps(facts).encode() + b"\\n")
     os._exit(0)
 tell(status=os.waitpid(child, 0)[1])
@@ -140,7 +142,7 @@ def test_a_fork_while_a_renewal_is_on_its_way_harms_neither_process(
 ):
     with (
         proxy.holding("renew", executed=executed) as renewal,
-        Script(FORK, proxy.url, prefix, "3.0") as script,
+        Script(FORK, proxy.url, prefix, "6.0") as script,
     ):
         assert script.heard() == {"held": True}
         renewal.wait()
@@ -198,11 +200,12 @@ def test_the_key_of_a_thread_that_ended_is_free_after_its_lease(redis_store):
     token = redis_store.inspect("k").token
 
     with lock as later:
-        assert clock.monotonic() - ended_at < 0.6 + 5.0
+        assert clock.monotonic() - ended_at < 0.6 + 20.0
         assert later.token > token
 
 
-HOLDS = 'Lock("k", store=store, lease=1.0).acquire()'
+LEASE = 30.0
+HOLDS = f'Lock("k", store=store, lease={LEASE}).acquire()'
 EXITS = {
     "the main thread holds": HOLDS,
     "a thread holds": f"""
@@ -252,23 +255,26 @@ def test_a_process_ends_quietly_and_its_key_is_free_after_the_lease(
         said = process.stderr.read()
         assert (process.wait(60), said) == (0, "")
     ended_at = clock.monotonic()
+    servers.bring_nearer(redis_url, prefix, LEASE)
 
     with Lock("k", store=redis_store):
-        assert clock.monotonic() - ended_at < 1.0 + 5.0
+        assert clock.monotonic() - ended_at < 20.0
 
 
 def test_an_interrupted_acquisition_is_given_back_before_the_process_ends(
     redis_store, redis_url, prefix
 ):
     source = """
+import celery_distlock.errands
+celery_distlock.errands.LAST_MOMENT = 30.0  # for a busy machine
 lock = Lock("k", store=store)
 tell(ready=True)
 lock.acquire()
 """
     with (
         Proxy(redis_url) as proxy,
-        Script(source, proxy.url, prefix) as script,
         proxy.holding("acquire", executed=True) as held,
+        Script(source, proxy.url, prefix) as script,
     ):
         script.heard()
         held.wait()
@@ -293,7 +299,7 @@ came.wait()
 child = os.fork()
 if not child:
     import signal
-    signal.alarm(10)
+    signal.alarm(60)
     open_store(sys.argv[1], sys.argv[2])
     os._exit(0)
 _, status = os.waitpid(child, 0)

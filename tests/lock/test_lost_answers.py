@@ -97,7 +97,7 @@ def test_a_release_frees_the_key(store, redis_store, proxy, executed, times):
 @once_or_twice
 @executed_or_not
 def test_a_renewal_is_repeated_in_time(store, proxy, events, executed, times):
-    lock = Lock("k", store=store, lease=2.0)
+    lock = Lock("k", store=store, lease=4.0)
     with lock as lease:
         proxy.lose("renew", executed=executed, times=times)
 
@@ -138,7 +138,7 @@ def test_one_who_gives_up_waiting_leaves_the_queue(store, redis_store, proxy, ex
 
 
 def test_a_renewal_that_comes_after_the_release_changes_nothing(store, redis_store, proxy, events):
-    lock = Lock("k", store=store, lease=1.0)
+    lock = Lock("k", store=store, lease=4.0)
     lock.acquire()
     with proxy.holding("renew", executed=False) as renewal:
         renewal.wait()
@@ -352,7 +352,7 @@ def test_what_is_parked_in_trouble_is_parked_once(direct, trouble):
 
 
 def test_a_renewal_in_trouble_is_repeated_in_time(direct, trouble, events):
-    lock = Lock("k", store=direct, lease=3.0)
+    lock = Lock("k", store=direct, lease=LEASE)
     with lock as lease:
         trouble(lambda: None)
         known = len(events.of("lock_renewed"))
@@ -386,12 +386,13 @@ def test_renewals_that_are_held_back_are_a_loss_within_a_lease(direct, admin, ev
     lock = Lock("k", store=direct, lease=LEASE)
     lock.acquire()
     lease = lock.lease
+    (hold,) = lease._holds
     hold_back(admin)
     began = clock.monotonic()
 
     wait_until(lambda: events.of("lock_lost"), what="the loss", poll=0.005)
 
-    assert clock.monotonic() - began < LEASE
+    assert hold.valid_until < began + LEASE  # not when we saw it: that may be late
     assert not lease.held
     admin.client_unpause()
     with pytest.raises(LockLostError):
@@ -406,9 +407,9 @@ def test_a_waiter_whose_subscription_is_cut_gets_the_key(direct, admin):
     thread, outcome = begin(lambda: lock.acquire(timeout=90) and lock.release())
     wait_until(lambda: direct.inspect("k").waiting == 1, what="the waiter")
 
-    assert admin.client_kill_filter(_type="pubsub") == 1
+    wait_until(lambda: admin.client_kill_filter(_type="pubsub") == 1, what="the subscription")
     direct.release("k", "a")
-    thread.join(30)
+    thread.join(60)
 
     assert outcome == [None]
     assert direct.inspect("k").waiting == 0

@@ -112,7 +112,7 @@ def test_waiters_go_on_one_after_the_other(server, store, forget):
 
     forget(server)
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
 
     assert len(tokens) == 3
     assert tokens == sorted(set(tokens))
@@ -123,13 +123,13 @@ def test_waiters_go_on_one_after_the_other(server, store, forget):
 
 
 def test_a_renewal_gives_a_persistent_lock_its_end_back(redis_store, client, record, events):
-    lock = Lock("k", store=redis_store, lease=1.0)
+    lock = Lock("k", store=redis_store, lease=4.0)
     with lock:
         assert client.persist(record)
 
         wait_until(lambda: events.of("lock_renewed"), what="a renewal")
 
-        assert 0 < client.pttl(record) <= 1000
+        assert 0 < client.pttl(record) <= 4000
 
 
 def test_an_acquisition_of_the_holders_gives_a_persistent_lock_its_end_back(
@@ -207,6 +207,7 @@ def renew_across_the_end(
     return holds, [outcome for outcome, _ in store.renew(holds, 5.0)]
 
 
+@pytest.mark.timeout(300)  # a hundred attempts, of a second each, if the clock does not tick
 def test_a_renewal_at_a_leases_last_millisecond_either_holds_or_is_a_loss(
     redis_store, client, prefix
 ):

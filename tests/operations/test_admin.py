@@ -39,7 +39,7 @@ def test_a_running_task_is_seen_as_the_holder(site, admin, key):
     assert seen.state == "held"
     assert (seen.holder.task, seen.holder.task_id) == ("work_requeue", result.id)
     assert seen.holder.pid in site.workers[0].children()
-    assert 0 < seen.remaining <= 1.0
+    assert 0 < seen.remaining <= site.tasks.LEASE
     assert seen.token == site.look(key).token
     site.journal.open(key)
     result.get(timeout=30)

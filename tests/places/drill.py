@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 from celery_distlock import Lock
+from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores.base import Ownership, Parcel, RenewOutcome, Status
 from tests.waiting import wait_until
 
@@ -79,18 +80,28 @@ def _pushed(store: Store, key: str, address: str, came: list[Wake]) -> bool:
 def park_and_sweep(store: Store, keys: list[str], lease: float = 0.3) -> set[str]:
     """Park a run at each of *keys*, whose holders vanish; return the runs that sweeps find."""
     for key in keys:
-        store.acquire(key, f"vanished {key}", lease)
-        parcel = Parcel(b"envelope")
-        reply = store.acquire(key, f"late {key}", 60.0, queue=parcel, run=f"run {key}")
-        assert reply.status is Status.PARKED
+        _park(store, key, lease)
     found: set[str] = set()
 
     def all_found() -> bool:
-        found.update(wake.run for wake in store.sweep(0.05))
+        with suppress(StoreUnavailableError):  # for a moment, while another becomes the master
+            found.update(wake.run for wake in store.sweep(0.05))
         return len(found) == len(keys)
 
     wait_until(all_found, what="all to be found by sweeps")
     return found
+
+
+def _park(store: Store, key: str, lease: float) -> None:
+    run, late = f"run {key}", f"late {key}"
+    while True:
+        store.acquire(key, f"vanished {key}", lease)
+        reply = store.acquire(key, late, 60.0, queue=Parcel(b"envelope"), run=run)
+        if reply.status is Status.PARKED:
+            return
+        assert reply.status is Status.GRANTED  # the lease has ended before, on a busy machine
+        store.release(key, late, run=run)
+        lease *= 4
 
 
 def renew(store: Store, keys: list[str]) -> set[RenewOutcome]:

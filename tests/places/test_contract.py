@@ -7,11 +7,16 @@ import pytest
 from celery_distlock.stores.redis import RedisStore
 from celery_distlock.testing import StoreContract
 from tests import servers
+from tests.conformance.grace import lengthen
 
 
 class Contract(StoreContract):
     hands_over = True
     shortest_lease = 0.5  # seconds; a request takes two or three hops here
+
+    @pytest.fixture(autouse=True)
+    def grace(self, monkeypatch):
+        lengthen(monkeypatch, GRANT=3.0)
 
     @pytest.fixture
     def open_store(self, url, prefix):
@@ -27,6 +32,10 @@ class Contract(StoreContract):
 
 
 class TestSentinels(Contract):
+    @pytest.fixture(autouse=True)
+    def patience(self, monkeypatch):
+        monkeypatch.setattr("celery_distlock.stores.servers.SENTINEL_TIMEOUT", 4.0)
+
     @pytest.fixture
     def url(self, shared_sentinels):
         return shared_sentinels.url()

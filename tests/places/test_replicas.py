@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -94,10 +95,14 @@ def test_one_who_is_refused_does_not_wait_for_replicas(replicated, store):
 def test_it_costs_no_round_trip(store, monkeypatch):
     drill.hand_over(store, "k")
     trips = []
-    exchange = Wire.exchange
-    monkeypatch.setattr(
-        Wire, "exchange", lambda wire, calls: (trips.append(len(calls)), exchange(wire, calls))[1]
-    )
+    exchange, here = Wire.exchange, threading.get_ident()
+
+    def note(wire, calls):
+        if threading.get_ident() == here:  # others tell what has been counted
+            trips.append(len(calls))
+        return exchange(wire, calls)
+
+    monkeypatch.setattr(Wire, "exchange", note)
 
     store.acquire("k", "a", 60.0)
     store.renew([Ownership("k", "a", 60.0)], 5.0)
@@ -135,7 +140,7 @@ def test_a_replica_that_stands_still_costs_the_other_nodes_keys_nothing(private_
         lame.pause()
 
         started = time.monotonic()
-        outcomes = dict(zip(keys, store.renew(holds, 2.0), strict=True))
+        outcomes = dict(zip(keys, store.renew(holds, 6.0), strict=True))
 
         assert time.monotonic() - started < 20.0
         for key, (outcome, _) in outcomes.items():

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from celery_distlock.testing import EmbeddedServer
 
 
+@pytest.mark.usefixtures("patience")
 class TestRedlockStore(StoreContract):
     shortest_lease = 0.5
     fair = False

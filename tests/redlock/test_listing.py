@@ -28,6 +28,7 @@ def found(store, pattern="*"):
     return sorted(key for keys in store.find_keys(pattern) for key in keys)
 
 
+@pytest.mark.usefixtures("patience")
 @breaking
 def test_keys_are_listed_without_two_of_five_nodes(masters, store, broken):
     names = [f"k{number}" for number in range(1200)]
@@ -78,6 +79,7 @@ def test_without_a_majority_nothing_is_told(masters, store, broken):
             ask()
 
 
+@pytest.mark.usefixtures("patience")
 def test_nodes_that_go_while_they_are_asked_are_done_without(masters, store, monkeypatch):
     names = [f"k{number}" for number in range(2000)]
     for name in names:
@@ -104,6 +106,7 @@ def test_records_of_somebody_else_are_said_to_be_that(masters, store):
         store.look(["fine", "k"])
 
 
+@pytest.mark.usefixtures("patience")
 @breaking
 def test_counts_are_there_without_two_of_five_nodes(masters, store, broken):
     store.count({"acquired||t": 1.0})

@@ -13,7 +13,7 @@ from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError, QuorumError, StoreError
 from celery_distlock.stores import redlock
 from celery_distlock.stores.base import Ended, Ownership, Parcel, RenewOutcome, Status, Wake
-from celery_distlock.stores.lanes import ANSWER
+from celery_distlock.stores.lanes import ANSWER, CONNECTION
 from celery_distlock.stores.redlock import RedlockStore
 from tests.losses import Losses
 from tests.redlock.records import owners, record, renewed, take, vote
@@ -113,11 +113,11 @@ def test_nodes_that_hang_cost_their_time_once(masters, store):
     wait_until(lambda: len(store._nodes.failures()) == 2, what="the nodes to be known as silent")
 
     started = time.monotonic()
-    for n in range(20):
+    for n in range(40):
         take(store, "a", f"k{n}")
         assert store.release(f"k{n}", "a").released
 
-    assert time.monotonic() - started < 20 * ANSWER / 2
+    assert time.monotonic() - started < 40 * ANSWER / 2
 
 
 def test_nodes_that_hang_are_connected_to_side_by_side(masters, store):
@@ -127,7 +127,7 @@ def test_nodes_that_hang_are_connected_to_side_by_side(masters, store):
     started = time.monotonic()
     take(store, "a")
 
-    assert time.monotonic() - started < ANSWER
+    assert time.monotonic() - started < 2 * CONNECTION
 
 
 @breaking
@@ -306,13 +306,13 @@ def test_a_request_that_is_repeated_keeps_its_token_and_tops_up_its_votes(master
 
 
 def test_a_renewal_that_a_majority_confirms_counts(masters, store):
-    take(store, "a", lease=5.0)
+    take(store, "a", lease=20.0)
     masters.servers[0].kill()
     masters.servers[1].restart()
 
     assert renewed(store, "a") is RenewOutcome.RENEWED
 
-    assert store.inspect("k").remaining > 5.0
+    assert store.inspect("k").remaining > 20.0
 
 
 def test_a_renewal_makes_no_vote_anew_at_a_node_that_lost_it(masters, store):
@@ -369,11 +369,13 @@ def test_many_renewals_share_a_round_trip(masters, store, monkeypatch):
     holds = [Ownership(f"k{n}", "a", 30.0) for n in range(50)]
     for hold in holds:
         take(store, "a", hold.key)
+    wait_until(lambda: owners(masters, "k49") == ["a"] * 5, what="all nodes to have voted")
     losses = Losses(monkeypatch)
 
     outcomes = store.renew(holds, 5.0)
 
     assert {outcome for outcome, _ in outcomes} == {RenewOutcome.RENEWED}
+    wait_until(lambda: len(losses.sent) == 5, what="all nodes to be asked")
     assert [len(calls) for calls in losses.sent] == [50] * 5
 
 

@@ -20,6 +20,8 @@ from tests.waiting import wait_until
 
 HOUR = 3600 * 10**6  # microseconds
 
+pytestmark = pytest.mark.usefixtures("patience")
+
 
 def note(node, token, key="k"):
     node.ask("SET", record(key, "fence"), str(token))

@@ -99,10 +99,11 @@ class Node(EmbeddedServer):
 
     def _comes_up(self, port: int) -> bool:
         """As `EmbeddedServer` does, with the password."""
+        pid = self._process.pid if self._process is not None else 0
 
         def answer() -> bool:
             with suppress(redis.RedisError), self._admin(port) as client:
-                return not self.running or client.info("server")["process_id"] == self.pid
+                return not self.running or client.info("server")["process_id"] == pid
             return not self.running
 
         wait_until(answer, what=f"a server on port {port}", poll=0.01)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import pytest
 from mypy import api
 
+pytestmark = pytest.mark.timeout(300)  # for the first, which runs mypy
+
 HERE = Path(__file__).parent
 EXPECTED = re.compile(r"# E: (?P<code>[\w-]+): (?P<words>.+)$")
 REPORTED = re.compile(r"(?P<file>[^:]+):(?P<line>\d+): error: (?P<words>.+?)  \[(?P<code>[\w-]+)\]")

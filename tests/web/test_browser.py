@@ -154,7 +154,7 @@ def test_all_of_a_release_can_be_done_by_keyboard(shown, hold, admin):
 
 
 def test_a_queue_is_shown_and_a_task_dropped_from_it(shown, locked, worker):
-    worker("tests.apps.locked")
+    worker("tests.apps.locked", concurrency=2)
     first = locked.work_requeue.delay("queued", 0, "open")
     locked.journal.wait("queued")
     parked = locked.work_requeue.delay("queued", 1)

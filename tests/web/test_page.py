@@ -14,15 +14,16 @@ HOSTILE = ["<script>alert(1)</script>", "a\nb\r\n{c}%0A", "lone \ud800 surrogate
 
 
 @pytest.fixture
-def queue(locked, worker, request):
+def queue(locked, worker, admin):
     """One task holds ``queued`` until its gate opens, and three are parked behind it."""
-    worker("tests.apps.locked")
+    worker("tests.apps.locked", concurrency=2)
     first = locked.work_requeue.delay("queued", 0, "open")
     locked.journal.wait("queued")
     parked = []
     for note in (1, 2, 3):
         parked.append(locked.work_requeue.delay("queued", note))
-        wait_until(lambda: parked[-1].state == "PARKED")
+        # Its state says so a little before.
+        wait_until(lambda note=note: admin.show("queued").waiting == note, timeout=60)
     yield first, parked
     locked.journal.open("open")
     first.get(timeout=60)

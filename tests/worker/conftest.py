@@ -42,7 +42,7 @@ class Locks:
     def store(self) -> Store:
         return Runtime.of(self.app).store
 
-    def lock(self, key: str, *, lease: float = 2.0) -> Lock:
+    def lock(self, key: str, *, lease: float = 30.0) -> Lock:
         return Lock(key, lease=lease, store=self.store)
 
     @contextmanager

@@ -27,7 +27,6 @@ def app(request, celery_env, prefix):
     app.task = partial(app.task, shared=False)  # or every other app would have its tasks, too
     app.conf.distlock_prefix = f"{prefix}:lock"
     app.conf.distlock_wait = 0.2
-    app.conf.distlock_lease = 2.0
     if request.param == "memory":
         app.conf.distlock_url = f"memory://{prefix}"
     yield app

@@ -12,7 +12,15 @@ from celery import Celery, shared_task
 
 from celery_distlock import LockedTask, install, policies
 from celery_distlock.errors import ConfigurationError, LockKeyError
+from celery_distlock.testing import FakeClock
 from celery_distlock.worker.steps import LockStep
+
+
+@pytest.fixture(autouse=True)
+def _no_time_passes():
+    """What is left of a lease is what it was."""
+    with FakeClock().running():
+        yield
 
 
 @pytest.fixture

@@ -76,18 +76,29 @@ def test_the_links_of_a_task_that_waited_run_once(site, key, way):
     assert len(site.journal.read(f"{result.id}:ran")) == 1
 
 
+def park_to_expire(site, key):
+    """Park a task that expires soon, or later if it did before; return it and a time after that."""
+    for seconds in (0.5, 5.0, 20.0):
+        result = site.tasks.echo_requeue.apply_async((key,), expires=seconds)
+        after = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds + 0.1)
+        wait_until(
+            lambda result=result: site.look(key).waiting or result.state == "REVOKED",
+            what="it to be parked",
+        )
+        if site.look(key).waiting:
+            return result, after
+    raise AssertionError("it always expired before it was parked")
+
+
 @pytest.mark.parametrize("way", ["desk", "broker"])
 def test_a_task_that_expires_while_it_is_parked_does_not_run_and_blocks_nobody(site, key, way):
     echo = site.tasks.echo_requeue
     with site.held(key):
-        expiring = echo.apply_async((key,), expires=0.5)
-        site.wait_queued(key, 1)
+        expiring, after = park_to_expire(site, key)
         other = echo.delay(key)
         site.wait_queued(key, 2)
         if way == "broker":
             site.forget_desk(key)
-        sent = datetime.datetime.now(datetime.UTC)
-        after = sent + datetime.timedelta(seconds=0.6)
         wait_until(lambda: datetime.datetime.now(datetime.UTC) > after, what="the expiry")
 
     other.get(timeout=30)

@@ -24,6 +24,11 @@ def of_tasks(site, watched: str) -> list[dict[str, Any]]:
     return [note for note in site.journal.read(f"signals:{watched}") if note["sender"]]
 
 
+def but_renewals(notes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """*notes* without what a task that was held up may send in between."""
+    return [note for note in notes if note["name"] != "lock_renewed"]
+
+
 def named(site, watched: str, name: str) -> dict[str, Any]:
     """Wait for the first signal *name* of a task, and return its sender and arguments."""
 
@@ -38,7 +43,7 @@ def test_a_task_acquires_and_releases(site, watched):
     token = result.get(timeout=30)["token"]
     named(site, watched, "lock_released")
 
-    acquired, released = of_tasks(site, watched)
+    acquired, released = but_renewals(of_tasks(site, watched))
 
     holder = acquired["holder"]
     assert "look" in holder
@@ -79,13 +84,13 @@ def test_a_parked_task_tells_of_conflict_parking_and_waking(site, watched):
     named(site, watched, "lock_released")
 
     sender = "work_requeue"
-    assert 0 < conflict.pop("remaining") <= 2.0
+    assert 0 < conflict.pop("remaining") <= 30.0
     facts = {"sender": sender, "holder": holder, "task_id": result.id}
     assert conflict == {"name": "lock_conflict", **facts}
     assert parked == {"name": "task_parked", "place": 0, **facts}
     assert woken.pop("waited") >= at_least
     assert woken == {"name": "task_woken", "sender": sender, "task_id": result.id}
-    assert [note["name"] for note in of_tasks(site, watched)] == [
+    assert [note["name"] for note in but_renewals(of_tasks(site, watched))] == [
         "lock_conflict",
         "task_parked",
         "lock_acquired",

@@ -223,7 +223,6 @@ def test_connections_that_break_all_the_time_lose_no_exclusion_and_leave_no_node
 
 
 def test_a_hanging_connection_is_broken_so_that_another_server_is_asked(store, monkeypatch):
-    monkeypatch.setattr(sessions, "TIMEOUT", 0.2)
     take(store, "k", "a")
     client, calls = store._contact.session.client, []
     call = client._call
@@ -235,7 +234,8 @@ def test_a_hanging_connection_is_broken_so_that_another_server_is_asked(store, m
     monkeypatch.setattr(client, "_call", swallow_one)
     broken = client._connection._socket
 
-    with suppress(StoreUnavailableError):
+    with monkeypatch.context() as briefly, suppress(StoreUnavailableError):
+        briefly.setattr(sessions, "TIMEOUT", 0.2)
         store.acquire("k", "b", 30.0)
 
     wait_until(

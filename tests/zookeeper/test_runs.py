@@ -165,7 +165,7 @@ tell(kept=store.release("k", "a", run="run 1", keep_for=("run 2", 30.0)).release
 def test_whoever_looks_ends_what_a_dead_process_has_kept_too_long(url, store, prefix):
     source = """
 store.acquire("k", "a", 30.0, run="run 1")
-tell(kept=store.release("k", "a", run="run 1", keep_for=("run 2", 0.5)).released)
+tell(kept=store.release("k", "a", run="run 1", keep_for=("run 2", 2.5)).released)
 """
     with script(source, url, prefix) as process:
         assert process.heard()["kept"]
@@ -183,7 +183,7 @@ tell(kept=store.release("k", "a", run="run 1", keep_for=("run 2", 0.5)).released
 
 def test_the_process_that_kept_a_key_in_vain_ends_it(store):
     take(store, "k", "a", run="run 1")
-    store.release("k", "a", run="run 1", keep_for=("run 2", 0.2))
+    store.release("k", "a", run="run 1", keep_for=("run 2", 2.5))
     assert holder(store, "k") == "parked:run 2"
 
     wait_until(lambda: nodes(store, "k") == [], what="the end of the reservation")

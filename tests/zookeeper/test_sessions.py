@@ -35,7 +35,7 @@ from tests.zookeeper.znodes import (
 )
 
 HOLDER = """
-reply = store.acquire("k", "dead", 0.5)
+reply = store.acquire("k", "dead", float(sys.argv[4]))
 tell(status=reply.status.value, pid=os.getpid())
 ask()
 """
@@ -55,10 +55,10 @@ def test_a_fixed_lease_ends_though_its_process_lives(store, open_store):
 
 
 def test_a_renewal_puts_the_end_off_and_never_forward(store):
-    take(store, "k", "a", 0.4)
+    take(store, "k", "a", 2.5)
     assert renew(store, ("k", "a", 20.0), ("k", "a", 0.1)) == [RENEWED, RENEWED]
 
-    time.sleep(0.6)
+    time.sleep(2.7)
 
     assert holder(store, "k") == "a"
     assert renew(store, ("k", "a", 20.0)) == [RENEWED]
@@ -131,7 +131,7 @@ def test_a_lock_whose_session_is_lost_is_found_lost_before_another_has_it(store,
     lock.acquire()
     end_session(store)
 
-    wait_until(lambda: not lock.lease.held, what="the loss to be noticed", timeout=5.0)
+    wait_until(lambda: not lock.lease.held, what="the loss to be noticed")
     with pytest.raises(LockLostError):
         lock.release()
 
@@ -187,8 +187,8 @@ def test_a_store_that_was_closed_leaves_no_thread(url, prefix):
 def test_the_key_of_a_killed_process_is_free_when_its_session_ends(
     shared_server, store, prefix, open_store
 ):
-    short = f"{shared_server.url}/chroot?session=0.6"
-    with script(HOLDER, short, prefix) as process:
+    short = f"{shared_server.url}/chroot?session=3"
+    with script(HOLDER, short, prefix, "3.0") as process:
         assert process.heard()["status"] == "granted"
         inbox = wait_for(store, "k", "b")
         process.signal(signal.SIGKILL)
@@ -202,7 +202,7 @@ def test_the_key_of_a_killed_process_is_free_when_its_session_ends(
 
 def test_the_key_of_a_stopped_process_is_free_and_it_finds_it_lost(shared_server, store, prefix):
     source = """
-lock = Lock("k", lease=0.5, store=store)
+lock = Lock("k", lease=3.0, store=store)
 lock.acquire()
 tell(held=True)
 ask()
@@ -213,7 +213,7 @@ try:
 except Exception as error:
     tell(error=type(error).__name__)
 """
-    with script(source, f"{shared_server.url}/chroot?session=0.6", prefix) as process:
+    with script(source, f"{shared_server.url}/chroot?session=3", prefix) as process:
         process.heard()
         inbox = wait_for(store, "k", "b")
         process.pause()
@@ -248,7 +248,7 @@ ask()
 
 
 def test_another_process_releases_but_does_not_renew(url, store, prefix):
-    with script(HOLDER, url, prefix) as process:
+    with script(HOLDER, url, prefix, "25.0") as process:
         process.heard()
         assert renew(store, ("k", "dead", 0.5)) == [UNKNOWN]
 
@@ -401,7 +401,7 @@ def test_a_server_that_is_away_is_given_up_in_time(server, breakable):
     with pytest.raises(StoreUnavailableError, match="cannot serve"):
         breakable.acquire("k", "b", 40.0)
 
-    assert 5.0 < time.monotonic() - started < 20.0
+    assert 5.0 < time.monotonic() - started < 35.0
     assert renew_once(breakable, 0.1) is UNKNOWN
     server.start()
     wait_until(lambda: renew_once(breakable, 1.0) is RENEWED, what="the renewal")
@@ -420,7 +420,7 @@ def test_a_server_that_hangs_is_given_up_in_time(server, breakable):
     with pytest.raises(StoreUnavailableError, match="cannot serve"):
         breakable.acquire("k2", "b", 40.0)
 
-    assert time.monotonic() - started < 20.0
+    assert time.monotonic() - started < 35.0
     server.resume()
     assert breakable.acquire("k2", "b", 40.0).status is GRANTED
 
