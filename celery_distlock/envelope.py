@@ -20,6 +20,8 @@ from kombu.serialization import dumps as serialize
 from kombu.serialization import prepare_accept_content, registry  # type: ignore[attr-defined]
 from kombu.utils.json import dumps, loads
 
+from . import forks
+
 __all__ = [
     "HEADER",
     "Passage",
@@ -229,7 +231,7 @@ def publish(app: Celery, envelope: bytes) -> None:
     # kombu's Redis transport drops a message to an exchange that this connection has not declared.
     queues = app.amqp.queues.values() if exchange else ()
     declare = [queue for queue in queues if getattr(queue.exchange, "name", "") == exchange]
-    with app.producer_or_acquire() as producer:
+    with forks.held_off(), app.producer_or_acquire() as producer:
         producer.publish(
             _body(message),
             exchange=exchange,

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from celery import Celery
 
+from . import forks
 from .teller import Teller
 
 __all__ = ["send", "switch", "wanted"]
@@ -46,7 +47,8 @@ class _Line:
         if time.monotonic() < self._quiet_until:
             return
         try:
-            self._open(source).send(kind, **fields)
+            with forks.held_off():
+                self._open(source).send(kind, **fields)
         except Exception as error:  # noqa: BLE001  # a transport's own: whatever it is, it goes on
             logger.info("events of locks are left out for %g s: %s", QUIET, error)
             self._quiet_until = time.monotonic() + QUIET

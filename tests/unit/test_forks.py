@@ -1,0 +1,133 @@
+"""A fork waits for threads that are at what a child could not go on with, but not for ever."""
+
+from __future__ import annotations
+
+import os
+import threading
+import types
+from contextlib import contextmanager
+
+import pytest
+from celery import Celery
+
+from celery_distlock import events, forks
+from celery_distlock.envelope import Passage, publish, seal_message
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+class Busy(threading.Thread):
+    """Does *work* with what it is given, which returns when it may leave."""
+
+    def __init__(self, work):
+        super().__init__(daemon=True)
+        self.entered, self.may_leave = threading.Event(), threading.Event()
+        self.inside = False
+        self._work = work
+
+    def stay(self):
+        self.inside = True
+        self.entered.set()
+        assert self.may_leave.wait(60)
+        self.inside = False
+
+    def run(self):
+        self._work(self)
+
+    def __enter__(self):
+        self.start()
+        assert self.entered.wait(60)
+        return self
+
+    def __exit__(self, *_):
+        self.may_leave.set()
+        self.join(60)
+
+
+def hold_off(busy):
+    with forks.held_off():
+        busy.stay()
+
+
+def send_a_task(busy):
+    app = Celery("forks", broker="memory://")
+    original = app.producer_or_acquire
+
+    @contextmanager
+    def producer_or_acquire():
+        busy.stay()
+        with original() as producer:
+            yield producer
+
+    app.producer_or_acquire = producer_or_acquire
+    message = types.SimpleNamespace(
+        headers={"id": "i", "task": "t"},
+        body="[[], {}, {}]",
+        content_type="application/json",
+        content_encoding="utf-8",
+        properties={},
+        delivery_info={"exchange": "", "routing_key": "q"},
+    )
+    publish(app, seal_message(message, Passage.of({})))
+
+
+def send_an_event(busy):
+    dispatcher = types.SimpleNamespace(send=lambda *_, **__: busy.stay())
+    app = types.SimpleNamespace(
+        connection_for_write=lambda: None,
+        events=types.SimpleNamespace(Dispatcher=lambda *_, **__: dispatcher),
+    )
+    events._Line().send(events._Source(app, "worker@test"), "distlock-lost", {})
+
+
+def in_a_child(check):
+    """Fork, and return whether *check* is true in the child."""
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if check() else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def can_hold_off():
+    with forks.held_off():
+        return True
+
+
+@pytest.mark.parametrize("work", [hold_off, send_a_task, send_an_event])
+def test_a_fork_waits_until_a_thread_is_out(work, monkeypatch):
+    monkeypatch.setattr(forks, "PATIENCE", 60.0)
+    with Busy(work) as busy:
+
+        def let_go():
+            wait_until(forks._gate.locked, what="the fork to wait")
+            busy.may_leave.set()
+
+        threading.Thread(target=let_go).start()
+        assert in_a_child(lambda: not busy.inside and can_hold_off())
+    assert can_hold_off()
+
+
+def test_a_thread_that_stays_does_not_keep_the_process_from_forking(monkeypatch):
+    monkeypatch.setattr(forks, "PATIENCE", 0.01)
+    with Busy(hold_off) as busy:
+        assert in_a_child(lambda: busy.inside and can_hold_off())
+        assert can_hold_off()
+
+
+def test_a_thread_that_forks_does_not_wait_for_itself(monkeypatch):
+    monkeypatch.setattr(forks, "PATIENCE", 60.0)
+    with forks.held_off():
+        assert in_a_child(can_hold_off)
+
+
+def test_threads_that_fork_at_a_time_leave_no_gate_closed(monkeypatch):
+    monkeypatch.setattr(forks, "PATIENCE", 0.02)
+    with Busy(hold_off):
+        threads = [threading.Thread(target=in_a_child, args=[can_hold_off]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+
+    assert can_hold_off()
