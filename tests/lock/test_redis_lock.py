@@ -421,10 +421,15 @@ def test_renewals_share_round_trips(server, store):
     exchange = Wire.exchange
 
     def count(wire, calls):
-        trips.append(len(calls))
+        if calls[0].script is not None and calls[0].script.name == "renew":
+            trips.append(len(calls))
         return exchange(wire, calls)
 
+    server.pause()
+    all_due = clock.monotonic() + 6.0 / 3
+    wait_until(lambda: clock.monotonic() > all_due, what="all to be due", timeout=60.0)
     Wire.exchange = count  # type: ignore[method-assign]
+    server.resume()
     try:
         wait_until(lambda: sum(trips) >= 50, what="renewals")
     finally:
