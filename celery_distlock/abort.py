@@ -3,8 +3,8 @@ Makes the loss of a lock known to the code that runs under it, while it runs.
 
 In a process's main thread by a signal, which also ends a sleep or a wait for input; in another
 thread as an asynchronous exception, at its next Python instruction; in a gevent greenlet by
-throwing into it. Code inside a C call learns of it when the call returns. Until Python 3.12, a thread
-that another one starts at that very moment may get the asynchronous exception in its place.
+throwing into it. Code inside a C call learns of it when the call returns. In Python 3.11, a thread
+that the other one is just starting may get the asynchronous exception in its place.
 """
 
 import ctypes
