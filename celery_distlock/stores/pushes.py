@@ -139,7 +139,7 @@ class Ear:
             moved = known(error)
             if not isinstance(moved, MovedError):
                 raise
-            self._lose([c for c in self._wanted if slot_of(c.encode()) == moved.slot_id])
+            self._lose([c for c in list(self._wanted) if slot_of(c.encode()) == moved.slot_id])
         else:
             self._take(message)
 
@@ -259,10 +259,15 @@ class Post:
     def _hand_on(self) -> None:
         """Wake one who waits, if nobody reads for those who do."""
         if self._inboxes and not self._reader:
-            for inbox in list(self._inboxes.values()):
+            for inbox in self._present():
                 if inbox.attends:
                     inbox.event.set()
                     return
+
+    def _present(self) -> "list[PushInbox]":
+        """Who waits now. Others come and go meanwhile, which an iteration would not bear."""
+        found = (inbox() for inbox in self._inboxes.valuerefs())
+        return [inbox for inbox in found if inbox is not None]
 
     def _read(self, timeout: float) -> None:
         try:
@@ -282,11 +287,11 @@ class Post:
 
     def _heard(self, gap: bool) -> None:
         if gap:  # whoever waits may have been called, or forgotten by the server
-            self._to_call = collections.deque(inbox.me for inbox in self._inboxes.values())
+            self._to_call = collections.deque(inbox.me for inbox in self._present())
             for _ in range(AT_ONCE):
                 self._call_next()
         else:
-            for inbox in list(self._inboxes.values()):
+            for inbox in self._present():
                 inbox.event.set()  # it may have waited for this
 
     def _call_next(self) -> None:

@@ -127,6 +127,7 @@ def test_a_push_goes_to_the_node_that_has_the_key_alone(cluster, store):
     assert all(not server.ask("PUBSUB", "CHANNELS") for server in cluster.masters)
 
 
+@pytest.mark.timeout(500)
 def test_slots_move_under_load(cluster, store):
     done = threading.Event()
     failures: list[BaseException] = []
@@ -145,17 +146,19 @@ def test_slots_move_under_load(cluster, store):
     workers = [threading.Thread(target=work, args=(key,)) for key in tokens for _ in range(2)]
     for worker in workers:
         worker.start()
-    for key in tokens:
-        cluster.move_slot(slot(key), other(cluster, key))
-    start = slot("a") // 1000 * 1000
-    for server in cluster.masters:
-        mine = range(start, min(start + 300, SLOTS))
-        if {cluster.node_of_slot(each) for each in (mine[0], mine[-1])} != {server}:
-            cluster.reshard_at_once(_owned(cluster, mine), server)
-            break
-    done.set()
-    for worker in workers:
-        worker.join(60)
+    try:
+        for key in tokens:
+            cluster.move_slot(slot(key), other(cluster, key))
+        start = slot("a") // 1000 * 1000
+        for server in cluster.masters:
+            mine = range(start, min(start + 300, SLOTS))
+            if {cluster.node_of_slot(each) for each in (mine[0], mine[-1])} != {server}:
+                cluster.reshard_at_once(_owned(cluster, mine), server)
+                break
+    finally:
+        done.set()
+        for worker in workers:
+            worker.join(60)
 
     assert not failures
     for found in tokens.values():

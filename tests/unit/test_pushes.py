@@ -1,0 +1,51 @@
+"""One connection carries the grants for all who wait in a process."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+
+from celery_distlock.stores.pushes import Place, Post, PushInbox
+
+
+@pytest.fixture
+def _impatient():
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+class Deaf:
+    """The connection of a server that never says anything."""
+
+    def __init__(self):
+        raise ConnectionRefusedError
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_threads_that_come_and_go_do_not_disturb_those_who_look_for_one_who_waits():
+    post = Post(Deaf)
+    post._ear.hears = lambda channel: True
+    disturbed = []
+
+    def come_and_go(name):
+        try:
+            for number in range(1000):
+                inbox = PushInbox(f"{name}-{number}", lambda: (post, Place("channel", False)))
+                post._heard(number % 2 == 0)
+                inbox.close()
+        except Exception as error:
+            disturbed.append(error)
+
+    threads = [threading.Thread(target=come_and_go, args=[name]) for name in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert disturbed == []
+    assert not post._inboxes
