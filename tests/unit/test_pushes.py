@@ -38,7 +38,7 @@ def test_threads_that_come_and_go_do_not_disturb_those_who_look_for_one_who_wait
                 inbox = PushInbox(f"{name}-{number}", lambda: (post, Place("channel", False)))
                 post._heard(number % 2 == 0)
                 inbox.close()
-        except Exception as error:
+        except RuntimeError as error:
             disturbed.append(error)
 
     threads = [threading.Thread(target=come_and_go, args=[name]) for name in range(6)]
