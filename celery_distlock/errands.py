@@ -83,6 +83,7 @@ class _Errands:
                 heapq.heappush(waiting, errand)
             else:
                 self._unfinished.discard(errand.number)
+            del errand  # or whoever waited there would be kept until the next one comes
 
     def finish(self) -> None:
         """Let it be done, but for a moment only."""

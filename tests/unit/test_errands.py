@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -110,3 +112,17 @@ def test_an_errand_that_comes_later_does_not_wait_for_one_that_is_retried(monkey
     made.add(store, "k", "a", "", Ended.NO)
 
     wait_until(lambda: store.releases, timeout=10.0, what="the errand that is due")
+
+
+def test_an_errand_that_is_done_keeps_nothing_alive():
+    class Done:
+        def __call__(self):
+            pass
+
+    on_done = Done()
+    kept = weakref.ref(on_done)
+
+    errands._errands.add(Store(), "k", "a", "", Ended.NO, None, on_done)
+    del on_done
+
+    wait_until(lambda: gc.collect() >= 0 and kept() is None, what="it to be forgotten")
