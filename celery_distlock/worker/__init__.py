@@ -28,9 +28,8 @@ def install(app: Celery) -> None:
     if app in _installed:
         return
     _installed.add(app)
-    if (
-        observe not in signals.observers
-    ):  # not before: a lock without an app needs no thread of ours
+    # Not before: a lock without an app needs no thread of ours.
+    if observe not in signals.observers:
         signals.observers.append(observe)
     Runtime.of(app)
     add_options(app)

@@ -27,6 +27,11 @@ def _app():
     install(Celery("observed", broker="memory://"))
 
 
+def counted(store):
+    """What is counted there, but for the times."""
+    return {each.name: each.value for each in samples(store) if not each.bucket}
+
+
 def test_without_an_app_nothing_is_noted():
     code = (
         "import threading; from celery_distlock import Lock, signals\n"
@@ -85,9 +90,6 @@ def test_locks_of_two_stores_are_counted_each_where_it_is(redis_url, prefix):
 
     observation.flush()
 
-    def counted(store):
-        return {each.name: each.value for each in samples(store) if not each.bucket}
-
     assert counted(one) == {"acquired": 1, "released": 1}
     assert counted(other) == {"acquired": 2, "released": 2}
 
@@ -102,8 +104,7 @@ def test_a_lost_lock_is_not_counted_as_released(redis_url, prefix):
 
     observation.flush()
 
-    counted = {each.name: each.value for each in samples(store) if not each.bucket}
-    assert counted == {"acquired": 1, "lost": 1}
+    assert counted(store) == {"acquired": 1, "lost": 1}
 
 
 def test_what_is_being_told_is_told_when_flush_returns(monkeypatch):
@@ -146,8 +147,7 @@ def test_a_store_that_cannot_count_does_not_keep_others_from_it(monkeypatch, err
 
     observation.flush()
 
-    counted = {each.name: each.value for each in samples(other) if not each.bucket}
-    assert counted == {"acquired": 1, "released": 1}
+    assert counted(other) == {"acquired": 1, "released": 1}
 
 
 def test_a_store_that_refuses_counts_is_named_once(monkeypatch, caplog):

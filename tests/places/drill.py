@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from celery_distlock import Lock
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores.base import Ownership, Parcel, RenewOutcome, Status
+from celery_distlock.testing.contract import join_before_the_end, park
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -80,7 +81,13 @@ def _pushed(store: Store, key: str, address: str, came: list[Wake]) -> bool:
 def park_and_sweep(store: Store, keys: list[str], lease: float = 0.3) -> set[str]:
     """Park a run at each of *keys*, whose holders vanish; return the runs that sweeps find."""
     for key in keys:
-        _park(store, key, lease)
+        join_before_the_end(
+            store,
+            lease,
+            lambda key=key: park(store, key, f"run {key}", b"envelope"),
+            key=key,
+            owner=f"vanished {key}",
+        )
     found: set[str] = set()
 
     def all_found() -> bool:
@@ -90,18 +97,6 @@ def park_and_sweep(store: Store, keys: list[str], lease: float = 0.3) -> set[str
 
     wait_until(all_found, what="all to be found by sweeps")
     return found
-
-
-def _park(store: Store, key: str, lease: float) -> None:
-    run, late = f"run {key}", f"late {key}"
-    while True:
-        store.acquire(key, f"vanished {key}", lease)
-        reply = store.acquire(key, late, 60.0, queue=Parcel(b"envelope"), run=run)
-        if reply.status is Status.PARKED:
-            return
-        assert reply.status is Status.GRANTED  # the lease has ended before, on a busy machine
-        store.release(key, late, run=run)
-        lease *= 4
 
 
 def renew(store: Store, keys: list[str]) -> set[RenewOutcome]:
