@@ -64,7 +64,8 @@ class Queue:
         return (time.perf_counter() - begin) / TURNS
 
     def _park(self, run: str) -> None:
-        self._store.acquire(self._key, new_owner("waiter"), 1.0, queue=Parcel(ENVELOPE), run=run)
+        parcel = Parcel(ENVELOPE, task="shop.reserve")
+        self._store.acquire(self._key, new_owner("waiter"), 1.0, queue=parcel, run=run)
 
 
 def _used_memory(server: EmbeddedServer) -> int:

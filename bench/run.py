@@ -23,6 +23,7 @@ from parked import parked
 from results import DEFAULT, Results, head, lines, misses
 from rich.console import Console
 from rich.table import Table
+from sweeps import sweeps
 from tasks import tasks
 from uncontended import uncontended
 
@@ -31,7 +32,7 @@ from celery_distlock.testing import EmbeddedServer
 ROUNDS = 5
 PARTS: dict[str, Callable[[EmbeddedServer, int], Iterable[Part]]] = {
     measure.__name__: measure
-    for measure in (uncontended, contention, handoff, leases, tasks, parked)
+    for measure in (uncontended, contention, handoff, leases, tasks, parked, sweeps)
 }
 console = Console(highlight=False, width=120)
 

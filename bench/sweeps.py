@@ -1,0 +1,79 @@
+"""What it costs to look through all keys with parked tasks for what a crash has left."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from figures import Figure, Part, Row, median
+
+from celery_distlock.stores import open_store
+from celery_distlock.stores.redis import REST
+from celery_distlock.testing import EmbeddedServer
+
+SIZES = (1_000, 20_000, 200_000)
+LONG = 100_000  # keys, from which on a sweep is measured once
+INTERVAL = 2.0  # seconds, the default
+CHUNK = 5_000  # keys that the server makes at a time
+
+# Held keys with a parked task each, as acquire.lua leaves them.
+MAKE = """
+for number = ARGV[1], ARGV[2] do
+    local stem, run = 'sweeps:{k' .. number .. '}:', 'run' .. number
+    redis.call('HSET', stem .. 'lock', 'owner', 'o', 'token', 1, 'run', '')
+    redis.call('PEXPIRE', stem .. 'lock', 3600000)
+    redis.call('ZADD', stem .. 'queue', number, 'p:' .. run)
+    redis.call('HSET', stem .. 'tasks', 'e:' .. run, ARGV[3], 's:' .. run, number, 'h:' .. run, '')
+    redis.call('ZADD', 'sweeps:parked', 0, 'k' .. number)
+end
+"""
+CLEAR = """
+for number = ARGV[1], ARGV[2] do
+    local stem = 'sweeps:{k' .. number .. '}:'
+    redis.call('UNLINK', stem .. 'lock', stem .. 'queue', stem .. 'tasks')
+end
+"""
+
+
+def sweeps(server: EmbeddedServer, rounds: int) -> Iterator[Part]:
+    store = open_store(server.url, "sweeps")
+    rows = []
+    with server.client() as client:
+        made = 0
+        for size in SIZES:
+            _in_chunks(client, MAKE, made, size)
+            made = size
+            times = 1 if size >= LONG else rounds
+            rows.append(_row(size, [_sweep(client, store) for _ in range(times)]))
+        _in_chunks(client, CLEAR, 0, made)
+        client.unlink("sweeps:parked", "sweeps:sweeper")
+    yield Part(
+        "sweeps",
+        "Looking for what a crash has left: keys with a parked task each",
+        "server CPU / time",
+        ["a sweep", "server CPU of it", "from one to the next"],
+        rows,
+    )
+
+
+def _row(size: int, measured: list[tuple[float, float]]) -> Row:
+    took, cpu = (median(each) for each in zip(*measured, strict=True))
+    period = max(INTERVAL, (1 + REST) * took)
+    figures = Figure(took, "s", 3), Figure(cpu, "s", 3), Figure(period, "s", 1)
+    return Row(f"{size:,} keys", Figure(cpu / period, at_most=0.25), figures)
+
+
+def _sweep(client: Any, store: Any) -> tuple[float, float]:
+    client.delete("sweeps:sweeper")
+    before, begin = _cpu(client), time.perf_counter()
+    assert not list(store.sweep(INTERVAL))
+    return time.perf_counter() - begin, _cpu(client) - before
+
+
+def _cpu(client: Any) -> float:
+    facts = client.info("cpu")
+    return float(facts["used_cpu_user"] + facts["used_cpu_sys"])
+
+
+def _in_chunks(client: Any, script: str, first: int, last: int) -> None:
+    for begin in range(first, last, CHUNK):
+        client.eval(script, 0, begin, min(begin + CHUNK, last) - 1, "x" * 600)
