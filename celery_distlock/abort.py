@@ -13,23 +13,25 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
-from typing import Any
+from types import FrameType
+from typing import Any, TypeVar
 
 from .errors import LockLostError
 from .lease import Hold, HoldState
 
 __all__ = ["Guard"]
 
+T = TypeVar("T")
+
 SIGNAL = signal.SIGURG  # ignored unless somebody handles it, and Celery leaves it alone
 
 
 class Guard:
     """
-    Raises :exc:`LockLostError` in the thread that entered it as soon as one of *holds* is lost.
+    Raises :exc:`LockLostError` in the thread that runs in it as soon as one of *holds* is lost.
 
-    Once it is left nothing more is raised. A loss that was not delivered by then is raised by
-    leaving it, unless the body itself raised.
+    Once :meth:`run` has returned, nothing more is raised. A loss that was not delivered by then is
+    raised by it, unless the body itself raised.
     """
 
     def __init__(self, holds: tuple[Hold, ...]) -> None:
@@ -42,7 +44,32 @@ class Guard:
         self.outer: Guard | None = None  # the one around this one, in the main thread
         self._before: dict[Hold, Callable[[Hold], None] | None] = {}
 
-    def __enter__(self) -> None:
+    def run(self, body: Callable[[], T]) -> T:
+        """
+        Return what *body* returns.
+
+        Raises:
+            LockLostError: A hold was lost while it ran.
+        """
+        late = False
+        # All in one frame: an asynchronous exception may strike where a function begins, too.
+        try:
+            try:
+                self._listen()
+                result = body()
+            finally:
+                late = self._disarm()
+        except LockLostError as error:
+            if type(error) is LockLostError:
+                raise
+            raise LockLostError(*error.args) from None  # a class made for one loss is not pickled
+        finally:
+            for hold, outer in self._before.items():
+                hold.on_lost = outer
+        self._raise_untold(late)
+        return result
+
+    def _listen(self) -> None:
         self._deliver = _delivery(self)
         self._armed = True
         for hold in self._holds:
@@ -50,21 +77,11 @@ class Guard:
             if hold.state is HoldState.LOST:  # before we listened
                 self._on_lost(hold)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _disarm(self) -> bool:
+        """Let nothing be raised from now on; return whether something still was."""
         with self._mutex:
             self._armed = False
-        late = self._deliver.finish()
-        for hold, outer in self._before.items():
-            hold.on_lost = outer
-        if isinstance(error, LockLostError) and type(error) is not LockLostError:
-            raise LockLostError(*error.args) from None  # a class made for one loss does not pickle
-        if error is None:
-            self._raise_untold(late)
+        return self._deliver is not None and bool(self._deliver.finish())
 
     def _raise_untold(self, late: bool) -> None:
         if self._lost is not None and (late or not self._told):

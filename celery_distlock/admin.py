@@ -4,7 +4,6 @@ What operators see and do: behind ``celery locks``, remote control, the web page
 Everything here asks the store; nothing needs a worker that answers.
 """
 
-import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,17 +14,29 @@ from celery.app.task import Context
 
 from . import signals
 from .envelope import to_message
-from .errors import DistlockError, StoreError
+from .errors import DistlockError
 from .keys import as_key, key_of, slot_name
+from .naming import shown
 from .runtime import Runtime
 from .stores import Store
-from .stores.base import KeyState, Waiter, Wake, task_of
+from .stores.base import KeyState, NotOursError, UnsendableError, Waiter, Wake, task_of
+from .trust import Reason, RefusedError
 
-__all__ = ["Admin", "Dropped", "Holder", "LockInfo", "Released", "WaiterInfo"]
+__all__ = [
+    "Admin",
+    "Dropped",
+    "Holder",
+    "LockInfo",
+    "Released",
+    "WaiterInfo",
+    "known_time",
+    "plain",
+]
 
 logger = logging.getLogger(__name__)
 
 PAGE = 1000  # waiters that are asked for at once
+LATEST = 253_402_300_799.0  # seconds since the epoch: the year 9999 ends
 DROPPED = "dropped from the queue of its lock by an operator"
 
 
@@ -73,8 +84,9 @@ class LockInfo:
         key: The key; of one longer than 160 characters, its beginning and a digest.
         state: ``held``; ``waking``: a parked task is on its way to it; or ``free``.
         holder: Who has it; None if it is free.
-        since: When it was granted, in seconds since the epoch by the store's clock; 0 if free.
-        remaining: Seconds that are left of the lease.
+        since: When it was granted, in seconds since the epoch by the store's clock; 0 if free, or
+            if its record tells no time.
+        remaining: Seconds that are left of the lease; infinite if somebody has taken its end away.
         token: The fencing token of the grant; 0 if free.
         waiting: How many wait, blocked or parked.
         oldest: When the first of them came, as `since`; 0 if nobody waits.
@@ -128,6 +140,18 @@ class Dropped:
     task_id: str
 
 
+def known_time(seconds: float) -> float:
+    """Return a time since the epoch; 0, not known, for what no calendar has."""
+    return seconds if 0 < seconds < LATEST else 0.0
+
+
+def plain(text: str) -> str:
+    """Return *text* on one line, without anything that a terminal would obey."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class _Letter(NamedTuple):
     """What a parked message says of its task; no `request` if it cannot be read."""
 
@@ -179,11 +203,11 @@ class Admin:
             found += page
             if sum(not waiter.woken for waiter in page) < size:
                 break
-        woken = [WaiterInfo(None, "woken", self._who(w), w.since) for w in found if w.woken]
+        woken = [self._waiter(None, "woken", waiter) for waiter in found if waiter.woken]
         queued = [waiter for waiter in found if not waiter.woken]
         return woken + [
-            WaiterInfo(place, "parked" if w.run else "blocked", self._who(w), w.since)
-            for place, w in enumerate(queued, first)
+            self._waiter(place, "parked" if waiter.run else "blocked", waiter)
+            for place, waiter in enumerate(queued, first)
         ]
 
     def release(self, key: str, *, token: int = 0) -> Released:
@@ -199,6 +223,7 @@ class Admin:
             token: If it is given, `LockInfo.token` of a look before: nothing is done if the key has
                 been granted anew since.
         """
+        Runtime.of(self._app).import_tasks()  # only one that is known is sent
         key, store = as_key(key), self.store
         state = store.inspect(key)
         before = self._info(key, state)
@@ -220,26 +245,38 @@ class Admin:
         were woken and have not come. To send one twice does no harm: the second is recognised.
 
         Raises:
-            DistlockError: The broker did not take one; a worker's sweep sends it again.
+            DistlockError: The broker did not take one; a worker's sweep sends it again. Or nothing
+                of it is for this process to send, see :mod:`celery_distlock.trust`.
         """
+        Runtime.of(self._app).import_tasks()  # likewise
         sent = 0
-        store = self.store
+        store, refusal = self.store, None
         for wake in store.rouse(as_key(key)):
-            self._send(store, wake)
-            sent += 1
+            try:
+                self._send(store, wake)
+                sent += 1
+            except (NotOursError, UnsendableError) as error:  # the others are to go on
+                refusal = error
+        if refusal is not None and not sent:
+            raise DistlockError(
+                f"what waits for {shown(key)!r} is not for this process to send:"
+                f" {shown(str(refusal))}"
+            ) from refusal
         return sent
 
     def _send(self, store: Store, wake: Wake) -> None:
         assert store.courier is not None, "the runtime gives its store one"
         try:
             store.courier(wake)
+        except (NotOursError, UnsendableError):
+            raise
         except Exception as error:
             raise DistlockError(
                 f"the broker does not take what waits for {key_of(wake.name)!r}: {error}"
             ) from error
         store.sent(wake)
 
-    def drop(self, task_id: str, key: str | None = None) -> list[Dropped]:
+    def drop(self, task_id: str, key: str | None = None, *, force: bool = False) -> list[Dropped]:
         """
         Take a task that waits out of its queue for good; its state is ``REVOKED`` then.
 
@@ -249,18 +286,26 @@ class Admin:
         Args:
             task_id: The task's id.
             key: Where it is parked, if that is known: it is not searched for then.
+            force: Drop it also if it is no locked task of this app. What it says is not believed
+                then, so a chord that waits for it goes on waiting.
 
         Returns:
             What was dropped; nothing if it is not parked.
-        """
-        found = list(self.store.find_parked(task_id, None if key is None else as_key(key)))
-        return [dropped for at, run in found if (dropped := self._drop(at, run))]
 
-    def _drop(self, key: str, run: str) -> Dropped | None:
+        Raises:
+            DistlockError: It is no locked task of this app, and is where it was. Or it was dropped,
+                and its result could not be stored.
+        """
+        Runtime.of(self._app).import_tasks()  # how its result is stored, its task says
+        found = list(self.store.find_parked(task_id, None if key is None else as_key(key)))
+        return [dropped for at, run in found if (dropped := self._drop(at, run, force))]
+
+    def _drop(self, key: str, run: str, force: bool) -> Dropped | None:
         waiter = self.store.parked(key, run)
         if waiter is None:
             return None
-        letter = self._read(waiter)  # before it is struck: what cannot be read is not lost so
+        # Before it is struck: what cannot be read is not lost so.
+        letter = self._read(key, waiter, force)
         struck = self.store.cancel(key, run)
         if not struck.released:
             return None  # it has come to its key meanwhile
@@ -271,14 +316,25 @@ class Admin:
         signals.send("task_dropped", sender, key=dropped.key, task_id=dropped.task_id)
         return dropped
 
-    def _read(self, waiter: Waiter) -> "_Letter":
+    def _read(self, key: str, waiter: Waiter, force: bool) -> "_Letter":
         """Return what is to be known of a parked task; of one that cannot be read, little."""
         try:
-            message = to_message(self._app, waiter.envelope)
+            # Its chord's errbacks would be sent.
+            wake = Wake(slot_name(key), waiter.run, waiter.envelope)
+            known = Runtime.of(self._app).trust.check(wake, anywhere=True)
+            message = to_message(self._app, known)
             headers: dict[str, Any] = message.headers
             args, kwargs, embedded = message.payload
-        except Exception as error:  # noqa: BLE001  # of any serializer: its body is only for its chord
-            logger.warning("the message of %s cannot be read: %s", waiter.run, error)
+        except Exception as error:  # of any serializer: its body is only for its chord
+            unknown = isinstance(error, RefusedError) and error.reason is Reason.TASK
+            if unknown and not force:
+                raise DistlockError(
+                    f"{shown(task_of(waiter.run))} was not dropped: {error}. Drop it where that"
+                    " task is known, or it is for celery locks drop --force: a chord that waits for"
+                    " it goes on waiting then"
+                ) from error
+            why = shown(str(error))
+            logger.warning("the message of %r cannot be read: %r", shown(waiter.run), why)
             return _Letter(self._who(waiter).task, None, ignored=False)
         name = str(headers.get("task", ""))
         task = self._app.tasks.get(name)
@@ -298,8 +354,8 @@ class Admin:
             )
         except Exception as error:
             raise DistlockError(
-                f"task {letter.task}[{task_id}] was dropped from the queue of {key!r}, but its"
-                f" result could not be stored, so whoever waits for it does not know: {error}"
+                f"task {letter.task}[{task_id}] was dropped from the queue of {shown(key)!r}, but"
+                f" its result could not be stored, so whoever waits for it does not know: {error}"
             ) from error
 
     def _info(self, key: str, state: KeyState) -> LockInfo:
@@ -312,11 +368,11 @@ class Admin:
             key_of(slot_name(key)),
             kind,
             holder,
-            state.since,
+            known_time(state.since),
             state.remaining,
             state.token,
             state.waiting,
-            state.oldest,
+            known_time(state.oldest),
             state.woken,
         )
 
@@ -324,17 +380,12 @@ class Admin:
         if not state.waking:
             holder = Holder.of(state.owner)
             return holder if holder.task_id else replace(holder, task_id=task_of(state.run))
-        try:
-            coming = self.store.parked(key, state.run)
-        except StoreError:
-            coming = None
-        who = self._who(coming) if coming else Holder("", task_of(state.run))
-        return replace(who, owner=state.owner)
+        return Holder(state.task, task_of(state.run), owner=state.owner)
+
+    def _waiter(self, place: int | None, kind: str, waiter: Waiter) -> WaiterInfo:
+        return WaiterInfo(place, kind, self._who(waiter), known_time(waiter.since))
 
     def _who(self, waiter: Waiter) -> Holder:
         if not waiter.run:
             return Holder.of(waiter.owner)
-        name = ""
-        with contextlib.suppress(Exception):  # whatever has spoilt it, the others are shown
-            name = str(to_message(self._app, waiter.envelope).headers.get("task", ""))
-        return Holder(name, task_of(waiter.run))
+        return Holder(waiter.task, task_of(waiter.run))

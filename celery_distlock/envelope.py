@@ -9,12 +9,15 @@ import base64
 import dataclasses
 import datetime
 import functools
+import inspect
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery
+from kombu import Producer
+from kombu.compression import get_encoder
 from kombu.message import Message
 from kombu.serialization import dumps as serialize
 from kombu.serialization import prepare_accept_content, registry  # type: ignore[attr-defined]
@@ -24,7 +27,10 @@ from . import forks
 
 __all__ = [
     "HEADER",
+    "MalformedError",
+    "Noted",
     "Passage",
+    "accepted_content",
     "publish",
     "run_id",
     "seal",
@@ -34,6 +40,10 @@ __all__ = [
 ]
 
 HEADER = "distlock"  # the one header of ours
+
+# A property of such a name would say how it is sent.
+_OPTIONS = frozenset(inspect.signature(Producer.publish).parameters)
+_TEXTS = ("correlation_id", "reply_to", "message_id", "type", "user_id", "app_id", "cluster_id")
 
 # What celery.worker.request and celery.app.trace put beside the headers in a task's request.
 _NOT_HEADERS = frozenset(
@@ -62,6 +72,23 @@ _NOT_PROPERTIES = frozenset(
         *("content_type", "content_encoding", "application_headers"),  # AMQP has them among these
     }
 )
+
+
+class MalformedError(ValueError):
+    """An envelope is none that could be sent."""
+
+
+class Noted(dict[str, Any]):
+    """What this process itself has noted in a message's properties; none comes over a wire."""
+
+    @classmethod
+    def on(cls, message: Message) -> "Noted":
+        """Return what is noted on *message*; who sent it may have put something else there."""
+        properties: dict[str, Any] = message.properties
+        noted = properties.get(HEADER)
+        if not isinstance(noted, cls):
+            noted = properties[HEADER] = cls()
+        return noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +203,7 @@ def _sealed(
         "headers": {**headers, HEADER: passage.header(headers.get("retries") or 0)},
         "properties": {k: v for k, v in properties.items() if k not in _NOT_PROPERTIES},
         "content_type": content_type,
-        "content_encoding": content_encoding,
+        "content_encoding": content_encoding or "utf-8",  # as kombu reads what does not say
         "body": base64.b64encode(raw).decode(),
         "text": text,
         "exchange": delivery.get("exchange") or "",
@@ -193,23 +220,39 @@ def with_eta(envelope: bytes, delay: float) -> bytes:
     return dumps(message).encode()
 
 
-def to_message(app: Celery, envelope: bytes) -> Message:
-    """Return *envelope* as the message that a worker would receive, without a broker behind it."""
-    message = loads(envelope)
-    return Message(
+def to_message(app: Celery, message: Mapping[str, Any]) -> Message:
+    """
+    Return the message that a worker would receive, without a broker behind it.
+
+    Args:
+        app: Says what content it accepts.
+        message: An envelope, decoded.
+    """
+    # What is parked is not compressed, whatever its sender has said; kombu would believe it.
+    headers = dict(message["headers"])
+    compression = headers.pop("compression", None)
+    made = Message(
         body=_body(message),
         delivery_tag=uuid.uuid4().hex,
         content_type=message["content_type"],
         content_encoding=message["content_encoding"],
-        headers=message["headers"],
-        properties={**message["properties"], HEADER: {"pushed": True}},
+        headers=headers,
+        properties={**message["properties"], HEADER: Noted(pushed=True)},
         delivery_info={
             "exchange": message["exchange"],
             "routing_key": message["routing_key"],
             "redelivered": False,
         },
-        accept=_accepted(tuple(app.conf.accept_content)),
+        accept=accepted_content(app),
     )
+    if compression is not None:
+        made.headers["compression"] = compression
+    return made
+
+
+def accepted_content(app: Celery) -> Any:
+    """Return the content types that *app* accepts, as kombu compares them."""
+    return _accepted(tuple(app.conf.accept_content))
 
 
 @functools.cache
@@ -222,32 +265,67 @@ def publish(app: Celery, envelope: bytes) -> None:
     Send *envelope* to the queue that it came from.
 
     Raises:
+        MalformedError: It is none that could be sent.
         kombu.exceptions.OperationalError: The broker cannot be reached, by the app's retry policy.
     """
-    message = loads(envelope)
-    headers, properties = message["headers"], message["properties"]
-    expiration = properties.pop("expiration", None)
-    exchange = message["exchange"]
+    try:
+        built = _build(loads(envelope))
+    except Exception as error:
+        raise MalformedError(repr(error)) from error
+    exchange = built["exchange"]
     # kombu's Redis transport drops a message to an exchange that this connection has not declared.
-    queues = app.amqp.queues.values() if exchange else ()
-    declare = [queue for queue in queues if getattr(queue.exchange, "name", "") == exchange]
+    declare = [
+        queue for queue in app.amqp.queues.values() if exchange and exchange in _exchanges(queue)
+    ]
     with forks.held_off(), app.producer_or_acquire() as producer:
         producer.publish(
-            _body(message),
-            exchange=exchange,
-            routing_key=message["routing_key"],
-            content_type=message["content_type"],
-            content_encoding=message["content_encoding"],
-            headers=headers,
-            compression=headers.pop("compression", None),
-            priority=properties.pop("priority", None),
-            delivery_mode=properties.pop("delivery_mode", None),
-            expiration=int(expiration) / 1000 if expiration else None,
+            **built,
             declare=declare,
             retry=app.conf.task_publish_retry,
             retry_policy=app.conf.task_publish_retry_policy,
-            **properties,
         )
+
+
+def _build(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how *message* is published; raise whatever it may be if that is impossible."""
+    headers, properties = dict(message["headers"]), dict(message["properties"])
+    expiration = properties.pop("expiration", None)
+    built = {
+        "body": _body(message),
+        "exchange": message["exchange"],
+        "routing_key": message["routing_key"],
+        "content_type": message["content_type"],
+        "content_encoding": message["content_encoding"],
+        "headers": headers,
+        "compression": headers.pop("compression", None),
+        "priority": properties.pop("priority", None),
+        "delivery_mode": properties.pop("delivery_mode", None),
+        "expiration": int(expiration) / 1000 if expiration else None,
+    }
+    for name in ("exchange", "routing_key", "content_type", "content_encoding"):
+        _require(built, name, str)
+    for name in ("priority", "delivery_mode"):
+        _require(built, name, int, type(None))
+    for name in _TEXTS:
+        _require(properties, name, str, type(None))
+    if options := _OPTIONS & properties.keys():
+        raise TypeError(f"no property may be named {options}")
+    if isinstance(built["body"], str):
+        built["body"].encode(built["content_encoding"] or "utf-8")
+    if built["compression"]:
+        get_encoder(built["compression"])
+    return {**built, **properties}
+
+
+def _require(facts: Mapping[str, Any], name: str, *kinds: type) -> None:
+    if name in facts and not isinstance(facts[name], kinds):
+        raise TypeError(f"{name} is {facts[name]!r}")
+
+
+def _exchanges(queue: Any) -> set[str]:
+    """Return the names of the exchanges that *queue* is bound to."""
+    exchanges = [queue.exchange, *(bound.exchange for bound in queue.bindings or ())]
+    return {exchange.name for exchange in exchanges if exchange is not None}
 
 
 def _body(message: Mapping[str, Any]) -> Any:

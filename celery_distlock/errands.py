@@ -1,8 +1,8 @@
 """
 Gives back, in the background, what may or may not have been taken.
 
-For a request whose outcome is unknown when its caller has to go on. A thread of its own, begun when
-it is first needed, so that a store that hangs holds up nothing else.
+For a request whose outcome is unknown when its caller has to go on. Each store has a thread for
+that as long as there is something to do, so that one that hangs holds up nothing else.
 """
 
 import atexit
@@ -19,6 +19,7 @@ from typing import Any
 
 from . import clock
 from .errors import StoreError
+from .naming import shown
 from .stores.base import Ended, Inbox, Store
 
 __all__ = ["give_back"]
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 PAUSES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)  # seconds between attempts
 LAST_MOMENT = 1.0  # seconds that the end of the process waits for what is still to be given back
+IDLE = 5.0  # seconds that a thread waits for another errand before it ends
 ANSWERS = 2  # the request itself may still be in a socket when the first release is answered
 
 
@@ -46,71 +48,100 @@ class _Errand:
     unfinished: bool = field(default=True, compare=False)
 
 
-class _Errands:
-    def __init__(self) -> None:
-        # C code, that a time limit's exception cannot leave locked.
-        self._new: queue.SimpleQueue[_Errand] = queue.SimpleQueue()
-        self._numbers = itertools.count()
-        self._mutex = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._unfinished: set[int] = set()
+def _attempt(errand: _Errand) -> None:
+    try:
+        released = errand.store.release(
+            errand.key,
+            errand.owner,
+            run=errand.run,
+            ended=errand.ended,
+            inbox=errand.inbox,
+        )
+    except StoreError as error:
+        logger.debug("%r is not given back yet: %s", shown(errand.key), error)
+    else:
+        errand.answers += 1
+        errand.store.dispatch(released.wake)
+    errand.unfinished = errand.answers < ANSWERS and errand.attempts < len(PAUSES)
+    if errand.unfinished:
+        errand.due = clock.monotonic() + PAUSES[errand.attempts]
+        errand.attempts += 1
+    elif errand.on_done is not None:
+        errand.on_done()
 
-    def add(self, *errand: Any) -> None:
-        made = _Errand(clock.monotonic(), next(self._numbers), *errand)
-        self._unfinished.add(made.number)
-        self._new.put(made)
-        with self._mutex:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="distlock-errands", daemon=True)
-                thread.start()
-                self._thread = thread
+
+class _Line:
+    """What is to be done at one store, and the thread that does it."""
+
+    def __init__(self, errands: "_Errands", store: Store) -> None:
+        self.new: queue.SimpleQueue[_Errand] = queue.SimpleQueue()
+        self._errands = errands
+        self._store = store  # its id is that of the line: nobody else may get it meanwhile
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="distlock-errands", daemon=True).start()
 
     def _run(self) -> None:
         waiting: list[_Errand] = []
         while True:
-            pause = max(0.0, waiting[0].due - clock.monotonic()) if waiting else None
+            pause = max(0.0, waiting[0].due - clock.monotonic()) if waiting else IDLE
             try:
-                heapq.heappush(waiting, self._new.get(timeout=pause))
+                heapq.heappush(waiting, self.new.get(timeout=pause))
                 continue
             except queue.Empty:
+                if not waiting:
+                    if self._errands.end(self._store, self):
+                        return
+                    continue
                 errand = heapq.heappop(waiting)
             try:
-                self._attempt(errand)
+                _attempt(errand)
             except Exception:
-                logger.exception("giving %r back went wrong; its lease ends it", errand.key)
+                key = shown(errand.key)
+                logger.exception("giving %r back went wrong; its lease ends it", key)
                 errand.unfinished = False
             if errand.unfinished:
                 heapq.heappush(waiting, errand)
             else:
-                self._unfinished.discard(errand.number)
+                self._errands.done(errand)
             del errand  # or whoever waited there would be kept until the next one comes
+
+
+class _Errands:
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._mutex = threading.Lock()
+        self._lines: dict[int, _Line] = {}  # by the store's id
+        self._unfinished: set[int] = set()
+
+    def add(self, store: Store, *errand: Any) -> None:
+        made = _Errand(clock.monotonic(), next(self._numbers), store, *errand)
+        self._unfinished.add(made.number)
+        with self._mutex:
+            line = self._lines.get(id(store))
+            if line is None:
+                line = _Line(self, store)
+                line.start()
+                self._lines[id(store)] = line
+            line.new.put(made)
+
+    def done(self, errand: _Errand) -> None:
+        self._unfinished.discard(errand.number)
+
+    def end(self, store: Store, line: _Line) -> bool:
+        """Whether *line* has nothing to do, and is forgotten."""
+        with self._mutex:
+            if not line.new.empty():
+                return False
+            if self._lines.get(id(store)) is line:
+                del self._lines[id(store)]
+            return True
 
     def finish(self) -> None:
         """Let it be done, but for a moment only."""
         until = clock.monotonic() + LAST_MOMENT
         while self._unfinished and clock.monotonic() < until:
             time.sleep(0.01)
-
-    def _attempt(self, errand: _Errand) -> None:
-        try:
-            released = errand.store.release(
-                errand.key,
-                errand.owner,
-                run=errand.run,
-                ended=errand.ended,
-                inbox=errand.inbox,
-            )
-        except StoreError as error:
-            logger.debug("%r is not given back yet: %s", errand.key, error)
-        else:
-            errand.answers += 1
-            errand.store.dispatch(released.wake)
-        errand.unfinished = errand.answers < ANSWERS and errand.attempts < len(PAUSES)
-        if errand.unfinished:
-            errand.due = clock.monotonic() + PAUSES[errand.attempts]
-            errand.attempts += 1
-        elif errand.on_done is not None:
-            errand.on_done()
 
 
 def give_back(

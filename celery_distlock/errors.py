@@ -18,6 +18,8 @@ A driver's exception never leaves the package: it is the ``__cause__`` of one of
 survive pickling, so they can be the result of a Celery task.
 """
 
+from .naming import shown
+
 __all__ = [
     "ConfigurationError",
     "DistlockError",
@@ -67,9 +69,9 @@ class LockConflictError(LockError):
         self.remaining = remaining
 
     def __str__(self) -> str:
-        by = f" by {self.holder}" if self.holder else ""
+        by = f" by {shown(self.holder)}" if self.holder else ""
         left = f"{self.remaining:.1f} s more unless renewed"
-        return f"lock {self.key!r} is held{by}, for {left}"
+        return f"lock {shown(self.key)!r} is held{by}, for {left}"
 
 
 class LockKeyError(LockError, ValueError):
@@ -107,7 +109,7 @@ class LockLostError(LockError):
 
     def __str__(self) -> str:
         why = f": {self.reason}" if self.reason else ""
-        return f"lock {self.key!r} (token {self.token}) was lost{why}"
+        return f"lock {shown(self.key)!r} (token {self.token}) was lost{why}"
 
 
 class LockNotOwnedError(LockError, RuntimeError):

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from celery import Task as _Task
 from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import task_postrun
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 
 from . import clock, events, policies
 from .abort import Guard
 from .envelope import HEADER, Passage, publish, run_id, seal, with_eta
 from .errands import give_back
-from .errors import LockConflictError, StoreError, StoreUnavailableError
+from .errors import LockConflictError, LockLostError, StoreError, StoreUnavailableError
 from .keys import slot_name
 from .lease import Hold, Lease
 from .lock import held_here, obtain, obtain_all, surrender
+from .naming import shown
 from .policies import Conflict, Decision
 from .reports import Report
 from .runtime import Plan, Runtime
@@ -35,6 +37,7 @@ __all__ = [
     "Postponed",
     "forget_woken",
     "lease_of",
+    "seconds_until",
     "unlocked",
 ]
 
@@ -98,6 +101,7 @@ class Execution:
         self._taken: list[Hold] = []
         self._entered: list[Hold] = []
         self._ended = Ended.NO
+        self._parking = False  # the store has been asked to park it
         self._keep_for: tuple[str, float] | None = None
         self._around = sys.exc_info()[1]  # what is being handled anyway, where the task is called
 
@@ -171,7 +175,7 @@ class Execution:
             decision = self._on_conflict(key, reply)
             if not isinstance(decision, policies.Park):
                 return decision
-            hold, reply = self._park(key, reply)
+            hold, reply = self._park(key, reply) if self._returns else self._wait_here(key)
             if hold is None:
                 return None
         if reply.status is Status.PARKED:
@@ -180,7 +184,7 @@ class Execution:
                 self._report.info("set aside: the first delivery has not ended", key=key)
             else:
                 self._report.parking(key, reply)
-            raise Postponed(f"parked until {key!r} is free")
+            raise Postponed(f"parked until {shown(key)!r} is free")
         if reply.status is Status.DONE:
             self._report.info("dropped: a second delivery, the first has ended", key=key)
             raise Ignore("a second delivery")
@@ -258,6 +262,11 @@ class Execution:
         return bool(self._received.get("pushed")) and bool(self.task.acks_late)
 
     @property
+    def _returns(self) -> bool:
+        """Whether the queue of the message is one that it would be sent to when it is woken."""
+        return bool(self._received.get("returns", True))
+
+    @property
     def _received(self) -> dict[str, Any]:
         """What `LockedRequest` noted in the worker's main process."""
         noted: dict[str, Any] = (self._request.properties or {}).get(HEADER) or {}
@@ -292,11 +301,31 @@ class Execution:
             parked_at=slot_name(key),
             since=self._passage.since or time.time(),
         )
-        envelope = seal(self._request, passage)
+        envelope = self._sign(key, self._run, seal(self._request, passage))
         if not self._is_second_delivery(reply):
             # Before it is parked: from then on it may run elsewhere and end before we write.
             self._show_parked(key, reply.holder, reply.place)
-        return self._obtain(key, park=Parcel(envelope, self._received.get("desk", "")))
+        self._parking = True
+        return self._obtain(key, park=self._parcel(envelope))
+
+    def _parcel(self, envelope: bytes) -> Parcel:
+        return Parcel(envelope, self._received.get("desk", ""), str(self.task.name))
+
+    def _wait_here(self, key: str) -> tuple[Hold | None, Reply]:
+        """Wait for *key* in this process: were the task parked, nobody would send it again."""
+        where = self._request.delivery_info or {}
+        self._report.warning(
+            "waits for {key!r} in its process and is not parked: it came by exchange {exchange!r}"
+            " with routing key {routing_key!r}, which leads to no queue that this worker knows;"
+            " name that in task_queues",
+            key=key,
+            exchange=where.get("exchange"),
+            routing_key=where.get("routing_key"),
+        )
+        return self._obtain(key, timeout=None)
+
+    def _sign(self, key: str, run: str, envelope: bytes) -> bytes:
+        return Runtime.of(self.task.app).trust.sign(slot_name(key), run, envelope)
 
     def _yield_reservation(self, parked_at: str) -> None:
         """Free the key that we were woken for, when it is another one that we now wait for."""
@@ -308,13 +337,12 @@ class Execution:
     # Running
 
     def _run_body(self, body: Callable[[], Any]) -> Any:
-        sealed = self._seal_for_failure()
+        sealed = self._seal_to_requeue()
         late = self.message and bool(self.task.acks_late)
         ended = Ended.YES_AND_MAY_COME_AGAIN if self._repeated or late else Ended.YES
         with_result = Ended.UNSETTLED if late else ended
         try:
-            with self._guard():
-                result = body()
+            result = self._guard().run(body)
         except Retry as retry:
             self._ended = ended
             self._keep_key(retry)
@@ -327,39 +355,44 @@ class Execution:
             raise
         except Exception as error:
             self._ended = ended
-            if sealed is not None:
+            lost = isinstance(error, LockLostError) and error.key in self.lease.keys
+            if sealed is not None and self._goes_back(lost=lost):
                 self._requeue(sealed, error)
-            self._ended = with_result
+            # A run that lost its lock has not ended: a second delivery of it that waits may run.
+            self._ended = Ended.NO if lost else with_result
             raise
         self._ended = with_result
         return result
 
     def _guard(self) -> Guard:
-        aborts = self._plan.settings.on_lost == "abort"
+        aborts = self._plan.settings.on_lost != "warn"
         return Guard(tuple(self._entered + self._taken) if aborts else ())
 
     def _keep_key(self, retry: Retry) -> None:
         if not (self._plan.settings.hold_on_retry and self.message):
             return
-        delay: Any = retry.when or 0
-        if isinstance(delay, datetime.datetime):
-            now = datetime.datetime.now(delay.tzinfo)
-            delay = (delay - now).total_seconds()
-        seconds = min(MAX_LEASE, max(0.0, float(delay)) + self._plan.settings.lease)
+        seconds = min(MAX_LEASE, seconds_until(retry.when) + self._plan.settings.lease)
         self._keep_for = self._run_id((self._request.retries or 0) + 1), seconds
 
-    def _seal_for_failure(self) -> bytes | None:
-        """Return what is requeued if the task fails; made before the body can change anything."""
+    def _goes_back(self, *, lost: bool) -> bool:
+        """Whether a task that has failed, or has *lost* its lock, is requeued."""
         settings = self._plan.settings
-        if settings.on_failure != "requeue" or not self.message or not self._taken:
+        return settings.on_failure == "requeue" or (lost and settings.on_lost == "requeue")
+
+    def _seal_to_requeue(self) -> bytes | None:
+        """Return what is requeued if it comes to that; made before the body changes anything."""
+        settings = self._plan.settings
+        if not self._goes_back(lost=True) or not self.message or not self._taken:
             return None
+        if not self._returns:
+            return None  # as in `_wait_here`
         if self._passage.requeues >= settings.max_requeues:
             return None
         number = self._passage.requeues + 1
         run = self._run_id(self._request.retries or 0, number)
         where = slot_name(self._taken[0].key)
         passage = Passage(woken=True, run=run, parked_at=where, requeues=number)
-        return seal(self._request, passage)
+        return self._sign(self._taken[0].key, run, seal(self._request, passage))
 
     def _requeue(self, sealed: bytes, error: Exception) -> None:
         """Park the failed task at the end of its key's queue, as another run."""
@@ -370,7 +403,7 @@ class Execution:
         run = self._run_id(self._request.retries or 0, number)
         hold = Hold(self._store, key, self._plan.terms, label=self._report.name, run=run)
         try:
-            reply = obtain(hold, park=Parcel(sealed, self._received.get("desk", "")))
+            reply = obtain(hold, park=self._parcel(sealed))
         except StoreUnavailableError:
             self._send_again(sealed, OUTAGE.delay)
         else:
@@ -413,7 +446,8 @@ class Execution:
 
     def _on_outage(self, error: StoreUnavailableError) -> None:
         what = self._plan.settings.on_outage
-        if what == "run":
+        # A message that the store or the broker may have, too, would run beside itself.
+        if what == "run" and not (self._repeated or self._parking):
             self._report.warning("runs UNLOCKED, the lock store is away: {why}", why=error)
             return
         if what == "fail" or not self.message:
@@ -457,7 +491,7 @@ class Execution:
 
     def _show_parked(self, key: str, holder: str, place: int | None) -> None:
         if self._stores_results:
-            info = {"key": key, "holder": holder, "place": place}
+            info = {"key": shown(key), "holder": shown(holder), "place": place}
             self._store_state(PARKED, info)
 
     def _show_running(self) -> None:
@@ -471,6 +505,14 @@ class Execution:
         except Exception as error:  # noqa: BLE001  # only a state to look at: the task matters more
             words = "goes on, though its state {state} was not stored: {why}"
             self._report.warning(words, state=state, why=error)
+
+
+def seconds_until(when: Any) -> float:
+    """Return the seconds until a retry: Celery takes a time without a zone as UTC."""
+    if isinstance(when, str | datetime.datetime):
+        eta = maybe_make_aware(maybe_iso8601(when) or datetime.datetime.now(datetime.UTC))
+        when = (eta - datetime.datetime.now(datetime.UTC)).total_seconds()
+    return max(0.0, float(when or 0))
 
 
 def _drop(store: Store, name: str, run: str, *, mark: bool = True) -> bool:

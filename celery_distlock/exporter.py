@@ -5,8 +5,8 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from celery import Celery
 from prometheus_client.core import (
@@ -17,18 +17,30 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from .admin import Admin, Holder
-from .errors import StoreError
+from .admin import Admin, Holder, known_time
+from .errors import StoreError, StoreUnavailableError
 from .runtime import Runtime
 from .stores import Ability
 from .tally import BUCKETS, Sample, samples
 
-__all__ = ["StoreCollector"]
+__all__ = ["StoreCollector", "described"]
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 3.0  # seconds for the store to be read; Prometheus itself waits for ten
+PATIENCE = 2.0  # seconds that a scrape waits for what is being read; Prometheus waits for ten
+ANSWER = 1.0  # seconds for the store to answer at all, where the reading takes longer
+REST = 3.0  # times as long as a reading took, the store has rest from the next one
 
+_GAUGES = {
+    "up": "Whether the lock store answers and can be read.",
+    "read_seconds": "Seconds that reading the store took.",
+    "read_age_seconds": "Seconds since what is told here was read.",
+    "held": "Keys that are held.",
+    "longest_hold_seconds": "How long a key is held by now.",
+    "waiting": "Who waits for a key, blocked or parked.",
+    "travelling": "Parked tasks that are on their way.",
+    "oldest_waiter_seconds": "How long the first has waited.",
+}
 _COUNTERS = {
     "acquired": "Grants, by the task that was granted a key.",
     "conflicts": "Keys that were found taken.",
@@ -48,14 +60,24 @@ _TIMES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the store held; `at` is when the reading began, by the local monotonic clock."""
+
+    metrics: list[Metric]
+    at: float
+    took: float
+
+
 class StoreCollector(Collector):
     """
     Reads the store of *app* when Prometheus asks, at most every *every* seconds.
 
     Looks at every key that is held or waited for, so that it costs the server about a second for
-    each 100,000 of them, in short steps. What was counted is told if the store has the ability
-    ``COUNT``; a counter never falls while the exporter runs, also if the store's does, because it
-    came back with older data.
+    each 100,000 of them, in short steps; then it has rest for three times as long as that took.
+    Who asks meanwhile is told what was read last, and how old that is. What was counted is told if
+    the store has the ability ``COUNT``; a counter never falls while the exporter runs, also if the
+    store's does, because it came back with older data.
     """
 
     def __init__(self, app: Celery, *, every: float = 5.0) -> None:
@@ -63,42 +85,80 @@ class StoreCollector(Collector):
         self._admin = Admin(app)
         self._every = every
         self._mutex = threading.Lock()
-        self._reader = ThreadPoolExecutor(1, "distlock-exporter")
-        self._reading: Future[list[Metric]] | None = None
-        self._read_at = -math.inf
-        self._last: list[Metric] = []
+        self._reading: threading.Event | None = None  # set at the end of the one under way
+        self._due = -math.inf
+        self._last: Reading | None = None
+        self._refused = False
         self._floors: dict[Sample, tuple[float, float]] = {}  # what was read last, and added to it
 
     def describe(self) -> list[Metric]:
-        """Nothing beforehand: what there is depends on the tasks."""
-        return []
+        """Return what there is, without values: the registry chooses by these names."""
+        return described()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics; of a store that does not answer in three seconds, only that."""
-        with self._mutex:
-            if self._reading is None and time.monotonic() >= self._read_at + self._every:
-                self._reading = self._reader.submit(self._read)
-            if self._reading is not None:
-                try:
-                    self._last = self._reading.result(PATIENCE)
-                except TimeoutError:
-                    yield _up(False)
-                    return
-                self._reading, self._read_at = None, time.monotonic()
-            yield from self._last
+        """Yield all metrics; of a store that does not answer now, only that."""
+        asked_at = time.monotonic()
+        self._refresh()
+        last = self._last
+        fresh = last is not None and last.at >= asked_at
+        if self._refused or not (fresh or self._answers()):
+            yield _up(False)
+            return
+        yield _up(True)
+        if last is not None:
+            yield _gauge("read_seconds", last.took)
+            yield _gauge("read_age_seconds", time.monotonic() - last.at)
+            yield from last.metrics
 
-    def _read(self) -> list[Metric]:
+    def _refresh(self) -> None:
+        """Have the store read if it is time, and wait a while for a reading that is under way."""
+        with self._mutex:
+            reading = self._reading
+            if reading is None and time.monotonic() >= self._due:
+                reading = self._reading = threading.Event()
+                thread = threading.Thread(
+                    target=self._read, args=(reading,), name="distlock-exporter", daemon=True
+                )
+                thread.start()
+        if reading is not None:
+            reading.wait(PATIENCE)
+
+    def _read(self, ended: threading.Event) -> None:
         began = time.monotonic()
+        rest = self._every
         try:
-            found = list(self._keys())
-            if Ability.COUNT in self._admin.store.abilities:
-                found += self._counted(self._never_falling(samples(self._admin.store)))
-        except StoreError as error:
+            metrics = list(self._metrics())
+        except StoreUnavailableError as error:
+            logger.warning("the store does not answer: %s", error)
+        except Exception as error:
+            # Said at once by `distlock_up`: it will not end by itself.
+            self._refused = True
             logger.warning("the store cannot be read: %s", error)
-            return [_up(False)]
-        took = time.monotonic() - began
-        words = "Seconds that reading the store took."
-        return [_up(True), _gauge("distlock_read_seconds", words, took), *found]
+            if not isinstance(error, StoreError):
+                logger.exception("reading the store stumbled")
+        else:
+            took = time.monotonic() - began
+            self._last = Reading(metrics, began, took)
+            self._refused = False
+            rest = max(rest, REST * took)
+        finally:
+            with self._mutex:
+                self._due = time.monotonic() + rest
+                self._reading = None
+            ended.set()
+
+    def _answers(self) -> bool:
+        try:
+            self._admin.store.inspect("", ANSWER)
+        except StoreError as error:
+            logger.warning("the store does not answer: %s", error)
+            return False
+        return True
+
+    def _metrics(self) -> Iterator[Metric]:
+        yield from self._keys()
+        if Ability.COUNT in self._admin.store.abilities:
+            yield from self._counted(self._never_falling(samples(self._admin.store)))
 
     def _never_falling(self, found: list[Sample]) -> list[Sample]:
         told = []
@@ -137,31 +197,42 @@ class StoreCollector(Collector):
             for state in store.look(keys):
                 waiting += state.waiting
                 woken += state.woken
-                oldest = max(oldest, now - state.oldest if state.oldest else 0.0)
+                oldest = max(oldest, now - (known_time(state.oldest) or now))
                 if state.token and not state.waking:
                     task = Holder.of(state.owner).task if state.run else ""
                     held[task] += 1
-                    longest[task] = max(longest[task], now - state.since)
-        keys_held = GaugeMetricFamily("distlock_held", "Keys that are held.", labels=["task"])
-        longest_hold = GaugeMetricFamily(
-            "distlock_longest_hold_seconds", "How long a key is held by now.", labels=["task"]
-        )
-        for task, count in held.items():
-            keys_held.add_metric([task], count)
-            longest_hold.add_metric([task], longest[task])
-        yield keys_held
-        yield longest_hold
-        yield _gauge("distlock_waiting", "Who waits for a key, blocked or parked.", waiting)
-        yield _gauge("distlock_travelling", "Parked tasks that are on their way.", woken)
-        yield _gauge("distlock_oldest_waiter_seconds", "How long the first has waited.", oldest)
+                    longest[task] = max(longest[task], now - (known_time(state.since) or now))
+        yield _gauge_by_task("held", held)
+        yield _gauge_by_task("longest_hold_seconds", longest)
+        yield _gauge("waiting", waiting)
+        yield _gauge("travelling", woken)
+        yield _gauge("oldest_waiter_seconds", oldest)
 
 
-def _gauge(name: str, words: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, words, value=value)
+def described() -> list[Metric]:
+    """Return all metrics that there can be, without values."""
+    times = {f"{name}_seconds": words for name, words in _TIMES.items()}
+    kinds = {"gauge": _GAUGES, "counter": {**_COUNTERS, **_TASKLESS}, "histogram": times}
+    return [
+        Metric(f"distlock_{name}", words, kind)
+        for kind, metrics in kinds.items()
+        for name, words in metrics.items()
+    ]
+
+
+def _gauge(name: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"distlock_{name}", _GAUGES[name], value=value)
+
+
+def _gauge_by_task(name: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"distlock_{name}", _GAUGES[name], labels=["task"])
+    for task, value in values.items():
+        family.add_metric([task], value)
+    return family
 
 
 def _up(answers: bool) -> Metric:
-    return _gauge("distlock_up", "Whether the lock store answers.", float(answers))
+    return _gauge("up", float(answers))
 
 
 def _histogram(name: str, words: str, found: list[Sample]) -> Metric:

@@ -14,31 +14,39 @@ from contextlib import contextmanager
 
 __all__ = ["held_off"]
 
-PATIENCE = 0.25  # seconds that a fork waits; then it is done all the same, and the child may hang
+# Seconds from when a thread began that a fork waits for it; then it is done all the same, and the
+# child may hang.
+PATIENCE = 0.25
 _POLL = 0.001
 
-_busy: set[int] = set()  # threads, by their identifiers
+_busy: dict[int, float] = {}  # threads, by their identifiers, and since when
 _gate = threading.Lock()  # closed while somebody forks
 _fork = threading.local()
 
 
 @contextmanager
 def held_off() -> Iterator[None]:
-    """Let no other thread fork in this block, if it is left within a quarter of a second."""
+    """Let no other thread fork in this block, but for a quarter of a second at most."""
     thread = threading.get_ident()
     with _gate:
-        _busy.add(thread)
+        _busy[thread] = time.monotonic()
     try:
         yield
     finally:
-        _busy.discard(thread)
+        _busy.pop(thread, None)
 
 
 def _wait() -> None:
     until = time.monotonic() + PATIENCE
     _fork.closed_gate = _gate.acquire(timeout=PATIENCE)
-    while _busy - {threading.get_ident()} and time.monotonic() < until:
+    while _is_busy() and time.monotonic() < until:
         time.sleep(_POLL)
+
+
+def _is_busy() -> bool:
+    """Whether a thread is in a block that may soon be left: one that hangs is not waited for."""
+    here, since = threading.get_ident(), time.monotonic() - PATIENCE
+    return any(began > since for thread, began in _busy.copy().items() if thread != here)
 
 
 def _go_on() -> None:

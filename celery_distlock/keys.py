@@ -16,13 +16,35 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
+from types import TracebackType
 from typing import Any
 
 from .errors import ConfigurationError, LockKeyError
 
-__all__ = ["DEFAULT_TEMPLATE", "KeyRule", "Name", "as_key", "digest", "key_of", "slot_name"]
+__all__ = [
+    "DEFAULT_TEMPLATE",
+    "KeyRule",
+    "Name",
+    "as_key",
+    "digest",
+    "key_of",
+    "slot_name",
+    "told_by",
+]
 
 DEFAULT_TEMPLATE = "{task}:{digest}"
+
+# What tells objects of a type apart in a digest. Others add types that this ring does not know.
+told_by: dict[type[Any], Callable[[Any], Any]] = {
+    datetime.datetime: datetime.datetime.isoformat,  # before what it is a kind of
+    datetime.date: datetime.date.isoformat,
+    datetime.time: datetime.time.isoformat,
+    datetime.timedelta: datetime.timedelta.total_seconds,
+    uuid.UUID: str,
+    decimal.Decimal: str,
+    TracebackType: lambda _: None,  # beside its exception it tells nothing more
+}
+WIDEST = 10_000  # characters that a format in a template may ask for
 SLOT_NAME_LENGTH = 160  # characters of a key that are stored readable; a longer one is hashed
 
 _RULE = "a template, a list of templates, or a callable with the task's own parameters"
@@ -140,16 +162,14 @@ class _Template:
         if not text:
             raise ConfigurationError(f"task {task}: lock_key is an empty template")
 
-    def _roots(self, text: str, depth: int = 0) -> set[str]:
+    def _roots(self, text: str) -> set[str]:
         roots = set()
         try:
             for _, field, spec, conversion in string.Formatter().parse(text):
                 if field is not None:
                     _check_field(field, conversion)
+                    _check_spec(spec or "")
                     roots.add(_ROOT.match(field)[0])  # type: ignore[index]  # matches always
-                    if depth and "{" in (spec or ""):
-                        raise ValueError("fields are nested too deeply")
-                    roots |= self._roots(spec or "", depth + 1)
         except ValueError as error:
             raise ConfigurationError(
                 f"task {self._task}: lock_key {text!r} does not parse: {error}"
@@ -199,6 +219,14 @@ def _check_field(field: str, conversion: str | None) -> None:
         string.Formatter().get_field(f"_{field}", (), {f"_{root}": _Anything()})
     if conversion is not None and conversion not in ("r", "s", "a"):
         raise ValueError(f"there is no conversion !{conversion}")
+
+
+def _check_spec(spec: str) -> None:
+    """Raise :exc:`ValueError` for what would let a call's arguments, or a slip, fill the memory."""
+    if "{" in spec:
+        raise ValueError(f"the format {spec!r} is made from an argument; write the number itself")
+    if any(int(number) > WIDEST for number in re.findall(r"\d+", spec)):
+        raise ValueError(f"the format {spec!r} is wider than {WIDEST} characters")
 
 
 def _probe(signature: inspect.Signature, names: Iterable[str]) -> tuple[list[Any], dict[str, Any]]:
@@ -262,14 +290,11 @@ def _canonical(value: Any, task: str) -> Any:
 def _tagged(value: Any, task: str) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return {"\0bytes": bytes(value).hex()}
-    for kind in (datetime.datetime, datetime.date, datetime.time):
+    if isinstance(value, BaseException):
+        return {f"\0{type(value).__qualname__}": str(value)}
+    for kind, told in told_by.items():
         if isinstance(value, kind):
-            return {f"\0{kind.__name__}": value.isoformat()}
-    for exact in (uuid.UUID, decimal.Decimal):
-        if isinstance(value, exact):
-            return {f"\0{exact.__name__}": str(value)}
-    if isinstance(value, datetime.timedelta):
-        return {"\0timedelta": value.total_seconds()}
+            return {f"\0{kind.__name__}": _canonical(told(value), task)}
     if callable(getattr(value, "__json__", None)):
         return _canonical(value.__json__(), task)
     if callable(getattr(value, "model_dump", None)):

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from . import clock
 from .errors import LockLostError, LockNotOwnedError, StoreError
+from .naming import shown
 from .settings import MAX_LEASE
 from .stores.base import Ended, Ownership, RenewOutcome, Reply, Status, Store, new_owner
 
@@ -98,6 +99,7 @@ class Hold:
         "_loss_reason",
         "_mutex",
         "_wanted_since",
+        "arrival",
         "depth",
         "held_since",
         "keeper",
@@ -110,6 +112,7 @@ class Hold:
         "run",
         "state",
         "store",
+        "takers",
         "terms",
         "token",
         "valid_until",
@@ -135,7 +138,9 @@ class Hold:
         self.pid = os.getpid()
         self.state = HoldState.NEW
         self.token = 0
+        self.arrival = 0  # when it came to the key's queue, by the store's clock
         self.depth = 0
+        self.takers: list[object] = []  # for each that is to release it
         self.held_since = 0.0
         self._wanted_since = clock.monotonic() - waited
         self.valid_until = 0.0
@@ -280,7 +285,7 @@ class Hold:
         self.renewed(outcome, asked_at, wanted.lease)
         if outcome is RenewOutcome.UNKNOWN:
             self._extended_until = before
-            raise StoreError(f"the lease of {self.key!r} was not extended: no answer")
+            raise StoreError(f"the lease of {shown(self.key)!r} was not extended: no answer")
         self.ensure_held()
 
     def end(self) -> HoldState:
@@ -389,7 +394,8 @@ class Lease:
 
     def __repr__(self) -> str:
         state = f"{self.remaining:.1f} s left" if self.held else "not held"
-        return f"<Lease {', '.join(map(repr, self.keys))} token {self.token}: {state}>"
+        keys = ", ".join(repr(shown(key)) for key in self.keys)
+        return f"<Lease {keys} token {self.token}: {state}>"
 
 
 def believed(lease: float) -> float:

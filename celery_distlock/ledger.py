@@ -18,9 +18,10 @@ import struct
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from . import clock
+from .keys import key_of, slot_name
 from .lease import Hold, HoldState, believed
 
 __all__ = ["Ledger", "Neglect", "Remains"]
@@ -63,11 +64,13 @@ class Ledger:
 
     A write goes to the half that does not count, then one byte makes it count, so that a process
     killed in the middle of it leaves what it had written before.
+
+    Raises:
+        OSError: There is no room for it.
     """
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  # open for as long as the ledger is
-        self._file.truncate(PAGES * PAGE)
+        self._file = _make_file(PAGES * PAGE)  # open for as long as the ledger is: its lock counts
         self._memory = mmap.mmap(self._file.fileno(), PAGES * PAGE)
         self._mutex = threading.Lock()
         self._parent = os.getpid()
@@ -89,7 +92,7 @@ class Ledger:
             self._turn_over()
             self._noted[hold.owner] = Remains(
                 hold.store.identity,
-                hold.key,
+                slot_name(hold.key),  # which is short
                 hold.owner,
                 hold.terms.lease if renewed else 0.0,
                 limit if renewed else None,
@@ -228,8 +231,35 @@ class Ledger:
         self._mutex = threading.Lock()
 
 
+def _make_file(size: int) -> BinaryIO:
+    """
+    Return a file of zeros that has all of its room already.
+
+    A write to a mapped file that has none, on a disk that is full by then, kills who writes.
+    """
+    file: Any
+    if hasattr(os, "memfd_create"):  # no disk under it, that may be full or slow
+        file, allocate = os.fdopen(os.memfd_create("distlock"), "r+b"), os.ftruncate
+    else:
+        file, allocate = tempfile.TemporaryFile(), _fill  # noqa: SIM115  # for who asks to close
+    try:
+        allocate(file.fileno(), size)
+    except BaseException:
+        file.close()
+        raise
+    return file  # type: ignore[no-any-return]
+
+
+def _fill(number: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(number, 0, size)
+    else:
+        os.pwrite(number, bytes(size), 0)
+
+
 def _parsed(written: bytes) -> list[Remains]:
-    return [Remains(*entry) for entry in json.loads(written or b"[]")]
+    entries = json.loads(written or b"[]")
+    return [Remains(store, key_of(name), *others) for store, name, *others in entries]
 
 
 def _gone(pid: int) -> bool:

@@ -1,12 +1,15 @@
 """Where the locks are if `distlock_url` is not set: where broker or results are, if a Redis is."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from .errors import ConfigurationError
 
 __all__ = ["borrowed_url", "with_option"]
+
+logger = logging.getLogger(__name__)
 
 SCHEMES = (
     *("redis", "rediss", "redis+socket", "memory", "sentinel"),
@@ -20,6 +23,7 @@ def borrowed_url(conf: Any) -> str:
     Return the URL of the Redis that *conf*, an app's configuration, names for something else.
 
     What its transport options say of sentinels, and its TLS options of certificates, is in it.
+    What its URL says to Celery alone, such as a time limit, is not.
 
     Raises:
         ConfigurationError: Neither the broker nor the result backend is a Redis.
@@ -40,8 +44,13 @@ def borrowed_url(conf: Any) -> str:
             return "memory://"
         if scheme in SCHEMES:
             # Several are the broker's stand-ins for one another, but all the sentinels are asked.
-            url = ";".join(urls) if scheme == "sentinel" else urls[0]
-            return _with_sentinels_options(_with_tls(url, tls), options or {})
+            bare, own = _for_locks(urls[0])
+            named = {**_tls_options(tls), **_sentinels_options(scheme, options or {}, own), **own}
+            if tls or any(name.startswith("ssl_") for name in own):  # as kombu has it
+                bare = f"{_OVER_TLS.get(scheme, scheme)}{bare.removeprefix(scheme)}"
+            # Several are the broker's stand-ins for one another, but all the sentinels are asked.
+            others = urls[1:] if scheme == "sentinel" else ()
+            return ";".join([with_option(bare, **named), *map(_host_alone, others)])
     raise ConfigurationError(
         "no lock store: set distlock_url, as in distlock_url = 'redis://localhost:6379/0'; it"
         " follows the broker's or the result backend's URL only where one of them is a Redis"
@@ -61,29 +70,48 @@ def with_option(url: str, **options: Any) -> str:
     return f"{first}{joint}{query}{semicolon}{others}" if query else url
 
 
-def _with_tls(url: str, tls: Any) -> str:
-    if not tls:
-        return url
-    scheme, _, rest = url.partition("://")
+def _host_alone(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def _for_locks(url: str) -> tuple[str, dict[str, Any]]:
+    """Return *url* without its options, and those of them that are not for Celery alone."""
+    from .stores.urls import OPTIONS  # imports redis-py, which not every store needs
+
+    bare, _, query = url.partition("#")[0].partition("?")
+    known = {*OPTIONS, "virtual_host"} if bare.startswith("redis+socket") else OPTIONS
+    own = {}
+    for name, value in parse_qsl(query):
+        if name in known or name.startswith("ssl_"):  # of TLS nothing is left out unheard
+            own[name] = value
+        else:
+            logger.debug("the lock store goes without the option %r of Celery's URL", name)
+    return bare, own
+
+
+def _tls_options(tls: Any) -> dict[str, Any]:
     options = dict(tls) if isinstance(tls, Mapping) else {}
     if "ssl_cert_reqs" in options:  # a constant of the ssl module, its name, or None
         wanted = options["ssl_cert_reqs"]
         options["ssl_cert_reqs"] = getattr(wanted, "name", str(wanted or "none"))
-    return with_option(f"{_OVER_TLS.get(scheme, scheme)}://{rest}", **options)
+    return options
 
 
-def _with_sentinels_options(url: str, options: Mapping[str, Any]) -> str:
-    if not url.startswith("sentinel"):
-        return url
-    if "?" not in url and not options.get("master_name"):
+def _sentinels_options(
+    scheme: str, options: Mapping[str, Any], own: Mapping[str, Any]
+) -> dict[str, Any]:
+    if scheme != "sentinel":
+        return {}
+    named = {"service", "master_name"} & own.keys()
+    if not named and not options.get("master_name"):
         raise ConfigurationError(
             "the lock store follows the sentinels of broker or results, and the transport options"
             " have no master_name"
         )
-    own = options.get("sentinel_kwargs") or {}
-    return with_option(
-        url,
-        service=options.get("master_name"),
-        sentinel_username=own.get("username"),
-        sentinel_password=own.get("password"),
-    )
+    theirs = options.get("sentinel_kwargs") or {}
+    return {
+        "service": None if named else options["master_name"],
+        "sentinel_username": theirs.get("username"),
+        "sentinel_password": theirs.get("password"),
+    }

@@ -24,7 +24,8 @@ from .errors import (
 )
 from .lease import Hold, HoldState, Lease, Terms
 from .ledger import Ledger
-from .settings import check_lease
+from .naming import shown
+from .settings import DEFAULT_PREFIX, check_lease, check_wait
 from .stores import Ability, Store, open_store
 from .stores.base import Ended, Inbox, Parcel, Reply, Status
 from .watchdog import watchdog
@@ -187,7 +188,9 @@ def _ask(hold: Hold, queue: Inbox | Parcel | None, repeated: bool, keep: bool) -
         run=hold.run,
         repeated=repeated,
         keep=keep,
+        arrival=hold.arrival,
     )
+    hold.arrival = reply.arrival or hold.arrival
     if hold.take(reply):
         watchdog(hold.store).watch(hold)
     elif reply.wake is not None:
@@ -247,7 +250,7 @@ def surrender(
     try:
         ours = hold.give_back(ended, keep_for)
     except StoreError as error:
-        logger.warning("%r is given back later, or its lease ends: %s", hold.key, error)
+        logger.warning("%r is given back later, or its lease ends: %s", shown(hold.key), error)
         _give_back(hold, ended)
     except BaseException:  # a time limit's exception, say: the caller has to see it, and soon
         _give_back(hold, ended)
@@ -271,10 +274,16 @@ def no_store() -> Store:
     )
 
 
+def no_stores() -> list[Store]:
+    """Stand in for the stores of the apps where there is none."""
+    return []
+
+
 class _Defaults:
     """What the Celery side puts in, so that this module need not know it."""
 
     store: Callable[[], Store] = staticmethod(no_store)
+    stores: Callable[[], list[Store]] = staticmethod(no_stores)
     on_event: Callable[..., None] | None = None
     ledger: Ledger | None = None
 
@@ -297,7 +306,12 @@ class Lock:
         lease: Seconds that the lock outlives this process's last sign of life. More survives longer
             pauses of the process; less lets others in sooner after a crash.
         watchdog: Renew the lease while it is held. False: a fixed lease, never renewed.
-        store: A URL, a store, or None for the current Celery app's.
+        store: A URL, a store, or None for the current Celery app's. A URL that is an app's
+            `distlock_url` means that app's store, and so its prefix. Which store it is, is found
+            when the lock is acquired; while this object holds it in a thread, it stays that one.
+        prefix: What the names of the store's records begin with; only with a URL. Locks of two
+            prefixes do not exclude each other.
+        timeout: Seconds that ``with`` waits for the holder at most; None waits for ever.
 
     Raises:
         ConfigurationError: An argument is of the wrong type or out of range.
@@ -310,6 +324,8 @@ class Lock:
         lease: float = 30.0,
         watchdog: bool = True,
         store: Store | str | None = None,
+        prefix: str | None = None,
+        timeout: float | None = None,
     ) -> None:
         given: Any = key  # annotations do not keep anybody from giving something else
         if not isinstance(given, str) or not key:
@@ -318,9 +334,15 @@ class Lock:
             raise ConfigurationError(f"watchdog must be True or False, not {watchdog!r}")
         if store is not None and not isinstance(store, str | Store):
             raise ConfigurationError(f"store must be a URL, a store or None, not {store!r}")
+        if prefix is not None and not isinstance(store, str):
+            raise ConfigurationError("prefix goes with a store's URL; a store has its own")
         self.key = key
         self._terms = Terms(check_lease(lease), watchdog=watchdog)
-        self._named_store = open_store(store) if isinstance(store, str) else store
+        self._timeout = None if timeout is None else check_wait(timeout, "timeout")
+        self._named_store = store if isinstance(store, Store) else None
+        self._finds_prefix = isinstance(store, str) and prefix is None
+        if isinstance(store, str):
+            self._named_store = open_store(store, prefix or DEFAULT_PREFIX)
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """
@@ -341,23 +363,28 @@ class Lock:
             StoreUnavailableError: The store did not answer; the lock is not held.
             QuorumError: Too few of several servers have confirmed it; likewise.
         """
-        patience = _patience(blocking, timeout)
+        return self._acquire(_patience(blocking, timeout)) is None
+
+    def _acquire(self, patience: float | None) -> Reply | None:
+        """Return the store's answer if the lock is not held now."""
         store = self._store
         holds = held_here()
         hold = holds.get((store.identity, self.key))
         if hold is not None:
             hold.ensure_held()
             hold.depth += 1
-            return True
+            hold.takers.append(self)
+            return None
         hold = self._new_hold(store)
         reply = obtain(hold, timeout=patience)
         if reply.status is not Status.GRANTED:
             hold.on_event(
                 "lock_conflict", key=self.key, holder=reply.holder, remaining=reply.remaining
             )
-            return False
+            return reply
         holds[store.identity, self.key] = hold
-        return True
+        hold.takers.append(self)
+        return None
 
     def release(self) -> None:
         """
@@ -371,7 +398,9 @@ class Lock:
         store = self._store
         hold = holds.get((store.identity, self.key))
         if hold is None:
-            raise LockNotOwnedError(f"lock {self.key!r} is not held by this thread")
+            raise LockNotOwnedError(f"lock {shown(self.key)!r} is not held by this thread")
+        if self in hold.takers:  # else it was another Lock of this key that took it
+            hold.takers.remove(self)
         hold.depth -= 1
         if hold.depth:
             return
@@ -391,8 +420,14 @@ class Lock:
         return None if hold is None else Lease((hold,))
 
     def __enter__(self) -> Lease:
-        """Wait for the lock; return the lease."""
-        self.acquire()
+        """
+        Wait for the lock, `timeout` seconds at most if that was given; return the lease.
+
+        Raises :exc:`~celery_distlock.errors.LockConflictError` if somebody else still has it then.
+        """
+        reply = self._acquire(self._timeout)
+        if reply is not None:
+            raise conflict(self.key, reply)
         return Lease((held_here()[self._store.identity, self.key],))
 
     def __exit__(
@@ -415,11 +450,17 @@ class Lock:
             lease = self.lease
         except ConfigurationError:  # no store yet
             lease = None
-        return f"<Lock {self.key!r}: {lease or 'not held here'}>"
+        return f"<Lock {shown(self.key)!r}: {lease or 'not held here'}>"
 
     @property
     def _store(self) -> Store:
-        return self._named_store or defaults.store()
+        named = self._named_store
+        if named is not None and not self._finds_prefix:
+            return named
+        for hold in held_here().values():  # apps may have come and gone since it was taken
+            if self in hold.takers:
+                return hold.store
+        return defaults.store() if named is None else _with_an_apps_prefix(named)
 
     def _new_hold(self, store: Store) -> Hold:
         if Ability.WAIT not in store.abilities:
@@ -435,6 +476,24 @@ class Lock:
             label=label,
             on_event=lambda name, **facts: report(name, self, store, **facts),
         )
+
+
+def _with_an_apps_prefix(named: Store) -> Store:
+    """Return the app's store that is where *named* is, or else *named*."""
+    stores = {
+        store.identity: store for store in defaults.stores() if _place(store) == _place(named)
+    }
+    if len(stores) > 1:
+        prefixes = ", ".join(sorted(identity.rpartition("#")[2] for identity in stores))
+        raise ConfigurationError(
+            f"several apps lock at {_place(named)}, with the prefixes {prefixes}: call"
+            " app.set_current(), or say Lock(..., prefix=...)"
+        )
+    return next(iter(stores.values()), named)
+
+
+def _place(store: Store) -> str:
+    return store.identity.rpartition("#")[0]
 
 
 def _patience(blocking: bool, timeout: float) -> float | None:

@@ -14,6 +14,7 @@ from celery import Celery
 
 from . import events, tracing
 from .lock import Lock
+from .naming import shown
 from .runtime import Runtime
 from .stores import Store
 from .tally import Tally
@@ -40,10 +41,12 @@ def observe(name: str, sender: Any, store: Store | None, facts: dict[str, Any]) 
     """
     _seen.append((name, sender, store, facts))
     _teller.begin()
-    if tracing.wanted():
-        tracing.observe(name, _task_of(sender), facts)
-    if events.wanted():
-        events.send(name, _task_of(sender), facts)
+    if tracing.wanted() or events.wanted():
+        told = {**facts, "key": shown(facts["key"])} if "key" in facts else facts
+        if tracing.wanted():
+            tracing.observe(name, _task_of(sender), told)
+        if events.wanted():
+            events.send(name, _task_of(sender), told)
 
 
 def flush() -> None:
@@ -60,7 +63,8 @@ def _tell() -> None:
                 store = Runtime.of(_app_of(sender)).store
             tally.add(store, name, _task_of(sender), facts)
         except Exception as error:  # noqa: BLE001  # whatever is wrong with one, the next is counted
-            logger.debug("%s of %r is not counted: %r", name, facts.get("key"), error)
+            key = shown(str(facts.get("key")))
+            logger.debug("%s of %r is not counted: %r", name, key, error)
     tally.tell()
 
 

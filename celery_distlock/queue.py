@@ -1,16 +1,23 @@
 """The sweeper: finds what a crash left in the queues, and sends it on its way."""
 
+import functools
 import logging
 import threading
 from collections.abc import Callable
 
 from . import clock
+from .dispatch import UNSENT
 from .errors import StoreError
+from .keys import key_of
+from .naming import shown
 from .stores import Store
+from .stores.base import Sending, Wake
 
 __all__ = ["Sweeper"]
 
 logger = logging.getLogger(__name__)
+
+AFTER_YOU = 1.5  # intervals; whoever had the last turn would else have the next one nearly always
 
 
 class Sweeper:
@@ -18,7 +25,7 @@ class Sweeper:
     A thread that looks through a store's queues every *interval* seconds.
 
     Any number may run on one store: of all of them, one looks in each interval. *on_swept* is
-    called for each task that it finds.
+    called for each task that it finds and sends. When the broker hangs it ends its turn.
     """
 
     def __init__(
@@ -40,9 +47,12 @@ class Sweeper:
         self._stopped.set()
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._interval * clock.jitter(0.9, 1.1)):
+        patience = 1.0
+        while not self._stopped.wait(self._interval * patience * clock.jitter(0.9, 1.1)):
+            patience = 1.0
             try:
-                self._sweep()
+                if self._sweep():
+                    patience = AFTER_YOU
             except Exception as error:
                 # Said once an outage, not every two seconds of it.
                 report = logger.debug if self._failing else logger.warning
@@ -53,8 +63,18 @@ class Sweeper:
             else:
                 self._failing = False
 
-    def _sweep(self) -> None:
+    def _sweep(self) -> bool:
+        """Whether something was found that this process could not send."""
+        left = False
         for wake in self._store.sweep(self._interval):
-            logger.info("swept up a parked task at %s: %s", wake.name, wake.run)
-            self._store.dispatch(wake)
-            self._on_swept()
+            swept = functools.partial(self._note_swept, wake)
+            became = self._store.dispatch(wake, on_sent=swept, patience=UNSENT)
+            if became is Sending.PENDING:
+                return True  # the broker hangs, for us at least: others are to find the rest
+            left |= became is Sending.LEFT
+        return left
+
+    def _note_swept(self, wake: Wake) -> None:
+        name, run = shown(key_of(wake.name)), shown(wake.run)
+        logger.info("swept up a parked task at %r: %r", name, run)
+        self._on_swept()

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import signals
+from .naming import shown
 from .stores.base import Reply, task_of
 
 __all__ = ["Report"]
@@ -37,6 +38,7 @@ class Report:
         self, level: int, words: str, facts: dict[str, Any], error: BaseException | None = None
     ) -> None:
         if logger.isEnabledFor(level):
+            facts = facts | {name: shown(facts[name]) for name in _NAMES & facts.keys()}
             told = {"task": self._task.name, "task_id": self._task_id, **facts}
             extra = {f"lock_{name}": _plain(value) for name, value in told.items()}
             # Not a template any more: a key may hold anything.
@@ -75,6 +77,7 @@ class Report:
         self.event("task_parked", **facts)
 
 
+_NAMES = {"key", "holder"}
 _QUIET = {
     "lock_acquired": "acquired {key!r} (token {token}) after {waited:.3f} s",
     "lock_released": "released {key!r} (token {token}) after {held:.3f} s",

@@ -1,5 +1,6 @@
 """What the locked tasks of one app share: its settings, its store, each task's plan."""
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -9,19 +10,22 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from celery import Celery, _state
+from celery.app.task import Context
 
 from . import lock, signals
-from .envelope import publish
+from .envelope import MalformedError, publish
 from .errors import ConfigurationError
-from .keys import KeyRule
+from .keys import KeyRule, told_by
 from .lease import Terms
 from .location import borrowed_url, with_option
+from .masking import mask_urls
 from .policies import Policy, resolve
 from .settings import TASK_OPTIONS, Layer, Settings, closest
 from .stores import Store, open_store
-from .stores.base import Wake
+from .stores.base import UnsendableError, Wake
+from .trust import Reason, RefusedError, Trust
 
-__all__ = ["UNSET", "Plan", "Runtime"]
+__all__ = ["UNSET", "Plan", "Runtime", "spelt"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +53,9 @@ class Runtime:
         self.plans: dict[str, Plan | None] = {}
         self.desk = ""  # where this worker takes woken tasks; empty where there is none
         self.forget: Callable[[Wake], None] | None = None  # drops a woken task, in a worker
+        self.parking: Any = None  # parks what arrives, in a worker that consumes
+        self.trust = Trust(app, self)
+        self._imported = False
 
     @classmethod
     def of(cls, app: Celery) -> "Runtime":
@@ -73,12 +80,57 @@ class Runtime:
         Raises:
             ConfigurationError: No URL is set, and neither broker nor result backend is a Redis.
         """
-        url = self.settings.url or borrowed_url(self._app.conf)
-        store = open_store(
-            with_option(url, replicas=self.settings.replicas or None), self.settings.prefix
-        )
-        store.courier = functools.partial(_send, self._app)
+        store = self._open(self.settings.prefix)
+        store.courier = self._send
         return store
+
+    @functools.cached_property
+    def turns(self) -> Store:
+        """Where workers that are all asked agree which one does it, by locks beside all others."""
+        return self._open(f"{self.settings.prefix}:turns")
+
+    def _open(self, prefix: str) -> Store:
+        url = self.settings.url or borrowed_url(self._app.conf)
+        return open_store(with_option(url, replicas=self.settings.replicas or None), prefix)
+
+    def _send(self, wake: Wake) -> None:
+        """
+        Send what was woken.
+
+        Raises:
+            RefusedError: It is not for this process to send.
+            UnsendableError: It is for nobody to send.
+        """
+        try:
+            self.trust.check(wake)
+            publish(self._app, wake.envelope)
+        except MalformedError as error:
+            raise UnsendableError(str(error)) from error
+        except RefusedError as refusal:
+            if refusal.reason is Reason.MALFORMED:
+                raise UnsendableError(str(refusal)) from refusal
+            self.trust.refuse(wake, refusal)
+            raise
+
+    def import_tasks(self) -> None:
+        """
+        Have all the app's tasks declared, as a worker does when it starts; once.
+
+        Raises:
+            ConfigurationError: A module of ``include``, ``imports`` or of an autodiscovery cannot
+                be imported.
+        """
+        if self._imported:
+            return
+        if not self._app.loader.worker_initialized:
+            try:
+                self._app.loader.import_default_modules()
+            except Exception as error:
+                raise ConfigurationError(
+                    f"the app's tasks cannot be imported: {error!r}; see include and imports"
+                ) from error
+        self._app.finalize()
+        self._imported = True
 
     def use_flags(self, flags: Mapping[str, Any]) -> None:
         """
@@ -88,7 +140,7 @@ class Runtime:
             ConfigurationError: A flag, or a task's plan under these flags, is wrong.
         """
         self._flags = dict(flags)
-        for name in ("settings", "store", "_layers"):
+        for name in ("settings", "store", "turns", "_layers"):
             self.__dict__.pop(name, None)
         for task in list(self._app.tasks.values()):
             if task.name in self.plans:
@@ -140,10 +192,6 @@ class Runtime:
 _runtimes: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()
 
 
-def _send(app: Celery, wake: Wake) -> None:
-    publish(app, wake.envelope)
-
-
 def _options(task: type[Any], where: str) -> dict[str, Any]:
     """Return the lock options that *task*, its bases or annotations set."""
     options = {}
@@ -183,20 +231,20 @@ def _refuse_unknown(app: Celery) -> None:
         if name.removeprefix("lock_") in TASK_OPTIONS and name.startswith("lock_"):
             raise ConfigurationError(
                 f"the setting {key} is not read, for that is an option of tasks; for the whole app"
-                f" write {_spelt(f'dist{name}', namespace)}"
+                f" write {spelt(f'dist{name}', namespace)}"
             )
         if not name.startswith("distlock_"):
             continue
         if name not in known:
-            names = [_spelt(each, namespace) for each in known]
-            hint = closest(_spelt(name, namespace), names)
+            names = [spelt(each, namespace) for each in known]
+            hint = closest(spelt(name, namespace), names)
             raise ConfigurationError(f"unknown setting {key}; {hint}")
-        right = _spelt(name, namespace)
+        right = spelt(name, namespace)
         if key not in (name, right):
             raise ConfigurationError(f"the setting {key} is not read; write {right}")
 
 
-def _spelt(name: str, namespace: str) -> str:
+def spelt(name: str, namespace: str) -> str:
     """Return the setting *name* as it is written with *namespace*."""
     full = f"{namespace}_{name}" if namespace else name
     return full.upper() if namespace.isupper() else full
@@ -214,5 +262,19 @@ def _current_store() -> Store:
     return next(iter(_runtimes.values())).store
 
 
+def _known_stores() -> list[Store]:
+    """Return the store of this thread's app, or those of all the apps that there are."""
+    app = _state._tls.current_app  # type: ignore[attr-defined]  # likewise
+    runtimes = list(_runtimes.values()) if app is None else [Runtime.of(app)]
+    stores = []
+    for runtime in runtimes:
+        with contextlib.suppress(ConfigurationError):  # it has none; its worker would say so
+            stores.append(runtime.store)
+    return stores
+
+
+mask_urls()
+told_by[Context] = lambda request: [request.id, request.retries]  # Celery calls errbacks with one
 lock.defaults.store = staticmethod(_current_store)
+lock.defaults.stores = staticmethod(_known_stores)
 lock.defaults.on_event = signals.send

@@ -6,7 +6,7 @@ that names one wins. Knows nothing of Celery: a layer is a mapping with a descri
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -17,8 +17,13 @@ __all__ = ["APP_ONLY", "MAX_LEASE", "MIN_LEASE", "TASK_OPTIONS", "Layer", "Setti
 
 MIN_LEASE = 0.1  # seconds; below it a scheduling pause of a busy machine would lose every lock
 MAX_LEASE = 30 * 86400.0  # seconds; far below where milliseconds overflow in the store
+MAX_REQUEUES = 1_000_000
+MAX_REPLICAS = 100  # more than any server has: the grant would wait for them in vain
+SHORTEST_SECRET = 16  # characters; what has fewer can be guessed from one signature
 
-ON_LOST = ("abort", "warn")
+DEFAULT_PREFIX = "distlock"
+
+ON_LOST = ("abort", "requeue", "warn")
 ON_FAILURE = ("release", "requeue")
 ON_OUTAGE = ("retry", "fail", "run")
 
@@ -44,9 +49,12 @@ class Settings:
         prefix: What the names of all lock records begin with. Projects that share a server need
             one each.
         enabled: False: every task runs without its lock.
-        replicas: How many replicas have to confirm a grant, a renewal and a parked task.
+        replicas: How many replicas have to confirm a grant, a renewal and a parked task; up to 100.
         sweep_interval: Seconds between looks for what a crash has left in the queues. Less finds it
             sooner; of all workers one looks in each interval.
+        secret: Signs what is parked; then nothing else is sent or run. All that park tasks or
+            release locks need the same. A list while it is changed: the first one signs, all are
+            believed, and with a None at its end what is not signed is, too.
     """
 
     key: Any = DEFAULT_TEMPLATE
@@ -62,10 +70,11 @@ class Settings:
     hold_on_retry: bool = False
 
     url: str | None = None
-    prefix: str = "distlock"
+    prefix: str = DEFAULT_PREFIX
     enabled: bool = True
     replicas: int = 0
     sweep_interval: float = 2.0
+    secret: Any = field(default=(), repr=False)
 
     @classmethod
     def from_layers(cls, *layers: Layer) -> "Settings":
@@ -118,10 +127,13 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
-def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _wrong(name, "a whole number, 0 or more", value)
-    return value
+def _count(most: int) -> Callable[[str, Any], int]:
+    def check(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+            raise _wrong(name, f"a whole number from 0 to {most}", value)
+        return value
+
+    return check
 
 
 def _one_of(names: tuple[str, ...]) -> Callable[[str, Any], str]:
@@ -135,8 +147,13 @@ def _one_of(names: tuple[str, ...]) -> Callable[[str, Any], str]:
 
 
 def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value or any(c in "{} \t\r\n" for c in value):
-        raise _wrong(name, "a text without braces and blanks", value)
+    wanted = "a text without braces, blanks and control characters"
+    if not isinstance(value, str) or not value:
+        raise _wrong(name, wanted, value)
+    unfit = sorted({c for c in value if c in "{} " or not c.isprintable()})
+    if unfit:
+        found = ", ".join(map(repr, unfit))
+        raise ConfigurationError(f"{name} must be {wanted}, and {value!r} has {found}")
     return value
 
 
@@ -147,6 +164,24 @@ def _url(name: str, value: Any) -> str | None:
         url = "a URL such as redis://localhost:6379/0"
         raise ConfigurationError(f"{name} must be {url}, not {given}")
     return value
+
+
+def _secrets(name: str, value: Any) -> tuple[str | None, ...]:
+    """Return what signs, and after it what is believed besides; never shown, be it right or not."""
+    given = tuple(value) if isinstance(value, list | tuple) else (value,)
+    *before, last = given or (None,)
+    secrets = [*before, last] if last is not None else before
+    if not secrets or any(not isinstance(each, str) for each in secrets):
+        kinds = ", ".join(type(each).__name__ for each in given) or "nothing"
+        raise ConfigurationError(
+            f"{name} must be a text, or a list of texts with perhaps a None at its end, not {kinds}"
+        )
+    if any(len(each) < SHORTEST_SECRET for each in secrets):
+        raise ConfigurationError(
+            f"{name} must be a text of {SHORTEST_SECRET} characters or more, as"
+            " secrets.token_urlsafe() makes them, not a shorter one"
+        )
+    return given
 
 
 def _elsewhere(_name: str, value: Any) -> Any:
@@ -162,21 +197,32 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "max_hold": _seconds_or_none(MIN_LEASE, MAX_LEASE),
     "on_lost": _one_of(ON_LOST),
     "on_failure": _one_of(ON_FAILURE),
-    "max_requeues": _count,
+    "max_requeues": _count(MAX_REQUEUES),
     "on_outage": _one_of(ON_OUTAGE),
     "hold_on_retry": _flag,
     "url": _url,
     "prefix": _text,
     "enabled": _flag,
-    "replicas": _count,
+    "replicas": _count(MAX_REPLICAS),
     "sweep_interval": _seconds(0.05, 3600.0),
+    "secret": _secrets,
 }
-assert list(_CHECKS) == [field.name for field in fields(Settings)]
+assert list(_CHECKS) == [each.name for each in fields(Settings)]
 
-APP_ONLY = frozenset({"url", "prefix", "enabled", "replicas", "sweep_interval"})
+APP_ONLY = frozenset({"url", "prefix", "enabled", "replicas", "sweep_interval", "secret"})
 TASK_OPTIONS = tuple(name for name in _CHECKS if name not in APP_ONLY)
+
+
+def check_wait(value: Any, name: str = "wait") -> float:
+    """Return *value* as seconds to wait; raise :exc:`ConfigurationError` if it cannot be that."""
+    return float(_CHECKS["wait"](name, value))
 
 
 def check_lease(value: Any, name: str = "lease") -> float:
     """Return *value* as a lease in seconds; raise :exc:`ConfigurationError` if it cannot be one."""
     return float(_CHECKS["lease"](name, value))
+
+
+def check_prefix(value: Any, name: str = "prefix") -> str:
+    """Return *value* as what records' names begin with; raise :exc:`ConfigurationError` if not."""
+    return str(_CHECKS["prefix"](name, value))

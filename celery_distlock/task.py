@@ -37,10 +37,12 @@ class LockedTask(_Task):
         lock_watchdog: True: the lease is renewed while the task runs. False: never.
         lock_max_hold: Seconds after which it is renewed no more; None: no limit.
         lock_on_lost: ``"abort"`` raises :exc:`~celery_distlock.errors.LockLostError` inside a task
-            whose lock is lost; ``"warn"`` logs and signals only.
+            whose lock is lost; ``"requeue"`` likewise, and then the task goes back to the end of
+            its key's queue; ``"warn"`` logs and signals only. A run that is aborted has not ended:
+            a second delivery of it that waits runs.
         lock_on_failure: ``"release"``, or ``"requeue"``: a failed task goes back to the end of its
             key's queue.
-        lock_max_requeues: How many times, 3.
+        lock_max_requeues: How many times either may happen, 3.
         lock_on_outage: The lock store does not answer: ``"retry"`` later, ``"fail"``, or
             ``"run"`` unlocked.
         lock_hold_on_retry: True: the key stays locked between the attempts of ``self.retry()``.

@@ -60,7 +60,7 @@ class TaskOptions(TypedDict, total=False):
     lock_lease: float
     lock_watchdog: bool
     lock_max_hold: float | None
-    lock_on_lost: Literal["abort", "warn"]
+    lock_on_lost: Literal["abort", "requeue", "warn"]
     lock_on_failure: Literal["release", "requeue"]
     lock_max_requeues: int
     lock_on_outage: Literal["retry", "fail", "run"]

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary, ref
 
 from . import clock
 from .lease import Hold, HoldState
+from .naming import shown
 from .stores.base import RenewOutcome, Store
 
 __all__ = ["Watchdog", "watchdog"]
@@ -24,7 +25,9 @@ logger = logging.getLogger(__name__)
 
 BATCH = 100  # holds a round trip
 GATHER = 0.15  # of a renewal period: what falls due so soon is renewed along
-ANSWER_SHARE = 6  # a renewal is given up after a sixth of the lease, in time for another
+# A renewal is given up after a sixth of the shortest lease here, in time for another: the server
+# that does not answer may not be the one that has the key with that lease.
+ANSWER_SHARE = 6
 RETRY_SHARE = 9  # and repeated after a ninth
 
 
@@ -109,7 +112,7 @@ class Watchdog:
     def _pass(self) -> None:
         now = clock.monotonic()
         renewals: list[Hold] = []
-        ends_at = float("inf")  # of the first lease here
+        ends_at = shortest = float("inf")  # of the first lease here, and of the shortest
         for reference, due in self._due.copy().items():
             hold = reference()
             if hold is None:
@@ -123,18 +126,19 @@ class Watchdog:
                 self._lost(hold, _why(hold))
                 continue
             ends_at = min(ends_at, hold.valid_until)
+            if hold.renewable:
+                shortest = min(shortest, hold.terms.lease)
             if due <= now + GATHER * hold.terms.lease / 3 and hold.renewable:
                 renewals.append(hold)
             elif due <= now:
                 self._due[reference] = hold.valid_until
         for batch in _batches(renewals):
-            self._renew(batch, ends_at)
+            self._renew(batch, ends_at, shortest / ANSWER_SHARE)
 
-    def _renew(self, holds: list[Hold], ends_at: float) -> None:
+    def _renew(self, holds: list[Hold], ends_at: float, patience: float) -> None:
         wanted = [hold.ownership() for hold in holds]
         # Never longer than the first lease here lasts: its end has to be noticed in time.
-        ends = max(0.0, ends_at - clock.monotonic())
-        patience = min(ends, min(ownership.lease for ownership in wanted) / ANSWER_SHARE)
+        patience = max(0.0, min(patience, ends_at - clock.monotonic()))
         outcomes = holds[0].store.renew(wanted, patience)
         for hold, ownership, (outcome, asked_at) in zip(holds, wanted, outcomes, strict=True):
             hold.renewed(outcome, asked_at, ownership.lease)
@@ -145,7 +149,7 @@ class Watchdog:
                 if hold.suspect:
                     logger.warning(
                         "the lease of %r is not renewed and ends in %.1f s",
-                        hold.key,
+                        shown(hold.key),
                         hold.remaining,
                     )
                 retry = clock.monotonic() + hold.terms.lease / RETRY_SHARE

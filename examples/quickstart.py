@@ -14,5 +14,5 @@ def reserve(self, sku: str, quantity: int) -> int:
 
 
 def restock(sku: str, quantity: int) -> None:
-    with Lock(f"stock:{sku}"):  # the same lock, from web code
+    with Lock(f"stock:{sku}", timeout=3.0):  # the same lock, from web code; else LockConflictError
         ...

@@ -66,7 +66,9 @@ def wait_for_a_key_of_ours(site: Site, way: str, task: str = "echo_requeue") -> 
         results = [_send(site, task, key, kind) for key, kind in pairs]
         for key, result in zip(keys, results, strict=True):
             if way == "retry":
-                wait_until(lambda result=result: result.state == "PARKED", what="a conflict")
+                # What is sent again passes a message of low priority, until its pauses are longer.
+                parked = lambda result=result: result.state == "PARKED"  # noqa: E731
+                wait_until(parked, timeout=90.0, what="a conflict")
             else:
                 site.wait_queued(key)
             if way == "broker":

@@ -78,7 +78,11 @@ class _Remarks(logging.Handler):
 
 
 @click.group(cls=_Locks, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--url", help="The lock store's URL, instead of the app's distlock_url.")
+@click.option(
+    "--url",
+    help="The lock store's URL, instead of the app's distlock_url; without a password, as whoever"
+    " lists this machine's processes sees it.",
+)
 @click.option("--prefix", help="What the names of all lock records begin with, likewise.")
 @click.pass_context
 @handle_preload_options

@@ -2,6 +2,7 @@
 
 import glob
 import logging
+import re
 import threading
 from contextlib import suppress
 
@@ -14,6 +15,8 @@ from celery_distlock.stores import Store
 __all__ = ["complete_key"]
 
 PATIENCE = 2.0  # seconds that somebody who has pressed the tab key waits
+# A shell puts a key into the command line as it is, and obeys what it finds there.
+_HARMLESS = re.compile(r"(?!-)[\w@%+=:,./-]+").fullmatch
 MOST = 100  # keys that a shell is given to choose from
 
 
@@ -34,8 +37,7 @@ def complete_key(
 def _search(store: Store, incomplete: str, found: list[str]) -> None:
     with suppress(Exception):
         for keys in store.find_keys(f"{glob.escape(incomplete)}*"):
-            # A shell is told of one a line, and splits at blanks.
-            found += [key for key in keys if key.isprintable() and " " not in key]
+            found += filter(_HARMLESS, keys)
             if len(found) >= MOST:
                 return
 

@@ -1,6 +1,7 @@
 """How the commands show what they know: tables for people, lines for pipes, JSON for scripts."""
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from celery_distlock.admin import Holder, LockInfo, WaiterInfo
+from celery_distlock.admin import Holder, LockInfo, WaiterInfo, plain
 
 __all__ = [
     "LOCK_COLUMNS",
@@ -92,15 +93,10 @@ def _text(cell: Cell) -> str:
     return str(cell) or "-"
 
 
-def plain(text: str) -> str:
-    """Return *text* on one line, without anything that a terminal would obey."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def duration(seconds: float) -> str:
-    """Return *seconds* for people, as ``4.2s``, ``16m10s`` or ``3h05m``."""
+    """Return *seconds* for people, as ``4.2s``, ``16m10s``, ``3h05m``; ``no end`` if infinite."""
+    if math.isinf(seconds):
+        return "no end"
     if seconds < 60:
         return f"{max(0.0, seconds):.1f}s"
     minutes, rest = divmod(int(seconds), 60)
@@ -131,7 +127,7 @@ def lock_cells(info: LockInfo, now: float) -> list[str]:
         "(on its way)" if info.state == "waking" else worker_of(holder),
         duration(now - info.since) if info.since else "",
         duration(info.remaining) if holder else "",
-        str(info.token or ""),
+        str(info.token) if info.token > 0 else "",
         str(info.waiting),
         str(info.woken),
     ]
@@ -145,8 +141,8 @@ def lock_record(info: LockInfo, now: float) -> dict[str, Any]:
         "holder": asdict(info.holder) if info.holder else None,
         **_time("since", info.since),
         "age_seconds": round(max(0.0, now - info.since), 3) if info.since else None,
-        "remaining_seconds": round(info.remaining, 3),
-        "token": info.token,
+        "remaining_seconds": round(info.remaining, 3) if math.isfinite(info.remaining) else None,
+        "token": info.token if info.token >= 0 else None,  # somebody else has spoilt its record
         "waiting": info.waiting,
         **_time("oldest", info.oldest),
         "woken": info.woken,

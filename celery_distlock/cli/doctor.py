@@ -1,6 +1,7 @@
 """``celery locks doctor``: can this store be trusted with locks?"""
 
 import enum
+import itertools
 import re
 import statistics
 import time
@@ -13,8 +14,11 @@ from celery.bin.base import CLIContext
 from rich.text import Text
 
 from celery_distlock.errors import QuorumError, StoreError, StoreUnavailableError
+from celery_distlock.keys import slot_name
 from celery_distlock.runtime import Runtime
 from celery_distlock.stores import Ability, Store
+from celery_distlock.stores.base import Wake, task_of
+from celery_distlock.trust import Reason, RefusedError
 
 from . import command
 from .display import Screen, plain, write_json
@@ -25,6 +29,8 @@ SLOW = 0.05  # seconds; a task asks at least twice
 STALLS = 1.0  # seconds; a third of a short lease, which is when a renewal is due
 CLOCKS_APART = 1.0  # seconds
 NAMED = 3  # tasks that are told by name
+MOST_PARKED = 200  # tasks whose messages are looked at: a round trip each
+PARKED_AT_A_KEY = 10
 
 
 class Verdict(enum.Enum):
@@ -60,7 +66,7 @@ class Finding:
 @command("doctor")
 @click.option(
     "--samples",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 100_000),
     default=50,
     show_default=True,
     help="How many looks at a key the latency is measured by.",
@@ -70,11 +76,10 @@ def doctor_(obj: CLIContext, samples: int, as_json: bool) -> None:
     """
     Examine whether the lock store can be trusted, and say what to do if not.
 
-    It takes and gives back a lock of its own, and changes nothing else. The exit status is 0 if all
-    is fine, 1 if there are doubts, and 2 if there can be no locks.
+    It takes and gives back a lock and a record of its own, and changes nothing else. The exit
+    status is 0 if all is fine, 1 if there are doubts, and 2 if there can be no locks.
     """
-    obj.app.loader.import_default_modules()  # the tasks tell what they need of the store
-    obj.app.finalize()
+    Runtime.of(obj.app).import_tasks()  # they tell what they need of the store
     findings = list(examine(obj.app, samples))
     status = max(_STATUS[finding.verdict] for finding in findings)
     if as_json:
@@ -109,6 +114,8 @@ def examine(app: Celery, samples: int) -> Iterator[Finding]:
         yield from _facts(store, doubts)
         yield from map(_doubted, doubts)
         yield _latency(store, f"{runtime.settings.prefix}:probe", samples)
+        if {Ability.PARK, Ability.LIST} <= store.abilities:
+            yield from _seen(runtime)
     except StoreError as error:
         yield Finding(Verdict.BAD, "locks", str(error), _cure_of(error))
         return
@@ -156,6 +163,46 @@ def _latency(store: Store, key: str, samples: int) -> Finding:
     return Finding(Verdict.DOUBT, "latency", found, _SLOW_CURE)
 
 
+def _seen(runtime: Runtime) -> list[Finding]:
+    """Look through what is parked; that it may not be looked at is no reason to have no locks."""
+    try:
+        return list(_left(runtime))
+    except StoreError as error:
+        found = f"what is parked cannot be looked at: {error}"
+        return [Finding(Verdict.DOUBT, "parked", found, _cure_of(error))]
+
+
+def _left(runtime: Runtime) -> Iterator[Finding]:
+    """Yield why what is parked would not be sent by a process such as this; of a sample."""
+    seen = 0
+    refused: dict[Reason, list[str]] = {}
+    for wake in itertools.islice(_parked(runtime.store), MOST_PARKED):
+        seen += 1
+        try:
+            runtime.trust.check(wake)
+        except RefusedError as refusal:
+            refused.setdefault(refusal.reason, []).append(f"{refusal.detail} ({task_of(wake.run)})")
+    for reason, details in refused.items():
+        shown = ", ".join(details[:NAMED]) + (", …" if len(details) > NAMED else "")
+        found = f"{len(details)} of {seen} are left to others, because {reason.value}: {shown}"
+        # It was not given the queues that the workers consume.
+        verdict = Verdict.OK if reason is Reason.ROUTE else Verdict.DOUBT
+        yield Finding(verdict, "parked", found, _LEFT_CURES[reason])
+    if not refused:
+        yield Finding(Verdict.OK, "parked", f"{seen} tasks that were looked at would be sent")
+
+
+def _parked(store: Store) -> Iterator[Wake]:
+    """Find what is parked at some keys, the first ones of each."""
+    for keys in store.find_keys():
+        states = zip(keys, store.look(keys), strict=True)
+        for key in [key for key, state in states if state.waiting or state.woken]:
+            for waiter in store.waiters(key, limit=PARKED_AT_A_KEY):
+                found = store.parked(key, waiter.run) if waiter.run else None
+                if found is not None:
+                    yield Wake(slot_name(key), found.run, found.envelope)
+
+
 def _needs(runtime: Runtime) -> Iterator[Finding]:
     """Yield which tasks cannot have what they need; a worker refuses to start with one of them."""
     abilities, satisfied = runtime.store.abilities, 0
@@ -178,6 +225,18 @@ def _needs(runtime: Runtime) -> Iterator[Finding]:
         yield Finding(Verdict.OK, "tasks", found)
 
 
+_LEFT_CURES = {
+    Reason.SIGNATURE: "distlock_secret must be the same for all that park and send; what was parked"
+    " without one is sent while there is a None at the end of its list; celery locks drop TASK_ID"
+    " takes out what is nobody's",
+    Reason.MALFORMED: "somebody else writes under this prefix; celery locks drop TASK_ID takes it"
+    " out",
+    Reason.TASK: "a worker that has such a locked task sends it; if none is to come, celery locks"
+    " drop TASK_ID --force takes it out",
+    Reason.CONTENT: "a worker that accepts it sends it; else celery locks drop TASK_ID",
+    Reason.ROUTE: "a worker that consumes the queue sends it; name the queue in task_queues for"
+    " others to do so, too",
+}
 _CLOCK_CURE = (
     "let both hosts keep time by NTP; locks do not depend on it, but the ages that are shown do"
 )
@@ -220,6 +279,11 @@ _DOUBTS = (
     _Doubt("without appendonly", "persistence", "CONFIG SET appendonly yes on each of them"),
     _Doubt("replica", "server", "name its master, or the sentinels that know who that is"),
     _Doubt("older than", "server", "use Redis 6.2 or later, or Valkey 7.2 or later"),
+    _Doubt(
+        "lacks the rights",
+        "rights",
+        "give them to the user in the URL by ACL SETUSER, on every server",
+    ),
     _Doubt("may not publish", "publish", "give that right to the user in the URL"),
     _Doubt("one node of a cluster", "server", "begin the URL with redis+cluster://"),
     _Doubt("slots have no node", "server", "mend the cluster: keys of those slots cannot be taken"),
@@ -234,7 +298,11 @@ _DOUBTS = (
 def _cure_of(error: StoreError) -> str:
     if isinstance(error, QuorumError):
         return "start the servers that are missing, or ask for fewer"
-    if re.search("NOAUTH|WRONGPASS|NOPERM|username-password", str(error)):
+    if "lacks" in str(error):
+        return "give the user in the URL that right by ACL SETUSER, on every server"
+    if "password is missing" in str(error):
+        return "set a password in the URL, as in redis://user:password@host:6379/0"
+    if re.search("NOAUTH|WRONGPASS|NOPERM|username-password|Authentication", str(error)):
         return "correct user and password in distlock_url, or the rights of that user"
     if isinstance(error, StoreUnavailableError):
         return "start the server, or correct distlock_url"

@@ -22,6 +22,7 @@ from .display import (
     lock_record,
     write_json,
 )
+from .ranges import COUNT, DAY, Seconds
 from .single import admin_of
 
 __all__ = ["list_"]
@@ -33,12 +34,12 @@ __all__ = ["list_"]
 @click.option("--waiting", is_flag=True, help="Only keys that somebody waits for.")
 @click.option(
     "--older-than",
-    type=click.FloatRange(min=0),
+    type=Seconds(0.0, 10_000 * DAY),
     default=0.0,
     metavar="SECONDS",
     help="Only keys that have been held for so long.",
 )
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="N keys at most.")
+@click.option("--limit", type=COUNT, metavar="N", help="N keys at most.")
 @click.option(
     "--sort",
     type=click.Choice(list(SORTERS)),

@@ -1,5 +1,6 @@
 """What is done with one key, or with one parked task."""
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from .display import (
     worker_of,
     write_json,
 )
+from .ranges import COUNT, PLACE
 
 __all__ = ["admin_of", "drop_", "queue_", "release_", "show_", "wake_"]
 
@@ -87,14 +89,25 @@ def _described(info: LockInfo, now: float) -> list[tuple[str, str]]:
             ("task", plain(holder.task)),
             ("id", plain(holder.task_id)),
             ("worker", worker_of(holder)),
-            ("since", f"{moment(info.since)} ({duration(now - info.since)} ago)"),
-            ("lease", f"{duration(info.remaining)} left, unless it is renewed"),
-            ("token", str(info.token)),
+            ("since", _since(info.since, now)),
+            ("lease", _lease(info.remaining)),
+            ("token", str(info.token) if info.token > 0 else "-"),
         ]
     waiting = str(info.waiting)
     if info.waiting:
-        waiting += f", the first for {duration(now - info.oldest)}"
+        first = f", the first for {duration(now - info.oldest)}" if info.oldest else ""
+        waiting += first
     return [*facts, ("waiting", waiting), ("woken", str(info.woken))]
+
+
+def _since(since: float, now: float) -> str:
+    return f"{moment(since)} ({duration(now - since)} ago)" if since else ""
+
+
+def _lease(remaining: float) -> str:
+    if math.isinf(remaining):
+        return "no end, unless it is renewed or released"
+    return f"{duration(remaining)} left, unless it is renewed"
 
 
 _STATES = {
@@ -106,8 +119,8 @@ _STATES = {
 
 @command("queue")
 @key_argument
-@click.option("--first", type=click.IntRange(min=0), default=0, help="From this place on.")
-@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True)
+@click.option("--first", type=PLACE, default=0, help="From this place on.")
+@click.option("--limit", type=COUNT, default=100, show_default=True)
 @json_option
 def queue_(obj: CLIContext, key: str, first: int, limit: int, as_json: bool) -> None:
     """
@@ -154,10 +167,11 @@ def release_(obj: CLIContext, key: str, force: bool, as_json: bool) -> None:
     admin, now = admin_of(obj), time.time()
     before = admin.show(key)
     if before.holder is not None and not force:
+        held_for = f", for {duration(now - before.since)}" if before.since else ""
         _ask(
-            f"{plain(before.key)} is held by {plain(str(before.holder))}, for"
-            f" {duration(now - before.since)}. Until it notices, within a third of its lease, two"
-            " may run under this key.\nTake it away?"
+            f"{plain(before.key)} is held by {plain(str(before.holder))}{held_for}."
+            " Until it notices, within a third of its lease, two may run under this key."
+            "\nTake it away?"
         )
     seen = 0 if force else before.token
     done = admin.release(key, token=seen)
@@ -218,8 +232,9 @@ def drop_(obj: CLIContext, task_id: str, key: str | None, force: bool, as_json: 
     Take a parked task out of its queue for good; its state is REVOKED then.
 
     A chord that waits for it fails. A task that runs already is not touched: use `celery control
-    revoke` for that. Without --key all queues are searched. The exit status is 1 if it is not
-    parked.
+    revoke` for that. Without --key all queues are searched. One that is no locked task of this app
+    is dropped with --force only: a chord that waits for it is not told. The exit status is 1 if it
+    is not parked.
     """
     admin = admin_of(obj, Ability.LIST)
     if not force:
@@ -227,8 +242,7 @@ def drop_(obj: CLIContext, task_id: str, key: str | None, force: bool, as_json: 
         if found:
             where = ", ".join(map(plain, found))
             _ask(f"{plain(task_id)} is parked at {where}. It will never run.\nDrop it?")
-    obj.app.loader.import_default_modules()  # how its result is stored, its task says
-    dropped = _dropped(admin, task_id, key)
+    dropped = _dropped(admin, task_id, key, force)
     if as_json:
         records = [{"key": d.key, "task": d.task, "task_id": d.task_id} for d in dropped]
         write_json({"dropped": records})
@@ -241,9 +255,9 @@ def drop_(obj: CLIContext, task_id: str, key: str | None, force: bool, as_json: 
         click.get_current_context().exit(1)
 
 
-def _dropped(admin: Admin, task_id: str, key: str | None) -> list[Dropped]:
+def _dropped(admin: Admin, task_id: str, key: str | None, force: bool) -> list[Dropped]:
     try:
-        return admin.drop(task_id, key)
+        return admin.drop(task_id, key, force=force)
     except DistlockError:
         raise
     except Exception as error:

@@ -22,6 +22,7 @@ from celery_distlock.stores import Ability
 
 from . import command
 from .display import LOCK_COLUMNS, SORTERS, Screen, filled, lock_cells, plain
+from .ranges import DAY, Seconds
 from .single import admin_of
 
 __all__ = ["top_"]
@@ -33,7 +34,7 @@ GLANCE = 100  # keys between two looks whether somebody has pressed a key
 @command("top")
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1),
+    type=Seconds(0.1, DAY),
     default=2.0,
     show_default=True,
     metavar="SECONDS",

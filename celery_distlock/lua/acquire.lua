@@ -1,17 +1,19 @@
 -- acquire.lua: take the key, or join its queue, or learn who holds it. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done
--- ARGV owner lease_ms mode run repeated keep detail desk
+-- ARGV owner lease_ms mode run repeated keep arrival detail desk task
 -- returns token: granted | {status, token, holder, holder_run, ttl_ms, place, wake_run,
---         wake_envelope}: status busy or parked | {'done'} | {'free'}
+--         wake_envelope, arrival}: status busy or parked | {'done'} | {'free'}
 --
 -- mode      try: do not queue. wait: queue as a blocked waiter, detail is its inbox.
---           park: queue the run, detail is its envelope, desk where a worker would take it.
+--           park: queue the run, detail is its envelope, desk where a worker would take it,
+--           task the name that is shown to those who look.
 --           line: as park, but only if somebody holds the key; never take it.
 -- repeated  1 if the run's message may have been delivered before
 -- keep      1 if nobody else has the run's message: it stays here until the run has ended
+-- arrival   when the caller came (µs), as an earlier answer told; 0: it comes now
 --
 -- USES grant
-local owner, lease_ms, mode, run, repeated, keep, detail, desk = unpack(ARGV)
+local owner, lease_ms, mode, run, repeated, keep, arrival, detail, desk, task = unpack(ARGV)
 
 if mode == 'line' and redis.call('EXISTS', LOCK) == 0 then
     return { 'free' }
@@ -33,6 +35,13 @@ local function arrive(now)
     end
 end
 
+local function keep_parcel()
+    redis.call('HSET', TASKS, 'e:' .. run, detail, 'h:' .. run, desk)
+    if task ~= '' then
+        redis.call('HSET', TASKS, 't:' .. run, task)
+    end
+end
+
 -- What a second delivery is told; nothing if it may run.
 local function second_delivery()
     if redis.call('ZSCORE', DONE, run) then
@@ -44,27 +53,28 @@ local function second_delivery()
         -- The first one's result is being stored; if that does not come to pass, this one runs.
         local status = 'busy'
         if mode == 'park' or mode == 'line' then
-            redis.call('HSET', TASKS, 'e:' .. run, detail, 'h:' .. run, desk)
+            keep_parcel()
             redis.call('ZADD', WOKEN, until_ms, run)
             status = 'parked'
         end
-        return { status, 0, '', run, math.ceil(held_back), 0, '', '' }
+        return { status, 0, '', run, math.ceil(held_back), 0, '', '', '0' }
     end
 end
 
-local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run')
+local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run', 'due')
 local holder = held[1]
 local reserved = run ~= '' and (holder == 'parked:' .. run or (holder == owner and held[3] ~= run))
 if reserved and repeated == '1' then
     local answer = second_delivery()
     if answer then -- its turn came, but the first one has ended
         redis.call('DEL', LOCK)
-        local wake_run, envelope = hand_over('')
-        return { answer[1], 0, '', run, answer[5] or 0, 0, wake_run or '', envelope or '' }
+        local wake_run, envelope = hand_over('', 0)
+        return { answer[1], 0, '', run, answer[5] or 0, 0, wake_run or '', envelope or '', '0' }
     end
 end
 if holder == owner then
     lengthen(lease_ms)
+    redis.call('HDEL', LOCK, 'due')
     if run ~= '' and held[3] ~= run then
         redis.pcall('HSET', LOCK, 'run', run) -- a blocked waiter was granted it without
         arrive(microseconds())
@@ -77,6 +87,7 @@ if run ~= '' and holder == 'parked:' .. run then
     end
     redis.call('PEXPIRE', LOCK, lease_ms) -- first: a full server refuses what begins with HSET
     redis.call('HSET', LOCK, 'owner', owner)
+    redis.call('HDEL', LOCK, 'due')
     if mode == 'park' then
         -- It was parked by an earlier request of ours, whose answer was lost, and has been woken
         -- since: its message is on its way as well.
@@ -105,11 +116,19 @@ if repeated == '1' or mode == 'park' or mode == 'line' then
 end
 
 local now = microseconds()
+local stands = tonumber(redis.call('HGET', TASKS, 's:' .. run) or arrival) or 0
 local wake_run, wake_envelope = '', ''
+local overtakes = holder and stands > 0 and stands < (tonumber(held[4] or 0) or 0)
+overtakes = overtakes and (holder == 'parked:' .. held[3] or redis.call('PTTL', LOCK) <= GRANT_MS)
+if overtakes and mode ~= 'line' then
+    -- It was handed to one who came later, and has not come for it: who is here goes before.
+    step_back(holder, held[4])
+    holder = nil
+end
 if not holder then
     local next_run, envelope
-    if not (run ~= '' and redis.call('ZSCORE', WOKEN, run)) then
-        next_run, envelope = hand_over(member)
+    if not overtakes and not (run ~= '' and redis.call('ZSCORE', WOKEN, run)) then
+        next_run, envelope = hand_over(member, stands)
     end
     if not next_run or next_run == true then
         local token, refused = grant(now, owner, run, lease_ms)
@@ -130,18 +149,21 @@ end
 
 local status = 'busy'
 if mode ~= 'try' then
-    local arrival = redis.call('HGET', TASKS, 's:' .. run) or now
-    if arrival == now then
+    if stands == 0 then
         local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
-        arrival = integer(math.max(now, tonumber(last or '0') + 1))
+        stands = math.max(now, tonumber(last or '0') + 1)
     end
     if mode ~= 'wait' then
-        redis.call('HSET', TASKS, 'e:' .. run, detail, 's:' .. run, arrival, 'h:' .. run, desk)
+        keep_parcel()
+        redis.call('HSET', TASKS, 's:' .. run, integer(stands))
+        redis.call('HDEL', TASKS, 'n:' .. run)
         redis.call('ZREM', WOKEN, run)
         status = 'parked'
     end
-    redis.call('ZADD', QUEUE, 'NX', arrival, member)
+    redis.call('ZADD', QUEUE, 'NX', integer(stands), member)
+    stands = tonumber(redis.call('ZSCORE', QUEUE, member))
 end
 local place = redis.call('ZRANK', QUEUE, member) or redis.call('ZCARD', QUEUE)
 local ttl_ms = redis.call('PTTL', LOCK)
-return { status, held[2], held[1], held[3], ttl_ms, place, wake_run, wake_envelope }
+local since = integer(stands)
+return { status, held[2], held[1], held[3], ttl_ms, place, wake_run, wake_envelope, since }

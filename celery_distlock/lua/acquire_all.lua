@@ -25,7 +25,7 @@ for number, owner in ipairs(asking) do
     turn_to(number)
     local held = redis.call('HMGET', LOCK, 'owner', 'token')
     if held[1] == owner then
-        tokens[number] = held[2] -- by this request, whose answer was lost
+        tokens[number] = held[2] or '' -- by this request, whose answer was lost
     elseif redis.call('EXISTS', LOCK, QUEUE, TASKS) > 0 then
         return {}
     end

@@ -7,7 +7,11 @@
 local KEPT_S = 30 * 86400 -- after the last was added
 local how_many = 0
 for what, by in pairs(cjson.decode(ARGV[1])) do
-    redis.call('HINCRBYFLOAT', KEYS[1], what, string.format('%.17g', by))
+    local added = string.format('%.17g', by)
+    local sum = redis.pcall('HINCRBYFLOAT', KEYS[1], what, added)
+    if type(sum) == 'table' then -- what is there is no number of ours; a full server refuses here
+        redis.call('HSET', KEYS[1], what, added)
+    end
     how_many = how_many + 1
 end
 redis.call('EXPIRE', KEYS[1], KEPT_S)

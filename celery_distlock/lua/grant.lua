@@ -2,10 +2,12 @@
 -- KEYS lock queue tasks woken fence done
 --
 -- lock   hash    owner, token, run; expires with the lease. A key that is on its way to a parked
---                task has the owner "parked:<run>" until that task claims it.
+--                task has the owner "parked:<run>" until that task claims it; due: the arrival (µs)
+--                of one who was handed the key and has not come for it yet
 -- queue  zset    who waits, by arrival (µs): "p:<run>" parked, "b:<inbox> <owner>" blocked
 -- tasks  hash    of every run that is parked or on its way: e:<run> its envelope, s:<run> its
---                arrival, h:<run> the desk of a worker that takes it, n:<run> how often it was sent
+--                arrival, h:<run> the desk of a worker that takes it, t:<run> its task's name,
+--                n:<run> how often it was sent
 -- woken  zset    runs on their way, by the time (ms) at which they are sent again; also runs that
 --                have come but that nobody else keeps until they end
 -- fence  string  the last token: the time (µs) of the grant, or more if the clock was set back
@@ -15,6 +17,7 @@
 local LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 
 local FENCE_MS = 3600000 -- a token only has to outlive a clock that was set back
+local EXACT = 2 ^ 53 -- no number beyond it is a token of ours
 
 local function microseconds()
     local time = redis.call('TIME')
@@ -39,8 +42,9 @@ local function grant(now, owner, run, lease_ms)
     if type(last) == 'table' then
         return nil, last -- refused: the server is full
     end
-    if last and tonumber(last) >= now then
-        token = integer(tonumber(last) + 1)
+    local before = last and tonumber(last)
+    if before and before >= now and before < EXACT then
+        token = integer(before + 1)
         redis.call('SET', FENCE, token, 'PX', FENCE_MS)
     end
     redis.call('HSET', LOCK, 'owner', owner, 'token', token, 'run', run)

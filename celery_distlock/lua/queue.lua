@@ -1,10 +1,12 @@
 -- queue.lua: the hand-over of a free key to the next in its queue.
 -- KEYS lock queue tasks woken fence done
 local GRANT_MS = 1000 -- for a blocked waiter to confirm what was pushed to it
-local CLAIM_MS = 5000 -- for a woken task's message to reach a worker; doubled by each on its way
+local CLAIM_MS = 5000 -- for a woken task's message to reach a worker; doubled by others on their way
+local DOUBLINGS = 2 -- at most: a key that nobody comes for is not to lie idle for longer
 local UNSENT_MS = 2000 -- for a woken run to be taken from the desk, or to be sent
 local RESEND_MS = 60000 -- after which a message that did not come is sent again; doubles
 local RESENDS = 4 -- times; then, for what a broker has lost, once a day
+local LAST_RESENDS = 30 -- such days; then the run is forgotten, its messages are the broker's
 local DAY_MS = 86400000
 local DONE_MS = 3600000 -- how long a late second delivery is recognised; longer than all resends
 
@@ -27,17 +29,35 @@ local function push(run, envelope)
     return type(heard) == 'number' and heard > 0
 end
 
+-- Grants the free key to one who has to come for it, and who came at `arrival`; false: refused.
+local function reserve(now, owner, run, arrival, for_ms)
+    if not grant(now, owner, run, for_ms) then
+        return false
+    end
+    redis.call('HSET', LOCK, 'due', arrival)
+    return true
+end
+
+-- Takes the key from one who was handed it and has not come, and gives a run its place back.
+local function step_back(holder, arrival)
+    redis.call('DEL', LOCK)
+    local run = string.match(holder, '^parked:(.*)$')
+    if run and redis.call('HEXISTS', TASKS, 'e:' .. run) == 1 then
+        redis.call('ZADD', QUEUE, 'NX', arrival, 'p:' .. run)
+    end
+end
+
 -- Gives the free key to the first waiter that is alive. Returns nothing if there is none, true if
--- that is `own`, else the run and the envelope that the caller has to send, or two empty strings
--- if the waiter knows already.
-local function hand_over(own)
+-- that is `own`, or one who stands there since `stands` (0: nobody), else the run and the envelope
+-- that the caller has to send, or two empty strings if the waiter knows already.
+local function hand_over(own, stands)
     local now
     while true do
-        local head = redis.call('ZRANGE', QUEUE, 0, 0)[1]
+        local head, arrival = unpack(redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES'))
         if not head then
             return nil
         end
-        if head == own then
+        if head == own or (stands > 0 and stands < tonumber(arrival)) then
             return true
         end
         now = now or microseconds()
@@ -45,11 +65,14 @@ local function hand_over(own)
         if string.sub(head, 1, 2) == 'p:' then
             local envelope = redis.call('HGET', TASKS, 'e:' .. name)
             if envelope then
-                local travelling = math.min(redis.call('ZCARD', WOKEN), 6)
-                if not grant(now, 'parked:' .. name, name, CLAIM_MS * 2 ^ travelling) then
+                local claim_ms = CLAIM_MS * 2 ^ math.min(redis.call('ZCARD', WOKEN), DOUBLINGS)
+                if not reserve(now, 'parked:' .. name, name, arrival, claim_ms) then
                     return nil
                 end
                 redis.call('ZREM', QUEUE, head)
+                if redis.call('ZSCORE', WOKEN, name) then
+                    return '', '' -- it stepped back, and is on its way already
+                end
                 redis.call('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), name)
                 if push(name, envelope) then
                     return '', ''
@@ -60,7 +83,7 @@ local function hand_over(own)
             local inbox, owner = string.match(name, '^(%S+) (.+)$')
             local heard = inbox and publish(inbox, owner) or 0
             if type(heard) ~= 'number' or heard > 0 then
-                if not grant(now, owner, '', GRANT_MS) then
+                if not reserve(now, owner, '', arrival, GRANT_MS) then
                     return nil
                 end
                 redis.call('ZREM', QUEUE, head)
@@ -71,12 +94,17 @@ local function hand_over(own)
     end
 end
 
+-- How often a run's message was given to the broker since it was parked last.
+local function times_sent(run)
+    return math.max(0, tonumber(redis.call('HGET', TASKS, 'n:' .. run) or 0) or 0)
+end
+
 -- Takes the key from whoever has it, for the next in its queue. Returns 1, or the run and the
 -- envelope that the caller has to send.
 local function free()
     redis.call('DEL', LOCK)
-    local run, envelope = hand_over('')
-    if run and run ~= '' then
+    local run, envelope = hand_over('', 0)
+    if type(run) == 'string' and run ~= '' then
         return { run, envelope }
     end
     return 1
@@ -110,7 +138,9 @@ end
 
 -- Strikes a run from the parked ones; true if it was there.
 local function unpark(run)
-    if redis.call('HDEL', TASKS, 'e:' .. run, 's:' .. run, 'h:' .. run, 'n:' .. run) == 0 then
+    local parked = redis.call('HDEL', TASKS, 'e:' .. run, 's:' .. run, 'h:' .. run)
+    redis.call('HDEL', TASKS, 't:' .. run, 'n:' .. run)
+    if parked == 0 then
         return false
     end
     redis.call('ZREM', QUEUE, 'p:' .. run)

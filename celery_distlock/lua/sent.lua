@@ -1,10 +1,11 @@
 -- sent.lua: a woken run's message is with the broker: send it again only if it does not come. Or it
--- came back unfinished: send it again at the next sweep.
+-- came back unfinished: send it again at the next sweep. Or it was left: others sweep it up.
 -- KEYS lock queue tasks woken fence done
 -- ARGV run again
 -- returns 1 noted | 0 it has come already
 --
--- again  1: it came back
+-- again  1: it came back. 2: who was to send it leaves it to others; not first of all, or what
+--        nobody sends would keep those that were woken after it from being found
 --
 -- USES grant
 -- USES queue
@@ -12,12 +13,22 @@ local run, again = unpack(ARGV)
 if not redis.call('ZSCORE', WOKEN, run) then
     return 0
 end
+redis.call('ZREM', QUEUE, '') -- a full server refuses a script's first write, but not this one
 if again == '1' then
     redis.call('ZREM', DONE, '~' .. run)
+    redis.call('HDEL', TASKS, 'n:' .. run)
     redis.call('ZADD', WOKEN, 'XX', 0, run)
     return 1
 end
-local times = redis.call('HINCRBY', TASKS, 'n:' .. run, 1)
+if again == '2' then
+    redis.call('ZADD', WOKEN, 'XX', integer(microseconds() / 1000), run)
+    if redis.call('HGET', LOCK, 'owner') == 'parked:' .. run then
+        free() -- for the next one; if that is to be sent, the next sweep finds it
+    end
+    return 1
+end
+local times = times_sent(run) + 1
+redis.call('HSET', TASKS, 'n:' .. run, times)
 local pause = times <= RESENDS and RESEND_MS * 2 ^ (times - 1) or DAY_MS
 local due = microseconds() / 1000 + pause
 redis.call('ZADD', WOKEN, 'XX', integer(due), run)

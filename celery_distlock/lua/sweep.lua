@@ -8,12 +8,17 @@
 -- USES queue
 local now = microseconds()
 local found = {}
+redis.call('ZREM', QUEUE, '') -- nobody of ours; and a full server refuses a script's first write
 local due = redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now / 1000), 'LIMIT', 0, ARGV[1])
-local held = redis.call('HMGET', LOCK, 'owner', 'run')
+local held = #due > 0 and redis.call('HMGET', LOCK, 'owner', 'run')
 for _, run in ipairs(due) do
     local envelope = redis.call('HGET', TASKS, 'e:' .. run)
     if envelope and held[2] == run and held[1] ~= 'parked:' .. run then
         redis.pcall('ZADD', WOKEN, integer(now / 1000 + redis.call('PTTL', LOCK)), run)
+    elseif envelope and redis.call('ZSCORE', QUEUE, 'p:' .. run) then
+        redis.call('ZREM', WOKEN, run) -- it stepped back, and its turn comes again
+    elseif envelope and times_sent(run) >= RESENDS + LAST_RESENDS and held[1] ~= 'parked:' .. run then
+        unpark(run)
     elseif envelope then
         redis.pcall('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), run)
         found[#found + 1] = run
@@ -23,7 +28,7 @@ for _, run in ipairs(due) do
     end
 end
 if redis.call('EXISTS', LOCK) == 0 then
-    local run, envelope = hand_over('')
+    local run, envelope = hand_over('', 0)
     if run and run ~= '' then
         found[#found + 1] = run
         found[#found + 1] = envelope

@@ -46,7 +46,11 @@ end
 
 local mine, floor = held[2] or '0', held[4]
 if not holder then
-    floor = redis.call('GET', FENCE) or '0'
+    floor = redis.call('GET', FENCE)
+end
+local known = tonumber(floor)
+if not (known and known < 2 ^ 53) then
+    floor = '0' -- there is none, or it is no token of ours
 end
 if mine == '0' or settle == '1' then
     mine = '0'

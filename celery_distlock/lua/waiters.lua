@@ -1,14 +1,14 @@
 -- waiters.lua: look at those who wait for a key, without changing anything.
 -- KEYS lock queue tasks woken
 -- ARGV first last
--- returns {woken, member, arrival, envelope, ...}: first so many runs on their way, then the
---         queue from place first to last; arrival in µs, envelope empty for a blocked waiter
+-- returns {woken, member, arrival, task, ...}: first so many runs on their way, then the queue
+--         from place first to last; arrival in µs, task the name of a parked run's, where known
 local LOCK, QUEUE, TASKS, WOKEN = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local found = { 0 }
 local function add(member, run, arrival)
     found[#found + 1] = member
     found[#found + 1] = arrival or 0
-    found[#found + 1] = run and redis.call('HGET', TASKS, 'e:' .. run) or ''
+    found[#found + 1] = run and redis.call('HGET', TASKS, 't:' .. run) or ''
 end
 if ARGV[1] == '0' then
     local held = redis.call('HMGET', LOCK, 'owner', 'run')

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from celery_distlock.errors import ConfigurationError
-from celery_distlock.settings import closest
+from celery_distlock.settings import DEFAULT_PREFIX, check_prefix, closest
 
 from .base import Ability, Store
 
@@ -41,7 +41,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def open_store(url: str, prefix: str = "distlock") -> Store:
+def open_store(url: str, prefix: str = DEFAULT_PREFIX) -> Store:
     """
     Return the store at *url*; within a process there is one for each URL and prefix.
 
@@ -54,8 +54,7 @@ def open_store(url: str, prefix: str = "distlock") -> Store:
     Raises:
         ConfigurationError: The scheme is unknown, the URL does not parse, or *prefix* is wrong.
     """
-    if not prefix or any(c in "{} \t\r\n" for c in prefix):
-        raise ConfigurationError(f"a prefix is a text without braces and blanks, not {prefix!r}")
+    check_prefix(prefix, "a prefix")
     with _mutex:
         store = _open.get((url, prefix))
         if store is None:
@@ -103,7 +102,7 @@ def _installed(scheme: str, url: str) -> Callable[[str, str], Store]:
 def redact(url: str) -> str:
     """Return *url* without its passwords."""
     scheme, slashes, rest = url.partition("://")
-    rest = re.sub(r"(password=)[^&;]*", r"\1***", rest)
+    rest = re.sub(r"((?:password|secret|token)=)[^&;]*", r"\1***", rest, flags=re.IGNORECASE)
     userinfo, at, address = rest.rpartition("@")
     user = f"{userinfo.partition(':')[0]}:***@" if at else ""
     return f"{scheme}{slashes}{user}{address}"

@@ -8,28 +8,35 @@ import secrets
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
 
 from celery_distlock import clock
+from celery_distlock.dispatch import Call, dispatch
 from celery_distlock.errors import StoreError
-from celery_distlock.keys import slot_name
+from celery_distlock.keys import key_of, slot_name
+from celery_distlock.naming import shown
 
 __all__ = [
+    "UNREADABLE",
     "Ability",
+    "Complaints",
     "Desk",
     "Ended",
     "Glances",
     "Inbox",
     "KeyState",
+    "NotOursError",
     "Ownership",
     "Parcel",
     "Release",
     "RenewOutcome",
     "Reply",
+    "Sending",
     "Status",
     "Store",
+    "UnsendableError",
     "Waiter",
     "Wake",
     "batches",
@@ -41,6 +48,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+UNREADABLE = -1  # in a token's place, of one who has the key: somebody else has spoilt its record
 
 
 class Ability(enum.Enum):
@@ -62,6 +71,14 @@ class Status(enum.Enum):
     PARKED = "parked"
     DONE = "done"  # the run has ended before; this is a second delivery of it
     FREE = "free"  # nobody holds the key, and nothing was done
+
+
+class Sending(enum.Enum):
+    """What became of sending a woken run."""
+
+    SENT = "sent"
+    LEFT = "left to a sweep, here or elsewhere"
+    PENDING = "sent later, or left to a sweep if that takes long"
 
 
 class RenewOutcome(enum.Enum):
@@ -92,6 +109,23 @@ def task_of(run: str) -> str:
     return run.rsplit(":", 3)[0]
 
 
+class Complaints:
+    """What is wrong with records: said once of each, as far as that is remembered."""
+
+    REMEMBERED = 1000
+
+    def __init__(self) -> None:
+        self._told: set[Hashable] = set()
+
+    def tell(self, about: Hashable, words: str, *facts: object) -> None:
+        """Log *words* as an error, if that was not done of *about*."""
+        if about not in self._told:
+            if len(self._told) >= self.REMEMBERED:
+                self._told.clear()
+            self._told.add(about)
+            logger.error(words, *facts)
+
+
 class Wake(NamedTuple):
     """A parked run whose turn it is. Whoever is given one sends its envelope, then says `sent`."""
 
@@ -100,12 +134,21 @@ class Wake(NamedTuple):
     envelope: bytes
 
 
+class NotOursError(Exception):
+    """A courier is not to send a woken run; it stays where it is, for whoever is."""
+
+
+class UnsendableError(Exception):
+    """No courier can send a woken run, whatever the broker's state: its envelope is spoilt."""
+
+
 class Reply(NamedTuple):
     """
     The answer to a request for a key.
 
     `asked_at` is the local clock (see :mod:`celery_distlock.clock`) just before the request was
-    sent: a lease is believed from there, never from the reply.
+    sent: a lease is believed from there, never from the reply. `arrival` is when one who waits has
+    come (µs, by the store's clock), for `Store.acquire`; 0 if that does not matter.
     """
 
     status: Status
@@ -116,6 +159,7 @@ class Reply(NamedTuple):
     remaining: float = 0.0
     place: int = 0
     wake: Wake | None = None
+    arrival: int = 0
 
 
 class Release(NamedTuple):
@@ -134,7 +178,11 @@ class Ownership(NamedTuple):
 
 
 class KeyState(NamedTuple):
-    """A look at one key; `token` is 0 if nobody holds it."""
+    """
+    A look at one key; `token` is 0 if nobody holds it.
+
+    If somebody does, and the record does not tell the token, that is `UNREADABLE`, and `since` 0.
+    """
 
     owner: str
     token: int
@@ -144,6 +192,7 @@ class KeyState(NamedTuple):
     waiting: int
     oldest: float = 0.0  # when the first of those who wait came, likewise; 0: nobody waits
     woken: int = 0  # parked runs on their way
+    task: str = ""  # the name of the task that the key is kept for, where it is known
 
     @property
     def waking(self) -> bool:
@@ -152,24 +201,31 @@ class KeyState(NamedTuple):
 
 
 class Waiter(NamedTuple):
-    """One that waits for a key: blocked as `owner`, or parked as `run`."""
+    """
+    One that waits for a key: blocked as `owner`, or parked as `run`.
+
+    The envelope, which may be large, comes from `Store.parked` alone.
+    """
 
     owner: str
     run: str
     since: float  # seconds since the epoch, by the store's clock; 0: it is not known
     envelope: bytes = b""
     woken: bool = False  # its turn has come, and it is on its way
+    task: str = ""  # the parked task's name, where it is known
 
 
 class Parcel(NamedTuple):
     """
     What to keep of a task that finds its key taken: opaque bytes, sent when its turn comes.
 
-    If `desk`, the address of a :class:`Desk`, is still attended then, they are pushed there.
+    If `desk`, the address of a :class:`Desk`, is still attended then, they are pushed there. The
+    task's name is kept beside them, for those who look at the queue.
     """
 
     envelope: bytes
     desk: str = ""
+    task: str = ""
 
 
 class Inbox(ABC):
@@ -227,7 +283,9 @@ class Store(ABC):
 
     Attributes:
         identity: Equal for stores in which a key is the same lock.
-        courier: Called with each `Wake` that a release brings, to send its envelope.
+        courier: Called with each `Wake` that a release brings, to send its envelope; raises
+            `NotOursError` for one that others have to send, and `UnsendableError` for one that
+            nobody can.
     """
 
     abilities: ClassVar[frozenset[Ability]]
@@ -245,11 +303,13 @@ class Store(ABC):
         run: str = "",
         repeated: bool = False,
         keep: bool = False,
+        arrival: int = 0,
     ) -> Reply:
         """
         Take the key for *lease* seconds, or join its queue, or learn who holds it: one step.
 
-        The key goes to the first in the queue; one who does not queue does not overtake.
+        The key goes to the first in the queue; one who does not queue does not overtake. While the
+        first is on his way, one who is here and came before him has it.
 
         Args:
             key: Any text but the empty one.
@@ -260,6 +320,7 @@ class Store(ABC):
             repeated: The run's message may have been delivered before.
             keep: The store alone has the run's message (it came by a desk), and is to keep it until
                 the run has ended: to send it again if the run's process dies.
+            arrival: When the caller came, as an earlier `Reply` told; 0: it comes now.
         """
 
     def acquire_all(
@@ -333,6 +394,9 @@ class Store(ABC):
     def sent(self, wake: Wake) -> None:  # noqa: B027  # without a queue there is nothing to note
         """Note that a woken run's message is with the broker."""
 
+    def left(self, wake: Wake) -> None:  # noqa: B027  # likewise
+        """Note that this process does not send a woken run: the next sweep, whosever, finds it."""
+
     def came_back(self, wake: Wake) -> None:  # noqa: B027  # likewise
         """Note that a run that was pushed has not ended, and is to be sent again."""
 
@@ -348,7 +412,8 @@ class Store(ABC):
         """
         Find what a crash left: free keys with waiters, runs that were woken and not sent.
 
-        Of all processes that ask within *interval* seconds, one gets to look.
+        Of all processes that ask within *interval* seconds, one gets to look; none while another
+        one does, nor for some time after one who took long.
         """
         yield from ()
 
@@ -376,7 +441,8 @@ class Store(ABC):
         """
         Return who waits for *key*, from place *first* on; before them those on their way.
 
-        Nobody where the store does not know them: its waiters look again and again.
+        Without their envelopes. Nobody where the store does not know them: its waiters look again
+        and again.
         """
         self._require(Ability.LIST)
         return []
@@ -391,7 +457,7 @@ class Store(ABC):
         return iter(())
 
     def parked(self, key: str, run: str) -> Waiter | None:
-        """Return a run that is parked at *key*, or on its way to it."""
+        """Return a run that is parked at *key*, or on its way to it, with its envelope."""
         self._require(Ability.LIST)
         return None
 
@@ -441,19 +507,78 @@ class Store(ABC):
     def close(self) -> None:
         """Give all connections back. The store may be used again, and opens new ones then."""
 
-    def dispatch(self, wake: Wake | None) -> None:
-        """Send what a release woke; what cannot be sent now is found by the next sweep."""
+    def dispatch(
+        self,
+        wake: Wake | None,
+        *,
+        on_sent: Callable[[], object] | None = None,
+        patience: float | None = None,
+    ) -> Sending:
+        """
+        Send what a release woke, and return what became of that, after a moment at the latest.
+
+        What nobody can send, because its envelope is spoilt, counts as sent: it is tried again
+        after a minute, then less and less often.
+
+        Args:
+            wake: What was woken, if anything was.
+            on_sent: Called when it is sent, which may be later, and in another thread.
+            patience: Seconds to wait, instead of that moment.
+        """
         if wake is None or self.courier is None:
-            return
+            return Sending.LEFT
+        became: list[Sending] = []
+
+        def send() -> None:
+            became.append(self._deliver(wake, on_sent))
+
+        if dispatch(send, patience=patience) is Call.PENDING:
+            return Sending.PENDING
+        return became[0] if became else Sending.LEFT
+
+    def _deliver(self, wake: Wake, on_sent: Callable[[], object] | None = None) -> Sending:
+        assert self.courier is not None
         try:
-            self.courier(wake)
+            try:
+                self.courier(wake)
+            except UnsendableError as error:
+                _tell_unsendable(wake, error)
+                on_sent = None
             self.sent(wake)
+        except NotOursError:
+            self._note_left(wake)
+            return Sending.LEFT
         except Exception:
             logger.warning(
-                "a task parked at %s was woken and could not be sent; the next sweep sends it",
-                wake.name,
+                "a task parked at %r was woken and could not be sent; the next sweep sends it",
+                shown(key_of(wake.name)),
                 exc_info=True,
             )
+            return Sending.LEFT
+        if on_sent is not None:
+            on_sent()
+        return Sending.SENT
+
+    def _note_left(self, wake: Wake) -> None:
+        try:
+            self.left(wake)
+        except StoreError as error:
+            logger.debug("that %r is left to others was not noted: %s", shown(wake.run), error)
+
+
+def _tell_unsendable(wake: Wake, error: UnsendableError) -> None:
+    _complaints.tell(
+        (wake.name, wake.run),
+        "the message of run %r, parked at %r, cannot be sent (%s); `celery locks drop %s` takes"
+        " it out of the queue",
+        shown(wake.run),
+        shown(key_of(wake.name)),
+        shown(str(error)),
+        shown(task_of(wake.run)),
+    )
+
+
+_complaints = Complaints()
 
 
 class _Origin:

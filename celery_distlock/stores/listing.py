@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import math
 import re
 import time
 from abc import abstractmethod
@@ -12,10 +13,11 @@ from itertools import chain
 from typing import Any, Protocol
 
 from celery_distlock import lua
-from celery_distlock.errors import StoreUnavailableError
+from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
+from celery_distlock.naming import shown
 
-from .base import KeyState, Store, Waiter, Wake, batches, task_of
+from .base import UNREADABLE, Complaints, KeyState, Store, Waiter, Wake, batches, task_of
 from .refusals import described, facts_of
 from .servers import Servers
 from .wires import TIMEOUT, Call, command, script_call, time_left
@@ -28,8 +30,9 @@ __all__ = [
     "added_up",
     "held_at",
     "keys_of",
-    "state_of",
+    "since_of",
     "text",
+    "token_of",
     "told",
     "told_by",
 ]
@@ -38,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 SWEEP_BATCH = 100  # keys a round trip
 SCAN_BATCH = 1000  # records that the server looks at, a round trip
+EXACT = 2**53  # microseconds; no number beyond it is a time or a token of ours
 
 # What a server is asked for `told`.
 QUESTIONS = [command(b"", *words) for words in (("INFO",), ("CONFIG", "GET", "save"), ("TIME",))]
@@ -56,7 +60,9 @@ class Answered(Protocol):
 class RedisListing(Store):
     """See the module. The other half has the means to ask."""
 
+    address: str
     _servers: Servers
+    _complaints: Complaints
 
     @abstractmethod
     def _ask(self, calls: Sequence[Call], what: str) -> Answered:
@@ -96,9 +102,12 @@ class RedisListing(Store):
 
     def _waited_for(self) -> Iterator[list[str]]:
         try:
-            yield from self._waiting_names()
+            for names in self._waiting_names():
+                yield [name for name in names if _is_ours(name)]
         except StoreUnavailableError as error:
             self._leave_out(error)
+        except StoreError as error:
+            self._complaints.tell("", "keys that nobody holds are not listed: %s", error)
 
     def _scan(self, scan: Call) -> Any:
         """Return a cursor and records; of a node that is away, where there are others, none."""
@@ -130,8 +139,18 @@ class RedisListing(Store):
                     self._pass_over(slot_name(key), answer)
                     states.append(KeyState("", 0, "", 0.0, 0.0, 0))
                 else:
-                    states.append(state_of(answer))
+                    states.append(self._state(key, answer))
         return states
+
+    def _state(self, key: str, answer: Sequence[Any]) -> KeyState:
+        """Return what inspect.lua says."""
+        owner, number, run, ttl_ms, waiting, oldest, woken, task = answer
+        token = 0 if owner is None else token_of(number) or UNREADABLE
+        if token == UNREADABLE:
+            self._complaints.tell(slot_name(key), "%s", unreadable(self.address, key, number))
+        since = max(0, token) / 1e6  # a token is the time of its grant
+        waits = waiting, since_of(oldest), woken
+        return KeyState(text(owner), token, text(run), since, time_left(ttl_ms), *waits, text(task))
 
     def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
         call = self._call(_WAITERS, slot_name(key), first, first + limit - 1)
@@ -144,7 +163,7 @@ class RedisListing(Store):
         for names in self._waiting_names() if key is None else [[slot_name(key)]]:
             for name in names:
                 for record, kind in (("queue", "p:"), ("woken", "")):
-                    for member in self._members(f"{self._stem(name)}{record}", kind + mask):
+                    for member in self._members(name, record, kind + mask):
                         run = member.removeprefix(kind)
                         if task_of(run) == task_id:
                             yield key_of(name), run
@@ -152,20 +171,27 @@ class RedisListing(Store):
     def parked(self, key: str, run: str) -> Waiter | None:
         stem = self._stem(slot_name(key))
         tasks, woken = f"{stem}tasks", f"{stem}woken"
+        fields = f"e:{run}", f"s:{run}", f"t:{run}"
         calls = [
-            command(tasks.encode(), "HMGET", tasks, f"e:{run}", f"s:{run}"),
+            command(tasks.encode(), "HMGET", tasks, *fields),
             command(woken.encode(), "ZSCORE", woken, run),
         ]
-        (envelope, arrival), due = self._ask(calls, key).answers
+        (envelope, arrival, task), due = self._ask(calls, key).answers
         if envelope is None:
             return None
-        return Waiter("", run, float(arrival or 0) / 1e6, envelope, due is not None)
+        return Waiter("", run, since_of(arrival), envelope, due is not None, text(task))
 
-    def _members(self, record: str, mask: str) -> Iterator[str]:
-        words = "MATCH", mask, "COUNT", SCAN_BATCH
+    def _members(self, name: str, record: str, mask: str) -> Iterator[str]:
+        where, words = f"{self._stem(name)}{record}", ("MATCH", mask, "COUNT", SCAN_BATCH)
         for cursor in _Cursor():
-            scan = command(record.encode(), "ZSCAN", record, cursor.at, *words)
-            cursor.at, found = self._ask([scan], "a parked task").answers[0]
+            scan = command(
+                where.encode("utf-8", "surrogateescape"), "ZSCAN", where, cursor.at, *words
+            )
+            (answer,) = self._attempt([scan]).answers
+            if isinstance(answer, Exception):
+                self._pass_over(name, answer)
+                return
+            cursor.at, found = answer
             yield from map(text, found[::2])
 
     def rouse(self, key: str) -> Iterator[Wake]:
@@ -234,7 +260,7 @@ class Holds:
         found = []
         for record in records:
             with contextlib.suppress(UnicodeDecodeError):  # else it is not one of ours
-                found.append(text(record)[self._first : self._last])
+                found.append(record.decode()[self._first : self._last])
         return found
 
 
@@ -248,18 +274,23 @@ def held_at(servers: Servers, holds: Holds, ask: Callable[[Call], Any]) -> Itera
 
 def keys_of(found: Iterable[Sequence[str]], pattern: str) -> Iterator[list[str]]:
     """Return the keys of the names that were *found*, each once, if they are like *pattern*."""
-    seen: set[str] = set()
+    seen: set[int] = set()  # a fourth of what the keys themselves would take
     for names in found:
         keys = dict.fromkeys(key_of(name) for name in names)
-        new = [key for key in keys if key not in seen and fnmatchcase(key, pattern)]
+        new = [key for key in keys if hash(key) not in seen and fnmatchcase(key, pattern)]
         if new:
-            seen.update(new)
+            seen.update(map(hash, new))
             yield new
 
 
 def added_up(found: Sequence[bytes]) -> dict[str, float]:
-    """Return what the record of counters says."""
-    return {text(what): float(by) for what, by in zip(found[::2], found[1::2], strict=True)}
+    """Return what the record of counters says; what is no number of ours is left out."""
+    sums = {}
+    for what, by in zip(found[::2], found[1::2], strict=True):
+        with contextlib.suppress(ValueError):
+            if _is_ours(name := text(what)) and math.isfinite(number := float(by)):
+                sums[name] = number
+    return sums
 
 
 class _Cursor:
@@ -279,30 +310,50 @@ class _Cursor:
 
 
 def text(value: bytes | None) -> str:
-    """Return what a server says as text; of nothing, the empty one."""
-    return value.decode() if value else ""
+    """
+    Return what a server says as text; of nothing, the empty one.
+
+    What is no UTF-8 was written by somebody else. It goes back as it came, so that it can be
+    released and dropped.
+    """
+    return value.decode("utf-8", "surrogateescape") if value else ""
 
 
-def state_of(answer: Sequence[Any]) -> KeyState:
-    """Return what inspect.lua says."""
-    owner, token, run, ttl_ms, waiting, oldest, woken = answer
-    return KeyState(
-        text(owner),
-        int(token or 0),
-        text(run),
-        int(token or 0) / 1e6,  # a token is the time of its grant
-        time_left(ttl_ms),
-        waiting,
-        float(oldest) / 1e6,
-        woken,
+def _is_ours(name: str) -> bool:
+    return name.isascii() or not any("\ud800" <= character < "\ue000" for character in name)
+
+
+def token_of(value: bytes | None) -> int:
+    """Return the token that a record tells; 0 if it tells none, `UNREADABLE` if it is spoilt."""
+    if not value:
+        return 0
+    if value.isdigit() and len(value) <= len(str(EXACT)) and (token := int(value)) < EXACT:
+        return token
+    return UNREADABLE
+
+
+def since_of(value: bytes | float | None) -> float:
+    """Return the seconds of a time in microseconds; 0 if there is none, or none that can be."""
+    try:
+        micros = float(value or 0)
+    except ValueError:
+        return 0.0
+    return micros / 1e6 if 0 <= micros < EXACT else 0.0
+
+
+def unreadable(address: str, key: str, token: bytes | None) -> str:
+    """Say that a lock's token cannot be read, and what to do."""
+    return (
+        f"{address}: the record of lock {shown(key)!r} is spoilt: its token is"
+        f" {shown(text(token))!r}; `celery locks release --force` frees the key"
     )
 
 
-def _waiter(member: bytes, arrival: bytes, envelope: bytes, *, woken: bool) -> Waiter:
+def _waiter(member: bytes, arrival: bytes, task: bytes, *, woken: bool) -> Waiter:
     kind, _, who = text(member).partition(":")
-    since = float(arrival) / 1e6
+    since = since_of(arrival)
     if kind == "p":
-        return Waiter("", who, since, envelope, woken)
+        return Waiter("", who, since, b"", woken, text(task))
     return Waiter(who.partition(" ")[2], "", since)
 
 

@@ -40,11 +40,14 @@ __all__ = ["MemoryStore"]
 # Seconds; what each is for stands in lua/queue.lua, which this module mirrors.
 GRANT = 1.0
 CLAIM = 5.0
+DOUBLINGS = 2
 UNSENT = 2.0
 RESEND = 60.0
 RESENDS = 4  # times
+LAST_RESENDS = 30  # more, one a day
 DAY = 86400.0
 DONE = 3600.0
+REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
 
 
 _token_mutex = threading.Lock()
@@ -61,7 +64,7 @@ def _next_token() -> int:
 
 @dataclass(order=True)
 class _Waiter:
-    arrival: float
+    arrival: int  # µs, by the local clock
     member: str  # "p:<run>" or "b:<owner>"
 
 
@@ -72,9 +75,11 @@ class _Key:
     run: str = ""
     since: float = 0.0
     until: float = -math.inf
+    due: int = 0  # when the one came who was handed the key and has not come for it
     queue: list[_Waiter] = field(default_factory=list)
     envelopes: dict[str, bytes] = field(default_factory=dict)
-    arrivals: dict[str, float] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)  # of tasks
+    arrivals: dict[str, int] = field(default_factory=dict)
     sends: dict[str, int] = field(default_factory=dict)
     woken: dict[str, float] = field(default_factory=dict)
     done: dict[str, float] = field(default_factory=dict)
@@ -93,7 +98,8 @@ class _Key:
         running = self.run if self.holder and self.owner != f"parked:{self.run}" else None
         return [run for run in self.woken if run != running]
 
-    def grant(self, owner: str, run: str, lease: float) -> None:
+    def grant(self, owner: str, run: str, lease: float, due: int = 0) -> None:
+        self.due = due
         self.token = _next_token()
         self.owner, self.run, self.since = owner, run, clock.wall()
         self.until = clock.monotonic() + lease
@@ -101,9 +107,14 @@ class _Key:
     def knows_end(self, run: str) -> bool:
         return run in self.done or clock.monotonic() < self.unsettled.get(run, -math.inf)
 
+    def keep(self, run: str, parcel: Parcel) -> None:
+        self.envelopes[run] = parcel.envelope
+        self.names[run] = parcel.task
+
     def unpark(self, run: str) -> bool:
         if self.envelopes.pop(run, None) is None:
             return False
+        self.names.pop(run, None)
         self.arrivals.pop(run, None)
         self.sends.pop(run, None)
         self.woken.pop(run, None)
@@ -120,13 +131,19 @@ class _Key:
     def leave(self, member: str) -> None:
         self.queue = [waiter for waiter in self.queue if waiter.member != member]
 
-    def join(self, member: str, arrival: float | None = None) -> float:
+    def step_back(self) -> None:
+        """Take the key from one who has not come for it; a run has its place back."""
+        if self.owner == f"parked:{self.run}" and self.run in self.envelopes:
+            self.join(f"p:{self.run}", self.due)
+        self.until = -math.inf
+
+    def join(self, member: str, arrival: int = 0) -> int:
         for waiter in self.queue:
             if waiter.member == member:
                 return waiter.arrival
-        if arrival is None:
-            last = self.queue[-1].arrival if self.queue else 0.0
-            arrival = max(clock.monotonic(), math.nextafter(last, math.inf))
+        if not arrival:
+            last = self.queue[-1].arrival if self.queue else 0
+            arrival = max(round(clock.monotonic() * 1e6), last + 1)
         bisect.insort(self.queue, _Waiter(arrival, member))
         return arrival
 
@@ -147,7 +164,7 @@ class MemoryStore(Store):
         self._keys: dict[str, _Key] = {}
         self._inboxes: dict[str, _MemoryInbox] = {}
         self._mutex = threading.Lock()
-        self._swept_at = -math.inf
+        self._sweep_from = -math.inf
         self._epoch = clock.wall() - clock.monotonic()  # what arrivals are told from
         self._counts: Counter[str] = Counter()
 
@@ -161,6 +178,7 @@ class MemoryStore(Store):
         run: str = "",
         repeated: bool = False,
         keep: bool = False,
+        arrival: int = 0,
     ) -> Reply:
         asked_at = clock.monotonic()
         with self._mutex:
@@ -171,12 +189,12 @@ class MemoryStore(Store):
             if granted and repeated and state.knows_end(run):
                 # Its turn came, but the first delivery has ended.
                 state.until = -math.inf
-                handed = self._hand_over(name, state, "")
+                handed = self._hand_over(name, state)
                 reply = _second_delivery(state, run, queue, asked_at)
                 return reply._replace(wake=handed if isinstance(handed, Wake) else None)
             if state.holder == owner or claims:
                 lasting = clock.monotonic() + lease
-                state.owner = owner
+                state.owner, state.due = owner, 0
                 state.until = lasting if claims else max(state.until, lasting)
                 if claims or (run and state.run != run):
                     state.run = run
@@ -186,9 +204,14 @@ class MemoryStore(Store):
                 state.leave(f"b:{owner}")
                 return _second_delivery(state, run, queue, asked_at)
             member = f"b:{owner}" if isinstance(queue, Inbox) else f"p:{run}" if run else ""
+            stands = state.arrivals.get(run, arrival)
+            overtakes = bool(state.holder) and 0 < stands < state.due
             wake = None
+            if overtakes:
+                state.step_back()
             if not state.holder:
-                handed = None if run in state.woken else self._hand_over(name, state, member)
+                straight = overtakes or run in state.woken
+                handed = None if straight else self._hand_over(name, state, member, stands)
                 if handed is None or handed is True:
                     state.grant(owner, run, lease)
                     state.arrive(run, lease if keep else None)
@@ -197,12 +220,13 @@ class MemoryStore(Store):
                 wake = handed if isinstance(handed, Wake) else None
             status = Status.BUSY
             if isinstance(queue, Parcel):
-                state.envelopes[run] = queue.envelope
+                state.keep(run, queue)
+                state.sends.pop(run, None)
                 state.woken.pop(run, None)
-                state.arrivals[run] = state.join(member, state.arrivals.get(run))
+                stands = state.arrivals[run] = state.join(member, stands)
                 status = Status.PARKED
             elif queue is not None:
-                state.join(member, state.arrivals.get(run))
+                stands = state.join(member, stands)
             return Reply(
                 status,
                 asked_at,
@@ -212,6 +236,7 @@ class MemoryStore(Store):
                 max(0.0, state.until - clock.monotonic()),
                 state.place(member),
                 wake,
+                stands,
             )
 
     def acquire_all(
@@ -227,21 +252,30 @@ class MemoryStore(Store):
                 state.grant(owner, run, lease)
             return [Reply(Status.GRANTED, asked_at, state.token) for state in states]
 
-    def _hand_over(self, name: str, state: _Key, own: str) -> Wake | bool | None:
-        """Return None: nobody waits. True: *own* is next. False: a blocked waiter has it."""
+    def _hand_over(
+        self, name: str, state: _Key, own: str = "", stands: int = 0
+    ) -> Wake | bool | None:
+        """
+        Return None: nobody waits. True: *own* is next, or one who *stands* there since then.
+
+        False: somebody has it who knows.
+        """
         while state.queue:
-            member = state.queue[0].member
-            if member == own:
+            member, arrival = state.queue[0].member, state.queue[0].arrival
+            if member == own or 0 < stands < arrival:
                 return True
             del state.queue[0]
             kind, _, who = member.partition(":")
             if kind == "p" and who in state.envelopes:
-                state.grant(f"parked:{who}", who, CLAIM * 2 ** min(len(state.woken), 6))
+                claim = CLAIM * 2 ** min(len(state.woken), DOUBLINGS)
+                state.grant(f"parked:{who}", who, claim, arrival)
+                if who in state.woken:
+                    return False  # it stepped back, and is on its way already
                 state.woken[who] = clock.monotonic() + UNSENT
                 return Wake(name, who, state.envelopes[who])
             inbox = self._inboxes.get(who)
             if kind == "b" and inbox is not None:
-                state.grant(who, "", GRANT)
+                state.grant(who, "", GRANT, arrival)
                 inbox.event.set()
                 return False
         return None
@@ -314,7 +348,7 @@ class MemoryStore(Store):
             state.until = clock.monotonic() + keep_for[1]
         elif released:
             state.until = -math.inf
-            handed = self._hand_over(name, state, "")
+            handed = self._hand_over(name, state)
             wake = handed if isinstance(handed, Wake) else None
         self._forget_if_idle(name, state)
         return Release(released, wake)
@@ -337,20 +371,30 @@ class MemoryStore(Store):
                 pause = RESEND * 2 ** (times - 1) if times <= RESENDS else DAY
                 state.woken[wake.run] = clock.monotonic() + pause
 
+    def left(self, wake: Wake) -> None:
+        with self._mutex:
+            state = self._keys.get(wake.name)
+            if state is not None and wake.run in state.woken:
+                state.woken[wake.run] = clock.monotonic()
+                if state.holder == f"parked:{wake.run}":
+                    self._release(wake.name, state.owner, "", Ended.NO)
+
     def came_back(self, wake: Wake) -> None:
         with self._mutex:
             state = self._keys.get(wake.name)
             if state is not None and wake.run in state.woken:
                 state.unsettled.pop(wake.run, None)
+                state.sends.pop(wake.run, None)
                 state.woken[wake.run] = -math.inf
 
     def sweep(self, interval: float) -> Iterator[Wake]:
         with self._mutex:
             now = clock.monotonic()
-            if now < self._swept_at + interval * 0.9:
+            if now < self._sweep_from:
                 return
-            self._swept_at = now
             wakes = [wake for name in list(self._keys) for wake in self._sweep(name, now)]
+            done_at = clock.monotonic()
+            self._sweep_from = max(now + interval * 0.9, done_at + REST * (done_at - now))
         yield from wakes
 
     def _sweep(self, name: str, now: float) -> Iterator[Wake]:
@@ -359,10 +403,17 @@ class MemoryStore(Store):
             if state.holder and state.run == run and state.owner != f"parked:{run}":
                 state.woken[run] = state.until
                 continue
+            if any(waiter.member == f"p:{run}" for waiter in state.queue):
+                del state.woken[run]  # it stepped back, and its turn comes again
+                continue
+            forgotten = state.sends.get(run, 0) >= RESENDS + LAST_RESENDS
+            if forgotten and state.holder != f"parked:{run}":
+                state.unpark(run)
+                continue
             state.woken[run] = now + UNSENT
             yield Wake(name, run, state.envelopes[run])
         if not state.holder:
-            wake = self._hand_over(name, state, "")
+            wake = self._hand_over(name, state)
             if isinstance(wake, Wake):
                 yield wake
         self._forget_if_idle(name, state)
@@ -370,12 +421,13 @@ class MemoryStore(Store):
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
         with self._mutex:
             state = self._keys.get(slot_name(key), _Key())
-            oldest = self._epoch + state.queue[0].arrival if state.queue else 0.0
+            oldest = self._epoch + state.queue[0].arrival / 1e6 if state.queue else 0.0
             waits = len(state.queue), oldest, len(state.travelling)
             if not state.holder:
                 return KeyState("", 0, "", 0.0, 0.0, *waits)
             left = state.until - clock.monotonic()
-            return KeyState(state.owner, state.token, state.run, state.since, left, *waits)
+            task = state.names.get(state.run, "") if state.owner == f"parked:{state.run}" else ""
+            return KeyState(state.owner, state.token, state.run, state.since, left, *waits, task)
 
     def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
         with self._mutex:
@@ -385,18 +437,13 @@ class MemoryStore(Store):
     def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
         with self._mutex:
             state = self._keys.get(slot_name(key), _Key())
-            woken = [
-                Waiter(
-                    "", run, self._epoch + state.arrivals.get(run, 0.0), state.envelopes[run], True
-                )
-                for run in state.travelling
-            ]
+            woken = [self._parked(state, run)._replace(envelope=b"") for run in state.travelling]
             queue = []
             for waiter in state.queue[first : first + limit]:
                 kind, _, who = waiter.member.partition(":")
-                since = self._epoch + waiter.arrival
+                since = self._epoch + waiter.arrival / 1e6
                 if kind == "p":
-                    queue.append(Waiter("", who, since, state.envelopes.get(who, b"")))
+                    queue.append(Waiter("", who, since, task=state.names.get(who, "")))
                 else:
                     queue.append(Waiter(who, "", since))
             return queue if first else woken[:limit] + queue
@@ -414,11 +461,12 @@ class MemoryStore(Store):
     def parked(self, key: str, run: str) -> Waiter | None:
         with self._mutex:
             state = self._keys.get(slot_name(key), _Key())
-            envelope = state.envelopes.get(run)
-            if envelope is None:
-                return None
-            since = self._epoch + state.arrivals.get(run, 0.0)
-            return Waiter("", run, since, envelope, run in state.woken)
+            return self._parked(state, run) if run in state.envelopes else None
+
+    def _parked(self, state: _Key, run: str) -> Waiter:
+        since = self._epoch + state.arrivals.get(run, 0) / 1e6
+        woken, task = run in state.woken, state.names.get(run, "")
+        return Waiter("", run, since, state.envelopes[run], woken, task)
 
     def cancel(self, key: str, run: str) -> Release:
         name = slot_name(key)
@@ -461,7 +509,7 @@ class MemoryStore(Store):
             self._keys.clear()
             self._inboxes.clear()
             self._counts.clear()
-            self._swept_at = -math.inf
+            self._sweep_from = -math.inf
 
     def check(self) -> list[str]:
         return []
@@ -476,7 +524,7 @@ def _second_delivery(state: _Key, run: str, queue: Inbox | Parcel | None, asked_
     until = state.unsettled[run]
     status = Status.BUSY
     if isinstance(queue, Parcel):
-        state.envelopes[run] = queue.envelope
+        state.keep(run, queue)
         state.woken[run] = until
         status = Status.PARKED
     return Reply(status, asked_at, holder_run=run, remaining=until - clock.monotonic())

@@ -29,9 +29,11 @@ from redis.exceptions import RedisError, ResponseError
 from celery_distlock import clock
 from celery_distlock.errors import QuorumError, StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
+from celery_distlock.naming import shown
 
 from .base import (
     Ability,
+    Complaints,
     Ended,
     Inbox,
     KeyState,
@@ -46,7 +48,7 @@ from .base import (
     batches,
     forget_after_fork,
 )
-from .listing import SWEEP_BATCH, Holds, added_up, held_at, keys_of, told_by
+from .listing import EXACT, SWEEP_BATCH, Holds, added_up, held_at, keys_of, token_of, told_by
 from .refusals import facts_of, memory_doubts, passes
 from .urls import locate
 from .wires import TIMEOUT, Call, TooFewReplicasError, command, milliseconds, time_left
@@ -78,6 +80,7 @@ class NativeStore(Store):
         self.address = self._servers.address
         self.identity = f"{self.address}#{prefix} without scripts"
         self._known: _Commands | None = None
+        self._complaints = Complaints()
         self.forget_connections(forked=False)
         forget_after_fork(self)
 
@@ -98,6 +101,7 @@ class NativeStore(Store):
         run: str = "",
         repeated: bool = False,
         keep: bool = False,
+        arrival: int = 0,
     ) -> Reply:
         if isinstance(queue, Parcel):
             raise StoreError(f"{self.address}: no task can be parked without scripts")
@@ -115,7 +119,9 @@ class NativeStore(Store):
             reply = self._settle(wanted, seen)
             if reply is not None:
                 return reply
-        raise StoreUnavailableError(f"{self.address}: the record of {key!r} is gone at each look")
+        raise StoreUnavailableError(
+            f"{self.address}: the record of {shown(key)!r} is gone at each look"
+        )
 
     def _make(self, wanted: "_Wanted") -> "_Seen":
         """Make the record if there is none, and look at what there is then."""
@@ -139,7 +145,7 @@ class NativeStore(Store):
             self._parsed(text, wanted.key),
             time_left(ttl_ms),
             int(now[0]) * 1_000_000 + int(now[1]),
-            int(float(last or 0)),
+            max(0, token_of(last)),
             mark_found[0] if mark_found else None,
             time_left(mark_found[1]) if mark_found else 0.0,
         )
@@ -300,7 +306,9 @@ class NativeStore(Store):
             if gone:
                 return Release(True)
             held = self._find(name, key)
-        raise StoreUnavailableError(f"{self.address}: the record of {key!r} changes at each look")
+        raise StoreUnavailableError(
+            f"{self.address}: the record of {shown(key)!r} changes at each look"
+        )
 
     def _give_up(
         self, name: str, record: "_Record", key: str, keep_for: tuple[str, float] | None
@@ -351,10 +359,21 @@ class NativeStore(Store):
         states = []
         for some in batches(keys, SWEEP_BATCH):
             looks = [call for key in some for call in self._look(slot_name(key))]
-            answers = self._ask([looks], "the keys").answers
+            answers = self._attempt(looks).answers
             for key, text, ttl_ms in zip(some, answers[::2], answers[1::2], strict=True):
-                states.append(_state(self._seen(text, ttl_ms, key)))
+                states.append(_state(self._told(key, text, ttl_ms)))
         return states
+
+    def _told(self, key: str, text: Any, ttl_ms: Any) -> "_Held | None":
+        """As `_seen`; where somebody else has spoilt the record, say so once, and see nothing."""
+        try:
+            self._raise([each for each in (text, ttl_ms) if isinstance(each, Exception)], key)
+            return self._seen(text, ttl_ms, key)
+        except StoreUnavailableError:
+            raise
+        except StoreError as error:
+            self._complaints.tell(key, "%s: it is not listed", error)
+            return None
 
     def count(self, counts: Mapping[str, float]) -> None:
         record = self._counts
@@ -389,11 +408,15 @@ class NativeStore(Store):
         if text is None:
             return None
         try:
-            return _Record(**json.loads(text))
-        except (ValueError, TypeError) as error:
+            record = _Record(**json.loads(text))
+            if record.is_ours:
+                return record
+            raise ValueError(f"{record} is no grant")
+        except (ValueError, TypeError, RecursionError) as error:
             raise StoreError(
-                f"{self.address}: the record of lock {key!r} is none of ours; something else writes"
-                f" under the prefix {self._prefix!r}"
+                f"{self.address}: the record of lock {shown(key)!r} is none of ours: something else"
+                f" writes under the prefix {self._prefix!r}, and what it wrote there is to be"
+                " deleted"
             ) from error
 
     def check(self) -> list[str]:
@@ -504,7 +527,7 @@ class NativeStore(Store):
         failure = failures[0]
         if isinstance(failure, TooFewReplicasError):
             raise QuorumError(
-                f"{what!r} at {self.address}: {failure}",
+                f"{shown(what)!r} at {self.address}: {failure}",
                 votes=failure.confirmed,
                 nodes=failure.wanted,
             ) from failure
@@ -515,11 +538,12 @@ class NativeStore(Store):
     def _refusal(self, failure: ResponseError, what: str) -> StoreError:
         if "WRONGTYPE" in str(failure):
             return StoreError(
-                f"{self.address}: the records of lock {what!r} are of another type; something else"
-                f" writes under the prefix {self._prefix!r}, or with scripts: {failure}"
+                f"{self.address}: the records of lock {shown(what)!r} are of another type:"
+                f" something else writes under the prefix {self._prefix!r}, or with scripts"
+                f" ({failure})"
             )
         self._known = None  # another server may have taken its place, with other commands
-        return StoreError(f"{self.address} refused {what!r}: {failure}")
+        return StoreError(f"{self.address} refused {shown(what)!r}: {failure}")
 
 
 class _Record(NamedTuple):
@@ -532,6 +556,11 @@ class _Record(NamedTuple):
     @property
     def text(self) -> bytes:
         return json.dumps(self._asdict()).encode()
+
+    @property
+    def is_ours(self) -> bool:
+        words = isinstance(self.owner, str) and isinstance(self.run, str)
+        return words and type(self.token) is int and 0 <= self.token < EXACT
 
     def is_for(self, wanted: "_Wanted") -> bool:
         kept_for = f"parked:{wanted.run}" if wanted.run else ""

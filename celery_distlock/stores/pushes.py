@@ -9,7 +9,6 @@ import collections
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary, ref
@@ -20,6 +19,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
+from celery_distlock.keys import key_of
+from celery_distlock.naming import shown
 
 from .base import Desk, Inbox, Wake
 from .servers import Place, Servers, slot_of
@@ -33,6 +34,7 @@ IDLE_PING = 5.0  # seconds after which a silent connection is asked whether it i
 RESTED = 60.0  # seconds after which a connection that nobody has read from is made anew
 JOIN = 0.5  # seconds that a waiter gives the server to confirm that it will push
 AT_ONCE = 8  # waiters of a process that look again when messages may have been lost
+CLOSING = 0.25  # seconds that a desk waits at its end for the threads that listen
 PAUSE = (0.2, 1.0)  # seconds between attempts to connect; spread, for all try at once
 
 
@@ -281,7 +283,7 @@ class Post:
             self._broken_until = 0.0
 
     def _call(self, owner: bytes) -> None:
-        inbox = self._inboxes.get(owner.decode())
+        inbox = self._inboxes.get(owner.decode(errors="replace"))
         if inbox is not None:
             inbox.call()
 
@@ -367,27 +369,47 @@ class PushDesk(Desk):
         with self._mutex:
             listener = self._ears.get(place.node)
             if listener is None and not self._closed:
+                for gone in [node for node in self._ears if not self._servers.has(node)]:
+                    self._ears.pop(gone).close()
                 connect = self._servers.connect(place.node)
                 listener = self._ears[place.node] = _Listener(connect, self._take)
         if listener is not None:
             listener.want(place, patience)
 
     def close(self) -> None:
+        """As promised; when it returns nobody calls `receive` any more, unless that hangs."""
         with self._mutex:
             self._closed = True
             listeners, self._ears = list(self._ears.values()), {}
         for listener in listeners:
             listener.close()
+        until = clock.monotonic() + CLOSING
+        for listener in listeners:
+            listener.join(max(0.0, until - clock.monotonic()))
 
     def _take(self, payload: bytes) -> None:
-        lock_length, run_length, rest = payload.split(b" ", 2)
-        end = int(lock_length)
-        middle = end + int(run_length)
-        name = rest[:end].decode().partition("{")[2].rpartition("}")[0]
         try:
-            self._receive(Wake(name, rest[end:middle].decode(), rest[middle:]))
+            wake = _pushed(payload)
+        except ValueError as error:
+            said = shown(str(error))
+            logger.warning("what was pushed to %s is no run, and not taken: %s", self.address, said)
+            return
+        try:
+            self._receive(wake)
         except Exception:
+            name = shown(key_of(wake.name))
             logger.exception("what was pushed for %r was not taken; the next sweep sends it", name)
+
+
+def _pushed(payload: bytes) -> Wake:
+    """Return the run that lua/queue.lua has pushed; raise :exc:`ValueError` if it is none."""
+    lock_length, run_length, rest = payload.split(b" ", 2)
+    end = int(lock_length)
+    middle = end + int(run_length)
+    if not 0 < end < middle <= len(rest):
+        raise ValueError("its lengths are not those of its parts")
+    name = rest[:end].decode().partition("{")[2].rpartition("}")[0]
+    return Wake(name, rest[end:middle].decode(), rest[middle:])
 
 
 class _Listener:
@@ -396,8 +418,9 @@ class _Listener:
     def __init__(self, connect: Connect, receive: Callable[[bytes], None]) -> None:
         self._ear = Ear(connect, receive, self._note_change)
         self._changed = threading.Event()
-        self._closed = False
-        threading.Thread(target=self._run, name="distlock-desk", daemon=True).start()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="distlock-desk", daemon=True)
+        self._thread.start()
 
     def want(self, place: Place, patience: float) -> None:
         if self._ear.hears(place.channel):
@@ -410,21 +433,26 @@ class _Listener:
             self._changed.clear()
 
     def close(self) -> None:
-        self._closed = True
+        self._closed.set()
         self._ear.close()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the thread's end, *timeout* seconds at most; it may be the one that asks."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
 
     def _run(self) -> None:
         failures = 0
-        while not self._closed:
+        while not self._closed.is_set():
             try:
                 self._ear.listen(IDLE_PING)
                 failures = 0
             except Exception as error:  # noqa: BLE001  # whatever it is, the thread has to live on
-                if not self._closed:
+                if not self._closed.is_set():
                     if not failures:
                         logger.warning("no pushes for now, the subscription broke: %s", error)
                     failures = min(failures + 1, 8)
-                    time.sleep(failures * clock.jitter(*PAUSE))
+                    self._closed.wait(failures * clock.jitter(*PAUSE))
         self._ear.close()
 
     def _note_change(self, gap: bool) -> None:

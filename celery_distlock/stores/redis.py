@@ -21,10 +21,12 @@ from redis.exceptions import (
 
 from celery_distlock import clock, lua
 from celery_distlock.errors import QuorumError, StoreError, StoreUnavailableError
-from celery_distlock.keys import slot_name
+from celery_distlock.keys import key_of, slot_name
+from celery_distlock.naming import shown
 
 from .base import (
     Ability,
+    Complaints,
     Desk,
     Ended,
     Inbox,
@@ -38,9 +40,10 @@ from .base import (
     Wake,
     forget_after_fork,
 )
-from .listing import SWEEP_BATCH, RedisListing, state_of, text
+from .listing import SWEEP_BATCH, RedisListing, text, token_of, unreadable
 from .pushes import Post, PushDesk, PushInbox
 from .refusals import facts_of, memory_doubts, passes
+from .rights import IN_A_CLUSTER, REHEARSAL, lacking, missing
 from .servers import Place
 from .urls import locate
 from .wires import (
@@ -58,9 +61,14 @@ __all__ = ["RedisStore"]
 
 logger = logging.getLogger(__name__)
 
+DESK_PATIENCE = 1.0  # seconds until the server pushes; a worker that begins to consume waits
 PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
+MOST_LEFT = 10_000  # runs that are known to have been left to others
 PAUSES_FOR_A_SLOT = (0.5, 1.0)  # more, while a cluster moves the key's slot
+TURN = 0.9  # of the interval between sweeps: for so long the sweepers' turn is one's own
+REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
 
+_LOCKED_OUT = " (a password is missing in the URL)"
 _SCRIPTLESS = " (if scripts are forbidden, ?scripts=off at the URL's end takes the plain lock)"
 _LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the others"
 
@@ -76,7 +84,9 @@ class RedisStore(RedisListing):
         self.address = self._servers.address
         self.identity = f"{self.address}#{prefix}"
         self._desk: PushDesk | None = None
-        self._spoilt: set[str] = set()
+        self._complaints = Complaints()
+        self._left: set[tuple[str, str]] = set()
+        self._gives_way = False  # what this sweep has left is for another one to look at
         self.forget_connections(forked=False)
         forget_after_fork(self)
 
@@ -99,18 +109,20 @@ class RedisStore(RedisListing):
         run: str = "",
         repeated: bool = False,
         keep: bool = False,
+        arrival: int = 0,
     ) -> Reply:
-        mode, detail, desk = "try", b"", ""
+        mode, detail, desk, task = "try", b"", "", ""
         name = slot_name(key)
         if isinstance(queue, Parcel):
-            mode, detail = "park", queue.envelope
+            mode, detail, task = "park", queue.envelope, queue.task
             desk = self._desk_channel(name, queue.desk, patience=TIMEOUT)
             self._ask([self._index("add", name)], key)
         elif queue is not None:
             mode, detail = "wait", queue.address.encode()
-        arguments = owner, milliseconds(lease), mode, run, int(repeated), int(keep), detail, desk
+        how = mode, run, int(repeated), int(keep), arrival, detail, desk, task
+        arguments = owner, milliseconds(lease), *how
         asked = self._ask([self._call(_ACQUIRE, name, *arguments, confirmed=True)], key)
-        return _reply(name, asked.answers[0], asked.asked_at)
+        return self._reply(key, asked.answers[0], asked.asked_at)
 
     def acquire_all(
         self, keys: Sequence[str], owners: Sequence[str], lease: float, *, run: str = ""
@@ -130,12 +142,42 @@ class RedisStore(RedisListing):
             # The request before, whose answer was lost, may have taken what is left of them.
             for key, owner in zip(keys, owners, strict=True):
                 self.dispatch(self.release(key, owner).wake)
-        return [Reply(Status.GRANTED, asked.asked_at, int(each)) for each in tokens] or None
+        return [
+            Reply(Status.GRANTED, asked.asked_at, self._token(key, each))
+            for key, each in zip(keys, tokens, strict=bool(tokens))
+        ] or None
+
+    def _token(self, key: str, value: bytes | None) -> int:
+        token = token_of(value)
+        if token <= 0:
+            raise StoreError(unreadable(self.address, key, value))
+        return token
+
+    def _reply(self, key: str, answer: Any, asked_at: float) -> Reply:
+        if not isinstance(answer, list):
+            return Reply(Status.GRANTED, asked_at, self._token(key, answer))
+        status = Status(answer[0].decode())
+        if len(answer) == 1:
+            return Reply(status, asked_at)
+        _, token, holder, holder_run, ttl_ms, place, woken, envelope, arrival = answer
+        return Reply(
+            status,
+            asked_at,
+            max(0, token_of(token) if isinstance(token, bytes) else 0),
+            text(holder),
+            text(holder_run),
+            time_left(ttl_ms),
+            place,
+            Wake(slot_name(key), text(woken), envelope)
+            if isinstance(woken, bytes) and woken
+            else None,
+            int(arrival) if arrival.isdigit() else 0,
+        )
 
     def line_up(self, key: str, run: str, parcel: Parcel, timeout: float) -> Reply:
         name, asked_at = slot_name(key), clock.monotonic()
         desk = self._desk_channel(name, parcel.desk)
-        arguments = "", 1, "line", run, 0, 0, parcel.envelope, desk
+        arguments = "", 1, "line", run, 0, 0, 0, parcel.envelope, desk, parcel.task
         calls = [
             self._index("add", name),
             self._call(_ACQUIRE, name, *arguments, confirmed=True),
@@ -144,7 +186,7 @@ class RedisStore(RedisListing):
             answers = self._ask_once(calls, timeout)
         else:  # noted before it is parked, lest it be parked and not noted
             answers = [self._ask_once([call], timeout)[0] for call in calls]
-        return _reply(name, answers[1], asked_at)
+        return self._reply(key, answers[1], asked_at)
 
     def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
         calls = [
@@ -203,6 +245,8 @@ class RedisStore(RedisListing):
             post = self._posts.get(place.node)
             if post is None:
                 with self._mutex:
+                    for gone in [node for node in self._posts if not self._servers.has(node)]:
+                        del self._posts[gone]  # who waits there looks for another by himself
                     post = self._posts.setdefault(
                         place.node, Post(self._servers.connect(place.node))
                     )
@@ -214,7 +258,7 @@ class RedisStore(RedisListing):
         channel = f"{self._prefix}:desk:{uuid.uuid4().hex}"
         self._desk = desk = PushDesk(channel, self._servers, receive)
         if self._servers.in_order:
-            desk.attend(self._place("", channel), TIMEOUT)
+            desk.attend(self._place("", channel), DESK_PATIENCE)
         return desk
 
     def _desk_channel(self, name: str, address: str, patience: float = 0.0) -> str:
@@ -235,36 +279,72 @@ class RedisStore(RedisListing):
     def sent(self, wake: Wake) -> None:
         self._ask([self._call(_SENT, wake.name, wake.run, 0)], wake.name)
 
+    def left(self, wake: Wake) -> None:
+        if (wake.name, wake.run) not in self._left:
+            # Whoever looks next may know it; else it would be up to chance who gets the turn.
+            if len(self._left) >= MOST_LEFT:
+                self._left.clear()
+            self._left.add((wake.name, wake.run))
+            self._gives_way = True
+        self._ask([self._call(_SENT, wake.name, wake.run, 2)], wake.name)
+
     def came_back(self, wake: Wake) -> None:
         self._ask([self._call(_SENT, wake.name, wake.run, 1)], wake.name)
 
     def sweep(self, interval: float) -> Iterator[Wake]:
-        turn = self._command("sweeper", "SET", "{}", "1", "NX", "PX", milliseconds(interval * 0.9))
-        if self._ask([turn], "the sweeper's turn").answers[0] is None:
+        who, begin, paused = uuid.uuid4().hex, clock.monotonic(), 0.0
+        keep = self._turn(who, interval * TURN)
+        if not self._ask([keep], "the sweeper's turn").answers[0]:
             return
+        self._gives_way = False
         for names in self._waiting_names():
-            calls = [self._call(_SWEEP, name, SWEEP_BATCH) for name in names]
-            quiet = []
-            for name, answer in zip(names, self._attempt(calls).answers, strict=True):
-                if isinstance(answer, Exception):
-                    self._pass_over(name, answer)
-                    continue
-                waiting, *found = answer
-                for run, envelope in zip(found[::2], found[1::2], strict=True):
-                    yield Wake(name, text(run), envelope)
-                if not waiting:
-                    quiet.append(self._index("strike", name))
-            if quiet:
-                self._ask(quiet, "the sweep")
+            # One attempt: what a script has found it finds no second time, and a node of a cluster
+            # that is silent now is looked at by the next sweep.
+            ours, *answers = self._attempt_once([keep, *self._sweep_calls(names)])
+            kept_at = clock.monotonic()
+            for wake in self._swept(names, answers):
+                given_at = clock.monotonic()
+                yield wake
+                now = clock.monotonic()
+                paused += now - given_at  # it was being sent
+                if now > kept_at + interval * TURN / 2:
+                    (ours,), kept_at = self._ask([keep], "the sweepers' turn").answers, now
+            if ours == 0:
+                return  # we stood still for too long, and another one has begun
+        took = clock.monotonic() - begin - paused
+        least = 0.0 if self._gives_way else interval * TURN - took - paused
+        rest = max(least, REST * took)
+        self._ask([self._turn(who, rest)], "the sweeper's turn")
+
+    def _turn(self, who: str, seconds: float) -> Call:
+        return script_call(_TURN, (f"{self._prefix}:",), who, milliseconds(max(0.0, seconds)))
+
+    def _sweep_calls(self, names: Sequence[str]) -> list[Call]:
+        return [self._call(_SWEEP, name, SWEEP_BATCH) for name in names]
+
+    def _swept(self, names: Sequence[str], answers: Sequence[Any]) -> Iterator[Wake]:
+        quiet = []
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, Exception):
+                self._pass_over(name, answer)
+                continue
+            waiting, *found = answer
+            for run, envelope in zip(found[::2], found[1::2], strict=True):
+                yield Wake(name, text(run), envelope)
+            if not waiting:
+                quiet.append(self._index("strike", name))
+        if quiet:
+            self._ask(quiet, "the sweep")
 
     def _pass_over(self, name: str, refusal: Exception) -> None:
         if not isinstance(refusal, ResponseError) or passes(refusal):
             if self._servers.in_order:
                 raise StoreUnavailableError(f"{self.address} cannot serve: {refusal}") from refusal
-            logger.warning("%s is passed over: %s", name, refusal)  # its node is away; others go on
-        elif name not in self._spoilt:
-            self._spoilt.add(name)
-            logger.error("%s: it is passed over, and wakes nobody", self._refusal(refusal, name))
+            # Its node is away; others go on.
+            logger.warning("%s is passed over: %s", shown(key_of(name)), refusal)
+        else:
+            said = self._refusal(refusal, key_of(name))
+            self._complaints.tell(name, "%s: it is passed over, and wakes nobody", said)
 
     def _index(self, action: str, name: str) -> Call:
         call = script_call(_INDEX, (f"{self._prefix}:",), name, action)
@@ -273,18 +353,26 @@ class RedisStore(RedisListing):
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
         look = [self._call(_INSPECT, slot_name(key))]
         answers = self._ask(look, key).answers if timeout is None else self._ask_once(look, timeout)
-        return state_of(answers[0])
+        return self._state(key, answers[0])
 
     def check(self) -> list[str]:
         probe = f"{self._prefix}:probe:{uuid.uuid4().hex}"
-        reply = self.acquire(probe, "probe", 1.0)
-        self.release(probe, "probe")
+        rights = self._lacking()
+        try:
+            reply = self.acquire(probe, "probe", 1.0)
+            self.release(probe, "probe")
+        except StoreUnavailableError as error:
+            if rights:
+                raise StoreUnavailableError(f"{error}; {rights}") from error
+            raise
         if reply.status is not Status.GRANTED:
             raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
         questions = ("INFO",), ("CONFIG", "GET", "save"), ("PUBLISH", "{}", "")
         calls = [self._command("probe", *words) for words in questions]
         info, save, heard = self._attempt(calls).answers
         doubts = list(_doubts(facts_of(info, save))) if isinstance(info, bytes) else []
+        if rights:
+            doubts.append(rights)
         if self._servers.in_order and isinstance(info, bytes) and b"cluster_enabled:1" in info:
             doubts.append(f"this is {_LONE_NODE}")
         if isinstance(heard, ResponseError):
@@ -293,6 +381,17 @@ class RedisStore(RedisListing):
                 f" served late (ACL SETUSER ... &{self._prefix}:*)"
             )
         return doubts + self._servers.check()
+
+    def _lacking(self) -> str:
+        """Return which rights are missing, in words; "" if none are, or nothing can be learnt."""
+        calls = [self._command("rights", *words) for words in REHEARSAL]
+        if not self._servers.in_order:
+            calls += [self._command("rights", *words) for words in IN_A_CLUSTER]
+        try:
+            rights = lacking(self._exchange(calls, TIMEOUT), self._prefix)
+        except RedisError:
+            return ""
+        return f"this user lacks the rights {' '.join(rights)}" if rights else ""
 
     def close(self) -> None:
         with self._mutex:
@@ -330,7 +429,7 @@ class RedisStore(RedisListing):
         failure = asked.failures[0]
         if isinstance(failure, TooFewReplicasError):
             raise QuorumError(
-                f"{what!r} at {self.address}: {failure}",
+                f"{shown(what)!r} at {self.address}: {failure}",
                 votes=failure.confirmed,
                 nodes=failure.wanted,
             ) from failure
@@ -338,7 +437,9 @@ class RedisStore(RedisListing):
             raise StoreError(f"{self.address} is {_LONE_NODE}") from failure
         if isinstance(failure, ResponseError) and not passes(failure):
             raise self._refusal(failure, what) from failure
-        raise StoreUnavailableError(f"{self.address} cannot serve: {_said(failure)}") from failure
+        raise StoreUnavailableError(
+            f"{self.address} cannot serve: {self._said(failure)}"
+        ) from failure
 
     def _attempt(self, calls: Sequence[Call]) -> "_Asked":
         """As `_ask`, but what went wrong with a call is its answer."""
@@ -359,6 +460,13 @@ class RedisStore(RedisListing):
             unanswered += any(isinstance(failure, ANSWERLESS) for failure in failures)
         return _Asked(answers, asked_at, unanswered, failures)
 
+    def _attempt_once(self, calls: Sequence[Call]) -> list[Any]:
+        """Return the answers to one attempt; what went wrong with a call is its answer."""
+        try:
+            return self._exchange(calls, TIMEOUT)
+        except RedisError as error:  # refused while the connection was made
+            return [error] * len(calls)
+
     def _ask_once(self, calls: Sequence[Call], timeout: float) -> list[Any]:
         try:
             answers = self._exchange(calls, timeout)
@@ -366,7 +474,8 @@ class RedisStore(RedisListing):
             answers = [error]
         failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
         if failure is not None:
-            raise StoreUnavailableError(f"{self.address} did not answer: {failure}") from failure
+            said = self._said(failure)
+            raise StoreUnavailableError(f"{self.address} did not answer: {said}") from failure
         return answers
 
     def _exchange(self, calls: Sequence[Call], timeout: float) -> list[Any]:
@@ -375,10 +484,21 @@ class RedisStore(RedisListing):
     def _refusal(self, error: ResponseError, what: str) -> StoreError:
         if "WRONGTYPE" in str(error):
             return StoreError(
-                f"{self.address}: the records of lock {what!r} are of another type; something else"
-                f" writes under the prefix {self._prefix!r}: {error}"
+                f"{self.address}: the records of lock {shown(what)!r} are of another type:"
+                f" something else writes under the prefix {self._prefix!r}, and what it wrote there"
+                f" is to be deleted ({error})"
             )
-        return StoreError(f"{self.address} refused {what!r}: {_said(error)}")
+        return StoreError(f"{self.address} refused {shown(what)!r}: {self._said(error)}")
+
+    def _said(self, failure: Exception) -> str:
+        words = str(failure)
+        right = missing(words, self._prefix)
+        hints = [f" (this user lacks {right})"] if right else []
+        if re.search("['`]eval", words, re.IGNORECASE):
+            hints.append(_SCRIPTLESS)
+        if re.search("NOAUTH|Authentication required|unauthenticated", words):
+            hints.append(_LOCKED_OUT)
+        return "".join([words, *hints])
 
 
 class _Asked(NamedTuple):
@@ -405,30 +525,6 @@ def _goes_on(number: int, failures: Sequence[Exception]) -> bool:
     return any(isinstance(failure, TryAgainError) for failure in failures)
 
 
-def _said(failure: Exception) -> str:
-    hint = _SCRIPTLESS if re.search("'eval", str(failure), re.IGNORECASE) else ""
-    return f"{failure}{hint}"
-
-
-def _reply(name: str, answer: Any, asked_at: float) -> Reply:
-    if not isinstance(answer, list):
-        return Reply(Status.GRANTED, asked_at, int(answer))
-    status = Status(answer[0].decode())
-    if len(answer) == 1:
-        return Reply(status, asked_at)
-    _, token, holder, holder_run, ttl_ms, place, woken, envelope = answer
-    return Reply(
-        status,
-        asked_at,
-        int(token or 0),
-        text(holder),
-        text(holder_run),
-        time_left(ttl_ms),
-        place,
-        Wake(name, text(woken), envelope) if woken else None,
-    )
-
-
 def _doubts(facts: Mapping[str, str]) -> Iterator[str]:
     yield from memory_doubts(facts)
     if facts.get("aof_enabled") == "0" and facts.get("save") == "":
@@ -450,11 +546,11 @@ _SCRIPTS = [
     lua.load(name)
     for name in (
         *("acquire", "acquire_all", "renew", "release", "drop"),
-        *("sent", "sweep", "index", "inspect", "cancel"),
+        *("sent", "sweep", "index", "inspect", "cancel", "turn"),
     )
 ]
 _ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE, _DROP, *_OTHERS = _SCRIPTS
-_SENT, _SWEEP, _INDEX, _INSPECT, _CANCEL = _OTHERS
+_SENT, _SWEEP, _INDEX, _INSPECT, _CANCEL, _TURN = _OTHERS
 _RENEWALS = {
     1: RenewOutcome.RENEWED,
     0: RenewOutcome.HELD,

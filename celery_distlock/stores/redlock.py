@@ -27,11 +27,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from celery_distlock import clock, lua
-from celery_distlock.errors import ConfigurationError, QuorumError, StoreError
+from celery_distlock.errors import (
+    ConfigurationError,
+    QuorumError,
+    StoreError,
+    StoreUnavailableError,
+)
 from celery_distlock.keys import slot_name
+from celery_distlock.naming import shown
 
 from .base import (
     Ability,
+    Complaints,
     Ended,
     Inbox,
     KeyState,
@@ -47,7 +54,7 @@ from .base import (
     forget_after_fork,
 )
 from .lanes import ANSWER, Answers, Assembly
-from .listing import QUESTIONS, SWEEP_BATCH, Holds, added_up, keys_of, told
+from .listing import QUESTIONS, SWEEP_BATCH, Holds, added_up, keys_of, text, token_of, told
 from .refusals import facts_of, memory_doubts
 from .urls import explained, node_settings, split
 from .wires import Call, NodeSettings, command, milliseconds, script_call, time_left
@@ -72,6 +79,7 @@ class RedlockStore(Store):
         self.address, self._settings = _locate(url)
         self.identity = f"{self.address}#{prefix}"
         self._prefix = prefix
+        self._complaints = Complaints()
         self.forget_connections()
         forget_after_fork(self)
 
@@ -91,6 +99,7 @@ class RedlockStore(Store):
         run: str = "",
         repeated: bool = False,
         keep: bool = False,
+        arrival: int = 0,
     ) -> Reply:
         if isinstance(queue, Parcel):
             raise StoreError(f"{self.address}: no task can be parked at several masters")
@@ -254,7 +263,7 @@ class RedlockStore(Store):
             return KeyState("", 0, "", 0.0, 0.0, 0)
         own = [look for look in looks if look.owner == owner]
         token = max(look.token for look in own)
-        return KeyState(owner, token, own[0].run, token / 1e6, self._lasts(own), 0)
+        return KeyState(owner, token, own[0].run, max(0, token) / 1e6, self._lasts(own), 0)
 
     def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
         """
@@ -288,9 +297,18 @@ class RedlockStore(Store):
             looks = [self._call(_INSPECT, slot_name(key)) for key in some]
             answers = self._nodes.ask(looks)
             for number, key in enumerate(some):
-                self._silent(answers, key, number)
-                states.append(self._state(answers.to(number)))
+                states.append(self._looked(answers, key, number))
         return states
+
+    def _looked(self, answers: Answers, key: str, number: int) -> KeyState:
+        try:
+            self._silent(answers, key, number)
+        except StoreUnavailableError:
+            raise
+        except StoreError as error:  # of this key alone
+            self._complaints.tell(key, "%s: it is not listed", error)
+            return KeyState("", 0, "", 0.0, 0.0, 0)
+        return self._state(answers.to(number))
 
     def count(self, counts: Mapping[str, float]) -> None:
         """As :meth:`Store.count`: at each node; twice if its connection ends before it answers."""
@@ -414,13 +432,14 @@ class RedlockStore(Store):
         foreign = [refusal for refusal in refusals if "WRONGTYPE" in str(refusal)]
         if nodes - len(foreign) < self._majority:
             error = StoreError(
-                f"{self.address}: the records of lock {what!r} are of another type; something else"
-                f" writes under the prefix {self._prefix!r}: {foreign[0]}"
+                f"{self.address}: the records of lock {shown(what)!r} are of another type:"
+                f" something else writes under the prefix {self._prefix!r}, and what it wrote there"
+                f" is to be deleted ({foreign[0]})"
             )
             error.__cause__ = foreign[0]
             return error
         quorum = QuorumError(
-            f"{what!r} at {self.address}: {votes} of {nodes} nodes have answered, and"
+            f"{shown(what)!r} at {self.address}: {votes} of {nodes} nodes have answered, and"
             f" {self._majority} are needed ({self._reasons(answers)})",
             votes=votes,
             nodes=nodes,
@@ -491,17 +510,17 @@ def _vote(answer: Any) -> _Vote:
     return _Vote(
         status.decode(),
         int(time_us),
-        int(token or 0),
-        int(floor),
-        holder.decode(),
-        (run or b"").decode(),
+        max(0, token_of(token)),
+        max(0, token_of(floor)),
+        text(holder),
+        text(run),
         time_left(int(ttl_ms)),
     )
 
 
 def _look(answer: Any) -> _Look:
     owner, token, run, ttl_ms, *_ = answer
-    return _Look((owner or b"").decode(), int(token or 0), (run or b"").decode(), time_left(ttl_ms))
+    return _Look(text(owner), token_of(token), text(run), time_left(ttl_ms))
 
 
 def _all_have_answered(answers: Answers) -> bool:

@@ -2,19 +2,24 @@
 
 import binascii
 import contextlib
+import functools
 import itertools
 import math
+import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from redis.connection import Connection
 from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_distlock import clock
 
+from .members import SLOW, Member, beside
+from .rights import missing
 from .wires import ANSWERLESS, TIMEOUT, Call, Connect, Node, NodeSettings, command, limits
 
 __all__ = ["Cluster", "OneServer", "Place", "Sentinels", "Servers", "slot_of"]
@@ -25,8 +30,9 @@ MAP_TIMEOUT = 1.0  # seconds for one node to say which has which slots
 SENTINEL_TIMEOUT = 0.25  # seconds for a sentinel to say which server is the master
 FRESH = 1.0  # seconds for which that is believed
 SILENT = 5.0  # seconds for which one that did not answer is not asked again
-SLOW = 0.02  # seconds after which an answer is doubted: its server may have stood still meanwhile
 MAP_AGE = 0.1  # seconds that a cluster's map has to be old before it is asked for again
+NEXT = 0.1  # seconds after which another node is asked for it, too
+BRIEF = 0.1  # seconds that a silent node may keep those waiting who have asked others, too
 
 Where = tuple[str, int]  # a host and its port
 
@@ -77,6 +83,10 @@ class Servers(ABC):
     def nodes(self) -> Sequence[Hashable]:
         """Return the servers that have keys, as a :class:`Place` names them."""
         return (None,)
+
+    def has(self, node: Hashable) -> bool:
+        """Return whether *node*, as a :class:`Place` names it, is one of them, as far as known."""
+        return True
 
     def share(self, keys: Sequence[bytes]) -> bool:
         """Return whether one script may use all of *keys*."""
@@ -144,6 +154,7 @@ class _Master(Node):
         self._believed_until = -math.inf
         self._sentinels = sentinels
         self._silent_until: dict[Node, float] = {}
+        self._failure: Exception | None = None  # of the last sentinel that told nothing
         self._service = service
         self._asking = threading.Lock()
 
@@ -162,7 +173,8 @@ class _Master(Node):
                 return self.known  # somebody else has asked while we waited, or just before
             found = self._ask_all()
             if found is None and self.known is None:
-                raise RedisConnectionError(f"no sentinel names a master {self._service!r}")
+                why = f": {self._failure}" if self._failure else ""
+                raise RedisConnectionError(f"no sentinel names a master {self._service!r}{why}")
             # Without an answer, do not ask again for a while: each request would wait for it.
             self._believed_until = clock.monotonic() + (FRESH if found else SILENT)
             before, self.known = self.known, found or self.known
@@ -186,13 +198,16 @@ class _Master(Node):
                 (answer,) = wire.receive(connection, question)
                 if isinstance(answer, list) and answer:
                     named.append((answer[0].decode(), int(answer[1])))
+                elif isinstance(answer, ResponseError):
+                    self._failure = answer
         return max(named, key=named.count, default=None)
 
     @contextlib.contextmanager
     def _noting_silence(self, sentinel: Node) -> Iterator[None]:
         try:
             yield
-        except (RedisError, OSError):
+        except (RedisError, OSError) as error:
+            self._failure = error
             self._silent_until[sentinel] = clock.monotonic() + SILENT
 
     def doubt(self) -> None:
@@ -264,12 +279,40 @@ def _where(node: Node) -> str:
     return f"{node.settings['host']}:{node.settings['port']}"
 
 
+class _Map(NamedTuple):
+    """
+    Which node has which slots, as one of them says.
+
+    Attributes:
+        owners: Of each slot; None where it has none.
+        nodes: Masters and replicas.
+        by: The node that says so.
+        sharded: Whether channels may be of one slot.
+        asked_at: The local clock before it was asked.
+    """
+
+    owners: list[Where | None]
+    nodes: list[Where]
+    by: Where
+    sharded: bool
+    asked_at: float
+
+    def owner(self, key: bytes) -> Where:
+        """Return the node that has the slot of *key*, or else one that says that none has."""
+        return self.owners[slot_of(key)] or self.by
+
+
 class Cluster(Servers):
     """
     The masters of a cluster, each with its slots.
 
     Not redis-py's client for clusters: it repeats requests by itself, and the store has to know
     how often one was sent. Which node has which slots, any node says (``CLUSTER SLOTS``).
+
+    What goes to several nodes is asked in a thread for each, so that one that cannot be reached, or
+    does not answer, keeps no request from the others; and once it is known to be silent, nobody who
+    has asked others besides waits for it for longer than a moment. So it is with the map: where the
+    owner of a key failed, a new one is asked for by those alone who want that owner's keys.
     """
 
     in_order = False
@@ -281,12 +324,11 @@ class Cluster(Servers):
         self.after_fork()
 
     def after_fork(self) -> None:
-        self._nodes: dict[Where, Node] = {}
-        self._owners: list[Where | None] = []  # of each slot; empty while it has to be asked for
+        self._nodes: dict[Where, Member] = {}
+        self._map: _Map | None = None
+        self._doubted: set[Where] = set()  # nodes whose slots may be another's by now
         self._asked_first: list[Where] = []
-        self._known: dict[Where, None] = {}  # masters and replicas
-        self._mapped_at = -math.inf
-        self._sharded = False
+        self._tried_at = -math.inf  # when a map was last asked for, with or without an answer
         self._mutex = threading.Lock()
 
     def close(self) -> None:
@@ -294,163 +336,303 @@ class Cluster(Servers):
             node.close()
 
     def exchange(self, calls: Sequence[Call], timeout: float) -> list[Any]:
-        answers: list[Any] = [None] * len(calls)
-        left = list(range(len(calls)))
-        for _ in range(REDIRECTIONS):
-            try:
-                groups = self._by_owner(calls, left)
-            except ANSWERLESS as error:
-                return [error if n in left else answer for n, answer in enumerate(answers)]
-            for owner, number, answer in self._send(calls, groups, timeout):
-                answers[number] = answer
-                if isinstance(answer, AskError):
-                    answers[number] = self._send_on(owner, answer, calls[number], timeout)
-                elif isinstance(answer, MovedError):
-                    self._moved(owner, answer)
-            self._learn([answers[number] for number in left])
-            left = [number for number in left if isinstance(answers[number], MovedError)]
-            if not left:
-                break
-        return answers
+        return self._exchange(calls, _Patience(timeout), REDIRECTIONS)
 
-    def _by_owner(self, calls: Sequence[Call], numbers: Sequence[int]) -> dict[Where, list[int]]:
+    def _exchange(self, calls: Sequence[Call], patience: "_Patience", turns: int) -> list[Any]:
+        try:
+            groups = self._by_owner(calls, patience.until)
+        except ANSWERLESS as error:
+            return [error] * len(calls)
+        if len(groups) == 1:
+            (owner,) = groups
+            if owner not in self._doubted and not (calls[0].node and self._node(owner).silent):
+                return self._ask(owner, calls, patience, turns)
+        return self._ask_beside(calls, groups, patience, turns)
+
+    def _by_owner(self, calls: Sequence[Call], until: float) -> dict[Where, list[int]]:
+        known = self._map or self._new_map(until)
         groups: dict[Where, list[int]] = {}
-        for number in numbers:
-            owner = calls[number].node or self._owner(calls[number].key)
-            groups.setdefault(owner, []).append(number)
+        for number, call in enumerate(calls):
+            groups.setdefault(call.node or known.owner(call.key), []).append(number)
         return groups
 
-    def _send(
-        self, calls: Sequence[Call], groups: dict[Where, list[int]], timeout: float
-    ) -> Iterator[tuple[Where, int, Any]]:
-        """Send to every node first, and then listen: they work side by side."""
-        asked_at = clock.monotonic()
-        under_way = []
-        try:
-            for owner, group in groups.items():
-                wire, asked = self._node(owner).wire(timeout), [calls[number] for number in group]
-                try:
-                    under_way.append((owner, group, wire, wire.send(asked), asked))
-                except ANSWERLESS as error:
-                    yield from ((owner, number, error) for number in group)
-            while under_way:
-                owner, group, wire, connection, asked = under_way.pop()
-                try:
-                    answers = wire.receive(connection, asked)
-                    if clock.monotonic() > asked_at + SLOW:
-                        self._confirm(owner, [call.key for call in asked if call.node is None])
-                except ANSWERLESS as error:
-                    answers = [error] * len(group)
-                yield from ((owner, *each) for each in zip(group, answers, strict=True))
-        finally:
-            for _, _, _, connection, _ in under_way:
-                connection.disconnect()  # its answers were not read
-
-    def _confirm(self, owner: Where, keys: Sequence[bytes]) -> None:
-        """
-        Raise unless another node says, too, that *owner* has *keys*: its answer took long.
-
-        A master that stood still answers what lies in its sockets before it hears that another has
-        taken its place.
-        """
-        others = [where for where in self._known if where != owner]
-        for where in others:
+    def _ask_beside(
+        self,
+        calls: Sequence[Call],
+        groups: dict[Where, list[int]],
+        patience: "_Patience",
+        turns: int,
+    ) -> list[Any]:
+        """Ask each node in a thread; wait for those that were silent before for a moment only."""
+        answers: list[Any] = [None] * len(calls)
+        heard: queue.SimpleQueue[tuple[Where, Any]] = queue.SimpleQueue()
+        awaited, began = set(groups), clock.monotonic()
+        hopeful = {owner for owner in groups if not self._node(owner).silent}
+        briefly = bool(hopeful) or all(call.node for call in calls)
+        for owner, numbers in groups.items():
+            asked = [calls[number] for number in numbers]
+            work = functools.partial(self._tell, heard, owner, asked, patience, turns)
             try:
-                self._take_map(where)
-            except ANSWERLESS:
-                continue
-            if all(self._owners[slot_of(key)] == owner for key in keys):
-                return
-            break
-        if others:
+                self._node(owner).ask_beside(patience.timeout, work, sparingly=briefly)
+            except ANSWERLESS as error:
+                heard.put((owner, [error] * len(asked)))
+        brief = began + min(BRIEF, patience.timeout / 4)
+        while awaited:
+            until = brief if briefly and not hopeful & awaited else patience.until
+            try:
+                owner, found = heard.get(timeout=max(0.0, until - clock.monotonic()))
+            except queue.Empty:
+                break
+            if isinstance(found, BaseException):
+                raise found
+            awaited.discard(owner)
+            for number, answer in zip(groups[owner], found, strict=True):
+                answers[number] = answer
+        for owner in awaited:
+            self._node(owner).fall_silent()
+            self._doubt(owner)
+            for number in groups[owner]:
+                answers[number] = RedisTimeoutError(f"no answer of {owner[0]}:{owner[1]}")
+        return answers
+
+    def _tell(
+        self,
+        heard: "queue.SimpleQueue[tuple[Where, Any]]",
+        owner: Where,
+        calls: Sequence[Call],
+        patience: "_Patience",
+        turns: int,
+    ) -> None:
+        """Put what *owner* answers in *heard*, or whoever has taken its place."""
+        try:
+            if owner in self._doubted and not calls[0].node:
+                found = self._ask_successors(calls, patience, turns)
+            else:
+                found = self._ask(owner, calls, patience, turns)
+        except RedisError as error:
+            found = [error.with_traceback(None)] * len(calls)  # it would keep all callers' frames
+        except BaseException as error:  # noqa: BLE001  # it is raised in the thread that waits
+            heard.put((owner, error))
+            return
+        heard.put((owner, found))
+
+    def _ask_successors(
+        self, calls: Sequence[Call], patience: "_Patience", turns: int
+    ) -> list[Any]:
+        """Ask those who have the keys by a new map; without one, by the last."""
+        self._new_map(patience.until)
+        answers: list[Any] = [None] * len(calls)
+        for owner, numbers in self._by_owner(calls, patience.until).items():
+            found = self._ask(owner, [calls[number] for number in numbers], patience, turns)
+            for number, answer in zip(numbers, found, strict=True):
+                answers[number] = answer
+        return answers
+
+    def _ask(
+        self, owner: Where, calls: Sequence[Call], patience: "_Patience", turns: int
+    ) -> list[Any]:
+        """Ask *owner*, and those that it names instead."""
+        keys = [call.key for call in calls if call.node is None]
+        confirm = functools.partial(self._confirm, owner, keys, patience.until)
+        try:
+            answers = self._node(owner).ask(calls, patience.timeout, patience.until, confirm)
+        except ANSWERLESS as error:
+            self._doubt(owner)
+            return [error.with_traceback(None)] * len(calls)
+        moved = []
+        for number, answer in enumerate(answers):
+            if isinstance(answer, AskError):
+                answers[number] = self._send_on(owner, answer, calls[number], patience)
+            elif isinstance(answer, MovedError):
+                self._moved(owner, answer)
+                moved.append(number)
+        if moved or any(isinstance(answer, (*ANSWERLESS, ClusterDownError)) for answer in answers):
+            self._doubt(owner)
+        if moved and turns > 1 and clock.monotonic() < patience.until:
+            again = self._exchange([calls[number] for number in moved], patience, turns - 1)
+            for number, answer in zip(moved, again, strict=True):
+                answers[number] = answer
+        return answers
+
+    def _confirm(self, owner: Where, keys: Sequence[bytes], until: float) -> None:
+        """Raise unless another node says by *until*, too, that *owner* has *keys*; see `Member`."""
+        others = [where for where in (self._map.nodes if self._map else ()) if where != owner]
+        if not others:
+            return
+        known = self._ask_for_map(others, until)
+        self._take(known)
+        if any(known.owner(key) != owner for key in keys):
             raise RedisConnectionError("the answer is of one that may be no master any more")
 
-    def _send_on(self, owner: Where, ask: AskError, call: Call, timeout: float) -> Any:
+    def _send_on(self, owner: Where, ask: AskError, call: Call, patience: "_Patience") -> Any:
         """Send *call* to where its slot is moving to."""
-        wire = self._node(_named(ask, owner)).wire(timeout)
+        target = self._node(_named(ask, owner))
         try:
-            return wire.exchange([command(b"", "ASKING"), call])[1]
+            asking = command(b"", "ASKING")
+            return target.ask([asking, call], patience.timeout, patience.until)[1]
         except ANSWERLESS as error:
-            return error
+            return error.with_traceback(None)
 
-    def _learn(self, answers: Sequence[Any]) -> None:
-        """Note who has a slot now; ask for the whole map again when it seems to be an old one."""
-        moved = [answer for answer in answers if isinstance(answer, MovedError)]
-        lost = any(isinstance(answer, (*ANSWERLESS, ClusterDownError)) for answer in answers)
-        if (moved or lost) and clock.monotonic() > self._mapped_at + MAP_AGE:
-            self._owners = []
+    def _doubt(self, owner: Where) -> None:
+        """Ask for a new map before this node's keys are asked for; unless the last one is new."""
+        if self._map is not None and clock.monotonic() > self._map.asked_at + MAP_AGE:
+            self._doubted.add(owner)
 
     def _moved(self, owner: Where, answer: MovedError) -> None:
         target = _named(answer, owner)
         self._asked_first = [target]
-        if owners := self._owners:
-            owners[answer.slot_id] = target
+        if self._map is not None:
+            self._map.owners[answer.slot_id] = target
+            if target not in self._map.nodes:
+                self._map.nodes.append(target)
 
-    def _owner(self, key: bytes) -> Where:
-        owners = self._owners or self._ask_for_map()
-        return owners[slot_of(key)] or self._seeds[0]
+    def _new_map(self, until: float) -> _Map:
+        """
+        Ask for the map, unless somebody else has while we waited for that.
 
-    def _ask_for_map(self) -> list[Where | None]:
+        Without an answer it is the last one.
+
+        Raises:
+            RedisConnectionError: There is none at all.
+        """
+        wanted_at = clock.monotonic()
         with self._mutex:
-            if self._owners:
-                return self._owners
-            failure: Exception | None = None
-            for where in dict.fromkeys([*self._asked_first, *self._known, *self._seeds]):
-                try:
-                    self._take_map(where)
-                except ANSWERLESS as error:
-                    failure = error
-                else:
-                    self._asked_first = [where]
-                    return self._owners
-            raise RedisConnectionError(f"no node of the cluster answers: {failure}") from failure
+            before = self._map
+            if self._tried_at > wanted_at:
+                if before is None:
+                    raise RedisConnectionError("no node of the cluster answers")
+                return before
+            nodes = before.nodes if before is not None else ()
+            try:
+                known = self._ask_for_map([*self._asked_first, *nodes, *self._seeds], until)
+            except ANSWERLESS:
+                if before is None:
+                    raise
+                return before
+            finally:
+                self._tried_at = clock.monotonic()
+            self._asked_first = []
+            self._take(known)
+            return known
 
-    def _take_map(self, where: Where) -> None:
+    def _ask_for_map(self, nodes: Iterable[Where], until: float) -> _Map:
+        """
+        Return the map that the first of *nodes* says; whoever takes long is not waited for.
+
+        Those that were heard from last are asked first, and those that do not answer, where there
+        are others, not at all.
+        """
+        by_age = sorted(dict.fromkeys(nodes), key=lambda where: -self._node(where).heard_at)
+        left = [where for where in by_age if not self._node(where).failed_lately] or by_age
+        left = sorted(left, key=lambda where: where not in self._asked_first)
+        heard: queue.SimpleQueue[_Map | Exception] = queue.SimpleQueue()
+        failure: Exception = RedisTimeoutError("there was no time left")
+        awaited, empty = 0, None
+        while (left or awaited) and (now := clock.monotonic()) < until:
+            if left:
+                beside(functools.partial(self._tell_map, heard, left.pop(0)))
+                awaited += 1
+            try:
+                found = heard.get(timeout=min(NEXT, until - now) if left else until - now)
+            except queue.Empty:
+                continue
+            awaited -= 1
+            if isinstance(found, Exception):
+                failure = found
+            elif found.nodes:
+                return found
+            else:  # it is new here, or was thrown out
+                empty = found
+        if empty is not None:
+            return empty
+        raise RedisConnectionError(f"no node of the cluster answers: {failure}") from failure
+
+    def _tell_map(self, heard: "queue.SimpleQueue[_Map | Exception]", where: Where) -> None:
+        try:
+            heard.put(self._read_map(where))
+        except Exception as error:  # noqa: BLE001  # the thread that waits looks at it
+            heard.put(error.with_traceback(None))
+
+    def _read_map(self, where: Where) -> _Map:
         questions = [command(b"", "CLUSTER", "SLOTS"), command(b"", "COMMAND", "INFO", "SPUBLISH")]
-        ranges, known = self._node(where).wire(MAP_TIMEOUT).exchange(questions)
+        asked_at = clock.monotonic()
+        ranges, known = self._node(where).ask(questions, MAP_TIMEOUT)
         if isinstance(ranges, ResponseError):
-            raise RedisConnectionError(f"{where[0]}:{where[1]} is not of a cluster: {ranges}")
+            refused = bool(missing(str(ranges)))
+            why = "may not be asked for its cluster" if refused else "is not of a cluster"
+            raise RedisConnectionError(f"{where[0]}:{where[1]} {why}: {ranges}")
         owners: list[Where | None] = [None] * SLOTS
-        for first, last, *nodes in ranges:
-            served_by = [(_host(host, where), port) for host, port, *_ in nodes]
-            owners[first : last + 1] = served_by[:1] * (last + 1 - first)
-            self._known.update(dict.fromkeys(served_by))
-        self._sharded = bool(known[0]) if isinstance(known, list) else False
-        self._mapped_at = clock.monotonic()
-        self._owners = owners
+        nodes: dict[Where, None] = {}
+        for first, last, *served_by in ranges:
+            found = [(_host(host, where), port) for host, port, *_ in served_by]
+            owners[first : last + 1] = found[:1] * (last + 1 - first)
+            nodes.update(dict.fromkeys(found))
+        sharded = bool(known[0]) if isinstance(known, list) else False
+        return _Map(owners, list(nodes), where, sharded, asked_at)
 
-    def _node(self, where: Where) -> Node:
+    def _take(self, known: _Map) -> None:
+        """Go by *known* from now on, and forget the nodes that are gone; unless it is too old."""
+        if self._map is not None and known.asked_at < self._map.asked_at:
+            return  # an answer that was long on its way
+        self._map, self._doubted = known, set()
+        for where in {*self._nodes}.difference(known.nodes, self._seeds, [known.by]):
+            if (node := self._nodes.pop(where, None)) is not None:
+                node.close()
+
+    def _node(self, where: Where) -> Member:
         node = self._nodes.get(where)
         if node is None:
             host, port = where
-            made = NodeSettings(
-                self._settings.connection_class,
-                {**self._settings.settings, "host": host, "port": port},
-            )
-            node = self._nodes.setdefault(where, Node(*made))
+            settings = {**self._settings.settings, "host": host, "port": port}
+            made = Member(NodeSettings(self._settings.connection_class, settings))
+            node = self._nodes.setdefault(where, made)
         return node
 
+    def _map_now(self) -> _Map:
+        return self._map or self._new_map(clock.monotonic() + MAP_TIMEOUT)
+
     def place(self, key: bytes, channel: str) -> Place:
-        owner, tag = self._owner(key), _tag(slot_of(key))
-        return Place(owner, f"{channel}:{{{tag}}}" if self._sharded else f"{channel}:{tag}")
+        known, tag = self._map_now(), _tag(slot_of(key))
+        if known.owner(key) in self._doubted:
+            known = self._new_map(clock.monotonic() + MAP_TIMEOUT)
+        sharded = f"{channel}:{{{tag}}}" if known.sharded else f"{channel}:{tag}"
+        return Place(known.owner(key), sharded)
 
     def connect(self, node: Any) -> Connect:
         return self._node(node).connect(TIMEOUT)
 
     def nodes(self) -> Sequence[Hashable]:
         try:
-            owners = self._owners or self._ask_for_map()
+            known = self._map_now()
+            if self._doubted:
+                known = self._new_map(clock.monotonic() + MAP_TIMEOUT)
         except ANSWERLESS:
             return self._seeds[:1]  # the request says what is wrong
-        return list(dict.fromkeys(owner for owner in owners if owner))
+        return list(dict.fromkeys(owner for owner in known.owners if owner))
+
+    def has(self, node: Any) -> bool:
+        return self._map is None or node in self._map.nodes
 
     def share(self, keys: Sequence[bytes]) -> bool:
         return len(set(map(slot_of, keys))) == 1
 
     def check(self) -> list[str]:
-        owners = self._ask_for_map()
-        missing = owners.count(None)
+        missing = self._map_now().owners.count(None)
         return [f"{missing} of the cluster's {SLOTS} slots have no node"] if missing else []
+
+
+class _Patience:
+    """
+    For how long somebody waits.
+
+    Attributes:
+        timeout: Seconds, for one answer.
+        until: The local clock when it ends.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.until = clock.monotonic() + timeout
 
 
 def _named(answer: AskError, by: Where) -> Where:

@@ -9,11 +9,21 @@ import redis
 from redis.exceptions import RedisError
 
 from celery_distlock.errors import ConfigurationError
+from celery_distlock.settings import closest
 
 from .servers import Cluster, OneServer, Sentinels, Servers, Where
 from .wires import NodeSettings
 
-__all__ = ["Address", "Location", "explained", "locate", "node_settings", "split", "wants_scripts"]
+__all__ = [
+    "OPTIONS",
+    "Address",
+    "Location",
+    "explained",
+    "locate",
+    "node_settings",
+    "split",
+    "wants_scripts",
+]
 
 REDIS_PORT, SENTINEL_PORT = 6379, 26379
 EXAMPLES = {
@@ -29,6 +39,30 @@ _WITHOUT_TLS = {
     "rediss+cluster": "redis+cluster",
     "redlocks": "redlock",
 }
+_SOCKETS = ("unix", "redis+socket")
+# What may follow the question mark. The rest of what redis-py takes would be set to no avail.
+_OUR_OPTIONS = frozenset({"replicas", "scripts"})
+_SENTINELS_OPTIONS = frozenset({"service", "master_name", "sentinel_username", "sentinel_password"})
+_PASSED_ON = frozenset(
+    {"client_name", "db", "password", "socket_keepalive", "socket_read_size", "username"}
+)
+_TLS_OPTIONS = frozenset(
+    {
+        *("ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile"),
+        *("ssl_check_hostname", "ssl_ciphers", "ssl_exclude_verify_flags"),
+        *("ssl_include_verify_flags", "ssl_keyfile", "ssl_min_version"),
+        *("ssl_ocsp_expected_cert", "ssl_password"),
+        *("ssl_validate_ocsp", "ssl_validate_ocsp_stapled"),
+    }
+)
+OPTIONS = _OUR_OPTIONS | _SENTINELS_OPTIONS | _PASSED_ON | _TLS_OPTIONS
+_SET_BY_US = frozenset(
+    {
+        *("decode_responses", "encoding", "encoding_errors", "health_check_interval"),
+        *("legacy_responses", "max_connections", "protocol", "retry_on_error", "retry_on_timeout"),
+        *("socket_connect_timeout", "socket_timeout", "timeout"),
+    }
+)
 
 
 class Address(NamedTuple):
@@ -38,7 +72,7 @@ class Address(NamedTuple):
     tls: bool
     user: str  # as it stands there: quoted, with the password
     hosts: tuple[Where, ...]
-    path: str
+    path: str  # of a socket; else the database, behind a slash
     options: dict[str, str]
 
     @property
@@ -74,7 +108,7 @@ def locate(url: str) -> Location:
         replicas = int(address.options.pop("replicas", "0"))
         if replicas < 0:
             raise ConfigurationError("replicas must not be negative")
-        return Location(_servers(url, address), replicas)
+        return Location(_servers(address), replicas)
 
 
 def wants_scripts(url: str) -> bool:
@@ -114,17 +148,59 @@ def split(url: str) -> Address:
 
     Raises:
         ValueError: It does not parse.
+        ConfigurationError: It does, and a part of it would be ignored.
     """
     first, *more = url.split(";") if url.startswith("sentinel") else [url]
     parts = urlsplit(first)
+    if "#" in url:
+        raise ConfigurationError("a # is written %23, else what follows it is ignored")
     user, _, hosts = parts.netloc.rpartition("@")
+    if "@" in user and "," in user:
+        raise ConfigurationError("user and password stand once, before all hosts")
     scheme = _WITHOUT_TLS.get(parts.scheme, parts.scheme)
     port = SENTINEL_PORT if scheme == "sentinel" else REDIS_PORT
     found = [_where(host, port) for host in hosts.split(",")]
-    for other in more:
-        found += [_where(h, port) for h in urlsplit(other).netloc.rpartition("@")[2].split(",")]
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    return Address(scheme, scheme != parts.scheme, user, tuple(found), parts.path, options)
+    path, options = parts.path, _options(parts.query, user)
+    if scheme in _SOCKETS:
+        if hosts:
+            raise ConfigurationError(f"a socket has no host, as in {scheme}:///run/redis.sock")
+        database = options.pop("virtual_host", "") if scheme == "redis+socket" else ""
+        options["db"] = _database(database, options)
+    else:
+        path = f"/{_database(path.strip('/'), options)}"
+        options.pop("db", None)
+    for other in map(urlsplit, more):
+        theirs, _, hosts = other.netloc.rpartition("@")
+        found += [_where(host, port) for host in hosts.split(",")]
+        if theirs not in ("", user) or other.path.strip("/") not in ("", path[1:]) or other.query:
+            raise ConfigurationError("user, password, database and options stand in the first URL")
+    return Address(scheme, scheme != parts.scheme, user, tuple(found), path, options)
+
+
+def _options(query: str, user: str) -> dict[str, str]:
+    pairs = parse_qsl(query, keep_blank_values=True)
+    name, _, password = user.partition(":")
+    before = ["username"] * bool(name) + ["password"] * bool(password)
+    names = [name for name, _ in pairs] + before
+    for name, value in pairs:
+        if not name.isidentifier():  # not shown: it may be of a password
+            raise ConfigurationError("special characters in user and password are written as %40")
+        if not value:
+            raise ConfigurationError(f"the option {name!r} has no value")
+        if names.count(name) > 1:
+            raise ConfigurationError(f"it says {name!r} twice")
+    return dict(pairs)
+
+
+def _database(named: str, options: dict[str, str]) -> str:
+    """Return the database that is *named*, or that *options* have."""
+    found = {database for database in (named, options.get("db", "")) if database} or {"0"}
+    if len(found) > 1:
+        raise ConfigurationError("it names two databases")
+    (database,) = found
+    if not (database.isascii() and database.isdecimal()):  # not shown: it may be of a password
+        raise ConfigurationError("its database is no number")
+    return database
 
 
 def _where(host: str, port: int) -> Where:
@@ -132,23 +208,26 @@ def _where(host: str, port: int) -> Where:
     return parts.hostname or "localhost", parts.port or port
 
 
-def _servers(url: str, address: Address) -> Servers:
+def _servers(address: Address) -> Servers:
     if address.scheme == "sentinel":
         return _sentinels(address)
     if address.scheme == "redis+cluster":
         return Cluster(address.name, address.hosts, node_settings(address, address.hosts[0]))
-    if len(address.hosts) > 1 and "path" not in address.options:
+    if len(address.hosts) > 1:
         raise ConfigurationError(
             f"several hosts are a cluster ({EXAMPLES['redis+cluster']}), or are asked for"
             f" the master ({EXAMPLES['sentinel']})"
         )
-    node = _plain_settings(url, address)
+    socket = address.scheme in _SOCKETS
+    node = _socket_settings(address) if socket else node_settings(address, address.hosts[0])
     return OneServer(_name(node.settings), node)
 
 
 def _sentinels(address: Address) -> Sentinels:
     options = dict(address.options)
     service = options.pop("service", "") or options.pop("master_name", "")
+    if "master_name" in options:
+        raise ConfigurationError("service and master_name are the same, and it says both")
     if not service:
         raise ConfigurationError(f"it names no service, as in {EXAMPLES['sentinel']}")
     own = {
@@ -175,18 +254,16 @@ def node_settings(address: Address, where: Where) -> NodeSettings:
     return _redis_py_settings(scheme, netloc, address.path, address.options)
 
 
-def _plain_settings(url: str, address: Address) -> NodeSettings:
-    parts = urlsplit(url)
-    options = dict(address.options)
-    scheme = parts.scheme
-    if scheme == "redis+socket":
-        scheme, options["db"] = "unix", options.pop("virtual_host", "0")
-    return _redis_py_settings(scheme, parts.netloc, parts.path, options)
+def _socket_settings(address: Address) -> NodeSettings:
+    user = f"{address.user}@" if address.user else ""
+    return _redis_py_settings("unix", user, address.path, address.options)
 
 
 def _redis_py_settings(
     scheme: str, netloc: str, path: str, options: dict[str, str]
 ) -> NodeSettings:
+    for name in options:
+        _check_option(name, tls=scheme == "rediss")
     if "ssl_cert_reqs" in options:
         wanted = options["ssl_cert_reqs"].removeprefix("CERT_").lower()
         options = {**options, "ssl_cert_reqs": wanted}
@@ -201,6 +278,22 @@ def _redis_py_settings(
     except (TypeError, ValueError, RedisError) as error:
         raise ConfigurationError(str(error)) from None
     return NodeSettings(pool.connection_class, settings)
+
+
+def _check_option(name: str, *, tls: bool) -> None:
+    allowed = _PASSED_ON | (_TLS_OPTIONS if tls else frozenset())
+    if name in allowed:
+        return
+    if name in _SET_BY_US:
+        raise ConfigurationError(
+            f"the option {name!r} is not for locks, whose connections, time limits, retries and"
+            " encoding are the store's own"
+        )
+    if name in _TLS_OPTIONS:
+        raise ConfigurationError(f"the option {name!r} is for TLS, as in rediss://")
+    if name in OPTIONS:
+        raise ConfigurationError(f"the option {name!r} is for other lock stores")
+    raise ConfigurationError(f"there is no option {name!r}; {closest(name, allowed)}")
 
 
 def _name(settings: dict[str, Any]) -> str:

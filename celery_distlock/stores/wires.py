@@ -5,6 +5,7 @@ redis-py's connections, not its client: a request that got no answer is repeated
 the same owner, and nowhere else. A client of the user's is never touched.
 """
 
+import contextlib
 import functools
 import math
 import threading
@@ -27,7 +28,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from celery_distlock import lua
+from celery_distlock import clock, lua
 
 __all__ = [
     "ANSWERLESS",
@@ -47,6 +48,8 @@ __all__ = [
 ]
 
 TIMEOUT = 5.0  # seconds for one answer; a slower server is treated as gone
+KEPT = 32  # connections at most that are kept for the next who ask, of each time limit
+UNUSED = 60.0  # seconds after which those are given back that were too many all the while
 _KINDS: dict[str, Callable[[str], ResponseError]] = {
     "ASK": AskError,
     "CLUSTERDOWN": ClusterDownError,
@@ -110,14 +113,16 @@ def script_call(script: lua.Script, stems: tuple[str, ...], *arguments: Any) -> 
 
 @functools.lru_cache(maxsize=1024)
 def _script_head(script: lua.Script, stems: tuple[str, ...]) -> tuple[bytes, bytes, int]:
-    keys = [(stem + record).encode() for stem in stems for record in script.keys]
+    names = [stem + record for stem in stems for record in script.keys]
+    keys = [name.encode("utf-8", "surrogateescape") for name in names]
     return keys[0], _packed("EVALSHA", script.sha, len(keys), *keys), 3 + len(keys)
 
 
 def _packed(*words: Any) -> bytes:
     parts = []
     for word in words:
-        raw = word if type(word) is bytes else str(word).encode()
+        # What a record had that is no UTF-8 goes back as it came.
+        raw = word if type(word) is bytes else str(word).encode("utf-8", "surrogateescape")
         parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
     return b"".join(parts)
 
@@ -164,6 +169,8 @@ class Wire:
         self._connect = connect
         self._patience_ms = math.ceil(timeout * 500)  # for replicas: they answer before we give up
         self._idle: list[Connection] = []
+        self._spare = KEPT  # so many were idle at least since the last count
+        self._count_at = clock.monotonic() + UNUSED
 
     def exchange(self, calls: Sequence[Call]) -> list[Any]:
         """
@@ -175,26 +182,48 @@ class Wire:
         """
         return self.receive(self.send(calls), calls)
 
-    def send(self, calls: Sequence[Call]) -> Connection:
-        """Send *calls*, and return what their answers come by, for :meth:`receive`."""
+    def connect(self) -> None:
+        """Connect, if no connection is idle: what is sent now is sent at once."""
+        if not self._idle:
+            self._idle.append(self._open())
+
+    def send(self, calls: Sequence[Call], until: float = math.inf) -> Connection:
+        """
+        Send *calls*, and return what their answers come by, for :meth:`receive`.
+
+        Nothing is sent after *until*, by the local clock, if connecting took so long.
+        """
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = self._connect()
+            connection = self._open()
         try:
+            _ensure_time(until)
             connection.send_packed_command(self._request(calls), check_health=False)
         except BaseException as error:
             self._spoil(connection, error)
             raise
         return connection
 
-    def receive(self, connection: Connection, calls: Sequence[Call]) -> list[Any]:
+    def _open(self) -> Connection:
+        connection = self._connect()
+        try:
+            connection.connect()
+        except BaseException as error:
+            self._spoil(connection, error)
+            raise
+        return connection
+
+    def receive(
+        self, connection: Connection, calls: Sequence[Call], until: float = math.inf
+    ) -> list[Any]:
         """Return the answers to *calls*, which were sent over *connection*."""
         try:
             answers = _answers(connection, calls)
             refusals = [answer for answer in answers if isinstance(answer, ResponseError)]
             if any(isinstance(refusal, NoScriptError) for refusal in refusals):
                 # All of them again: every request may be repeated, and order is kept.
+                _ensure_time(until)
                 again = [call.in_full() for call in calls]
                 connection.send_packed_command(self._request(again), check_health=False)
                 answers = _answers(connection, calls)
@@ -207,9 +236,27 @@ class Wire:
             self.close()  # this is no master any more: look for it anew
         elif any(isinstance(refusal, TooFewReplicasError) for refusal in refusals):
             connection.disconnect()  # the next who asks here would wait for these replicas, too
+        elif any("Protocol error" in str(refusal) for refusal in refusals):
+            connection.disconnect()  # as the server does
         else:
-            self._idle.append(connection)
+            self._keep(connection)
         return answers
+
+    def _keep(self, connection: Connection) -> None:
+        idle = self._idle
+        if not idle:  # as always where one thread asks
+            self._spare = 0
+            idle.append(connection)
+            return
+        self._spare = min(self._spare, len(idle))
+        idle.append(connection)
+        surplus, now = len(idle) - KEPT, clock.monotonic()
+        if now > self._count_at:
+            surplus = max(surplus, self._spare)
+            self._spare, self._count_at = KEPT, now + UNUSED
+        for _ in range(surplus):
+            with contextlib.suppress(IndexError):  # others took them
+                idle.pop(0).disconnect()
 
     def _spoil(self, connection: Connection, error: BaseException) -> None:
         # Also when a time limit's exception strikes: half an answer may be left in there.
@@ -231,6 +278,11 @@ class Wire:
         """Give back the connections that nobody uses now."""
         while self._idle:
             self._idle.pop().disconnect()
+
+
+def _ensure_time(until: float) -> None:
+    if until < math.inf and clock.monotonic() > until:
+        raise RedisTimeoutError("nobody waits for it any more, so it is not sent")
 
 
 def _replicas(calls: Sequence[Call]) -> int:

@@ -7,7 +7,6 @@ from itertools import count
 from typing import Any, NoReturn
 
 from celery import Task
-from kombu.utils.json import loads
 
 from celery_distlock import clock, lock
 from celery_distlock.stores import Ability, Store, open_store
@@ -96,7 +95,7 @@ def _is_parked(waiter: Waiter) -> bool:
 
 
 def _name(waiter: Waiter) -> str:
-    return str(loads(waiter.envelope)["headers"].get("task")) if waiter.envelope else ""
+    return waiter.task
 
 
 def _store(store: Store | str | None) -> Store:

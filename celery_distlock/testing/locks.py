@@ -8,7 +8,7 @@ from celery import Celery, _state
 
 from celery_distlock.lease import Hold, Lease, Terms
 from celery_distlock.lock import obtain, surrender
-from celery_distlock.runtime import Runtime
+from celery_distlock.runtime import Runtime, spelt
 from celery_distlock.stores import Store
 from celery_distlock.stores.base import Status
 
@@ -91,6 +91,8 @@ def moved(app: Celery, **settings: Any) -> Iterator[None]:
     flags = dict(runtime._flags)
     for key in before:
         del changes[key]
+    # Celery 5.5 takes what is spelt with the namespace first, wherever that stands.
+    names.update({spelt(name, _namespace(app)): value for name, value in names.items()})
     changes.update(names)
     try:
         runtime.use_flags({name: value for name, value in flags.items() if name not in settings})
@@ -104,8 +106,11 @@ def moved(app: Celery, **settings: Any) -> Iterator[None]:
 
 def _plain(app: Celery, key: str) -> str:
     """Return the name of a setting without the app's namespace."""
-    namespace = str(getattr(app, "namespace", None) or "").lower()
-    return str(key).lower().removeprefix(f"{namespace}_")
+    return str(key).lower().removeprefix(f"{_namespace(app).lower()}_")
+
+
+def _namespace(app: Celery) -> str:
+    return str(getattr(app, "namespace", None) or "")
 
 
 def tested_app() -> Celery:

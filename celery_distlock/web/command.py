@@ -2,6 +2,8 @@
 
 import ipaddress
 import logging
+import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,26 +11,41 @@ from typing import Any
 
 import click
 
+from celery_distlock.cli.ranges import DAY, PORT, Seconds
 from celery_distlock.errors import ConfigurationError
 
 __all__ = ["web"]
 
+TOKEN_VARIABLE = "DISTLOCK_WEB_TOKEN"  # noqa: S105
 SHORTEST_TOKEN = 16  # characters: a token is all that stands between a network and the locks
+NAME = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")  # a host's name, or its address
 _NEEDED = ("starlette", "uvicorn")
+
+
+def _checked_names(
+    _ctx: click.Context, _param: click.Parameter, names: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Refuse what no request will ever ask for."""
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise click.BadParameter(
+                f"{name!r} is no host's name: write it without scheme, port and path"
+            )
+    return names
 
 
 @click.command("web")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=PORT,
     default=8750,
     show_default=True,
     help="Port to listen on; 0 takes a free one.",
 )
 @click.option(
     "--token",
-    envvar="DISTLOCK_WEB_TOKEN",
+    envvar=TOKEN_VARIABLE,
     show_envvar=True,
     metavar="TEXT|auto",
     help="What one has to know to log in; auto makes one and prints it."
@@ -38,13 +55,14 @@ _NEEDED = ("starlette", "uvicorn")
     "--allowed-host",
     "allowed_hosts",
     multiple=True,
+    callback=_checked_names,
     metavar="NAME",
     help="Another name that the page is asked for by. May be repeated.",
 )
 @click.option("--read-only", is_flag=True, help="Show, and change nothing.")
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.2),
+    type=Seconds(0.2, DAY),
     default=2.0,
     show_default=True,
     help="Seconds between two looks at the store.",
@@ -62,7 +80,9 @@ def web(
 ) -> None:
     """Show the locks on a page in the browser."""
     server: Any = _server()
-    given = secrets.token_urlsafe(24) if token == "auto" else token or None  # noqa: S105
+    if token is None:
+        token = os.environ.get(TOKEN_VARIABLE)  # click 8.1 takes an empty one for none
+    given = secrets.token_urlsafe(24) if token == "auto" else token  # noqa: S105
     _check_token(host, given)
     options = server.Options(
         host,
@@ -102,6 +122,11 @@ def _check_token(host: str, token: str | None) -> None:
         raise click.UsageError(
             f"whoever reaches {host} could release locks: set DISTLOCK_WEB_TOKEN,"
             " or let --token auto make a token"
+        )
+    if token == "":
+        raise click.UsageError(
+            "the token is empty: unset DISTLOCK_WEB_TOKEN if everybody on this machine may see the"
+            " page, or let --token auto make a token"
         )
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise click.UsageError(

@@ -2,6 +2,7 @@
 
 import hmac
 import json
+import re
 import secrets
 from collections.abc import Iterable
 from typing import Any
@@ -14,12 +15,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from celery_distlock import clock
 
-__all__ = ["CSRF_HEADER", "Guard", "Json", "Sessions"]
+__all__ = ["CSRF_HEADER", "Guard", "Json", "Sessions", "host_name"]
 
 CSRF_HEADER = "X-Distlock-CSRF"
 SESSION_TIME = 12 * 3600.0  # seconds
 MOST_SESSIONS = 1000
-OPEN_TO_ALL = ("/api/session", "/api/login")
+
+# Whoever is let in or not, and wherever a link to it stands; nothing of the locks is in there.
+THE_PAGE = frozenset({"/", "/static/icon.svg", "/static/page.js", "/static/style.css"})
+BEFORE_LOGIN = frozenset({"/api/session", "/api/login"})
+NO_CHANGES = frozenset({"/api/login", "/api/logout"})  # POSTs that change no lock
+
+_HOST = re.compile(r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -94,9 +101,18 @@ def _equal(given: str, known: str) -> bool:
     return hmac.compare_digest(given.encode(errors="replace"), known.encode(errors="replace"))
 
 
+def host_name(host: str) -> str | None:
+    """Return the name or address in *host*, a header's value; None if it is anything else."""
+    found = _HOST.fullmatch(host.lower())
+    return found["name"].strip("[]") if found else None
+
+
 class Guard:
     """
-    Stands before all of the page.
+    Stands before all of the page: what is not open to all by name needs the log-in.
+
+    It goes by the path that the server routes, never by a URL: that is made of the header Host, in
+    which anybody can write another path.
 
     Args:
         app: The page.
@@ -127,42 +143,34 @@ class Guard:
         await responder(scope, receive, send_guarded)
 
     def _refusal(self, request: Request) -> Response | None:
-        path = request.url.path
+        path: str = request.scope["path"]
+        changes = request.method not in ("GET", "HEAD")
         if not self._knows_host(request):
             return _refuse(421, "this name is not served here: see --allowed-host")
-        if not path.startswith("/api/"):
+        if path in THE_PAGE and not changes:
             return None
         if request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
             return _refuse(403, "not for other sites")
-        if path not in OPEN_TO_ALL and not self._sessions.admits(request):
+        if path not in BEFORE_LOGIN and not self._sessions.admits(request):
             return _refuse(401, "log in first")
-        if request.method not in ("GET", "HEAD"):
-            return self._refused_change(request)
-        return None
+        return self._refused_change(request, path) if changes else None
 
-    def _refused_change(self, request: Request) -> Response | None:
+    def _refused_change(self, request: Request, path: str) -> Response | None:
         if not _same_origin(request):
             return _refuse(403, "not for other sites")
         if not self._sessions.is_ours(request.headers.get(CSRF_HEADER, "")):
             return _refuse(403, f"the header {CSRF_HEADER} is missing or out of date")
         if request.headers.get("Content-Type", "").partition(";")[0].strip() != "application/json":
             return _refuse(415, "only JSON is read")
-        if self._read_only and request.url.path not in ("/api/login", "/api/logout"):
+        if self._read_only and path not in NO_CHANGES:
             return _refuse(403, "this page is read-only")
         return None
 
     def _knows_host(self, request: Request) -> bool:
         # The port may differ, behind a tunnel. The address that was connected to is no name at all.
-        host = _hostname(f"//{request.headers.get('Host', '')}")
+        host = host_name(request.headers.get("Host", ""))
         reached = request.scope.get("server") or ("",)
-        return bool(host) and (host in self._hosts or host == reached[0])
-
-
-def _hostname(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
+        return host is not None and (host in self._hosts or host == reached[0])
 
 
 def _same_origin(request: Request) -> bool:

@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,8 +18,10 @@ from starlette.staticfiles import StaticFiles
 
 from celery_distlock import clock
 from celery_distlock.admin import Admin, Holder, LockInfo, WaiterInfo
-from celery_distlock.errors import StoreError, StoreUnavailableError
+from celery_distlock.errors import DistlockError, StoreError, StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
+from celery_distlock.settings import closest
+from celery_distlock.stores.base import UNREADABLE
 
 from .board import COLUMNS, Board, Selection
 from .guard import SESSION_TIME, Json, Sessions
@@ -32,6 +35,7 @@ T = TypeVar("T")
 FILES = Path(__file__).parent / "files"
 MOST_SHOWN = 1000  # keys in one answer
 QUEUE_PAGE = 50  # waiters in one answer
+FURTHEST = 10**9  # place in a queue
 LONGEST_BODY = 16_384  # bytes
 
 
@@ -72,15 +76,21 @@ class Views:
                 ),
                 Mount("/static", StaticFiles(directory=FILES)),
             ],
-            exception_handlers={HTTPException: _refused, StoreError: _store_failed},
+            exception_handlers={
+                HTTPException: _refused,
+                DistlockError: _not_done,
+                StoreError: _store_failed,
+            },
         )
 
     async def page(self, request: Request) -> Response:
         """Return the page itself, which tells nothing yet."""
+        _query(request)
         return FileResponse(FILES / "index.html")
 
     async def session(self, request: Request) -> Response:
         """Tell the page how it stands; the one thing that is told to everybody."""
+        _query(request)
         if not self._sessions.admits(request):
             return Json({"login": True, "csrf": self._sessions.csrf})
         leaves = self._sessions.cookie in request.cookies
@@ -88,7 +98,7 @@ class Views:
 
     async def log_in(self, request: Request) -> Response:
         """Give a session to who knows the token."""
-        body = await _body(request)
+        body = await _body(request, "token")
         name = self._sessions.log_in(_text(body, "token"))
         if name is None:
             logger.warning("%s gave a wrong token", _who(request))
@@ -107,6 +117,7 @@ class Views:
 
     async def log_out(self, request: Request) -> Response:
         """End the session."""
+        await _body(request)
         self._sessions.log_out(request)
         response = Json({})
         response.delete_cookie(self._sessions.cookie, httponly=True, samesite="strict")
@@ -114,12 +125,12 @@ class Views:
 
     async def locks(self, request: Request) -> Response:
         """List keys: those that match, sorted, and not more than were asked for."""
-        asked = request.query_params
+        asked = _query(request, "q", "sort", "desc", "limit")
         selection = Selection(
             asked.get("q", "").strip(),
-            _choice(asked.get("sort", "waiting"), COLUMNS),
-            asked.get("desc", "1") == "1",
-            _number(asked.get("limit", "200"), 1, MOST_SHOWN),
+            _choice("sort", asked.get("sort", "waiting"), COLUMNS),
+            _choice("desc", asked.get("desc", "1"), ("0", "1")) == "1",
+            _number("limit", asked.get("limit", "200"), 1, MOST_SHOWN),
         )
         look = await self._board.look()
         shown, matching = await run_in_threadpool(selection.of, look.locks)
@@ -136,8 +147,9 @@ class Views:
 
     async def lock(self, request: Request) -> Response:
         """Show one key and who waits for it."""
-        asked = request.query_params
-        key, first = _key(asked.get("name", "")), _number(asked.get("first", "0"), 0, 10**9)
+        asked = _query(request, "name", "first")
+        key = _key(asked.get("name", ""))
+        first = _number("first", asked.get("first", "0"), 0, FURTHEST)
         lock, queue = await run_in_threadpool(self._look_at, key, first)
         now = clock.wall()
         return Json(
@@ -154,8 +166,9 @@ class Views:
 
     async def release(self, request: Request) -> Response:
         """Take a key from the holder that was named in the confirmation, and from no other."""
-        body = await _body(request)
-        key, token = _key(_text(body, "name")), _number(_text(body, "token"), 1, 10**30)
+        body = await _body(request, "name", "token")
+        key, told = _key(_text(body, "name")), _text(body, "token")
+        token = UNREADABLE if told == str(UNREADABLE) else _number("token", told, 1, 10**30)
         released = await self._do(lambda: self._admin.release(key, token=token))
         if not released.done:
             logger.info("%s released nothing: %r has gone on", _who(request), key)
@@ -166,14 +179,14 @@ class Views:
 
     async def wake(self, request: Request) -> Response:
         """Send on what waits for a key and should be on its way."""
-        key = _key(_text(await _body(request), "name"))
+        key = _key(_text(await _body(request, "name"), "name"))
         sent = await self._do(lambda: self._admin.wake(key))
         logger.warning("%s woke %d at %r", _who(request), sent, key)
         return Json({"sent": sent})
 
     async def drop(self, request: Request) -> Response:
         """Take a task out of a key's queue."""
-        body = await _body(request)
+        body = await _body(request, "name", "task_id")
         key, task_id = _key(_text(body, "name")), _text(body, "task_id")
         dropped = await self._do(lambda: self._admin.drop(task_id, key))
         if not dropped:
@@ -199,7 +212,7 @@ def _lock(lock: LockInfo, now: float) -> dict[str, Any]:
         "holder": _holder(lock.holder) if lock.holder else None,
         "since": lock.since,
         "held": max(0.0, now - lock.since) if lock.since else 0.0,
-        "lease": lock.remaining,
+        "lease": lock.remaining if math.isfinite(lock.remaining) else None,  # has no end
         "token": str(lock.token),  # JavaScript's numbers end before Python's
         "waiting": lock.waiting,
         "woken": lock.woken,
@@ -225,7 +238,18 @@ def _who(request: Request) -> str:
     return f"{request.client.host}:{request.client.port}" if request.client else "somebody"
 
 
-async def _body(request: Request) -> dict[str, Any]:
+def _query(request: Request, *known: str) -> dict[str, str]:
+    """Return the URL's parameters; refuse what would be passed over."""
+    given = request.query_params.multi_items()
+    _refuse_unknown((name for name, _ in given), known)
+    if len(dict(given)) < len(given):
+        raise HTTPException(400, "a parameter is given twice")
+    return dict(given)
+
+
+async def _body(request: Request, *known: str) -> dict[str, Any]:
+    """Return the fields of the body, likewise."""
+    _query(request)
     read = bytearray()
     async for chunk in request.stream():
         read += chunk
@@ -234,8 +258,16 @@ async def _body(request: Request) -> dict[str, Any]:
     with suppress(ValueError, RecursionError):
         body = json.loads(bytes(read))
         if isinstance(body, dict):
+            _refuse_unknown(body, known)
             return body
     raise HTTPException(400, "not a JSON object")
+
+
+def _refuse_unknown(given: Iterable[str], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            hint = closest(name, known) if known else "there is none"
+            raise HTTPException(400, f"there is no parameter {name!r}: {hint}")
 
 
 def _text(body: dict[str, Any], name: str) -> str:
@@ -251,21 +283,26 @@ def _key(name: str) -> str:
     return key_of(name)
 
 
-def _number(text: str, least: int, most: int) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 31):
-        raise HTTPException(400, "not a number")
-    return min(max(int(text), least), most)
+def _number(name: str, text: str, least: int, most: int) -> int:
+    whole = text.isascii() and text.isdigit() and len(text) <= len(str(most))
+    if not whole or not least <= int(text) <= most:
+        raise HTTPException(400, f"{name} must be a whole number from {least} to {most}")
+    return int(text)
 
 
-def _choice(text: str, known: dict[str, Any]) -> str:
+def _choice(name: str, text: str, known: Iterable[str]) -> str:
     if text not in known:
-        raise HTTPException(400, f"sort by one of {', '.join(known)}")
+        raise HTTPException(400, f"{name} must be one of {', '.join(known)}")
     return text
 
 
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return Json({"error": error.detail}, error.status_code)
+
+
+async def _not_done(_: Request, error: Exception) -> Response:
+    return Json({"error": str(error)}, 409)
 
 
 async def _store_failed(_: Request, error: Exception) -> Response:

@@ -10,6 +10,7 @@ from celery_distlock.runtime import Runtime
 
 from . import remote
 from .desk import DeskStep
+from .lobby import LobbyStep
 from .options import add_options
 from .steps import LockStep, UndertakerStep
 
@@ -36,3 +37,4 @@ def install(app: Celery) -> None:
     app.steps["worker"].add(LockStep)
     app.steps["worker"].add(UndertakerStep)
     app.steps["consumer"].add(DeskStep)
+    app.steps["consumer"].add(LobbyStep)

@@ -1,25 +1,32 @@
 """Takes parked tasks whose turn it is straight into the worker, past the broker."""
 
-import collections
-import contextlib
+import functools
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from celery import bootsteps
+from kombu.message import Message
 
 from celery_distlock.envelope import to_message
 from celery_distlock.errors import StoreError
+from celery_distlock.keys import key_of
+from celery_distlock.naming import shown
 from celery_distlock.runtime import Runtime
-from celery_distlock.stores import Ability, Store
+from celery_distlock.stores import Store
 from celery_distlock.stores.base import Desk, Wake
+from celery_distlock.trust import RefusedError
+
+from .lobby import parks
+from .loop import LoopCalls
 
 __all__ = ["DeskStep"]
 
 logger = logging.getLogger(__name__)
+
+_NOT_TAKEN = "a woken task at %r was not taken; the sweep sends it"
 
 
 class DeskStep(bootsteps.StartStopStep):
@@ -37,21 +44,21 @@ class DeskStep(bootsteps.StartStopStep):
         super().__init__(parent, **options)
         self._runtime = Runtime.of(parent.app)
         self._desk: Desk | None = None
-        self._hatch: _Hatch | None = None
+        self._calls: LoopCalls | None = None
         self._settler: _Settler | None = None
 
     def include_if(self, parent: Any) -> bool:
         """Whether there are locked tasks, and a store that parks."""
-        runtime = self._runtime
-        wanted = runtime.settings.enabled and any(runtime.plans.values())
-        return wanted and Ability.PARK in runtime.store.abilities
+        return parks(self._runtime)
 
     def start(self, parent: Any) -> None:
         """Open the desk."""
         store = self._runtime.store
         self._settler = _Settler(store)
-        self._hatch = _Hatch(parent.hub, lambda wake: self._take(parent, wake))
-        self._desk = store.desk(self._hatch.put)
+        # Without an event loop they are taken in the thread that listens, as Celery's timer does
+        # with tasks that have an ETA.
+        self._calls = calls = LoopCalls(parent.hub, lambda call: call())
+        self._desk = store.desk(functools.partial(self._receive, parent, calls))
         self._runtime.desk = self._desk.address if self._desk else ""
         self._runtime.forget = self._settler.forget
 
@@ -59,15 +66,33 @@ class DeskStep(bootsteps.StartStopStep):
         """Close it: what wakes now goes through the broker, to another worker."""
         self._runtime.desk = ""
         self._runtime.forget = None
-        for part in (self._desk, self._hatch, self._settler):
+        for part in (self._desk, self._calls, self._settler):
             if part is not None:
                 part.close()
-        self._desk = self._hatch = self._settler = None
+        self._desk = self._calls = self._settler = None
 
     terminate = shutdown = stop
 
-    def _take(self, consumer: Any, wake: Wake) -> None:
-        message = to_message(consumer.app, wake.envelope)
+    def _receive(self, consumer: Any, calls: LoopCalls, wake: Wake) -> None:
+        """Hand what is pushed to the event loop; it is read here, for that takes long if it is."""
+        trust = self._runtime.trust
+        try:
+            message = to_message(consumer.app, trust.check(wake))
+        except RefusedError as refusal:
+            trust.refuse(wake, refusal)
+        except Exception:
+            logger.exception(_NOT_TAKEN, shown(key_of(wake.name)))
+        else:
+            told = wake._replace(envelope=b"")  # its name is all that is needed from here on
+            calls.put(functools.partial(self._try, consumer, told, message))
+
+    def _try(self, consumer: Any, wake: Wake, message: Message) -> None:
+        try:
+            self._take(consumer, wake, message)
+        except Exception:
+            logger.exception(_NOT_TAKEN, shown(key_of(wake.name)))
+
+    def _take(self, consumer: Any, wake: Wake, message: Message) -> None:
         name = message.headers.get("task")
         strategy, settler = consumer.strategies.get(name), self._settler
         if strategy is None or settler is None:
@@ -75,55 +100,6 @@ class DeskStep(bootsteps.StartStopStep):
         late = consumer.app.tasks[name].acks_late
         ack, reject = settler.callbacks(wake, late=late)
         strategy(message, None, ack, reject, consumer.on_task_message)
-
-
-class _Hatch:
-    """
-    Hands runs from the subscription's thread to the worker's event loop.
-
-    Without an event loop (threads, solo, gevent) they are taken in that thread, as Celery's timer
-    does with tasks that have an ETA.
-    """
-
-    def __init__(self, hub: Any, take: Callable[[Wake], None]) -> None:
-        self._hub = hub
-        self._take = take
-        self._runs: collections.deque[Wake] = collections.deque()
-        self._ends: tuple[int, int] | None = None
-        if hub is not None:
-            self._ends = os.pipe()
-            for end in self._ends:
-                os.set_blocking(end, False)
-            hub.add_reader(self._ends[0], self._drain)
-
-    def put(self, wake: Wake) -> None:
-        self._runs.append(wake)
-        if self._ends is None:
-            self._empty()
-        else:
-            with contextlib.suppress(OSError):  # full: the loop is about to look anyway
-                os.write(self._ends[1], b"!")
-
-    def close(self) -> None:
-        if self._ends is not None:
-            self._hub.remove(self._ends[0])
-            for end in self._ends:
-                os.close(end)
-            self._ends = None
-
-    def _drain(self) -> None:
-        if self._ends is not None:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._ends[0], 4096)
-        self._empty()
-
-    def _empty(self) -> None:
-        while self._runs:
-            wake = self._runs.popleft()
-            try:
-                self._take(wake)
-            except Exception:
-                logger.exception("a woken task at %s was not taken; the sweep sends it", wake.name)
 
 
 class _Settler:
@@ -169,3 +145,5 @@ class _Settler:
                 tell()
             except StoreError as error:
                 logger.warning("the end of a woken task was not noted: %s", error)
+            except Exception:  # the next one's is to be noted
+                logger.exception("the end of a woken task was not noted")

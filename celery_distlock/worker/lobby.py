@@ -4,31 +4,58 @@ Parks a task when its message arrives, if it would only find its key taken by it
 A way through the pool, to park there, costs ten times as much, and keeps the pool from the tasks
 that are woken. So the main process parks what it can tell has to wait: a task whose key one of its
 own unfinished tasks has. Everything else goes to the pool, which asks for the key as always.
+
+The event loop makes the key of a small message, and gives it to a thread to be parked (see
+:mod:`celery_distlock.worker.loop`). Where the lock store or the result backend takes its time, the
+message stays with that thread, unacknowledged, while the loop goes on; so it is never parked before
+its state is stored, however long that takes, and a state that is stored late overwrites no result.
 """
 
+import functools
 import logging
-import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from celery import bootsteps
+from celery.exceptions import InvalidTaskError
 from celery.worker import state
 from celery.worker.strategy import default
+from kombu.exceptions import ContentDisallowed, DecodeError
 
-from celery_distlock.envelope import HEADER, Passage, run_id, seal_message
+from celery_distlock import clock, forks
+from celery_distlock.envelope import Noted, Passage, run_id, seal_message
 from celery_distlock.execution import PARKED
 from celery_distlock.keys import slot_name
+from celery_distlock.naming import shown
 from celery_distlock.policies import Requeue
 from celery_distlock.reports import Report
 from celery_distlock.runtime import Plan, Runtime
 from celery_distlock.stores import Ability
-from celery_distlock.stores.base import Parcel, Status
+from celery_distlock.stores.base import Parcel, Reply, Status
+from celery_distlock.teller import Teller
 
-__all__ = ["strategy"]
+from .loop import Helper, LoopCalls
+
+__all__ = ["LobbyStep", "strategy"]
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 0.25  # seconds that the event loop may be kept waiting; then the pool has to ask
+GLIMPSE = 0.02  # seconds that the event loop waits for a message to be parked
+HURRY = 30.0  # seconds for which it then does not wait: messages are parked while it goes on
+PATIENCE = 1.0  # seconds that the lock store has for an answer; then the pool has to ask
+REST = 5.0  # seconds for which it then is not asked, and the pool parks
+UNSHOWN = 30.0  # seconds for which no state is stored after the backend did not take one
+MOST_HELD = 1000  # messages in the thread beside which as many others are fetched from the broker
+STALE = 60.0  # seconds after which the broker may have thought better of whom it gave a message to
+LARGE = 64 * 1024  # bytes of a body whose key is made in the pool
+
+# What decodes to plain values: others may run users' code when a template looks into them.
+_PLAIN_CONTENT = frozenset({"application/json", "application/x-msgpack"})
+
+_teller = Teller("distlock-parkings")
 
 
 def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
@@ -43,10 +70,18 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
     def on_message(
         message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **more: Any
     ) -> Any:
-        if body is None and lobby.parks(message):
-            ack(logger, consumer.connection_errors)
-            return None
-        return handle(message, body, ack, reject, callbacks, **more)
+        key = lobby.key_to_wait_for(message) if body is None else ""
+        if not key:
+            return handle(message, body, ack, reject, callbacks, **more)
+        return runtime.parking.take(
+            Arrival(
+                task,
+                message,
+                key,
+                functools.partial(ack, logger, consumer.connection_errors),
+                functools.partial(handle, message, body, ack, reject, callbacks, **more),
+            )
+        )
 
     return on_message
 
@@ -59,6 +94,32 @@ def _may_park(task: Any, plan: Plan, runtime: Runtime) -> bool:
         and not task.rate_limit
         and Ability.PARK in runtime.store.abilities
     )
+
+
+class LobbyStep(bootsteps.StartStopStep):
+    """Parks what arrives while the worker consumes."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        self._runtime = Runtime.of(parent.app)
+
+    def include_if(self, parent: Any) -> bool:
+        """Whether there are locked tasks, and a store that parks."""
+        return parks(self._runtime)
+
+    def start(self, parent: Any) -> None:
+        """Begin to park."""
+        self._runtime.parking = Parking(parent, self._runtime)
+
+    def stop(self, parent: Any) -> None:
+        """Park no more; what is not acknowledged by now, the broker delivers again."""
+        parking, self._runtime.parking = self._runtime.parking, None
+        if parking is not None:
+            parking.close()
+
+    terminate = shutdown = stop
 
 
 class _Neighbours:
@@ -90,68 +151,65 @@ class _Neighbours:
 _neighbours = _Neighbours()
 
 
+@dataclass
+class Arrival:
+    """A message that has to wait for its key, as far as its worker can tell."""
+
+    task: Any
+    message: Any
+    key: str
+    acknowledge: Callable[[], object]
+    go_on: Callable[[], object]  # to the pool
+    came_at: float = field(default_factory=clock.monotonic)
+    widens: bool = False  # while it is held, one more message is fetched
+
+    @property
+    def identity(self) -> str:
+        """The task's id."""
+        return str(self.message.headers["id"])
+
+    @functools.cached_property
+    def name(self) -> str:
+        """The key's slot name."""
+        return slot_name(self.key)
+
+
 class _Lobby:
-    """Parks the messages for one task."""
+    """Tells which messages for one task have to wait."""
 
     def __init__(self, task: Any, plan: Plan, runtime: Runtime) -> None:
         self._task = task
         self._plan = plan
         self._runtime = runtime
 
-    def parks(self, message: Any) -> bool:
-        """Whether *message* is parked now; false: it is to go to the pool."""
+    def key_to_wait_for(self, message: Any) -> str:
+        """Return the key that *message* would find taken; empty: it is to go to the pool."""
         identity = message.headers["id"]
         passage = Passage.of(message.headers)
         if passage.woken:  # its turn has come
             _neighbours.add(passage.parked_at, identity)
-            return False
+            return ""
+        if len(message.body) > LARGE or message.content_type not in _PLAIN_CONTENT:
+            return ""
         try:
             args, kwargs, _ = message.payload
             keys = self._plan.rule.keys(args, kwargs)
         except Exception:  # noqa: BLE001  # whatever is wrong with it, the task is to fail with it
-            return False
+            return ""
         if len(keys) != 1:
-            return False
-        name = slot_name(keys[0])
-        if _neighbours.have(name) and _is_plain(message) and self._park(keys[0], message):
-            return True
+            return ""
+        name, parking = slot_name(keys[0]), self._runtime.parking
+        taken = parking is not None and (parking.holds(name) or _neighbours.have(name))
+        if taken and _is_plain(message) and self._returns(message):
+            return keys[0]
         _neighbours.add(name, identity)
-        return False
+        return ""
 
-    def _park(self, key: str, message: Any) -> bool:
-        headers = message.headers
-        passage = Passage.of(headers)
-        run = run_id(
-            headers["id"],
-            headers.get("retries") or 0,
-            passage.requeues,
-            headers.get("replaced_task_nesting") or 0,
-        )
-        since = passage.since or time.time()
-        passage = replace(passage, woken=True, run=run, parked_at=slot_name(key), since=since)
-        parcel = Parcel(seal_message(message, passage), self._runtime.desk)
-        try:
-            self._show_parked(key, message)
-            # If it is not parked after all, whoever runs it sets its state right.
-            message.properties.setdefault(HEADER, {})["shown"] = True
-            reply = self._runtime.store.line_up(key, run, parcel, PATIENCE)
-        except Exception as error:  # noqa: BLE001  # nothing here may end the worker's main loop
-            logger.debug("%s was not parked when it arrived: %s", headers["id"], error)
-            message.delivery_info["redelivered"] = True  # it may have been: the pool looks
-            return False
-        if reply.status is Status.PARKED:
-            report = Report(self._task, headers["id"])
-            report.conflict(headers, key, reply)
-            report.parking(key, reply)
-        return reply.status is Status.PARKED
-
-    def _show_parked(self, key: str, message: Any) -> None:
-        # Before it is parked: from then on it may run elsewhere and end before we write.
-        ignored = message.headers.get("ignore_result")
-        if not (self._task.ignore_result if ignored is None else ignored):
-            now = self._runtime.store.inspect(key, PATIENCE)
-            info = {"key": key, "holder": now.owner, "place": now.waiting}
-            self._task.backend.store_result(message.headers["id"], info, PARKED)
+    def _returns(self, message: Any) -> bool:
+        """Whether *message* would be sent to its queue again; else its process waits with it."""
+        where = message.delivery_info or {}
+        exchange, routing_key = where.get("exchange") or "", where.get("routing_key") or ""
+        return self._runtime.trust.knows_route(self._task.name, exchange, routing_key)
 
 
 def _is_plain(message: Any) -> bool:
@@ -164,3 +222,148 @@ def _is_plain(message: Any) -> bool:
         or (message.delivery_info or {}).get("redelivered")
         or headers["id"] in state.revoked
     )
+
+
+class Parking:
+    """
+    Parks what arrives, in the order of arrival, in a thread of its own.
+
+    Made, asked and closed by the event loop, that of one consumer.
+    """
+
+    def __init__(self, consumer: Any, runtime: Runtime) -> None:
+        self._consumer = consumer
+        self._runtime = runtime
+        self._helper = Helper("distlock-lobby", patience=GLIMPSE, pause=HURRY)
+        self._calls = LoopCalls(consumer.hub, consumer.call_soon)
+        self._held: Counter[str] = Counter()
+        self._rests_until = self._unshown_until = 0.0
+        self._closed = False
+        options = consumer.app.conf.broker_transport_options or {}
+        self._stale = min(STALE, float(options.get("visibility_timeout", STALE)) / 2)
+
+    def holds(self, name: str) -> bool:
+        """Whether a message for the key of that slot name is being parked just now."""
+        return name in self._held
+
+    def take(self, arrival: Arrival) -> None:
+        """Park it, or else hand it to the pool: at once, or when that is known."""
+        asked = self._helper.ask(functools.partial(self._park, arrival))
+        if asked.done() and not self.holds(arrival.name):  # nobody is settled before its elder
+            self._settle(arrival, asked.result())
+            return
+        self._held[arrival.name] += 1
+        if self._held.total() <= MOST_HELD:
+            # As Celery does for tasks with an ETA: the others are not to wait behind it.
+            before = self._consumer.qos.value
+            arrival.widens = self._consumer.qos.increment_eventually() > before
+        asked.add_done_callback(
+            lambda _: self._calls.put(functools.partial(self._settle_held, arrival, asked))
+        )
+
+    def close(self) -> None:
+        """Park no more, and forget what is held: it is not acknowledged."""
+        self._closed = True
+        self._calls.close()
+        self._helper.close()
+
+    # In the event loop
+
+    def _settle_held(self, arrival: Arrival, asked: "Future[bool]") -> None:
+        self._held[arrival.name] -= 1
+        if not self._held[arrival.name]:
+            del self._held[arrival.name]
+        if arrival.widens:
+            self._consumer.qos.decrement_eventually()
+        message = arrival.message
+        try:
+            if not self._closed:
+                self._settle(arrival, asked.result())
+        except (InvalidTaskError, ContentDisallowed) as error:
+            self._consumer.on_invalid_task(None, message, error)
+        except DecodeError as error:
+            self._consumer.on_decode_error(message, error)
+
+    def _settle(self, arrival: Arrival, parked: bool) -> None:
+        if parked:
+            arrival.acknowledge()
+        else:
+            _neighbours.add(arrival.name, arrival.identity)
+            arrival.go_on()
+
+    # In the thread
+
+    def _park(self, arrival: Arrival) -> bool:
+        """Whether it is parked now; false: the pool has to see to it."""
+        reply, doubtful = None, False
+        if not self._closed and _is_plain(arrival.message):
+            try:
+                reply = self._try(arrival)
+            except Exception as error:  # noqa: BLE001  # it has to come back to the loop in any case
+                words = "for %g s the pool parks what has to wait for its key: %s"
+                logger.info(words, REST, error)
+                self._rests_until = clock.monotonic() + REST
+                doubtful = True
+        if reply is not None and reply.status is Status.PARKED:
+            _teller.tell(functools.partial(_tell, arrival, reply))
+            return True
+        done = reply is not None and reply.status is Status.DONE
+        if doubtful or done or clock.monotonic() > arrival.came_at + self._stale:
+            # It may have been parked, or delivered elsewhere meanwhile: the pool looks.
+            arrival.message.delivery_info["redelivered"] = True
+        return False
+
+    def _try(self, arrival: Arrival) -> Reply | None:
+        if clock.monotonic() < self._rests_until:
+            return None
+        self._show(arrival)
+        return None if self._closed else self._line_up(arrival)
+
+    def _show(self, arrival: Arrival) -> None:
+        # Before it is parked: from then on it may run elsewhere and end before we write.
+        task, message = arrival.task, arrival.message
+        ignored = message.headers.get("ignore_result")
+        if task.ignore_result if ignored is None else ignored:
+            return
+        if clock.monotonic() < self._unshown_until:
+            return
+        now = self._runtime.store.inspect(arrival.key, PATIENCE)
+        info = {"key": shown(arrival.key), "holder": shown(now.owner), "place": now.waiting}
+        # If it is not parked after all, whoever runs it sets its state right.
+        Noted.on(message)["shown"] = True
+        try:
+            with forks.held_off():
+                task.backend.store_result(arrival.identity, info, PARKED)
+        except Exception as error:  # noqa: BLE001  # only a state to look at: the task matters more
+            words = "for %g s tasks are parked whose state %s is not stored: %s"
+            logger.warning(words, UNSHOWN, PARKED, error)
+            self._unshown_until = clock.monotonic() + UNSHOWN
+
+    def _line_up(self, arrival: Arrival) -> Reply:
+        headers = arrival.message.headers
+        passage = Passage.of(headers)
+        run = run_id(
+            headers["id"],
+            headers.get("retries") or 0,
+            passage.requeues,
+            headers.get("replaced_task_nesting") or 0,
+        )
+        since = passage.since or clock.wall()
+        passage = replace(passage, woken=True, run=run, parked_at=arrival.name, since=since)
+        sealed = seal_message(arrival.message, passage)
+        envelope = self._runtime.trust.sign(arrival.name, run, sealed)
+        parcel = Parcel(envelope, self._runtime.desk, str(arrival.task.name))
+        return self._runtime.store.line_up(arrival.key, run, parcel, PATIENCE)
+
+
+def _tell(arrival: Arrival, reply: Reply) -> None:
+    # Signals run users' code, so this is not for the event loop, nor for who parks.
+    report = Report(arrival.task, arrival.identity)
+    report.conflict(arrival.message.headers, arrival.key, reply)
+    report.parking(arrival.key, reply)
+
+
+def parks(runtime: Runtime) -> bool:
+    """Whether there are locked tasks, and a store that parks."""
+    wanted = runtime.settings.enabled and any(runtime.plans.values())
+    return wanted and Ability.PARK in runtime.store.abilities

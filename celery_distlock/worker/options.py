@@ -10,7 +10,7 @@ __all__ = ["add_options", "flags"]
 
 _GROUP = "Distlock Options"
 _FLAGS = (
-    ("--distlock-url", str, "The lock store's URL."),
+    ("--distlock-url", str, "The lock store's URL, without a password: others may list processes."),
     ("--distlock-prefix", str, "What the names of all lock records begin with."),
     ("--distlock-lease", float, "Seconds that a lock outlives its holder's last sign of life."),
     ("--distlock-on-conflict", Choice(list(NAMES)), "What becomes of a task whose key is taken."),

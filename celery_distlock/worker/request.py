@@ -5,15 +5,18 @@ from typing import Any
 from celery.worker.request import Request
 
 from celery_distlock import clock, events
-from celery_distlock.envelope import HEADER, Passage
+from celery_distlock.envelope import HEADER, Noted, Passage
 from celery_distlock.execution import Postponed
 from celery_distlock.runtime import Runtime
 from celery_distlock.stores.base import Wake
 
 __all__ = ["LockedRequest"]
 
-# What kombu cannot write again once it has read it: YAML's dumper refuses Celery's signatures.
-_KEEP_BODY = frozenset({"application/x-yaml"})
+# What kombu writes again just as it has read it. Others are parked as they came: YAML's dumper
+# refuses Celery's signatures, and what a sender has signed, a worker would sign in its own name.
+_WRITTEN_AGAIN = frozenset(
+    {"application/json", "application/x-python-serialize", "application/x-msgpack"}
+)
 
 
 class LockedRequest(Request):
@@ -22,8 +25,12 @@ class LockedRequest(Request):
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
         facts = self.request_dict
+        where = facts["delivery_info"]
         received = {
-            **facts["properties"].get(HEADER, {}),
+            **Noted.on(message),
+            "returns": self._runtime.trust.knows_route(
+                facts["task"], where.get("exchange") or "", where.get("routing_key") or ""
+            ),
             "content_type": message.content_type,
             "content_encoding": message.content_encoding,
             "desk": self._runtime.desk,
@@ -31,7 +38,7 @@ class LockedRequest(Request):
             "events": _as_worker(options),
         }
         events.switch(options["app"], received["events"])
-        if message.content_type in _KEEP_BODY:
+        if message.content_type not in _WRITTEN_AGAIN:
             received["body"] = message.body
         facts["properties"] = {**facts["properties"], HEADER: received}
 

@@ -141,7 +141,7 @@ class UndertakerStep(bootsteps.StartStopStep):
         super().__init__(parent, **options)
         self._undertaker: Undertaker | None = None
         # Now, because the pool may start before this step: its processes inherit the ledger.
-        self._ledger = lock.defaults.ledger = Ledger() if _forks(parent) else None
+        self._ledger = lock.defaults.ledger = _make_ledger() if _forks(parent) else None
 
     def include_if(self, parent: Any) -> bool:
         """Whether there are processes to look after."""
@@ -160,3 +160,12 @@ class UndertakerStep(bootsteps.StartStopStep):
             self._undertaker = None
 
     terminate = stop
+
+
+def _make_ledger() -> Ledger | None:
+    try:
+        return Ledger()
+    except OSError as error:
+        words = "locks: the key of a process that dies is free only after its lease, for there is"
+        logger.warning("%s no room for a ledger: %s", words, error)
+        return None

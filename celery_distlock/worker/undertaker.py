@@ -2,13 +2,16 @@
 
 import functools
 import logging
+import queue
 import threading
+from collections import deque
 
 from celery import Celery
 
-from celery_distlock import signals
+from celery_distlock import clock, signals
 from celery_distlock.errors import StoreError
 from celery_distlock.ledger import Ledger, Neglect, Remains
+from celery_distlock.naming import shown
 from celery_distlock.runtime import Runtime
 from celery_distlock.stores.base import Ownership, RenewOutcome
 from celery_distlock.teller import Teller
@@ -18,6 +21,7 @@ __all__ = ["Undertaker"]
 logger = logging.getLogger(__name__)
 
 ROUND = 0.2  # seconds between looks; a look is one wait() for each process, which returns at once
+AGAIN = 0.2  # seconds after a release in vain
 PATIENCE = 1 / 6  # of a lease, for an answer
 
 _teller = Teller("distlock-obituaries")
@@ -25,39 +29,49 @@ _teller = Teller("distlock-obituaries")
 
 class Undertaker:
     """
-    A thread of the worker's main process that looks whether its children are alive.
+    Looks, in a thread of the worker's main process, whether its children are alive.
 
     It does not rely on Celery's being told, which can take seconds, and it never takes a key from a
     process that exists: one that is stuck, or being terminated, holds its key until it is gone. So
-    it renews for such a one, too.
+    it renews for such a one, too. What is to be released, another thread releases: where the store
+    is silent that takes its time, and the renewals cannot wait for it.
     """
 
     def __init__(self, ledger: Ledger, app: Celery) -> None:
         self._ledger = ledger
         self._app = app
         self._store = Runtime.of(app).store
-        self._left: list[Remains] = []
+        self._found: queue.SimpleQueue[Remains | None] = queue.SimpleQueue()  # None: no more
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="distlock-undertaker", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._run, name="distlock-undertaker", daemon=True),
+            threading.Thread(
+                target=self._release, name="distlock-undertaker-releases", daemon=True
+            ),
+        ]
 
     def start(self) -> None:
         """Begin to look."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """End after a last look."""
         self._stopped.set()
-        self._thread.join(timeout=5.0)
+        until = clock.monotonic() + 5.0
+        for thread in self._threads:
+            thread.join(timeout=max(0.0, until - clock.monotonic()))
 
     def _run(self) -> None:
         while not self._stopped.wait(ROUND):
             self._look()
         self._look()
+        self._found.put(None)
 
     def _look(self) -> None:
         try:
-            self._left += self._ledger.bury()
-            self._left = [remains for remains in self._left if not self._released(remains)]
+            for remains in self._ledger.bury():
+                self._found.put(remains)
             for neglect in self._ledger.neglected():
                 self._renew(neglect)
         except Exception:
@@ -77,8 +91,32 @@ class Undertaker:
         ]
         if renewed:
             self._ledger.keep(neglect, renewed, min(asked_at for _, asked_at in outcomes))
-            names = ", ".join(repr(ours[place].key) for place in renewed)
+            names = ", ".join(repr(shown(ours[place].key)) for place in renewed)
             logger.info("renewed %s for a busy process", names)
+
+    def _release(self) -> None:
+        left: deque[Remains] = deque()
+        pause = 0.0
+        while True:
+            try:
+                remains = self._found.get(timeout=pause if left else None)
+            except queue.Empty:
+                remains = left.popleft()
+            if remains is None:
+                break
+            done = self._done(remains)
+            pause = 0.0 if done else AGAIN
+            if not done:
+                left.append(remains)
+        for remains in left:
+            self._done(remains)
+
+    def _done(self, remains: Remains) -> bool:
+        try:
+            return self._released(remains)
+        except Exception:
+            logger.exception("the undertaker stumbled and goes on")
+            return False
 
     def _released(self, remains: Remains) -> bool:
         """Whether there is nothing more to do about *remains*; false: try again."""
@@ -91,7 +129,7 @@ class Undertaker:
         if released.released:
             logger.warning(
                 "freed %r, whose holder %s is gone",
-                remains.key,
+                shown(remains.key),
                 remains.owner,
                 extra={"lock_key": remains.key, "lock_holder": remains.owner},
             )

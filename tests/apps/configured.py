@@ -51,6 +51,7 @@ def fail_on_outage(key: str) -> str:
 @app.task(base=LockedTask, bind=True, lock_key="{key}", lock_on_outage="run", shared=False)
 def run_on_outage(self: Any, key: str) -> bool:
     """Return whether there is a lock."""
+    journal.write(f"{key}:locked", bool(self.lock))
     return bool(self.lock)
 
 

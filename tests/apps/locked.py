@@ -178,6 +178,12 @@ def hold_on_retry(self: Any, key: str, note: str) -> None:
         raise self.retry(countdown=0.5)
 
 
+@app.task(base=LockedTask, shared=False)
+def note_failure(request: Any, error: BaseException, traceback: Any) -> None:
+    """An errback that Celery calls in the process where the task has failed."""
+    journal.write(request.args[0], [request.id, str(error), traceback is not None])
+
+
 @locked(lock_on_failure="requeue", lock_max_requeues=2)
 def fail_and_requeue(self: Any, key: str, note: str, gate: str) -> None:
     journal.write(key, note)
@@ -335,6 +341,13 @@ def ignore_loss(self: Any, key: str, gate: str) -> bool:
     journal.write(key, self.lock.token)
     journal.pass_gate(gate)
     return self.lock.held
+
+
+@locked(lock_on_lost="requeue", lock_max_requeues=1)
+def begin_again(self: Any, key: str, gate: str) -> str:
+    journal.write(key, "begun")
+    journal.pass_gate(gate)
+    return "done"
 
 
 @locked(lock_lease=SHORT_LEASE, lock_watchdog=False)

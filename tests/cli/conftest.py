@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 from celery.bin.base import CLIContext
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from tests.worker.conftest import Site
 
 __all__ = ["_show_logs", "bare_site", "key", "site"]
+
+
+# click 8.1 mixes the two outputs unless it is told not to; later ones never do, and cannot be told.
+APART = "mix_stderr" in inspect.signature(CliRunner).parameters
+SEPARATE: dict[str, Any] = {"mix_stderr": False} if APART else {}
 
 
 class RunLocks(Protocol):
@@ -82,6 +88,6 @@ def invoke(bare_site: Site) -> Callable[..., Result]:
 
     def run(*arguments: str, no_color: bool = True) -> Result:
         obj = CLIContext(app=bare_site.app, no_color=no_color, workdir=None)
-        return CliRunner().invoke(group, arguments, obj=obj)
+        return CliRunner(**SEPARATE).invoke(group, arguments, obj=obj)
 
     return run

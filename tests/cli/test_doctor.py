@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import redis
+
+from tests.worker.intruder import envelope, parked_as
 
 PERSISTENT = {"appendonly": "yes"}
 TIMED = {"latency", "clock"}
@@ -13,9 +16,9 @@ TIMED = {"latency", "clock"}
 
 @pytest.fixture
 def examine(invoke, bare_site):
-    """Return the exit status and the findings by subject."""
+    """Return the exit status and the findings by subject, or every one of them."""
 
-    def run(url: str, *options: str):
+    def run(url: str, *options: str, every: bool = False):
         for _ in range(5):
             done = invoke("--url", url, "doctor", "--json", *options)
             invoke("--url", bare_site.env["DISTLOCK_TEST_BROKER"], "list")  # flags are the app's
@@ -26,7 +29,7 @@ def examine(invoke, bare_site):
                 found.setdefault(finding["subject"], finding)  # of several, the worst comes first
             if not TIMED & {name for name, each in found.items() if each["verdict"] == "doubt"}:
                 break  # else it is this machine that stood still
-        return done.exit_code, found
+        return done.exit_code, told["findings"] if every else found
 
     return run
 
@@ -51,7 +54,7 @@ def test_a_good_server_is_fine(examine, private_server):
     assert {finding["verdict"] for finding in found.values()} == {"ok"}
     assert {
         *("locks", "server", "memory", "persistence", "replicas", "clock"),
-        *("publish", "latency", "tasks"),
+        *("publish", "latency", "tasks", "parked"),
     } == set(found)
 
 
@@ -85,6 +88,34 @@ def test_who_may_not_publish_is_told_so(examine, private_server, ask):
     assert status == 1
     assert found["publish"]["verdict"] == "doubt"
     assert "may not publish" in found["publish"]["found"]
+
+
+def test_rights_that_are_missing_are_named_with_their_cure(examine, private_server, ask):
+    server = private_server(options=PERSISTENT)
+    rights = ("~*", "&*", "+@all", "-zrank", "-scan")
+    ask(server).execute_command("ACL", "SETUSER", "few", "on", ">pw", *rights)
+    ask(server).execute_command("ACL", "SETUSER", "none", "on", ">pw", "+info")
+
+    status, found = examine(server.url.replace("redis://", "redis://few:pw@"))
+    assert (status, found["rights"]["verdict"]) == (1, "doubt")
+    assert found["rights"]["found"] == "this user lacks the rights +zrank +scan"
+    assert "ACL SETUSER" in found["rights"]["cure"]
+
+    status, found = examine(server.url.replace("redis://", "redis://none:pw@"))
+    assert (status, found["locks"]["verdict"]) == (2, "bad")
+    assert "this user lacks +evalsha" in found["locks"]["found"]
+    assert " +hset " in found["locks"]["found"]
+    assert "ACL SETUSER" in found["locks"]["cure"]
+
+
+def test_a_password_that_is_missing_is_asked_for(examine, private_server, ask):
+    server = private_server()
+    ask(server).config_set("requirepass", "secret")
+
+    status, found = examine(server.url)
+
+    assert status == 2
+    assert "set a password in the URL" in found["locks"]["cure"]
 
 
 def test_a_server_that_may_not_be_asked_about_itself_is_no_reason_to_fail(
@@ -163,3 +194,55 @@ def test_the_doctor_leaves_nothing_behind(examine, private_server, ask):
     left = ask(server).keys("*")
 
     assert [name for name in left if not name.endswith(b":fence")] == []
+
+
+def test_what_is_parked_and_not_sent_is_counted_with_the_reasons(
+    examine, private_server, bare_site, ask
+):
+    server = private_server(options=PERSISTENT)
+    prefix = bare_site.app.conf.distlock_prefix
+    odd = {
+        "a": envelope("nobodys.task"),
+        "b": envelope("nobodys.task"),
+        "c": b"{[",
+        "d": envelope("work_requeue", content_type="application/x-yaml"),
+        "e": envelope("work_requeue", routing_key="elsewhere"),
+        "f": parked_as("f:0:0:0", "f", envelope("work_requeue")),
+    }
+    for key, told in odd.items():
+        stem = f"{prefix}:{{{key}}}:"
+        ask(server).hset(f"{stem}tasks", mapping={f"e:{key}:0:0:0": told, f"s:{key}:0:0:0": "1"})
+        ask(server).zadd(f"{stem}queue", {f"p:{key}:0:0:0": 1})
+        ask(server).zadd(f"{prefix}:parked", {key: time.time() * 1000})
+
+    status, findings = examine(server.url, every=True)
+
+    told = {each["found"]: each["verdict"] for each in findings if each["subject"] == "parked"}
+    words = {found.partition(":")[0].partition("because ")[2]: told[found] for found in told}
+    assert status == 1
+    assert words == {
+        "its task is no locked task of this app": "doubt",
+        "it is no message": "doubt",
+        "accept_content does not have its content type": "doubt",
+        "this process knows no such queue": "ok",
+    }
+    assert any(found.startswith("2 of 6 are left to others") for found in told)
+
+
+def test_the_doctor_looks_at_a_sample_of_what_is_parked_only(
+    examine, private_server, bare_site, ask
+):
+    server = private_server(options=PERSISTENT)
+    prefix = bare_site.app.conf.distlock_prefix
+    with ask(server).pipeline() as pipe:
+        for number in range(300):
+            run, stem = f"{number}:0:0:0", f"{prefix}:{{{number % 30}}}:"
+            told = parked_as(run, str(number % 30), envelope("work_requeue"))
+            pipe.hset(f"{stem}tasks", mapping={f"e:{run}": told})
+            pipe.zadd(f"{stem}queue", {f"p:{run}": number})
+            pipe.zadd(f"{prefix}:parked", {str(number % 30): time.time() * 1000})
+        pipe.execute()
+
+    _, found = examine(server.url)
+
+    assert found["parked"]["found"] == "200 tasks that were looked at would be sent"

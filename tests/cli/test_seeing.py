@@ -9,6 +9,7 @@ import sys
 from datetime import datetime
 
 import pytest
+import redis
 
 from celery_distlock.keys import slot_name
 from tests.cli.conftest import command, environment
@@ -98,6 +99,74 @@ def test_a_held_key_is_shown(bare_site, locks, key):
     assert done.returncode == 0
     assert (shown["key"], shown["state"], shown["token"]) == (key, "held", str(token))
     assert shown["worker"].endswith(f":{os.getpid()}")
+
+
+@pytest.fixture
+def endless(bare_site, key):
+    """A lock as no acquire makes it: without an expiry, with a token that tells no time."""
+    with redis.Redis.from_url(bare_site.app.conf.result_backend) as client:
+        fields = {"owner": "host|1|task[id]|1", "token": "9" * 30, "run": ""}
+        client.hset(bare_site.record(key), mapping=fields)
+        yield key
+        client.delete(bare_site.record(key))
+
+
+def test_a_lock_without_an_end_is_listed_and_shown(bare_site, endless, invoke):
+    with bare_site.held(f"{endless}2"):
+        listed = {row["KEY"]: row for row in rows(invoke("list", f"{endless}*").stdout)}
+        top = invoke("top")
+    shown = invoke("show", endless)
+
+    assert set(listed) == {endless, f"{endless}2"}
+    assert (listed[endless]["LEASE"], listed[endless]["AGE"]) == ("no end", "-")
+    assert (top.exit_code, endless in top.stdout) == (0, True)
+    assert shown.exit_code == 0
+    facts = dict(line.split("\t") for line in shown.stdout.splitlines())
+    assert facts["lease"] == "no end, unless it is renewed or released"
+    assert (facts["since"], facts["token"]) == ("-", "-")
+
+
+@pytest.mark.parametrize("sort", ["key", "task", "age", "lease", "waiting"])
+def test_a_lock_without_an_end_is_null_in_json(bare_site, endless, invoke, sort):
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} is no JSON")
+
+    with bare_site.held(f"{endless}2"):
+        lines = invoke("list", f"{endless}*", "--json", "--sort", sort).stdout.splitlines()
+    lines += invoke("show", endless, "--json").stdout.splitlines()
+
+    records = [json.loads(line, parse_constant=refuse) for line in lines]
+    ends = [(each["key"], each["remaining_seconds"] is None) for each in records]
+    assert sorted(ends) == [(endless, True), (endless, True), (f"{endless}2", False)]
+    assert {each["since"] for each in records if each["key"] == endless} == {None}
+
+
+def test_a_lock_without_an_end_is_released(endless, invoke):
+    assert invoke("release", endless, "--force").exit_code == 0
+    assert invoke("show", endless).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("top", "--interval", number) for number in ("nan", "inf", "-inf", "0", "1e300")),
+        *(("list", "--older-than", number) for number in ("nan", "inf", "-1")),
+        *(("list", "--limit", number) for number in ("0", "-1", "nan", "1" + 20 * "0")),
+        *(("queue", "k", "--limit", number) for number in ("0", "nan", "1" + 20 * "0")),
+        *(("queue", "k", "--first", number) for number in ("-1", "1" + 20 * "0")),
+        *(("doctor", "--samples", number) for number in ("0", "1" + 20 * "0")),
+        *(("exporter", "--every", number) for number in ("nan", "inf", "-1")),
+        *(("exporter", "--port", number) for number in ("99999", "-1", "nan")),
+        *(("web", "--interval", number) for number in ("nan", "inf", "0")),
+        *(("web", "--port", number) for number in ("65536", "-1")),
+    ],
+    ids=" ".join,
+)
+def test_a_number_that_makes_no_sense_is_refused(invoke, words):
+    done = invoke(*words)
+
+    assert done.exit_code == 2
+    assert f"Invalid value for '{words[-2]}'" in done.stderr
 
 
 def test_a_free_key_has_status_1(locks, key):

@@ -149,6 +149,27 @@ def test_a_key_whose_records_are_spoilt_does_not_keep_others_from_being_swept(
     assert len(told) == 1
 
 
+def test_a_run_whose_message_nobody_takes_is_sent_daily_for_a_month_and_then_forgotten(
+    redis_store, redis_url, prefix
+):
+    take(redis_store, "k", "a")
+    park(redis_store, "k", "run")
+    wake = redis_store.release("k", "a").wake
+    tasks, woken = f"{prefix}:{{k}}:tasks", f"{prefix}:{{k}}:woken"
+    days = 0
+    with redis.Redis.from_url(redis_url) as client:
+        while client.hexists(tasks, "e:run") and days < 40:
+            redis_store.sent(wake)
+            days += client.zscore(woken, "run") / 1000 - time.time() > 80_000
+            servers.bring_nearer(redis_url, prefix, 90_000.0)
+            client.delete(f"{prefix}:sweeper")
+            list(redis_store.sweep(1.0))
+
+        assert days == 30
+        left = {key.rpartition(b":")[2] for key in client.scan_iter(f"{prefix}:{{k}}:*")}
+    assert left.isdisjoint({b"tasks", b"woken", b"queue"})
+
+
 def test_a_full_server_remembers_what_is_unsettled(private_server):
     server = private_server()
     with closing(RedisStore(server.url, "p")) as full:

@@ -51,7 +51,7 @@ BY_BROKER = {
     "main:ack": 2 * TASKS,
     "main:acknowledge": 2 * TASKS,
 }
-LASTING = {"main:set", "main:zscan", "main:sweep", "main:strike", "child:renew", "child:set"}
+LASTING = {"main:turn", "main:zscan", "main:sweep", "main:strike", "child:renew", "child:set"}
 BY_CLIENT = {"client:acquire": 1, "client:release": 1}
 SWEPT = 2  # of what is lasting, how many are tried
 MORE = {  # what is often crossed more than once, but need not be
@@ -93,7 +93,7 @@ def every(places: dict[str, int]) -> list[str]:
     ]
 
 
-SWEEPS = every(dict.fromkeys(["main:set", "main:zscan", "main:sweep"], SWEPT))
+SWEEPS = every(dict.fromkeys(["main:turn", "main:zscan", "main:sweep"], SWEPT))
 
 
 # Scenes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self
@@ -54,6 +55,9 @@ class Proxy:
     Listens on a port of its own, and passes on to *url* and back all that it is not told to lose.
 
     A request is known by the name of its script; `passed_on` counts those that went straight on.
+
+    Attributes:
+        delay: Seconds that each answer is kept.
     """
 
     def __init__(self, url: str) -> None:
@@ -64,6 +68,7 @@ class Proxy:
         self._losses: list[tuple[str, bool, Callable[[], object] | None]] = []
         self._held: Held | None = None
         self.passed_on: Counter[str] = Counter()
+        self.delay = 0.0
 
     @property
     def url(self) -> str:
@@ -149,6 +154,7 @@ class Proxy:
         readable, _, _ = select.select([client, server], [], [])
         if server in readable:
             answer = server.recv(SIZE)
+            time.sleep(self.delay)
             client.sendall(answer)
             return bool(answer)
         request = client.recv(SIZE)

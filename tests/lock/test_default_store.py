@@ -48,6 +48,133 @@ assert held[2:] == [True]
 """
 
 
+URLS = """
+import sys
+from celery import Celery
+from celery_distlock import Lock, install
+from celery_distlock.errors import ConfigurationError
+from celery_distlock.stores import open_store
+
+url, prefix = sys.argv[1:]
+
+def app(name):
+    made = Celery(name)
+    made.conf.update(distlock_url=url, distlock_prefix=f"{prefix}-{name}")
+    install(made)
+    return made
+
+first = app("first")
+with Lock("k", store=url):
+    assert Lock("k").locked()
+    assert not Lock("k", store=url, prefix=f"{prefix}-other").locked()
+    assert Lock("k", store=url, prefix=f"{prefix}-first").locked()
+
+elsewhere = url.removesuffix("/0") + "/1"
+assert Lock("k", store=elsewhere)._store is open_store(elsewhere)
+
+second = app("second")
+first.set_current()
+assert Lock("k", store=url)._store.identity.endswith("-first")
+from celery import _state
+_state._tls.current_app = None
+try:
+    Lock("k", store=url).locked()
+except ConfigurationError as error:
+    assert f"{prefix}-first, {prefix}-second" in str(error), error
+    assert "prefix=" in str(error), error
+else:
+    raise AssertionError("one of two prefixes was taken")
+"""
+
+
+HELD = """
+import os, sys
+from celery import Celery, _state
+from celery_distlock import Lock, install
+from celery_distlock.lock import held_here
+from celery_distlock.stores import open_store
+
+url, prefix = sys.argv[1:]
+
+def app(name):
+    made = Celery(name, set_as_current=False)
+    made.conf.update(distlock_url=url, distlock_prefix=f"{prefix}-{name}")
+    install(made)
+    return made
+
+def use(app):
+    _state._tls.current_app = app
+
+def free(name, key):
+    return not open_store(url, f"{prefix}-{name}").inspect(key).token
+
+deploy = Lock(f"{prefix}-deploy", store=url)
+with deploy as lease:
+    first = app("first")
+    assert deploy.lease.held and deploy.locked()
+    with deploy as again:  # reentrant, wherever apps are now
+        assert again.token == lease.token
+    second = app("second")  # two prefixes at this URL from now on
+    assert deploy.lease.held and "left" in repr(deploy)
+    if not (child := os.fork()):
+        os._exit(bool(held_here()))
+    assert os.waitpid(child, 0)[1] == 0
+assert not held_here()
+assert not open_store(url).inspect(deploy.key).token
+
+# The current app's: what was acquired is released, whoever is current then.
+use(first)
+lock, other = Lock("k"), Lock("k")
+with lock:
+    use(second)
+    assert not free("first", "k") and free("second", "k")
+    with other:  # another lock, in another store
+        assert not free("second", "k")
+    use(first)
+    other.acquire()  # two objects, one lock
+    use(second)
+assert not free("first", "k")
+other.release()
+assert free("first", "k") and not held_here()
+
+# One object finds its store anew when it was released, though the first app's key is held here.
+use(first)
+with Lock("k"):
+    with lock:
+        pass
+    use(second)
+    with lock:
+        assert not free("second", "k")
+    assert free("second", "k") and not free("first", "k")
+    use(first)
+assert not held_here()
+"""
+
+
+def test_a_lock_is_released_where_it_was_acquired_whatever_apps_come_meanwhile(redis_url, prefix):
+    program = subprocess.run(
+        [sys.executable, "-c", HELD, redis_url, prefix],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert program.returncode == 0, program.stderr
+
+
+def test_an_apps_url_means_the_apps_prefix(redis_url, prefix):
+    program = subprocess.run(
+        [sys.executable, "-c", URLS, redis_url, prefix],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert program.returncode == 0, program.stderr
+
+
 def test_every_thread_finds_the_only_app_and_is_told_of_several(redis_url, prefix):
     program = subprocess.run(
         [sys.executable, "-c", PROGRAM, redis_url, prefix],

@@ -32,7 +32,7 @@ from celery_distlock.lease import Hold, Terms
 from celery_distlock.lock import Lock, obtain
 from celery_distlock.stores.base import Ownership, Parcel, Status
 from celery_distlock.stores.redis import RedisStore
-from celery_distlock.stores.wires import Wire
+from celery_distlock.stores.wires import KEPT, Connect, Wire
 from celery_distlock.watchdog import watchdog
 from tests.lock.processes import Script
 from tests.waiting import wait_until
@@ -811,6 +811,50 @@ def test_connections_that_the_server_closed_do_not_count_as_an_outage(server, st
         assert lease.held
 
 
+@pytest.fixture
+def burst(server, store, monkeypatch):
+    """Has as many threads as one likes ask at once, each over a connection of its own."""
+    opened = []
+    connect = Connect.__call__
+    monkeypatch.setattr(Connect, "__call__", lambda self: (opened.append(1), connect(self))[1])
+
+    def ask_at_once(number):
+        threads = [threading.Thread(target=store.inspect, args=("k",)) for _ in range(number)]
+        opened.clear()
+        server.pause()
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(opened) >= number - 1, what="all to ask")  # one may be idle
+        server.resume()
+        for thread in threads:
+            thread.join(60)
+
+    return ask_at_once
+
+
+def connections(server):
+    with server.client() as client:
+        return client.info("clients")["connected_clients"] - 1
+
+
+def test_a_burst_leaves_few_connections(server, store, burst):
+    burst(KEPT + 30)
+
+    wait_until(lambda: connections(server) <= KEPT, what="the others to be given back")
+    assert store.inspect("k").waiting == 0
+
+
+def test_connections_that_nobody_needs_any_more_are_given_back(server, store, burst, monkeypatch):
+    monkeypatch.setattr("celery_distlock.stores.wires.UNUSED", 0.2)
+    burst(10)
+
+    def one_is_left():
+        store.inspect("k")
+        return connections(server) == 1
+
+    wait_until(one_is_left, what="nine to be given back")
+
+
 def test_an_answer_that_comes_after_the_lease_is_not_believed(server, store, monkeypatch):
     lock = Lock("k", store=store, lease=0.3)
     lock.locked()
@@ -995,7 +1039,8 @@ def test_waiters_that_are_torn_out_leave_somebody_who_listens(redis_store, monke
     blocker.release()
     assert min(took) < 0.3  # about 0.7 s each, if nobody listens
     # What was torn out is given back in the background; other tests count requests.
-    wait_until(lambda: not errands._errands._unfinished, what="the errands", timeout=90.0)
+    lines = errands._errands._lines
+    wait_until(lambda: id(redis_store) not in lines, what="the errands", timeout=90.0)
 
 
 def test_refusals_before_a_release_do_not_make_it_one(redis_store, monkeypatch):

@@ -14,6 +14,7 @@ import pytest
 
 from celery_distlock.errors import (
     ConfigurationError,
+    LockConflictError,
     LockError,
     LockNotOwnedError,
 )
@@ -414,6 +415,30 @@ def test_events_tell_a_locks_life(new_lock, events):
     assert 0 < conflict["remaining"] <= 30
 
 
+def test_with_waits_no_longer_than_it_is_told(new_lock):
+    with new_lock():
+        error = elsewhere(new_lock(timeout=0.1).__enter__)
+
+    assert isinstance(error, LockConflictError)
+    assert error.key == "k"
+    assert threading.current_thread().name in error.holder
+    assert error.remaining > 0
+    assert not new_lock().locked()
+    with new_lock(timeout=0.1) as lease, new_lock(timeout=0) as again:
+        assert lease.token == again.token
+
+
+@pytest.mark.parametrize("timeout", [-1, math.nan, True, "3", 1e300])
+def test_a_time_that_nobody_can_wait_is_refused(new_lock, timeout):
+    with pytest.raises(ConfigurationError, match="timeout must be a number of seconds"):
+        new_lock(timeout=timeout)
+
+
+def test_a_store_has_its_own_prefix(new_lock):
+    with pytest.raises(ConfigurationError, match="goes with a store's URL"):
+        new_lock(prefix="other")
+
+
 def test_the_programs_random_numbers_are_left_alone(new_lock):
     # A program that has seeded them wants its own sequence, in tests above all.
     lock = new_lock()
@@ -447,6 +472,37 @@ def test_waiters_are_served_in_the_order_of_arrival(new_lock, monkeypatch):
         thread.join(60)
 
     assert served == list(range(5))
+
+
+def test_waiters_that_need_longer_than_they_are_given_are_served_all_the_same(
+    new_lock, monkeypatch
+):
+    lengthen(monkeypatch, GRANT=0.05)
+    kind = new_lock()._store.inbox("other", "nobody").__class__
+    wait = kind.wait
+
+    def wait_and_dawdle(inbox, timeout):
+        wait(inbox, timeout)
+        time.sleep(0.1)
+
+    def take_turns():
+        served.append(lock.acquire(timeout=20))
+        if served[-1]:
+            lock.release()
+
+    monkeypatch.setattr(kind, "wait", wait_and_dawdle)
+    lock, served = new_lock(), []
+    lock.acquire()
+    threads = [threading.Thread(target=take_turns) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: lock._store.inspect("k").waiting == 8, what="all to queue")
+
+    lock.release()
+    for thread in threads:
+        thread.join(60)
+
+    assert served == [True] * 8
 
 
 def test_a_thread_that_ends_does_not_leave_its_hold_to_the_next_thread(new_lock):

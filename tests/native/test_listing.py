@@ -59,9 +59,9 @@ def test_records_of_somebody_else_are_said_to_be_that(redis_server, store, prefi
         client.set(f"{prefix}:{{l}}:lock", "?")
 
     with pytest.raises(StoreError, match="another type"):
-        store.look(["k"])
+        store.inspect("k")
     with pytest.raises(StoreError, match="none of ours"):
-        store.look(["l"])
+        store.inspect("l")
 
 
 def test_counters_go_a_month_after_the_last_count(redis_server, store, prefix):

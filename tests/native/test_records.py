@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from celery_distlock import Lock
-from celery_distlock.errors import LockLostError, StoreUnavailableError
+from celery_distlock.errors import LockLostError, StoreError, StoreUnavailableError
 from celery_distlock.stores.base import Ended, Ownership, RenewOutcome, Status
 from celery_distlock.stores.native import NativeStore
 from tests.losses import Losses
@@ -249,3 +249,53 @@ def test_a_forked_child_has_connections_of_its_own(store):
 
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert store.inspect("child").owner == "c"
+
+
+# What somebody else has written
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "\xff",
+        '{"owner": 5, "run": "", "token": 1}',
+        '{"owner": "o", "run": null, "token": 1}',
+        '{"owner": "o", "run": "", "token": "1"}',
+        '{"owner": "o", "run": "", "token": 1e400}',
+        '{"owner": "o", "run": "", "token": 999999999999999999999}',
+        None,
+    ],
+    ids=["deep", "latin", "owner", "run", "token", "infinite", "too large", "a list"],
+)
+def test_a_record_that_is_none_of_ours_spoils_its_own_key_alone(
+    redis_server, store, prefix, text, caplog
+):
+    take(store, "a", "good")
+    with redis_server.client() as client:
+        if text is None:
+            client.rpush(f"{prefix}:{{bad}}:lock", "x")
+        else:
+            client.set(f"{prefix}:{{bad}}:lock", text.encode("latin-1"))
+
+    states = store.look(["bad", "good"])
+    assert sorted(key for keys in store.find_keys() for key in keys) == ["bad", "good"]
+    for use in (
+        store.inspect,
+        lambda key: take(store, "b", key),
+        lambda key: store.release(key, "b"),
+    ):
+        with pytest.raises(StoreError, match="'bad'") as caught:
+            use("bad")
+        assert not isinstance(caught.value, StoreUnavailableError)
+
+    assert [state.owner for state in states] == ["", "a"]
+    assert "not listed" in caplog.text
+
+
+@pytest.mark.parametrize("last", ["inf", "-inf", "1e300", "1.5"])
+def test_a_last_token_that_is_none_keeps_nobody_from_the_key(redis_server, store, prefix, last):
+    with redis_server.client() as client:
+        client.zadd(f"{prefix}:{{k}}:fence", {"last": last})
+
+    assert 10**15 < take(store, "a") < 2**53

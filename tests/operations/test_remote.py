@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import redis
 
+from celery_distlock.worker import remote
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}, {"pool": "threads", "concurrency": 2}]
@@ -82,6 +85,38 @@ def test_a_lock_is_released_once_though_all_workers_are_asked(site, celery, key)
     assert site.look(key).waiting == 1
     site.journal.open(key)
     assert [result.get(timeout=30) for result in waiting] == [0, 0]
+
+
+def test_a_lock_s_key_that_reads_like_the_command_is_in_nobody_s_way(site, celery, key):
+    with site.held(f"release_lock {key}"):
+        site.tasks.work_requeue.delay(key, None, key)
+        site.wait_held(key)
+
+        answers = [answer["ok"] for answer in celery("control", "release_lock", key).values()]
+
+    assert len([answer for answer in answers if answer.startswith("released")]) == 1
+    site.journal.open(key)
+
+
+def test_a_holder_s_name_is_told_without_what_a_terminal_would_obey(site, celery, key):
+    site.store.acquire(key, "host|1|\x1b]0;pwned\x07[id]|1", 30.0)
+
+    answers = [answer["ok"] for answer in celery("control", "release_lock", key).values()]
+
+    (released,) = [answer for answer in answers if answer.startswith("released")]
+    assert released.isprintable()
+    assert r"held by \x1b]0;pwned\x07[id] on host" in released
+
+
+def test_a_lock_without_an_end_is_null_in_the_list(site, key):
+    """Asked of this process, where no renewal gives the lock an end again meanwhile."""
+    with site.held(key), redis.Redis.from_url(site.app.conf.result_backend) as client:
+        client.persist(site.record(key))
+
+        (lock,) = remote.locks(SimpleNamespace(app=site.app), pattern=key)
+
+    assert (lock["key"], lock["remaining"]) == (key, None)
+    assert lock["since"] > 0
 
 
 def test_a_free_key_is_said_to_be_free(site, celery, key):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,8 @@ import pytest
 from celery_distlock import Lock
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
+from celery_distlock.stores import members
 from celery_distlock.stores import redis as redis_store
-from celery_distlock.stores import servers
 from celery_distlock.stores.base import Ownership, Parcel, RenewOutcome, Status
 from celery_distlock.stores.redis import RedisStore
 from celery_distlock.stores.servers import SLOTS
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from tests.topologies import Node
 
+ASKING = "distlock-cluster"  # what a thread is called that asks a node for another
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 
 
@@ -85,16 +87,17 @@ def _takes(client, key: str) -> bool:
 
 @pytest.fixture
 def trips(monkeypatch) -> list[int]:
-    """One for each request of this thread's, and no answer is so slow that it is doubted."""
+    """One for each request of this thread or for it; and no answer is so slow as to be doubted."""
     found: list[int] = []
     send, here = Wire.send, threading.get_ident()
 
-    def note(wire, calls):
-        found.extend([1] if threading.get_ident() == here else [])
-        return send(wire, calls)
+    def note(wire, calls, *until):
+        ours = threading.get_ident() == here or threading.current_thread().name == ASKING
+        found.extend([1] if ours else [])
+        return send(wire, calls, *until)
 
     monkeypatch.setattr(Wire, "send", note)
-    monkeypatch.setattr(servers, "SLOW", 60.0)
+    monkeypatch.setattr(members, "SLOW", 60.0)
     return found
 
 
@@ -280,6 +283,53 @@ def _acquired(store: RedisStore, owner: str) -> Status | None:
         return store.acquire("k", owner, 60.0).status
     except StoreUnavailableError:
         return None
+
+
+def test_a_far_cluster_is_not_asked_for_its_map_again_and_again(cluster, store, monkeypatch):
+    keys = [keys_on(cluster, server, 1)[0] for server in cluster.masters]
+    receive, send, maps = Wire.receive, Wire.send, []
+
+    def come_from_far(*request):
+        time.sleep(0.04)
+        return receive(*request)
+
+    def note(wire, calls, *until):
+        maps.extend(call for call in calls if b"SLOTS" in call.head)
+        return send(wire, calls, *until)
+
+    monkeypatch.setattr(Wire, "receive", come_from_far)
+    monkeypatch.setattr(Wire, "send", note)
+    monkeypatch.setattr(members, "SLOW", 0.03)
+    for key in keys * 10:
+        store.acquire(key, "a", 60.0)
+
+    assert len(maps) < 15  # a busy machine has slow answers besides
+
+
+def test_a_node_that_is_gone_is_forgotten(cluster, prefix):
+    old, where_to_begin = node(cluster, "k"), other(cluster, "k").address
+    with (
+        closing(RedisStore(f"redis+cluster://{where_to_begin}/0", prefix)) as store,
+        closing(store.desk(lambda wake: None)) as desk,
+    ):
+        drill.hand_over(store, "k")
+        store.acquire("k", "holder", 60.0)
+        parcel = Parcel(b"envelope", desk.address)
+        store.acquire("k", "late", 60.0, queue=parcel, run="run")
+        copied(old)
+        where = ("127.0.0.1", old.port)
+        assert [where in known for known in _known(store, desk)] == [True] * 3
+
+        new = cluster.fail_over(old)
+        wait_until(lambda: _acquired(store, "two"), what="an answer of the new master")
+        drill.hand_over(store, next(key for key in keys_on(cluster, new, 2) if key != "k"))
+        store.acquire("k", "later", 60.0, queue=parcel, run="another")
+
+        assert [where in known for known in _known(store, desk)] == [False] * 3
+
+
+def _known(store, desk):
+    return store._servers._nodes, store._posts, desk._ears
 
 
 def test_a_slot_that_moved_unheard_does_not_deafen_for_the_others(cluster, store):

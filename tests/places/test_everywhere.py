@@ -8,8 +8,7 @@ from tests.places import drill
 from tests.topologies import url_of_user
 
 PLACES = ["tls", "unix", "user", "sentinels", "replicas", "cluster"]
-# All that a user needs who may use nothing but the locks.
-RULES = "~{0}* &{0}* +@read +@write +@scripting +@pubsub +time +wait +ping +info +select"
+RULES = "~{0}* &{0}* +@all -@dangerous +info"  # the least that a user needs: see test_rights
 
 
 @pytest.fixture(params=PLACES)

@@ -32,7 +32,8 @@ def held(store, key="k"):
 
 def park(store, task_id, key="k"):
     owner, run = new_owner("shop.reserve"), f"{task_id}:0:0:0"
-    assert store.acquire(key, owner, 30.0, queue=Parcel(ENVELOPE), run=run).status is Status.PARKED
+    parcel = Parcel(b"", task="shop.reserve")
+    assert store.acquire(key, owner, 30.0, queue=parcel, run=run).status is Status.PARKED
 
 
 def message(check, *args, **kwargs) -> str:

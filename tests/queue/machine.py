@@ -374,7 +374,9 @@ class World(RuleBasedStateMachine):
 
     def acquire(self, hold: Hold, queue: Any, repeated: bool = False, keep: bool = False) -> Reply:
         how = {"queue": queue, "run": hold.run, "repeated": repeated, "keep": keep}
-        return self.store.acquire(hold.key, hold.owner, LEASE, **how)
+        reply = self.store.acquire(hold.key, hold.owner, LEASE, arrival=hold.arrival, **how)
+        hold.arrival = reply.arrival or hold.arrival
+        return reply
 
     def postpone(self, process: Process) -> None:
         """The store is away: what it may have granted is given back, and the task sent again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_distlock.errors import QuorumError, StoreError
+from celery_distlock.stores.base import Status
 from tests.redlock.records import PREFIX, record, take, vote
 from tests.waiting import wait_until
 
@@ -103,7 +104,7 @@ def test_records_of_somebody_else_are_said_to_be_that(masters, store):
         node.ask("SET", record("k", "lock"), "?")
 
     with pytest.raises(StoreError, match=r"'k'.*another type"):
-        store.look(["fine", "k"])
+        store.inspect("k")
 
 
 @pytest.mark.usefixtures("patience")
@@ -149,3 +150,38 @@ def test_each_node_tells_of_itself(masters, store):
     clocks = [float(found.split(" ms")[0]) for subject, found in facts if subject == "clock"]
     assert len(clocks) == 4
     assert max(clocks) < 60_000
+
+
+def test_a_key_whose_records_somebody_has_spoilt_hides_no_other(masters, store, caplog):
+    take(store, "a", "good")
+    for node in masters.servers[:3]:
+        node.ask("RPUSH", record("bad", "lock"), "x")
+
+    assert [state.owner for state in store.look(["bad", "good"])] == ["", "a"]
+    assert "'bad' are of another type" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [("owner", b"\xff", "token", "5"), ("owner", "o", "token", "abc"), ("owner", "o")],
+    ids=["owner", "token", "no token"],
+)
+def test_votes_that_cannot_be_read_spoil_their_own_key_alone(masters, store, fields):
+    for node in masters.servers[:3]:
+        node.ask("HSET", record("bad", "lock"), *fields)
+    take(store, "a", "good")
+
+    state, good = store.look(["bad", "good"])
+
+    assert good.owner == "a"
+    assert store.acquire("bad", "b", 30.0).status is Status.BUSY
+    assert store.release("bad", state.owner).released
+    take(store, "b", "bad")
+
+
+@pytest.mark.parametrize("last", ["abc", "inf", "9" * 30])
+def test_a_last_token_that_is_none_keeps_nobody_from_the_key(masters, store, last):
+    for node in masters.servers:
+        node.ask("SET", record("k", "fence"), last)
+
+    assert 10**15 < take(store, "a") < 2**53

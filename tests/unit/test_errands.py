@@ -126,3 +126,35 @@ def test_an_errand_that_is_done_keeps_nothing_alive():
     del on_done
 
     wait_until(lambda: gc.collect() >= 0 and kept() is None, what="it to be forgotten")
+
+
+def test_a_store_that_hangs_holds_up_no_other():
+    hangs, store = Store(), Store()
+    asked, answer = threading.Event(), threading.Event()
+
+    def hang(*_, **__):
+        asked.set()
+        answer.wait(60.0)
+        raise StoreUnavailableError("gone")
+
+    hangs.release = hang
+    errands.give_back(hangs, "k", "a")
+    assert asked.wait(30.0)
+
+    errands.give_back(store, "k", "a")
+
+    wait_until(lambda: store.releases == 2, what="the other store's errand")
+    answer.set()
+
+
+def test_a_store_that_has_nothing_to_be_done_has_no_thread(monkeypatch):
+    monkeypatch.setattr(errands, "IDLE", 0.01)
+    made, stores = errands._Errands(), [Store()]
+    kept = weakref.ref(stores[0])
+    for number in range(1, 4):
+        made.add(stores[0], "k", "a", "", Ended.NO)
+        wait_until(lambda n=number: stores[0].releases == 2 * n, what="the errand")
+        wait_until(lambda: not made._lines, what="the thread's end")
+    stores.clear()
+
+    wait_until(lambda: gc.collect() >= 0 and kept() is None, what="it to be forgotten")

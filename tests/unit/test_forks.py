@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import types
 from contextlib import contextmanager
 
@@ -113,6 +114,15 @@ def test_a_thread_that_stays_does_not_keep_the_process_from_forking(monkeypatch)
     with Busy(hold_off) as busy:
         assert in_a_child(lambda: busy.inside and can_hold_off())
         assert can_hold_off()
+
+
+def test_a_thread_that_stays_is_waited_for_once(monkeypatch):
+    monkeypatch.setattr(forks, "PATIENCE", 1.0)
+    with Busy(hold_off):
+        begun = time.monotonic()
+        for _ in range(8):
+            in_a_child(can_hold_off)
+        assert time.monotonic() - begun < 6.0
 
 
 def test_a_thread_that_forks_does_not_wait_for_itself(monkeypatch):

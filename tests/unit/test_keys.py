@@ -7,12 +7,15 @@ import enum
 import inspect
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from celery.app.task import Context
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kombu.utils.json import dumps, loads
 
+import celery_distlock.runtime  # noqa: F401  # who imports it tells how requests are told apart
 from celery_distlock.errors import ConfigurationError, LockKeyError
 from celery_distlock.keys import DEFAULT_TEMPLATE, KeyRule, digest, slot_name
 
@@ -70,10 +73,25 @@ def test_attributes_items_and_format_specs_work():
     assert key("{sku!r}", "tee") == "'tee'"
 
 
-def test_a_format_spec_can_name_parameters():
-    assert key("{sku:>{quantity}}", "tee", 5) == "  tee"
-    with pytest.raises(ConfigurationError, match=r"\{width\}"):
-        rule("{sku:>{width}}")
+@pytest.mark.parametrize("template", ["{sku:>{quantity}}", "{sku:>{width}}", "{sku:{{}}"])
+def test_a_format_that_an_argument_makes_is_refused_for_it_could_fill_the_memory(template):
+    with pytest.raises(ConfigurationError, match=r"reserve: lock_key .*"):
+        rule(template)
+
+
+def test_the_refusal_of_a_format_that_an_argument_makes_says_what_to_write():
+    with pytest.raises(ConfigurationError, match=r"made from an argument; write the number itself"):
+        rule("{sku:>{quantity}}")
+
+
+@pytest.mark.parametrize("spec", [">1000000000", ".1000000000", "010001d"])
+def test_a_format_that_is_wider_than_any_key_should_be_is_refused(spec):
+    with pytest.raises(ConfigurationError, match=r"wider than 10000 characters"):
+        rule(f"{{sku:{spec}}}")
+
+
+def test_a_format_may_be_wide():
+    assert len(key("{sku:>10000}", "tee")) == 10_000
 
 
 def test_doubled_braces_are_braces():
@@ -481,3 +499,18 @@ def test_the_name_of_a_long_key_begins_as_the_key_does():
 
     assert name.startswith("report:xxx")
     assert re.search("%#[0-9a-f]{64}$", name)
+
+
+def test_what_celery_hands_over_in_the_process_has_a_digest():
+    def caught() -> tuple[Exception, Any]:
+        try:
+            raise KeyError("sku")
+        except KeyError as error:
+            return error, error.__traceback__
+
+    arguments = [Context(id="a", retries=1), *caught()]
+
+    assert digest(arguments) == digest([Context(id="a", retries=1), *caught()])
+    assert digest(arguments) != digest([Context(id="b", retries=1), *caught()])
+    assert digest(KeyError("sku")) != digest(ValueError("sku"))
+    assert digest(KeyError("sku")) != digest(KeyError("other"))

@@ -3,9 +3,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ import pytest
 
 from celery_distlock import clock
 from celery_distlock import ledger as ledger_module
+from celery_distlock.keys import slot_name
 from celery_distlock.lease import Hold, HoldState, Terms, believed
 from celery_distlock.ledger import Ledger, Remains
 from tests import processes
@@ -21,6 +24,13 @@ from tests import processes
 
 def hold(key: str, store: str = "redis://here#p") -> Hold:
     return Hold(SimpleNamespace(identity=store), key, Terms(), label="task")
+
+
+@pytest.fixture
+def small_page(monkeypatch) -> None:
+    """Pages that have room for one key of a hundred characters."""
+    empty = len(json.dumps([["redis://here#p", "", hold("").owner, 0.0, None]]))
+    monkeypatch.setattr(ledger_module, "_HALF", empty + 140)  # a child's owner differs by some
 
 
 def keys(remains) -> list[str]:
@@ -647,21 +657,30 @@ def test_children_that_begin_at_one_time_take_a_page_each(ledger):
     assert sorted(keys(ledger.bury()), key=int) == [str(number) for number in range(count)]
 
 
-def test_too_much_for_a_page_is_left_to_the_leases_until_it_is_struck(ledger, child):
+def test_a_key_that_is_longer_than_a_page_is_noted_by_the_name_of_its_records(ledger, child):
+    key = "b" * ledger_module.PAGE
     one = child()
-    one.note("a", "b" * ledger_module.PAGE)
+    one.note("a", key)
+    one.kill()
+
+    short, long = keys(ledger.bury())
+    assert (short, slot_name(long)) == ("a", slot_name(key))
+
+
+def test_too_much_for_a_page_is_left_to_the_leases_until_it_is_struck(ledger, child, small_page):
+    one = child()
+    one.note("a", "b" * 150)
     two = child()
-    two.note("c", "d" * ledger_module.PAGE)
-    two.strike("d" * ledger_module.PAGE)
+    two.note("c", "d" * 150)
+    two.strike("d" * 150)
     one.kill()
     two.kill()
 
     assert keys(ledger.bury()) == ["c"]
 
 
-def test_what_just_fits_a_page_is_kept_whole_in_either_half(ledger, child):
-    empty = len(json.dumps([["redis://here#p", "", hold("").owner]]))
-    longest = ledger_module._HALF - empty - 40  # a child's owner differs by some letters
+def test_what_just_fits_a_page_is_kept_whole_in_either_half(ledger, child, small_page):
+    longest = 100
     for _ in range(2):
         one, neighbour = child(), child()
         neighbour.note("n")
@@ -683,3 +702,34 @@ def test_the_file_is_nowhere_to_be_found_and_ends_with_the_ledger():
         assert not os.path.exists(os.readlink(f"/proc/self/fd/{number}"))  # noqa: PTH110, PTH115
     ledger._memory.close()
     ledger._file.close()
+
+
+SIZE = ledger_module.PAGES * ledger_module.PAGE  # bytes
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="there is a disk under it here")
+def test_it_needs_no_temporary_folder_which_may_be_full(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+
+    with contextlib.closing(Ledger()._file) as file:
+        assert os.fstat(file.fileno()).st_size == SIZE
+
+
+def test_where_it_needs_a_disk_it_has_all_of_its_room_from_the_beginning(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+
+    with contextlib.closing(Ledger()._file) as file:
+        assert os.fstat(file.fileno()).st_blocks * 512 >= SIZE
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_ledger_for_which_there_is_no_room_is_not_made(monkeypatch, memory):
+    if not memory:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            Ledger()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

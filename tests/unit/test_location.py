@@ -10,6 +10,7 @@ from celery import Celery
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.location import borrowed_url, with_option
 from celery_distlock.runtime import Runtime
+from celery_distlock.stores import open_store
 from celery_distlock.stores.urls import locate
 
 SENTINELS = "sentinel://a:1;sentinel://b:2;sentinel://c:3"
@@ -72,7 +73,24 @@ def conf(**settings):
                 "result_backend": "sentinel://:pw@a:1/5;sentinel://b:2/5",
                 "result_backend_transport_options": {"master_name": "m"},
             },
-            "sentinel://:pw@a:1/5?service=m;sentinel://b:2/5",
+            "sentinel://:pw@a:1/5?service=m;sentinel://b:2",
+        ),
+        (
+            {"broker_url": "redis://h/1?socket_timeout=5&client_name=c&visibility_timeout=9"},
+            "redis://h/1?client_name=c",
+        ),
+        ({"broker_url": "redis://h/1?virtual_host=2&timeout=&#more"}, "redis://h/1"),
+        (
+            {"broker_url": "amqp://h", "result_backend": "redis://r/2?health_check_interval=30"},
+            "redis://r/2",
+        ),
+        ({"broker_url": "redis://h?ssl_ca_certs=c.pem"}, "rediss://h?ssl_ca_certs=c.pem"),
+        (
+            {
+                "broker_url": "sentinel://:pw@a/1?socket_timeout=5&service=m;sentinel://:pw@b?x=1",
+                "broker_transport_options": {"master_name": "n", "visibility_timeout": 5},
+            },
+            "sentinel://:pw@a/1?service=m;sentinel://b",
         ),
     ],
 )
@@ -80,6 +98,14 @@ def test_what_celery_users_have_is_understood(settings, url):
     wanted = settings["broker_url"] if isinstance(url, dict) else url
 
     assert borrowed_url(conf(**settings)) == wanted
+    open_store(wanted, "distlock")
+
+
+def test_what_is_left_out_of_a_borrowed_url_is_said_for_debugging(caplog):
+    with caplog.at_level("DEBUG", "celery_distlock.location"):
+        borrowed_url(conf(broker_url="redis://h/1?socket_timeout=5"))
+
+    assert "without the option 'socket_timeout' of Celery's URL" in caplog.text
 
 
 @pytest.mark.parametrize("settings", [{"broker_url": "amqp://h"}, {"broker_url": "sqs://"}])
@@ -129,11 +155,84 @@ def test_an_option_is_added_to_what_there_is():
         ("sentinel://h:port/0?service=m", "it should be like sentinel://"),
         ("redis+cluster://h:1/0?no_such=1", "no_such"),
         ("sentinel://h/0?service=m&no_such=1", "no_such"),
+        ("sentinel://h/0?service=m&master_name=n", "says both"),
+        ("sentinel://:a@h,:b@i/0?service=m", "stand once, before all hosts"),
+        ("sentinel://:a@h?service=m;sentinel://:b@i", "stand in the first"),
+        ("sentinel://h/1?service=m;sentinel://i/2", "stand in the first"),
+        ("sentinel://h?service=m;sentinel://i?ssl_password=p", "stand in the first"),
+        ("redis://h?service=m", "'service' is for other lock stores"),
+        ("redis://h?ssl_ca_certs=c.pem", "'ssl_ca_certs' is for TLS, as in rediss://"),
+        ("unix:///s?ssl_ca_certs=c.pem", "'ssl_ca_certs' is for TLS"),
+        ("redis://h/1?db=2", "names two databases"),
+        ("redis://h?db=1&db=2", "says 'db' twice"),
+        ("redis://:a@h?password=b", "says 'password' twice"),
+        ("redis://a@h?username=b", "says 'username' twice"),
+        ("redis://h?client_name=", "'client_name' has no value"),
+        ("redis://h/0#1", "written %23"),
+        ("unix://run/redis.sock", "no host, as in unix:///run"),
+        ("redis+socket:///s?db=1&virtual_host=2", "names two databases"),
     ],
 )
 def test_a_wrong_url_is_told_what_is_right(url, message):
     with pytest.raises(ConfigurationError, match=message):
         locate(url)
+
+
+SOME_OF_EACH = [
+    "redis://h/{}",
+    "redis://h?db={}",
+    "rediss://h/{}",
+    "unix:///run/redis.sock?db={}",
+    "redis+socket:///run/redis.sock?virtual_host={}",
+    "redis+socket:///run/redis.sock?db={}",
+    "sentinel://h,i/{}?service=m",
+    "sentinels://h/{}?service=m",
+    "redis+cluster://h,i/{}",
+    "redis+cluster://h,i?db={}",
+    "rediss+cluster://h/{}",
+    "redlock://h,i,j/{}",
+    "redlocks://h,i,j/{}",
+    "redis://h/{}?scripts=off",
+]
+
+
+@pytest.mark.parametrize("url", SOME_OF_EACH)
+@pytest.mark.parametrize("database", ["abc", "-1", "1.5", "1/2", "²", "0x1"])
+def test_a_database_is_a_number(url, database):
+    with pytest.raises(ConfigurationError, match="database is no number"):
+        open_store(url.format(database), "distlock")
+
+
+@pytest.mark.parametrize("url", SOME_OF_EACH)
+def test_the_database_that_is_named_is_used(url):
+    store = open_store(url.format(7), "distlock")
+
+    settings = store._settings[0] if "redlock" in url else store._servers._settings
+    assert settings.settings["db"] == 7
+    assert "7" in store.identity
+
+
+@pytest.mark.parametrize("url", [url.format(0) for url in SOME_OF_EACH])
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("max_connections=10", "socket_timeout=5", "socket_connect_timeout=5", "timeout=5"),
+        *("retry_on_timeout=true", "retry_on_error=x", "health_check_interval=30", "protocol=3"),
+        *("decode_responses=true", "encoding=latin1", "encoding_errors=ignore"),
+        "legacy_responses=false",
+    ],
+)
+def test_an_option_that_would_be_set_to_no_avail_is_refused(url, option):
+    name = option.partition("=")[0]
+
+    with pytest.raises(ConfigurationError, match=f"option '{name}' is not for locks"):
+        open_store(f"{url}{'&' if '?' in url else '?'}{option}", "distlock")
+
+
+@pytest.mark.parametrize("option", ["replicas=1", "scripts=off", "service=m"])
+def test_several_masters_refuse_the_options_of_other_places(option):
+    with pytest.raises(ConfigurationError, match="is for other lock stores"):
+        open_store(f"redlock://h,i,j/0?{option}", "distlock")
 
 
 @pytest.mark.parametrize("tls", ["sentinels://h/0?service=m", "rediss+cluster://h/0"])

@@ -15,6 +15,7 @@ from celery_distlock.settings import (
     check_lease,
     closest,
 )
+from celery_distlock.stores import open_store
 
 DURATIONS = ["wait", "lease", "max_hold", "sweep_interval"]
 FLAGS = ["watchdog", "hold_on_retry", "enabled"]
@@ -118,11 +119,12 @@ def test_a_flag_is_true_or_false(name, value):
     assert f"distlock_{name} must be True or False, not {value!r}" in refusal(name, value)
 
 
-@pytest.mark.parametrize("value", [-1, 1.0, "3", True, None, math.inf])
-def test_max_requeues_is_a_whole_number(value):
-    assert "distlock_max_requeues must be a whole number, 0 or more" in refusal(
-        "max_requeues", value
-    )
+@pytest.mark.parametrize(("name", "most"), [("max_requeues", 1_000_000), ("replicas", 100)])
+def test_a_count_is_a_whole_number_with_a_bound(name, most):
+    for value in (-1, 1.0, "3", True, None, math.inf, math.nan, most + 1, 10**20):
+        words = f"distlock_{name} must be a whole number from 0 to {most}, not {value!r}"
+        assert words in refusal(name, value)
+    assert getattr(Settings.from_layers(app(**{name: most})), name) == most
 
 
 def test_max_requeues_may_be_0():
@@ -143,16 +145,30 @@ def test_a_choice_is_one_of_its_names(name, value):
         ("on_failure", "re-queue", "did you mean 'requeue'?"),
         ("on_outage", "retri", "did you mean 'retry'?"),
         ("on_outage", "zzz", "there are fail, retry, run"),
-        ("on_lost", 7, "one of abort, warn"),
+        ("on_lost", 7, "one of abort, requeue, warn"),
     ],
 )
 def test_a_wrong_choice_is_told_the_closest_right_one(name, value, hint):
     assert hint in refusal(name, value)
 
 
-@pytest.mark.parametrize("value", ["", "a b", "a{b", "a}b", "a\nb", "a\tb", None, 7, b"p"])
-def test_a_prefix_is_a_text_without_braces_and_blanks(value):
-    assert "distlock_prefix must be a text without braces and blanks" in refusal("prefix", value)
+@pytest.mark.parametrize("value", ["", None, 7, b"p"])
+def test_a_prefix_is_a_text(value):
+    assert "distlock_prefix must be a text without braces, blanks" in refusal("prefix", value)
+
+
+@pytest.mark.parametrize("character", ["{", "}", *map(chr, range(33)), *"\x7f\x85\xa0\u2028\ud800"])
+def test_what_a_prefix_may_not_have_is_named(character):
+    said = refusal("prefix", f"a{character}b")
+
+    assert f"has {character!r}" in said
+    with pytest.raises(ConfigurationError, match="a prefix must be a text without"):
+        open_store("memory://", f"a{character}b")
+
+
+@pytest.mark.parametrize("prefix", ["distlock", "shop:locks", "läden", "a*b?[c]%", "\U0001f512"])
+def test_a_prefix_may_have_all_that_can_be_read(prefix):
+    assert Settings.from_layers(app(prefix=prefix)).prefix == prefix
 
 
 @pytest.mark.parametrize(
@@ -202,3 +218,36 @@ def test_a_lease_alone_is_checked_alike():
         check_lease("1")
     with pytest.raises(ConfigurationError, match=r"^extend must be"):
         check_lease(0, "extend")
+
+
+SECRETS = {
+    "one": "sixteen letters!",
+    "several": ["sixteen letters!", "other sixteen letters"],
+    "while it is introduced": ("sixteen letters!", None),
+}
+
+
+@pytest.mark.parametrize("value", SECRETS.values(), ids=SECRETS)
+def test_a_secret_is_a_text_or_several(value):
+    secrets = Settings.from_layers(app(secret=value)).secret
+
+    assert secrets == ((value,) if isinstance(value, str) else tuple(value))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "fifteen letters", None, [], [None], [None, "sixteen letters!"], 5, True),
+        *(b"sixteen letters!", ["sixteen letters!", ""], ["sixteen letters!", None, None]),
+        ["sixteen letters!", b"sixteen letters!"],
+    ],
+)
+def test_what_is_no_secret_is_refused_and_not_shown(value):
+    said = refusal("secret", value)
+
+    assert said.startswith("distlock_secret must be a text")
+    assert "letters" not in said
+
+
+def test_settings_are_shown_without_their_secret():
+    assert "letters" not in repr(Settings.from_layers(app(secret="sixteen letters!")))

@@ -118,6 +118,8 @@ def test_a_malformed_url_is_refused_when_it_is_opened(new_prefix, url):
         "redis://:hunter2#more@localhost:6379/0",
         "redis://:hunter2?more@localhost:6379/0",
         "redis://localhost:port/0?password=hunter2",
+        "redis://:1234?hunter2@localhost",
+        "redis://:1234/hunter2@localhost",
     ],
 )
 def test_a_password_in_a_refused_url_is_not_shown(new_prefix, url):
@@ -159,16 +161,6 @@ def test_a_sockets_password_is_kept(new_prefix):
 
     assert store._servers._settings[1]["password"] == "secret"
     assert store._servers._settings[1]["username"] == "user"
-
-
-def test_answers_are_bytes_whatever_the_url_says(redis_url, prefix):
-    store = RedisStore(f"{redis_url}?decode_responses=true&protocol=3", prefix)
-
-    token = store.acquire("k", "a", 30.0).token
-
-    assert store.inspect("k").token == token > 0
-    assert store.release("k", "a").released
-    store.close()
 
 
 def test_a_store_can_be_used_again_after_it_was_closed(redis_url, prefix):

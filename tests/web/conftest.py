@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+import redis
 
 from celery_distlock.admin import Admin
+from celery_distlock.keys import slot_name
 from celery_distlock.testing import FakeClock, Locks
 from tests.web.page_process import PageProcess
 
@@ -40,6 +43,20 @@ def hold(locked) -> Iterator[Callable[[str], int]]:
     locks = Locks(locked.app, FakeClock)
     with ExitStack() as stack:
         yield lambda key: stack.enter_context(locks.hold(key)).token
+
+
+@pytest.fixture
+def endless(celery_env, locked) -> Iterator[Callable[[str], SimpleNamespace]]:
+    """Makes a lock as no acquire does: without an expiry, with a token that tells no time."""
+    fields = {"owner": "host|1|task[id]|1", "token": "9" * 30, "run": ""}
+    with redis.Redis.from_url(celery_env["DISTLOCK_TEST_BACKEND"]) as client:
+
+        def make(key: str) -> SimpleNamespace:
+            name = f"{locked.app.conf.distlock_prefix}:{{{slot_name(key)}}}:lock"
+            client.hset(name, mapping=fields)
+            return SimpleNamespace(token=fields["token"])
+
+        yield make
 
 
 @pytest.fixture

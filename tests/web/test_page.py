@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
 from celery_distlock import Lock
 from tests import servers
 from tests.waiting import wait_until
+from tests.worker.intruder import Intruder, envelope
 
 HOSTILE = ["<script>alert(1)</script>", "a\nb\r\n{c}%0A", "lone \ud800 surrogate", "x" * 10_000]
 
@@ -94,8 +97,50 @@ def test_keys_are_sorted_both_ways(page_process, hold, sort):
     assert page_process.keys(sort=sort, desc=1) == rising[::-1]
 
 
-def test_a_column_that_is_not_there_is_refused(page_process):
-    assert page_process.client.get("/api/locks", params={"sort": "__class__"}).status_code == 400
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/api/locks?sort=__class__", "sort must be one of key, task, host,"),
+        ("/api/locks?desc=yes", "desc must be one of 0, 1"),
+        ("/api/locks?limit=1001", "limit must be a whole number from 1 to 1000"),
+        ("/api/locks?limit=0", "limit must be"),
+        ("/api/locks?limit=nan", "limit must be"),
+        ("/api/locks?limit=", "limit must be"),
+        ("/api/locks?pattern=a", "no parameter 'pattern': there are desc, limit, q, sort"),
+        ("/api/locks?q=a&q=b", "given twice"),
+        ("/api/lock?name=a&frist=1", "no parameter 'frist': did you mean 'first'?"),
+        ("/api/lock?name=a&first=-1", "first must be a whole number from 0"),
+        ("/api/lock?name=a&first=1000000001", "first must be a whole number from 0"),
+        ("/api/session?a=b", "no parameter 'a'"),
+        ("/?q=stock", "no parameter 'q'"),
+    ],
+)
+def test_what_would_not_be_obeyed_is_refused(page_process, path, words):
+    answer = page_process.client.get(path)
+
+    assert (answer.status_code, words in answer.text) == (400, True), answer.text
+
+
+@pytest.mark.parametrize("path", ["/api/release", "/api/wake", "/api/drop", "/api/logout"])
+def test_a_change_with_more_than_it_takes_is_refused(page_process, path):
+    body = {"name": "a", "token": "1", "task_id": "b"}
+
+    answer = page_process.post(path, {**body, "force": True})
+    assert (answer.status_code, "no parameter" in answer.text) == (400, True)
+    answer = page_process.post(f"{path}?name=a", {})
+    assert (answer.status_code, "no parameter 'name'" in answer.text) == (400, True)
+
+
+def test_a_lock_without_an_end_and_a_time_is_shown_and_released(page_process, endless, admin):
+    endless("for ever")
+
+    listed = page_process.find("for ever")
+    shown = page_process.get("/api/lock", name=listed["name"])["lock"]
+
+    for lock in (listed, shown):
+        assert (lock["lease"], lock["since"], lock["token"]) == (None, 0.0, "-1")
+    assert page_process.release(listed).status_code == 200
+    assert admin.show("for ever").state == "free"
 
 
 def test_the_queue_is_shown_in_its_order(page_process, queue):
@@ -122,6 +167,17 @@ def test_a_dropped_task_runs_no_more(page_process, queue, locked):
     assert [task.get(timeout=60) for task in (first, one, three)] == [0, 0, 0]
     assert locked.journal.read("queued") == [0, 1, 3]
     assert "dropped 'work_requeue[" in page_process.log()
+
+
+def test_a_task_that_the_app_does_not_have_is_not_dropped(page_process, locked, admin):
+    with closing(Intruder(SimpleNamespace(app=locked.app))) as store:
+        store.park("left", envelope("gone", "left"), "one:0:0:0")
+    lock = page_process.find("left")
+
+    answer = page_process.post("/api/drop", {"name": lock["name"], "task_id": "one"})
+
+    assert (answer.status_code, "'gone'" in answer.json()["error"]) == (409, True)
+    assert admin.show("left").waiting == 1
 
 
 def test_a_task_that_does_not_wait_is_not_dropped(page_process):

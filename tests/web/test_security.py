@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import socket
 import subprocess
 import sys
@@ -10,16 +12,26 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from click.testing import CliRunner
+from starlette.responses import JSONResponse
 
 from celery_distlock.stores import Ability
 from celery_distlock.stores.redis import RedisStore
 from celery_distlock.web import guard
 from celery_distlock.web.command import web
+from celery_distlock.web.views import FILES
 from tests.web.page_process import CSRF
 
 TOKEN = "correct horse battery staple"
 CHANGES = ["/api/release", "/api/wake", "/api/drop", "/api/login", "/api/logout"]
 PATHS = ["/", "/static/page.js", "/api/session", "/api/locks", "/api/lock?name=a", "/nothing"]
+# With some of these a URL made of Host and path has another path than the one that is served.
+NO_NAMES = [
+    *("localhost/x?", "localhost?", "localhost#", "localhost/", "localhost\\x?", "localhost//"),
+    *("x@localhost/y?", "x@localhost", "localhost:80/x?", "localhost:", "localhost:x"),
+    *("localhost:-1", "127.0.0.1/x?", "[::1]/x?", "[::1", "::1", "localhost,localhost"),
+    *("localhost;", "local\thost", "localhost%2fx", "%6cocalhost", "", "?", "#"),
+    "localhost\u0131".encode().decode("latin-1"),
+]
 
 
 @pytest.fixture
@@ -91,6 +103,72 @@ def test_a_name_that_is_not_ours_is_not_served(page_process):
         for path in PATHS:
             answer = page_process.client.get(path, headers={"Host": host})
             assert answer.status_code in (400, 421), (host, path)
+
+
+def test_a_host_that_is_no_name_opens_nothing(start_page, held, still_held):
+    page = start_page("--read-only", DISTLOCK_WEB_TOKEN=TOKEN)
+    body = {"name": held["name"], "token": held["token"]}
+
+    for host in NO_NAMES:
+        headers = {"Host": host.encode("latin-1")}
+        for path in ("/api/locks", "/api/lock?name=mine", "/", "/static/page.js"):
+            answer = page.client.get(path, headers=headers)
+            assert answer.status_code in (400, 421), (host, path)
+        answer = page.client.post("/api/release", json=body, headers=headers)
+        assert answer.status_code in (400, 421), host
+
+
+def test_whatever_is_not_open_by_name_needs_the_log_in(closed_page):
+    for path in (
+        *("/nothing", "/metrics", "/favicon.ico", "/static", "/static/", "/static/nothing"),
+        *("/static/../api/locks", "/static/%2e%2e/api/locks", "//api/locks", "/api/locks/"),
+        *("/API/locks", "/api", "/x/../api/locks", "/%61pi/locks", "/api/session/", "/api/login/"),
+    ):
+        target = httpx.URL(closed_page.url).copy_with(raw_path=path.encode())
+        assert closed_page.client.get(target).status_code == 401, path
+        assert closed_page.client.post(target, json={}).status_code == 401, path
+    for path in ("/", "/static/page.js", "/api/locks"):
+        assert closed_page.client.post(path, json={}).status_code == 401, path
+
+
+def test_all_of_the_page_itself_is_open(closed_page):
+    names = {f"/static/{file.name}" for file in FILES.iterdir()} - {"/static/index.html"}
+
+    assert {"/", *names} == guard.THE_PAGE
+    for path in guard.THE_PAGE:
+        assert closed_page.client.get(path).status_code == 200, path
+        assert closed_page.client.head(path).status_code == 200, path
+
+
+def test_the_path_that_is_served_is_the_one_that_is_guarded(monkeypatch):
+    """Also by a Starlette whose URLs anybody can write by the header Host."""
+    monkeypatch.setattr(guard, "_HOST", re.compile(r"(?P<name>[a-z]+).*"))
+    sessions = guard.Sessions(TOKEN, cookie="c")
+    guarded = guard.Guard(_serve_anything, sessions, ["localhost"], read_only=False)
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/api/locks",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost/static/page.js?")],
+        "server": ("127.0.0.1", 80),
+    }
+
+    assert asyncio.run(_status(guarded, scope)) == 401
+
+
+async def _serve_anything(scope, receive, send):
+    await JSONResponse({})(scope, receive, send)
+
+
+async def _status(app, scope) -> int:
+    sent = []
+
+    async def send(message) -> None:
+        sent.append(message)
+
+    await app(scope, None, send)
+    return sent[0]["status"]
 
 
 def test_local_names_are_served_at_any_port_of_a_tunnel(page_process):
@@ -227,6 +305,29 @@ def test_a_network_is_not_let_in_without_a_token(host, locked):
     assert done.exit_code == 2
     assert "DISTLOCK_WEB_TOKEN" in done.output
     assert "--token auto" in done.output
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("given", ["option", "environment"])
+def test_an_empty_token_is_refused(locked, host, given):
+    args = ["--token", ""] if given == "option" else []
+    env = {"DISTLOCK_WEB_TOKEN": ""} if given == "environment" else {}
+
+    done = CliRunner(env=env).invoke(
+        web, ["--host", host, *args], obj=SimpleNamespace(app=locked.app)
+    )
+
+    assert done.exit_code == 2
+    assert "the token is empty" in done.output
+    assert "--token auto" in done.output
+
+
+@pytest.mark.parametrize("name", ["http://a.example", "a.example:8750", "a/b", "", "a b", "[::1]"])
+def test_an_allowed_name_that_no_request_can_have_is_refused(locked, name):
+    done = CliRunner().invoke(web, ["--allowed-host", name], obj=SimpleNamespace(app=locked.app))
+
+    assert done.exit_code == 2
+    assert "is no host's name" in done.output
 
 
 def test_a_token_that_can_be_guessed_is_refused(locked):

@@ -90,3 +90,14 @@ def test_a_chord_inside_a_chain_goes_on_behind_parked_members(site, key):
         site.wait_queued(key, 5)
 
     assert result.get(timeout=30) == 31
+
+
+def test_an_errback_that_is_a_locked_task_is_called_with_what_has_happened(site, key):
+    failing = site.tasks.end.signature((key, "exception"), link_error=site.tasks.note_failure.s())
+    result = failing.delay()
+
+    with pytest.raises(ValueError, match="exception"):
+        result.get(timeout=30)
+
+    site.journal.wait(key, 2)
+    assert site.journal.read(key) == ["exception", [result.id, "exception", True]]

@@ -54,6 +54,23 @@ def test_a_second_delivery_waits_for_the_first_and_is_dropped(site, key):
     assert site.journal.read(key) == [result.id, "next"]
 
 
+def test_a_second_delivery_runs_if_the_first_has_lost_its_lock(site, key):
+    result = site.tasks.work_late.delay(key, key)
+    site.journal.wait(key)
+    deliver_again(site, message_of(site, result.id))
+    site.wait_queued(key)
+
+    site.forget(key)
+    site.journal.wait(key, 2)
+    aborted = f"work_late[{result.id}] raised unexpected: LockLostError"
+    wait_until(lambda: aborted in site.log(), what="the first to be aborted")
+    site.journal.open(key)
+
+    again = site.app.AsyncResult  # one object remembers the first end
+    wait_until(lambda: again(result.id).state == "SUCCESS", what="the second to end")
+    assert site.journal.read(key) == [result.id] * 2
+
+
 def test_a_second_delivery_that_comes_late_is_dropped(site, key):
     result = site.tasks.work_late.delay(key, key)
     message = message_of(site, result.id)

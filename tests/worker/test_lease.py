@@ -193,6 +193,35 @@ def test_a_worker_works_on_after_an_abort(site, key):
         assert result.get(timeout=30)["held"]
 
 
+def test_a_task_that_loses_its_lock_goes_back_to_the_end_of_its_queue_if_told_so(site, key):
+    result = site.tasks.begin_again.delay(key, key)
+    site.journal.wait(key)
+    other = site.tasks.work_requeue.delay(key, "other", f"{key}:other")
+    site.wait_queued(key)
+
+    site.forget(key)
+    wait_until(lambda: result.state == "PARKED", what="the task to be parked")
+    site.journal.open(f"{key}:other")
+    assert other.get(timeout=30) == 0
+    site.journal.wait(key, 3)
+    site.journal.open(key)
+
+    assert result.get(timeout=30) == "done"
+    assert site.journal.read(key) == ["begun", "other", "begun"]
+
+
+def test_a_task_goes_back_no_more_often_than_it_may(site, key):
+    result = site.tasks.begin_again.delay(key, key)
+    for begun in (1, 2):
+        site.journal.wait(key, begun)
+        site.wait_held(key)
+        site.forget(key)
+
+    with pytest.raises(LockLostError):
+        result.get(timeout=30)
+    assert site.journal.read(key) == ["begun", "begun"]
+
+
 def test_with_warn_a_task_that_loses_its_lock_finishes(site, key):
     result = site.tasks.ignore_loss.delay(f"watched-{key}", key)
     (token,) = site.journal.wait(f"watched-{key}")

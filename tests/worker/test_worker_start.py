@@ -13,6 +13,7 @@ import redis
 from celery_distlock import Lock
 from celery_distlock.stores import open_store
 from tests import servers
+from tests.lock.proxy import Proxy
 from tests.waiting import wait_until
 from tests.workers import ROOT
 
@@ -106,6 +107,8 @@ def test_disabled_by_a_flag_tasks_run_unlocked(tasks, worker, key, redis_url, pr
         (["--distlock-lease", "ten"], "--distlock-lease"),
         (["--distlock-on-conflict", "reque"], "'requeue'"),
         (["--distlock-url", "http://localhost"], "http"),
+        (["--distlock-url", "redis://h?socket_timeout=5"], "'socket_timeout' is not for locks"),
+        (["--distlock-url", "redis://h/abc"], "its database is no number"),
     ],
 )
 def test_a_wrong_flag_ends_the_worker(worker, args, message):
@@ -200,6 +203,26 @@ def test_a_task_that_runs_while_the_store_goes_and_comes_is_not_lost(
     assert later.get(timeout=60) > 0
 
 
+def test_what_may_be_parked_does_not_run_unlocked_beside_that(
+    tasks, worker, redis_url, prefix, key
+):
+    with Proxy(redis_url) as proxy:
+        env = {"DISTLOCK_TEST_CONF": json.dumps({"distlock_url": proxy.url})}
+        process = worker(APP, pool="threads", concurrency=1, env=env)
+        with Lock(key, store=open_store(redis_url, f"{prefix}:lock")):
+            with proxy.holding("acquire", executed=True) as conflict:
+                ran = tasks.run_on_outage.delay(key)
+                conflict.wait()
+                proxy.lose("acquire", executed=True, times=3)  # it is parked, and does not learn it
+                conflict.let_go()
+            process.wait_log(f"run_on_outage[{ran.id}] is sent again in ")
+            process.wait_log(f"run_on_outage[{ran.id}] parked")
+
+        assert ran.get(timeout=30) is True
+        process.stop()
+    assert tasks.journal.read(f"{key}:locked") == [True]
+
+
 def test_no_password_is_logged(tasks, worker, private_server, key):
     users = ["default on nopass ~* &* +@all", "shop on >S3cret-word ~* &* +@all"]
     server = private_server(options={"user": users})
@@ -215,6 +238,30 @@ def test_no_password_is_logged(tasks, worker, private_server, key):
 
     assert "S3cret-word" not in process.log()
     assert "S3cret-word" not in str(failed)
+
+
+def test_no_password_is_told_to_who_asks_for_the_settings(tasks, worker):
+    url = "redis://shop:S3cret-word@127.0.0.1:1/2"
+    process = worker(
+        APP, pool="solo", env={"DISTLOCK_TEST_CONF": json.dumps({"distlock_url": url})}
+    )
+
+    inspect = tasks.app.control.inspect(destination=[process.name], timeout=30)
+
+    assert inspect.conf()[process.name]["distlock_url"] == "redis://shop:***@127.0.0.1:1/2"
+
+
+def test_what_the_brokers_url_says_to_celery_alone_does_not_keep_a_worker_from_starting(
+    celery_env, load_app, worker, redis_url, key, monkeypatch
+):
+    monkeypatch.setenv("DISTLOCK_TEST_BROKER", f"{redis_url}?heartbeat=0")
+    monkeypatch.setenv("DISTLOCK_TEST_BACKEND", f"{redis_url}?socket_timeout=20")
+    tasks = load_app(APP)
+    process = worker(APP, pool="solo")
+
+    assert tasks.look.delay(key).get(timeout=30) > 0
+    assert f"locks: {redis_url}, prefix" in process.log()
+    tasks.journal.close()
 
 
 @pytest.mark.parametrize("scheme", ["http", "redis"])

@@ -26,6 +26,7 @@ from tests.zookeeper.znodes import BUSY, RENEWED, UNKNOWN, folder, holder, nodes
         ("zookeeper://h?timeout=3", "'timeout'"),
         ("zookeeper://h?session=30&lease=3", "'lease'"),
         ("zookeeper://h?session=", "session"),
+        ("zookeeper://h?session=5&session=6", "names an option twice"),
         ("zookeeper://h?session=soon", "'soon'"),
         ("zookeeper://h?session=0", "session"),
         ("zookeeper://h?session=-1", "session"),

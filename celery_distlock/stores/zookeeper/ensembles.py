@@ -66,7 +66,10 @@ def _parsed(url: str) -> Ensemble:
     user, _, password = map(unquote, userinfo.partition(":"))
     if bool(user) != bool(password):
         raise ValueError("a user goes with a password")
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    options = dict(pairs)
+    if len(options) < len(pairs):
+        raise ValueError("it names an option twice")
     session = options.pop("session", str(SESSION))
     if options or parts.fragment:
         unknown = ", ".join(map(repr, options)) or f"#{parts.fragment}"

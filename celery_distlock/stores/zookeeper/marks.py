@@ -6,6 +6,8 @@ A mark is a node ``done/<hour>/<2 digits>/<the others>``, so that old ones go by
 
 import json
 import logging
+import math
+import re
 import threading
 from typing import NamedTuple
 
@@ -19,6 +21,7 @@ __all__ = ["Mark", "Marks"]
 logger = logging.getLogger(__name__)
 
 HOUR = 3600  # seconds
+_HOUR = re.compile(r"[0-9]{1,12}")
 HOUSEKEEPING = 60.0  # seconds between looks for marks that are too old
 
 
@@ -28,6 +31,16 @@ class Mark(NamedTuple):
     path: str
     held_back: float
     left: float
+
+
+def held_back_of(data: bytes) -> float | None:
+    """Return for how many seconds a mark holds its run back; None if it is none of ours."""
+    try:
+        seconds = json.loads(data)["held_back"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    known = isinstance(seconds, int | float) and 0 <= seconds < math.inf
+    return float(seconds) if known else None
 
 
 class Marks:
@@ -57,8 +70,8 @@ class Marks:
         found = []
         for path, looking in [(path, talk.client.get_async(path)) for path in paths]:
             got = talk.found(looking)
-            if got is not None:
-                held_back = json.loads(got[0])["held_back"]
+            held_back = None if got is None else held_back_of(got[0])
+            if held_back is not None:
                 left = max(0.0, got[1].mtime / 1000 + held_back - talk.session.time())
                 found.append(Mark(path, held_back, left if held_back else 0.0))
         return found
@@ -77,7 +90,7 @@ class Marks:
                 return
             talk.result(talk.client.set_async(self.folder, b"", stat.version))
             for hour in talk.children(self.folder):
-                if int(hour) < now // HOUR - 1:
+                if _HOUR.fullmatch(hour) and int(hour) < now // HOUR - 1:
                     talk.client.delete(f"{self.folder}/{hour}", recursive=True)
         except zk.BadVersionError:
             pass  # another process has just begun

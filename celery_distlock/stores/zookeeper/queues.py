@@ -7,6 +7,7 @@ nonce behind the digest, to be like no other's.
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -49,13 +50,20 @@ class Facts(NamedTuple):
     def data(self) -> bytes:
         return json.dumps(self._asdict()).encode()
 
+    @property
+    def are_ours(self) -> bool:
+        words = isinstance(self.owner, str) and isinstance(self.run, str)
+        lasts = isinstance(self.seconds, int | float) and 0 <= self.seconds < math.inf
+        return words and lasts and type(self.token) is int and 0 <= self.token < 2**63
+
 
 def facts_of(data: bytes) -> Facts:
     """Return what *data* say; nothing if it was not us who made them."""
     try:
-        return Facts(**json.loads(data))
-    except (TypeError, ValueError):
+        facts = Facts(**json.loads(data))
+    except (TypeError, ValueError, RecursionError):
         return Facts()
+    return facts if facts.are_ours else Facts()
 
 
 class Place(NamedTuple):
@@ -216,7 +224,7 @@ def escaped(name: str) -> str:
 
 def unescaped(node: str) -> str:
     """Return the name that was `escaped`."""
-    return unquote(node, errors="surrogatepass")
+    return unquote(node, errors="surrogateescape")  # a name that is none of ours, say %FF
 
 
 def digest(text: str) -> str:

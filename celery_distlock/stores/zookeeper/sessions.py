@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
+from celery_distlock.naming import shown
 from celery_distlock.stores.base import Inbox
 
 from .ensembles import Ensemble
@@ -355,7 +356,7 @@ class Contact:
             except zk.UnimplementedError as error:
                 raise StoreError(f"{address} is older than ZooKeeper 3.5") from error
             except zk.KazooException as error:
-                raise StoreError(f"{address} refused {what!r}: {words(error)}") from error
+                raise StoreError(f"{address} refused {shown(what)!r}: {words(error)}") from error
         assert failure is not None
         raise StoreUnavailableError(f"{address} cannot serve: {words(failure)}") from failure
 

@@ -99,6 +99,7 @@ class ZooKeeperStore(Store):
         run: str = "",
         repeated: bool = False,
         keep: bool = False,
+        arrival: int = 0,
     ) -> Reply:
         if isinstance(queue, Parcel):
             raise StoreError(f"{self.address}: no task can be parked in ZooKeeper")

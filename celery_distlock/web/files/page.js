@@ -56,6 +56,8 @@ function seconds(value) {
 
 const clock = (epoch) => new Date(epoch * 1000).toLocaleString();
 const count = (number) => number.toLocaleString("en");
+const left = (lock, passed = 0) =>
+  lock.lease === null ? "no end" : seconds(Math.max(0, lock.lease - passed));
 const named = (who) => (who.id ? `${who.task || "task"}[${who.id}]` : who.task);
 
 function somewhere(who) {
@@ -206,8 +208,8 @@ function tick() {
     if (!row) continue;
     const passed = now.paused ? 0 : (performance.now() - lock.read) / 1000;
     const holder = Boolean(lock.holder);
-    put(row.cells[3], holder ? seconds(lock.held + passed) : "–");
-    put(row.cells[4], holder ? seconds(Math.max(0, lock.lease - passed)) : "–");
+    put(row.cells[3], holder && lock.since ? seconds(lock.held + passed) : "–");
+    put(row.cells[4], holder ? left(lock, passed) : "–");
   }
 }
 
@@ -243,8 +245,8 @@ function showDetails(details) {
     facts.push(["Task", lock.holder.task]);
     if (lock.holder.id) facts.push(["Task id", lock.holder.id]);
     if (lock.holder.host) facts.push(["Host", lock.holder.host], ["Process", lock.holder.pid]);
-    facts.push(["Since", clock(lock.since)], ["Held for", seconds(lock.held)]);
-    facts.push(["Lease left", seconds(lock.lease)], ["Token", lock.token]);
+    if (lock.since) facts.push(["Since", clock(lock.since)], ["Held for", seconds(lock.held)]);
+    facts.push(["Lease left", left(lock)], ["Token", lock.token]);
   }
   const waits = lock.waiting + lock.woken;
   facts.push(["Waiting", waits ? `${count(waits)}, the first for ${seconds(lock.waited)}` : "nobody"]);
@@ -341,7 +343,7 @@ function confirmRelease() {
     "Release this key?",
     [
       paragraph(strong(lock.key)),
-      paragraph(strong(somewhere(holder)), ` loses it, after ${seconds(lock.held)}.`),
+      paragraph(strong(somewhere(holder)), lock.since ? ` loses it, after ${seconds(lock.held)}.` : " loses it."),
       paragraph(notice),
       paragraph(next),
     ],
@@ -517,6 +519,10 @@ function restore() {
   const sort = state.get("sort");
   if (COLUMNS.some(([name]) => name === sort)) wish.sort = sort;
   if (state.has("desc")) wish.desc = state.get("desc") === "1";
+  const strange = [...state.keys()].filter((name) => !["q", "sort", "desc", "lock"].includes(name));
+  if (sort !== null && sort !== wish.sort) strange.push(`sort=${sort}`);
+  if (!["0", "1", null].includes(state.get("desc"))) strange.push(`desc=${state.get("desc")}`);
+  if (strange.length) notify(`The page's address is not obeyed: ${strange.join(", ")}.`, true);
   wish.q = at("search").value = state.get("q") || "";
   wish.lock = state.get("lock") || "";
   at("details").hidden = !wish.lock;

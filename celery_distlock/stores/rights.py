@@ -1,0 +1,44 @@
+"""What a user of the servers has to be allowed, and which of it is missing."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import NoPermissionError
+
+__all__ = ["IN_A_CLUSTER", "REHEARSAL", "lacking", "missing"]
+
+# Every command that a store and its scripts use on records, each on one that is gone in the end.
+# Scripts run with the rights of their user, so what is refused here is refused in them.
+REHEARSAL = tuple(
+    words.split()
+    for words in (
+        *("HSET {} a 1", "HINCRBY {} a 1", "HINCRBYFLOAT {} a 1", "HGET {} a", "HMGET {} a"),
+        *("HEXISTS {} a", "HGETALL {}", "HDEL {} a"),
+        *("ZADD {} 1 a", "ZCARD {}", "ZSCORE {} a", "ZRANK {} a", "ZRANGE {} 0 0", "ZSCAN {} 0"),
+        *("ZRANGEBYSCORE {} 1 1", "ZREMRANGEBYSCORE {} 2 2", "ZREM {} a"),
+        *("SET {} 1 PX 1000", "GET {}", "EXISTS {}", "PTTL {}", "EXPIRE {} 1", "PEXPIRE {} 1000"),
+        *("DEL {}", "SCAN 0 COUNT 1", "TIME", "PING"),
+    )
+)
+
+# And what a store over a cluster asks besides; where there is no such command, it is not needed.
+IN_A_CLUSTER = (["COMMAND", "INFO", "SPUBLISH"], ["SPUBLISH", "{}", ""])
+
+
+def lacking(answers: Sequence[Any], prefix: str) -> list[str]:
+    """Return the rights that *answers* to these commands are refused for want of, each once."""
+    refusals = [answer for answer in answers if isinstance(answer, NoPermissionError)]
+    rights = [missing(str(refusal), prefix) for refusal in refusals]
+    return list(dict.fromkeys(right for right in rights if right))
+
+
+def missing(refusal: str, prefix: str = "<prefix>") -> str:
+    """Return the right that *refusal* is for want of, as ``ACL SETUSER`` has it; "" if of none."""
+    if not re.search("(?i)no permission|the user executing the script can't", refusal):
+        return ""
+    if command := re.search(r"run the '([\w|-]+)' command", refusal):
+        return f"+{command[1]}"
+    if "channel" in refusal:
+        return f"&{prefix}:*"
+    return f"~{prefix}:*" if re.search(r"\bkeys?\b", refusal) else ""

@@ -1,0 +1,31 @@
+"""What anybody may publish on a desk's channel."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from redis import Redis
+
+from celery_distlock.stores.redis import RedisStore
+from tests.waiting import wait_until
+
+GARBAGE = [
+    *(b"", b"x", b"1 2", b"9 9 x", b"-5 -5 xxx"),
+    *(b"\xff \xff \xff", b"5 1 \xff\xff\xff\xff\xffrun{}"),
+]
+
+
+def test_garbage_on_a_desks_channel_costs_a_line_in_the_log_and_no_more(redis_url, prefix, caplog):
+    taken = []
+    with closing(RedisStore(redis_url, prefix)) as store, Redis.from_url(redis_url) as client:
+        desk = store.desk(taken.append)
+        for payload in GARBAGE:
+            client.publish(desk.address, payload)
+        client.publish(desk.address, b"5 3 p:{k}run{}")
+        wait_until(lambda: taken, what="the run that is one")
+        desk.close()
+
+    assert [(wake.name, wake.run, wake.envelope) for wake in taken] == [("k", "run", b"{}")]
+    lines = [record.getMessage() for record in caplog.records]
+    assert len([line for line in lines if "no run" in line]) == len(GARBAGE)
+    assert not [line for line in lines if "subscription broke" in line]

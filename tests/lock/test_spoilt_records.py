@@ -1,0 +1,230 @@
+"""What somebody else writes into a key's records spoils that key at most, and no other."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from celery_distlock.errors import StoreError
+from celery_distlock.stores.base import UNREADABLE, Ended, Ownership, Parcel, Status, Wake
+from celery_distlock.stores.redis import RedisStore
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RUN = "id:0:0:0"
+FIELDS = {
+    "lock": ["owner", "token", "run", "again", "x"],
+    "tasks": [f"{kind}:{run}" for kind in "eshtn" for run in (RUN, "run")],
+}
+
+# Hypothesis takes it for the strategies' doing if another thread draws a random number meanwhile.
+pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
+
+relaxed = settings(
+    deadline=None,
+    max_examples=40,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+values = st.one_of(
+    st.binary(max_size=20),
+    st.sampled_from(
+        [
+            *(b"\xff\xfe", b"", b"abc", b"9" * 30, b"-1", b"inf", b"nan", b"1e400", b"0x10"),
+            *(b"parked:run", f"parked:{RUN}".encode(), RUN.encode(), b"h|1|t|n", b"\xed\xa0\x80"),
+        ]
+    ),
+)
+scores = st.sampled_from([float("inf"), float("-inf"), -1.0, 0.0, 1.0, 2.0**60, 1e300])
+members = st.one_of(
+    values, st.sampled_from([b"p:", b"b:", f"p:{RUN}".encode(), b"b:inbox\xff owner", b"~run"])
+)
+
+
+@st.composite
+def spoils(draw: st.DrawFn) -> tuple[str, str, Any]:
+    """A record, and what somebody writes there: its type and its value."""
+    record = draw(st.sampled_from(["lock", "queue", "tasks", "woken", "fence", "done"]))
+    kind = draw(st.sampled_from(["hash", "zset", "string", "list"]))
+    if kind == "hash":
+        fields = st.one_of(st.sampled_from(FIELDS.get(record, ["x"])), values)
+        return record, kind, draw(st.dictionaries(fields, values, min_size=1, max_size=4))
+    if kind == "zset":
+        return record, kind, draw(st.dictionaries(members, scores, min_size=1, max_size=4))
+    return record, kind, draw(values)
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    """The shared server's."""
+    with redis.Redis.from_url(redis_url) as made:
+        yield made
+
+
+def write(client: redis.Redis, name: str, kind: str, value: Any) -> None:
+    client.delete(name)
+    if kind == "hash":
+        client.hset(name, mapping=value)
+    elif kind == "zset":
+        client.zadd(name, value)
+    elif kind == "list":
+        client.rpush(name, value)
+    else:
+        client.set(name, value)
+
+
+def use(store: RedisStore) -> None:
+    """Do everything to the key that is spoilt: what is refused is a `StoreError`."""
+    parcel = Parcel(b"envelope", "", "shop.reserve")
+    for call in (
+        lambda: store.inspect("bad"),
+        lambda: store.waiters("bad"),
+        lambda: store.parked("bad", RUN),
+        lambda: list(store.find_parked("id", "bad")),
+        lambda: store.line_up("bad", RUN, parcel, 5.0),
+        lambda: store.renew([Ownership("bad", "h|1|t|n", 5.0)], 5.0),
+        lambda: store.acquire_all(["bad"], ["h|1|t|n"], 5.0),
+        lambda: store.acquire("bad", "h|1|t|n", 5.0, repeated=True, run="run"),
+        lambda: store.acquire("bad", "other", 5.0, queue=parcel, run=RUN),
+        lambda: store.sent(Wake("bad", RUN, b"")),
+        lambda: list(store.rouse("bad")),
+        lambda: store.release("bad", "h|1|t|n", run="run", ended=Ended.UNSETTLED),
+        lambda: store.drop(Wake("bad", "run", b"")),
+        lambda: store.cancel("bad", RUN),
+    ):
+        with contextlib.suppress(StoreError):
+            call()
+
+
+def found(store: RedisStore) -> list[str]:
+    return [key for keys in store.find_keys() for key in keys]
+
+
+@relaxed
+@example(writes=[("queue", "zset", {b"": float("inf")})], noted=False)
+@given(writes=st.lists(spoils(), min_size=1, max_size=3), noted=st.booleans())
+def test_whatever_a_record_has_the_other_keys_are_found_looked_at_and_swept(
+    redis_store, client, prefix, writes, noted
+):
+    for name in client.scan_iter(f"{prefix}:*", count=1000):
+        client.delete(name)
+    if noted:
+        redis_store._ask([redis_store._index("add", "bad")], "bad")
+    for record, kind, value in writes:
+        write(client, f"{prefix}:{{bad}}:{record}", kind, value)
+    redis_store.acquire("good", "dead", 5.0)
+    redis_store.acquire("good", "o", 5.0, queue=Parcel(b"e", "", "shop.reserve"), run="good:0:0:0")
+
+    assert "good" in found(redis_store)
+    use(redis_store)
+    for record, kind, value in writes:
+        write(client, f"{prefix}:{{bad}}:{record}", kind, value)
+    keys = found(redis_store)
+    states = dict(zip(keys, redis_store.look(keys), strict=True))
+    assert (states["good"].owner, states["good"].waiting) == ("dead", 1)
+
+    client.delete(f"{prefix}:{{good}}:lock")  # its holder's process is gone
+    wakes = wait_until(lambda: list(redis_store.sweep(0.001)), what="a sweep")
+    assert ("good", "good:0:0:0") in [(wake.name, wake.run) for wake in wakes]
+
+
+@pytest.mark.parametrize("token", [b"abc", b"9" * 30, b"-5", b"\xff", b"0"])
+def test_a_lock_whose_token_cannot_be_read_is_listed_and_can_be_freed(
+    redis_store, client, prefix, token, caplog
+):
+    client.hset(f"{prefix}:{{k}}:lock", mapping={"owner": "o", "token": token, "run": ""})
+
+    (state,) = redis_store.look(["k"])
+
+    assert (state.owner, state.token, state.since) == ("o", UNREADABLE, 0.0)
+    assert "'k'" in caplog.text
+    assert "locks release --force" in caplog.text
+    assert redis_store.acquire("k", "another", 5.0).status is Status.BUSY
+    with pytest.raises(StoreError, match=r"'k' is spoilt.*locks release --force"):
+        redis_store.acquire("k", "o", 5.0)
+    assert redis_store.release("k", state.owner).released
+
+
+def test_a_holder_whose_name_is_no_utf8_can_be_released(redis_store, client, prefix):
+    client.hset(f"{prefix}:{{k}}:lock", mapping={"owner": b"\xff\xfe", "token": 5, "run": ""})
+
+    assert redis_store.acquire("k", "another", 5.0).status is Status.BUSY
+    assert redis_store.release("k", redis_store.inspect("k").owner).released
+    assert redis_store.acquire("k", "another", 5.0).status is Status.GRANTED
+
+
+def test_a_name_in_the_index_that_is_no_utf8_keeps_nothing_from_being_swept_or_found(
+    redis_store, client, prefix
+):
+    client.zadd(f"{prefix}:parked", {b"\xff": 1, b"}{": 2})
+    redis_store.acquire("k", "dead", 60.0)
+    redis_store.acquire("k", "o", 5.0, queue=Parcel(b"e"), run="run")
+    client.delete(f"{prefix}:{{k}}:lock")
+
+    assert "k" in found(redis_store)
+    assert [wake.run for wake in redis_store.sweep(0.001)] == ["run"]
+    assert client.zrange(f"{prefix}:parked", 0, -1) == [b"k"]  # the others were struck
+
+
+def test_an_index_of_another_type_hides_only_keys_that_nobody_holds(
+    redis_store, client, prefix, caplog
+):
+    client.set(f"{prefix}:parked", "x")
+    redis_store.acquire("k", "o", 5.0)
+
+    assert found(redis_store) == ["k"]
+    assert "of another type" in caplog.text
+
+
+@pytest.mark.parametrize("spoilt", ["a list", "for ever", "for years"])
+def test_a_spoilt_turn_keeps_nobody_from_sweeping(redis_store, client, prefix, spoilt):
+    name = f"{prefix}:sweeper"
+    if spoilt == "a list":
+        client.rpush(name, "x")
+    else:
+        client.set(name, "x", ex=None if spoilt == "for ever" else 10**8)
+    redis_store.acquire("k", "dead", 60.0)
+    redis_store.acquire("k", "o", 5.0, queue=Parcel(b"e"), run="run")
+    client.delete(f"{prefix}:{{k}}:lock")
+
+    assert [wake.run for wake in redis_store.sweep(60.0)] == ["run"]
+    assert list(redis_store.sweep(60.0)) == []  # it is somebody's turn now
+
+
+def test_a_last_token_that_is_none_keeps_nobody_from_the_key(redis_store, client, prefix):
+    for last in ("abc", "inf", "nan", "9" * 30):
+        client.set(f"{prefix}:{{k}}:fence", last)
+        reply = redis_store.acquire("k", "o", 5.0)
+        redis_store.release("k", "o")
+
+        assert 10**15 < reply.token < 2**53
+
+
+def test_a_counter_that_is_no_number_spoils_no_other(redis_store, client, prefix):
+    client.hset(f"{prefix}:counts", mapping={"a": "abc", b"\xff": 1, "inf": "inf", "b": 2})
+
+    assert redis_store.counts() == {"b": 2.0}
+    redis_store.count({"a": 1.0, "c": 1.0})
+    assert redis_store.counts() == {"a": 1.0, "b": 2.0, "c": 1.0}
+
+
+def test_a_run_that_was_sent_an_unknown_number_of_times_is_not_sent_every_time(
+    redis_store, client, prefix
+):
+    redis_store.acquire("k", "dead", 60.0)
+    redis_store.acquire("k", "o", 5.0, queue=Parcel(b"e"), run="run")
+    wake = redis_store.release("k", "dead").wake
+    for times in ("abc", "-inf", "nan"):
+        client.hset(f"{prefix}:{{k}}:tasks", "n:run", times)
+        redis_store.sent(wake)
+
+        seconds, _ = client.time()
+        assert client.zscore(f"{prefix}:{{k}}:woken", "run") / 1000 > seconds + 30

@@ -1,0 +1,223 @@
+"""Masters of a cluster that do not answer, beside others that do: 6 of them, and 30."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from celery_distlock import Lock
+from celery_distlock.keys import slot_name
+from celery_distlock.stores.base import Ownership, Parcel, RenewOutcome
+from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.servers import SLOTS
+from tests.servers import new_prefix
+from tests.topologies import Cluster
+from tests.topologies.cluster import slot_of
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.topologies import Node
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
+
+PATIENCE = 4.0  # seconds; not that of other requests, whose connections would be there already
+
+
+@pytest.fixture(scope="module", params=[6, 30])
+def masters(request) -> Iterator[list[Node]]:
+    """Masters that are not found missing, however long they are silent; in the slots' order."""
+    options = {"cluster-require-full-coverage": "no", "cluster-node-timeout": "3000"}
+    with Cluster(request.param, replicas=0, options=options) as cluster:
+        for server in cluster.servers:
+            server.ask("CONFIG", "SET", "cluster-node-timeout", "600000")
+        yield cluster.servers
+
+
+@pytest.fixture
+def pause(masters: list[Node]) -> Iterator[object]:
+    paused: list[Node] = []
+
+    def stop(servers: Sequence[Node]) -> None:
+        for server in servers:
+            paused.append(server)
+            server.pause()
+
+    yield stop
+    for server in paused:
+        server.resume()
+
+
+@pytest.fixture
+def store(masters: list[Node]) -> Iterator[RedisStore]:
+    with closing(new_store(masters)) as made:
+        yield made
+
+
+def new_store(masters: list[Node]) -> RedisStore:
+    """A store whose own records are at none of those that a test makes silent."""
+    prefixes = iter(new_prefix, "")
+    prefix = next(each for each in prefixes if _are_last(f"{each}:parked", f"{each}:sweeper"))
+    hosts = ",".join(server.address for server in masters)
+    return RedisStore(f"redis+cluster://{hosts}/0", prefix)
+
+
+def _are_last(*records: str) -> bool:
+    return all(slot_of(record) > SLOTS // 6 * 5 for record in records)
+
+
+def one_each(masters: list[Node]) -> list[str]:
+    """A key at each of the masters."""
+    keys: dict[int, str] = {}
+    for key in map(str, range(100_000)):
+        number = slot_of(f"{{{key}}}") * len(masters) // SLOTS
+        first = SLOTS * number // len(masters)
+        if slot_of(f"{{{key}}}") - first > 1:  # of slots at the border, the sum may be one off
+            keys.setdefault(number, key)
+        if len(keys) == len(masters):
+            return [keys[number] for number in range(len(masters))]
+    raise AssertionError("there are no such keys")
+
+
+def time_left(client: redis.Redis, record: str) -> float:
+    return client.pttl(record) / 1000
+
+
+def test_renewals_go_to_the_others_at_once_and_nobody_waits_twice(masters, store, pause):
+    silent, *others = masters
+    keys = one_each(masters)
+    for key in keys:
+        store.acquire(key, "a", 60.0)
+    holds = [Ownership(key, "a", 600.0) for key in keys]
+    outcomes: list[list[RenewOutcome]] = []
+
+    def renew() -> None:
+        outcomes.append([outcome for outcome, _ in store.renew(holds, PATIENCE)])
+
+    with ExitStack() as closing_all:
+        records = [f"{store._stem(slot_name(key))}lock" for key in keys[1:]]
+        clients = [closing_all.enter_context(server.client()) for server in others]
+        assert min(map(time_left, clients, records)) < 60
+        pause([silent])
+        began = time.monotonic()
+        renewing = threading.Thread(target=renew)
+        renewing.start()
+        wait_until(lambda: min(map(time_left, clients, records)) > 60, what="renewals")
+        assert time.monotonic() < began + PATIENCE / 2
+    renewing.join()
+    assert time.monotonic() < began + PATIENCE + 2
+
+    began = time.monotonic()
+    for _ in range(12):
+        renew()
+    asking = [each for each in threading.enumerate() if each.name == "distlock-cluster"]
+    found = {key for some in store.find_keys() for key in some}
+    assert time.monotonic() < began + PATIENCE
+
+    assert outcomes == [[RenewOutcome.UNKNOWN] + [RenewOutcome.RENEWED] * len(others)] * 13
+    assert len(asking) < 12
+    assert found == set(keys[1:])
+
+
+def test_a_node_that_is_back_is_renewed_at_once(masters, store, pause):
+    keys = one_each(masters)
+    for key in keys:
+        store.acquire(key, "a", 600.0)
+    holds = [Ownership(key, "a", 600.0) for key in keys]
+    pause(masters[:1])
+    assert store.renew(holds, 0.5)[0][0] is RenewOutcome.UNKNOWN
+
+    masters[0].resume()
+
+    def renewed() -> bool:
+        return {outcome for outcome, _ in store.renew(holds, PATIENCE)} == {RenewOutcome.RENEWED}
+
+    wait_until(renewed, timeout=PATIENCE, what="all to be renewed")
+
+
+def test_locks_at_the_others_outlast_silent_masters(masters, store, pause):
+    lease = 6.0
+    silent = masters[: len(masters) // 6]
+    locks = [Lock(key, lease=lease, store=store) for key in one_each(masters)]
+    for lock in locks:
+        assert lock.acquire(blocking=False)
+    lost, kept = locks[: len(silent)], locks[len(silent) :]
+
+    pause(silent)
+    wait_until(lambda: not any(lock.lease.held for lock in lost), what="the others to be lost")
+    believed = [lock.lease.remaining + time.monotonic() for lock in kept]
+
+    def renewed() -> bool:
+        for lock in kept:
+            lock.lease.ensure_held()
+        now = time.monotonic()
+        return all(
+            lock.lease.remaining + now > before + lease
+            for lock, before in zip(kept, believed, strict=True)
+        )
+
+    wait_until(renewed, what="renewals over one more lease")
+    for lock in kept:
+        lock.release()
+
+
+def test_a_slow_answer_is_confirmed_though_others_are_silent(masters, pause):
+    *silent, _, owner = masters
+    key = one_each(masters)[-1]
+    with closing(new_store(masters)) as store:
+        store.acquire(key, "a", 60.0)
+        store.renew([Ownership(key, "a", 60.0)], PATIENCE)
+        pause(silent[:4])
+        owner.pause()
+        began = time.monotonic()
+        back = threading.Timer(0.2, owner.resume)
+        back.start()
+
+        ((outcome, _),) = store.renew([Ownership(key, "a", 60.0)], PATIENCE)
+
+        back.join()
+        assert outcome is RenewOutcome.RENEWED
+        assert time.monotonic() < began + 2
+
+
+def test_keys_of_the_others_wait_for_no_map(masters, pause):
+    first, *_, last = one_each(masters)
+    with closing(new_store(masters)) as store:
+        store.acquire(first, "a", 60.0)
+        pause(masters[:4])
+        began = time.monotonic()
+        assert store.renew([Ownership(first, "a", 60.0)], 0.5)[0][0] is RenewOutcome.UNKNOWN
+
+        assert store.acquire(last, "a", 60.0).token
+        assert time.monotonic() < began + 2
+
+
+def test_a_first_request_passes_over_those_who_do_not_answer(masters, pause):
+    *_, last = one_each(masters)
+    with closing(new_store(masters)) as store:
+        pause(masters[:4])
+        began = time.monotonic()
+
+        assert store.acquire(last, "a", 60.0).token
+        assert time.monotonic() < began + 2
+
+
+def test_a_sweep_does_not_wait_again_and_again(masters, store, pause):
+    lost, *_, kept = one_each(masters)
+    for key in (lost, kept):
+        store.acquire(key, "holder", 0.1)
+        store.acquire(key, "late", 60.0, queue=Parcel(b"envelope"), run=f"run {key}")
+    pause(masters[:1])
+    store.renew([Ownership(lost, "a", 60.0)], 0.5)
+    began = time.monotonic()
+
+    found = wait_until(lambda: {wake.run for wake in store.sweep(0.01)}, what="the parked run")
+
+    assert found == {f"run {kept}"}
+    assert time.monotonic() < began + PATIENCE

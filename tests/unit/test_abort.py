@@ -1,0 +1,89 @@
+"""That a guard leaves nothing behind, at whatever instant its lock is lost."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+
+import pytest
+
+from celery_distlock.abort import Guard
+from celery_distlock.errors import LockLostError
+from celery_distlock.lease import Hold, HoldState, Terms
+from celery_distlock.stores import open_store
+
+LOSSES = 3000
+
+
+@pytest.fixture(autouse=True)
+def quick_turns():
+    """Let threads take turns so often that a loss comes at any instruction."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(2e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+class Losses:
+    """Loses each hold that it is given, at some moment soon after, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.hold: Hold | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        last = None
+        while not self._ended.is_set():
+            hold = self.hold
+            if hold is None or hold is last:
+                continue
+            last = hold
+            for _ in range(random.randrange(400)):
+                pass
+            hold.lose("test")
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join(60)
+
+
+def new_hold() -> Hold:
+    hold = Hold(open_store("memory://"), "k", Terms(), label="test")
+    hold.state, hold.valid_until = HoldState.HELD, 1e18
+    return hold
+
+
+def lose_while_guarded(losses: Losses, errors: list[str]) -> None:
+    hold = new_hold()
+
+    def work() -> None:
+        losses.hold = hold
+        for _ in range(random.randrange(400)):
+            pass
+
+    try:
+        Guard((hold,)).run(work)
+    except LockLostError as error:
+        if type(error) is not LockLostError:
+            errors.append(f"{type(error)} does not pickle")
+    if hold.on_lost is not None:
+        errors.append("it still listens")
+
+
+def test_a_guard_that_was_left_listens_no_more_and_raises_what_pickles():
+    losses, errors = Losses(), []
+
+    def lose_often() -> None:
+        for _ in range(LOSSES):
+            lose_while_guarded(losses, errors)
+
+    guarded = threading.Thread(target=lose_often)
+    guarded.start()
+    guarded.join(90)
+    losses.close()
+
+    assert not guarded.is_alive()
+    assert errors == []

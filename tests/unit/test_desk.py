@@ -1,0 +1,76 @@
+"""What a worker makes of what is pushed to it, and where."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+
+from celery_distlock import LockedTask
+from celery_distlock.stores.base import Wake
+from celery_distlock.worker.desk import DeskStep, _Settler
+from tests.unit.test_trust import envelope
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def app():
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.distlock_url = "memory://"
+
+    @app.task(base=LockedTask, name="reserve", lock_key="{sku}", shared=False)
+    def reserve(sku): ...
+
+    app.finalize()
+    return app
+
+
+class Calls:
+    def __init__(self):
+        self.made = []
+
+    def put(self, call):
+        self.made.append(call)
+
+
+def test_what_is_pushed_is_read_before_the_event_loop_has_it(app):
+    consumer, calls = SimpleNamespace(app=app), Calls()
+    step = DeskStep(consumer)
+
+    step._receive(consumer, calls, Wake("sku", "i:0:0:0", envelope()))
+
+    (call,) = calls.made
+    _, wake, message = call.args
+    assert wake == Wake("sku", "i:0:0:0", b"")
+    assert message.payload == [[], {}, {}]
+
+
+def test_what_is_refused_does_not_come_to_the_event_loop(app, caplog):
+    consumer, calls = SimpleNamespace(app=app), Calls()
+    step = DeskStep(consumer)
+
+    step._receive(consumer, calls, Wake("sku", "i:0:0:0", b"{["))
+    step._receive(consumer, calls, Wake("sku", "i:0:0:0", envelope(content_encoding=[1])))
+
+    assert calls.made == []
+    assert "it is no message" in caplog.text
+
+
+def test_an_end_that_cannot_be_noted_keeps_no_other_from_being_noted(caplog):
+    noted = threading.Event()
+
+    def came_back(wake):
+        if not wake.run:
+            raise ValueError("of a record")
+        noted.set()
+
+    settler = _Settler(SimpleNamespace(came_back=came_back))
+    for run in ("", "run"):
+        _, reject = settler.callbacks(Wake("k", run, b""), late=False)
+        reject(None, None, requeue=True)
+
+    wait_until(noted.is_set, what="the second one")
+    settler.close()
+    assert "was not noted" in caplog.text

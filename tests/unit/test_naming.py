@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from celery_distlock.errors import LockConflictError, LockLostError
+from celery_distlock.keys import slot_name
+from celery_distlock.lock import Lock
+from celery_distlock.naming import SHOWN_LENGTH, shown
+from celery_distlock.reports import Report
+
+LONG = "customer:" + "x" * 1_000_000
+
+
+def test_a_short_name_is_shown_as_it_is():
+    for name in ("", "stock:42", "ä€😀", "x" * SHOWN_LENGTH):
+        assert shown(name) == name
+
+
+def test_a_long_name_is_cut_and_told_from_others_by_its_digest():
+    assert len(shown(LONG)) == SHOWN_LENGTH
+    assert shown(LONG).startswith("customer:xxx")
+    assert shown(LONG) != shown(LONG + "x")
+    digest = shown(LONG).rpartition("#")[2]
+    assert f"#{digest}" in slot_name(LONG)  # by which its records are found
+
+
+def test_what_is_no_utf8_can_be_written_down():
+    assert shown("\udcff").encode() == b"\\udcff"
+
+
+def test_errors_are_short_and_have_the_whole_key():
+    for error in (LockConflictError(LONG, LONG), LockLostError(LONG)):
+        assert len(str(error)) < 600
+        assert error.key == LONG
+
+
+def test_a_lock_is_shown_short():
+    assert len(repr(Lock(LONG, store="memory://"))) < 300
+
+
+def test_a_log_line_of_a_long_key_is_short(caplog):
+    class Task:
+        name = "shop.reserve"
+
+    caplog.set_level("DEBUG")
+    Report(Task(), "id").info("parked: {key!r} is held by {holder}", key=LONG, holder=LONG)
+
+    (record,) = caplog.records
+    assert len(record.getMessage()) < 600
+    assert len(record.lock_key) == SHOWN_LENGTH
