@@ -480,13 +480,15 @@ class Lock:
 
 def _with_an_apps_prefix(named: Store) -> Store:
     """Return the app's store that is where *named* is, or else *named*."""
-    stores = {
-        store.identity: store for store in defaults.stores() if _place(store) == _place(named)
-    }
+    known = defaults.stores()
+    if not known:
+        return named
+    place = _place(named)
+    stores = {store.identity: store for store in known if _place(store) == place}
     if len(stores) > 1:
         prefixes = ", ".join(sorted(identity.rpartition("#")[2] for identity in stores))
         raise ConfigurationError(
-            f"several apps lock at {_place(named)}, with the prefixes {prefixes}: call"
+            f"several apps lock at {place}, with the prefixes {prefixes}: call"
             " app.set_current(), or say Lock(..., prefix=...)"
         )
     return next(iter(stores.values()), named)

@@ -265,6 +265,8 @@ def _current_store() -> Store:
 def _known_stores() -> list[Store]:
     """Return the store of this thread's app, or those of all the apps that there are."""
     app = _state._tls.current_app  # type: ignore[attr-defined]  # likewise
+    if app is None and not _runtimes:  # as in most programs that only lock
+        return []
     runtimes = list(_runtimes.values()) if app is None else [Runtime.of(app)]
     stores = []
     for runtime in runtimes:

@@ -14,11 +14,16 @@ _USES = re.compile(r"^-- USES (\w+)\n", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Script:
-    """A script with its header: the names of its keys and arguments, and its digest."""
+    """
+    A script with its header: the names of its keys and arguments, and its digest.
+
+    The first `required` arguments have to be given; in the header the others stand in brackets.
+    """
 
     name: str
     keys: tuple[str, ...]
     arguments: tuple[str, ...]
+    required: int
     source: str
     sha: str
 
@@ -32,16 +37,19 @@ def load(name: str) -> Script:
         ValueError: The header is missing, or names other keys than a script that it uses.
     """
     text = (files(__package__) / f"{name}.lua").read_text(encoding="utf-8")
-    header = {word: tuple(rest.split()) for word, rest in _HEADER.findall(text)}
+    header = dict(_HEADER.findall(text))
     if "KEYS" not in header or not text.startswith(f"-- {name}.lua: "):
         raise ValueError(f"{name}.lua has no header")
+    keys = tuple(header["KEYS"].split())
+    required, _, optional = header.get("ARGV", "").rstrip("]").partition("[")
+    arguments = (*required.split(), *optional.split())
 
     def used(match: re.Match[str]) -> str:
         other = load(match[1])
-        if other.keys != header["KEYS"]:
+        if other.keys != keys:
             raise ValueError(f"{name}.lua uses {other.name}.lua and names other KEYS")
         return other.source
 
     source = _USES.sub(used, text)
     sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-    return Script(name, header["KEYS"], header.get("ARGV", ()), source, sha)
+    return Script(name, keys, arguments, len(required.split()), source, sha)

@@ -1,6 +1,6 @@
 -- acquire.lua: take the key, or join its queue, or learn who holds it. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done
--- ARGV owner lease_ms mode run repeated keep arrival detail desk task
+-- ARGV owner lease_ms mode run repeated [keep arrival detail desk task]
 -- returns token: granted | {status, token, holder, holder_run, ttl_ms, place, wake_run,
 --         wake_envelope, arrival}: status busy or parked | {'done'} | {'free'}
 --
@@ -116,7 +116,7 @@ if repeated == '1' or mode == 'park' or mode == 'line' then
 end
 
 local now = microseconds()
-local stands = tonumber(redis.call('HGET', TASKS, 's:' .. run) or arrival) or 0
+local stands = tonumber(redis.call('HGET', TASKS, 's:' .. run) or arrival or 0) or 0
 local wake_run, wake_envelope = '', ''
 local overtakes = holder and stands > 0 and stands < (tonumber(held[4] or 0) or 0)
 overtakes = overtakes and (holder == 'parked:' .. held[3] or redis.call('PTTL', LOCK) <= GRANT_MS)

@@ -1,6 +1,6 @@
 -- release.lua: give the key up, or a place in its queue, and hand the key to the next waiter.
 -- KEYS lock queue tasks woken fence done
--- ARGV owner run ended inbox keep_run keep_ms
+-- ARGV owner run ended [inbox keep_run keep_ms]
 -- returns 1 given up | 0 was not ours | {wake_run, wake_envelope}: given up, and to be sent
 --
 -- ended     0: the run has not ended (its process is being killed, its message goes back).
@@ -12,6 +12,7 @@
 --
 -- USES grant
 local owner, run, ended, inbox, keep_run, keep_ms = unpack(ARGV)
+inbox, keep_ms = inbox or '', keep_ms or '0'
 
 if tonumber(ended) < 2 and keep_ms == '0' and redis.call('EXISTS', QUEUE, TASKS) == 0 then
     -- Nobody waits, nothing is to be noted: most releases end here.

@@ -1,6 +1,7 @@
 """What a lock store is: the contract that every one keeps, and the words that it answers with."""
 
 import enum
+import functools
 import itertools
 import logging
 import os
@@ -590,6 +591,7 @@ class _Origin:
         self.count = itertools.count(1)
 
 
+@functools.lru_cache(maxsize=64)  # threads' names, and the host's
 def _word(text: str) -> str:
     return slot_name(text).replace("|", "%7C")
 

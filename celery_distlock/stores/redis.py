@@ -119,8 +119,9 @@ class RedisStore(RedisListing):
             self._ask([self._index("add", name)], key)
         elif queue is not None:
             mode, detail = "wait", queue.address.encode()
-        how = mode, run, int(repeated), int(keep), arrival, detail, desk, task
-        arguments = owner, milliseconds(lease), *how
+        arguments: list[Any] = [owner, milliseconds(lease), mode, run, int(repeated)]
+        if mode != "try" or keep or arrival:  # most requests are shorter
+            arguments += [int(keep), arrival, detail, desk, task]
         asked = self._ask([self._call(_ACQUIRE, name, *arguments, confirmed=True)], key)
         return self._reply(key, asked.answers[0], asked.asked_at)
 
@@ -215,10 +216,11 @@ class RedisStore(RedisListing):
         inbox: Inbox | None = None,
         keep_for: tuple[str, float] | None = None,
     ) -> Release:
-        keep_run, keep_s = keep_for or ("", 0.0)
-        address = inbox.address if inbox is not None else ""
-        keep_ms = milliseconds(keep_s) if keep_for else 0
-        arguments = owner, run, ended.value, address, keep_run, keep_ms
+        arguments: list[Any] = [owner, run, ended.value]
+        if inbox is not None or keep_for:  # most requests are shorter
+            keep_run, keep_s = keep_for or ("", 0.0)
+            address = inbox.address if inbox is not None else ""
+            arguments += [address, keep_run, milliseconds(keep_s) if keep_for else 0]
         name = slot_name(key)
         return _released(name, self._ask([self._call(_RELEASE, name, *arguments)], key))
 
@@ -455,7 +457,7 @@ class RedisStore(RedisListing):
             except RedisError as error:
                 raise StoreError(f"{self.address} does not answer as a Redis: {error}") from error
             failures = [answer for answer in answers if isinstance(answer, Exception)]
-            if not _goes_on(number, failures):
+            if not failures or not _goes_on(number, failures):
                 break
             unanswered += any(isinstance(failure, ANSWERLESS) for failure in failures)
         return _Asked(answers, asked_at, unanswered, failures)

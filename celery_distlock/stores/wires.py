@@ -119,6 +119,11 @@ def _script_head(script: lua.Script, stems: tuple[str, ...]) -> tuple[bytes, byt
 
 
 def _packed(*words: Any) -> bytes:
+    if bytes not in map(type, words):
+        texts = [str(word) for word in words]
+        packed = "".join([f"${len(text)}\r\n{text}\r\n" for text in texts])
+        if packed.isascii():  # else a text's length is not its bytes'
+            return packed.encode()
     parts = []
     for word in words:
         # What a record had that is no UTF-8 goes back as it came.
@@ -221,7 +226,7 @@ class Wire:
         try:
             answers = _answers(connection, calls)
             refusals = [answer for answer in answers if isinstance(answer, ResponseError)]
-            if any(isinstance(refusal, NoScriptError) for refusal in refusals):
+            if refusals and any(isinstance(refusal, NoScriptError) for refusal in refusals):
                 # All of them again: every request may be repeated, and order is kept.
                 _ensure_time(until)
                 again = [call.in_full() for call in calls]
@@ -231,16 +236,22 @@ class Wire:
         except BaseException as error:
             self._spoil(connection, error)
             raise
-        if any(isinstance(refusal, ReadOnlyError | MasterDownError) for refusal in refusals):
-            connection.disconnect()
-            self.close()  # this is no master any more: look for it anew
-        elif any(isinstance(refusal, TooFewReplicasError) for refusal in refusals):
-            connection.disconnect()  # the next who asks here would wait for these replicas, too
-        elif any("Protocol error" in str(refusal) for refusal in refusals):
-            connection.disconnect()  # as the server does
-        else:
+        if not refusals or self._is_fit(refusals):
             self._keep(connection)
+        else:
+            connection.disconnect()
         return answers
+
+    def _is_fit(self, refusals: Sequence[ResponseError]) -> bool:
+        """Whether a connection that has brought *refusals* may be used again."""
+        if any(isinstance(refusal, ReadOnlyError | MasterDownError) for refusal in refusals):
+            self.close()  # this is no master any more: look for it anew
+            return False
+        # The next who asks would wait for these replicas, too; or the server has disconnected.
+        return not any(
+            isinstance(refusal, TooFewReplicasError) or "Protocol error" in str(refusal)
+            for refusal in refusals
+        )
 
     def _keep(self, connection: Connection) -> None:
         idle = self._idle
@@ -286,6 +297,8 @@ def _ensure_time(until: float) -> None:
 
 
 def _replicas(calls: Sequence[Call]) -> int:
+    if len(calls) == 1:  # as most requests are
+        return calls[0].replicas
     return max([call.replicas for call in calls], default=0)
 
 

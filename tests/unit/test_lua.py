@@ -132,13 +132,14 @@ def test_a_script_that_names_other_keys_than_what_it_uses_is_refused(write_scrip
 def test_what_a_script_uses_is_put_where_it_says_so(write_script):
     library = write_script(LIBRARY)
     user = write_script(
-        f"-- NAME.lua: uses.\n-- KEYS lock\n-- ARGV a b\n-- USES {library}\nreturn LOCK"
+        f"-- NAME.lua: uses.\n-- KEYS lock\n-- ARGV a [b c]\n-- USES {library}\nreturn LOCK"
     )
 
     script = lua.load(user)
 
     assert script.source.endswith("\nlocal LOCK = KEYS[1]\nreturn LOCK")
-    assert (script.keys, script.arguments) == (("lock",), ("a", "b"))
+    assert (script.keys, script.arguments) == (("lock",), ("a", "b", "c"))
+    assert script.required == 1
 
 
 @each_script
@@ -186,14 +187,17 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     store.check()
     store.close()
 
-    seen = set()
+    seen, numbers = set(), set()
     for call in sent:
         if call.script is not None:
             _, _, count, *keys = call.head.split(b"\r\n")[1::2]
             times = 2 if call.script.name == "acquire_all" else 1
             assert int(count) == len(keys)
-            assert len(call.arguments) == len(call.script.arguments), call.script.name
+            number, script = len(call.arguments), call.script
+            assert number in {script.required, len(script.arguments)}, script.name
+            numbers.add((script.name, number))
             records = [key.rpartition(b":")[2].decode() for key in keys]
             assert records == times * list(call.script.keys)
             seen.add(call.script.name)
     assert seen == set(SCRIPTS) - {"vote"}  # which is the majority's
+    assert {("acquire", 5), ("acquire", 10), ("release", 3), ("release", 6)} <= numbers
