@@ -222,7 +222,7 @@ class Execution:
             self._report.event("task_woken", key=key, waited=waited)
 
     def _new_hold(self, key: str) -> Hold:
-        return Hold(
+        hold = Hold(
             self._store,
             key,
             self._plan.terms,
@@ -231,6 +231,8 @@ class Execution:
             waited=max(0.0, time.time() - self._passage.since) if self._passage.since else 0.0,
             on_event=self._report.event,
         )
+        hold.arrival = self._received.get("arrival", 0) if self.message else 0
+        return hold
 
     def _keep(self, hold: Hold) -> None:
         self._taken.append(hold)

@@ -1,24 +1,24 @@
 -- acquire.lua: take the key, or join its queue, or learn who holds it. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done
--- ARGV owner lease_ms mode run repeated [keep arrival detail desk task]
+-- ARGV owner lease_ms mode run repeated arrival [keep detail desk task]
 -- returns token: granted | {status, token, holder, holder_run, ttl_ms, place, wake_run,
 --         wake_envelope, arrival}: status busy or parked | {'done'} | {'free'}
 --
 -- mode      try: do not queue. wait: queue as a blocked waiter, detail is its inbox.
 --           park: queue the run, detail is its envelope, desk where a worker would take it,
 --           task the name that is shown to those who look.
---           line: as park, but only if somebody holds the key; never take it.
+--           line: as park, but neither take the key nor hand it over, not even if it is free:
+--           somebody comes for it, or else who lines up has it looked after.
 -- repeated  1 if the run's message may have been delivered before
+-- arrival   when the caller came (µs): by this server's clock as others know it, or as an earlier
+--           answer told; 0: it comes now
 -- keep      1 if nobody else has the run's message: it stays here until the run has ended
--- arrival   when the caller came (µs), as an earlier answer told; 0: it comes now
 --
 -- USES grant
-local owner, lease_ms, mode, run, repeated, keep, arrival, detail, desk, task = unpack(ARGV)
+local owner, lease_ms, mode, run, repeated, arrival, keep, detail, desk, task = unpack(ARGV)
 
-if mode == 'line' and redis.call('EXISTS', LOCK) == 0 then
-    return { 'free' }
-end
-if repeated == '0' and mode ~= 'park' and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
+local asks = mode == 'try' or mode == 'wait'
+if asks and repeated == '0' and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
     -- Nobody holds it, nobody waits: most requests end here.
     local token, refused = grant(microseconds(), owner, run, lease_ms)
     return refused or token
@@ -52,7 +52,7 @@ local function second_delivery()
     if held_back and held_back > 0 then
         -- The first one's result is being stored; if that does not come to pass, this one runs.
         local status = 'busy'
-        if mode == 'park' or mode == 'line' then
+        if not asks then
             keep_parcel()
             redis.call('ZADD', WOKEN, until_ms, run)
             status = 'parked'
@@ -105,7 +105,7 @@ elseif run ~= '' then
 end
 
 -- Who parks may have been parked before, by a request whose answer was lost.
-if repeated == '1' or mode == 'park' or mode == 'line' then
+if repeated == '1' or not asks then
     local answer = second_delivery()
     if answer then
         if mode == 'wait' then
@@ -116,7 +116,8 @@ if repeated == '1' or mode == 'park' or mode == 'line' then
 end
 
 local now = microseconds()
-local stands = tonumber(redis.call('HGET', TASKS, 's:' .. run) or arrival or 0) or 0
+-- Clocks differ: nobody comes later than now.
+local stands = tonumber(redis.call('HGET', TASKS, 's:' .. run)) or math.min(arrival, now)
 local wake_run, wake_envelope = '', ''
 local overtakes = holder and stands > 0 and stands < (tonumber(held[4] or 0) or 0)
 overtakes = overtakes and (holder == 'parked:' .. held[3] or redis.call('PTTL', LOCK) <= GRANT_MS)
@@ -125,7 +126,7 @@ if overtakes and mode ~= 'line' then
     step_back(holder, held[4])
     holder = nil
 end
-if not holder then
+if not holder and mode ~= 'line' then
     local next_run, envelope
     if not overtakes and not (run ~= '' and redis.call('ZSCORE', WOKEN, run)) then
         next_run, envelope = hand_over(member, stands)
@@ -166,4 +167,5 @@ end
 local place = redis.call('ZRANK', QUEUE, member) or redis.call('ZCARD', QUEUE)
 local ttl_ms = redis.call('PTTL', LOCK)
 local since = integer(stands)
-return { status, held[2], held[1], held[3], ttl_ms, place, wake_run, wake_envelope, since }
+local token, owned_by, held_for = held[2] or '0', held[1] or '', held[3] or ''
+return { status, token, owned_by, held_for, ttl_ms, place, wake_run, wake_envelope, since }

@@ -321,7 +321,8 @@ class Store(ABC):
             repeated: The run's message may have been delivered before.
             keep: The store alone has the run's message (it came by a desk), and is to keep it until
                 the run has ended: to send it again if the run's process dies.
-            arrival: When the caller came, as an earlier `Reply` told; 0: it comes now.
+            arrival: When the caller came, by :meth:`time` or as an earlier `Reply` told; 0: it
+                comes now.
         """
 
     def acquire_all(
@@ -335,14 +336,33 @@ class Store(ABC):
         """
         return None
 
-    def line_up(self, key: str, run: str, parcel: Parcel, timeout: float) -> Reply:
+    def line_up(
+        self, key: str, run: str, parcel: Parcel, timeout: float, arrival: int = 0
+    ) -> Reply:
         """
-        Park *run* if somebody holds the key; never take it. One attempt of *timeout* seconds.
+        Park *run* and never take the key, not even if it is free. One attempt of *timeout* seconds.
 
-        For a worker's main process, which must not wait. A store may leave it be and answer
-        ``FREE``: the run then asks for the key where it runs.
+        For a worker's main process, which must not wait, and which knows of somebody who comes for
+        the key; if he does not, `wake_next` is for it to call, and a sweep does it anyway. A store
+        may leave the run be and answer ``FREE``: it then asks for the key where it runs.
+
+        Args:
+            key: The key.
+            run: As in :meth:`acquire`.
+            parcel: Likewise.
+            timeout: Seconds.
+            arrival: As in :meth:`acquire`.
         """
         return Reply(Status.FREE, 0.0)
+
+    def time(self, timeout: float) -> int:
+        """
+        Return the time that arrivals are told by, in microseconds; 0 if there is none.
+
+        One attempt of *timeout* seconds. Every server of a cluster has a clock of its own: this
+        is one's.
+        """
+        return 0
 
     @abstractmethod
     def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
@@ -416,6 +436,10 @@ class Store(ABC):
         Of all processes that ask within *interval* seconds, one gets to look; none while another
         one does, nor for some time after one who took long.
         """
+        yield from ()
+
+    def wake_next(self, key: str) -> Iterator[Wake]:
+        """Do for one key what a sweep does: wake the first who waits, if it is free."""
         yield from ()
 
     @abstractmethod

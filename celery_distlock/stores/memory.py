@@ -62,6 +62,10 @@ def _next_token() -> int:
         return _last_token
 
 
+def _microseconds() -> int:
+    return round(clock.monotonic() * 1e6)
+
+
 @dataclass(order=True)
 class _Waiter:
     arrival: int  # µs, by the local clock
@@ -143,13 +147,27 @@ class _Key:
                 return waiter.arrival
         if not arrival:
             last = self.queue[-1].arrival if self.queue else 0
-            arrival = max(round(clock.monotonic() * 1e6), last + 1)
+            arrival = max(_microseconds(), last + 1)
         bisect.insort(self.queue, _Waiter(arrival, member))
         return arrival
 
     def place(self, member: str) -> int:
         members = [waiter.member for waiter in self.queue]
         return members.index(member) if member in members else len(members)
+
+    def park(self, run: str, parcel: Parcel, stands: int) -> int:
+        self.keep(run, parcel)
+        self.sends.pop(run, None)
+        self.woken.pop(run, None)
+        self.arrivals[run] = self.join(f"p:{run}", stands)
+        return self.arrivals[run]
+
+    def taken(self, status: Status, member: str, asked_at: float, stands: int) -> Reply:
+        """Return what one is told who has not got the key."""
+        holder, left = self.holder, max(0.0, self.until - clock.monotonic())
+        token, run = (self.token, self.run) if holder else (0, "")
+        place = self.place(member)
+        return Reply(status, asked_at, token, holder, run, left, place, arrival=stands)
 
 
 class MemoryStore(Store):
@@ -204,7 +222,7 @@ class MemoryStore(Store):
                 state.leave(f"b:{owner}")
                 return _second_delivery(state, run, queue, asked_at)
             member = f"b:{owner}" if isinstance(queue, Inbox) else f"p:{run}" if run else ""
-            stands = state.arrivals.get(run, arrival)
+            stands = state.arrivals.get(run) or min(arrival, _microseconds())
             overtakes = bool(state.holder) and 0 < stands < state.due
             wake = None
             if overtakes:
@@ -220,24 +238,27 @@ class MemoryStore(Store):
                 wake = handed if isinstance(handed, Wake) else None
             status = Status.BUSY
             if isinstance(queue, Parcel):
-                state.keep(run, queue)
-                state.sends.pop(run, None)
-                state.woken.pop(run, None)
-                stands = state.arrivals[run] = state.join(member, stands)
-                status = Status.PARKED
+                status, stands = Status.PARKED, state.park(run, queue, stands)
             elif queue is not None:
                 stands = state.join(member, stands)
-            return Reply(
-                status,
-                asked_at,
-                state.token,
-                state.holder,
-                state.run,
-                max(0.0, state.until - clock.monotonic()),
-                state.place(member),
-                wake,
-                stands,
-            )
+            return state.taken(status, member, asked_at, stands)._replace(wake=wake)
+
+    def line_up(
+        self, key: str, run: str, parcel: Parcel, timeout: float, arrival: int = 0
+    ) -> Reply:
+        asked_at = clock.monotonic()
+        with self._mutex:
+            state = self._keys.setdefault(slot_name(key), _Key())
+            if state.holder == f"parked:{run}":
+                return Reply(Status.FREE, asked_at)
+            if state.knows_end(run):
+                return _second_delivery(state, run, parcel, asked_at)
+            stands = state.arrivals.get(run) or min(arrival, _microseconds())
+            stands = state.park(run, parcel, stands)
+            return state.taken(Status.PARKED, f"p:{run}", asked_at, stands)
+
+    def time(self, timeout: float) -> int:
+        return _microseconds()
 
     def acquire_all(
         self, keys: Sequence[str], owners: Sequence[str], lease: float, *, run: str = ""
@@ -395,6 +416,13 @@ class MemoryStore(Store):
             wakes = [wake for name in list(self._keys) for wake in self._sweep(name, now)]
             done_at = clock.monotonic()
             self._sweep_from = max(now + interval * 0.9, done_at + REST * (done_at - now))
+        yield from wakes
+
+    def wake_next(self, key: str) -> Iterator[Wake]:
+        name = slot_name(key)
+        with self._mutex:
+            known = name in self._keys
+            wakes = list(self._sweep(name, clock.monotonic())) if known else []
         yield from wakes
 
     def _sweep(self, name: str, now: float) -> Iterator[Wake]:

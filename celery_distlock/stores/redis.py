@@ -119,9 +119,9 @@ class RedisStore(RedisListing):
             self._ask([self._index("add", name)], key)
         elif queue is not None:
             mode, detail = "wait", queue.address.encode()
-        arguments: list[Any] = [owner, milliseconds(lease), mode, run, int(repeated)]
-        if mode != "try" or keep or arrival:  # most requests are shorter
-            arguments += [int(keep), arrival, detail, desk, task]
+        arguments: list[Any] = [owner, milliseconds(lease), mode, run, int(repeated), arrival]
+        if mode != "try" or keep:  # most requests are shorter
+            arguments += [int(keep), detail, desk, task]
         asked = self._ask([self._call(_ACQUIRE, name, *arguments, confirmed=True)], key)
         return self._reply(key, asked.answers[0], asked.asked_at)
 
@@ -175,10 +175,12 @@ class RedisStore(RedisListing):
             int(arrival) if arrival.isdigit() else 0,
         )
 
-    def line_up(self, key: str, run: str, parcel: Parcel, timeout: float) -> Reply:
+    def line_up(
+        self, key: str, run: str, parcel: Parcel, timeout: float, arrival: int = 0
+    ) -> Reply:
         name, asked_at = slot_name(key), clock.monotonic()
         desk = self._desk_channel(name, parcel.desk)
-        arguments = "", 1, "line", run, 0, 0, 0, parcel.envelope, desk, parcel.task
+        arguments = "", 1, "line", run, 0, arrival, 0, parcel.envelope, desk, parcel.task
         calls = [
             self._index("add", name),
             self._call(_ACQUIRE, name, *arguments, confirmed=True),
@@ -317,6 +319,14 @@ class RedisStore(RedisListing):
         least = 0.0 if self._gives_way else interval * TURN - took - paused
         rest = max(least, REST * took)
         self._ask([self._turn(who, rest)], "the sweeper's turn")
+
+    def wake_next(self, key: str) -> Iterator[Wake]:
+        names = [slot_name(key)]
+        yield from self._swept(names, self._attempt_once(self._sweep_calls(names)))
+
+    def time(self, timeout: float) -> int:
+        seconds, rest = self._ask_once([command(b"", "TIME")], timeout)[0]
+        return int(seconds) * 1_000_000 + int(rest)
 
     def _turn(self, who: str, seconds: float) -> Call:
         return script_call(_TURN, (f"{self._prefix}:",), who, milliseconds(max(0.0, seconds)))

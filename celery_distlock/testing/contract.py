@@ -1046,10 +1046,49 @@ class Parking(Given):
             waiter.inbox.close()
 
     def test_lining_up_never_takes_a_free_key(self, store: Store) -> None:
-        assert store.line_up("k", "run", Parcel(b"e"), 10.0).status is Status.FREE
+        status = store.line_up("k", "run", Parcel(b"e"), 10.0).status
 
-        assert store.inspect("k").waiting == 0
+        assert status in {Status.FREE, PARKED}
+        look = store.inspect("k")
+        assert (look.token, look.waiting) == (0, int(status is PARKED))
+
+    @parks
+    def test_who_came_before_those_in_line_takes_the_free_key(self, store: Store) -> None:
+        first = store.time(10.0)
+        for number in (1, 2):
+            parcel = Parcel(b"%d" % number)
+            reply = store.line_up("k", f"run{number}", parcel, 10.0, first + number)
+            assert (reply.status, reply.holder, reply.wake) == (PARKED, "", None)
+
+        late = store.acquire("k", "late", 30.0, run="late", arrival=first + 3)
+        assert late.status is BUSY
+        assert late.wake == Wake(slot_name("k"), "run1", b"1")
+
+        early = store.acquire("k", "early", 30.0, run="early", arrival=first)
+        assert early.status is GRANTED
+        wake = store.release("k", "early").wake
+        assert wake is None  # it is on its way
+        take(store, "k", "b", run="run1")
+        assert store.release("k", "b", run="run1").wake == Wake(slot_name("k"), "run2", b"2")
+
+    @parks
+    def test_nobody_comes_later_than_now(self, store: Store) -> None:
         take(store, "k", "a")
+        store.line_up("k", "ahead", Parcel(b"1"), 10.0, store.time(10.0) + 10**12)
+        store.line_up("k", "next", Parcel(b"2"), 10.0)
+
+        assert store.release("k", "a").wake == Wake(slot_name("k"), "ahead", b"1")
+
+    @parks
+    def test_the_first_in_line_is_woken_if_the_key_is_free(self, store: Store) -> None:
+        assert list(store.wake_next("k")) == []
+        store.line_up("k", "run", Parcel(b"e"), 10.0)
+
+        assert list(store.wake_next("k")) == [Wake(slot_name("k"), "run", b"e")]
+        assert list(store.wake_next("k")) == []
+        take(store, "k", "a", run="run")
+        store.line_up("k", "other", Parcel(b"o"), 10.0)
+        assert list(store.wake_next("k")) == []
 
     def test_lining_up_at_a_taken_key_parks_the_run_or_does_nothing(self, store: Store) -> None:
         take(store, "k", "a")

@@ -3,7 +3,12 @@ Parks a task when its message arrives, if it would only find its key taken by it
 
 A way through the pool, to park there, costs ten times as much, and keeps the pool from the tasks
 that are woken. So the main process parks what it can tell has to wait: a task whose key one of its
-own unfinished tasks has. Everything else goes to the pool, which asks for the key as always.
+own unfinished tasks is for. Everything else goes to the pool, which asks for the key as always.
+
+That keeps the order, too: of the tasks of one key that came to this worker only the first is in the
+pool, the others stand in the key's queue by when they were received. It may be parked before the
+first one has the key, then; if that ends without it, the next one is woken from here. A woken task
+that comes while one before it has not finished, because both had waited for a slot, waits here.
 
 The event loop makes the key of a small message, and gives it to a thread to be parked (see
 :mod:`celery_distlock.worker.loop`). Where the lock store or the result backend takes its time, the
@@ -11,6 +16,7 @@ message stays with that thread, unacknowledged, while the loop goes on; so it is
 its state is stored, however long that takes, and a state that is stored late overwrites no result.
 """
 
+import contextlib
 import functools
 import logging
 from collections import Counter
@@ -27,7 +33,8 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 
 from celery_distlock import clock, forks
 from celery_distlock.envelope import Noted, Passage, run_id, seal_message
-from celery_distlock.execution import PARKED
+from celery_distlock.errors import StoreError
+from celery_distlock.execution import PARKED, seconds_until
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
 from celery_distlock.policies import Requeue
@@ -37,7 +44,9 @@ from celery_distlock.stores import Ability
 from celery_distlock.stores.base import Parcel, Reply, Status
 from celery_distlock.teller import Teller
 
+from .arrivals import Arrivals
 from .loop import Helper, LoopCalls
+from .neighbours import Turns, neighbours
 
 __all__ = ["LobbyStep", "strategy"]
 
@@ -70,18 +79,17 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
     def on_message(
         message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **more: Any
     ) -> Any:
-        key = lobby.key_to_wait_for(message) if body is None else ""
-        if not key:
-            return handle(message, body, ack, reject, callbacks, **more)
-        return runtime.parking.take(
-            Arrival(
-                task,
-                message,
-                key,
-                functools.partial(ack, logger, consumer.connection_errors),
-                functools.partial(handle, message, body, ack, reject, callbacks, **more),
-            )
-        )
+        parking = runtime.parking
+        if body is None and parking is not None:
+            go_on = functools.partial(handle, message, body, ack, reject, callbacks, **more)
+            passage = Passage.of(message.headers)
+            if passage.woken:  # its turn has come
+                return parking.follow(passage.parked_at, message, go_on)
+            key = lobby.key_to_wait_for(message)
+            if key:
+                acknowledge = functools.partial(ack, logger, consumer.connection_errors)
+                return parking.take(Arrival(task, message, key, acknowledge, go_on))
+        return handle(message, body, ack, reject, callbacks, **more)
 
     return on_message
 
@@ -111,7 +119,8 @@ class LobbyStep(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         """Begin to park."""
-        self._runtime.parking = Parking(parent, self._runtime)
+        self._runtime.parking = parking = Parking(parent, self._runtime)
+        parking.begin()
 
     def stop(self, parent: Any) -> None:
         """Park no more; what is not acknowledged by now, the broker delivers again."""
@@ -120,35 +129,6 @@ class LobbyStep(bootsteps.StartStopStep):
             parking.close()
 
     terminate = shutdown = stop
-
-
-class _Neighbours:
-    """Which unfinished tasks of this worker have which key, by its slot name."""
-
-    def __init__(self) -> None:
-        self._ids: dict[str, set[str]] = {}
-        self._next_purge = 1000
-
-    def have(self, name: str) -> bool:
-        known = self._ids.get(name)
-        if known is None:
-            return False
-        known.intersection_update(state.requests)
-        return bool(known)
-
-    def add(self, name: str, identity: str) -> None:
-        known = self._ids.setdefault(name, set())
-        known.add(identity)
-        if len(known) + len(self._ids) > self._next_purge:
-            self._purge()
-
-    def _purge(self) -> None:
-        unfinished = {name: ids.intersection(state.requests) for name, ids in self._ids.items()}
-        self._ids = {name: ids for name, ids in unfinished.items() if ids}
-        self._next_purge = max(1000, 4 * len(self._ids))
-
-
-_neighbours = _Neighbours()
 
 
 @dataclass
@@ -161,7 +141,9 @@ class Arrival:
     acknowledge: Callable[[], object]
     go_on: Callable[[], object]  # to the pool
     came_at: float = field(default_factory=clock.monotonic)
+    stamp: int = 0  # when it came, by the store's clock
     widens: bool = False  # while it is held, one more message is fetched
+    came_first: bool = False  # it is parked, and nobody has the key
 
     @property
     def identity(self) -> str:
@@ -184,11 +166,6 @@ class _Lobby:
 
     def key_to_wait_for(self, message: Any) -> str:
         """Return the key that *message* would find taken; empty: it is to go to the pool."""
-        identity = message.headers["id"]
-        passage = Passage.of(message.headers)
-        if passage.woken:  # its turn has come
-            _neighbours.add(passage.parked_at, identity)
-            return ""
         if len(message.body) > LARGE or message.content_type not in _PLAIN_CONTENT:
             return ""
         try:
@@ -199,10 +176,10 @@ class _Lobby:
         if len(keys) != 1:
             return ""
         name, parking = slot_name(keys[0]), self._runtime.parking
-        taken = parking is not None and (parking.holds(name) or _neighbours.have(name))
+        taken = parking.holds(name) or neighbours.have(name)
         if taken and _is_plain(message) and self._returns(message):
             return keys[0]
-        _neighbours.add(name, identity)
+        neighbours.add(name, message.headers["id"])
         return ""
 
     def _returns(self, message: Any) -> bool:
@@ -217,11 +194,18 @@ def _is_plain(message: Any) -> bool:
     headers = message.headers
     return not (
         headers.get("eta")
-        or headers.get("expires")
+        or _has_expired(headers.get("expires"))
         or headers.get("stamps")
         or (message.delivery_info or {}).get("redelivered")
         or headers["id"] in state.revoked
     )
+
+
+def _has_expired(expires: Any) -> bool:
+    try:
+        return bool(expires) and not seconds_until(expires)
+    except (TypeError, ValueError, OverflowError):
+        return True  # for Celery to say what it thinks of it
 
 
 class Parking:
@@ -236,18 +220,47 @@ class Parking:
         self._runtime = runtime
         self._helper = Helper("distlock-lobby", patience=GLIMPSE, pause=HURRY)
         self._calls = LoopCalls(consumer.hub, consumer.call_soon)
+        self._arrivals = Arrivals(runtime.store)
+        self._turns = Turns(consumer.timer)
         self._held: Counter[str] = Counter()
         self._rests_until = self._unshown_until = 0.0
-        self._closed = False
+        self._closed = self._reading = False
         options = consumer.app.conf.broker_transport_options or {}
         self._stale = min(STALE, float(options.get("visibility_timeout", STALE)) / 2)
 
+    def begin(self) -> None:
+        """Read the store's clock, before the first message comes; for a moment at most."""
+        with contextlib.suppress(TimeoutError):
+            self._helper.ask(self._read_clock).result(PATIENCE)
+
+    def stamp(self) -> int:
+        """Return when a message that is received now has come, see `Arrivals`."""
+        if self._arrivals.inexact and not self._reading:
+            self._reading = True
+            self._helper.ask(self._read_clock)
+        return self._arrivals.stamp()
+
     def holds(self, name: str) -> bool:
-        """Whether a message for the key of that slot name is being parked just now."""
-        return name in self._held
+        """Whether a message for the key of that slot name is being parked, or waits, just now."""
+        return name in self._held or self._turns.wait(name)
+
+    def follow(self, name: str, message: Any, go_on: Callable[[], object]) -> None:
+        """Hand a woken task to the pool, after those of its key that are there already."""
+        identity = message.headers["id"]
+        if not self._turns.wait(name) and not neighbours.have(name, but=identity):
+            neighbours.add(name, identity)
+            go_on()
+            return
+
+        def follow() -> None:
+            neighbours.add(name, identity)
+            self._go_on(message, go_on)
+
+        self._turns.put(name, follow)
 
     def take(self, arrival: Arrival) -> None:
         """Park it, or else hand it to the pool: at once, or when that is known."""
+        arrival.stamp = Noted.on(arrival.message)["arrival"] = self.stamp()
         asked = self._helper.ask(functools.partial(self._park, arrival))
         if asked.done() and not self.holds(arrival.name):  # nobody is settled before its elder
             self._settle(arrival, asked.result())
@@ -265,6 +278,7 @@ class Parking:
         """Park no more, and forget what is held: it is not acknowledged."""
         self._closed = True
         self._calls.close()
+        self._turns.close()
         self._helper.close()
 
     # In the event loop
@@ -275,10 +289,14 @@ class Parking:
             del self._held[arrival.name]
         if arrival.widens:
             self._consumer.qos.decrement_eventually()
-        message = arrival.message
+        if not self._closed:
+            settle = functools.partial(self._settle, arrival, asked.result())
+            self._go_on(arrival.message, settle)
+
+    def _go_on(self, message: Any, go_on: Callable[[], object]) -> None:
+        """As Celery does where a message is received."""
         try:
-            if not self._closed:
-                self._settle(arrival, asked.result())
+            go_on()
         except (InvalidTaskError, ContentDisallowed) as error:
             self._consumer.on_invalid_task(None, message, error)
         except DecodeError as error:
@@ -287,11 +305,28 @@ class Parking:
     def _settle(self, arrival: Arrival, parked: bool) -> None:
         if parked:
             arrival.acknowledge()
+            if arrival.came_first and not self._turns.wait(arrival.name):
+                # If those before it end without the key, nobody's release would wake it.
+                self._turns.put(arrival.name, functools.partial(self._wake_next, arrival.key))
         else:
-            _neighbours.add(arrival.name, arrival.identity)
+            neighbours.add(arrival.name, arrival.identity)
             arrival.go_on()
 
+    def _wake_next(self, key: str) -> None:
+        self._helper.ask(functools.partial(self._wake_in_thread, key))
+
     # In the thread
+
+    def _read_clock(self) -> None:
+        self._arrivals.read_clock(PATIENCE)
+        self._reading = False
+
+    def _wake_in_thread(self, key: str) -> None:
+        try:
+            for wake in self._runtime.store.wake_next(key):
+                self._runtime.store.dispatch(wake)
+        except StoreError as error:
+            logger.debug("the next one at %r is left to the sweep: %s", shown(key), error)
 
     def _park(self, arrival: Arrival) -> bool:
         """Whether it is parked now; false: the pool has to see to it."""
@@ -305,6 +340,7 @@ class Parking:
                 self._rests_until = clock.monotonic() + REST
                 doubtful = True
         if reply is not None and reply.status is Status.PARKED:
+            arrival.came_first = not reply.holder
             _teller.tell(functools.partial(_tell, arrival, reply))
             return True
         done = reply is not None and reply.status is Status.DONE
@@ -353,7 +389,7 @@ class Parking:
         sealed = seal_message(arrival.message, passage)
         envelope = self._runtime.trust.sign(arrival.name, run, sealed)
         parcel = Parcel(envelope, self._runtime.desk, str(arrival.task.name))
-        return self._runtime.store.line_up(arrival.key, run, parcel, PATIENCE)
+        return self._runtime.store.line_up(arrival.key, run, parcel, PATIENCE, arrival.stamp)
 
 
 def _tell(arrival: Arrival, reply: Reply) -> None:

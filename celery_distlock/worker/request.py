@@ -27,6 +27,7 @@ class LockedRequest(Request):
         facts = self.request_dict
         where = facts["delivery_info"]
         received = {
+            "arrival": self._stamp(),
             **Noted.on(message),
             "returns": self._runtime.trust.knows_route(
                 facts["task"], where.get("exchange") or "", where.get("routing_key") or ""
@@ -41,6 +42,11 @@ class LockedRequest(Request):
         if message.content_type not in _WRITTEN_AGAIN:
             received["body"] = message.body
         facts["properties"] = {**facts["properties"], HEADER: received}
+
+    def _stamp(self) -> int:
+        """When it came, by the store's clock; 0: it comes when it asks for its key."""
+        parking = self._runtime.parking
+        return 0 if parking is None or self.eta is not None else parking.stamp()
 
     def on_failure(self, exc_info: Any, *args: Any, **options: Any) -> Any:
         """Note whether the task only waits; Celery tells of that as of a failure."""

@@ -319,7 +319,10 @@ class World(RuleBasedStateMachine):
         if "lobby" in run.kind and not (message.woken or message.again or run.revoked):
             parcel = Parcel(run.wake.envelope, worker.desk)
             try:
-                if self.store.line_up(run.key, run.name, parcel, 0.25).status is Status.PARKED:
+                reply = self.store.line_up(run.key, run.name, parcel, 0.25)
+                if reply.status is Status.PARKED:
+                    if not reply.holder:  # whoever was before it has ended meanwhile
+                        self.sweep(self.store.wake_next(run.key))
                     return
             except StoreUnavailableError:
                 message.again = True

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from celery import Celery
 
+from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.worker.lobby import Arrival, Parking
 
 
@@ -15,6 +16,7 @@ class Consumer:
     """One without an event loop, that does first what came last, as Celery 5.5's."""
 
     hub = None
+    timer = None
 
     def __init__(self) -> None:
         self.app = Celery("parking", set_as_current=False)
@@ -43,7 +45,7 @@ def consumer():
 @pytest.fixture
 def parking(consumer):
     """One that takes a message as soon as its gate is open."""
-    parking = Parking(consumer, None)
+    parking = Parking(consumer, SimpleNamespace(store=MemoryStore("memory://", "parking")))
     parking._park = lambda arrival: arrival.message.gate.wait(60.0)
     yield parking
     parking.close()
@@ -54,7 +56,7 @@ def arrive(parking):
     """Has a message arrive, and returns its gate."""
 
     def arrive(name: str, key: str, *, gate: bool) -> threading.Event:
-        message = SimpleNamespace(headers={"id": name}, gate=threading.Event())
+        message = SimpleNamespace(headers={"id": name}, properties={}, gate=threading.Event())
         if gate:
             message.gate.set()
         parking.take(Arrival(None, message, key, lambda: settled.append(name), lambda: None))

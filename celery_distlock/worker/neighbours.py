@@ -1,0 +1,107 @@
+"""Which unfinished tasks of this worker are for which key, and who comes after them."""
+
+import collections
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from celery.worker import state
+
+__all__ = ["Neighbours", "Turns", "neighbours"]
+
+logger = logging.getLogger(__name__)
+
+LOOK = 0.01  # seconds between looks at whether a task has finished, while another waits for that
+
+
+class Neighbours:
+    """Which unfinished tasks of this worker are for which key, by its slot name."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, set[str]] = {}
+        self._next_purge = 1000
+
+    def have(self, name: str, but: str = "") -> bool:
+        """Whether there is such a task, other than the one whose id is *but*."""
+        known = self._ids.get(name)
+        if known is None:
+            return False
+        known.intersection_update(state.requests)
+        return bool(known - {but})
+
+    def add(self, name: str, identity: str) -> None:
+        """Note that a task goes to the pool, and is for the key of that name."""
+        known = self._ids.setdefault(name, set())
+        known.add(identity)
+        if len(known) + len(self._ids) > self._next_purge:
+            self._purge()
+
+    def _purge(self) -> None:
+        unfinished = {name: ids.intersection(state.requests) for name, ids in self._ids.items()}
+        self._ids = {name: ids for name, ids in unfinished.items() if ids}
+        self._next_purge = max(1000, 4 * len(self._ids))
+
+
+neighbours = Neighbours()
+
+
+class Turns:
+    """
+    Calls what is to come after the unfinished tasks of a key, one call after the other.
+
+    Celery does not tell of every task that it has finished, so while something waits here it is
+    looked at again and again.
+
+    Args:
+        timer: The worker's.
+    """
+
+    def __init__(self, timer: Any) -> None:
+        self._timer = timer
+        self._waiting: dict[str, collections.deque[Callable[[], object]]] = {}
+        self._mutex = threading.Lock()  # without an event loop there are several threads here
+        self._looks = False
+        self._closed = False
+
+    def wait(self, name: str) -> bool:
+        """Whether somebody waits at the key of that name."""
+        return name in self._waiting
+
+    def put(self, name: str, call: Callable[[], object]) -> None:
+        """Have *call* done when those before it have finished."""
+        with self._mutex:
+            self._waiting.setdefault(name, collections.deque()).append(call)
+            begins, self._looks = not self._looks, True
+        if begins:
+            self._look_later()
+
+    def close(self) -> None:
+        """Forget all that waits."""
+        self._closed = True
+        self._waiting.clear()
+
+    def _look_later(self) -> None:
+        self._timer.call_after(LOOK, self._look)
+
+    def _look(self) -> None:
+        for name in list(self._waiting):
+            if not neighbours.have(name):
+                self._call_next(name)
+        with self._mutex:
+            self._looks = bool(self._waiting) and not self._closed
+        if self._looks:
+            self._look_later()
+
+    def _call_next(self, name: str) -> None:
+        with self._mutex:
+            calls = self._waiting.get(name)
+            if not calls:
+                return
+            call = calls.popleft()
+            if not calls:
+                del self._waiting[name]
+        try:
+            call()
+        except Exception:
+            logger.exception("something went wrong with a task that had waited; others go on")

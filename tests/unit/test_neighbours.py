@@ -1,0 +1,114 @@
+"""Who comes after the unfinished tasks of a key."""
+
+from __future__ import annotations
+
+import pytest
+from celery.worker import state
+
+from celery_distlock.worker.neighbours import Turns, neighbours
+
+
+class Timer:
+    """Celery's, as far as it is used; a test makes the time pass."""
+
+    def __init__(self) -> None:
+        self.calls: list = []
+
+    def call_after(self, seconds, call) -> None:
+        self.calls.append(call)
+
+    def tick(self) -> None:
+        calls, self.calls = self.calls, []
+        for call in calls:
+            call()
+
+
+@pytest.fixture
+def timer():
+    return Timer()
+
+
+@pytest.fixture
+def turns(timer):
+    return Turns(timer)
+
+
+@pytest.fixture
+def begin(monkeypatch):
+    """Has a task begin; it ends when it is taken out of what this returns."""
+    unfinished: dict = {}
+    monkeypatch.setattr(state, "requests", unfinished)
+
+    def begin(identity: str) -> None:
+        unfinished[identity] = None
+        neighbours.add("k", identity)
+
+    begin.unfinished = unfinished
+    return begin
+
+
+def test_a_task_is_a_neighbour_until_it_has_finished(begin):
+    assert not neighbours.have("k")
+    begin("a")
+    assert neighbours.have("k")
+    assert not neighbours.have("k", but="a")
+    assert not neighbours.have("other")
+
+    del begin.unfinished["a"]
+
+    assert not neighbours.have("k")
+
+
+def test_calls_are_made_one_after_the_other_each_when_those_before_it_have_finished(
+    begin, turns, timer
+):
+    called = []
+
+    def call(identity):
+        def call():
+            called.append(identity)
+            begin(identity)
+
+        return call
+
+    begin("a")
+    for identity in ("b", "c"):
+        turns.put("k", call(identity))
+    timer.tick()
+    assert (called, turns.wait("k")) == ([], True)
+
+    del begin.unfinished["a"]
+    timer.tick()
+    timer.tick()
+    assert called == ["b"]
+
+    del begin.unfinished["b"]
+    timer.tick()
+    assert (called, turns.wait("k"), timer.calls) == (["b", "c"], False, [])
+
+    turns.put("k", call("d"))
+    del begin.unfinished["c"]
+    timer.tick()
+    assert called == ["b", "c", "d"]
+
+
+def test_a_call_that_fails_holds_nobody_up(turns, timer, caplog):
+    called = []
+    turns.put("k", lambda: 1 / 0)
+    turns.put("k", lambda: called.append(1))
+
+    timer.tick()
+    timer.tick()
+
+    assert called == [1]
+    assert "others go on" in caplog.text
+
+
+def test_nothing_is_called_after_the_end(turns, timer):
+    called = []
+    turns.put("k", lambda: called.append(1))
+
+    turns.close()
+    timer.tick()
+
+    assert (called, timer.calls) == ([], [])
