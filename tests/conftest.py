@@ -82,6 +82,15 @@ def private_server() -> Iterator[Callable[..., EmbeddedServer]]:
 
 
 @pytest.fixture
+def quick_turns() -> Iterator[None]:
+    """Let threads take turns so often that anything comes between any two instructions."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(2e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
 def celery_env(redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What `tests.apps` read, in the environment of this process and of those it starts."""
     env = {

@@ -4,6 +4,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 
 from celery_distlock import errands
 from celery_distlock import lock as lock_module
@@ -23,6 +24,13 @@ class Events(list[tuple[str, dict[str, Any]]]):
 
     def of(self, name: str) -> list[dict[str, Any]]:
         return [facts for each, facts in self if each == name]
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    """The shared server's."""
+    with redis.Redis.from_url(redis_url) as made:
+        yield made
 
 
 @pytest.fixture

@@ -37,6 +37,18 @@ def ask():
 """
 
 
+def run_program(source: str, *arguments: str) -> None:
+    """Run a Python program of its own to its end; fail, with what it said, if it did."""
+    program = subprocess.run(
+        [sys.executable, "-c", source, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert program.returncode == 0, program.stderr
+
+
 class Script:
     """
     A Python process that runs *source* after `PRELUDE`.

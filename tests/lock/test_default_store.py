@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import pytest
+
+from tests.lock.processes import run_program
 
 PROGRAM = """
 import sys, threading
@@ -151,37 +152,13 @@ assert not held_here()
 """
 
 
-def test_a_lock_is_released_where_it_was_acquired_whatever_apps_come_meanwhile(redis_url, prefix):
-    program = subprocess.run(
-        [sys.executable, "-c", HELD, redis_url, prefix],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-    assert program.returncode == 0, program.stderr
-
-
-def test_an_apps_url_means_the_apps_prefix(redis_url, prefix):
-    program = subprocess.run(
-        [sys.executable, "-c", URLS, redis_url, prefix],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-    assert program.returncode == 0, program.stderr
-
-
-def test_every_thread_finds_the_only_app_and_is_told_of_several(redis_url, prefix):
-    program = subprocess.run(
-        [sys.executable, "-c", PROGRAM, redis_url, prefix],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-    assert program.returncode == 0, program.stderr
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(HELD, id="a lock is released where it was acquired, whatever comes meanwhile"),
+        pytest.param(URLS, id="an app's URL means the app's prefix"),
+        pytest.param(PROGRAM, id="every thread finds the only app and is told of several"),
+    ],
+)
+def test_which_store_a_lock_is_in(redis_url, prefix, program):
+    run_program(program, redis_url, prefix)

@@ -16,16 +16,9 @@ from celery_distlock.stores.redis import RedisStore
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 LEASE = 6.0  # seconds: a busy machine can take some of them away
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[redis.Redis]:
-    """The shared server's."""
-    with redis.Redis.from_url(redis_url) as made:
-        yield made
 
 
 @pytest.fixture

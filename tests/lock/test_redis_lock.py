@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -34,7 +33,7 @@ from celery_distlock.stores.base import Ownership, Parcel, Status
 from celery_distlock.stores.redis import RedisStore
 from celery_distlock.stores.wires import KEPT, Connect, Wire
 from celery_distlock.watchdog import watchdog
-from tests.lock.processes import Script
+from tests.lock.processes import Script, run_program
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -1489,15 +1488,7 @@ assert held is True
 
 
 def test_a_child_that_a_task_forks_does_not_release_its_lock(redis_url, prefix):
-    program = subprocess.run(
-        [sys.executable, "-c", FORK_IN_A_TASK, redis_url, prefix],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-    assert program.returncode == 0, program.stderr
+    run_program(FORK_IN_A_TASK, redis_url, prefix)
 
 
 @pytest.mark.parametrize("taken", [False, True], ids=["forgotten", "somebody else's"])

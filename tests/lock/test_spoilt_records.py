@@ -16,7 +16,7 @@ from celery_distlock.stores.redis import RedisStore
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 RUN = "id:0:0:0"
 FIELDS = {
@@ -60,13 +60,6 @@ def spoils(draw: st.DrawFn) -> tuple[str, str, Any]:
     if kind == "zset":
         return record, kind, draw(st.dictionaries(members, scores, min_size=1, max_size=4))
     return record, kind, draw(values)
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[redis.Redis]:
-    """The shared server's."""
-    with redis.Redis.from_url(redis_url) as made:
-        yield made
 
 
 def write(client: redis.Redis, name: str, kind: str, value: Any) -> None:

@@ -19,13 +19,6 @@ KEYS = 250  # more than a batch
 
 
 @pytest.fixture
-def client(redis_url: str) -> Iterator[redis.Redis]:
-    """The shared server's."""
-    with redis.Redis.from_url(redis_url) as made:
-        yield made
-
-
-@pytest.fixture
 def turn(prefix: str) -> str:
     """Where the sweepers' turn is."""
     return f"{prefix}:sweeper"

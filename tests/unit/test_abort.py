@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 
 import pytest
@@ -15,14 +14,7 @@ from celery_distlock.stores import open_store
 
 LOSSES = 3000
 
-
-@pytest.fixture(autouse=True)
-def quick_turns():
-    """Let threads take turns so often that a loss comes at any instruction."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(2e-6)
-    yield
-    sys.setswitchinterval(before)
+pytestmark = pytest.mark.usefixtures("quick_turns")
 
 
 class Losses:

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 
 import pytest
 
 from celery_distlock.stores.pushes import Place, Post, PushInbox
-
-
-@pytest.fixture
-def _impatient():
-    """Threads take turns as often as they can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 class Deaf:
@@ -26,7 +16,7 @@ class Deaf:
         raise ConnectionRefusedError
 
 
-@pytest.mark.usefixtures("_impatient")
+@pytest.mark.usefixtures("quick_turns")
 def test_threads_that_come_and_go_do_not_disturb_those_who_look_for_one_who_waits():
     post = Post(Deaf)
     post._ear.hears = lambda channel: True
