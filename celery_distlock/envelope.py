@@ -100,7 +100,8 @@ class Passage:
         woken: It was parked and its turn came.
         run: The run that it was parked as.
         parked_at: The slot name of the key that it was parked at.
-        attempts: How often it was sent again by countdown.
+        attempts: How often it was sent again by countdown because its key was taken.
+        outages: How often it was sent again since the store has answered last.
         requeues: How often it was requeued because the task failed.
         since: When it first found its key taken, in seconds since the epoch; 0: it has not.
     """
@@ -109,6 +110,7 @@ class Passage:
     run: str = ""
     parked_at: str = ""
     attempts: int = 0
+    outages: int = 0
     requeues: int = 0
     since: float = 0.0
 
@@ -131,6 +133,7 @@ class Passage:
             run=str(told.get("run") or ""),
             parked_at=str(told.get("parked_at") or ""),
             attempts=_whole(told.get("attempts")),
+            outages=_whole(told.get("outages")),
             requeues=requeues,
             since=_number(told.get("since")),
         )

@@ -15,7 +15,7 @@ from celery.signals import task_postrun
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 
-from . import clock, events, policies
+from . import clock, events, holds, policies
 from .abort import Guard
 from .envelope import HEADER, Passage, publish, run_id, seal, with_eta
 from .errands import give_back
@@ -48,7 +48,9 @@ else:
 
 PARKED = "PARKED"  # the state of a task that waits for its key
 
-OUTAGE = policies.Retry(delay=1.0, max_delay=30.0)
+# Seconds; no longer, so that a store that is back does not wait for its tasks.
+OUTAGE = policies.Retry(delay=1.0, max_delay=8.0)
+TURN_PATIENCE = 1.0  # seconds that the store has to say when a task is to come again
 # Seconds; RabbitMQ's consumer timeout. Redis's visibility timeout is twice that if it is not set.
 BROKERS_PATIENCE = 1800.0
 BROKER_PAUSE = 1.0  # seconds between attempts to send a task while the broker is away, too
@@ -125,7 +127,11 @@ class Execution:
             decision = self._take_all()
             if decision is not None:
                 return self._settle(decision)
-            return self._run_body(body)
+            began = clock.monotonic()
+            try:
+                return self._run_body(body)
+            finally:
+                holds.note(str(self.task.name), clock.monotonic() - began)
         finally:
             self.give_up()
 
@@ -133,6 +139,8 @@ class Execution:
 
     def _take_all(self) -> Decision | None:
         """Take every key; or return what the policy says of the first that is taken."""
+        if (found := self._found_on_arrival) is not None:
+            return self._on_conflict(*found)
         wanted = [key for key in self._keys if not self._enter(key)]
         if len(wanted) > 1 and not self._repeated and self._take_at_once(wanted):
             return None
@@ -143,6 +151,18 @@ class Execution:
         if self._passage.woken or self._received.get("shown"):
             self._show_running()
         return None
+
+    @property
+    def _found_on_arrival(self) -> tuple[str, Reply] | None:
+        """The key that was taken when the message came, if that is to count."""
+        taken = self._received.get("taken") if self.message else None
+        if taken is None or taken[0] not in self._keys:
+            return None
+        key, holder, run, remaining = taken
+        if run == self._run:
+            return None
+        asked_at = self._received["received_at"]
+        return key, Reply(Status.BUSY, asked_at, holder=holder, holder_run=run, remaining=remaining)
 
     def _enter(self, key: str) -> bool:
         """Whether *key* is held here already; then it is entered once more."""
@@ -241,7 +261,8 @@ class Execution:
     @property
     def _repeated(self) -> bool:
         delivery = self._request.delivery_info or {}
-        again = self._passage.woken or self._passage.attempts or delivery.get("redelivered")
+        passage = self._passage
+        again = passage.woken or passage.attempts or passage.outages or delivery.get("redelivered")
         return self.message and bool(again or self._is_overdue)
 
     @property
@@ -287,10 +308,24 @@ class Execution:
         if isinstance(decision, policies.Answer):
             self._report.info("skipped: {key!r} is held by {holder}", key=key, holder=reply.holder)
         elif isinstance(decision, policies.Resend):
+            decision = self._in_turn(key, decision)
             words = "is sent again in {delay:.1f} s: {key!r} is held by {holder}"
             self._report.info(words, delay=decision.delay, key=key, holder=reply.holder)
             self._show_parked(key, reply.holder, None)
         return decision
+
+    def _in_turn(self, key: str, resend: policies.Resend) -> policies.Resend:
+        """Let the store say when the task is to come again, if that is asked for and it can."""
+        if resend.within is None:
+            return resend
+        usual, most = holds.usual(str(self.task.name)), resend.within[1]
+        try:
+            turn = self._store.turn(key, usual, resend.within, TURN_PATIENCE)
+        except StoreError:
+            return resend
+        if turn is None:
+            return resend
+        return policies.Resend(turn if turn <= most else most * clock.jitter(0.5, 1.0))
 
     def _is_second_delivery(self, reply: Reply) -> bool:
         return bool(self._run) and reply.holder_run == self._run
@@ -440,6 +475,7 @@ class Execution:
                 self._passage,
                 woken=False,
                 attempts=self._passage.attempts + 1,
+                outages=0,
                 since=self._passage.since or time.time(),
             )
             self._send_again(seal(self._request, passage), decision.delay)
@@ -455,11 +491,11 @@ class Execution:
         if what == "fail" or not self.message:
             self._strike_parked()
             raise error
-        attempts = self._passage.attempts
-        delay = OUTAGE.decide(Conflict("", "", 0.0, attempts)).delay  # type: ignore[union-attr]
+        outages = self._passage.outages
+        delay = OUTAGE.decide(Conflict("", "", 0.0, outages)).delay  # type: ignore[union-attr]
         words = "is sent again in {delay:.1f} s, the lock store is away: {why}"
         self._report.warning(words, delay=delay, why=error)
-        passage = replace(self._passage, attempts=attempts + 1)
+        passage = replace(self._passage, outages=outages + 1)
         self._send_again(seal(self._request, passage), delay)
         raise Postponed("the lock store is away") from error
 

@@ -31,6 +31,9 @@ __all__ = [
 ]
 
 
+FIRST_SHARE = 0.05  # of `Retry.delay`: what is waited for a holder who is late, the first time
+
+
 @dataclass(frozen=True, slots=True)
 class Conflict:
     """
@@ -40,7 +43,8 @@ class Conflict:
         key: The key that is taken.
         holder: Who holds it.
         remaining: Seconds that the holder's lease has left unless it is renewed.
-        attempts: How often this task has been sent again by countdown because of a conflict.
+        attempts: How often this task has been sent again by countdown because of a conflict; not
+            because the store was away.
     """
 
     key: str
@@ -56,9 +60,18 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """Send the task again in *delay* seconds."""
+    """
+    Send the task again.
+
+    Attributes:
+        delay: In how many seconds.
+        within: Let the store say when the key is likely to be free: in so many seconds at least if
+            its holder has had it for longer than usual, and in so many at most. A store that cannot
+            tell leaves it at *delay*.
+    """
 
     delay: float
+    within: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +117,30 @@ class Requeue(Policy):
 @dataclass(frozen=True, slots=True)
 class Retry(Policy):
     """
-    Send the task again by countdown, later each time; the order of arrival is lost.
+    Send the task again by countdown; the order of arrival is lost.
 
-    For a store that may forget: the task is never anywhere but with the broker.
+    For a store that may forget: the task is never anywhere but with the broker. It comes when its
+    turn is to be expected, by how long the key has been held now and of late, who waits for it, and
+    how many were sent away before. A store that cannot tell (all but Redis with scripts) leaves it
+    to the clock: *delay*, and longer each time, but not much longer than the holder's lease lasts.
 
     Args:
-        delay: Seconds before the first new attempt.
-        factor: What each further delay is multiplied by.
+        delay: Seconds before the first new attempt by the clock. If the store tells the turn, one
+            whose holder takes longer than usual comes again after a twentieth of it, doubled each
+            time up to all of it, or after three quarters of what that has taken, if that is more.
+        factor: What each further delay by the clock is multiplied by.
         max_delay: Seconds that no delay exceeds. Keep it well below the broker's visibility
             timeout: Redis delivers a message a second time that waits longer.
-        jitter: Choose each delay at random between half and all of it, so that tasks that collided
-            do not meet again.
+        jitter: Choose each delay by the clock at random between half and all of it, so that tasks
+            that collided do not meet again.
+        turns: False: always by the clock.
     """
 
     delay: float = 1.0
     factor: float = 2.0
     max_delay: float = 60.0
     jitter: bool = True
+    turns: bool = True
 
     def __post_init__(self) -> None:
         for name, low in (("delay", 0.0), ("factor", 1.0), ("max_delay", 0.0)):
@@ -129,9 +149,14 @@ class Retry(Policy):
     def decide(self, conflict: Conflict) -> Decision:
         exponent = min(conflict.attempts, 64)  # a float's range is wider than any patience
         delay = min(self.max_delay, self.delay * self.factor**exponent)
-        if self.jitter:
-            delay *= clock.jitter(0.5, 1.0)
-        return Resend(delay)
+        if conflict.remaining > 0:
+            # Then the key is free, or its holder has shown that it goes on.
+            delay = min(delay, conflict.remaining + self.delay)
+        spread = clock.jitter(0.5, 1.0) if self.jitter else 1.0
+        # A task that comes for the first few times is as likely to be early as its holder late.
+        least = min(self.delay, self.max_delay) * min(1.0, FIRST_SHARE * 2**exponent)
+        within = (least * spread, self.max_delay) if self.turns else None
+        return Resend(delay * spread, within)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ class Runtime:
         self.desk = ""  # where this worker takes woken tasks; empty where there is none
         self.forget: Callable[[Wake], None] | None = None  # drops a woken task, in a worker
         self.parking: Any = None  # parks what arrives, in a worker that consumes
+        self.looking: Any = None  # looks at the keys of what does, likewise
         self.trust = Trust(app, self)
         self._imported = False
 

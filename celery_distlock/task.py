@@ -53,7 +53,7 @@ class LockedTask(_Task):
 
     abstract = True
     Request = "celery_distlock.worker.request:LockedRequest"
-    Strategy = "celery_distlock.worker.lobby:strategy"
+    Strategy = "celery_distlock.worker.verdict:strategy"
 
     lock_key: Any = UNSET
     lock_on_conflict: Any = UNSET

@@ -302,6 +302,10 @@ def _cure_of(error: StoreError) -> str:
         return "give the user in the URL that right by ACL SETUSER, on every server"
     if "password is missing" in str(error):
         return "set a password in the URL, as in redis://user:password@host:6379/0"
+    if "no database of that number" in str(error):
+        return "correct the number at the end of distlock_url, as in redis://host:6379/0"
+    if "there is no Redis" in str(error):
+        return "correct host and port in distlock_url"
     if re.search("NOAUTH|WRONGPASS|NOPERM|username-password|Authentication", str(error)):
         return "correct user and password in distlock_url, or the rights of that user"
     if isinstance(error, StoreUnavailableError):

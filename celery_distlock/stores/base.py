@@ -355,6 +355,26 @@ class Store(ABC):
         """
         return Reply(Status.FREE, 0.0)
 
+    def turn(
+        self, key: str, usual: float, within: tuple[float, float], timeout: float
+    ) -> float | None:
+        """
+        Say when one who found *key* taken, and does not queue, is to come again.
+
+        Spreads those who come over the holds to be expected; promises nothing, and keeps nobody
+        out. One attempt of *timeout* seconds.
+
+        Args:
+            key: The key.
+            usual: Seconds that such a task had its key of late; 0: it is not known.
+            within: Seconds for which a holder is left alone who has had the key for longer than
+                usual; and the seconds that are too many.
+
+        Returns:
+            Seconds; infinity if they are too many. None if this store cannot tell.
+        """
+        return None
+
     def time(self, timeout: float) -> int:
         """
         Return the time that arrivals are told by, in microseconds; 0 if there is none.

@@ -49,7 +49,7 @@ from .base import (
     forget_after_fork,
 )
 from .listing import EXACT, SWEEP_BATCH, Holds, added_up, held_at, keys_of, token_of, told_by
-from .refusals import facts_of, memory_doubts, passes
+from .refusals import facts_of, memory_doubts, passes, said
 from .urls import locate
 from .wires import TIMEOUT, Call, TooFewReplicasError, command, milliseconds, time_left
 
@@ -515,7 +515,7 @@ class NativeStore(Store):
             except ResponseError as error:  # refused while the connection was made
                 answers = [error] * len(calls)
             except RedisError as error:
-                raise StoreError(f"{self.address} does not answer as a Redis: {error}") from error
+                raise StoreUnavailableError(f"{self.address} was not asked: {error}") from error
             if not any(isinstance(each, Exception) and passes(each) for each in answers):
                 break
         return _Asked(answers, first_at, repeats)
@@ -533,7 +533,9 @@ class NativeStore(Store):
             ) from failure
         if isinstance(failure, ResponseError) and not passes(failure):
             raise self._refusal(failure, what) from failure
-        raise StoreUnavailableError(f"{self.address} cannot serve: {failure}") from failure
+        raise StoreUnavailableError(
+            f"{self.address} cannot serve: {said(failure, self._prefix)}"
+        ) from failure
 
     def _refusal(self, failure: ResponseError, what: str) -> StoreError:
         if "WRONGTYPE" in str(failure):
@@ -543,7 +545,7 @@ class NativeStore(Store):
                 f" ({failure})"
             )
         self._known = None  # another server may have taken its place, with other commands
-        return StoreError(f"{self.address} refused {shown(what)!r}: {failure}")
+        return StoreError(f"{self.address} refused {shown(what)!r}: {said(failure, self._prefix)}")
 
 
 class _Record(NamedTuple):

@@ -5,7 +5,7 @@ A request that got no answer is repeated here, with the same owner, and nowhere 
 """
 
 import logging
-import re
+import math
 import threading
 import time
 import uuid
@@ -42,8 +42,8 @@ from .base import (
 )
 from .listing import SWEEP_BATCH, RedisListing, text, token_of, unreadable
 from .pushes import Post, PushDesk, PushInbox
-from .refusals import facts_of, memory_doubts, passes
-from .rights import IN_A_CLUSTER, REHEARSAL, lacking, missing
+from .refusals import facts_of, memory_doubts, passes, said
+from .rights import IN_A_CLUSTER, REHEARSAL, lacking
 from .servers import Place
 from .urls import locate
 from .wires import (
@@ -68,8 +68,6 @@ PAUSES_FOR_A_SLOT = (0.5, 1.0)  # more, while a cluster moves the key's slot
 TURN = 0.9  # of the interval between sweeps: for so long the sweepers' turn is one's own
 REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
 
-_LOCKED_OUT = " (a password is missing in the URL)"
-_SCRIPTLESS = " (if scripts are forbidden, ?scripts=off at the URL's end takes the plain lock)"
 _LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the others"
 
 
@@ -190,6 +188,12 @@ class RedisStore(RedisListing):
         else:  # noted before it is parked, lest it be parked and not noted
             answers = [self._ask_once([call], timeout)[0] for call in calls]
         return self._reply(key, answers[1], asked_at)
+
+    def turn(self, key: str, usual: float, within: tuple[float, float], timeout: float) -> float:
+        usual_ms = milliseconds(usual) if usual else 0
+        call = self._call(_RETURN, slot_name(key), usual_ms, *map(milliseconds, within))
+        (turn_ms,) = self._ask_once([call], timeout)
+        return math.inf if turn_ms < 0 else turn_ms / 1000
 
     def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
         calls = [
@@ -351,12 +355,14 @@ class RedisStore(RedisListing):
     def _pass_over(self, name: str, refusal: Exception) -> None:
         if not isinstance(refusal, ResponseError) or passes(refusal):
             if self._servers.in_order:
-                raise StoreUnavailableError(f"{self.address} cannot serve: {refusal}") from refusal
+                raise StoreUnavailableError(
+                    f"{self.address} cannot serve: {said(refusal, self._prefix)}"
+                ) from refusal
             # Its node is away; others go on.
             logger.warning("%s is passed over: %s", shown(key_of(name)), refusal)
         else:
-            said = self._refusal(refusal, key_of(name))
-            self._complaints.tell(name, "%s: it is passed over, and wakes nobody", said)
+            why = self._refusal(refusal, key_of(name))
+            self._complaints.tell(name, "%s: it is passed over, and wakes nobody", why)
 
     def _index(self, action: str, name: str) -> Call:
         call = script_call(_INDEX, (f"{self._prefix}:",), name, action)
@@ -450,7 +456,7 @@ class RedisStore(RedisListing):
         if isinstance(failure, ResponseError) and not passes(failure):
             raise self._refusal(failure, what) from failure
         raise StoreUnavailableError(
-            f"{self.address} cannot serve: {self._said(failure)}"
+            f"{self.address} cannot serve: {said(failure, self._prefix)}"
         ) from failure
 
     def _attempt(self, calls: Sequence[Call]) -> "_Asked":
@@ -465,7 +471,7 @@ class RedisStore(RedisListing):
             except ResponseError as error:  # refused while the connection was made
                 answers = [error] * len(calls)
             except RedisError as error:
-                raise StoreError(f"{self.address} does not answer as a Redis: {error}") from error
+                raise StoreUnavailableError(f"{self.address} was not asked: {error}") from error
             failures = [answer for answer in answers if isinstance(answer, Exception)]
             if not failures or not _goes_on(number, failures):
                 break
@@ -486,8 +492,8 @@ class RedisStore(RedisListing):
             answers = [error]
         failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
         if failure is not None:
-            said = self._said(failure)
-            raise StoreUnavailableError(f"{self.address} did not answer: {said}") from failure
+            why = said(failure, self._prefix)
+            raise StoreUnavailableError(f"{self.address} did not answer: {why}") from failure
         return answers
 
     def _exchange(self, calls: Sequence[Call], timeout: float) -> list[Any]:
@@ -500,17 +506,7 @@ class RedisStore(RedisListing):
                 f" something else writes under the prefix {self._prefix!r}, and what it wrote there"
                 f" is to be deleted ({error})"
             )
-        return StoreError(f"{self.address} refused {shown(what)!r}: {self._said(error)}")
-
-    def _said(self, failure: Exception) -> str:
-        words = str(failure)
-        right = missing(words, self._prefix)
-        hints = [f" (this user lacks {right})"] if right else []
-        if re.search("['`]eval", words, re.IGNORECASE):
-            hints.append(_SCRIPTLESS)
-        if re.search("NOAUTH|Authentication required|unauthenticated", words):
-            hints.append(_LOCKED_OUT)
-        return "".join([words, *hints])
+        return StoreError(f"{self.address} refused {shown(what)!r}: {said(error, self._prefix)}")
 
 
 class _Asked(NamedTuple):
@@ -558,11 +554,11 @@ _SCRIPTS = [
     lua.load(name)
     for name in (
         *("acquire", "acquire_all", "renew", "release", "drop"),
-        *("sent", "sweep", "index", "inspect", "cancel", "turn"),
+        *("sent", "sweep", "index", "inspect", "cancel", "turn", "return"),
     )
 ]
 _ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE, _DROP, *_OTHERS = _SCRIPTS
-_SENT, _SWEEP, _INDEX, _INSPECT, _CANCEL, _TURN = _OTHERS
+_SENT, _SWEEP, _INDEX, _INSPECT, _CANCEL, _TURN, _RETURN = _OTHERS
 _RENEWALS = {
     1: RenewOutcome.RENEWED,
     0: RenewOutcome.HELD,

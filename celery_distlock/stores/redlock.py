@@ -55,7 +55,7 @@ from .base import (
 )
 from .lanes import ANSWER, Answers, Assembly
 from .listing import QUESTIONS, SWEEP_BATCH, Holds, added_up, keys_of, text, token_of, told
-from .refusals import facts_of, memory_doubts
+from .refusals import facts_of, memory_doubts, said
 from .urls import explained, node_settings, split
 from .wires import Call, NodeSettings, command, milliseconds, script_call, time_left
 
@@ -449,8 +449,13 @@ class RedlockStore(Store):
         return quorum
 
     def _reasons(self, answers: Answers) -> str:
-        failed = [f"{address}: {why}" for address, why in self._nodes.failures() if why]
-        return "; ".join([*map(str, answers.refusals), *failed]) or "no answer in time"
+        failed = [
+            f"{address}: {said(why, self._prefix)}"
+            for address, why in self._nodes.failures()
+            if why
+        ]
+        refused = [said(refusal, self._prefix) for refusal in answers.refusals]
+        return "; ".join([*refused, *failed]) or "no answer in time"
 
 
 class _Request(NamedTuple):

@@ -15,13 +15,14 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from .wires import ANSWERLESS
+from .rights import missing
+from .wires import ANSWERLESS, TurnedAwayError
 
-__all__ = ["described", "facts_of", "memory_doubts", "passes"]
+__all__ = ["described", "facts_of", "memory_doubts", "passes", "said"]
 
-# The server starts, fails over, is full, or its operator has locked us out. redis-py takes the code
-# away from some of them and makes it their class. Redis 7.0 has none for a right that a script
-# lacks, and finds a call too long before it asks for a password.
+# The server starts, fails over, is full, or has no place for us. redis-py takes the code away from
+# some of them and makes it their class. Redis 7.0 has none for a right that a script lacks, and
+# finds a call too long before it asks for a password.
 _PASSING_KINDS = (
     AuthenticationError,
     AuthorizationError,
@@ -32,6 +33,7 @@ _PASSING_KINDS = (
     OutOfMemoryError,
     ReadOnlyError,
     TryAgainError,
+    TurnedAwayError,
 )
 _PASSING = re.compile(
     r"LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MOVED|ASK |BUSY |OOM|MISCONF|NOREPLICAS"
@@ -45,6 +47,42 @@ def passes(failure: Exception) -> bool:
     return isinstance(failure, (*ANSWERLESS, *_PASSING_KINDS)) or bool(
         _PASSING.search(str(failure))
     )
+
+
+# What to set, by what the server says.
+_CURES = (
+    (
+        re.compile(r"['`]eval", re.IGNORECASE),
+        "if scripts are forbidden, ?scripts=off at the URL's end takes the plain lock",
+    ),
+    (
+        re.compile(r"NOAUTH|Authentication required|unauthenticated"),
+        "a password is missing in the URL",
+    ),
+    (re.compile(r"without any password configured"), "the URL has a password too many"),
+    (
+        re.compile(r"username-password|WRONGPASS|invalid password"),
+        "user and password in the URL are not the server's",
+    ),
+    (
+        re.compile(r"DB index"),
+        "the server has no database of that number; its setting 'databases' says how many it has",
+    ),
+    (
+        re.compile(r"SELECT is not allowed"),
+        "a cluster has the database 0 only, and a URL with redis+cluster:// finds all of it",
+    ),
+    (re.compile(r"max number of clients"), "its setting 'maxclients' says how many it serves"),
+)
+
+
+def said(failure: Exception, prefix: str) -> str:
+    """Return what a server has answered, and what to set against it."""
+    words = str(failure)
+    right = missing(words, prefix)
+    hints = [f"this user lacks {right}"] if right else []
+    hints += [cure for words_like, cure in _CURES if words_like.search(words)]
+    return " ".join([words, *(f"({hint})" for hint in hints)])
 
 
 def facts_of(info: bytes, save: object = None) -> dict[str, str]:

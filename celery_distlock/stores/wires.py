@@ -8,6 +8,7 @@ the same owner, and nowhere else. A client of the user's is never touched.
 import contextlib
 import functools
 import math
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from redis.connection import Connection
 from redis.exceptions import (
     AskError,
     ClusterDownError,
+    InvalidResponse,
     MasterDownError,
     MovedError,
     NoScriptError,
@@ -38,6 +40,7 @@ __all__ = [
     "Node",
     "NodeSettings",
     "TooFewReplicasError",
+    "TurnedAwayError",
     "Wire",
     "command",
     "known",
@@ -58,6 +61,12 @@ _KINDS: dict[str, Callable[[str], ResponseError]] = {
     "TRYAGAIN": TryAgainError,
 }
 ANSWERLESS = (RedisConnectionError, RedisTimeoutError, OSError)
+# redis-py passes over what the server says before it hangs up, so that is left to guess.
+_HUNG_UP = re.compile(r"closed by server|reset by peer|Broken pipe", re.IGNORECASE)
+_SHUT = (
+    "(at once: one that wants TLS does so, for which the URL begins with rediss://, and one in"
+    " protected mode to other hosts)"
+)
 
 
 class TooFewReplicasError(ResponseError):
@@ -67,6 +76,10 @@ class TooFewReplicasError(ResponseError):
         super().__init__(f"{confirmed} of {wanted} replicas have confirmed it")
         self.confirmed = confirmed
         self.wanted = wanted
+
+
+class TurnedAwayError(ResponseError):
+    """The server has refused what a connection begins with, and with that all that follows."""
 
 
 class Call(NamedTuple):
@@ -216,6 +229,12 @@ class Wire:
             connection.connect()
         except BaseException as error:
             self._spoil(connection, error)
+            if type(error) is ResponseError:
+                raise TurnedAwayError(str(error)) from error
+            if isinstance(error, InvalidResponse):
+                raise _no_redis(error) from error
+            if type(error) is RedisConnectionError and _HUNG_UP.search(str(error)):
+                raise RedisConnectionError(f"{error} {_SHUT}") from error
             raise
         return connection
 
@@ -329,6 +348,13 @@ def _one_answer(connection: Connection) -> Any:
     except ResponseError as error:
         # Its traceback would keep all callers' frames, and their holds.
         return known(error).with_traceback(None)
+    except InvalidResponse as error:
+        raise _no_redis(error) from error
+
+
+def _no_redis(error: InvalidResponse) -> RedisConnectionError:
+    """Return what *error* comes to: whatever is there, it has not done what was asked for."""
+    return RedisConnectionError(f"what answers there is no Redis ({str(error)[:200]})")
 
 
 def known(error: ResponseError) -> ResponseError:

@@ -20,7 +20,7 @@ import contextlib
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -62,7 +62,7 @@ STALE = 60.0  # seconds after which the broker may have thought better of whom i
 LARGE = 64 * 1024  # bytes of a body whose key is made in the pool
 
 # What decodes to plain values: others may run users' code when a template looks into them.
-_PLAIN_CONTENT = frozenset({"application/json", "application/x-msgpack"})
+PLAIN_CONTENT = frozenset({"application/json", "application/x-msgpack"})
 
 _teller = Teller("distlock-parkings")
 
@@ -105,7 +105,7 @@ def _may_park(task: Any, plan: Plan, runtime: Runtime) -> bool:
 
 
 class LobbyStep(bootsteps.StartStopStep):
-    """Parks what arrives while the worker consumes."""
+    """Parks what arrives while the worker consumes, or looks at its key."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -114,19 +114,24 @@ class LobbyStep(bootsteps.StartStopStep):
         self._runtime = Runtime.of(parent.app)
 
     def include_if(self, parent: Any) -> bool:
-        """Whether there are locked tasks, and a store that parks."""
-        return parks(self._runtime)
+        """Whether there are locked tasks."""
+        return self._runtime.settings.enabled and any(self._runtime.plans.values())
 
     def start(self, parent: Any) -> None:
-        """Begin to park."""
-        self._runtime.parking = parking = Parking(parent, self._runtime)
-        parking.begin()
+        """Begin to park, if the store does, and to look."""
+        # What is only looked at needs no result backend, and is not to stand behind what does.
+        self._runtime.looking = Parking(parent, self._runtime)
+        if parks(self._runtime):
+            self._runtime.parking = parking = Parking(parent, self._runtime)
+            parking.begin()
 
     def stop(self, parent: Any) -> None:
         """Park no more; what is not acknowledged by now, the broker delivers again."""
-        parking, self._runtime.parking = self._runtime.parking, None
-        if parking is not None:
-            parking.close()
+        parts = self._runtime.parking, self._runtime.looking
+        self._runtime.parking = self._runtime.looking = None
+        for part in parts:
+            if part is not None:
+                part.close()
 
     terminate = shutdown = stop
 
@@ -144,6 +149,7 @@ class Arrival:
     stamp: int = 0  # when it came, by the store's clock
     widens: bool = False  # while it is held, one more message is fetched
     came_first: bool = False  # it is parked, and nobody has the key
+    look: Callable[[], object] | None = None  # what is done about it instead of parking it
 
     @property
     def identity(self) -> str:
@@ -166,7 +172,7 @@ class _Lobby:
 
     def key_to_wait_for(self, message: Any) -> str:
         """Return the key that *message* would find taken; empty: it is to go to the pool."""
-        if len(message.body) > LARGE or message.content_type not in _PLAIN_CONTENT:
+        if len(message.body) > LARGE or message.content_type not in PLAIN_CONTENT:
             return ""
         try:
             args, kwargs, _ = message.payload
@@ -187,6 +193,16 @@ class _Lobby:
         where = message.delivery_info or {}
         exchange, routing_key = where.get("exchange") or "", where.get("routing_key") or ""
         return self._runtime.trust.knows_route(self._task.name, exchange, routing_key)
+
+
+def run_of(headers: Mapping[str, Any]) -> str:
+    """Return the name of the run that a message of these *headers* is for."""
+    return run_id(
+        headers["id"],
+        headers.get("retries") or 0,
+        Passage.of(headers).requeues,
+        headers.get("replaced_task_nesting") or 0,
+    )
 
 
 def _is_plain(message: Any) -> bool:
@@ -260,7 +276,8 @@ class Parking:
 
     def take(self, arrival: Arrival) -> None:
         """Park it, or else hand it to the pool: at once, or when that is known."""
-        arrival.stamp = Noted.on(arrival.message)["arrival"] = self.stamp()
+        if arrival.look is None:
+            arrival.stamp = Noted.on(arrival.message)["arrival"] = self.stamp()
         asked = self._helper.ask(functools.partial(self._park, arrival))
         if asked.done() and not self.holds(arrival.name):  # nobody is settled before its elder
             self._settle(arrival, asked.result())
@@ -309,7 +326,8 @@ class Parking:
                 # If those before it end without the key, nobody's release would wake it.
                 self._turns.put(arrival.name, functools.partial(self._wake_next, arrival.key))
         else:
-            neighbours.add(arrival.name, arrival.identity)
+            if arrival.look is None:
+                neighbours.add(arrival.name, arrival.identity)
             arrival.go_on()
 
     def _wake_next(self, key: str) -> None:
@@ -330,6 +348,11 @@ class Parking:
 
     def _park(self, arrival: Arrival) -> bool:
         """Whether it is parked now; false: the pool has to see to it."""
+        if arrival.look is not None:
+            if not self._closed:
+                arrival.look()
+            self._doubt_if_stale(arrival)
+            return False
         reply, doubtful = None, False
         if not self._closed and _is_plain(arrival.message):
             try:
@@ -344,10 +367,16 @@ class Parking:
             _teller.tell(functools.partial(_tell, arrival, reply))
             return True
         done = reply is not None and reply.status is Status.DONE
-        if doubtful or done or clock.monotonic() > arrival.came_at + self._stale:
-            # It may have been parked, or delivered elsewhere meanwhile: the pool looks.
+        if doubtful or done:
+            # It may have been parked: the pool looks.
             arrival.message.delivery_info["redelivered"] = True
+        self._doubt_if_stale(arrival)
         return False
+
+    def _doubt_if_stale(self, arrival: Arrival) -> None:
+        if clock.monotonic() > arrival.came_at + self._stale:
+            # It may have been delivered elsewhere meanwhile: likewise.
+            arrival.message.delivery_info["redelivered"] = True
 
     def _try(self, arrival: Arrival) -> Reply | None:
         if clock.monotonic() < self._rests_until:
@@ -377,13 +406,7 @@ class Parking:
 
     def _line_up(self, arrival: Arrival) -> Reply:
         headers = arrival.message.headers
-        passage = Passage.of(headers)
-        run = run_id(
-            headers["id"],
-            headers.get("retries") or 0,
-            passage.requeues,
-            headers.get("replaced_task_nesting") or 0,
-        )
+        passage, run = Passage.of(headers), run_of(headers)
         since = passage.since or clock.wall()
         passage = replace(passage, woken=True, run=run, parked_at=arrival.name, since=since)
         sealed = seal_message(arrival.message, passage)

@@ -24,11 +24,15 @@ class Neighbours:
 
     def have(self, name: str, but: str = "") -> bool:
         """Whether there is such a task, other than the one whose id is *but*."""
+        return bool(self.of(name) - {but})
+
+    def of(self, name: str) -> set[str]:
+        """Return the ids of such tasks."""
         known = self._ids.get(name)
         if known is None:
-            return False
+            return set()
         known.intersection_update(state.requests)
-        return bool(known - {but})
+        return known
 
     def add(self, name: str, identity: str) -> None:
         """Note that a task goes to the pool, and is for the key of that name."""

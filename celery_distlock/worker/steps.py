@@ -8,7 +8,7 @@ import click
 from celery import bootsteps
 
 from celery_distlock import lock
-from celery_distlock.errors import ConfigurationError, StoreError
+from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
 from celery_distlock.ledger import Ledger
 from celery_distlock.observation import observe
 from celery_distlock.queue import Sweeper
@@ -66,7 +66,9 @@ class LockStep(bootsteps.StartStopStep):
             for doubt in store.check():
                 logger.warning("locks: %s", doubt)
         except StoreError as error:
-            logger.warning("locks: %s; until it can, tasks do as lock_on_outage says", error)
+            away = isinstance(error, StoreUnavailableError)
+            become = "do as lock_on_outage says" if away else "fail"
+            logger.warning("locks: %s; until it can, tasks %s", error, become)
         if Ability.PARK in store.abilities:
             count = functools.partial(observe, "swept", parent.app, store, {})
             self._sweeper = Sweeper(store, settings.sweep_interval, on_swept=count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import Any
 
 from celery_distlock import Lock, LockedTask, install
@@ -31,6 +32,11 @@ def look(self: Any, key: str, gate: str = "") -> float | None:
     if gate:
         journal.pass_gate(gate)
     return self.lock.remaining if self.lock and Lock(key).locked() else None
+
+
+@app.task(base=LockedTask, lock_key="{key}", shared=False)
+def nap(key: str, seconds: float) -> None:
+    time.sleep(seconds)
 
 
 @app.task(base=LockedTask, bind=True, lock_key="{key}", lock_lease=300.0, shared=False)

@@ -100,7 +100,7 @@ echo_retry = app.task(
     bind=True,
     name="echo_retry",
     lock_key="{key}",
-    lock_on_conflict=policies.Retry(delay=1.0, factor=1.0),
+    lock_on_conflict=policies.Retry(delay=1.0, factor=1.0, turns=False),
     shared=False,
 )(echo)
 

@@ -63,6 +63,14 @@ work_skip = locked(name="work_skip", lock_on_conflict="skip")(work)
 work_skip_with_result = locked(
     name="work_skip_with_result", lock_on_conflict=policies.Skip(result={"busy": True})
 )(work)
+
+
+@locked(lock_on_conflict="skip")
+def nap_skip(self: Any, key: str, seconds: float) -> str:
+    time.sleep(seconds)
+    return "ran"
+
+
 work_wait = locked(name="work_wait", lock_on_conflict="wait", lock_wait=60.0)(work)
 work_wait_limited = locked(
     name="work_wait_limited", lock_on_conflict="wait", lock_wait=60.0, soft_time_limit=1
@@ -76,7 +84,7 @@ work_wait_then = {
     for then in ("requeue", "skip", "fail", "retry")
 }
 
-QUICK_RETRY = policies.Retry(delay=0.01, factor=1.0)
+QUICK_RETRY = policies.Retry(delay=0.01, factor=1.0, turns=False)
 
 
 @locked(lock_on_conflict=QUICK_RETRY, max_retries=0)

@@ -27,6 +27,11 @@ def work(self: Any, key: str, note: Any = None, gate: str = "", freight: str = "
     return note
 
 
+@app.task(base=LockedTask, lock_key="{key}", lock_on_conflict="skip", shared=False)
+def skip(key: str) -> str:
+    return "ran"
+
+
 @app.task(ignore_result=True, shared=False)
 def quick(key: str) -> None:
     """The one task that needs no lock, and whose result nobody wants."""

@@ -14,7 +14,7 @@ app = make_app(__name__)
 app.conf.update(
     distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}-lock",
     distlock_lease=5.0,
-    distlock_on_conflict=policies.Retry(delay=0.05, factor=1.2),
+    distlock_on_conflict=policies.Retry(delay=0.05, factor=1.2, turns=False),
     worker_prefetch_multiplier=1,
 )
 install(app)

@@ -118,6 +118,13 @@ def test_a_password_that_is_missing_is_asked_for(examine, private_server, ask):
     assert "set a password in the URL" in found["locks"]["cure"]
 
 
+def test_a_database_that_is_not_there_is_named(examine, private_server):
+    status, found = examine(private_server().url.removesuffix("0") + "99")
+
+    assert status == 2
+    assert "correct the number at the end of distlock_url" in found["locks"]["cure"]
+
+
 def test_a_server_that_may_not_be_asked_about_itself_is_no_reason_to_fail(
     examine, private_server, ask
 ):

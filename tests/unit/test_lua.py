@@ -80,7 +80,7 @@ def test_the_header_names_every_key_that_is_used(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_no_script_makes_up_a_key(name):
     # A cluster, and a proxy before one, route a script by the keys that it declares.
-    named = {"LOCK", "QUEUE", "TASKS", "WOKEN", "FENCE", "DONE", "KEYS[1]", "KEYS[2]"}
+    named = {"LOCK", "QUEUE", "TASKS", "WOKEN", "FENCE", "DONE", "RETURNS", "KEYS[1]", "KEYS[2]"}
     calls = re.findall(r"redis\.p?call\('(\w+)'(?:, ([\w\[\]]+))?", code(name))
 
     assert calls
@@ -181,6 +181,7 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     store.cancel("k", "another")
     list(store.rouse("k"))
     store.count({"what": 1.0})
+    store.turn("k", 0.5, (0.1, 60.0), 5.0)
     store.acquire("k", "c", 30.0, run="run", repeated=True)
     store.release("k", "c", run="run", ended=Ended.YES, keep_for=("run", 0.05))
     store.acquire_all(["l", "m"], ["d", "e"], 30.0)

@@ -158,6 +158,26 @@ def test_a_lock_store_that_hangs_holds_up_only_locked_tasks(start, store, key):
     assert sorted(site.journal.read(key), key=str) == sorted([*range(22), "holder"], key=str)
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_lock_store_that_hangs_while_the_pool_is_full_does_not_stop_the_worker(
+    start, store, key, pool
+):
+    site = start(pool, store=store.url)
+    holders = [site.tasks.work.delay(f"{key}-{number}", number, key) for number in range(4)]
+    for number in range(4):
+        site.journal.wait(f"{key}-{number}")
+    store.pause()
+    late = [site.tasks.skip.delay(f"{key}-{number % 4}") for number in range(8)]
+    others = [site.tasks.skip.delay(f"{key}-free-{number}") for number in range(4)]
+    assert_answers(site, times=16)
+    store.resume()
+    site.journal.open(key)
+
+    assert [each.get(timeout=60) for each in holders] == [0, 1, 2, 3]
+    assert {each.get(timeout=60) for each in late} <= {None, "ran"}
+    assert [each.get(timeout=60) for each in others] == ["ran"] * 4
+
+
 def test_a_lock_store_that_is_slow_does_not_make_the_worker_slow(start, store, key):
     with Proxy(store.url) as proxy:
         site = start(store=proxy.url)

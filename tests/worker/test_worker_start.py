@@ -183,6 +183,41 @@ def test_tasks_do_as_they_say_while_the_store_is_away(tasks, worker, private_ser
     assert tasks.journal.read(key) == [None]
 
 
+@pytest.mark.parametrize("wrong", ["database", "password", "right"])
+def test_a_store_that_turns_the_worker_away_is_an_outage_as_the_worker_says(
+    tasks, worker, private_server, key, wrong
+):
+    server = private_server()
+    url = server.url
+    with server.client() as client:
+        if wrong == "database":
+            url, words = url.removesuffix("0") + "99", "no database of that number"
+        elif wrong == "password":
+            client.config_set("requirepass", "secret")
+            words = "a password is missing in the URL"
+        else:
+            client.execute_command("ACL", "SETUSER", "default", "-select")
+            url, words = url.removesuffix("0") + "1", "this user lacks +select"
+        env = {"DISTLOCK_TEST_CONF": json.dumps({"distlock_url": url})}
+        process = worker(APP, pool="threads", concurrency=2, env=env)
+        assert words in process.log()
+        assert "until it can, tasks do as lock_on_outage says" in process.log()
+
+        later = tasks.look.delay(key)
+        failed = tasks.fail_on_outage.delay(key).get(timeout=30, propagate=False)
+        assert type(failed).__name__ == "StoreUnavailableError"
+        assert words in str(failed)
+        process.wait_log(f"look[{later.id}] is sent again in ")
+        assert tasks.journal.read(key) == []
+        if wrong == "database":
+            return  # nobody can give it to the server while that runs
+        if wrong == "password":
+            client.config_set("requirepass", "")
+        else:
+            client.execute_command("ACL", "SETUSER", "default", "+select")
+    assert later.get(timeout=60) > 0
+
+
 def test_a_task_that_runs_while_the_store_goes_and_comes_is_not_lost(
     tasks, worker, private_server, key
 ):

@@ -1,0 +1,50 @@
+-- return.lua: tell one who found the key taken, and does not queue, when to come again.
+-- KEYS lock queue returns
+-- ARGV hold_ms least_ms most_ms
+-- returns in how many ms its turn is expected | -1: not within most_ms; none is kept for it
+--
+-- hold_ms   how long such a task had its key of late; 0: the caller does not know
+-- least_ms  for how long a holder is left alone who has had the key for longer than usual
+--
+-- Nothing is promised by a turn and nobody is kept out by one: they only keep those who come again
+-- from coming all at once, or long after the key is free.
+local LOCK, QUEUE, RETURNS = KEYS[1], KEYS[2], KEYS[3]
+local hold_ms, least_ms, most_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+
+local SHORTEST_MS = 10 -- a hold, with what a message takes to come
+local SHARE = 0.5 -- of a hold is between two turns: better two come for a key than none
+local OVERTIME = 0.75 -- of what a hold has taken is what it is given then
+local KEPT_MS = 60000 -- after the last turn, what is known of the key
+
+-- What somebody else has written there counts for nothing.
+local function number(value)
+    local found = tonumber(value or 0) or 0
+    return found > 0 and found < 2 ^ 53 and found or 0
+end
+
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + time[2] / 1000
+local told = redis.call('HMGET', RETURNS, 'next', 'hold')
+local usual_ms = number(told[2])
+if hold_ms > 0 then
+    usual_ms = usual_ms > 0 and (usual_ms + hold_ms) / 2 or hold_ms
+end
+local hold = math.max(usual_ms, SHORTEST_MS)
+-- The token is the time of the grant. Nobody knows when one will end who has had the key for longer
+-- than usual: the longer that is, the later he is looked at again.
+local since_ms = number(redis.call('HGET', LOCK, 'token')) / 1000
+local age_ms = since_ms > 0 and math.max(0, now_ms - since_ms) or 0
+local left_ms = hold - age_ms
+if left_ms < 0 then
+    left_ms, hold = math.max(OVERTIME * age_ms, least_ms), age_ms
+end
+local turn_ms = math.max(number(told[1]), now_ms + left_ms + redis.call('ZCARD', QUEUE) * hold)
+local wait_ms = math.ceil(turn_ms - now_ms)
+-- A full server refuses these; then they come when they come.
+redis.pcall('HSET', RETURNS, 'hold', string.format('%.0f', usual_ms))
+redis.call('PEXPIRE', RETURNS, most_ms + KEPT_MS)
+if wait_ms > most_ms then
+    return -1
+end
+redis.pcall('HSET', RETURNS, 'next', string.format('%.0f', turn_ms + SHARE * hold))
+return wait_ms

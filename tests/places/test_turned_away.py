@@ -1,0 +1,171 @@
+"""Servers that do not take us as a client: each is an outage, and its words say what to set."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_distlock.errors import QuorumError, StoreUnavailableError
+from celery_distlock.stores.refusals import said
+from celery_distlock.stores.wires import TurnedAwayError
+from tests import servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EXECUTABLES = [None, *([servers.REDIS_EXECUTABLE] if servers.REDIS_EXECUTABLE else [])]
+LOADING = b"-LOADING Redis is loading the dataset in memory\r\n"
+HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
+TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
+DENIED = b"-DENIED Redis is running in protected mode because protected mode is enabled\r\n"
+
+
+@pytest.fixture(params=["", "?scripts=off"], ids=["scripts", "plain"])
+def ask(opened, request):
+    """Ask the server at a URL for a key, twice: the second time over what the first one left."""
+
+    def try_it(url: str, match: str) -> None:
+        store = opened(url + request.param)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError, match=match) as caught:
+                store.acquire("k", "a", 5.0)
+            assert "hunter2" not in str(caught.value)
+
+    return try_it
+
+
+@pytest.fixture(params=EXECUTABLES, ids=lambda path: "redis" if path else "valkey")
+def server(request, private_server):
+    return private_server(executable=request.param)
+
+
+@contextmanager
+def speaker(answer: bytes, *, at_once: bool = False, last: bool = True) -> Iterator[str]:
+    """What answers whatever it is asked with *answer*; hangs up after that if it is the *last*."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            kept = []
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    break
+                if not at_once:
+                    connection.recv(65536)
+                connection.sendall(answer)
+                kept.append(connection)
+                if last:
+                    kept.pop().close()
+            for connection in kept:
+                connection.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+def as_user(server, *rights: str, database: int = 0) -> str:
+    """The URL for a user who has nothing but these *rights*."""
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "clerk", "reset", "on", ">hunter2", *rights)
+    return f"redis://clerk:hunter2@127.0.0.1:{server.port}/{database}"
+
+
+def test_a_database_that_is_not_there(ask, server):
+    ask(server.url.removesuffix("0") + "99", "no database of that number")
+
+
+def test_a_database_that_is_not_there_of_most_servers_of_several(opened, server):
+    hosts = [f"127.0.0.1:{server.port}"]
+    store = opened(f"redlock://{','.join(hosts * 1)},localhost:{server.port},[::1]:1/99")
+
+    with pytest.raises(QuorumError, match="no database of that number"):
+        store.acquire("k", "a", 5.0)
+
+
+def test_a_password_that_is_missing(ask, server):
+    with server.client() as client:
+        client.config_set("requirepass", "hunter2")
+
+    ask(server.url, "a password is missing in the URL")
+
+
+def test_a_password_that_is_wrong(ask, server):
+    with server.client() as client:
+        client.config_set("requirepass", "secret")
+
+    ask(server.url.replace("//", "//:hunter2@"), "user and password in the URL are not")
+
+
+def test_a_password_too_many(ask, server):
+    ask(server.url.replace("//", "//:hunter2@"), "a password too many|user and password")
+
+
+def test_a_user_who_is_switched_off(ask, server):
+    ask(as_user(server, "+@all", "~*", "off"), "user and password in the URL are not")
+
+
+def test_a_user_who_may_not_choose_the_database(ask, server):
+    ask(as_user(server, "+@all", "~*", "-select", database=1), r"this user lacks \+select")
+
+
+def test_a_user_who_may_nothing(ask, server):
+    ask(as_user(server), r"this user lacks \+(evalsha|set)")
+
+
+def test_too_many_clients(ask, server):
+    with server.client() as client:
+        client.config_set("maxclients", 1)
+        ask(server.url, "max number of clients.*'maxclients'")
+
+
+def test_a_cluster_has_but_one_database():
+    refusal = TurnedAwayError("SELECT is not allowed in cluster mode")
+
+    assert "redis+cluster://" in said(refusal, "distlock")
+
+
+def test_a_replica_that_has_lost_its_master(ask, private_server):
+    master = private_server()
+    replica = private_server(
+        options={
+            "replicaof": f"127.0.0.1 {master.port}",
+            "replica-serve-stale-data": "no",
+        }
+    )
+    master.stop()
+
+    ask(replica.url, "Link with MASTER is down|read only replica")
+
+
+def test_a_server_that_starts(ask):
+    with speaker(LOADING, last=False) as url:
+        ask(url, "loading the dataset")
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_server_in_protected_mode(ask, at_once):
+    with speaker(DENIED, at_once=at_once) as url:
+        ask(url, "protected mode")
+
+
+def test_a_web_server(ask):
+    with speaker(HTTP) as url:
+        ask(url, r"what answers there is no Redis \(.*HTTP/1.1 400")
+
+
+def test_a_server_that_speaks_first(ask):
+    with speaker(b"SSH-2.0-OpenSSH_9.2\r\n", at_once=True, last=False) as url:
+        ask(url, r"what answers there is no Redis")
+
+
+def test_a_server_that_wants_tls(ask):
+    with speaker(TLS_ALERT) as url:
+        ask(url, "rediss://")

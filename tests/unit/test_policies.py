@@ -1,0 +1,65 @@
+"""When "retry" sends a task again, by what is known of the conflict."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_distlock.policies import Conflict, Requeue, Resend, Retry, Wait
+
+SETTLED = Retry(jitter=False)
+
+
+def conflict(attempts: int = 0, remaining: float = 0.0) -> Conflict:
+    return Conflict("k", "h", remaining, attempts)
+
+
+def decided(policy: Retry, *facts: float) -> Resend:
+    decision = policy.decide(conflict(*facts))
+    assert isinstance(decision, Resend)
+    return decision
+
+
+@pytest.mark.parametrize(
+    ("attempts", "delay"), [(0, 1.0), (1, 2.0), (3, 8.0), (6, 60.0), (10**9, 60.0)]
+)
+def test_by_the_clock_each_delay_is_twice_the_last_up_to_the_most(attempts, delay):
+    assert decided(SETTLED, attempts).delay == delay
+
+
+@pytest.mark.parametrize(("attempts", "delay"), [(0, 1.0), (4, 13.0), (6, 13.0)])
+def test_by_the_clock_it_comes_soon_after_the_end_of_the_holders_lease(attempts, delay):
+    assert decided(SETTLED, attempts, 12.0).delay == delay
+
+
+def test_a_lease_without_an_end_bounds_nothing():
+    assert decided(SETTLED, 6, float("inf")).delay == 60.0
+
+
+@pytest.mark.parametrize(
+    ("attempts", "least"), [(0, 0.05), (1, 0.1), (3, 0.4), (5, 1.0), (10**9, 1.0)]
+)
+def test_a_holder_who_is_late_is_left_alone_for_longer_each_time(attempts, least):
+    assert decided(SETTLED, attempts).within == (least, 60.0)
+
+
+def test_what_is_longer_than_the_most_is_not_waited():
+    assert decided(Retry(delay=10.0, max_delay=2.0, jitter=False), 9) == Resend(2.0, (2.0, 2.0))
+
+
+def test_jitter_is_between_half_and_all():
+    delays = [decided(Retry(), 3).delay for _ in range(200)]
+
+    assert 4.0 <= min(delays) < 5.0
+    assert 7.0 < max(delays) <= 8.0
+
+
+def test_without_turns_the_store_is_not_asked():
+    assert decided(Retry(turns=False, jitter=False)) == Resend(1.0, None)
+
+
+def test_who_waits_first_asks_the_store_then():
+    decision = Wait(then="retry").decide(conflict())
+
+    assert isinstance(decision, Resend)
+    assert decision.within is not None
+    assert not isinstance(Wait(then=Requeue()).decide(conflict()), Resend)
