@@ -267,7 +267,8 @@ class Admin:
     def _send(self, store: Store, wake: Wake) -> None:
         assert store.courier is not None, "the runtime gives its store one"
         try:
-            store.courier(wake)
+            if store.courier(wake):
+                return
         except (NotOursError, UnsendableError):
             raise
         except Exception as error:

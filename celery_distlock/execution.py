@@ -100,6 +100,7 @@ class Execution:
         self._run = self._run_id(request.retries or 0) if self.message else ""
         if self.message:
             events.switch(task.app, self._received.get("events", ""))
+            Runtime.of(task.app).relay.near = self._received.get("desk", "")
         self._taken: list[Hold] = []
         self._entered: list[Hold] = []
         self._ended = Ended.NO

@@ -20,6 +20,7 @@ from .lease import Terms
 from .location import borrowed_url, with_option
 from .masking import mask_urls
 from .policies import Policy, resolve
+from .relay import Relay
 from .settings import TASK_OPTIONS, Layer, Settings, closest
 from .stores import Store, open_store
 from .stores.base import UnsendableError, Wake
@@ -56,6 +57,7 @@ class Runtime:
         self.parking: Any = None  # parks what arrives, in a worker that consumes
         self.looking: Any = None  # looks at the keys of what does, likewise
         self.trust = Trust(app, self)
+        self.relay = Relay(self)
         self._imported = False
 
     @classmethod
@@ -94,17 +96,19 @@ class Runtime:
         url = self.settings.url or borrowed_url(self._app.conf)
         return open_store(with_option(url, replicas=self.settings.replicas or None), prefix)
 
-    def _send(self, wake: Wake) -> None:
+    def _send(self, wake: Wake) -> bool:
         """
-        Send what was woken.
+        Send what was woken; true: to a worker, false: to the broker.
 
         Raises:
             RefusedError: It is not for this process to send.
             UnsendableError: It is for nobody to send.
         """
         try:
-            self.trust.check(wake)
+            if self.relay.push(wake, self.trust.check(wake)):
+                return True
             publish(self._app, wake.envelope)
+            return False
         except MalformedError as error:
             raise UnsendableError(str(error)) from error
         except RefusedError as refusal:

@@ -141,6 +141,13 @@ class Trust:
         # Not by `queues[...]`, which makes up the queues that there are not.
         return signed or dict.__contains__(queues, routing_key) or routing_key in self._routes(task)
 
+    def queues_of(self, exchange: str, routing_key: str) -> list[str]:
+        """Return the names of the queues to which such a message comes, as far as is known."""
+        if not exchange:
+            return [routing_key]
+        queues = list(dict.values(self._app.amqp.queues))
+        return [each.name for each in queues if _leads_to(each, exchange, routing_key)]
+
     def refuse(self, wake: Wake, refusal: RefusedError) -> None:
         """Log *refusal*, the first time that there is this one."""
         with self._mutex:

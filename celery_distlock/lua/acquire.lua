@@ -157,7 +157,7 @@ if mode ~= 'try' then
     if mode ~= 'wait' then
         keep_parcel()
         redis.call('HSET', TASKS, 's:' .. run, integer(stands))
-        redis.call('HDEL', TASKS, 'n:' .. run)
+        redis.call('HDEL', TASKS, 'n:' .. run, 'd:' .. run)
         redis.call('ZREM', WOKEN, run)
         status = 'parked'
     end

@@ -7,7 +7,8 @@
 -- queue  zset    who waits, by arrival (µs): "p:<run>" parked, "b:<inbox> <owner>" blocked
 -- tasks  hash    of every run that is parked or on its way: e:<run> its envelope, s:<run> its
 --                arrival, h:<run> the desk of a worker that takes it, t:<run> its task's name,
---                n:<run> how often it was sent
+--                n:<run> how often it was sent, d:<run> how often it was pushed to a worker that
+--                had not parked it, and that did not take it
 -- woken  zset    runs on their way, by the time (ms) at which they are sent again; also runs that
 --                have come but that nobody else keeps until they end
 -- fence  string  the last token: the time (µs) of the grant, or more if the clock was set back

@@ -94,6 +94,15 @@ local function hand_over(own, stands)
     end
 end
 
+-- Whether a woken run has not come to its key yet, as far as is known.
+local function on_its_way(run)
+    local held = redis.call('HMGET', LOCK, 'owner', 'run')
+    local has_come = held[2] == run and held[1] ~= 'parked:' .. run
+    local ends_ms = tonumber(redis.call('ZSCORE', DONE, '~' .. run) or 0)
+    local ends = ends_ms > microseconds() / 1000 -- else it is taken for dead
+    return not has_come and not ends and redis.call('ZSCORE', WOKEN, run)
+end
+
 -- How often a run's message was given to the broker since it was parked last.
 local function times_sent(run)
     return math.max(0, tonumber(redis.call('HGET', TASKS, 'n:' .. run) or 0) or 0)
@@ -139,7 +148,7 @@ end
 -- Strikes a run from the parked ones; true if it was there.
 local function unpark(run)
     local parked = redis.call('HDEL', TASKS, 'e:' .. run, 's:' .. run, 'h:' .. run)
-    redis.call('HDEL', TASKS, 't:' .. run, 'n:' .. run)
+    redis.call('HDEL', TASKS, 't:' .. run, 'n:' .. run, 'd:' .. run)
     if parked == 0 then
         return false
     end

@@ -11,7 +11,7 @@ for _, run in ipairs(redis.call('ZRANGE', WOKEN, 0, ARGV[1] - 1)) do
     local runs = held[2] == run and held[1] ~= 'parked:' .. run
     if not runs and not redis.call('ZSCORE', DONE, '~' .. run) then
         redis.call('ZADD', WOKEN, 'XX', 0, run)
-        redis.call('HDEL', TASKS, 'n:' .. run)
+        redis.call('HDEL', TASKS, 'n:' .. run, 'd:' .. run)
         roused = roused + 1
     end
 end

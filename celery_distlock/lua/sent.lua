@@ -16,7 +16,7 @@ end
 redis.call('ZREM', QUEUE, '') -- a full server refuses a script's first write, but not this one
 if again == '1' then
     redis.call('ZREM', DONE, '~' .. run)
-    redis.call('HDEL', TASKS, 'n:' .. run)
+    redis.call('HDEL', TASKS, 'n:' .. run, 'd:' .. run)
     redis.call('ZADD', WOKEN, 'XX', 0, run)
     return 1
 end

@@ -9,7 +9,7 @@ import secrets
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -31,6 +31,7 @@ __all__ = [
     "NotOursError",
     "Ownership",
     "Parcel",
+    "Peer",
     "Release",
     "RenewOutcome",
     "Reply",
@@ -229,6 +230,13 @@ class Parcel(NamedTuple):
     task: str = ""
 
 
+class Peer(NamedTuple):
+    """A worker that takes woken runs at its desk, past the broker."""
+
+    address: str
+    free: int  # so many more tasks it could start now
+
+
 class Inbox(ABC):
     """Where one blocked waiter learns that the key may be its own."""
 
@@ -284,14 +292,15 @@ class Store(ABC):
 
     Attributes:
         identity: Equal for stores in which a key is the same lock.
-        courier: Called with each `Wake` that a release brings, to send its envelope; raises
+        courier: Called with each `Wake` that a release brings, to send its envelope; returns true
+            if it was pushed to a worker (see `push`), and not given to the broker. Raises
             `NotOursError` for one that others have to send, and `UnsendableError` for one that
             nobody can.
     """
 
     abilities: ClassVar[frozenset[Ability]]
     identity: str
-    courier: Callable[[Wake], None] | None = None
+    courier: Callable[[Wake], bool | None] | None = None
 
     @abstractmethod
     def acquire(
@@ -424,13 +433,44 @@ class Store(ABC):
         """Return where *owner* can wait for *key*, listening already."""
         return Glances(owner)
 
-    def desk(self, receive: Callable[[Wake], None]) -> Desk | None:
+    def desk(self, receive: Callable[[Wake], object]) -> Desk | None:
         """
         Open a desk: from now on *receive* is called, in a thread, with each run pushed to it.
 
         What it does not take is sent by the next sweep. None if this store cannot push.
         """
         return None
+
+    def note_desk(self, queues: Sequence[str], peer: Peer, seconds: float) -> list[Peer]:
+        """
+        Note that a desk of this process takes woken runs of these broker queues, for *seconds*.
+
+        0: not any more. Returns those others that do, as `find_desks`.
+        """
+        return []
+
+    def find_desks(self, queues: Sequence[str], near: Sequence[str] = ()) -> list[Peer]:
+        """
+        Return desks that take woken runs of any of these broker queues, of workers that live.
+
+        Those of the addresses *near* first, then some that have most free slots; not all of them.
+        """
+        return []
+
+    def push(self, wake: Wake, addresses: Iterable[str]) -> bool:
+        """
+        Push a woken run to the first of these desks that is attended; false: the broker is for it.
+
+        What is not taken there is found by the next sweep; false if that came to pass too often.
+        """
+        return False
+
+    def tend(self, wakes: Sequence[Wake], seconds: float) -> None:  # noqa: B027  # likewise
+        """
+        Note that runs are with this process, which starts them when it can.
+
+        For *seconds* nobody sends them elsewhere; 0: it does not start them any more.
+        """
 
     def sent(self, wake: Wake) -> None:  # noqa: B027  # without a queue there is nothing to note
         """Note that a woken run's message is with the broker."""
@@ -585,11 +625,12 @@ class Store(ABC):
         assert self.courier is not None
         try:
             try:
-                self.courier(wake)
+                pushed = self.courier(wake)
             except UnsendableError as error:
                 _tell_unsendable(wake, error)
-                on_sent = None
-            self.sent(wake)
+                pushed, on_sent = False, None
+            if not pushed:
+                self.sent(wake)
         except NotOursError:
             self._note_left(wake)
             return Sending.LEFT

@@ -26,7 +26,7 @@ from .base import Desk, Inbox, Wake
 from .servers import Place, Servers, slot_of
 from .wires import TIMEOUT, Connect, known
 
-__all__ = ["Post", "PushDesk"]
+__all__ = ["Post", "PushDesk", "parcel_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -356,7 +356,7 @@ class PushInbox(Inbox):
 class PushDesk(Desk):
     """A desk that servers push to, each over a connection with a thread that listens to it."""
 
-    def __init__(self, channel: str, servers: Servers, receive: Callable[[Wake], None]) -> None:
+    def __init__(self, channel: str, servers: Servers, receive: Callable[[Wake], object]) -> None:
         self.address = channel
         self._servers = servers
         self._receive = receive
@@ -401,8 +401,14 @@ class PushDesk(Desk):
             logger.exception("what was pushed for %r was not taken; the next sweep sends it", name)
 
 
+def parcel_of(record: str, wake: Wake) -> bytes:
+    """Return what is pushed of a run, as lua/queue.lua makes it; *record* is its key's lock."""
+    name, run = (part.encode("utf-8", "surrogateescape") for part in (record, wake.run))
+    return b"%d %d %b%b%b" % (len(name), len(run), name, run, wake.envelope)
+
+
 def _pushed(payload: bytes) -> Wake:
-    """Return the run that lua/queue.lua has pushed; raise :exc:`ValueError` if it is none."""
+    """Return the run that was pushed; raise :exc:`ValueError` if it is none."""
     lock_length, run_length, rest = payload.split(b" ", 2)
     end = int(lock_length)
     middle = end + int(run_length)

@@ -6,10 +6,11 @@ A request that got no answer is repeated here, with the same owner, and nowhere 
 
 import logging
 import math
+import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from redis.exceptions import (
@@ -33,6 +34,7 @@ from .base import (
     KeyState,
     Ownership,
     Parcel,
+    Peer,
     Release,
     RenewOutcome,
     Reply,
@@ -41,7 +43,7 @@ from .base import (
     forget_after_fork,
 )
 from .listing import SWEEP_BATCH, RedisListing, text, token_of, unreadable
-from .pushes import Post, PushDesk, PushInbox
+from .pushes import Post, PushDesk, PushInbox, parcel_of
 from .refusals import facts_of, memory_doubts, passes, said
 from .rights import IN_A_CLUSTER, REHEARSAL, lacking
 from .servers import Place
@@ -63,11 +65,14 @@ logger = logging.getLogger(__name__)
 
 DESK_PATIENCE = 1.0  # seconds until the server pushes; a worker that begins to consume waits
 PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
+MOST_PEERS = 10  # desks of a broker's queue that are told of
+MOST_SLOTS = 10_000  # that anybody's word is taken for
 MOST_LEFT = 10_000  # runs that are known to have been left to others
 PAUSES_FOR_A_SLOT = (0.5, 1.0)  # more, while a cluster moves the key's slot
 TURN = 0.9  # of the interval between sweeps: for so long the sweepers' turn is one's own
 REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
 
+_DESK = "desk"
 _LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the others"
 
 
@@ -262,8 +267,8 @@ class RedisStore(RedisListing):
 
         return PushInbox(owner, find)
 
-    def desk(self, receive: Callable[[Wake], None]) -> Desk:
-        channel = f"{self._prefix}:desk:{uuid.uuid4().hex}"
+    def desk(self, receive: Callable[[Wake], object]) -> Desk:
+        channel = f"{self._prefix}:{_DESK}:{uuid.uuid4().hex}"
         self._desk = desk = PushDesk(channel, self._servers, receive)
         if self._servers.in_order:
             desk.attend(self._place("", channel), DESK_PATIENCE)
@@ -277,6 +282,70 @@ class RedisStore(RedisListing):
         if desk is not None and desk.address == address:
             desk.attend(place, patience)
         return place.channel
+
+    def note_desk(self, queues: Sequence[str], peer: Peer, seconds: float) -> list[Peer]:
+        desk, for_ms = self._desk, milliseconds(seconds) if seconds else 0
+        if seconds and desk is not None and desk.address == peer.address:
+            desk.attend(self._front(peer.address), DESK_PATIENCE)
+        note = peer.address, max(0, peer.free), for_ms, MOST_PEERS, ""
+        found = self._peers([self._of_queue(queue, *note) for queue in queues])
+        return [each for each in found if each.address != peer.address]
+
+    def find_desks(self, queues: Sequence[str], near: Sequence[str] = ()) -> list[Peer]:
+        words = "", 0, 0, MOST_PEERS, " ".join(filter(self._is_desk, near))
+        return self._peers([self._of_queue(queue, *words) for queue in queues])
+
+    def _of_queue(self, queue: str, *arguments: Any) -> Call:
+        return script_call(_DESKS, (f"{self._prefix}:desks:{{{slot_name(queue)}}}:",), *arguments)
+
+    def _peers(self, calls: Sequence[Call]) -> list[Peer]:
+        """Return who is told of, each once; what is no desk of ours is passed over."""
+        found: dict[str, Peer] = {}
+        for answer in self._attempt_once(calls):
+            if isinstance(answer, Exception):
+                if not isinstance(answer, ResponseError) or passes(answer):
+                    raise StoreUnavailableError(f"{self.address} cannot serve: {answer}")
+                said = self._refusal(answer, "the desks")
+                self._complaints.tell("desks", "%s: woken tasks may go by the broker", said)
+                continue
+            for address, free in zip(map(text, answer[::2]), answer[1::2], strict=True):
+                if self._is_desk(address):
+                    found.setdefault(address, Peer(address, min(MOST_SLOTS, _number(free))))
+        return list(found.values())
+
+    def _is_desk(self, address: str) -> bool:
+        stem, _, name = address.rpartition(":")
+        return stem == f"{self._prefix}:{_DESK}" and re.fullmatch("[0-9a-f]{32}", name) is not None
+
+    def push(self, wake: Wake, addresses: Iterable[str]) -> bool:
+        known = list(filter(self._is_desk, addresses))
+        if not known:
+            return False
+        became = self._ask([self._call(_PUSH, wake.name, wake.run)], wake.name).answers[0]
+        if became == 1:
+            return any(self._publish(wake, address) for address in known)
+        return bool(became == 0)  # it has come: there is nothing to send
+
+    def _publish(self, wake: Wake, address: str) -> bool:
+        """Whether anybody has heard it."""
+        place, payload = self._front(address), parcel_of(f"{self._stem(wake.name)}lock", wake)
+        verb = "SPUBLISH" if place.sharded else "PUBLISH"
+        # By the address: a channel that is not of one slot is told of by the node of that.
+        told = command(address.encode(), verb, place.channel, payload)
+        heard = self._ask([told], wake.name).answers[0]
+        return isinstance(heard, int) and heard > 0
+
+    def _front(self, address: str) -> Place:
+        """Return where a desk takes what is parked at any key."""
+        try:
+            return self._servers.place(address.encode(), address)
+        except (RedisError, OSError) as error:
+            raise StoreUnavailableError(f"{self.address} cannot serve: {error}") from error
+
+    def tend(self, wakes: Sequence[Wake], seconds: float) -> None:
+        for_ms = milliseconds(seconds) if seconds else 0
+        if wakes:
+            self._attempt([self._call(_TEND, wake.name, wake.run, for_ms) for wake in wakes])
 
     def _place(self, name: str, channel: str) -> Place:
         try:
@@ -546,6 +615,13 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
 
 
+def _number(value: bytes) -> int:
+    try:
+        return max(0, round(float(value)))
+    except (ValueError, OverflowError):
+        return 0
+
+
 def _plain(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
@@ -555,10 +631,11 @@ _SCRIPTS = [
     for name in (
         *("acquire", "acquire_all", "renew", "release", "drop"),
         *("sent", "sweep", "index", "inspect", "cancel", "turn", "return"),
+        *("desks", "push", "tend"),
     )
 ]
 _ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE, _DROP, *_OTHERS = _SCRIPTS
-_SENT, _SWEEP, _INDEX, _INSPECT, _CANCEL, _TURN, _RETURN = _OTHERS
+_SENT, _SWEEP, _INDEX, _INSPECT, _CANCEL, _TURN, _RETURN, _DESKS, _PUSH, _TEND = _OTHERS
 _RENEWALS = {
     1: RenewOutcome.RENEWED,
     0: RenewOutcome.HELD,

@@ -21,6 +21,8 @@ from celery_distlock.trust import RefusedError
 
 from .lobby import parks
 from .loop import LoopCalls
+from .precedence import Precedence
+from .roster import Roster
 
 __all__ = ["DeskStep"]
 
@@ -46,6 +48,8 @@ class DeskStep(bootsteps.StartStopStep):
         self._desk: Desk | None = None
         self._calls: LoopCalls | None = None
         self._settler: _Settler | None = None
+        self._roster: Roster | None = None
+        self._first = Precedence(None)
 
     def include_if(self, parent: Any) -> bool:
         """Whether there are locked tasks, and a store that parks."""
@@ -55,21 +59,24 @@ class DeskStep(bootsteps.StartStopStep):
         """Open the desk."""
         store = self._runtime.store
         self._settler = _Settler(store)
+        self._first = Precedence(parent.controller)
         # Without an event loop they are taken in the thread that listens, as Celery's timer does
         # with tasks that have an ETA.
         self._calls = calls = LoopCalls(parent.hub, lambda call: call())
         self._desk = store.desk(functools.partial(self._receive, parent, calls))
         self._runtime.desk = self._desk.address if self._desk else ""
         self._runtime.forget = self._settler.forget
+        if self._desk:
+            self._roster = Roster(parent, store, self._desk.address)
 
     def stop(self, parent: Any) -> None:
         """Close it: what wakes now goes through the broker, to another worker."""
         self._runtime.desk = ""
         self._runtime.forget = None
-        for part in (self._desk, self._calls, self._settler):
+        for part in (self._roster, self._desk, self._calls, self._settler):
             if part is not None:
                 part.close()
-        self._desk = self._calls = self._settler = None
+        self._roster = self._desk = self._calls = self._settler = None
 
     terminate = shutdown = stop
 
@@ -83,8 +90,7 @@ class DeskStep(bootsteps.StartStopStep):
         except Exception:
             logger.exception(_NOT_TAKEN, shown(key_of(wake.name)))
         else:
-            told = wake._replace(envelope=b"")  # its name is all that is needed from here on
-            calls.put(functools.partial(self._try, consumer, told, message))
+            calls.put(functools.partial(self._try, consumer, wake, message))
 
     def _try(self, consumer: Any, wake: Wake, message: Message) -> None:
         try:
@@ -98,8 +104,11 @@ class DeskStep(bootsteps.StartStopStep):
         if strategy is None or settler is None:
             return  # the sweep sends it, to somebody who knows it
         late = consumer.app.tasks[name].acks_late
-        ack, reject = settler.callbacks(wake, late=late)
-        strategy(message, None, ack, reject, consumer.on_task_message)
+        ack, reject = settler.callbacks(wake._replace(envelope=b""), late=late)
+        with self._first():
+            strategy(message, None, ack, reject, consumer.on_task_message)
+        if self._roster is not None:
+            self._roster.add(wake, message.headers["id"])
 
 
 class _Settler:

@@ -6,7 +6,7 @@ import inspect
 import itertools
 import re
 import shlex
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -14,7 +14,16 @@ import pytest
 import redis
 
 from celery_distlock.errors import StoreUnavailableError
-from celery_distlock.stores.base import Ended, Ownership, Parcel, RenewOutcome, Status, Store
+from celery_distlock.stores.base import (
+    Ended,
+    Ownership,
+    Parcel,
+    Peer,
+    RenewOutcome,
+    Status,
+    Store,
+    Wake,
+)
 from celery_distlock.stores.refusals import said
 from celery_distlock.stores.rights import IN_A_CLUSTER, REHEARSAL
 from tests import servers
@@ -136,6 +145,18 @@ def cluster(
         node.ask("ACL", "DELUSER", prefix)
 
 
+def push(store: Store, wake: Wake) -> None:
+    """Push what was woken to a desk that it was not parked from."""
+    desk = store.desk(lambda wake: None)
+    assert desk is not None
+    with closing(desk):
+        peer = Peer(desk.address, 1)
+        store.note_desk(["queue"], peer, 60.0)
+        assert store.find_desks(["queue"]) == [peer]
+        assert store.push(wake, [peer.address])
+        store.tend([wake], 60.0)
+
+
 def every_request(store: Store) -> None:
     """Ask *store* all that it can be asked, and look what comes of it."""
     names = noting(store)
@@ -156,9 +177,11 @@ def every_request(store: Store) -> None:
     assert store.parked("k", "t2:0:0:0") is not None
     assert "k" in {key for found in store.find_keys() for key in found}
     assert store.cancel("k", "t4:0:0:0").released
+    assert store.turn("k", 0.0, (0.1, 60.0), 30.0)
 
     released = store.release("k", "a", run="t1:0:0:0", ended=Ended.YES_AND_MAY_COME_AGAIN)
     assert released.wake is not None
+    push(store, released.wake)
     store.dispatch(released.wake)
     store.sent(released.wake)
     store.came_back(released.wake)
@@ -168,6 +191,9 @@ def every_request(store: Store) -> None:
     assert store.acquire("k", "c", 60.0, run="t2:0:0:0", keep=True).status is Status.GRANTED
     assert store.release("k", "c", keep_for=("t2:0:0:0", 60.0)).released
     assert store.drop(released.wake).released
+
+    assert store.line_up("next", "t6:0:0:0", parcel, 30.0, store.time(30.0)).holder == ""
+    assert [wake.run for wake in store.wake_next("next")] == ["t6:0:0:0"]
 
     assert store.acquire("left", "a", 60.0).status is Status.GRANTED
     assert store.line_up("left", "t5:0:0:0", Parcel(b"envelope"), 30.0).status is Status.PARKED

@@ -136,15 +136,19 @@ class World(RuleBasedStateMachine):
         self.sweepers: list[Iterator[Wake]] = []
         self.belated: list[Callable[[], object]] = []  # what is done in the end, by whomever
         self.last_tokens = dict.fromkeys(KEYS, 0)
-        self.calm = self.slow = False
+        self.calm = self.slow = self.pushes = False
         self.mishap = ""
         self.error_outside = sys.exc_info()[1]
         store.courier = self.publish
 
-    @initialize(calm=st.booleans())
-    def begin(self, calm: bool) -> None:
-        """In calm weather nobody dies, no answer is lost and everything goes quickly."""
-        self.calm = calm
+    @initialize(calm=st.booleans(), pushes=st.booleans())
+    def begin(self, calm: bool, pushes: bool) -> None:
+        """
+        In calm weather nobody dies, no answer is lost and everything goes quickly.
+
+        With *pushes* the broker is the last resort.
+        """
+        self.calm, self.pushes = calm, pushes
 
     # What can be found
 
@@ -487,17 +491,30 @@ class World(RuleBasedStateMachine):
             return self.mishap == "it says late that it has sent"
         return True
 
-    def publish(self, wake: Wake) -> None:
+    def publish(self, wake: Wake) -> bool:
         run = self.runs[wake.run]
         assert wake == run.wake
         if self.mishap == "it dies before it sends":
             raise _Interrupted
+        if self.pushes and self.push(wake):
+            if self.mishap.startswith("it "):
+                raise _Interrupted
+            return True
         self.broker.append(Message(run, woken=True))
         if self.mishap == "it says late that it has sent":
             self.slow = True  # it may be taken for sent when it has to be sent anew
             self.belated.append(lambda: self.say_sent(wake))
         if self.mishap.startswith("it "):
             raise _Interrupted
+        return False
+
+    def push(self, wake: Wake) -> bool:
+        try:
+            pushed = self.store.push(wake, [worker.desk for worker in self.store.workers])
+        except StoreUnavailableError:
+            return False
+        self.tally["pushes"] += pushed
+        return pushed
 
     def say_sent(self, wake: Wake) -> None:
         with contextlib.suppress(StoreUnavailableError):

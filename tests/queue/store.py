@@ -143,7 +143,7 @@ class Worker:
     def __init__(self, store: UnluckyStore) -> None:
         self._store = store
         self.pushed: list[Wake] = []
-        self.desk = f"{store.identity}:{next(store.numbers)}"
+        self.desk = f"{store._prefix}:desk:{next(store.numbers):032x}"
         self._mailbox = f"{store.identity}:{next(store.numbers)}"
         self._post = ToldPost(store._servers.connect(None))
         desk = PushDesk(self.desk, store._servers, self.pushed.append)

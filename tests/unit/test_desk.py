@@ -43,7 +43,7 @@ def test_what_is_pushed_is_read_before_the_event_loop_has_it(app):
 
     (call,) = calls.made
     _, wake, message = call.args
-    assert wake == Wake("sku", "i:0:0:0", b"")
+    assert wake == Wake("sku", "i:0:0:0", envelope())
     assert message.payload == [[], {}, {}]
 
 

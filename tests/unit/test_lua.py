@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 
 from celery_distlock import lua
-from celery_distlock.stores.base import Ended, Ownership, Parcel
+from celery_distlock.stores.base import Ended, Ownership, Parcel, Peer
 from celery_distlock.stores.redis import RedisStore
 from celery_distlock.stores.wires import Wire
 
@@ -81,6 +81,7 @@ def test_the_header_names_every_key_that_is_used(name):
 def test_no_script_makes_up_a_key(name):
     # A cluster, and a proxy before one, route a script by the keys that it declares.
     named = {"LOCK", "QUEUE", "TASKS", "WOKEN", "FENCE", "DONE", "RETURNS", "KEYS[1]", "KEYS[2]"}
+    named |= {"UNTIL", "FREE"}
     calls = re.findall(r"redis\.p?call\('(\w+)'(?:, ([\w\[\]]+))?", code(name))
 
     assert calls
@@ -173,6 +174,10 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     store.acquire("k", "c", 30.0, queue=Parcel(b"envelope"), run="run")
     wake = store.release("k", "a", ended=Ended.YES, run="other").wake
     store.sent(wake)
+    peer = Peer(store.desk(lambda wake: None).address, 1)
+    store.note_desk(["celery"], peer, 5.0)
+    store.push(wake, [peer.address])
+    store.tend([wake], 5.0)
     store.came_back(wake)
     store.drop(wake._replace(run="another"))
     list(store.sweep(0.05))

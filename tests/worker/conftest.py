@@ -90,12 +90,13 @@ class Locks:
             )
 
     def forget_desk(self, key: str) -> None:
-        """Make who is parked come by the broker, as if the worker that parked it were gone."""
+        """Make who is parked come by the broker, as if no worker could take it from its desk."""
         record = self.record(key).removesuffix("lock") + "tasks"
         with redis.Redis.from_url(self.app.conf.result_backend) as client:
             for field in client.hkeys(record):
                 if field.startswith(b"h:"):
                     client.hdel(record, field)
+                    client.hset(record, field.replace(b"h:", b"d:", 1), 1000)
 
 
 class Site(Locks):

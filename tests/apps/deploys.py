@@ -1,0 +1,44 @@
+"""Locked tasks of a moment beside a backlog of plain ones, in more than one queue."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from kombu import Queue
+
+from celery_distlock import LockedTask, install
+from tests.apps import make_app
+from tests.apps.journal import Journal
+
+app = make_app(__name__)
+app.conf.update(
+    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
+    task_queues=[Queue("celery"), Queue("other")],
+    task_default_queue="celery",
+    task_ignore_result=True,
+    **json.loads(os.environ.get("DISTLOCK_TEST_DEPLOYS", "{}")),
+)
+install(app)
+journal = Journal.of_environment()
+
+
+@app.task(base=LockedTask, bind=True, lock_key="{key}", shared=False)
+def brief(self: Any, key: str, number: int) -> None:
+    journal.write(key, [number, time.time(), self.request.hostname])
+    time.sleep(0.01)
+
+
+@app.task(shared=False)
+def pause(seconds: float) -> None:
+    journal.write("pauses", None)
+    time.sleep(seconds)
+
+
+if os.environ.get("DISTLOCK_TEST_DEPLOYS_KNOWS_MORE"):
+
+    @app.task(base=LockedTask, lock_key="{key}", shared=False)
+    def of_the_new_version(key: str) -> None:
+        journal.write(key, os.getpid())

@@ -1,0 +1,157 @@
+"""Which worker a woken run is pushed to, and what somebody else's records make of that."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from types import SimpleNamespace
+
+import pytest
+from redis import Redis
+
+from celery_distlock.relay import Relay, by_room
+from celery_distlock.stores.base import Parcel, Peer
+from celery_distlock.stores.redis import RedisStore
+from tests.waiting import wait_until
+
+MESSAGE = {"exchange": "", "routing_key": "celery"}
+
+
+@pytest.fixture
+def store(redis_url, prefix):
+    with closing(RedisStore(redis_url, prefix)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(redis_url):
+    with Redis.from_url(redis_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def relay(store):
+    trust = SimpleNamespace(queues_of=lambda exchange, routing_key: [exchange or routing_key])
+    return Relay(SimpleNamespace(store=store, trust=trust))
+
+
+@pytest.fixture
+def staff(store):
+    """Open a desk, and note it for a queue; return its address and what comes to it."""
+    opened = []
+
+    def begin(*, free=1, queue="celery"):
+        came = []
+        desk = store.desk(came.append)
+        opened.append(desk)
+        store.note_desk([queue], Peer(desk.address, free), 60.0)
+        return desk.address, came
+
+    yield begin
+    for desk in opened:
+        desk.close()
+
+
+def wake(store, run="run"):
+    store.acquire("k", "a", 60.0)
+    store.acquire("k", "b", 60.0, queue=Parcel(b"envelope"), run=run)
+    return store.release("k", "a").wake
+
+
+def records(prefix, queue="celery"):
+    return [f"{prefix}:desks:{{{queue}}}:{name}" for name in ("until", "free")]
+
+
+def test_its_own_worker_has_it_first_though_it_is_full(store, relay, staff):
+    own, came = staff(free=0)
+    staff(free=100)
+    relay.near = own
+
+    assert relay.push(wake(store), MESSAGE)
+
+    wait_until(lambda: came, what="the push")
+
+
+def test_its_own_worker_does_not_have_it_if_it_does_not_consume_the_queue(store, relay, staff):
+    own, _ = staff(queue="other")
+    _, came = staff()
+    relay.near = own
+
+    assert relay.push(wake(store), MESSAGE)
+
+    wait_until(lambda: came, what="the push")
+
+
+def test_where_nobody_consumes_the_queue_the_broker_has_it(store, relay, staff):
+    staff(queue="other")
+
+    assert not relay.push(wake(store), MESSAGE)
+
+
+def test_a_worker_is_chosen_by_how_many_tasks_it_could_begin():
+    peers = [Peer("full", 0), Peer("small", 1), *(Peer(f"big {n}", 40) for n in range(50))]
+
+    chosen = Counter(by_room(peers)[0].address for _ in range(2000))
+
+    assert not chosen["full"]
+    assert chosen["small"] < 20
+    assert len(chosen) > 40
+    assert by_room(peers)[-1].address == "full"
+
+
+def test_records_of_another_type_send_it_by_the_broker_and_are_told_once(
+    store, relay, staff, client, prefix, caplog
+):
+    staff()
+    for record in records(prefix):
+        client.delete(record)
+        client.set(record, "no desks")
+
+    for number in range(3):
+        woken = wake(store, f"run {number}")
+        assert not relay.push(woken, MESSAGE)
+        store.drop(woken)
+    staff()
+
+    told = [each for each in caplog.records if "woken tasks may go by the broker" in each.message]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("score", ["inf", "-inf", "1e300", "-5"])
+def test_what_is_no_desk_is_told_nothing(store, relay, staff, client, prefix, score):
+    _, came = staff()
+    hostile = [f"{prefix}:inbox:{'a' * 32}", f"{prefix}:desk:{'A' * 32}", "x", "", b"\xff", "{}"]
+    hostile += [f"elsewhere:desk:{'a' * 32}", f"{prefix}:desk:{'a' * 32}\n", "news * x"]
+    ear = client.pubsub(ignore_subscribe_messages=True)
+    for address in hostile:
+        ear.subscribe(address)
+        for record in records(prefix):
+            client.zadd(record, {address: "inf" if record.endswith("until") else score})
+    while ear.get_message(timeout=0.2) is not None:
+        pass
+
+    relay.push(wake(store), MESSAGE)
+    found = store.find_desks(["celery"])
+
+    assert all(peer.address.startswith(f"{prefix}:desk:") for peer in found)
+    assert ear.get_message(timeout=0.2) is None
+    ear.close()
+    del came
+
+
+def test_so_many_free_slots_are_not_believed(store, staff, client, prefix):
+    address, _ = staff()
+    client.zadd(records(prefix)[1], {address: "inf"})
+
+    (found,) = store.find_desks(["celery"])
+
+    assert found.free <= 10_000
+
+
+def test_nothing_is_left_of_desks_that_are_gone(store, staff, client, prefix):
+    address, _ = staff()
+    assert all(0 < client.pttl(record) <= 60_000 for record in records(prefix))
+
+    store.note_desk(["celery"], Peer(address, 0), 0.0)
+
+    assert not client.exists(*records(prefix))

@@ -1,0 +1,200 @@
+"""What is parked by a worker that is gone runs in another one, past what waits in the broker."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.waiting import wait_until
+from tests.workers import WorkerProcess
+
+APP = "tests.apps.deploys"
+KNOWS_MORE = "DISTLOCK_TEST_DEPLOYS_KNOWS_MORE"
+ENV = {KNOWS_MORE: "1"}
+MANY = 20
+MOST = 5.0  # seconds; on a calm machine a tenth of that
+
+
+@pytest.fixture
+def start(bare_site, tmp_path):
+    """Start a worker of the site; all of them are gone after the test."""
+    started: list[WorkerProcess] = []
+
+    def begin(**arguments):
+        env = {**bare_site.env, **arguments.pop("env", {})}
+        worker = WorkerProcess(APP, folder=tmp_path, env=env, **arguments)
+        started.append(worker)
+        worker.start()
+        return worker
+
+    yield begin
+    for worker in started:
+        if worker.running:
+            worker.process.terminate()
+    for worker in started:
+        worker.stop(warm=2.0, cold=5.0)
+    bare_site.tasks.app.control.purge()
+    for worker in started:
+        print(f"---- {worker.name}\n{worker.log()[-3000:]}")  # noqa: T201
+
+
+def park(site, key, *, count=MANY, **options):
+    for number in range(count):
+        site.tasks.brief.apply_async((key, number), **options)
+    site.wait_queued(key, count)
+
+
+def burden(site, seconds, *, slots=2, each=0.02):
+    """Send work of *seconds* for so many slots, and wait until it has begun."""
+    for _ in range(round(seconds * slots / each)):
+        site.tasks.pause.delay(each)
+    site.journal.wait("pauses")
+
+
+def took(site, key, released_at, count=MANY):
+    notes = site.journal.wait(key, count, timeout=60.0)
+    assert sorted(number for number, *_ in notes) == list(range(count))
+    print("begun after", *(f"{at - released_at:.2f}" for _, at, _ in notes))  # noqa: T201
+    return notes[-1][1] - released_at
+
+
+def receipts(worker):
+    lines = worker.log().splitlines()
+    return sum("deploys.brief[" in line and line.endswith(" received") for line in lines)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("end", ["warm", "killed"])
+def test_tasks_that_a_worker_has_parked_before_it_was_gone_pass_the_backlog(
+    bare_site, start, key, end, pool
+):
+    site = bare_site
+    with site.held(key):
+        old = start(concurrency=2)
+        park(site, key)
+        start(concurrency=2, pool=pool)
+        if end == "warm":
+            old.stop()
+        else:
+            old.kill(whole=True)
+        burden(site, 15.0)
+        released_at = time.time()
+    seconds = took(site, key, released_at)
+    print(f"{pool}, {end}: {MANY} tasks in {seconds:.2f} s")  # noqa: T201
+
+    assert seconds < MOST
+
+
+def test_a_worker_of_another_queue_is_given_nothing(bare_site, start, key):
+    site = bare_site
+    with site.held(key):
+        old = start()
+        park(site, key, count=3)
+        start(args=["-Q", "other"])
+        new = start()
+        old.stop()
+
+    notes = site.journal.wait(key, 3)
+
+    assert {who for *_, who in notes} == {new.name}
+
+
+def test_a_worker_that_consumes_a_queue_no_more_is_given_nothing_of_it(bare_site, start, key):
+    site = bare_site
+    control = site.tasks.app.control
+    with site.held(key):
+        old = start()
+        park(site, key, count=3)
+        cancelled, new = start(), start()
+        control.cancel_consumer("celery", destination=[cancelled.name], reply=True)
+        takers = lambda: len(site.store.find_desks(["celery"]))  # noqa: E731
+        wait_until(lambda: takers() == 2, what="the queue to be cancelled")
+        old.stop()
+        wait_until(lambda: takers() == 1, what="the old worker to be gone")
+        control.add_consumer("other", destination=[cancelled.name], reply=True)
+        wait_until(lambda: site.store.find_desks(["other"]), what="another queue")
+
+    notes = site.journal.wait(key, 3)
+
+    assert {who for *_, who in notes} == {new.name}
+
+
+def test_a_queue_that_nobody_consumes_keeps_its_tasks_for_who_will(bare_site, start, key):
+    site = bare_site
+    with site.held(key):
+        old = start(args=["-Q", "other"])
+        park(site, key, count=3, queue="other")
+        start(args=["-Q", "celery"])
+        old.stop()
+
+    site.wait_queued(key, 2)
+    new = start(args=["-Q", "other"])
+    notes = site.journal.wait(key, 3)
+
+    assert {who for *_, who in notes} == {new.name}
+
+
+def test_what_a_full_worker_cannot_begin_is_begun_by_one_that_has_a_free_slot(
+    bare_site, start, key
+):
+    site = bare_site
+    with site.held(key):
+        full = start()
+        park(site, key, count=1)
+        site.tasks.pause.delay(60.0)
+        site.journal.wait("pauses")
+        free = start(concurrency=2)
+        released_at = time.time()
+
+    assert took(site, key, released_at, count=1) < MOST
+    (note,) = site.journal.read(key)
+    assert note[2] == free.name
+    full.kill(whole=True)
+
+
+@pytest.mark.faults
+def test_what_waits_in_a_worker_that_dies_is_begun_by_another(bare_site, start, key):
+    site = bare_site
+    with site.held(key):
+        doomed = start()
+        park(site, key, count=1)
+        site.tasks.pause.delay(60.0)
+        site.journal.wait("pauses")
+    wait_until(lambda: receipts(doomed) == 2, what="the task to be pushed")
+    doomed.kill(whole=True)
+    died_at = time.time()
+    start()
+
+    assert took(site, key, died_at, count=1) < 4 * MOST
+
+
+@pytest.mark.faults
+def test_a_worker_that_stands_still_costs_its_parked_tasks_one_wait(bare_site, start, key):
+    site = bare_site
+    with site.held(key):
+        still = start()
+        park(site, key, count=10)
+        start()
+        still.pause()
+        released_at = time.time()
+    seconds = took(site, key, released_at, count=10)
+    print(f"10 tasks in {seconds:.2f} s")  # noqa: T201
+
+    assert seconds < 3 * MOST
+    still.resume()
+
+
+def test_what_a_worker_does_not_know_comes_to_one_that_does(bare_site, start, key):
+    site = bare_site
+    with site.held(key):
+        old = start()
+        site.tasks.of_the_new_version.delay(key)
+        site.wait_queued(key)
+        ignorant = start(env={KNOWS_MORE: ""})
+        old.stop()
+    ignorant.wait_log("its task is no locked task of this app")
+    start()
+
+    site.journal.wait(key, timeout=60.0)
