@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 RIVALS := .venv/.rivals
 
-.PHONY: help demo docs test test-oldest test-drivers lint bench clean
+.PHONY: help demo docs test test-oldest test-drivers chaos lint bench clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -52,6 +52,11 @@ $(DRIVERS:%=test-%): test-%: .venvs/%/.ready
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e . $(DRIVER_TOOLS) \
 	  'celery==$(word 2,$(subst -, ,$*)).*' 'redis==$(word 4,$(subst -, ,$*)).*'
 	@touch $@
+
+# SEED repeats what is sent and what happens; CHAOS has further arguments, such as --place cluster.
+chaos: SECONDS := 300
+chaos: $(READY)  ## real workers under real faults, five minutes; SECONDS=60 for one
+	@$(BIN)/python -m tests.chaos.run --seconds $(SECONDS) $(SEED:%=--seed %) $(CHAOS)
 
 lint: $(READY)  ## check style, types and the direction of imports
 	$(BIN)/ruff check

@@ -1,0 +1,123 @@
+"""
+The tasks of `make chaos`, and what they write down: who believed to hold which key, and when.
+
+Each note is one line in one file that all processes append to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from celery_distlock import LockedTask, clock, install, policies
+from celery_distlock.errors import LockLostError
+from celery_distlock.runtime import Runtime
+from celery_distlock.stores import Ability
+from tests.apps import make_app
+from tests.chaos.breakages import BREAKAGES
+from tests.chaos.terms import LEASE, SWEEP, VISIBILITY
+
+app = make_app(__name__)
+app.conf.update(
+    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
+    distlock_lease=LEASE,
+    distlock_sweep_interval=SWEEP,
+    task_acks_late=True,  # or else a task whose process is killed is gone, with or without locks
+    task_reject_on_worker_lost=True,
+)
+app.conf.broker_transport_options.update(
+    visibility_timeout=VISIBILITY,
+    unacked_restore_interval=1,
+    unacked_restore_throttle=1,
+    unacked_mutex_expire=2,
+)
+install(app)
+store = Runtime.of(app).store
+PARKS = Ability.PARK in store.abilities
+
+AGAIN = policies.Retry(delay=0.2, max_delay=2.0)
+WAIT = policies.Wait(timeout=1.0, then="requeue" if PARKS else AGAIN)
+GOES_BACK = {"lock_on_lost": "requeue"} if PARKS else {}
+
+
+class Notes:
+    """The file that all processes append to; a line is one write, so no two mix."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._files: dict[int, int] = {}
+
+    def write(self, **facts: Any) -> None:
+        file = self._files.get(os.getpid())
+        if file is None:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            file = self._files[os.getpid()] = os.open(self._path, flags)
+        os.write(file, json.dumps(facts).encode() + b"\n")
+
+
+notes = Notes(os.environ["DISTLOCK_CHAOS_NOTES"])
+
+
+def hold_for(task: Any, seconds: float) -> None:
+    """Hold what *task* has for so long, and note from when to when that was believed."""
+    holds = task.lock._holds
+    who = {"id": task.request.id, "pid": os.getpid(), "execution": holds[0].owner}
+    for hold in holds:
+        what = {"key": hold.key, "begin": hold.held_since, "token": hold.token}
+        notes.write(**who, **what, owner=hold.owner, run=hold.run)
+    ended = "broken off"
+    try:
+        until = clock.monotonic() + seconds
+        while clock.monotonic() < until:
+            task.lock.ensure_held()
+            time.sleep(0.01)
+        ended = "done"
+    except LockLostError:
+        ended = "lost"
+        raise
+    finally:
+        now = clock.monotonic()
+        for hold in holds:
+            notes.write(owner=hold.owner, end=min(now, hold.valid_until), ended=ended)
+
+
+if PARKS:
+
+    @app.task(base=LockedTask, lock_key="{key}", bind=True, **GOES_BACK)
+    def requeue(self: Any, key: str, seconds: float) -> None:
+        """Park until the key is free."""
+        hold_for(self, seconds)
+
+    @app.task(base=LockedTask, lock_key=["{key}", "{other}"], bind=True, **GOES_BACK)
+    def pair(self: Any, key: str, other: str, seconds: float) -> None:
+        """Park until both keys are free."""
+        hold_for(self, seconds)
+
+
+@app.task(base=LockedTask, lock_key="{key}", lock_on_conflict=AGAIN, bind=True, **GOES_BACK)
+def retry(self: Any, key: str, seconds: float) -> None:
+    """Come again later."""
+    hold_for(self, seconds)
+
+
+@app.task(base=LockedTask, lock_key="{key}", lock_on_conflict=WAIT, bind=True, **GOES_BACK)
+def wait(self: Any, key: str, seconds: float) -> None:
+    """Block until the key is free."""
+    hold_for(self, seconds)
+
+
+@app.task(bind=True)
+def plain(self: Any, key: str, seconds: float) -> None:
+    """Do the same without a lock: what Celery alone makes of the faults."""
+    begin = clock.monotonic()
+    owner = f"plain {os.getpid()} {begin}"
+    who = {"id": self.request.id, "pid": os.getpid(), "execution": owner}
+    notes.write(**who, key="", begin=begin, token=0, owner=owner, run="")
+    time.sleep(seconds)
+    notes.write(owner=owner, end=clock.monotonic(), ended="done")
+
+
+for breakage in filter(None, [os.environ.get("DISTLOCK_CHAOS_BREAK")]):
+    BREAKAGES[breakage]()

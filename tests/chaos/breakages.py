@@ -1,0 +1,44 @@
+"""
+Locks that are wrong, to see that `make chaos` finds it.
+
+Who wakes nobody, or forgets, is found at once; the other two if a fault comes at the right moment:
+:mod:`tests.history` goes after those.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_distlock.stores.base import Release, Sending, Store
+from celery_distlock.stores.redis import RedisStore
+from tests.history import actor
+
+
+def wake_nobody() -> None:
+    """Whom a release wakes is not told; nobody sweeps."""
+    Store.dispatch = lambda self, wake, **_: Sending.LEFT  # type: ignore[method-assign]
+    RedisStore.sweep = lambda self, interval: iter(())  # type: ignore[method-assign]
+    RedisStore.desk = lambda self, receive: None  # type: ignore[method-assign]
+
+
+def forget_the_parked() -> None:
+    """A release loses one in thirty of those that it wakes."""
+    right = RedisStore.release
+    counted = iter(range(10**9))
+
+    def wrong(self: RedisStore, *args: Any, **options: Any) -> Release:
+        released = right(self, *args, **options)
+        if next(counted) % 30 == 0:
+            for waiter in self.waiters(args[0], limit=1):
+                if waiter.run:
+                    self.cancel(args[0], waiter.run)
+        return released
+
+    RedisStore.release = wrong  # type: ignore[method-assign]
+
+
+BREAKAGES = {
+    **actor.BREAKAGES,
+    "wakes nobody": wake_nobody,
+    "forgets the parked": forget_the_parked,
+}

@@ -1,0 +1,259 @@
+"""
+What must not be in a history of tasks, faults and queues; knows nothing of how it came about.
+
+All times are those of `celery_distlock.clock`, which is one for all processes of a machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.chaos.terms import SWEEP
+from tests.history import history
+from tests.history.history import Belief
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+AFTERMATH = 2.0  # seconds; for so long after its end a fault explains what is out of the ordinary
+SETTLING = 1.0  # seconds after a body's end in which its result is stored and its message acked
+LONG = 5.0  # seconds that a key with waiters should not stand still, outside of faults
+# Seconds that it must not: a worker that is killed may have been handed a key just before, which is
+# kept for it for five seconds, and then found by a sweep; the next one has to get to a free slot.
+PATIENCE = 5.0 + 2 * SWEEP + 2.0
+BLINK = 1.0  # seconds; between looks that are further apart, anything may have happened
+
+
+class Fault(NamedTuple):
+    """What happened to workers or servers, and until when: by then all is as it was before."""
+
+    kind: str
+    begin: float
+    end: float
+
+
+class Run(NamedTuple):
+    """One execution of a task, as far as it held one key; of several keys there are several."""
+
+    id: str
+    key: str
+    begin: float
+    end: float
+    token: int
+    owner: str
+    run: str
+    execution: str
+    outcome: str  # done; lost: it lost its lock; broken off; killed; "?": nobody knows
+
+
+class Look(NamedTuple):
+    """What one look at a key saw: how many want it, and who stands in its queue, in order."""
+
+    key: str
+    at: float  # when it was asked for
+    until: float  # when it was answered
+    wanted: int
+    queue: tuple[str, ...]  # runs, or owners of who is blocked
+
+
+@dataclass
+class History:
+    """
+    Everything that is known.
+
+    Attributes:
+        sent: The ids of the tasks.
+        dropped: Those of them that the broker's driver lost, see `broker`.
+        final: The outcomes after which a task is not expected to run again.
+    """
+
+    sent: set[str] = field(default_factory=set)
+    runs: list[Run] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    dropped: set[str] = field(default_factory=set)
+    final: frozenset[str] = frozenset({"done"})
+
+    @property
+    def missing(self) -> set[str]:
+        """Tasks that have not run to an end."""
+        return self.sent - {run.id for run in self.runs if run.outcome in self.final}
+
+
+class Standstill(NamedTuple):
+    """For how long a key that was wanted had nobody at work."""
+
+    seconds: float
+    key: str = ""
+    since: float = 0.0
+
+
+@dataclass
+class Verdict:
+    """What is wrong, in words; and what is worth a number."""
+
+    tasks: int
+    lost: list[str]
+    dropped: int
+    overlaps: list[str]
+    fallen: list[str]
+    disordered: list[str]
+    repeated: list[str]
+    standstill: Standstill  # the longest
+    long_standstills: int
+    pairs: int  # of waiters whose order was judged
+    twice: int  # tasks that ran more than once, for a reason or not
+    locks_lost: int
+
+    def broken(self, patience: float = PATIENCE) -> list[str]:
+        """Return all that must not be; *patience* is for a key that stands still, in seconds."""
+        stands = self.standstill
+        still = [f"{stands.key} stood still for {stands.seconds:.1f} s from {stands.since:.1f} on"]
+        return [
+            *(f"lost: {each}" for each in self.lost),
+            *(f"overlap: {each}" for each in self.overlaps),
+            *(f"fallen: {each}" for each in self.fallen),
+            *(f"out of order: {each}" for each in self.disordered),
+            *(f"twice: {each}" for each in self.repeated),
+            *(still if stands.seconds > patience else []),
+        ]
+
+
+def judge(told: History) -> Verdict:
+    beliefs = [Belief(run.key, run.begin, run.end, run.token, run.owner) for run in told.runs]
+    wrong = list(history.faults(beliefs))
+    fallen = [each for each in wrong if each.startswith("tokens")]
+    disordered, pairs = _disordered(told)
+    executions = _executions(told.runs)
+    standstills = list(_standstills(told))
+    return Verdict(
+        tasks=len(told.sent),
+        lost=sorted(told.missing - told.dropped),
+        dropped=len(told.missing & told.dropped),
+        overlaps=[each for each in wrong if each not in fallen],
+        fallen=fallen,
+        disordered=disordered,
+        repeated=list(_repeated(executions, told.faults)),
+        standstill=max(standstills, default=Standstill(0.0)),
+        long_standstills=sum(each.seconds > LONG for each in standstills),
+        pairs=pairs,
+        twice=sum(len(each) > 1 for each in executions.values()),
+        locks_lost=sum(run.outcome == "lost" for run in told.runs),
+    )
+
+
+# Once
+
+
+def _executions(runs: Iterable[Run]) -> Mapping[str, list[Run]]:
+    """The executions of each task, in order: of several keys, the last one taken tells."""
+    found: dict[str, dict[str, Run]] = defaultdict(dict)
+    for run in sorted(runs, key=lambda run: run.begin):
+        found[run.id][run.execution] = run
+    return {task: list(executions.values()) for task, executions in found.items()}
+
+
+def _repeated(executions: Mapping[str, list[Run]], faults: list[Fault]) -> Iterator[str]:
+    """Tasks that ran again though nothing had come between their first run and its end."""
+    for task, runs in executions.items():
+        for one, other in itertools.pairwise(runs):
+            disturbed = _struck(faults, one.begin, one.end + SETTLING)
+            if one.outcome == "done" and not disturbed:
+                yield f"{task}: {one} and {other}"
+
+
+# In order
+
+
+def _disordered(told: History) -> tuple[list[str], int]:
+    """
+    Who began before one that stood before it in the queue, with no fault meanwhile; how many pairs.
+
+    Two are compared who were seen in one queue together, from when they were so for the last time.
+    """
+    begins = defaultdict(list)
+    for run in told.runs:
+        for name in (run.run, run.owner):
+            begins[run.key, name].append(run.begin)
+    found, pairs = [], 0
+    for (key, one, other), look in _last_seen_together(told.looks).items():
+        first, second = (_next(begins[key, name], look.at) for name in (one, other))
+        if first is None or second is None or _struck(told.faults, look.at, second):
+            continue
+        if min(first, second) < look.until:
+            continue  # it may have been a second delivery that stood there, of one that had begun
+        pairs += 1
+        if second < first:
+            found.append(f"{key}: {other} began {first - second:.2f} s before {one}")
+    return found, pairs
+
+
+def _last_seen_together(looks: Iterable[Look]) -> Mapping[tuple[str, str, str], Look]:
+    seen: dict[tuple[str, str, str], Look] = {}
+    for look in sorted(looks, key=lambda look: look.at):
+        for one, other in itertools.combinations(look.queue, 2):
+            seen[look.key, one, other] = look
+            seen.pop((look.key, other, one), None)  # one of them has come to the queue anew
+    return seen
+
+
+def _next(times: list[float], after: float) -> float | None:
+    return min((time for time in times if time > after), default=None)
+
+
+# On the move
+
+
+def _standstills(told: History) -> Iterator[Standstill]:
+    work = defaultdict(list)
+    for run in told.runs:
+        work[run.key].append((run.begin, run.end))
+    away = [(fault.begin, fault.end) for fault in told.faults]
+    for key, times in _wanted(told.looks).items():
+        for begin, end in times:
+            for since, until in _without(begin, end, work[key] + away):
+                yield Standstill(until - since, key, since)
+
+
+def _wanted(looks: Iterable[Look]) -> Mapping[str, list[tuple[float, float]]]:
+    """From when to when somebody wanted each key, by all looks in between."""
+    times: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    by_key = defaultdict(list)
+    for look in sorted(looks, key=lambda look: look.at):
+        by_key[look.key].append(look)
+    for key, of_one in by_key.items():
+        for one, other in itertools.pairwise(of_one):
+            if not (one.wanted and other.wanted and other.at - one.at < BLINK):
+                continue
+            if times[key] and times[key][-1][1] == one.at:
+                times[key][-1] = (times[key][-1][0], other.at)
+            else:
+                times[key].append((one.at, other.at))
+    return times
+
+
+def _without(
+    begin: float, end: float, others: list[tuple[float, float]]
+) -> Iterator[tuple[float, float]]:
+    """What is left of a time without those *others*."""
+    for first, last in sorted(others):
+        if last <= begin or first >= end:
+            continue
+        if first > begin:
+            yield begin, first
+        begin = max(begin, last)
+    if begin < end:
+        yield begin, end
+
+
+def _struck(faults: Iterable[Fault], begin: float, end: float) -> bool:
+    return any(fault.begin <= end and begin <= fault.end + AFTERMATH for fault in faults)
+
+
+def counted(faults: Iterable[Fault]) -> str:
+    """How many there were of each kind."""
+    kinds = Counter(fault.kind for fault in faults)
+    return ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds)) or "none"

@@ -1,0 +1,312 @@
+"""One lock store, its workers, who sends them tasks and who looks on; and what happens to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import uuid
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from celery_distlock import clock
+from celery_distlock.errors import StoreError
+from celery_distlock.stores import Ability, open_store
+from celery_distlock.testing import EmbeddedServer
+from tests.apps import make_app
+from tests.chaos import broker
+from tests.chaos.judge import Fault, History, Look, Run
+from tests.chaos.terms import KEYS, LEASE
+from tests.waiting import wait_until
+from tests.workers import WorkerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.chaos.places import Place
+
+APP = "tests.chaos.app"
+WORKERS = 3
+SLOTS = 3  # of each worker
+RATE = 16.0  # tasks a second
+MOST_WAITING = 80  # tasks; no more are sent while so many have not run
+BURST = 0.1  # of all that is sent: several tasks for one key at once
+CONTROL = 0.15  # likewise: tasks without a lock
+LOOK_EVERY = 0.2  # seconds
+PAUSES = (1.0, 3.0)  # seconds between faults
+QUIET = 7.0  # seconds, now and then, in which a key that stands still can be seen to
+BACKLOG = 10.0  # seconds after which what nobody has received is with the broker no more
+DRAIN = 80.0  # seconds for all that was sent to run; a message that got lost is sent anew after 60
+
+
+class Sent(NamedTuple):
+    """A task that was sent."""
+
+    name: str
+    at: float
+
+
+class Notebook:
+    """What the tasks have written down; read by the sender and, in the end, for the judge."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+        self._read = 0
+        self._mutex = threading.Lock()
+        self._begun: dict[str, dict[str, Any]] = {}
+        self._ended: dict[str, dict[str, Any]] = {}
+        self.final = frozenset({"done"})
+        self.finished: set[str] = set()  # tasks that have run to a final outcome
+
+    def refresh(self) -> None:
+        with self._mutex, self.path.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._read += len(line)
+                note = json.loads(line)
+                (self._ended if "end" in note else self._begun)[note["owner"]] = note
+                if note.get("ended") in self.final:
+                    self.finished.add(self._begun[note["owner"]]["id"])
+
+    def runs(self, deaths: dict[int, float]) -> Iterator[Run]:
+        """All that ran; *deaths* says when those that were killed were last known to live."""
+        self.refresh()
+        for owner, note in self._begun.items():
+            end = self._ended.get(owner)
+            if end is not None:
+                until, outcome = end["end"], end["ended"]
+            else:  # a process of which nobody knows when it died has lived until here at least
+                until = max(note["begin"], deaths.get(note["pid"], 0.0))
+                outcome = "killed" if note["pid"] in deaths else "?"
+            facts = (note[name] for name in ("token", "owner", "run", "execution"))
+            yield Run(note["id"], note["key"], note["begin"], until, *facts, outcome)
+
+
+class Stage:
+    """
+    Workers over one place for locks, with a broker of their own that nothing happens to.
+
+    Args:
+        place: Where the locks are, running.
+        folder: For logs and notes.
+        choose: Chooses what is sent and what happens.
+        pairs: Send tasks, too, that need two keys.
+        breakage: What is to be wrong with the locks, see `breakages`.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        folder: Path,
+        choose: random.Random,
+        *,
+        pairs: bool = False,
+        breakage: str = "",
+    ) -> None:
+        self._place = place
+        self._folder = folder
+        self._choose = choose
+        self._pairs = pairs
+        self._breakage = breakage
+        self._broker = EmbeddedServer()
+        self._workers: list[WorkerProcess] = []
+        self._deaths: dict[int, float] = {}
+        self._sent: dict[str, Sent] = {}
+        self._looks: list[Look] = []
+        self._faults: list[Fault] = []
+        self._stops = threading.Event()
+        self._sends = True
+        self.died: list[str] = []  # workers that ended and were not killed
+        self.notebook = Notebook(folder / "notes")
+
+    def __enter__(self) -> Self:
+        self._broker.start()
+        prefix = f"chaos-{uuid.uuid4().hex[:8]}"
+        os.environ.update(
+            DISTLOCK_TEST_BROKER=self._broker.url,
+            DISTLOCK_TEST_BACKEND=self._broker.url,
+            DISTLOCK_TEST_STORE=self._place.url,
+            DISTLOCK_TEST_PREFIX=prefix,
+            DISTLOCK_CHAOS_NOTES=os.fspath(self.notebook.path),
+            DISTLOCK_CHAOS_BREAK=self._breakage,
+        )
+        self._app = make_app("chaos")
+        self._store = open_store(self._place.url, f"{prefix}:lock")
+        self._parks = Ability.PARK in self._store.abilities
+        if not self._parks:  # a task whose lock is lost fails there, and is not requeued
+            self.notebook.final = frozenset({"done", "lost"})
+        for _ in range(WORKERS):
+            self._start_worker()
+        for worker in self._workers:
+            worker.wait_ready()
+        self._threads = [
+            threading.Thread(target=self._send, args=(self._choose.random(),), daemon=True),
+            threading.Thread(target=self._look, daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stops.set()
+        for worker in self._workers:
+            worker.kill(whole=True)
+        for thread in getattr(self, "_threads", ()):
+            thread.join(10.0)
+        self._store.close()
+        self._app.close()
+        self._broker.close()
+
+    def play(self, until: float) -> None:
+        """Let faults happen until then, then let all that was sent run."""
+        todo: deque[str] = deque()
+        while clock.monotonic() < until:
+            quiet = self._choose.random() < 0.2
+            self._stops.wait(QUIET if quiet else self._choose.uniform(*PAUSES))
+            if clock.monotonic() >= until:
+                break
+            if not todo:  # all of them, before the first comes again
+                todo.extend(self._choose.sample(list(self._kinds), len(self._kinds)))
+            self._happen(todo.popleft())
+        self._sends = False
+        begin = clock.monotonic()
+        while clock.monotonic() < begin + DRAIN:
+            self.notebook.refresh()
+            missing = self._sent.keys() - self.notebook.finished
+            if clock.monotonic() > begin + BACKLOG:
+                missing -= self._dropped(missing)
+            if not missing:
+                return
+            self._stops.wait(0.5)
+
+    def history(self) -> tuple[History, History]:
+        """What became of the locked tasks, and of those without a lock."""
+        runs = list(self.notebook.runs(self._deaths))
+        plain = {task for task, sent in self._sent.items() if sent.name == "plain"}
+        locked = History(
+            self._sent.keys() - plain,
+            [run for run in runs if run.id not in plain],
+            self._faults,
+            self._looks,
+            final=self.notebook.final,
+        )
+        control = History(plain, [run for run in runs if run.id in plain], self._faults)
+        for each in (locked, control):
+            each.dropped = self._dropped(each.missing)
+        return locked, control
+
+    def _dropped(self, missing: set[str]) -> set[str]:
+        sent = {task: self._sent[task].at for task in missing}
+        logs = [file.read_text(errors="replace") for file in self._folder.glob("*.log")]
+        return broker.dropped(sent, self._faults, logs)
+
+    # What happens
+
+    @property
+    def _kinds(self) -> dict[str, Callable[[random.Random], None]]:
+        ours = {"child": self._kill_child, "worker": self._kill_worker, "stop": self._stop_worker}
+        return {**ours, **self._place.faults}
+
+    def _happen(self, kind: str) -> None:
+        self._mourn()
+        begin = clock.monotonic()
+        self._kinds[kind](self._choose)
+        self._faults.append(Fault(kind, begin, clock.monotonic()))
+
+    def _kill_child(self, choose: random.Random) -> None:
+        worker = choose.choice(self._ready())
+        child = choose.choice(worker.children())
+        self._kill(child)
+
+    def _kill(self, pid: int) -> None:
+        self._deaths[pid] = clock.monotonic()  # before: it lived until then at least
+        os.kill(pid, 9)
+
+    def _kill_worker(self, choose: random.Random) -> None:
+        """All of it, or its main process alone, which leaves orphans."""
+        worker = choose.choice(self._ready())
+        self._workers.remove(worker)
+        whole = choose.random() < 0.5
+        if whole:
+            now = clock.monotonic()
+            self._deaths.update(dict.fromkeys(worker.children(), now))
+        worker.kill(whole=whole)
+        self._start_worker()
+
+    def _stop_worker(self, choose: random.Random) -> None:
+        """For longer than a lease."""
+        worker = choose.choice(self._ready())
+        worker.pause()
+        self._stops.wait(LEASE + choose.uniform(0.3, 2.0))
+        worker.resume()
+
+    def _ready(self) -> list[WorkerProcess]:
+        """The workers that serve, once they are two."""
+
+        def ready() -> list[WorkerProcess]:
+            found = [each for each in self._workers if " ready." in each.log() and each.children()]
+            return found if len(found) >= WORKERS - 1 else []
+
+        return wait_until(ready, timeout=60.0, what="workers to be ready")
+
+    def _start_worker(self) -> None:
+        worker = WorkerProcess(
+            APP, folder=self._folder, concurrency=SLOTS, args=["--without-heartbeat"]
+        )
+        worker.start(wait=False)
+        self._workers.append(worker)
+
+    def _mourn(self) -> None:
+        for worker in list(self._workers):
+            if not worker.running:
+                self.died.append(f"{worker.name} ended by itself: {worker.process.returncode}")
+                self._workers.remove(worker)
+                self._start_worker()
+
+    # Meanwhile
+
+    def _send(self, seed: float) -> None:
+        choose = random.Random(seed)
+        names = ["retry", "wait"]
+        if self._parks:
+            names += ["requeue", "requeue"] + ["pair"] * self._pairs
+        while not self._stops.wait(choose.expovariate(RATE)):
+            self.notebook.refresh()
+            if not self._sends or len(self._sent) - len(self.notebook.finished) > MOST_WAITING:
+                continue
+            name = "plain" if choose.random() < CONTROL else choose.choice(names)
+            keys = choose.sample(KEYS, 2 if name == "pair" else 1)
+            for _ in range(choose.randrange(4, 9) if choose.random() < BURST else 1):
+                seconds = choose.uniform(0.02, 0.2)
+                at = clock.monotonic()
+                sent = self._app.send_task(f"{APP}.{name}", (*keys, seconds))
+                self._sent[sent.id] = Sent(name, at)
+
+    def _look(self) -> None:
+        while not self._stops.wait(LOOK_EVERY):
+            try:
+                self._look_once()
+            except StoreError:
+                continue  # a fault is on
+
+    def _look_once(self) -> None:
+        begin = clock.monotonic()
+        states = self._store.look(KEYS)
+        end = clock.monotonic()
+        for key, state in zip(KEYS, states, strict=True):
+            wanted = state.waiting + state.woken
+            self._looks.append(Look(key, begin, end, wanted, ()))
+        for key, state in zip(KEYS, states, strict=True):
+            if state.waiting > 1:
+                self._look_at_queue(key)
+
+    def _look_at_queue(self, key: str) -> None:
+        begin = clock.monotonic()
+        waiters = self._store.waiters(key)
+        queue = tuple(each.run or each.owner for each in waiters if not each.woken)
+        self._looks.append(Look(key, begin, clock.monotonic(), len(waiters), queue))

@@ -1,0 +1,213 @@
+"""Whoever judges has to find what is wrong, and nothing else."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from celery_distlock import clock
+from tests.chaos import broker
+from tests.chaos.judge import Fault, History, Look, Run, judge
+
+
+def run(task: str, begin: float, end: float, **other: object) -> Run:
+    facts = {
+        "id": task,
+        "key": "key",
+        "begin": begin,
+        "end": end,
+        "token": int(begin * 1000),
+        "owner": f"{task} {begin}",
+        "run": f"{task}:0:0:0",
+        "execution": f"{task} {begin}",
+        "outcome": "done",
+        **other,
+    }
+    return Run(**facts)  # type: ignore[arg-type]
+
+
+def history(*runs: Run, **more: object) -> History:
+    return History(sent={each.id for each in runs}, runs=[*runs], **more)  # type: ignore[arg-type]
+
+
+def looks(first: float, last: float, *queue: str, wanted: int = 1) -> list[Look]:
+    """One every quarter of a second."""
+    count = int((last - first) * 4) + 1
+    times = [first + n / 4 for n in range(count)]
+    return [Look("key", time, time + 0.01, wanted, tuple(queue)) for time in times]
+
+
+FAULT = [Fault("worker", 10.0, 10.5)]
+
+
+def test_nothing_is_wrong_with_one_after_the_other():
+    told = history(run("a", 1, 2), run("b", 2, 3), run("c", 3.5, 4))
+    told.looks = looks(1.5, 3.5, "b:0:0:0", "c:0:0:0")[:2]
+
+    verdict = judge(told)
+
+    assert verdict.broken() == []
+    assert (verdict.tasks, verdict.pairs, verdict.twice) == (3, 1, 0)
+
+
+def test_a_task_that_did_not_run_is_lost():
+    told = history(run("a", 1, 2))
+    told.sent.add("b")
+
+    assert judge(told).lost == ["b"]
+
+
+def test_a_task_that_lost_its_lock_and_did_not_run_again_is_lost():
+    assert judge(history(run("a", 1, 2, outcome="lost"))).lost == ["a"]
+
+
+def test_what_the_broker_lost_is_counted_apart():
+    told = history(run("a", 1, 2), dropped={"b"})
+    told.sent.add("b")
+
+    verdict = judge(told)
+
+    assert verdict.broken() == []
+    assert verdict.dropped == 1
+
+
+def test_two_at_one_time_overlap_even_under_a_fault():
+    told = history(run("a", 9, 11), run("b", 10.9, 12), faults=FAULT)
+
+    assert len(judge(told).overlaps) == 1
+
+
+def test_two_on_two_keys_do_not_overlap():
+    assert judge(history(run("a", 1, 3), run("b", 2, 4, key="other"))).broken() == []
+
+
+def test_a_token_that_is_not_higher_has_fallen():
+    assert len(judge(history(run("a", 1, 2, token=7), run("b", 3, 4, token=7))).fallen) == 1
+
+
+def test_who_began_before_its_elder_is_out_of_order():
+    told = history(run("b", 3, 4), run("a", 5, 6), looks=looks(1, 2, "a:0:0:0", "b:0:0:0"))
+
+    assert len(judge(told).disordered) == 1
+
+
+def test_blocked_waiters_have_their_order_too():
+    told = history(run("b", 3, 4), run("a", 5, 6), looks=looks(1, 2, "a 5", "b:0:0:0"))
+    told.runs[1] = told.runs[1]._replace(owner="a 5")
+
+    assert len(judge(told).disordered) == 1
+
+
+def test_a_fault_excuses_who_was_overtaken_and_nobody_later():
+    queue = looks(9, 10, "a:0:0:0", "b:0:0:0")
+    told = history(run("b", 11, 12), run("a", 13, 14), looks=queue, faults=FAULT)
+    assert judge(told).disordered == []
+
+    late = [look._replace(at=look.at + 5) for look in queue]
+    told = history(run("b", 16, 17), run("a", 18, 19), looks=late, faults=FAULT)
+    assert len(judge(told).disordered) == 1
+
+
+def test_a_second_delivery_that_stands_behind_is_not_who_has_begun():
+    queue = [Look("key", 4.9, 5.1, 1, ("b:0:0:0", "a:0:0:0"))]
+    told = history(run("a", 5, 6), run("b", 7, 8), looks=queue)
+
+    assert judge(told).disordered == []
+
+
+def test_who_came_to_the_queue_anew_stands_where_it_is_now():
+    queue = [*looks(1, 2, "a:0:0:0", "b:0:0:0"), *looks(3, 4, "b:0:0:0", "a:0:0:0")]
+    told = history(run("b", 5, 6), run("a", 7, 8), looks=queue)
+
+    assert judge(told).disordered == []
+
+
+@pytest.mark.parametrize(
+    ("faults", "outcome", "times"),
+    [([], "done", 1), (FAULT, "done", 0), ([], "killed", 0), ([], "lost", 0)],
+)
+def test_a_task_runs_again_for_a_reason_only(faults, outcome, times):
+    told = history(run("a", 9, 10, outcome=outcome), run("a", 20, 21), faults=faults)
+
+    verdict = judge(told)
+
+    assert len(verdict.repeated) == times
+    assert verdict.twice == 1
+
+
+def test_one_run_with_two_keys_is_one():
+    one, other = run("a", 1, 3), run("a", 2, 3, key="other", owner="another", execution="a 1")
+
+    assert judge(history(one, other)).twice == 0
+
+
+def test_a_key_that_is_wanted_and_at_rest_stands_still():
+    told = history(run("a", 1, 2), run("b", 12, 13), looks=looks(1, 13))
+
+    verdict = judge(told)
+
+    assert verdict.standstill.seconds == pytest.approx(10)
+    assert verdict.long_standstills == 1
+    assert len(verdict.broken()) == 1
+
+
+def test_a_standstill_that_a_killed_worker_may_cause_is_counted_and_borne():
+    verdict = judge(history(run("a", 1, 2), run("b", 9, 10), looks=looks(1, 10)))
+
+    assert verdict.standstill.seconds == pytest.approx(7)
+    assert verdict.long_standstills == 1
+    assert verdict.broken() == []
+
+
+def test_a_key_that_nobody_wants_does_not_stand_still():
+    told = history(run("a", 1, 2), run("b", 9, 10), looks=looks(1, 10, wanted=0))
+
+    assert judge(told).broken() == []
+
+
+def test_a_key_may_stand_still_while_a_fault_lasts():
+    fault = [Fault("restart", 3, 8.5)]
+    told = history(run("a", 1, 2), run("b", 9, 10), looks=looks(1, 10), faults=fault)
+
+    assert judge(told).standstill.seconds == pytest.approx(1)
+
+
+def test_between_looks_far_apart_nothing_is_known():
+    told = history(run("a", 1, 2), run("b", 9, 10))
+    told.looks = [*looks(1, 3), *looks(8, 10)]
+
+    assert judge(told).standstill.seconds == pytest.approx(1)
+
+
+class TestBroker:
+    """What a worker that is killed takes with it."""
+
+    @staticmethod
+    def kill(ago: float) -> list[Fault]:
+        return [Fault("worker", clock.monotonic() - ago, clock.monotonic() - ago + 0.1)]
+
+    @staticmethod
+    def line(ago: float, words: str) -> str:
+        when = time.localtime(time.time() - ago)
+        return f"[{time.strftime('%Y-%m-%d %H:%M:%S', when)},000: INFO/MainProcess] {words}\n"
+
+    def test_who_was_never_received_and_was_sent_just_before_a_kill(self):
+        missing = {"a": clock.monotonic() - 11, "b": clock.monotonic() - 30}
+
+        assert broker.dropped(missing, self.kill(10), ["... b ..."]) == {"a"}
+
+    def test_who_was_received_is_not_among_them(self):
+        missing = {"a": clock.monotonic() - 11}
+        log = self.line(10.5, "Task chaos.retry[a] received")
+
+        assert broker.dropped(missing, self.kill(10), [log]) == set()
+
+    def test_who_was_sent_again_just_before_a_kill_is(self):
+        missing = {"a": clock.monotonic() - 60}
+        log = self.line(60, "Task chaos.retry[a] received")
+        log += self.line(13, "chaos.retry[a] is sent again in 1.0 s: 'key' is held by x")
+        log += self.line(13, "Task chaos.retry[a] ignored")
+
+        assert broker.dropped(missing, self.kill(10), [log]) == {"a"}
+        assert broker.dropped(missing, self.kill(30), [log]) == set()
