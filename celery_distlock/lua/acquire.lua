@@ -2,7 +2,7 @@
 -- KEYS lock queue tasks woken fence done
 -- ARGV owner lease_ms mode run repeated arrival [keep detail desk task]
 -- returns token: granted | {status, token, holder, holder_run, ttl_ms, place, wake_run,
---         wake_envelope, arrival}: status busy or parked | {'done'} | {'free'}
+--         wake_envelope, arrival}: status busy or parked | {'done'}
 --
 -- mode      try: do not queue. wait: queue as a blocked waiter, detail is its inbox.
 --           park: queue the run, detail is its envelope, desk where a worker would take it,
@@ -83,7 +83,8 @@ if holder == owner then
 end
 if run ~= '' and holder == 'parked:' .. run then
     if mode == 'line' then
-        return { 'free' }
+        -- Likewise parked before, by a request that was repeated: its message is on its way as well.
+        return { 'done' }
     end
     redis.call('PEXPIRE', LOCK, lease_ms) -- first: a full server refuses what begins with HSET
     redis.call('HSET', LOCK, 'owner', owner)

@@ -353,7 +353,9 @@ class Store(ABC):
 
         For a worker's main process, which must not wait, and which knows of somebody who comes for
         the key; if he does not, `wake_next` is for it to call, and a sweep does it anyway. A store
-        may leave the run be and answer ``FREE``: it then asks for the key where it runs.
+        may leave the run be and answer ``FREE``: it then asks for the key where it runs. ``DONE``
+        if it has ended, or was parked before, by a request that was repeated, and has the key
+        reserved: it then asks as a second delivery does.
 
         Args:
             key: The key.

@@ -250,7 +250,7 @@ class MemoryStore(Store):
         with self._mutex:
             state = self._keys.setdefault(slot_name(key), _Key())
             if state.holder == f"parked:{run}":
-                return Reply(Status.FREE, asked_at)
+                return Reply(Status.DONE, asked_at)
             if state.knows_end(run):
                 return _second_delivery(state, run, parcel, asked_at)
             stands = state.arrivals.get(run) or min(arrival, _microseconds())

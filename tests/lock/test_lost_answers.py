@@ -433,3 +433,35 @@ def test_a_run_that_was_woken_before_it_knew_that_it_was_parked_runs_once(
     (wake,) = wakes  # its message is on its way as well
     again = redis_store.acquire("k", "second", 60.0, run=wake.run, repeated=True)
     assert again.status is Status.DONE
+
+
+# A line-up is sent again, too, where a script beside it was missing on the server
+
+
+def wake(store: RedisStore) -> None:
+    store.release("k", "holder")
+
+
+def wake_in_vain(store: RedisStore) -> None:
+    wake(store)
+    store.release("k", "parked:run")  # as if its reservation had lapsed
+
+
+def wake_and_run(store: RedisStore) -> None:
+    wake(store)
+    store.acquire("k", "elsewhere", 60.0, run="run", repeated=True)
+    store.release("k", "elsewhere", run="run", ended=Ended.YES_AND_MAY_COME_AGAIN)
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "status"),
+    [(wake, Status.DONE), (wake_in_vain, Status.PARKED), (wake_and_run, Status.DONE)],
+)
+def test_a_line_up_that_comes_twice_tells_that_the_run_is_here_or_was(
+    redis_store, meanwhile, status
+):
+    redis_store.acquire("k", "holder", 60.0)
+    assert redis_store.line_up("k", "run", PARCEL, 10.0).status is Status.PARKED
+    meanwhile(redis_store)
+
+    assert redis_store.line_up("k", "run", PARCEL, 10.0).status is status

@@ -184,4 +184,4 @@ def test_a_chain_of_which_one_fails_for_its_key_fails(site, watched, place):
 
     with pytest.raises(LockConflictError):
         result.get(timeout=30)
-    assert result.state == "FAILURE"
+    wait_until(lambda: result.state == "FAILURE", what="the chain's end, after that of its link")
