@@ -117,8 +117,7 @@ if repeated == '1' or not asks then
 end
 
 local now = microseconds()
--- Clocks differ: nobody comes later than now.
-local stands = tonumber(redis.call('HGET', TASKS, 's:' .. run)) or math.min(arrival, now)
+local stands = tonumber(redis.call('HGET', TASKS, 's:' .. run)) or math.min(arrival, now + AHEAD)
 local wake_run, wake_envelope = '', ''
 local overtakes = holder and stands > 0 and stands < (tonumber(held[4] or 0) or 0)
 overtakes = overtakes and (holder == 'parked:' .. held[3] or redis.call('PTTL', LOCK) <= GRANT_MS)

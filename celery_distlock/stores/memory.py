@@ -47,6 +47,7 @@ RESENDS = 4  # times
 LAST_RESENDS = 30  # more, one a day
 DAY = 86400.0
 DONE = 3600.0
+AHEAD = 1_000_000  # µs
 REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
 
 
@@ -222,7 +223,7 @@ class MemoryStore(Store):
                 state.leave(f"b:{owner}")
                 return _second_delivery(state, run, queue, asked_at)
             member = f"b:{owner}" if isinstance(queue, Inbox) else f"p:{run}" if run else ""
-            stands = state.arrivals.get(run) or min(arrival, _microseconds())
+            stands = state.arrivals.get(run) or min(arrival, _microseconds() + AHEAD)
             overtakes = bool(state.holder) and 0 < stands < state.due
             wake = None
             if overtakes:
@@ -253,7 +254,7 @@ class MemoryStore(Store):
                 return Reply(Status.DONE, asked_at)
             if state.knows_end(run):
                 return _second_delivery(state, run, parcel, asked_at)
-            stands = state.arrivals.get(run) or min(arrival, _microseconds())
+            stands = state.arrivals.get(run) or min(arrival, _microseconds() + AHEAD)
             stands = state.park(run, parcel, stands)
             return state.taken(Status.PARKED, f"p:{run}", asked_at, stands)
 

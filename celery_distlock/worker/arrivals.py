@@ -18,9 +18,9 @@ class Arrivals:
     Stamps messages as they are received, each later than the one before.
 
     A stamp (µs) goes with each request for a key, so a task that asks late, because it has waited
-    for a slot of the pool, stands before those that were received after it. Two workers' stamps
-    differ from the store's clock by half a round trip at most. Without an answer of the store a
-    stamp is 0: its task comes when it asks.
+    for a slot of the pool, stands before those that were received after it. Stamps are behind the
+    store's clock by what its answer took, so two workers' differ by a round trip at most. Without
+    an answer of the store a stamp is 0: its task comes when it asks.
     """
 
     def __init__(self, store: Store) -> None:
@@ -43,14 +43,14 @@ class Arrivals:
 
     def read_clock(self, patience: float) -> None:
         """Ask for the store's time, for *patience* seconds; what is known outlives its silence."""
-        before, self._read_at = _microseconds(), clock.monotonic()
+        self._read_at = clock.monotonic()
         try:
             now = self._store.time(patience)
         except StoreError as error:
             logger.debug("the lock store's clock was not read: %s", error)
             return
         if now:
-            self._ahead = now - (before + _microseconds()) // 2
+            self._ahead = now - _microseconds()
 
 
 def _microseconds() -> int:
