@@ -13,7 +13,7 @@ from celery import Celery
 from celery.app.task import Context
 
 from . import signals
-from .envelope import to_message
+from .envelope import Passage, to_message
 from .errors import DistlockError
 from .keys import as_key, key_of, slot_name
 from .naming import shown
@@ -158,6 +158,7 @@ class _Letter(NamedTuple):
     task: str
     request: Context | None
     ignored: bool
+    names: tuple[str, ...] = ()  # of its keys, if it needs several
 
 
 class Admin:
@@ -305,12 +306,18 @@ class Admin:
         waiter = self.store.parked(key, run)
         if waiter is None:
             return None
+        names = waiter.route.names if waiter.route else (slot_name(key),)
+        if names[0] != slot_name(key):  # what is to be known of it lies there
+            first = key_of(names[0])
+            key, waiter = first, self.store.parked(first, run) or waiter
         # Before it is struck: what cannot be read is not lost so.
         letter = self._read(key, waiter, force)
         struck = self.store.cancel(key, run)
         if not struck.released:
             return None  # it has come to its key meanwhile
         self.store.dispatch(struck.wake)
+        for name in (letter.names or names)[1:]:
+            self.store.dispatch(self.store.cancel(key_of(name), run).wake)
         self._revoke(task_of(run), letter, key)
         dropped = Dropped(key_of(slot_name(key)), letter.task, task_of(run))
         sender = self._app.tasks.get(letter.task, self._app)
@@ -343,7 +350,7 @@ class Admin:
         if ignored is None:
             ignored = task is not None and task.ignore_result
         request = Context({**headers, **embedded, "args": args, "kwargs": kwargs})
-        return _Letter(name, request, ignored=bool(ignored))
+        return _Letter(name, request, bool(ignored), Passage.of(headers).names)
 
     def _revoke(self, task_id: str, letter: "_Letter", key: str) -> None:
         """Let whoever waits for the task's result know."""

@@ -100,6 +100,7 @@ class Passage:
         woken: It was parked and its turn came.
         run: The run that it was parked as.
         parked_at: The slot name of the key that it was parked at.
+        names: Those of all keys that are kept for it then, if it needs several.
         attempts: How often it was sent again by countdown because its key was taken.
         outages: How often it was sent again since the store has answered last.
         requeues: How often it was requeued because the task failed.
@@ -109,6 +110,7 @@ class Passage:
     woken: bool = False
     run: str = ""
     parked_at: str = ""
+    names: tuple[str, ...] = ()
     attempts: int = 0
     outages: int = 0
     requeues: int = 0
@@ -132,15 +134,25 @@ class Passage:
             woken=bool(told.get("woken")),
             run=str(told.get("run") or ""),
             parked_at=str(told.get("parked_at") or ""),
+            names=_texts(told.get("names")),
             attempts=_whole(told.get("attempts")),
             outages=_whole(told.get("outages")),
             requeues=requeues,
             since=_number(told.get("since")),
         )
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The slot names of all keys that may be kept for it."""
+        return self.names or (self.parked_at,)
+
     def header(self, retries: int) -> dict[str, Any]:
         """Return what the header says of it."""
         return {**dataclasses.asdict(self), "retries": retries}
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else ()
 
 
 def _whole(value: Any) -> int:

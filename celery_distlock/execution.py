@@ -2,10 +2,11 @@
 
 import contextlib
 import datetime
+import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,14 +23,14 @@ from .errands import give_back
 from .errors import LockConflictError, LockLostError, StoreError, StoreUnavailableError
 from .keys import slot_name
 from .lease import Hold, Lease
-from .lock import held_here, obtain, obtain_all, surrender
+from .lock import held_here, obtain, obtain_all, surrender, trade
 from .naming import shown
 from .policies import Conflict, Decision
 from .reports import Report
 from .runtime import Plan, Runtime
 from .settings import MAX_LEASE
 from .stores import Store
-from .stores.base import Ended, Parcel, Reply, Status, Wake, new_owner
+from .stores.base import Ended, Parcel, Reply, Route, Status, Wake, new_owner
 
 __all__ = [
     "PARKED",
@@ -101,6 +102,8 @@ class Execution:
         if self.message:
             events.switch(task.app, self._received.get("events", ""))
             Runtime.of(task.app).relay.near = self._received.get("desk", "")
+        self._wanted: list[str] = []  # those of the keys that are not held here already
+        self._missing: list[str] = []  # and have not been taken yet
         self._taken: list[Hold] = []
         self._entered: list[Hold] = []
         self._ended = Ended.NO
@@ -142,14 +145,15 @@ class Execution:
         """Take every key; or return what the policy says of the first that is taken."""
         if (found := self._found_on_arrival) is not None:
             return self._on_conflict(*found)
-        wanted = [key for key in self._keys if not self._enter(key)]
+        self._wanted = wanted = [key for key in self._keys if not self._enter(key)]
         if len(wanted) > 1 and not self._repeated and self._take_at_once(wanted):
             return None
-        for key in wanted:
-            decision = self._take(key)
+        self._missing = list(wanted)
+        while self._missing:
+            decision = self._take(self._missing[0])
             if decision is not None:
                 return decision
-        if self._passage.woken or self._received.get("shown"):
+        if self._passage.woken or self._received.get("shown") or self._parking:
             self._show_running()
         return None
 
@@ -190,17 +194,22 @@ class Execution:
 
     def _take(self, key: str) -> Decision | None:
         hold, reply = self._ask(key)
-        if hold is None:
-            return None
-        if reply.status is Status.BUSY:
+        if hold is not None and reply.status is Status.BUSY:
             decision = self._on_conflict(key, reply)
             if not isinstance(decision, policies.Park):
                 return decision
-            hold, reply = self._park(key, reply) if self._returns else self._wait_here(key)
-            if hold is None:
-                return None
+            if not self._returns:
+                hold, reply = self._wait_here(key)
+            elif len(self._wanted) > 1 and not self._is_second_delivery(reply):
+                key, reply = self._stand(key, reply)
+                if reply.status is Status.RESERVED:
+                    return None  # all are, and are there to be taken
+            else:
+                hold, reply = self._park(key, reply)
+        if hold is None:
+            self._missing.remove(key)
+            return None
         if reply.status is Status.PARKED:
-            self._yield_reservation(key)
             if self._is_second_delivery(reply):
                 self._report.info("set aside: the first delivery has not ended", key=key)
             else:
@@ -332,19 +341,65 @@ class Execution:
         return bool(self._run) and reply.holder_run == self._run
 
     def _park(self, key: str, reply: Reply) -> tuple[Hold | None, Reply]:
+        parcel = self._seal(key)
+        if not self._is_second_delivery(reply):
+            # Before it is parked: from then on it may run elsewhere and end before we write.
+            self._show_parked(key, reply.holder, reply.place)
+        self._parking = True
+        hold, parked = self._obtain(key, park=parcel)
+        self._leave_places(slot_name(key))
+        return hold, parked
+
+    def _seal(self, key: str, *names: str) -> Parcel:
+        """Return what is parked at *key*, for a run that needs the others of those *names*, too."""
         passage = replace(
             self._passage,
             woken=True,
             run=self._run,
             parked_at=slot_name(key),
+            names=names,
             since=self._passage.since or time.time(),
         )
-        envelope = self._sign(key, self._run, seal(self._request, passage))
-        if not self._is_second_delivery(reply):
-            # Before it is parked: from then on it may run elsewhere and end before we write.
-            self._show_parked(key, reply.holder, reply.place)
+        return self._parcel(self._sign(key, self._run, seal(self._request, passage)))
+
+    def _stand(self, key: str, reply: Reply) -> tuple[str, Reply]:
+        """
+        Have the run stand at its keys until it has them all, and keep what it has of them.
+
+        Returns:
+            The last key at which it stands now, and what it is told there.
+        """
+        route = self._route(self._wanted)
+        parcel: Parcel | None = self._seal(self._wanted[0], *route.names)
+        self._show_parked(key, reply.holder, reply.place)  # before, as in `_park`
         self._parking = True
-        return self._obtain(key, park=self._parcel(envelope))
+        arrival = int(self._received.get("arrival") or 0)
+        for here in self._wanted:
+            reply, key = self._stand_at(here, route, arrival, parcel), here
+            parcel, arrival = None, reply.arrival
+            self._store.dispatch(reply.wake)
+            if reply.status is not Status.RESERVED:
+                break
+        self._leave_places(*route.names[: 1 + self._wanted.index(key)])
+        self._missing = list(self._wanted)
+        return key, reply
+
+    def _stand_at(self, key: str, route: Route, arrival: int, parcel: Parcel | None) -> Reply:
+        name, store = slot_name(key), self._store
+        hold = next((hold for hold in self._taken if hold.key == key), None)
+        try:
+            if hold is None:
+                return store.stand(name, self._run, route, arrival=arrival, parcel=parcel)
+            self._taken.remove(hold)
+            held_here().pop((store.identity, key), None)
+            stand = functools.partial(store.stand, name, self._run, route, owner=hold.owner)
+            return trade(hold, lambda: stand(arrival=arrival, parcel=parcel))
+        except StoreUnavailableError as error:
+            self._on_outage(error)
+            raise
+
+    def _route(self, keys: Iterable[str]) -> Route:
+        return Route(tuple(map(slot_name, keys)), str(self.task.name))
 
     def _parcel(self, envelope: bytes) -> Parcel:
         return Parcel(envelope, self._received.get("desk", ""), str(self.task.name))
@@ -365,12 +420,12 @@ class Execution:
     def _sign(self, key: str, run: str, envelope: bytes) -> bytes:
         return Runtime.of(self.task.app).trust.sign(slot_name(key), run, envelope)
 
-    def _yield_reservation(self, parked_at: str) -> None:
-        """Free the key that we were woken for, when it is another one that we now wait for."""
+    def _leave_places(self, *names: str) -> None:
+        """Free the keys that we were woken for, but for those *names*, at which we wait again."""
         passage = self._passage
-        if passage.woken and passage.parked_at != slot_name(parked_at):
+        for name in set(passage.places).difference(names) if passage.woken else ():
             with contextlib.suppress(StoreError):  # it lapses by itself
-                _drop(self._store, passage.parked_at, self._run, mark=False)
+                _drop(self._store, name, self._run, mark=False)
 
     # Running
 
@@ -428,8 +483,11 @@ class Execution:
             return None
         number = self._passage.requeues + 1
         run = self._run_id(self._request.retries or 0, number)
-        where = slot_name(self._taken[0].key)
-        passage = Passage(woken=True, run=run, parked_at=where, requeues=number)
+        route = self._route(hold.key for hold in self._taken)
+        names = route.names if len(route.names) > 1 else ()
+        passage = Passage(
+            woken=True, run=run, parked_at=route.names[0], names=names, requeues=number
+        )
         return self._sign(self._taken[0].key, run, seal(self._request, passage))
 
     def _requeue(self, sealed: bytes, error: Exception) -> None:
@@ -439,16 +497,30 @@ class Execution:
         self._report.warning("failed and is requeued ({n})", error, key=key, n=number)
         self._show_parked(key, self._taken[0].owner, None)
         run = self._run_id(self._request.retries or 0, number)
-        hold = Hold(self._store, key, self._plan.terms, label=self._report.name, run=run)
         try:
-            reply = obtain(hold, park=self._parcel(sealed))
+            if len(self._taken) == 1:
+                self._requeue_at(key, run, sealed)
+            else:
+                self._requeue_at_all(run, sealed)
         except StoreUnavailableError:
             self._send_again(sealed, OUTAGE.delay)
-        else:
-            if reply.status is Status.GRANTED:  # ours was lost meanwhile: the new run gets the key
-                surrender(hold)
-                self._send_again(sealed, 0.0)
         raise Postponed("requeued after a failure")
+
+    def _requeue_at(self, key: str, run: str, sealed: bytes) -> None:
+        hold = Hold(self._store, key, self._plan.terms, label=self._report.name, run=run)
+        reply = obtain(hold, park=self._parcel(sealed))
+        if reply.status is Status.GRANTED:  # ours was lost meanwhile: the new run gets the key
+            surrender(hold)
+            self._send_again(sealed, 0.0)
+
+    def _requeue_at_all(self, run: str, sealed: bytes) -> None:
+        """Have it stand at the first key; from there it gets on as any other."""
+        route = self._route(hold.key for hold in self._taken)
+        name = route.names[0]
+        reply = self._store.stand(name, run, route, parcel=self._parcel(sealed))
+        if reply.status is Status.RESERVED:  # likewise
+            self._store.dispatch(Wake(name, run, b"", route))
+        self._store.dispatch(reply.wake)
 
     # Giving up
 
@@ -456,15 +528,21 @@ class Execution:
         """Give every key up, the last one first; may be called again if it was interrupted."""
         while self._entered:
             self._entered.pop().depth -= 1
+        wakes: list[Wake | None] = []
         with contextlib.ExitStack() as releases:
+            releases.callback(self._dispatch_all, wakes)  # not before the last one is given up
             for hold in self._taken:
                 held_here().pop((self._store.identity, hold.key), None)
-                releases.callback(surrender, hold, self._ended, self._keep_for)
+                releases.callback(surrender, hold, self._ended, self._keep_for, wakes.append)
                 if self._ended is Ended.UNSETTLED:
                     unsettled = getattr(_here, "unsettled", ())
                     _here.unsettled = [*unsettled, (hold, self._around)]
         if self in _here.stack:
             _here.stack.remove(self)
+
+    def _dispatch_all(self, wakes: list[Wake | None]) -> None:
+        for wake in wakes:
+            self._store.dispatch(wake)
 
     # What else can become of it
 
@@ -562,14 +640,16 @@ def _drop(store: Store, name: str, run: str, *, mark: bool = True) -> bool:
 
 
 def forget_woken(task: Task, runtime: Runtime, keys: tuple[str, ...]) -> None:
-    """Strike a woken task from the key that it was parked at, if that is not its key any more."""
+    """Strike a woken task from the keys that are kept for it, if they are not its own any more."""
     request = task.request
     if HEADER not in request.__dict__ or request.called_directly or getattr(_here, "stack", None):
         return
     passage = Passage.of(request.__dict__)
-    if passage.woken and passage.parked_at not in map(slot_name, keys):
+    if not passage.woken:
+        return
+    for name in set(passage.places).difference(map(slot_name, keys)):
         with contextlib.suppress(StoreError):
-            _drop(runtime.store, passage.parked_at, passage.run)
+            _drop(runtime.store, name, passage.run)
 
 
 def _wind_up(sender: Task, **_: Any) -> None:

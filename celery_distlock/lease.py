@@ -23,7 +23,7 @@ from . import clock
 from .errors import LockLostError, LockNotOwnedError, StoreError
 from .naming import shown
 from .settings import MAX_LEASE
-from .stores.base import Ended, Ownership, RenewOutcome, Reply, Status, Store, new_owner
+from .stores.base import Ended, Ownership, RenewOutcome, Reply, Status, Store, Wake, new_owner
 
 __all__ = ["Hold", "HoldState", "Keeper", "Lease", "Terms", "believed"]
 
@@ -294,7 +294,12 @@ class Hold:
             before, self.state = self.state, HoldState.ENDED
             return before
 
-    def give_back(self, ended: Ended = Ended.NO, keep_for: tuple[str, float] | None = None) -> bool:
+    def give_back(
+        self,
+        ended: Ended = Ended.NO,
+        keep_for: tuple[str, float] | None = None,
+        dispatch: Callable[[Wake | None], object] | None = None,
+    ) -> bool:
         """
         Tell the store that the key is free, and send what that wakes; may be repeated.
 
@@ -303,7 +308,7 @@ class Hold:
         released = self.store.release(
             self.key, self.owner, run=self.run, ended=ended, keep_for=keep_for
         )
-        self.store.dispatch(released.wake)
+        (dispatch or self.store.dispatch)(released.wake)
         return released.released
 
 

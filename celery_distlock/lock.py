@@ -27,12 +27,12 @@ from .ledger import Ledger
 from .naming import shown
 from .settings import DEFAULT_PREFIX, check_lease, check_wait
 from .stores import Ability, Store, open_store
-from .stores.base import Ended, Inbox, Parcel, Reply, Status
+from .stores.base import Ended, Inbox, Parcel, Reply, Status, Wake
 from .watchdog import watchdog
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Lock", "held_here", "obtain", "obtain_all", "surrender"]
+__all__ = ["Lock", "held_here", "obtain", "obtain_all", "surrender", "trade"]
 
 BACKSTOP = 1.0  # seconds, times the place in the queue, after which a waiter looks for itself
 PATIENCE = 30.0  # seconds that one who is queued already bears with a store that does not answer
@@ -235,10 +235,15 @@ def _backstop(reply: Reply) -> float:
 
 
 def surrender(
-    hold: Hold, ended: Ended = Ended.NO, keep_for: tuple[str, float] | None = None
+    hold: Hold,
+    ended: Ended = Ended.NO,
+    keep_for: tuple[str, float] | None = None,
+    dispatch: Callable[[Wake | None], object] | None = None,
 ) -> HoldState:
     """
     Stop holding, and tell the store; return the state until then.
+
+    *dispatch* takes what that wakes, instead of the store's own.
 
     Never raises for the store's sake: a release that is not answered goes on in the background,
     and the lease's end is behind that.
@@ -248,7 +253,7 @@ def surrender(
         return before  # in a forked child, the hold is the parent's
     ours = True
     try:
-        ours = hold.give_back(ended, keep_for)
+        ours = hold.give_back(ended, keep_for, dispatch)
     except StoreError as error:
         logger.warning("%r is given back later, or its lease ends: %s", shown(hold.key), error)
         _give_back(hold, ended)
@@ -265,6 +270,27 @@ def surrender(
     if before is HoldState.HELD:
         hold.tell_released()
     return before
+
+
+def trade(hold: Hold, ask: Callable[[], Reply]) -> Reply:
+    """
+    Stop holding by *ask*, a request that gives the key up itself; return its answer.
+
+    Raises:
+        StoreError: The key is given back in the background.
+    """
+    before = hold.end()
+    try:
+        reply = ask()
+    except BaseException:
+        _give_back(hold)
+        raise
+    finally:
+        watchdog(hold.store).forget(hold)
+    _strike(hold)
+    if before is HoldState.HELD:
+        hold.tell_released()
+    return reply
 
 
 def no_store() -> Store:

@@ -199,7 +199,9 @@ def _parked(store: Store) -> Iterator[Wake]:
         for key in [key for key, state in states if state.waiting or state.woken]:
             for waiter in store.waiters(key, limit=PARKED_AT_A_KEY):
                 found = store.parked(key, waiter.run) if waiter.run else None
-                if found is not None:
+                if found is not None and not (
+                    found.route and found.route.names[0] != slot_name(key)
+                ):
                     yield Wake(slot_name(key), found.run, found.envelope)
 
 

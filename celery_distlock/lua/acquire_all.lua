@@ -17,10 +17,6 @@ for owner in string.gmatch(owners, '%S+') do
     asking[#asking + 1] = owner
 end
 
-local function turn_to(number)
-    LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE = unpack(KEYS, 6 * number - 5, 6 * number)
-end
-
 for number, owner in ipairs(asking) do
     turn_to(number)
     local held = redis.call('HMGET', LOCK, 'owner', 'token')

@@ -3,12 +3,15 @@
 --
 -- lock   hash    owner, token, run; expires with the lease. A key that is on its way to a parked
 --                task has the owner "parked:<run>" until that task claims it; due: the arrival (µs)
---                of one who was handed the key and has not come for it yet
+--                of one who was handed the key and has not come for it yet; stamp:<run> of one who
+--                needs several keys, until he gives this one up
 -- queue  zset    who waits, by arrival (µs): "p:<run>" parked, "b:<inbox> <owner>" blocked
 -- tasks  hash    of every run that is parked or on its way: e:<run> its envelope, s:<run> its
 --                arrival, h:<run> the desk of a worker that takes it, t:<run> its task's name,
 --                n:<run> how often it was sent, d:<run> how often it was pushed to a worker that
---                had not parked it, and that did not take it
+--                had not parked it, and that did not take it. Of one that stands at several keys,
+--                as it cannot be sent yet: at each of them k:<run> their names, with its task's, and
+--                l:<run> once the key was kept for it; its envelope is at the first, else empty
 -- woken  zset    runs on their way, by the time (ms) at which they are sent again; also runs that
 --                have come but that nobody else keeps until they end
 -- fence  string  the last token: the time (µs) of the grant, or more if the clock was set back
@@ -16,6 +19,11 @@
 --                "~<run>" those whose result is not stored yet, by the time (ms) when they are
 --                taken for dead
 local LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+
+-- Goes on with the key whose records are the next ones in KEYS, and so on.
+local function turn_to(number)
+    LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE = unpack(KEYS, 6 * number - 5, 6 * number)
+end
 
 local FENCE_MS = 3600000 -- a token only has to outlive a clock that was set back
 local EXACT = 2 ^ 53 -- no number beyond it is a token of ours

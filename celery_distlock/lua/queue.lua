@@ -48,9 +48,42 @@ local function step_back(holder, arrival)
     end
 end
 
+-- Puts a run on its way to its key. Returns it and its envelope, which the caller has to send, or
+-- two empty strings if it was pushed.
+local function wake(now, run, envelope)
+    redis.call('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), run)
+    if push(run, envelope) then
+        return '', ''
+    end
+    return run, envelope
+end
+
+-- How long the key is kept for a run that is put on its way.
+local function claim_ms()
+    return CLAIM_MS * 2 ^ math.min(redis.call('ZCARD', WOKEN), DOUBLINGS)
+end
+
+-- The first who is blocked here, and when he came.
+local function first_blocked()
+    local queue = redis.call('ZRANGE', QUEUE, 0, -1, 'WITHSCORES')
+    for i = 1, #queue, 2 do
+        if string.sub(queue[i], 1, 2) == 'b:' then
+            return queue[i], queue[i + 1]
+        end
+    end
+end
+
+-- Keeps the free key for a run that needs others, too, and is not to be sent before it has them all;
+-- it stays the first in the queue.
+local function keep_for(now, run, arrival, for_ms)
+    redis.call('HSET', TASKS, 'l:' .. run, 1)
+    return reserve(now, 'parked:' .. run, run, arrival, for_ms)
+end
+
 -- Gives the free key to the first waiter that is alive. Returns nothing if there is none, true if
 -- that is `own`, or one who stands there since `stands` (0: nobody), else the run and the envelope
--- that the caller has to send, or two empty strings if the waiter knows already.
+-- that the caller has to send, or two empty strings if the waiter knows already. Of a run that needs
+-- other keys, too, it is no envelope, but a list with all that it needs.
 local function hand_over(own, stands)
     local now
     while true do
@@ -58,27 +91,37 @@ local function hand_over(own, stands)
         if not head then
             return nil
         end
+        local name, kept = string.sub(head, 3), {}
+        if string.sub(head, 1, 2) == 'p:' then
+            kept = redis.call('HMGET', TASKS, 'e:' .. name, 'k:' .. name, 'l:' .. name)
+        end
+        if kept[3] then
+            -- It had its turn, and still waits for another key. If who has that is blocked here, the
+            -- two would wait for ever: so one who is goes before, this time.
+            redis.call('HDEL', TASKS, 'l:' .. name)
+            local blocked, since = first_blocked()
+            if blocked then
+                head, arrival, name = blocked, since, string.sub(blocked, 3)
+            end
+        end
         if head == own or (stands > 0 and stands < tonumber(arrival)) then
             return true
         end
         now = now or microseconds()
-        local name = string.sub(head, 3)
         if string.sub(head, 1, 2) == 'p:' then
-            local envelope = redis.call('HGET', TASKS, 'e:' .. name)
+            local envelope, names = kept[1], kept[2]
+            if names then
+                return keep_for(now, name, arrival, UNSENT_MS) and name, { names }
+            end
             if envelope then
-                local claim_ms = CLAIM_MS * 2 ^ math.min(redis.call('ZCARD', WOKEN), DOUBLINGS)
-                if not reserve(now, 'parked:' .. name, name, arrival, claim_ms) then
+                if not reserve(now, 'parked:' .. name, name, arrival, claim_ms()) then
                     return nil
                 end
                 redis.call('ZREM', QUEUE, head)
                 if redis.call('ZSCORE', WOKEN, name) then
                     return '', '' -- it stepped back, and is on its way already
                 end
-                redis.call('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), name)
-                if push(name, envelope) then
-                    return '', ''
-                end
-                return name, envelope
+                return wake(now, name, envelope)
             end
         else
             local inbox, owner = string.match(name, '^(%S+) (.+)$')
@@ -149,11 +192,27 @@ end
 -- Strikes a run from the parked ones; true if it was there.
 local function unpark(run)
     local parked = redis.call('HDEL', TASKS, 'e:' .. run, 's:' .. run, 'h:' .. run)
-    redis.call('HDEL', TASKS, 't:' .. run, 'n:' .. run, 'd:' .. run)
+    redis.call('HDEL', TASKS, 't:' .. run, 'n:' .. run, 'd:' .. run, 'k:' .. run, 'l:' .. run)
     if parked == 0 then
         return false
     end
     redis.call('ZREM', QUEUE, 'p:' .. run)
     redis.call('ZREM', WOKEN, run)
     return true
+end
+
+-- Lets a run stand no longer at a key that is kept for it; at the first one it is put on its way, and
+-- what `wake` says is returned.
+local function depart(now, run, is_first)
+    redis.call('PEXPIRE', LOCK, claim_ms())
+    if not is_first then
+        unpark(run)
+        return '', ''
+    end
+    local envelope = redis.call('HGET', TASKS, 'e:' .. run)
+    if redis.call('HDEL', TASKS, 'k:' .. run, 'l:' .. run) == 0 or not envelope then
+        return '', '' -- by a request before, whose answer was lost: the next sweep sends it
+    end
+    redis.call('ZREM', QUEUE, 'p:' .. run)
+    return wake(now, run, envelope)
 end

@@ -35,6 +35,7 @@ __all__ = [
     "Release",
     "RenewOutcome",
     "Reply",
+    "Route",
     "Sending",
     "Status",
     "Store",
@@ -73,6 +74,7 @@ class Status(enum.Enum):
     PARKED = "parked"
     DONE = "done"  # the run has ended before; this is a second delivery of it
     FREE = "free"  # nobody holds the key, and nothing was done
+    RESERVED = "reserved"  # the key is kept for the run, which needs others, too
 
 
 class Sending(enum.Enum):
@@ -128,12 +130,39 @@ class Complaints:
             logger.error(words, *facts)
 
 
+class Route(NamedTuple):
+    """
+    The keys of a run that needs several, by their slot names, and its task's name.
+
+    In the order in which they are taken, which is the same for all runs. At the first one lies its
+    envelope.
+    """
+
+    names: tuple[str, ...]
+    task: str = ""
+
+    def written(self) -> str:
+        """Return it as a store keeps it."""
+        return " ".join(self.names) + "\n" + self.task
+
+    @classmethod
+    def read(cls, written: str) -> "Route":
+        """Return what :meth:`written` has made."""
+        names, _, task = written.partition("\n")
+        return cls(tuple(names.split(" ")), task)
+
+
 class Wake(NamedTuple):
-    """A parked run whose turn it is. Whoever is given one sends its envelope, then says `sent`."""
+    """
+    A parked run whose turn it is. Whoever is given one sends its envelope, then says `sent`.
+
+    If there is a route, it comes without one, and may need more keys: it is for `Store.ready`.
+    """
 
     name: str  # the key's slot name
     run: str
     envelope: bytes
+    route: Route | None = None
 
 
 class NotOursError(Exception):
@@ -215,6 +244,7 @@ class Waiter(NamedTuple):
     envelope: bytes = b""
     woken: bool = False  # its turn has come, and it is on its way
     task: str = ""  # the parked task's name, where it is known
+    route: Route | None = None  # where else it stands; its envelope is at the first of those keys
 
 
 class Parcel(NamedTuple):
@@ -344,6 +374,54 @@ class Store(ABC):
         taken then. Not for a run whose message may have been delivered before.
         """
         return None
+
+    def stand(
+        self,
+        name: str,
+        run: str,
+        route: Route,
+        *,
+        arrival: int = 0,
+        parcel: Parcel | None = None,
+        owner: str = "",
+        timeout: float | None = None,
+    ) -> Reply:
+        """
+        Have *run* stand at one of its keys, the first of which it has not: in one step.
+
+        ``RESERVED``: the key is kept for it for some seconds; ``PARKED``: it waits in the queue,
+        and when its turn comes there is a `Wake` for :meth:`ready`. In both cases it stays there
+        until it has :meth:`depart`-ed, or has come. ``BUSY``: it has departed. ``DONE``: it has
+        ended, or is not known.
+
+        Args:
+            name: The key's slot name.
+            run: See :meth:`acquire`.
+            route: All of its keys.
+            arrival: Its place in all queues: what the `Reply` at the first key told. There itself:
+                when it came, or 0.
+            parcel: At the first key, when it begins to stand there.
+            owner: Who holds the key for the run, and gives it up so.
+            timeout: If it is given, there is one attempt of so many seconds.
+        """
+        raise self._cannot(Ability.PARK)
+
+    def depart(self, name: str, run: str, *, first: bool) -> Release:
+        """
+        Let *run* stand no longer at a key that is kept for it; at the *first* one it is woken.
+
+        Not `released`: the key is not kept for it (any more).
+        """
+        raise self._cannot(Ability.PARK)
+
+    def ready(self, wake: Wake) -> Iterator[Wake]:
+        """
+        Yield what is to be sent, now that *wake* has its key: itself, or what comes of it.
+
+        Raises:
+            StoreError: A run that stands at several keys goes on later.
+        """
+        yield wake
 
     def line_up(
         self, key: str, run: str, parcel: Parcel, timeout: float, arrival: int = 0
@@ -612,7 +690,7 @@ class Store(ABC):
             on_sent: Called when it is sent, which may be later, and in another thread.
             patience: Seconds to wait, instead of that moment.
         """
-        if wake is None or self.courier is None:
+        if wake is None or (self.courier is None and wake.route is None):
             return Sending.LEFT
         became: list[Sending] = []
 
@@ -624,7 +702,17 @@ class Store(ABC):
         return became[0] if became else Sending.LEFT
 
     def _deliver(self, wake: Wake, on_sent: Callable[[], object] | None = None) -> Sending:
-        assert self.courier is not None
+        try:
+            became = [self._send(each, on_sent) for each in self.ready(wake)]
+        except StoreError as error:
+            words = "a task that waits for several keys goes on in some seconds, %s"
+            logger.warning(words, error)
+            return Sending.LEFT
+        return Sending.LEFT if Sending.LEFT in became else Sending.SENT
+
+    def _send(self, wake: Wake, on_sent: Callable[[], object] | None) -> Sending:
+        if self.courier is None:
+            return Sending.LEFT
         try:
             try:
                 pushed = self.courier(wake)

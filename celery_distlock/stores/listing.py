@@ -17,7 +17,7 @@ from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.naming import shown
 
-from .base import UNREADABLE, Complaints, KeyState, Store, Waiter, Wake, batches, task_of
+from .base import UNREADABLE, Complaints, KeyState, Route, Store, Waiter, Wake, batches, task_of
 from .refusals import described, facts_of
 from .servers import Servers
 from .wires import TIMEOUT, Call, command, script_call, time_left
@@ -35,6 +35,7 @@ __all__ = [
     "token_of",
     "told",
     "told_by",
+    "wake_of",
 ]
 
 logger = logging.getLogger(__name__)
@@ -171,15 +172,16 @@ class RedisListing(Store):
     def parked(self, key: str, run: str) -> Waiter | None:
         stem = self._stem(slot_name(key))
         tasks, woken = f"{stem}tasks", f"{stem}woken"
-        fields = f"e:{run}", f"s:{run}", f"t:{run}"
+        fields = f"e:{run}", f"s:{run}", f"t:{run}", f"k:{run}"
         calls = [
             command(tasks.encode(), "HMGET", tasks, *fields),
             command(woken.encode(), "ZSCORE", woken, run),
         ]
-        (envelope, arrival, task), due = self._ask(calls, key).answers
+        (envelope, arrival, task, keys), due = self._ask(calls, key).answers
         if envelope is None:
             return None
-        return Waiter("", run, since_of(arrival), envelope, due is not None, text(task))
+        route = Route.read(text(keys)) if keys else None
+        return Waiter("", run, since_of(arrival), envelope, due is not None, text(task), route)
 
     def _members(self, name: str, record: str, mask: str) -> Iterator[str]:
         where, words = f"{self._stem(name)}{record}", ("MATCH", mask, "COUNT", SCAN_BATCH)
@@ -200,7 +202,7 @@ class RedisListing(Store):
         calls = [self._call(script, name, SWEEP_BATCH) for script in (_ROUSE, _SWEEP)]
         _, (_, *found) = self._ask(calls, key).answers
         for run, envelope in zip(found[::2], found[1::2], strict=True):
-            yield Wake(name, text(run), envelope)
+            yield wake_of(name, run, envelope)
 
     def count(self, counts: Mapping[str, float]) -> None:
         stem = self._stem("").removesuffix("{}:")
@@ -317,6 +319,13 @@ def text(value: bytes | None) -> str:
     released and dropped.
     """
     return value.decode("utf-8", "surrogateescape") if value else ""
+
+
+def wake_of(name: str, run: bytes, envelope: bytes | list[bytes]) -> Wake:
+    """Return whom a script has woken; one that needs several keys comes with their names."""
+    if isinstance(envelope, list):
+        return Wake(name, text(run), b"", Route.read(text(envelope[0])))
+    return Wake(name, text(run), envelope)
 
 
 def _is_ours(name: str) -> bool:

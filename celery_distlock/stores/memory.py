@@ -28,12 +28,13 @@ from .base import (
     Release,
     RenewOutcome,
     Reply,
+    Route,
     Status,
-    Store,
     Waiter,
     Wake,
     task_of,
 )
+from .standing import Standing
 
 __all__ = ["MemoryStore"]
 
@@ -85,6 +86,9 @@ class _Key:
     envelopes: dict[str, bytes] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)  # of tasks
     arrivals: dict[str, int] = field(default_factory=dict)
+    routes: dict[str, Route] = field(default_factory=dict)  # of those that stand at several keys
+    lapsed: set[str] = field(default_factory=set)  # for whom of those the key was kept before
+    stamps: dict[str, int] = field(default_factory=dict)  # when those came that it was kept for
     sends: dict[str, int] = field(default_factory=dict)
     woken: dict[str, float] = field(default_factory=dict)
     done: dict[str, float] = field(default_factory=dict)
@@ -105,6 +109,7 @@ class _Key:
 
     def grant(self, owner: str, run: str, lease: float, due: int = 0) -> None:
         self.due = due
+        self.stamps.clear()
         self.token = _next_token()
         self.owner, self.run, self.since = owner, run, clock.wall()
         self.until = clock.monotonic() + lease
@@ -121,6 +126,8 @@ class _Key:
             return False
         self.names.pop(run, None)
         self.arrivals.pop(run, None)
+        self.routes.pop(run, None)
+        self.lapsed.discard(run)
         self.sends.pop(run, None)
         self.woken.pop(run, None)
         self.leave(f"p:{run}")
@@ -152,6 +159,20 @@ class _Key:
         bisect.insort(self.queue, _Waiter(arrival, member))
         return arrival
 
+    def keep_for(self, run: str, arrival: int, seconds: float) -> None:
+        """Reserve the key for one who needs others, too, and stays the first in the queue."""
+        self.lapsed.add(run)
+        self.grant(f"parked:{run}", run, seconds, arrival)
+
+    def next_in_line(self) -> _Waiter:
+        """Return the first; before one whose turn has lapsed, who is blocked here goes, once."""
+        head = self.queue[0]
+        run = head.member.removeprefix("p:")
+        if run in self.lapsed:
+            self.lapsed.discard(run)
+            return next((each for each in self.queue if each.member.startswith("b:")), head)
+        return head
+
     def place(self, member: str) -> int:
         members = [waiter.member for waiter in self.queue]
         return members.index(member) if member in members else len(members)
@@ -171,7 +192,7 @@ class _Key:
         return Reply(status, asked_at, token, holder, run, left, place, arrival=stands)
 
 
-class MemoryStore(Store):
+class MemoryStore(Standing):
     """See the module; *url* only names the store."""
 
     abilities = frozenset(Ability) - {Ability.SHARE}
@@ -182,7 +203,7 @@ class MemoryStore(Store):
         self.identity = f"{url}#{prefix}"
         self._keys: dict[str, _Key] = {}
         self._inboxes: dict[str, _MemoryInbox] = {}
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
         self._sweep_from = -math.inf
         self._epoch = clock.wall() - clock.monotonic()  # what arrivals are told from
         self._counts: Counter[str] = Counter()
@@ -274,6 +295,87 @@ class MemoryStore(Store):
                 state.grant(owner, run, lease)
             return [Reply(Status.GRANTED, asked_at, state.token) for state in states]
 
+    def stand(
+        self,
+        name: str,
+        run: str,
+        route: Route,
+        *,
+        arrival: int = 0,
+        parcel: Parcel | None = None,
+        owner: str = "",
+        timeout: float | None = None,
+    ) -> Reply:
+        asked_at = clock.monotonic()
+        with self._mutex:
+            state = self._keys.setdefault(name, _Key())
+            if name == route.names[0]:
+                away = parcel is None and run not in state.routes
+                if run in state.done or away:
+                    known = state.run == run or run in state.envelopes
+                    self._forget_if_idle(name, state)
+                    waits = away and known and run not in state.done
+                    return Reply(Status.BUSY if waits else Status.DONE, asked_at)
+                arrival = state.arrivals.get(run) or state.stamps.get(run) or arrival
+            state.envelopes.setdefault(run, b"")
+            if parcel is not None:
+                state.keep(run, parcel)
+            state.routes[run], state.names[run] = route, route.task
+            state.woken.pop(run, None)
+            if (at := state.arrivals.get(run)) is None or at != arrival:
+                state.leave(f"p:{run}")
+            stands = state.arrivals[run] = state.join(f"p:{run}", arrival)
+            own = f"parked:{run}"
+            later = state.owner == f"parked:{state.run}" and state.run in state.routes
+            overtakes = state.holder not in ("", own) and later and stands < state.due
+            gives_way = state.holder == own and state.queue[0].member != f"p:{run}"
+            if (owner and state.holder == owner) or overtakes or gives_way:
+                state.until = -math.inf  # kept for one who came later; or our own
+            wake, kept = None, state.holder == own
+            if not state.holder:
+                handed = self._hand_over(name, state, f"p:{run}")
+                kept = handed is True
+                if kept:
+                    state.keep_for(run, stands, CLAIM)
+                wake = handed if isinstance(handed, Wake) else None
+            elif kept and run not in state.stamps:  # once: others may ask for it again and again
+                state.until = max(state.until, clock.monotonic() + CLAIM)
+                state.due = stands
+            if kept:
+                state.stamps[run] = stands
+            return Reply(
+                Status.RESERVED if kept else Status.PARKED,
+                asked_at,
+                state.token,
+                state.holder,
+                state.run,
+                max(0.0, state.until - clock.monotonic()),
+                state.place(f"p:{run}"),
+                wake,
+                stands,
+            )
+
+    def _advance(self, wake: Wake, route: Route) -> Iterator[Wake]:
+        with self._mutex:  # in one step
+            wakes = list(super()._advance(wake, route))
+        yield from wakes
+
+    def depart(self, name: str, run: str, *, first: bool) -> Release:
+        with self._mutex:
+            state = self._keys.get(name, _Key())
+            if state.holder != f"parked:{run}":
+                return Release(False)
+            state.until = clock.monotonic() + CLAIM * 2 ** min(len(state.woken), DOUBLINGS)
+            if not first:
+                state.unpark(run)
+                return Release(True)
+            state.lapsed.discard(run)
+            if state.routes.pop(run, None) is None:
+                return Release(True)
+            state.leave(f"p:{run}")
+            state.woken[run] = clock.monotonic() + UNSENT
+            return Release(True, Wake(name, run, state.envelopes[run]))
+
     def _hand_over(
         self, name: str, state: _Key, own: str = "", stands: int = 0
     ) -> Wake | bool | None:
@@ -283,11 +385,15 @@ class MemoryStore(Store):
         False: somebody has it who knows.
         """
         while state.queue:
-            member, arrival = state.queue[0].member, state.queue[0].arrival
+            head = state.next_in_line()
+            member, arrival = head.member, head.arrival
             if member == own or 0 < stands < arrival:
                 return True
-            del state.queue[0]
             kind, _, who = member.partition(":")
+            if kind == "p" and who in state.routes:
+                state.keep_for(who, arrival, UNSENT)
+                return Wake(name, who, b"", state.routes[who])
+            state.queue.remove(head)
             if kind == "p" and who in state.envelopes:
                 claim = CLAIM * 2 ** min(len(state.woken), DOUBLINGS)
                 state.grant(f"parked:{who}", who, claim, arrival)
@@ -495,7 +601,8 @@ class MemoryStore(Store):
     def _parked(self, state: _Key, run: str) -> Waiter:
         since = self._epoch + state.arrivals.get(run, 0) / 1e6
         woken, task = run in state.woken, state.names.get(run, "")
-        return Waiter("", run, since, state.envelopes[run], woken, task)
+        route = state.routes.get(run)
+        return Waiter("", run, since, state.envelopes[run], woken, task, route)
 
     def cancel(self, key: str, run: str) -> Release:
         name = slot_name(key)

@@ -38,15 +38,17 @@ from .base import (
     Release,
     RenewOutcome,
     Reply,
+    Route,
     Status,
     Wake,
     forget_after_fork,
 )
-from .listing import SWEEP_BATCH, RedisListing, text, token_of, unreadable
+from .listing import SWEEP_BATCH, RedisListing, text, token_of, unreadable, wake_of
 from .pushes import Post, PushDesk, PushInbox, parcel_of
 from .refusals import facts_of, memory_doubts, passes, said
 from .rights import IN_A_CLUSTER, REHEARSAL, lacking
 from .servers import Place
+from .standing import Standing
 from .urls import locate
 from .wires import (
     ANSWERLESS,
@@ -76,7 +78,7 @@ _DESK = "desk"
 _LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the others"
 
 
-class RedisStore(RedisListing):
+class RedisStore(RedisListing, Standing):
     """See the module; *url* as :func:`~celery_distlock.stores.urls.locate` takes it."""
 
     abilities = frozenset(Ability)
@@ -172,7 +174,7 @@ class RedisStore(RedisListing):
             text(holder_run),
             time_left(ttl_ms),
             place,
-            Wake(slot_name(key), text(woken), envelope)
+            wake_of(slot_name(key), woken, envelope)
             if isinstance(woken, bytes) and woken
             else None,
             int(arrival) if arrival.isdigit() else 0,
@@ -193,6 +195,63 @@ class RedisStore(RedisListing):
         else:  # noted before it is parked, lest it be parked and not noted
             answers = [self._ask_once([call], timeout)[0] for call in calls]
         return self._reply(key, answers[1], asked_at)
+
+    def stand(
+        self,
+        name: str,
+        run: str,
+        route: Route,
+        *,
+        arrival: int = 0,
+        parcel: Parcel | None = None,
+        owner: str = "",
+        timeout: float | None = None,
+    ) -> Reply:
+        arguments = int(name == route.names[0]), arrival, owner, 0
+        return self._stand([name], run, route, *arguments, parcel=parcel, timeout=timeout)
+
+    def stand_at_all(self, run: str, route: Route) -> Reply | None:
+        if not self._servers.share([self._stem(name).encode() for name in route.names]):
+            return None
+        try:
+            return self._stand(route.names, run, route, 1, 0, "", 1)
+        except StoreError as error:
+            if "CROSSSLOT" in str(error):  # as in `acquire_all`
+                return None
+            raise
+
+    def _stand(
+        self,
+        names: Sequence[str],
+        run: str,
+        route: Route,
+        *arguments: Any,
+        parcel: Parcel | None = None,
+        timeout: float | None = None,
+    ) -> Reply:
+        first, key = names[0], key_of(names[0])
+        if parcel is not None:
+            patience = TIMEOUT if timeout is None else 0.0
+            arguments += parcel.envelope, self._desk_channel(first, parcel.desk, patience)
+        stems = tuple(self._stem(name) for name in names)
+        stand = script_call(_STAND, stems, run, route.written(), *arguments)
+        stand = stand._replace(replicas=self._replicas)
+        calls = [self._index("add", name) for name in names]
+        requests = [[*calls, stand]]
+        if not self._servers.in_order:  # noted before it stands there, lest it be not noted
+            requests = [calls, [stand]]
+        for request in requests:
+            asked_at = clock.monotonic()
+            if timeout is None:
+                answers, asked_at, *_ = self._ask(request, key)
+            else:
+                answers = self._ask_once(request, timeout)
+        return self._reply(key, answers[-1], asked_at)
+
+    def depart(self, name: str, run: str, *, first: bool) -> Release:
+        depart = self._call(_DEPART, name, run, int(first), confirmed=True)
+        asked = self._ask([depart], key_of(name))
+        return _released(name, asked._replace(unanswered=0))
 
     def turn(self, key: str, usual: float, within: tuple[float, float], timeout: float) -> float:
         usual_ms = milliseconds(usual) if usual else 0
@@ -415,7 +474,7 @@ class RedisStore(RedisListing):
                 continue
             waiting, *found = answer
             for run, envelope in zip(found[::2], found[1::2], strict=True):
-                yield Wake(name, text(run), envelope)
+                yield wake_of(name, run, envelope)
             if not waiting:
                 quiet.append(self._index("strike", name))
         if quiet:
@@ -590,7 +649,7 @@ class _Asked(NamedTuple):
 def _released(name: str, asked: _Asked) -> Release:
     answer = asked.answers[0]
     if isinstance(answer, list):
-        return Release(True, Wake(name, text(answer[0]), answer[1]))
+        return Release(True, wake_of(name, *answer))
     # A repeated release finds the key gone if the first one was executed and its answer lost.
     return Release(answer == 1 or asked.unanswered > 0)
 
@@ -631,11 +690,12 @@ _SCRIPTS = [
     for name in (
         *("acquire", "acquire_all", "renew", "release", "drop"),
         *("sent", "sweep", "index", "inspect", "cancel", "turn", "return"),
-        *("desks", "push", "tend"),
+        *("desks", "push", "tend", "stand", "depart"),
     )
 ]
 _ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE, _DROP, *_OTHERS = _SCRIPTS
-_SENT, _SWEEP, _INDEX, _INSPECT, _CANCEL, _TURN, _RETURN, _DESKS, _PUSH, _TEND = _OTHERS
+_SENT, _SWEEP, _INDEX, _INSPECT, _CANCEL, _TURN, _RETURN, *_MORE = _OTHERS
+_DESKS, _PUSH, _TEND, _STAND, _DEPART = _MORE
 _RENEWALS = {
     1: RenewOutcome.RENEWED,
     0: RenewOutcome.HELD,

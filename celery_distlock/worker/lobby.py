@@ -41,7 +41,7 @@ from celery_distlock.policies import Requeue
 from celery_distlock.reports import Report
 from celery_distlock.runtime import Plan, Runtime
 from celery_distlock.stores import Ability
-from celery_distlock.stores.base import Parcel, Reply, Status
+from celery_distlock.stores.base import Parcel, Reply, Route, Status, Wake
 from celery_distlock.teller import Teller
 
 from .arrivals import Arrivals
@@ -83,12 +83,12 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
         if body is None and parking is not None:
             go_on = functools.partial(handle, message, body, ack, reject, callbacks, **more)
             passage = Passage.of(message.headers)
-            if passage.woken:  # its turn has come
+            if passage.woken and not passage.names:  # its turn has come
                 return parking.follow(passage.parked_at, message, go_on)
-            key = lobby.key_to_wait_for(message)
-            if key:
+            keys = lobby.keys_to_wait_for(message, passage)
+            if keys:
                 acknowledge = functools.partial(ack, logger, consumer.connection_errors)
-                return parking.take(Arrival(task, message, key, acknowledge, go_on))
+                return parking.take(Arrival(task, message, keys, acknowledge, go_on))
         return handle(message, body, ack, reject, callbacks, **more)
 
     return on_message
@@ -142,7 +142,7 @@ class Arrival:
 
     task: Any
     message: Any
-    key: str
+    keys: tuple[str, ...]  # in the order in which they are taken
     acknowledge: Callable[[], object]
     go_on: Callable[[], object]  # to the pool
     came_at: float = field(default_factory=clock.monotonic)
@@ -156,10 +156,15 @@ class Arrival:
         """The task's id."""
         return str(self.message.headers["id"])
 
+    @property
+    def key(self) -> str:
+        """The first key."""
+        return self.keys[0]
+
     @functools.cached_property
-    def name(self) -> str:
-        """The key's slot name."""
-        return slot_name(self.key)
+    def names(self) -> tuple[str, ...]:
+        """The keys' slot names."""
+        return tuple(map(slot_name, self.keys))
 
 
 class _Lobby:
@@ -170,23 +175,25 @@ class _Lobby:
         self._plan = plan
         self._runtime = runtime
 
-    def key_to_wait_for(self, message: Any) -> str:
-        """Return the key that *message* would find taken; empty: it is to go to the pool."""
+    def keys_to_wait_for(self, message: Any, passage: Passage) -> tuple[str, ...]:
+        """Return the keys of *message* if it would find one taken; none: it goes to the pool."""
+        identity = message.headers["id"]
+        if passage.woken:  # all its keys are kept for it
+            neighbours.add_all(passage.names, identity)
+            return ()
         if len(message.body) > LARGE or message.content_type not in PLAIN_CONTENT:
-            return ""
+            return ()
         try:
             args, kwargs, _ = message.payload
             keys = self._plan.rule.keys(args, kwargs)
         except Exception:  # noqa: BLE001  # whatever is wrong with it, the task is to fail with it
-            return ""
-        if len(keys) != 1:
-            return ""
-        name, parking = slot_name(keys[0]), self._runtime.parking
-        taken = parking.holds(name) or neighbours.have(name)
+            return ()
+        names, parking = [slot_name(key) for key in keys], self._runtime.parking
+        taken = any(parking.holds(name) or neighbours.have(name) for name in names)
         if taken and _is_plain(message) and self._returns(message):
-            return keys[0]
-        neighbours.add(name, message.headers["id"])
-        return ""
+            return tuple(sorted(keys))
+        neighbours.add_all(names, identity)
+        return ()
 
     def _returns(self, message: Any) -> bool:
         """Whether *message* would be sent to its queue again; else its process waits with it."""
@@ -279,10 +286,10 @@ class Parking:
         if arrival.look is None:
             arrival.stamp = Noted.on(arrival.message)["arrival"] = self.stamp()
         asked = self._helper.ask(functools.partial(self._park, arrival))
-        if asked.done() and not self.holds(arrival.name):  # nobody is settled before its elder
+        if asked.done() and not any(map(self.holds, arrival.names)):  # not before its elder
             self._settle(arrival, asked.result())
             return
-        self._held[arrival.name] += 1
+        self._held.update(arrival.names)
         if self._held.total() <= MOST_HELD:
             # As Celery does for tasks with an ETA: the others are not to wait behind it.
             before = self._consumer.qos.value
@@ -301,9 +308,7 @@ class Parking:
     # In the event loop
 
     def _settle_held(self, arrival: Arrival, asked: "Future[bool]") -> None:
-        self._held[arrival.name] -= 1
-        if not self._held[arrival.name]:
-            del self._held[arrival.name]
+        self._held -= Counter(arrival.names)
         if arrival.widens:
             self._consumer.qos.decrement_eventually()
         if not self._closed:
@@ -322,12 +327,12 @@ class Parking:
     def _settle(self, arrival: Arrival, parked: bool) -> None:
         if parked:
             arrival.acknowledge()
-            if arrival.came_first and not self._turns.wait(arrival.name):
+            if arrival.came_first and not self._turns.wait(arrival.names[0]):
                 # If those before it end without the key, nobody's release would wake it.
-                self._turns.put(arrival.name, functools.partial(self._wake_next, arrival.key))
+                self._turns.put(arrival.names[0], functools.partial(self._wake_next, arrival.key))
         else:
             if arrival.look is None:
-                neighbours.add(arrival.name, arrival.identity)
+                neighbours.add_all(arrival.names, arrival.identity)
             arrival.go_on()
 
     def _wake_next(self, key: str) -> None:
@@ -362,7 +367,7 @@ class Parking:
                 logger.info(words, REST, error)
                 self._rests_until = clock.monotonic() + REST
                 doubtful = True
-        if reply is not None and reply.status is Status.PARKED:
+        if reply is not None and reply.status in (Status.PARKED, Status.RESERVED):
             arrival.came_first = not reply.holder
             _teller.tell(functools.partial(_tell, arrival, reply))
             return True
@@ -408,11 +413,22 @@ class Parking:
         headers = arrival.message.headers
         passage, run = Passage.of(headers), run_of(headers)
         since = passage.since or clock.wall()
-        passage = replace(passage, woken=True, run=run, parked_at=arrival.name, since=since)
+        names, store = arrival.names, self._runtime.store
+        passage = replace(passage, woken=True, run=run, parked_at=names[0], since=since)
+        if len(names) > 1:
+            passage = replace(passage, names=names)
         sealed = seal_message(arrival.message, passage)
-        envelope = self._runtime.trust.sign(arrival.name, run, sealed)
+        envelope = self._runtime.trust.sign(names[0], run, sealed)
         parcel = Parcel(envelope, self._runtime.desk, str(arrival.task.name))
-        return self._runtime.store.line_up(arrival.key, run, parcel, PATIENCE, arrival.stamp)
+        if len(names) == 1:
+            return store.line_up(arrival.key, run, parcel, PATIENCE, arrival.stamp)
+        # It stands at the first key only: here is no time to go further, and others do that.
+        route, stamp = Route(names, parcel.task), arrival.stamp
+        reply = store.stand(names[0], run, route, arrival=stamp, parcel=parcel, timeout=PATIENCE)
+        if reply.status is Status.RESERVED:
+            store.dispatch(Wake(names[0], run, b"", route))
+        store.dispatch(reply.wake)
+        return reply
 
 
 def _tell(arrival: Arrival, reply: Reply) -> None:

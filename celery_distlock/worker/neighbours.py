@@ -3,7 +3,7 @@
 import collections
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from celery.worker import state
@@ -40,6 +40,11 @@ class Neighbours:
         known.add(identity)
         if len(known) + len(self._ids) > self._next_purge:
             self._purge()
+
+    def add_all(self, names: Iterable[str], identity: str) -> None:
+        """Likewise, for several keys."""
+        for name in names:
+            self.add(name, identity)
 
     def _purge(self) -> None:
         unfinished = {name: ids.intersection(state.requests) for name, ids in self._ids.items()}

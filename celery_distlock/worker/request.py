@@ -68,12 +68,13 @@ class LockedRequest(Request):
         return Runtime.of(app)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
-        """Let the next have the key that a revoked or expired task was woken for."""
+        """Let the next have the keys that a revoked or expired task was woken for."""
         super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
         passage = Passage.of(self.request_dict)
         forget = self._runtime.forget
         if passage.woken and not terminated and forget is not None:
-            forget(Wake(passage.parked_at, passage.run, b""))
+            for name in passage.places:
+                forget(Wake(name, passage.run, b""))
 
 
 def _as_worker(options: dict[str, Any]) -> str:

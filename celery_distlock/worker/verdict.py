@@ -99,7 +99,7 @@ class _Judge:
             return self._convict(elder, way, message)
         question = _Question(self, message, keys, way)
         arrival = Arrival(
-            self._task, message, keys[0], _nothing, question.settle, look=question.look
+            self._task, message, (keys[0],), _nothing, question.settle, look=question.look
         )
         return looking.take(arrival)
 

@@ -14,7 +14,7 @@ from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import members
 from celery_distlock.stores import redis as redis_store
-from celery_distlock.stores.base import Ownership, Parcel, RenewOutcome, Status
+from celery_distlock.stores.base import Ownership, Parcel, RenewOutcome, Route, Status, Wake
 from celery_distlock.stores.redis import RedisStore
 from celery_distlock.stores.servers import SLOTS
 from celery_distlock.stores.wires import Wire
@@ -390,3 +390,23 @@ def test_a_node_that_is_taken_for_a_lone_server_says_so(cluster, prefix):
         store.acquire("k", "a", 1.0)
         with pytest.raises(StoreError, match=r"one node of a cluster.* redis\+cluster://"):
             store.acquire(keys_on(cluster, other(cluster, "k"), 1)[0], "a", 1.0)
+
+
+def test_a_run_of_keys_in_several_slots_goes_from_one_to_the_other(store):
+    keys = ["far", "k", "away"]
+    assert len({slot(key) for key in keys}) == 3
+    route, sent = Route(tuple(keys)), []
+    store.courier = sent.append
+    for key in keys:
+        store.acquire(key, "before", 60.0)
+    reply = store.stand("far", "run", route, parcel=Parcel(b"run"))
+    assert reply.status is Status.PARKED
+
+    for key in reversed(keys):
+        store.dispatch(store.release(key, "before").wake)
+
+    wait_until(lambda: sent, what="its way")
+    assert sent == [Wake("far", "run", b"run")]
+    for key in keys:
+        assert store.acquire(key, key, 60.0, run="run", repeated=True).status is Status.GRANTED
+        assert store.inspect(key).waiting == 0

@@ -20,6 +20,7 @@ from celery_distlock.stores.base import (
     Parcel,
     Peer,
     RenewOutcome,
+    Route,
     Status,
     Store,
     Wake,
@@ -157,6 +158,15 @@ def push(store: Store, wake: Wake) -> None:
         store.tend([wake], 60.0)
 
 
+def stand(store: Store) -> None:
+    """Have a run stand at several keys, and nowhere."""
+    route = Route(("stands", "there"))
+    assert store.stand("stands", "t7:0:0:0", route, parcel=Parcel(b"r")).status is Status.RESERVED
+    assert store.cancel("stands", "t7:0:0:0").released
+    assert not store.depart("there", "t7:0:0:0", first=False).released
+    assert list(store.ready(Wake("stands", "t7:0:0:0", b"", route))) == []
+
+
 def every_request(store: Store) -> None:
     """Ask *store* all that it can be asked, and look what comes of it."""
     names = noting(store)
@@ -206,6 +216,8 @@ def every_request(store: Store) -> None:
     replies = store.acquire_all(together, ["a", "b"], 60.0)
     assert replies is not None
     assert [reply.status for reply in replies] == [Status.GRANTED] * 2
+
+    stand(store)
 
     store.count({"acquired||t": 2.0})
     assert store.counts()["acquired||t"] == 2.0

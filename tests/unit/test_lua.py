@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 
 from celery_distlock import lua
-from celery_distlock.stores.base import Ended, Ownership, Parcel, Peer
+from celery_distlock.stores.base import Ended, Ownership, Parcel, Peer, Route
 from celery_distlock.stores.redis import RedisStore
 from celery_distlock.stores.wires import Wire
 
@@ -190,6 +190,9 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     store.acquire("k", "c", 30.0, run="run", repeated=True)
     store.release("k", "c", run="run", ended=Ended.YES, keep_for=("run", 0.05))
     store.acquire_all(["l", "m"], ["d", "e"], 30.0)
+    store.stand("n", "standing", Route(("n", "o")), parcel=Parcel(b"envelope"))
+    store.stand("o", "standing", Route(("n", "o")), arrival=1)
+    store.depart("o", "standing", first=False)
     store.check()
     store.close()
 

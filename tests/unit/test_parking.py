@@ -59,7 +59,7 @@ def arrive(parking):
         message = SimpleNamespace(headers={"id": name}, properties={}, gate=threading.Event())
         if gate:
             message.gate.set()
-        parking.take(Arrival(None, message, key, lambda: settled.append(name), lambda: None))
+        parking.take(Arrival(None, message, (key,), lambda: settled.append(name), lambda: None))
         return message.gate
 
     settled = arrive.settled = []
