@@ -12,7 +12,9 @@ __all__ = ["Neighbours", "Turns", "neighbours"]
 
 logger = logging.getLogger(__name__)
 
-LOOK = 0.01  # seconds between looks at whether a task has finished, while another waits for that
+# Seconds between looks at whether a task has finished, while another waits for that; longer and
+# longer while none has.
+LOOK, LAST_LOOK = 0.01, 0.1
 
 
 class Neighbours:
@@ -71,6 +73,7 @@ class Turns:
         self._waiting: dict[str, collections.deque[Callable[[], object]]] = {}
         self._mutex = threading.Lock()  # without an event loop there are several threads here
         self._looks = False
+        self._pause = LOOK
         self._closed = False
 
     def wait(self, name: str) -> bool:
@@ -82,6 +85,7 @@ class Turns:
         with self._mutex:
             self._waiting.setdefault(name, collections.deque()).append(call)
             begins, self._looks = not self._looks, True
+            self._pause = LOOK
         if begins:
             self._look_later()
 
@@ -91,12 +95,14 @@ class Turns:
         self._waiting.clear()
 
     def _look_later(self) -> None:
-        self._timer.call_after(LOOK, self._look)
+        self._timer.call_after(self._pause, self._look)
 
     def _look(self) -> None:
+        self._pause = min(1.5 * self._pause, LAST_LOOK)
         for name in list(self._waiting):
             if not neighbours.have(name):
                 self._call_next(name)
+                self._pause = LOOK
         with self._mutex:
             self._looks = bool(self._waiting) and not self._closed
         if self._looks:

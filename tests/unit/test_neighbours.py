@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from celery.worker import state
 
-from celery_distlock.worker.neighbours import Turns, neighbours
+from celery_distlock.worker.neighbours import LAST_LOOK, LOOK, Turns, neighbours
 
 
 class Timer:
@@ -13,9 +13,11 @@ class Timer:
 
     def __init__(self) -> None:
         self.calls: list = []
+        self.pauses: list = []
 
     def call_after(self, seconds, call) -> None:
         self.calls.append(call)
+        self.pauses.append(seconds)
 
     def tick(self) -> None:
         calls, self.calls = self.calls, []
@@ -112,3 +114,19 @@ def test_nothing_is_called_after_the_end(turns, timer):
     timer.tick()
 
     assert (called, timer.calls) == ([], [])
+
+
+def test_looks_are_rarer_while_nothing_ends(begin, turns, timer):
+    begin("a")
+    turns.put("k", lambda: None)
+    for _ in range(10):
+        timer.tick()
+    assert timer.pauses[0] == LOOK
+    assert timer.pauses == sorted(timer.pauses)
+    assert timer.pauses[-1] == LAST_LOOK
+
+    turns.put("k", lambda: None)
+    timer.tick()
+    timer.tick()
+
+    assert LOOK < timer.pauses[-1] < LAST_LOOK
