@@ -252,7 +252,7 @@ class Admin:
         Runtime.of(self._app).import_tasks()  # likewise
         sent = 0
         store, refusal = self.store, None
-        for wake in store.rouse(as_key(key)):
+        for wake in (each for found in store.rouse(as_key(key)) for each in store.ready(found)):
             try:
                 self._send(store, wake)
                 sent += 1

@@ -390,10 +390,13 @@ class Execution:
         try:
             if hold is None:
                 return store.stand(name, self._run, route, arrival=arrival, parcel=parcel)
-            self._taken.remove(hold)
-            held_here().pop((store.identity, key), None)
             stand = functools.partial(store.stand, name, self._run, route, owner=hold.owner)
-            return trade(hold, lambda: stand(arrival=arrival, parcel=parcel))
+            reply = trade(hold, lambda: stand(arrival=arrival, parcel=parcel))
+            self._taken.remove(hold)  # not before: until then it is to be given up in any case
+            held_here().pop((store.identity, key), None)
+            if reply.status not in (Status.RESERVED, Status.PARKED):  # it stands nowhere
+                give_back(store, key, hold.owner, run=self._run)
+            return reply
         except StoreUnavailableError as error:
             self._on_outage(error)
             raise

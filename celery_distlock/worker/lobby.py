@@ -20,7 +20,7 @@ import contextlib
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -47,6 +47,7 @@ from celery_distlock.teller import Teller
 from .arrivals import Arrivals
 from .loop import Helper, LoopCalls
 from .neighbours import Turns, neighbours
+from .precedence import Precedence
 
 __all__ = ["LobbyStep", "strategy"]
 
@@ -83,9 +84,9 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
         if body is None and parking is not None:
             go_on = functools.partial(handle, message, body, ack, reject, callbacks, **more)
             passage = Passage.of(message.headers)
-            if passage.woken and not passage.names:  # its turn has come
-                return parking.follow(passage.parked_at, message, go_on)
-            keys = lobby.keys_to_wait_for(message, passage)
+            if passage.woken:  # its turn has come
+                return parking.follow(passage.places, message, go_on)
+            keys = lobby.keys_to_wait_for(message)
             if keys:
                 acknowledge = functools.partial(ack, logger, consumer.connection_errors)
                 return parking.take(Arrival(task, message, keys, acknowledge, go_on))
@@ -175,12 +176,8 @@ class _Lobby:
         self._plan = plan
         self._runtime = runtime
 
-    def keys_to_wait_for(self, message: Any, passage: Passage) -> tuple[str, ...]:
+    def keys_to_wait_for(self, message: Any) -> tuple[str, ...]:
         """Return the keys of *message* if it would find one taken; none: it goes to the pool."""
-        identity = message.headers["id"]
-        if passage.woken:  # all its keys are kept for it
-            neighbours.add_all(passage.names, identity)
-            return ()
         if len(message.body) > LARGE or message.content_type not in PLAIN_CONTENT:
             return ()
         try:
@@ -192,7 +189,7 @@ class _Lobby:
         taken = any(parking.holds(name) or neighbours.have(name) for name in names)
         if taken and _is_plain(message) and self._returns(message):
             return tuple(sorted(keys))
-        neighbours.add_all(names, identity)
+        neighbours.add_all(names, message.headers["id"])
         return ()
 
     def _returns(self, message: Any) -> bool:
@@ -245,6 +242,7 @@ class Parking:
         self._calls = LoopCalls(consumer.hub, consumer.call_soon)
         self._arrivals = Arrivals(runtime.store)
         self._turns = Turns(consumer.timer)
+        self._first = Precedence(getattr(consumer, "controller", None))
         self._held: Counter[str] = Counter()
         self._rests_until = self._unshown_until = 0.0
         self._closed = self._reading = False
@@ -267,19 +265,31 @@ class Parking:
         """Whether a message for the key of that slot name is being parked, or waits, just now."""
         return name in self._held or self._turns.wait(name)
 
-    def follow(self, name: str, message: Any, go_on: Callable[[], object]) -> None:
-        """Hand a woken task to the pool, after those of its key that are there already."""
+    def follow(
+        self,
+        names: Sequence[str],
+        message: Any,
+        go_on: Callable[[], object],
+        passed: tuple[str, ...] = (),
+    ) -> None:
+        """Hand a woken task to the pool, after those of its keys that are there already."""
         identity = message.headers["id"]
-        if not self._turns.wait(name) and not neighbours.have(name, but=identity):
-            neighbours.add(name, identity)
+        for name in names:
+            if name not in passed and self._has_elders(name, identity):
+                neighbours.followers.add(identity)
+                later = functools.partial(self.follow, names, message, go_on, (*passed, name))
+                self._turns.put(name, later)
+                return
+        neighbours.followers.discard(identity)
+        neighbours.add_all(names, identity)
+        if passed:
+            with self._first():
+                self._go_on(message, go_on)
+        else:
             go_on()
-            return
 
-        def follow() -> None:
-            neighbours.add(name, identity)
-            self._go_on(message, go_on)
-
-        self._turns.put(name, follow)
+    def _has_elders(self, name: str, identity: str) -> bool:
+        return self._turns.wait(name) or neighbours.have(name, but=identity)
 
     def take(self, arrival: Arrival) -> None:
         """Park it, or else hand it to the pool: at once, or when that is known."""
@@ -303,6 +313,7 @@ class Parking:
         self._closed = True
         self._calls.close()
         self._turns.close()
+        neighbours.followers.clear()
         self._helper.close()
 
     # In the event loop

@@ -23,6 +23,8 @@ class Neighbours:
     def __init__(self) -> None:
         self._ids: dict[str, set[str]] = {}
         self._next_purge = 1000
+        self._mutex = threading.Lock()  # without an event loop there are several threads here
+        self.followers: set[str] = set()  # ids of woken tasks that come after their neighbours
 
     def have(self, name: str, but: str = "") -> bool:
         """Whether there is such a task, other than the one whose id is *but*."""
@@ -30,18 +32,20 @@ class Neighbours:
 
     def of(self, name: str) -> set[str]:
         """Return the ids of such tasks."""
-        known = self._ids.get(name)
-        if known is None:
-            return set()
-        known.intersection_update(state.requests)
-        return known
+        with self._mutex:
+            known = self._ids.get(name)
+            if known is None:
+                return set()
+            known.intersection_update(state.requests)
+            return known.copy()
 
     def add(self, name: str, identity: str) -> None:
         """Note that a task goes to the pool, and is for the key of that name."""
-        known = self._ids.setdefault(name, set())
-        known.add(identity)
-        if len(known) + len(self._ids) > self._next_purge:
-            self._purge()
+        with self._mutex:
+            known = self._ids.setdefault(name, set())
+            known.add(identity)
+            if len(known) + len(self._ids) > self._next_purge:
+                self._purge()
 
     def add_all(self, names: Iterable[str], identity: str) -> None:
         """Likewise, for several keys."""

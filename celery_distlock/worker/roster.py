@@ -10,7 +10,9 @@ from celery.worker import state
 from celery_distlock.errors import StoreError
 from celery_distlock.relay import by_room
 from celery_distlock.stores import Store
-from celery_distlock.stores.base import Peer, Wake
+from celery_distlock.stores.base import Peer, Wake, task_of
+
+from .neighbours import neighbours
 
 __all__ = ["Roster"]
 
@@ -93,13 +95,18 @@ class Roster:
         waiting = self._still_waiting()
         self._store.tend(waiting, KEPT)
         room = [peer.address for peer in peers for _ in range(peer.free)] if waiting else []
-        for wake, address in zip(waiting, room, strict=False):
+        # Not those that are to come after others of this worker.
+        followers = neighbours.followers
+        movable = [wake for wake in waiting if task_of(wake.run) not in followers]
+        for wake, address in zip(movable, room, strict=False):
             if self._store.push(wake, [address]):
                 self._waiting.pop((wake.name, wake.run), None)
 
     def _still_waiting(self) -> list[Wake]:
         for run, (_, task_id) in list(self._waiting.items()):
             request = state.requests.get(task_id)
+            if request is None and task_id in neighbours.followers:
+                continue
             if request is None or request in state.active_requests:
                 self._waiting.pop(run, None)
         return [wake for wake, _ in list(self._waiting.values())]

@@ -36,3 +36,18 @@ def test_they_get_on_in_every_pool(bare_site, key, pool, tmp_path):
         judge(site, results, key, 100)
 
         leave_nothing(site, keys)
+
+
+def test_those_that_wait_for_a_slot_keep_their_order(bare_site, key, tmp_path):
+    """The first is in the pool and has not asked; the others have their keys before it has."""
+    tasks = bare_site.tasks
+    with staffed(bare_site, tmp_path, [{"concurrency": 1}]) as site:
+        busy = tasks.use_till.delay([f"{key}:other"], key)
+        site.journal.wait(f"begun:{key}")
+        results = [tasks.use_pair.delay(f"{key}:x", f"{key}:y") for _ in range(4)]
+        wait_until(lambda: site.log().count(" parked: ") >= 3, timeout=60, what="all to be parked")
+
+        site.journal.open(key)
+
+        notes = judge(site, [busy, *results], key, 60)
+    assert [note[0][4] for note in notes] == [busy.id, *(result.id for result in results)]
