@@ -8,7 +8,7 @@ own unfinished tasks is for. Everything else goes to the pool, which asks for th
 That keeps the order, too: of the tasks of one key that came to this worker only the first is in the
 pool, the others stand in the key's queue by when they were received. It may be parked before the
 first one has the key, then; if that ends without it, the next one is woken from here. A woken task
-that comes while one before it has not finished, because both had waited for a slot, waits here.
+that comes while one before it waits for a slot waits here.
 
 The event loop makes the key of a small message, and gives it to a thread to be parked (see
 :mod:`celery_distlock.worker.loop`). Where the lock store or the result backend takes its time, the
@@ -241,7 +241,8 @@ class Parking:
         self._helper = Helper("distlock-lobby", patience=GLIMPSE, pause=HURRY)
         self._calls = LoopCalls(consumer.hub, consumer.call_soon)
         self._arrivals = Arrivals(runtime.store)
-        self._turns = Turns(consumer.timer)
+        self._turns = Turns(consumer.timer, neighbours.queue)
+        self._endings = Turns(consumer.timer, neighbours.have)
         self._first = Precedence(getattr(consumer, "controller", None))
         self._held: Counter[str] = Counter()
         self._rests_until = self._unshown_until = 0.0
@@ -272,7 +273,7 @@ class Parking:
         go_on: Callable[[], object],
         passed: tuple[str, ...] = (),
     ) -> None:
-        """Hand a woken task to the pool, after those of its keys that are there already."""
+        """Hand a woken task to the pool, when those of its keys that are there have begun."""
         identity = message.headers["id"]
         for name in names:
             if name not in passed and self._has_elders(name, identity):
@@ -289,7 +290,7 @@ class Parking:
             go_on()
 
     def _has_elders(self, name: str, identity: str) -> bool:
-        return self._turns.wait(name) or neighbours.have(name, but=identity)
+        return self._turns.wait(name) or neighbours.queue(name, but=identity)
 
     def take(self, arrival: Arrival) -> None:
         """Park it, or else hand it to the pool: at once, or when that is known."""
@@ -313,6 +314,7 @@ class Parking:
         self._closed = True
         self._calls.close()
         self._turns.close()
+        self._endings.close()
         neighbours.followers.clear()
         self._helper.close()
 
@@ -338,9 +340,9 @@ class Parking:
     def _settle(self, arrival: Arrival, parked: bool) -> None:
         if parked:
             arrival.acknowledge()
-            if arrival.came_first and not self._turns.wait(arrival.names[0]):
+            if arrival.came_first and not self._endings.wait(arrival.names[0]):
                 # If those before it end without the key, nobody's release would wake it.
-                self._turns.put(arrival.names[0], functools.partial(self._wake_next, arrival.key))
+                self._endings.put(arrival.names[0], functools.partial(self._wake_next, arrival.key))
         else:
             if arrival.look is None:
                 neighbours.add_all(arrival.names, arrival.identity)

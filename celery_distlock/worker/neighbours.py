@@ -26,9 +26,17 @@ class Neighbours:
         self._mutex = threading.Lock()  # without an event loop there are several threads here
         self.followers: set[str] = set()  # ids of woken tasks that come after their neighbours
 
-    def have(self, name: str, but: str = "") -> bool:
-        """Whether there is such a task, other than the one whose id is *but*."""
-        return bool(self.of(name) - {but})
+    def have(self, name: str) -> bool:
+        """Whether there is such a task."""
+        return bool(self.of(name))
+
+    def queue(self, name: str, but: str = "") -> bool:
+        """Whether one of them, other than the one whose id is *but*, waits for a slot."""
+        for identity in self.of(name) - {but}:
+            request = state.requests.get(identity)
+            if request is not None and request not in state.active_requests:
+                return True
+        return False
 
     def of(self, name: str) -> set[str]:
         """Return the ids of such tasks."""
@@ -63,17 +71,19 @@ neighbours = Neighbours()
 
 class Turns:
     """
-    Calls what is to come after the unfinished tasks of a key, one call after the other.
+    Calls what is to come after other tasks of a key, one call after the other.
 
-    Celery does not tell of every task that it has finished, so while something waits here it is
-    looked at again and again.
+    Celery does not tell of every task that it has begun or finished, so while something waits here
+    it is looked at again and again.
 
     Args:
         timer: The worker's.
+        busy: Whether there are such tasks still, by the key's slot name.
     """
 
-    def __init__(self, timer: Any) -> None:
+    def __init__(self, timer: Any, busy: Callable[[str], bool]) -> None:
         self._timer = timer
+        self._busy = busy
         self._waiting: dict[str, collections.deque[Callable[[], object]]] = {}
         self._mutex = threading.Lock()  # without an event loop there are several threads here
         self._looks = False
@@ -85,7 +95,7 @@ class Turns:
         return name in self._waiting
 
     def put(self, name: str, call: Callable[[], object]) -> None:
-        """Have *call* done when those before it have finished."""
+        """Have *call* done when those before it have got so far."""
         with self._mutex:
             self._waiting.setdefault(name, collections.deque()).append(call)
             begins, self._looks = not self._looks, True
@@ -104,7 +114,7 @@ class Turns:
     def _look(self) -> None:
         self._pause = min(1.5 * self._pause, LAST_LOOK)
         for name in list(self._waiting):
-            if not neighbours.have(name):
+            if not self._busy(name):
                 self._call_next(name)
                 self._pause = LOOK
         with self._mutex:

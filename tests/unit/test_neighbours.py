@@ -8,6 +8,10 @@ from celery.worker import state
 from celery_distlock.worker.neighbours import LAST_LOOK, LOOK, Turns, neighbours
 
 
+class Request:
+    """Celery's, as far as it is looked at: it has not begun."""
+
+
 class Timer:
     """Celery's, as far as it is used; a test makes the time pass."""
 
@@ -32,7 +36,7 @@ def timer():
 
 @pytest.fixture
 def turns(timer):
-    return Turns(timer)
+    return Turns(timer, neighbours.have)
 
 
 @pytest.fixture
@@ -42,7 +46,7 @@ def begin(monkeypatch):
     monkeypatch.setattr(state, "requests", unfinished)
 
     def begin(identity: str) -> None:
-        unfinished[identity] = None
+        unfinished[identity] = Request()
         neighbours.add("k", identity)
 
     begin.unfinished = unfinished
@@ -53,7 +57,8 @@ def test_a_task_is_a_neighbour_until_it_has_finished(begin):
     assert not neighbours.have("k")
     begin("a")
     assert neighbours.have("k")
-    assert not neighbours.have("k", but="a")
+    assert neighbours.queue("k")
+    assert not neighbours.queue("k", but="a")
     assert not neighbours.have("other")
 
     del begin.unfinished["a"]
