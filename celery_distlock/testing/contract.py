@@ -1510,11 +1510,11 @@ class Pushing(Given):
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
         silent, close_silent = self.open_desk(store, lambda _: None)
-        peer, close = self.open_noted(store, ["celery"])
         take(store, "k", "a")
         for number in range(3):
             parcel = Parcel(b"e", silent)
             store.acquire("k", f"p{number}", 30.0, queue=parcel, run=f"run {number}")
+        peer, close = self.open_noted(store, ["celery"])
         assert store.release("k", "a").wake is None
         pass_time(2.0)
         (first,) = wait_until(lambda: swept(store), "a sweep")

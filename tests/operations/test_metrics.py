@@ -55,7 +55,7 @@ def test_what_tasks_go_through_is_counted(site, key):
         assert now["distlock_held", "", None] == 1
         assert now["distlock_oldest_waiter_seconds", None, None] > 0
     result.get(timeout=30)
-    site.tasks.work_requeue.delay(key).get(timeout=30)
+    site.tasks.work_requeue.delay(f"{key}:free").get(timeout=30)
 
     def rise(name, le=None):
         place = (f"distlock_{name}", "work_requeue", le)
