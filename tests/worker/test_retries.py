@@ -26,19 +26,26 @@ def tasks(load_app):
     loaded.journal.close()
 
 
-def delays(log: str, result, why: str) -> list[float]:
-    return [float(each) for each in re.findall(SENT_AGAIN.format(id=result.id, why=why), log)]
-
-
-def test_an_outage_does_not_make_conflicts_wait_longer_nor_they_the_outage(
-    tasks, worker, private_server, prefix, key
-):
+@pytest.fixture
+def cut_off(worker, private_server):
+    """A lock store that has been stopped, and a worker that began before."""
     server = private_server()
     conf = {"distlock_url": server.url, **RETRY}
     process = worker(
         APP, pool="threads", concurrency=2, env={"DISTLOCK_TEST_CONF": json.dumps(conf)}
     )
     server.stop()
+    return server, process
+
+
+def delays(log: str, result, why: str) -> list[float]:
+    return [float(each) for each in re.findall(SENT_AGAIN.format(id=result.id, why=why), log)]
+
+
+def test_an_outage_does_not_make_conflicts_wait_longer_nor_they_the_outage(
+    tasks, cut_off, prefix, key
+):
+    server, process = cut_off
     result = tasks.look.delay(key)
     wait_until(
         lambda: len(delays(process.log(), result, ", the lock store is away")) >= 4,
@@ -73,15 +80,8 @@ def test_an_outage_does_not_make_conflicts_wait_longer_nor_they_the_outage(
     assert result.get(timeout=60) > 0
 
 
-def test_no_delay_of_an_outage_is_longer_than_eight_seconds(
-    tasks, worker, private_server, key, prefix
-):
-    server = private_server()
-    conf = {"distlock_url": server.url, **RETRY}
-    process = worker(
-        APP, pool="threads", concurrency=2, env={"DISTLOCK_TEST_CONF": json.dumps(conf)}
-    )
-    server.stop()
+def test_no_delay_of_an_outage_is_longer_than_eight_seconds(tasks, cut_off, key):
+    server, process = cut_off
     result = tasks.look.delay(key)
     wait_until(
         lambda: len(delays(process.log(), result, ", the lock")) >= 6, what="six", timeout=90.0
