@@ -12,13 +12,12 @@ after which the run is still the first in that queue, but one who is blocked the
 once: he may have the key that it waits for.
 """
 
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator
 
 from celery_distlock.naming import shown
 
-from .base import Complaints, Parcel, Release, Reply, Route, Status, Store, Wake
+from .base import Complaints, Release, Reply, Route, Status, Store, Wake
 
 __all__ = ["Standing"]
 
@@ -30,24 +29,6 @@ _complaints = Complaints()
 
 class Standing(Store):
     """See the module: the half of a store that parks."""
-
-    @abstractmethod
-    def stand(
-        self,
-        name: str,
-        run: str,
-        route: Route,
-        *,
-        arrival: int = 0,
-        parcel: Parcel | None = None,
-        owner: str = "",
-        timeout: float | None = None,
-    ) -> Reply:
-        """See `Store.stand`."""
-
-    @abstractmethod
-    def depart(self, name: str, run: str, *, first: bool) -> Release:
-        """See `Store.depart`."""
 
     def stand_at_all(self, run: str, route: Route) -> Reply | None:
         """

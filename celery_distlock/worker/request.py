@@ -26,9 +26,10 @@ class LockedRequest(Request):
         super().__init__(message, **options)
         facts = self.request_dict
         where = facts["delivery_info"]
+        noted = Noted.on(message)
         received = {
-            "arrival": self._stamp(),
-            **Noted.on(message),
+            **noted,
+            "arrival": noted["arrival"] if "arrival" in noted else self._stamp(),
             "returns": self._runtime.trust.knows_route(
                 facts["task"], where.get("exchange") or "", where.get("routing_key") or ""
             ),
