@@ -31,6 +31,7 @@ from .runtime import Plan, Runtime
 from .settings import MAX_LEASE
 from .stores import Store
 from .stores.base import Ended, Parcel, Reply, Route, Status, Wake, new_owner
+from .stores.standing import set_out
 
 __all__ = [
     "PARKED",
@@ -504,7 +505,8 @@ class Execution:
             if len(self._taken) == 1:
                 self._requeue_at(key, run, sealed)
             else:
-                self._requeue_at_all(run, sealed)
+                route = self._route(hold.key for hold in self._taken)
+                set_out(self._store, run, route, self._parcel(sealed))
         except StoreUnavailableError:
             self._send_again(sealed, OUTAGE.delay)
         raise Postponed("requeued after a failure")
@@ -515,15 +517,6 @@ class Execution:
         if reply.status is Status.GRANTED:  # ours was lost meanwhile: the new run gets the key
             surrender(hold)
             self._send_again(sealed, 0.0)
-
-    def _requeue_at_all(self, run: str, sealed: bytes) -> None:
-        """Have it stand at the first key; from there it gets on as any other."""
-        route = self._route(hold.key for hold in self._taken)
-        name = route.names[0]
-        reply = self._store.stand(name, run, route, parcel=self._parcel(sealed))
-        if reply.status is Status.RESERVED:  # likewise
-            self._store.dispatch(Wake(name, run, b"", route))
-        self._store.dispatch(reply.wake)
 
     # Giving up
 

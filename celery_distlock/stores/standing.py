@@ -17,9 +17,9 @@ from collections.abc import Iterator
 
 from celery_distlock.naming import shown
 
-from .base import Complaints, Release, Reply, Route, Status, Store, Wake
+from .base import Complaints, Parcel, Release, Reply, Route, Status, Store, Wake
 
-__all__ = ["Standing"]
+__all__ = ["Standing", "set_out"]
 
 MOST_KEYS = 10_000  # who names more is nobody of ours
 ATTEMPTS = 10  # to find all kept at once; then it goes on when one is not kept for it any more
@@ -87,6 +87,24 @@ class Standing(Store):
             # One was given to somebody who came before it, and who may need the others, too.
             for name in route.names[-len(departed) :]:
                 yield from _given(self.stand(name, wake.run, route, arrival=arrival))
+
+
+def set_out(
+    store: Store,
+    run: str,
+    route: Route,
+    parcel: Parcel,
+    *,
+    arrival: int = 0,
+    timeout: float | None = None,
+) -> Reply:
+    """Have *run* stand at the first of its keys; others have it go on from there."""
+    first = route.names[0]
+    reply = store.stand(first, run, route, arrival=arrival, parcel=parcel, timeout=timeout)
+    if reply.status is Status.RESERVED:
+        store.dispatch(Wake(first, run, b"", route))
+    store.dispatch(reply.wake)
+    return reply
 
 
 def _given(answer: Release | Reply) -> Iterator[Wake]:

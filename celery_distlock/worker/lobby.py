@@ -41,7 +41,8 @@ from celery_distlock.policies import Requeue
 from celery_distlock.reports import Report
 from celery_distlock.runtime import Plan, Runtime
 from celery_distlock.stores import Ability
-from celery_distlock.stores.base import Parcel, Reply, Route, Status, Wake
+from celery_distlock.stores.base import Parcel, Reply, Route, Status
+from celery_distlock.stores.standing import set_out
 from celery_distlock.teller import Teller
 
 from .arrivals import Arrivals
@@ -436,12 +437,8 @@ class Parking:
         if len(names) == 1:
             return store.line_up(arrival.key, run, parcel, PATIENCE, arrival.stamp)
         # It stands at the first key only: here is no time to go further, and others do that.
-        route, stamp = Route(names, parcel.task), arrival.stamp
-        reply = store.stand(names[0], run, route, arrival=stamp, parcel=parcel, timeout=PATIENCE)
-        if reply.status is Status.RESERVED:
-            store.dispatch(Wake(names[0], run, b"", route))
-        store.dispatch(reply.wake)
-        return reply
+        route = Route(names, parcel.task)
+        return set_out(store, run, route, parcel, arrival=arrival.stamp, timeout=PATIENCE)
 
 
 def _tell(arrival: Arrival, reply: Reply) -> None:
