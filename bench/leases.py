@@ -10,9 +10,9 @@ from figures import Figure, Part, Row, median, ratio
 from team import Team
 
 from celery_distlock import Lock
+from celery_distlock.engine.watchdog import watchdog
 from celery_distlock.stores import open_store
 from celery_distlock.testing import EmbeddedServer
-from celery_distlock.watchdog import watchdog
 
 LEASES = 10_000
 SAMPLE = 1000  # of them, renewed one by one

@@ -7,7 +7,7 @@ from typing import Any
 from figures import Figure, Part, Row, in_turn, median, ratio
 
 from celery_distlock.stores import open_store
-from celery_distlock.stores.base import Parcel, new_owner
+from celery_distlock.stores.base import ParkRequest, new_owner
 from celery_distlock.testing import EmbeddedServer
 
 FEW, MANY = 10, 100_000
@@ -64,7 +64,7 @@ class Queue:
         return (time.perf_counter() - begin) / TURNS
 
     def _park(self, run: str) -> None:
-        parcel = Parcel(ENVELOPE, task="shop.reserve")
+        parcel = ParkRequest(ENVELOPE, task="shop.reserve")
         self._store.acquire(self._key, new_owner("waiter"), 1.0, queue=parcel, run=run)
 
 

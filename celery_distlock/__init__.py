@@ -2,7 +2,7 @@
 
 from .lock import Lock
 from .task import LockedTask
-from .typed import TypedTask, locked_task
+from .typing import TypedTask, locked_task
 from .worker import install
 
 __all__ = ["Lock", "LockedTask", "TypedTask", "install", "locked_task"]

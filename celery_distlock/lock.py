@@ -1,320 +1,19 @@
-"""
-Taking a key, waiting for it, giving it up: what :class:`Lock` and locked tasks have in common.
+"""`Lock`: the lock that locked tasks take, for any other code."""
 
-A thread (under gevent, a greenlet) is the owner, as with :class:`threading.RLock`. What it holds is
-counted here, so that taking a held key again costs no round trip and cannot go wrong.
-"""
-
-import logging
 import math
-import os
 import threading
-from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from . import clock
-from .errands import give_back
-from .errors import (
-    ConfigurationError,
-    LockConflictError,
-    LockNotOwnedError,
-    StoreError,
-    StoreUnavailableError,
-)
-from .lease import Hold, HoldState, Lease, Terms
-from .ledger import Ledger
+from .engine.acquisition import acquire, defaults, held_here, release
+from .engine.lease import Hold, HoldState, Lease, Terms
+from .errors import ConfigurationError, LockConflictError, LockNotOwnedError
 from .naming import shown
 from .settings import DEFAULT_PREFIX, check_lease, check_wait
 from .stores import Ability, Store, open_store
-from .stores.base import Ended, Inbox, Parcel, Reply, Status, Wake
-from .watchdog import watchdog
+from .stores.base import Reply, Status
 
-logger = logging.getLogger(__name__)
-
-__all__ = ["Lock", "held_here", "obtain", "obtain_all", "surrender", "trade"]
-
-BACKSTOP = 1.0  # seconds, times the place in the queue, after which a waiter looks for itself
-PATIENCE = 30.0  # seconds that one who is queued already bears with a store that does not answer
-OUTAGE_PAUSE = 0.25  # seconds between its attempts
-
-_here = threading.local()
-
-
-def _after_fork() -> None:
-    global _here  # noqa: PLW0603  # the forking thread's holds are the parent's
-    _here = threading.local()
-    if defaults.ledger is not None:
-        defaults.ledger.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def held_here() -> dict[tuple[str, str], Hold]:
-    """Return what this thread holds, by store identity and key."""
-    try:
-        holds: dict[tuple[str, str], Hold] = _here.holds
-    except AttributeError:
-        holds = _here.holds = {}
-    return holds
-
-
-def obtain(
-    hold: Hold,
-    *,
-    timeout: float | None = 0.0,
-    park: Parcel | None = None,
-    repeated: bool = False,
-    keep: bool = False,
-) -> Reply:
-    """
-    Ask for the key of *hold*; begin to hold and to renew it if it is granted.
-
-    Args:
-        hold: A new hold.
-        timeout: Seconds to wait for the key; 0 does not wait, None waits for ever.
-        park: Leave the run in the key's queue instead of waiting.
-        repeated: See :meth:`Store.acquire`.
-        keep: Likewise.
-
-    Returns:
-        The store's last answer. If it is not ``GRANTED`` nothing is left behind but what was
-        parked.
-
-    Raises:
-        StoreError: Also then, what the store may have granted is given back in the background.
-    """
-    deadline = float("inf") if timeout is None else clock.monotonic() + timeout
-    try:
-        while True:
-            _note(hold)
-            waits = park is None and timeout != 0
-            if waits and hold.store.listens(hold.key):  # one request to be granted or to queue
-                reply = _wait(hold, deadline, repeated, keep, answered=False)
-            else:
-                reply = _ask(hold, park, repeated, keep)
-                if waits and reply.status is Status.BUSY:
-                    reply = _wait(hold, deadline, repeated, keep, answered=True)
-            if hold.state is HoldState.HELD:
-                _note(hold)
-                return reply
-            hold.end()
-            if reply.status is not Status.GRANTED:
-                _strike(hold)
-                return reply
-            _give_back(hold)  # granted too late to be believed
-            if park is None and clock.monotonic() >= deadline:
-                return reply._replace(status=Status.BUSY)
-            hold.start_over()
-    except BaseException:
-        # No answer, a time limit, a KeyboardInterrupt: the key may be ours, or become so.
-        _let_go([hold])
-        raise
-
-
-def obtain_all(holds: Sequence[Hold]) -> bool:
-    """
-    Ask for the keys of *holds*, of one store and run, in one step; begin to hold all or none.
-
-    False: not all of them are free, or this store takes only one at a time.
-
-    Raises:
-        StoreError: Also then, what the store may have granted is given back in the background.
-    """
-    first = holds[0]
-    try:
-        for hold in holds:
-            _note(hold)
-        replies = first.store.acquire_all(
-            [hold.key for hold in holds],
-            [hold.owner for hold in holds],
-            first.terms.lease,
-            run=first.run,
-        )
-        if replies is None:
-            for hold in holds:
-                _strike(hold)
-            return False
-        taken = [hold.take(reply) for hold, reply in zip(holds, replies, strict=True)]
-        for hold in holds:
-            watchdog(hold.store).watch(hold)
-            _note(hold)
-        if all(taken):
-            return True
-    except BaseException:
-        _let_go(holds)
-        raise
-    _let_go(holds)  # granted too late to be believed
-    return False
-
-
-def _let_go(holds: Sequence[Hold]) -> None:
-    for hold in holds:
-        watchdog(hold.store).forget(hold)
-        hold.end()
-        _give_back(hold)
-
-
-def _give_back(hold: Hold, ended: Ended = Ended.NO) -> None:
-    owner = hold.owner
-    _note(hold)  # nobody is to renew it any more
-    give_back(
-        hold.store,
-        hold.key,
-        owner,
-        run=hold.run,
-        ended=ended,
-        on_done=lambda: _strike(hold, owner),
-    )
-
-
-def _note(hold: Hold) -> None:
-    if defaults.ledger is not None:
-        defaults.ledger.note(hold)
-
-
-def _strike(hold: Hold, owner: str | None = None) -> None:
-    if defaults.ledger is not None:
-        defaults.ledger.strike(owner or hold.owner)
-
-
-def _ask(hold: Hold, queue: Inbox | Parcel | None, repeated: bool, keep: bool) -> Reply:
-    reply = hold.store.acquire(
-        hold.key,
-        hold.owner,
-        hold.terms.lease,
-        queue=queue,
-        run=hold.run,
-        repeated=repeated,
-        keep=keep,
-        arrival=hold.arrival,
-    )
-    hold.arrival = reply.arrival or hold.arrival
-    if hold.take(reply):
-        watchdog(hold.store).watch(hold)
-    elif reply.wake is not None:
-        hold.store.dispatch(reply.wake)
-    return reply
-
-
-def _wait(hold: Hold, deadline: float, repeated: bool, keep: bool, *, answered: bool) -> Reply:
-    inbox = hold.store.inbox(hold.key, hold.owner)
-    silent_since = None
-    try:
-        while True:
-            try:
-                reply = _ask(hold, inbox, repeated, keep)
-                pause, silent_since, answered = _backstop(reply), None, True
-            except StoreUnavailableError:
-                if not answered:
-                    raise
-                now = clock.monotonic()
-                silent_since = silent_since or now
-                if now > min(deadline, silent_since + PATIENCE):
-                    raise
-                pause = OUTAGE_PAUSE
-            else:
-                if reply.status is not Status.BUSY:
-                    return reply
-                if clock.monotonic() >= deadline:
-                    released = hold.store.release(hold.key, hold.owner, inbox=inbox)
-                    hold.store.dispatch(released.wake)
-                    return reply
-            inbox.wait(max(0.0, min(pause, deadline - clock.monotonic())))
-    except BaseException:
-        give_back(hold.store, hold.key, hold.owner, inbox=inbox)
-        raise
-    finally:
-        inbox.close()
-
-
-def _backstop(reply: Reply) -> float:
-    # The first looks when the holder's lease ends, the others one after the other behind it.
-    return min(reply.remaining + 0.01, BACKSTOP) + BACKSTOP * reply.place
-
-
-def surrender(
-    hold: Hold,
-    ended: Ended = Ended.NO,
-    keep_for: tuple[str, float] | None = None,
-    dispatch: Callable[[Wake | None], object] | None = None,
-) -> HoldState:
-    """
-    Stop holding, and tell the store; return the state until then.
-
-    *dispatch* takes what that wakes, instead of the store's own.
-
-    Never raises for the store's sake: a release that is not answered goes on in the background,
-    and the lease's end is behind that.
-    """
-    before = hold.end()  # a renewal that comes between asks as an owner of old: no harm
-    if before is HoldState.ENDED or hold.pid != os.getpid():
-        return before  # in a forked child, the hold is the parent's
-    ours = True
-    try:
-        ours = hold.give_back(ended, keep_for, dispatch)
-    except StoreError as error:
-        logger.warning("%r is given back later, or its lease ends: %s", shown(hold.key), error)
-        _give_back(hold, ended)
-    except BaseException:  # a time limit's exception, say: the caller has to see it, and soon
-        _give_back(hold, ended)
-        raise
-    else:
-        _strike(hold)
-    finally:
-        watchdog(hold.store).forget(hold)
-    if before is HoldState.HELD and not ours:
-        hold.find_lost("the store no longer knew it when it was given up")
-        return HoldState.LOST
-    if before is HoldState.HELD:
-        hold.tell_released()
-    return before
-
-
-def trade(hold: Hold, ask: Callable[[], Reply]) -> Reply:
-    """
-    Stop holding by *ask*, a request that gives the key up itself; return its answer.
-
-    Raises:
-        StoreError: The key is given back in the background.
-    """
-    before = hold.end()
-    try:
-        reply = ask()
-    except BaseException:
-        _give_back(hold)
-        raise
-    finally:
-        watchdog(hold.store).forget(hold)
-    _strike(hold)
-    if before is HoldState.HELD:
-        hold.tell_released()
-    return reply
-
-
-def no_store() -> Store:
-    """Stand in for the current app's store where there is no app."""
-    raise ConfigurationError(
-        "Lock(store=None) needs a current Celery app; or name a store or a URL"
-    )
-
-
-def no_stores() -> list[Store]:
-    """Stand in for the stores of the apps where there is none."""
-    return []
-
-
-class _Defaults:
-    """What the Celery side puts in, so that this module need not know it."""
-
-    store: Callable[[], Store] = staticmethod(no_store)
-    stores: Callable[[], list[Store]] = staticmethod(no_stores)
-    on_event: Callable[..., None] | None = None
-    ledger: Ledger | None = None
-
-
-defaults = _Defaults()
+__all__ = ["Lock"]
 
 
 class Lock:
@@ -402,7 +101,7 @@ class Lock:
             hold.takers.append(self)
             return None
         hold = self._new_hold(store)
-        reply = obtain(hold, timeout=patience)
+        reply = acquire(hold, timeout=patience)
         if reply.status is not Status.GRANTED:
             hold.on_event(
                 "lock_conflict", key=self.key, holder=reply.holder, remaining=reply.remaining
@@ -432,7 +131,7 @@ class Lock:
             return
         del holds[store.identity, self.key]
         lost = not hold.held
-        if surrender(hold) is HoldState.LOST or lost:
+        if release(hold) is HoldState.LOST or lost:
             raise hold.loss()
 
     def locked(self) -> bool:

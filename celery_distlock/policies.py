@@ -1,8 +1,8 @@
 """
 What becomes of a task that finds its key taken.
 
-A policy is a plain object that says what to do about a conflict; :mod:`celery_distlock.execution`
-does it. One of your own is a subclass of :class:`Policy`.
+A policy is a plain object that says what to do about a conflict, which the task's execution then
+does. One of your own is a subclass of :class:`Policy`.
 """
 
 import math

@@ -59,14 +59,14 @@ _BY_NAME = {name: globals()[name] for name in __all__}
 
 
 # Told of every signal before its receivers are: what the package itself makes of them.
-observers: list[Callable[[str, Any, Store | None, dict[str, Any]], None]] = []
+observers: list[Callable[[str, Any, Store, dict[str, Any]], None]] = []
 
 
-def send(name: str, sender: object, store: Store | None = None, /, **facts: object) -> None:
+def send(name: str, sender: object, store: Store, /, **facts: object) -> None:
     """
     Send the signal *name*; costs little where nobody listens.
 
-    Observers are told the *store* where it happened, too; None stands for that of the sender's app.
+    Observers are told the *store* where it happened, too.
     """
     for observe in observers:
         observe(name, sender, store, facts)

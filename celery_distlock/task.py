@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task
 
-from .execution import Execution, forget_woken, lease_of, unlocked
-from .lease import Lease
-from .runtime import UNSET, Runtime
+from .engine.lease import Lease
+from .runtime.app import UNSET, Runtime
+from .runtime.execution import Execution, forget_woken, lease_of, unlocked
 from .worker import install
 
 __all__ = ["LockedTask"]
@@ -53,7 +53,7 @@ class LockedTask(_Task):
 
     abstract = True
     Request = "celery_distlock.worker.request:LockedRequest"
-    Strategy = "celery_distlock.worker.verdict:strategy"
+    Strategy = "celery_distlock.worker.refusal:strategy"
 
     lock_key: Any = UNSET
     lock_on_conflict: Any = UNSET

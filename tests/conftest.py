@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 from celery import _state
 
-from celery_distlock import observation
+from celery_distlock.telemetry import observer
 from celery_distlock.testing import EmbeddedServer
 from tests import servers
 from tests.workers import WorkerProcess
@@ -34,8 +34,8 @@ def apps_of_this_test_alone() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_to_tell() -> None:
     """Forgets what locks of other tests would have counted, in the background, in this one."""
-    with observation._teller._rounds:
-        observation._seen.clear()
+    with observer._teller._rounds:
+        observer._seen.clear()
 
 
 @pytest.fixture(scope="session")

@@ -115,7 +115,7 @@ def _send(site: Site, task: str, key: str, kind: Kind, *, plain: bool = False) -
     """
     Send *task*; a *plain* one has neither stamps nor an expiry.
 
-    Those two go to the pool whatever they find: see `celery_distlock.worker.lobby`.
+    Those two go to the pool whatever they find: see `celery_distlock.worker.parking`.
     """
     args: list[Any] = [1, 2.5, None, "ü\n", {"a": [True, {"b": None}]}]
     if kind.serializer == "pickle":

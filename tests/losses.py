@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from celery_distlock.stores.wires import Wire
+from celery_distlock.stores.redis.connections import ConnectionPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import pytest
 
-    from celery_distlock.stores.wires import Call
+    from celery_distlock.stores.redis.connections import Command
 
 
 class Losses:
     """Loses what it is told to lose; everything else goes through."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._exchange = Wire.exchange
+        self._exchange = ConnectionPool.exchange
         self._mutex = threading.Lock()
-        self._matches: Callable[[Call], bool] = lambda _: False
+        self._matches: Callable[[Command], bool] = lambda _: False
         self._executed = False
         self._left = 0
-        self.sent: list[list[Call]] = []
-        monkeypatch.setattr(Wire, "exchange", lambda *request: self._pass_on(*request))  # noqa: PLW0108
+        self.sent: list[list[Command]] = []
+        monkeypatch.setattr(ConnectionPool, "exchange", lambda *request: self._pass_on(*request))  # noqa: PLW0108
 
     def lose(self, word: str, *, executed: bool, times: int) -> None:
         """
@@ -46,7 +46,7 @@ class Losses:
         """Whether all that was to be lost has been."""
         return not self._left
 
-    def _pass_on(self, wire: Wire, calls: Sequence[Call]) -> list[Any]:
+    def _pass_on(self, wire: ConnectionPool, calls: Sequence[Command]) -> list[Any]:
         with self._mutex:
             self.sent.append(list(calls))
             loses = self._left > 0 and any(map(self._matches, calls))

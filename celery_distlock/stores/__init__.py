@@ -1,7 +1,6 @@
 """Lock stores: from a URL to the class that speaks to it."""
 
 import os
-import re
 import threading
 from collections.abc import Callable
 from importlib import import_module
@@ -11,20 +10,21 @@ from celery_distlock.errors import ConfigurationError
 from celery_distlock.settings import DEFAULT_PREFIX, check_prefix, closest
 
 from .base import Ability, Store
+from .urls import redact
 
 __all__ = ["Ability", "Store", "open_store", "redact"]
 
 _SCHEMES = {
-    "redis": "redis:RedisStore",
-    "rediss": "redis:RedisStore",
-    "unix": "redis:RedisStore",
-    "redis+socket": "redis:RedisStore",
-    "sentinel": "redis:RedisStore",
-    "sentinels": "redis:RedisStore",
-    "redis+cluster": "redis:RedisStore",
-    "rediss+cluster": "redis:RedisStore",
-    "redlock": "redlock:RedlockStore",
-    "redlocks": "redlock:RedlockStore",
+    "redis": "redis.store:RedisStore",
+    "rediss": "redis.store:RedisStore",
+    "unix": "redis.store:RedisStore",
+    "redis+socket": "redis.store:RedisStore",
+    "sentinel": "redis.store:RedisStore",
+    "sentinels": "redis.store:RedisStore",
+    "redis+cluster": "redis.store:RedisStore",
+    "rediss+cluster": "redis.store:RedisStore",
+    "redlock": "redis.redlock:RedlockStore",
+    "redlocks": "redis.redlock:RedlockStore",
     "zookeeper": "zookeeper:ZooKeeperStore",
     "memory": "memory:MemoryStore",
 }
@@ -74,11 +74,11 @@ def _new_store(url: str, prefix: str) -> Store:
 
 
 def _place(scheme: str, url: str) -> str:
-    if _SCHEMES[scheme] == "redis:RedisStore" and "scripts=" in url:
-        from .urls import wants_scripts
+    if _SCHEMES[scheme] == "redis.store:RedisStore" and "scripts=" in url:
+        from .redis.urls import wants_scripts
 
         if not wants_scripts(url):
-            return "native:NativeStore"
+            return "redis.scriptless:ScriptlessStore"
     return _SCHEMES[scheme]
 
 
@@ -97,12 +97,3 @@ def _installed(scheme: str, url: str) -> Callable[[str, str], Store]:
             f"the lock store for {redact(url)!r} cannot be loaded: {error}"
         ) from error
     return factory
-
-
-def redact(url: str) -> str:
-    """Return *url* without its passwords."""
-    scheme, slashes, rest = url.partition("://")
-    rest = re.sub(r"((?:password|secret|token)=)[^&;]*", r"\1***", rest, flags=re.IGNORECASE)
-    userinfo, at, address = rest.rpartition("@")
-    user = f"{userinfo.partition(':')[0]}:***@" if at else ""
-    return f"{scheme}{slashes}{user}{address}"

@@ -14,24 +14,24 @@ from typing import ClassVar, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
 
 from celery_distlock import clock
-from celery_distlock.dispatch import Call, dispatch
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.naming import shown
+from celery_distlock.process.dispatcher import Outcome, dispatch
 
 __all__ = [
     "UNREADABLE",
     "Ability",
     "Complaints",
-    "Desk",
-    "Ended",
-    "Glances",
+    "Completion",
+    "DeliveryChannel",
     "Inbox",
     "KeyState",
     "NotOursError",
     "Ownership",
-    "Parcel",
-    "Peer",
+    "ParkRequest",
+    "PeerChannel",
+    "PollingInbox",
     "Release",
     "RenewOutcome",
     "Reply",
@@ -41,7 +41,7 @@ __all__ = [
     "Store",
     "UnsendableError",
     "Waiter",
-    "Wake",
+    "WokenTask",
     "batches",
     "forget_after_fork",
     "new_owner",
@@ -94,7 +94,7 @@ class RenewOutcome(enum.Enum):
     UNKNOWN = "the store did not answer"
 
 
-class Ended(enum.Enum):
+class Completion(enum.Enum):
     """
     Whether the run that gives a key up is over.
 
@@ -152,7 +152,7 @@ class Route(NamedTuple):
         return cls(tuple(names.split(" ")), task)
 
 
-class Wake(NamedTuple):
+class WokenTask(NamedTuple):
     """
     A parked run whose turn it is. Whoever is given one sends its envelope, then says `sent`.
 
@@ -189,7 +189,7 @@ class Reply(NamedTuple):
     holder_run: str = ""
     remaining: float = 0.0
     place: int = 0
-    wake: Wake | None = None
+    wake: WokenTask | None = None
     arrival: int = 0
 
 
@@ -197,7 +197,7 @@ class Release(NamedTuple):
     """`released` is false if the key was not the owner's (any more)."""
 
     released: bool
-    wake: Wake | None = None
+    wake: WokenTask | None = None
 
 
 class Ownership(NamedTuple):
@@ -247,12 +247,12 @@ class Waiter(NamedTuple):
     route: Route | None = None  # where else it stands; its envelope is at the first of those keys
 
 
-class Parcel(NamedTuple):
+class ParkRequest(NamedTuple):
     """
     What to keep of a task that finds its key taken: opaque bytes, sent when its turn comes.
 
-    If `desk`, the address of a :class:`Desk`, is still attended then, they are pushed there. The
-    task's name is kept beside them, for those who look at the queue.
+    If `desk`, the address of a :class:`DeliveryChannel`, is still attended then, they are pushed
+    there. The task's name is kept beside them, for those who look at the queue.
     """
 
     envelope: bytes
@@ -260,7 +260,7 @@ class Parcel(NamedTuple):
     task: str = ""
 
 
-class Peer(NamedTuple):
+class PeerChannel(NamedTuple):
     """A worker that takes woken runs at its desk, past the broker."""
 
     address: str
@@ -281,7 +281,7 @@ class Inbox(ABC):
         """Stop listening. Idempotent."""
 
 
-class Glances(Inbox):
+class PollingInbox(Inbox):
     """An inbox where nothing is pushed: its waiter looks again after short and growing pauses."""
 
     FIRST, LAST = 0.01, 0.25  # seconds
@@ -298,7 +298,7 @@ class Glances(Inbox):
         """Nothing was opened."""
 
 
-class Desk(ABC):
+class DeliveryChannel(ABC):
     """Where a worker takes parked runs whose turn it is, without a way through the broker."""
 
     address: str
@@ -330,7 +330,7 @@ class Store(ABC):
 
     abilities: ClassVar[frozenset[Ability]]
     identity: str
-    courier: Callable[[Wake], bool | None] | None = None
+    courier: Callable[[WokenTask], bool | None] | None = None
 
     @abstractmethod
     def acquire(
@@ -339,7 +339,7 @@ class Store(ABC):
         owner: str,
         lease: float,
         *,
-        queue: Inbox | Parcel | None = None,
+        queue: Inbox | ParkRequest | None = None,
         run: str = "",
         repeated: bool = False,
         keep: bool = False,
@@ -382,7 +382,7 @@ class Store(ABC):
         route: Route,
         *,
         arrival: int = 0,
-        parcel: Parcel | None = None,
+        parcel: ParkRequest | None = None,
         owner: str = "",
         timeout: float | None = None,
     ) -> Reply:
@@ -390,9 +390,9 @@ class Store(ABC):
         Have *run* stand at one of its keys, the first of which it has not: in one step.
 
         ``RESERVED``: the key is kept for it for some seconds; ``PARKED``: it waits in the queue,
-        and when its turn comes there is a `Wake` for :meth:`ready`. In both cases it stays there
-        until it has :meth:`depart`-ed, or has come. ``BUSY``: it has departed. ``DONE``: it has
-        ended, or is not known.
+        and when its turn comes there is a `WokenTask` for :meth:`ready`. In both cases it stays
+        there until it has :meth:`depart`-ed, or has come. ``BUSY``: it has departed. ``DONE``: it
+        has ended, or is not known.
 
         Args:
             name: The key's slot name.
@@ -414,7 +414,7 @@ class Store(ABC):
         """
         raise self._cannot(Ability.PARK)
 
-    def ready(self, wake: Wake) -> Iterator[Wake]:
+    def ready(self, wake: WokenTask) -> Iterator[WokenTask]:
         """
         Yield what is to be sent, now that *wake* has its key: itself, or what comes of it.
 
@@ -424,7 +424,7 @@ class Store(ABC):
         yield wake
 
     def line_up(
-        self, key: str, run: str, parcel: Parcel, timeout: float, arrival: int = 0
+        self, key: str, run: str, parcel: ParkRequest, timeout: float, arrival: int = 0
     ) -> Reply:
         """
         Park *run* and never take the key, not even if it is free. One attempt of *timeout* seconds.
@@ -489,7 +489,7 @@ class Store(ABC):
         owner: str,
         *,
         run: str = "",
-        ended: Ended = Ended.NO,
+        ended: Completion = Completion.NO,
         inbox: Inbox | None = None,
         keep_for: tuple[str, float] | None = None,
     ) -> Release:
@@ -511,9 +511,9 @@ class Store(ABC):
 
     def inbox(self, key: str, owner: str) -> Inbox:
         """Return where *owner* can wait for *key*, listening already."""
-        return Glances(owner)
+        return PollingInbox(owner)
 
-    def desk(self, receive: Callable[[Wake], object]) -> Desk | None:
+    def desk(self, receive: Callable[[WokenTask], object]) -> DeliveryChannel | None:
         """
         Open a desk: from now on *receive* is called, in a thread, with each run pushed to it.
 
@@ -521,7 +521,9 @@ class Store(ABC):
         """
         return None
 
-    def note_desk(self, queues: Sequence[str], peer: Peer, seconds: float) -> list[Peer]:
+    def note_desk(
+        self, queues: Sequence[str], peer: PeerChannel, seconds: float
+    ) -> list[PeerChannel]:
         """
         Note that a desk of this process takes woken runs of these broker queues, for *seconds*.
 
@@ -529,7 +531,7 @@ class Store(ABC):
         """
         return []
 
-    def find_desks(self, queues: Sequence[str], near: Sequence[str] = ()) -> list[Peer]:
+    def find_desks(self, queues: Sequence[str], near: Sequence[str] = ()) -> list[PeerChannel]:
         """
         Return desks that take woken runs of any of these broker queues, of workers that live.
 
@@ -537,7 +539,7 @@ class Store(ABC):
         """
         return []
 
-    def push(self, wake: Wake, addresses: Iterable[str]) -> bool:
+    def push(self, wake: WokenTask, addresses: Iterable[str]) -> bool:
         """
         Push a woken run to the first of these desks that is attended; false: the broker is for it.
 
@@ -545,23 +547,23 @@ class Store(ABC):
         """
         return False
 
-    def tend(self, wakes: Sequence[Wake], seconds: float) -> None:  # noqa: B027  # likewise
+    def tend(self, wakes: Sequence[WokenTask], seconds: float) -> None:  # noqa: B027  # likewise
         """
         Note that runs are with this process, which starts them when it can.
 
         For *seconds* nobody sends them elsewhere; 0: it does not start them any more.
         """
 
-    def sent(self, wake: Wake) -> None:  # noqa: B027  # without a queue there is nothing to note
+    def sent(self, wake: WokenTask) -> None:  # noqa: B027  # without a queue there is nothing to note
         """Note that a woken run's message is with the broker."""
 
-    def left(self, wake: Wake) -> None:  # noqa: B027  # likewise
+    def left(self, wake: WokenTask) -> None:  # noqa: B027  # likewise
         """Note that this process does not send a woken run: the next sweep, whosever, finds it."""
 
-    def came_back(self, wake: Wake) -> None:  # noqa: B027  # likewise
+    def came_back(self, wake: WokenTask) -> None:  # noqa: B027  # likewise
         """Note that a run that was pushed has not ended, and is to be sent again."""
 
-    def drop(self, wake: Wake, *, mark: bool = True) -> Release:
+    def drop(self, wake: WokenTask, *, mark: bool = True) -> Release:
         """
         Forget a run that is on its way or unsettled: it will not run, or has ended for all.
 
@@ -569,7 +571,7 @@ class Store(ABC):
         """
         return Release(False)
 
-    def sweep(self, interval: float) -> Iterator[Wake]:
+    def sweep(self, interval: float) -> Iterator[WokenTask]:
         """
         Find what a crash left: free keys with waiters, runs that were woken and not sent.
 
@@ -578,7 +580,7 @@ class Store(ABC):
         """
         yield from ()
 
-    def wake_next(self, key: str) -> Iterator[Wake]:
+    def wake_next(self, key: str) -> Iterator[WokenTask]:
         """Do for one key what a sweep does: wake the first who waits, if it is free."""
         yield from ()
 
@@ -635,8 +637,8 @@ class Store(ABC):
         self._require(Ability.LIST)
         return Release(False)
 
-    def rouse(self, key: str) -> Iterator[Wake]:
-        """Wake the next one if *key* is free, and find again every run that is on its way."""
+    def rouse(self, key: str) -> Iterator[WokenTask]:
+        """WokenTask the next one if *key* is free, and find again every run that is on its way."""
         self._require(Ability.LIST)
         return iter(())
 
@@ -674,7 +676,7 @@ class Store(ABC):
 
     def dispatch(
         self,
-        wake: Wake | None,
+        wake: WokenTask | None,
         *,
         on_sent: Callable[[], object] | None = None,
         patience: float | None = None,
@@ -697,11 +699,11 @@ class Store(ABC):
         def send() -> None:
             became.append(self._deliver(wake, on_sent))
 
-        if dispatch(send, patience=patience) is Call.PENDING:
+        if dispatch(send, patience=patience) is Outcome.PENDING:
             return Sending.PENDING
         return became[0] if became else Sending.LEFT
 
-    def _deliver(self, wake: Wake, on_sent: Callable[[], object] | None = None) -> Sending:
+    def _deliver(self, wake: WokenTask, on_sent: Callable[[], object] | None = None) -> Sending:
         try:
             became = [self._send(each, on_sent) for each in self.ready(wake)]
         except StoreError as error:
@@ -710,7 +712,7 @@ class Store(ABC):
             return Sending.LEFT
         return Sending.LEFT if Sending.LEFT in became else Sending.SENT
 
-    def _send(self, wake: Wake, on_sent: Callable[[], object] | None) -> Sending:
+    def _send(self, wake: WokenTask, on_sent: Callable[[], object] | None) -> Sending:
         if self.courier is None:
             return Sending.LEFT
         try:
@@ -735,14 +737,14 @@ class Store(ABC):
             on_sent()
         return Sending.SENT
 
-    def _note_left(self, wake: Wake) -> None:
+    def _note_left(self, wake: WokenTask) -> None:
         try:
             self.left(wake)
         except StoreError as error:
             logger.debug("that %r is left to others was not noted: %s", shown(wake.run), error)
 
 
-def _tell_unsendable(wake: Wake, error: UnsendableError) -> None:
+def _tell_unsendable(wake: WokenTask, error: UnsendableError) -> None:
     _complaints.tell(
         (wake.name, wake.run),
         "the message of run %r, parked at %r, cannot be sent (%s); `celery locks drop %s` takes"

@@ -20,21 +20,21 @@ from celery_distlock.keys import key_of, slot_name
 
 from .base import (
     Ability,
-    Ended,
+    Completion,
     Inbox,
     KeyState,
     Ownership,
-    Parcel,
+    ParkRequest,
     Release,
     RenewOutcome,
     Reply,
     Route,
     Status,
     Waiter,
-    Wake,
+    WokenTask,
     task_of,
 )
-from .standing import Standing
+from .several_keys import SeveralKeys
 
 __all__ = ["MemoryStore"]
 
@@ -117,7 +117,7 @@ class _Key:
     def knows_end(self, run: str) -> bool:
         return run in self.done or clock.monotonic() < self.unsettled.get(run, -math.inf)
 
-    def keep(self, run: str, parcel: Parcel) -> None:
+    def keep(self, run: str, parcel: ParkRequest) -> None:
         self.envelopes[run] = parcel.envelope
         self.names[run] = parcel.task
 
@@ -177,7 +177,7 @@ class _Key:
         members = [waiter.member for waiter in self.queue]
         return members.index(member) if member in members else len(members)
 
-    def park(self, run: str, parcel: Parcel, stands: int) -> int:
+    def park(self, run: str, parcel: ParkRequest, stands: int) -> int:
         self.keep(run, parcel)
         self.sends.pop(run, None)
         self.woken.pop(run, None)
@@ -192,7 +192,7 @@ class _Key:
         return Reply(status, asked_at, token, holder, run, left, place, arrival=stands)
 
 
-class MemoryStore(Standing):
+class MemoryStore(SeveralKeys):
     """See the module; *url* only names the store."""
 
     abilities = frozenset(Ability) - {Ability.SHARE}
@@ -214,7 +214,7 @@ class MemoryStore(Standing):
         owner: str,
         lease: float,
         *,
-        queue: Inbox | Parcel | None = None,
+        queue: Inbox | ParkRequest | None = None,
         run: str = "",
         repeated: bool = False,
         keep: bool = False,
@@ -231,7 +231,7 @@ class MemoryStore(Standing):
                 state.until = -math.inf
                 handed = self._hand_over(name, state)
                 reply = _second_delivery(state, run, queue, asked_at)
-                return reply._replace(wake=handed if isinstance(handed, Wake) else None)
+                return reply._replace(wake=handed if isinstance(handed, WokenTask) else None)
             if state.holder == owner or claims:
                 lasting = clock.monotonic() + lease
                 state.owner, state.due = owner, 0
@@ -240,7 +240,7 @@ class MemoryStore(Standing):
                     state.run = run
                     state.arrive(run, lease if keep else None)
                 return Reply(Status.GRANTED, asked_at, state.token)
-            if (repeated or isinstance(queue, Parcel)) and state.knows_end(run):
+            if (repeated or isinstance(queue, ParkRequest)) and state.knows_end(run):
                 state.leave(f"b:{owner}")
                 return _second_delivery(state, run, queue, asked_at)
             member = f"b:{owner}" if isinstance(queue, Inbox) else f"p:{run}" if run else ""
@@ -257,16 +257,16 @@ class MemoryStore(Standing):
                     state.arrive(run, lease if keep else None)
                     state.leave(member)
                     return Reply(Status.GRANTED, asked_at, state.token)
-                wake = handed if isinstance(handed, Wake) else None
+                wake = handed if isinstance(handed, WokenTask) else None
             status = Status.BUSY
-            if isinstance(queue, Parcel):
+            if isinstance(queue, ParkRequest):
                 status, stands = Status.PARKED, state.park(run, queue, stands)
             elif queue is not None:
                 stands = state.join(member, stands)
             return state.taken(status, member, asked_at, stands)._replace(wake=wake)
 
     def line_up(
-        self, key: str, run: str, parcel: Parcel, timeout: float, arrival: int = 0
+        self, key: str, run: str, parcel: ParkRequest, timeout: float, arrival: int = 0
     ) -> Reply:
         asked_at = clock.monotonic()
         with self._mutex:
@@ -302,7 +302,7 @@ class MemoryStore(Standing):
         route: Route,
         *,
         arrival: int = 0,
-        parcel: Parcel | None = None,
+        parcel: ParkRequest | None = None,
         owner: str = "",
         timeout: float | None = None,
     ) -> Reply:
@@ -337,7 +337,7 @@ class MemoryStore(Standing):
                 kept = handed is True
                 if kept:
                     state.keep_for(run, stands, CLAIM)
-                wake = handed if isinstance(handed, Wake) else None
+                wake = handed if isinstance(handed, WokenTask) else None
             elif kept and run not in state.stamps:  # once: others may ask for it again and again
                 state.until = max(state.until, clock.monotonic() + CLAIM)
                 state.due = stands
@@ -355,7 +355,7 @@ class MemoryStore(Standing):
                 stands,
             )
 
-    def _advance(self, wake: Wake, route: Route) -> Iterator[Wake]:
+    def _advance(self, wake: WokenTask, route: Route) -> Iterator[WokenTask]:
         with self._mutex:  # in one step
             wakes = list(super()._advance(wake, route))
         yield from wakes
@@ -374,11 +374,11 @@ class MemoryStore(Standing):
                 return Release(True)
             state.leave(f"p:{run}")
             state.woken[run] = clock.monotonic() + UNSENT
-            return Release(True, Wake(name, run, state.envelopes[run]))
+            return Release(True, WokenTask(name, run, state.envelopes[run]))
 
     def _hand_over(
         self, name: str, state: _Key, own: str = "", stands: int = 0
-    ) -> Wake | bool | None:
+    ) -> WokenTask | bool | None:
         """
         Return None: nobody waits. True: *own* is next, or one who *stands* there since then.
 
@@ -392,7 +392,7 @@ class MemoryStore(Standing):
             kind, _, who = member.partition(":")
             if kind == "p" and who in state.routes:
                 state.keep_for(who, arrival, UNSENT)
-                return Wake(name, who, b"", state.routes[who])
+                return WokenTask(name, who, b"", state.routes[who])
             state.queue.remove(head)
             if kind == "p" and who in state.envelopes:
                 claim = CLAIM * 2 ** min(len(state.woken), DOUBLINGS)
@@ -400,7 +400,7 @@ class MemoryStore(Standing):
                 if who in state.woken:
                     return False  # it stepped back, and is on its way already
                 state.woken[who] = clock.monotonic() + UNSENT
-                return Wake(name, who, state.envelopes[who])
+                return WokenTask(name, who, state.envelopes[who])
             inbox = self._inboxes.get(who)
             if kind == "b" and inbox is not None:
                 state.grant(who, "", GRANT, arrival)
@@ -426,14 +426,14 @@ class MemoryStore(Standing):
         owner: str,
         *,
         run: str = "",
-        ended: Ended = Ended.NO,
+        ended: Completion = Completion.NO,
         inbox: Inbox | None = None,
         keep_for: tuple[str, float] | None = None,
     ) -> Release:
         with self._mutex:
             return self._release(slot_name(key), owner, run, ended, inbox, keep_for)
 
-    def drop(self, wake: Wake, *, mark: bool = True) -> Release:
+    def drop(self, wake: WokenTask, *, mark: bool = True) -> Release:
         with self._mutex:
             state = self._keys.get(wake.name, _Key())
             reserved = state.holder == f"parked:{wake.run}"
@@ -443,7 +443,7 @@ class MemoryStore(Standing):
             state.unsettled.pop(wake.run, None)
             if mark:
                 state.done[wake.run] = clock.monotonic()
-            return self._release(wake.name, f"parked:{wake.run}", "", Ended.NO)._replace(
+            return self._release(wake.name, f"parked:{wake.run}", "", Completion.NO)._replace(
                 released=True
             )
 
@@ -452,20 +452,20 @@ class MemoryStore(Standing):
         name: str,
         owner: str,
         run: str,
-        ended: Ended,
+        ended: Completion,
         inbox: Inbox | None = None,
         keep_for: tuple[str, float] | None = None,
     ) -> Release:
         state = self._keys.setdefault(name, _Key())
-        if run and ended is Ended.UNSETTLED:
+        if run and ended is Completion.UNSETTLED:
             until = clock.monotonic() + max(state.until - clock.monotonic(), CLAIM)
             state.unsettled[run] = until
             if run in state.envelopes:
                 state.leave(f"p:{run}")
                 state.woken[run] = until
-        elif run and ended is not Ended.NO:
+        elif run and ended is not Completion.NO:
             parked = state.unpark(run)
-            if parked or ended is Ended.YES_AND_MAY_COME_AGAIN:
+            if parked or ended is Completion.YES_AND_MAY_COME_AGAIN:
                 state.done[run] = clock.monotonic()
         if inbox is not None:
             state.leave(f"b:{owner}")
@@ -477,7 +477,7 @@ class MemoryStore(Standing):
         elif released:
             state.until = -math.inf
             handed = self._hand_over(name, state)
-            wake = handed if isinstance(handed, Wake) else None
+            wake = handed if isinstance(handed, WokenTask) else None
         self._forget_if_idle(name, state)
         return Release(released, wake)
 
@@ -491,7 +491,7 @@ class MemoryStore(Standing):
     def inbox(self, key: str, owner: str) -> Inbox:
         return _MemoryInbox(owner, self._inboxes)
 
-    def sent(self, wake: Wake) -> None:
+    def sent(self, wake: WokenTask) -> None:
         with self._mutex:
             state = self._keys.get(wake.name)
             if state is not None and wake.run in state.woken:
@@ -499,15 +499,15 @@ class MemoryStore(Standing):
                 pause = RESEND * 2 ** (times - 1) if times <= RESENDS else DAY
                 state.woken[wake.run] = clock.monotonic() + pause
 
-    def left(self, wake: Wake) -> None:
+    def left(self, wake: WokenTask) -> None:
         with self._mutex:
             state = self._keys.get(wake.name)
             if state is not None and wake.run in state.woken:
                 state.woken[wake.run] = clock.monotonic()
                 if state.holder == f"parked:{wake.run}":
-                    self._release(wake.name, state.owner, "", Ended.NO)
+                    self._release(wake.name, state.owner, "", Completion.NO)
 
-    def came_back(self, wake: Wake) -> None:
+    def came_back(self, wake: WokenTask) -> None:
         with self._mutex:
             state = self._keys.get(wake.name)
             if state is not None and wake.run in state.woken:
@@ -515,7 +515,7 @@ class MemoryStore(Standing):
                 state.sends.pop(wake.run, None)
                 state.woken[wake.run] = -math.inf
 
-    def sweep(self, interval: float) -> Iterator[Wake]:
+    def sweep(self, interval: float) -> Iterator[WokenTask]:
         with self._mutex:
             now = clock.monotonic()
             if now < self._sweep_from:
@@ -525,14 +525,14 @@ class MemoryStore(Standing):
             self._sweep_from = max(now + interval * 0.9, done_at + REST * (done_at - now))
         yield from wakes
 
-    def wake_next(self, key: str) -> Iterator[Wake]:
+    def wake_next(self, key: str) -> Iterator[WokenTask]:
         name = slot_name(key)
         with self._mutex:
             known = name in self._keys
             wakes = list(self._sweep(name, clock.monotonic())) if known else []
         yield from wakes
 
-    def _sweep(self, name: str, now: float) -> Iterator[Wake]:
+    def _sweep(self, name: str, now: float) -> Iterator[WokenTask]:
         state = self._keys[name]
         for run in [run for run, due in state.woken.items() if due <= now]:
             if state.holder and state.run == run and state.owner != f"parked:{run}":
@@ -546,10 +546,10 @@ class MemoryStore(Standing):
                 state.unpark(run)
                 continue
             state.woken[run] = now + UNSENT
-            yield Wake(name, run, state.envelopes[run])
+            yield WokenTask(name, run, state.envelopes[run])
         if not state.holder:
             wake = self._hand_over(name, state)
-            if isinstance(wake, Wake):
+            if isinstance(wake, WokenTask):
                 yield wake
         self._forget_if_idle(name, state)
 
@@ -614,10 +614,10 @@ class MemoryStore(Standing):
             if not state.unpark(run):
                 return Release(False)
             state.done[run] = clock.monotonic()
-            handed = self._release(name, f"parked:{run}", "", Ended.NO) if reserved else None
+            handed = self._release(name, f"parked:{run}", "", Completion.NO) if reserved else None
             return Release(True, handed.wake if handed else None)
 
-    def rouse(self, key: str) -> Iterator[Wake]:
+    def rouse(self, key: str) -> Iterator[WokenTask]:
         name = slot_name(key)
         with self._mutex:
             state = self._keys.get(name)
@@ -654,12 +654,14 @@ class MemoryStore(Standing):
         """Nothing to give back: what the store holds ends with the process."""
 
 
-def _second_delivery(state: _Key, run: str, queue: Inbox | Parcel | None, asked_at: float) -> Reply:
+def _second_delivery(
+    state: _Key, run: str, queue: Inbox | ParkRequest | None, asked_at: float
+) -> Reply:
     if run in state.done:
         return Reply(Status.DONE, asked_at)
     until = state.unsettled[run]
     status = Status.BUSY
-    if isinstance(queue, Parcel):
+    if isinstance(queue, ParkRequest):
         state.keep(run, queue)
         state.woken[run] = until
         status = Status.PARKED

@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 
 from celery import Task
 
-from celery_distlock import clock, lock
+from celery_distlock import clock
+from celery_distlock.engine.acquisition import defaults
 from celery_distlock.stores import Ability, Store, open_store
 from celery_distlock.stores.base import KeyState, Waiter, task_of
 
@@ -100,7 +101,7 @@ def _name(waiter: Waiter) -> str:
 
 def _store(store: Store | str | None) -> Store:
     if store is None:
-        return lock.defaults.store()
+        return defaults.store()
     return open_store(store) if isinstance(store, str) else store
 
 

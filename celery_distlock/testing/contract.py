@@ -11,16 +11,16 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 import pytest
 
 from celery_distlock import Lock, clock
+from celery_distlock.engine.lease import believed
 from celery_distlock.keys import slot_name
-from celery_distlock.lease import believed
 from celery_distlock.stores.base import (
     Ability,
-    Ended,
+    Completion,
     Inbox,
     NotOursError,
     Ownership,
-    Parcel,
-    Peer,
+    ParkRequest,
+    PeerChannel,
     Release,
     RenewOutcome,
     Reply,
@@ -29,7 +29,7 @@ from celery_distlock.stores.base import (
     Status,
     Store,
     UnsendableError,
-    Wake,
+    WokenTask,
     new_owner,
 )
 
@@ -40,7 +40,7 @@ Test = TypeVar("Test", bound=Callable[..., None])
 
 GRANTED, BUSY, PARKED, DONE = Status.GRANTED, Status.BUSY, Status.PARKED, Status.DONE
 RESERVED = Status.RESERVED
-YES, AGAIN = Ended.YES, Ended.YES_AND_MAY_COME_AGAIN
+YES, AGAIN = Completion.YES, Completion.YES_AND_MAY_COME_AGAIN
 
 PATIENCE = 30.0  # seconds until what is waited for must have happened, on a busy machine too
 LONGEST_WAIT = 2.0  # seconds that a test without a `pass_time` of its own lets pass
@@ -135,7 +135,7 @@ def wait_for(store: Store, key: str, name: str, lease: float = 30.0, **more: Any
 
 def park(store: Store, key: str, run: str, envelope: bytes | None = None, **more: Any) -> None:
     """Park a run at a taken key; it was delivered to an owner that is over by now."""
-    parcel = Parcel(run.encode() if envelope is None else envelope, task="shop.reserve")
+    parcel = ParkRequest(run.encode() if envelope is None else envelope, task="shop.reserve")
     owner = new_owner("delivery")
     assert store.acquire(key, owner, 30.0, queue=parcel, run=run, **more).status is PARKED
 
@@ -186,12 +186,12 @@ def expire(store: Store, key: str, owner: str = "a") -> None:
     wait_until(lambda: store.inspect(key).owner != owner, "the end of the lease")
 
 
-def swept(store: Store) -> list[Wake]:
+def swept(store: Store) -> list[WokenTask]:
     """Return what a sweep finds; nothing if another one was a moment ago."""
     return list(store.sweep(0.01))
 
 
-def woken(store: Store, key: str, run: str, envelope: bytes = b"envelope") -> Wake:
+def woken(store: Store, key: str, run: str, envelope: bytes = b"envelope") -> WokenTask:
     """Park a run at a key that is taken, and give that up."""
     take(store, key, "a")
     park(store, key, run, envelope)
@@ -200,12 +200,12 @@ def woken(store: Store, key: str, run: str, envelope: bytes = b"envelope") -> Wa
     return wake
 
 
-def refuse(_wake: Wake) -> None:
+def refuse(_wake: WokenTask) -> None:
     """As a courier whose process is not to send it."""
     raise NotOursError
 
 
-def spoilt(_wake: Wake) -> None:
+def spoilt(_wake: WokenTask) -> None:
     """As a courier that has found an envelope which nobody can send."""
     raise UnsendableError("no JSON")
 
@@ -229,7 +229,7 @@ def stand(
 ) -> list[Reply]:
     """Have a run begin to stand at its keys, as far as it comes; return what it is told there."""
     route = Route(tuple(keys), "shop.move")
-    parcel: Parcel | None = Parcel(run.encode())
+    parcel: ParkRequest | None = ParkRequest(run.encode())
     replies = []
     for key in keys:
         replies.append(store.stand(key, run, route, arrival=arrival, parcel=parcel, **more))
@@ -239,7 +239,7 @@ def stand(
     return replies
 
 
-def goes_on(store: Store, wake: Wake | None) -> list[Wake]:
+def goes_on(store: Store, wake: WokenTask | None) -> list[WokenTask]:
     """Let a run that has one more key go on; return what is to be sent."""
     assert wake is not None
     return list(store.ready(wake))
@@ -248,10 +248,10 @@ def goes_on(store: Store, wake: Wake | None) -> list[Wake]:
 def unsettled(store: Store) -> None:
     """Let a run end whose result is not stored yet."""
     take(store, "k", "a", run="run")
-    assert store.release("k", "a", run="run", ended=Ended.UNSETTLED).released
+    assert store.release("k", "a", run="run", ended=Completion.UNSETTLED).released
 
 
-def kept(store: Store, lease: float) -> Wake:
+def kept(store: Store, lease: float) -> WokenTask:
     """Let a run hold the key whose message nobody but the store has."""
     take(store, "k", "a")
     park(store, "k", "run", b"envelope")
@@ -906,14 +906,14 @@ class Parking(Given):
 
         wake = store.release("k", "a").wake
 
-        assert wake == Wake(slot_name("k"), "run", envelope)
+        assert wake == WokenTask(slot_name("k"), "run", envelope)
 
     @parks
     def test_a_parked_run_says_who_holds_the_key_and_its_place(self, store: Store) -> None:
         take(store, "k", "a", run="run-a")
         park(store, "k", "first")
 
-        reply = store.acquire("k", "b", 30.0, queue=Parcel(b"e"), run="second")
+        reply = store.acquire("k", "b", 30.0, queue=ParkRequest(b"e"), run="second")
 
         assert (reply.status, reply.holder, reply.holder_run, reply.place) == (
             PARKED,
@@ -924,7 +924,7 @@ class Parking(Given):
 
     @parks
     def test_a_free_key_is_granted_and_not_parked_at(self, store: Store) -> None:
-        reply = store.acquire("k", "a", 30.0, queue=Parcel(b"e"), run="run")
+        reply = store.acquire("k", "a", 30.0, queue=ParkRequest(b"e"), run="run")
 
         assert reply.status is GRANTED
         assert store.release("k", "a", run="run", ended=YES) == (True, None)
@@ -941,7 +941,7 @@ class Parking(Given):
         reply = store.acquire("k", "newcomer", 30.0)
 
         assert (reply.status, reply.holder, reply.holder_run) == (BUSY, "parked:run", "run")
-        assert reply.wake == Wake(slot_name("k"), "run", b"envelope")
+        assert reply.wake == WokenTask(slot_name("k"), "run", b"envelope")
 
     @parks
     def test_the_key_is_reserved_while_a_woken_run_is_on_its_way(self, store: Store) -> None:
@@ -994,7 +994,7 @@ class Parking(Given):
         park(store, "k", "run", b"second")
 
         assert store.inspect("k").waiting == 2
-        assert store.release("k", "a").wake == Wake(slot_name("k"), "run", b"second")
+        assert store.release("k", "a").wake == WokenTask(slot_name("k"), "run", b"second")
 
     @parks
     def test_a_woken_run_that_finds_the_key_taken_keeps_its_turn(self, store: Store) -> None:
@@ -1003,7 +1003,7 @@ class Parking(Given):
 
         park(store, "k", "first", repeated=True)
 
-        again = store.release("k", "second", run="second", ended=Ended.YES).wake
+        again = store.release("k", "second", run="second", ended=Completion.YES).wake
         assert again is not None
         assert again.run == "first"
 
@@ -1025,17 +1025,17 @@ class Parking(Given):
         park(store, "k", "third", repeated=True)
         take(store, "k", "first", run="first", repeated=True)
 
-        assert store.release("k", "first", run="first", ended=Ended.YES).wake is None
+        assert store.release("k", "first", run="first", ended=Completion.YES).wake is None
 
         assert holder(store, "k") == "parked:second"
         take(store, "k", "second", run="second", repeated=True)
-        wake = store.release("k", "second", run="second", ended=Ended.YES).wake
+        wake = store.release("k", "second", run="second", ended=Completion.YES).wake
         assert wake is not None
         assert wake.run == "third"
 
     @staticmethod
     def _pass_to_the_second(store: Store) -> None:
-        """Wake two runs, one after the other: the first has not come in time."""
+        """WokenTask two runs, one after the other: the first has not come in time."""
         take(store, "k", "a")
         park(store, "k", "first")
         park(store, "k", "second")
@@ -1080,7 +1080,7 @@ class Parking(Given):
             waiter.inbox.close()
 
     def test_lining_up_never_takes_a_free_key(self, store: Store) -> None:
-        status = store.line_up("k", "run", Parcel(b"e"), 10.0).status
+        status = store.line_up("k", "run", ParkRequest(b"e"), 10.0).status
 
         assert status in {Status.FREE, PARKED}
         look = store.inspect("k")
@@ -1090,48 +1090,48 @@ class Parking(Given):
     def test_who_came_before_those_in_line_takes_the_free_key(self, store: Store) -> None:
         first = store.time(10.0)
         for number in (1, 2):
-            parcel = Parcel(b"%d" % number)
+            parcel = ParkRequest(b"%d" % number)
             reply = store.line_up("k", f"run{number}", parcel, 10.0, first + number)
             assert (reply.status, reply.holder, reply.wake) == (PARKED, "", None)
 
         late = store.acquire("k", "late", 30.0, run="late", arrival=first + 3)
         assert late.status is BUSY
-        assert late.wake == Wake(slot_name("k"), "run1", b"1")
+        assert late.wake == WokenTask(slot_name("k"), "run1", b"1")
 
         early = store.acquire("k", "early", 30.0, run="early", arrival=first)
         assert early.status is GRANTED
         wake = store.release("k", "early").wake
         assert wake is None  # it is on its way
         take(store, "k", "b", run="run1")
-        assert store.release("k", "b", run="run1").wake == Wake(slot_name("k"), "run2", b"2")
+        assert store.release("k", "b", run="run1").wake == WokenTask(slot_name("k"), "run2", b"2")
 
     @parks
     def test_nobody_comes_later_than_now(self, store: Store) -> None:
         take(store, "k", "a")
-        store.line_up("k", "ahead", Parcel(b"1"), 10.0, store.time(10.0) + 10**12)
-        store.line_up("k", "next", Parcel(b"2"), 10.0)
+        store.line_up("k", "ahead", ParkRequest(b"1"), 10.0, store.time(10.0) + 10**12)
+        store.line_up("k", "next", ParkRequest(b"2"), 10.0)
 
-        assert store.release("k", "a").wake == Wake(slot_name("k"), "ahead", b"1")
+        assert store.release("k", "a").wake == WokenTask(slot_name("k"), "ahead", b"1")
 
     @parks
     def test_the_first_in_line_is_woken_if_the_key_is_free(self, store: Store) -> None:
         assert list(store.wake_next("k")) == []
-        store.line_up("k", "run", Parcel(b"e"), 10.0)
+        store.line_up("k", "run", ParkRequest(b"e"), 10.0)
 
-        assert list(store.wake_next("k")) == [Wake(slot_name("k"), "run", b"e")]
+        assert list(store.wake_next("k")) == [WokenTask(slot_name("k"), "run", b"e")]
         assert list(store.wake_next("k")) == []
         take(store, "k", "a", run="run")
-        store.line_up("k", "other", Parcel(b"o"), 10.0)
+        store.line_up("k", "other", ParkRequest(b"o"), 10.0)
         assert list(store.wake_next("k")) == []
 
     def test_lining_up_at_a_taken_key_parks_the_run_or_does_nothing(self, store: Store) -> None:
         take(store, "k", "a")
 
-        status = store.line_up("k", "run", Parcel(b"e"), 10.0).status
+        status = store.line_up("k", "run", ParkRequest(b"e"), 10.0).status
 
         assert status in {Status.FREE, PARKED}
         assert holder(store, "k") == "a"
-        wake = Wake(slot_name("k"), "run", b"e") if status is PARKED else None
+        wake = WokenTask(slot_name("k"), "run", b"e") if status is PARKED else None
         assert store.release("k", "a") == (True, wake)
 
     @parks
@@ -1176,7 +1176,7 @@ class Parking(Given):
 
     @parks
     def test_dispatching_sends_and_notes_it(self, store: Store) -> None:
-        sent: list[Wake] = []
+        sent: list[WokenTask] = []
         store.courier = sent.append
         take(store, "k", "a")
         park(store, "k", "run", b"envelope")
@@ -1184,16 +1184,16 @@ class Parking(Given):
         store.dispatch(store.release("k", "a").wake)
 
         wait_until(lambda: sent, "its way")
-        assert sent == [Wake(slot_name("k"), "run", b"envelope")]
+        assert sent == [WokenTask(slot_name("k"), "run", b"envelope")]
 
     @parks
     def test_what_cannot_be_dispatched_is_left_to_the_sweep(
         self, store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def away(_: Wake) -> None:
+        def away(_: WokenTask) -> None:
             raise ConnectionRefusedError
 
-        noted: list[Wake] = []
+        noted: list[WokenTask] = []
         store.courier = away
         monkeypatch.setattr(store, "sent", noted.append)
         take(store, "k", "a")
@@ -1208,7 +1208,7 @@ class Parking(Given):
     def test_what_nobody_can_send_counts_as_sent_and_is_told_once(
         self, store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        noted: list[Wake] = []
+        noted: list[WokenTask] = []
         run = new_owner("run")  # of no other test
         store.courier = spoilt
         monkeypatch.setattr(store, "sent", noted.append)
@@ -1309,7 +1309,7 @@ class Keeping(Given):
     ) -> None:
         kept(store, self.shortest_lease)
         take(store, "k", "b", 30.0)
-        store.release("k", "b", run="run", ended=Ended.UNSETTLED)
+        store.release("k", "b", run="run", ended=Completion.UNSETTLED)
         assert swept(store) == []
 
         pass_time(31.0)
@@ -1324,9 +1324,9 @@ class Keeping(Given):
     ) -> None:
         kept(store, self.shortest_lease)
         take(store, "k", "b", 30.0)
-        store.release("k", "b", run="run", ended=Ended.UNSETTLED)
+        store.release("k", "b", run="run", ended=Completion.UNSETTLED)
 
-        store.came_back(Wake(slot_name("k"), "run", b""))
+        store.came_back(WokenTask(slot_name("k"), "run", b""))
 
         (wake,) = wait_until(lambda: swept(store), "the run to be swept up")
         assert wake.run == "run"
@@ -1341,16 +1341,16 @@ class Pushing(Given):
     def test_a_run_is_pushed_to_the_desk_it_was_parked_from(
         self, store: Store, envelope: bytes
     ) -> None:
-        received: list[Wake] = []
+        received: list[WokenTask] = []
         address, close = self.open_desk(store, received.append)
         take(store, "{k} 1", "a")
-        parcel = Parcel(envelope, address)
+        parcel = ParkRequest(envelope, address)
         store.acquire("{k} 1", "b", 30.0, queue=parcel, run="run 7")
 
         released = store.release("{k} 1", "a")
 
         assert released == (True, None)
-        wake = Wake(slot_name("{k} 1"), "run 7", envelope)
+        wake = WokenTask(slot_name("{k} 1"), "run 7", envelope)
         assert wait_until(lambda: received, "the push") == [wake]
         close()
         close()
@@ -1359,10 +1359,12 @@ class Pushing(Given):
     def test_a_pushed_run_that_nobody_takes_is_swept_up(self, store: Store) -> None:
         address, close = self.open_desk(store, lambda _: None)
         take(store, "k", "a")
-        store.acquire("k", "b", 30.0, queue=Parcel(b"e", address), run="run")
+        store.acquire("k", "b", 30.0, queue=ParkRequest(b"e", address), run="run")
         store.release("k", "a")
 
-        assert wait_until(lambda: swept(store), "a sweep") == [Wake(slot_name("k"), "run", b"e")]
+        assert wait_until(lambda: swept(store), "a sweep") == [
+            WokenTask(slot_name("k"), "run", b"e")
+        ]
         close()
 
     @parks
@@ -1411,7 +1413,7 @@ class Pushing(Given):
         near, close = self.open_noted(store, ["celery"], free=0)
         stem = near.address.removesuffix(near.address[-32:])
         for free in range(1, 51):
-            store.note_desk(["celery"], Peer(f"{stem}{free:032x}", free), 30.0)
+            store.note_desk(["celery"], PeerChannel(f"{stem}{free:032x}", free), 30.0)
 
         first, *others = store.find_desks(["celery"], [f"{stem}{0:032x}", near.address])
 
@@ -1425,7 +1427,7 @@ class Pushing(Given):
     def test_a_woken_run_is_pushed_to_a_desk_that_it_was_not_parked_from(
         self, store: Store, envelope: bytes
     ) -> None:
-        received: list[Wake] = []
+        received: list[WokenTask] = []
         peer, close = self.open_noted(store, ["celery"], receive=received.append)
         wake = woken(store, "{k} 1", "run 7", envelope)
 
@@ -1437,7 +1439,7 @@ class Pushing(Given):
 
     @parks
     def test_a_run_is_pushed_to_the_first_desk_that_is_attended(self, store: Store) -> None:
-        received: dict[str, list[Wake]] = {"first": [], "second": []}
+        received: dict[str, list[WokenTask]] = {"first": [], "second": []}
         gone, close = self.open_noted(store, ["celery"])
         close()
         first, close_first = self.open_noted(store, ["c"], receive=received["first"].append)
@@ -1473,7 +1475,7 @@ class Pushing(Given):
 
     @parks
     def test_a_run_that_has_come_is_not_pushed_again(self, store: Store) -> None:
-        received: list[Wake] = []
+        received: list[WokenTask] = []
         peer, close = self.open_noted(store, ["celery"], receive=received.append)
         wake = woken(store, "k", "run")
         take(store, "k", "b", run="run", repeated=True)
@@ -1512,7 +1514,7 @@ class Pushing(Given):
         silent, close_silent = self.open_desk(store, lambda _: None)
         take(store, "k", "a")
         for number in range(3):
-            parcel = Parcel(b"e", silent)
+            parcel = ParkRequest(b"e", silent)
             store.acquire("k", f"p{number}", 30.0, queue=parcel, run=f"run {number}")
         peer, close = self.open_noted(store, ["celery"])
         assert store.release("k", "a").wake is None
@@ -1523,7 +1525,7 @@ class Pushing(Given):
 
         take(store, "k", "b", run="run 0", repeated=True)
         second = store.release("k", "b", run="run 0", ended=YES).wake
-        assert second == Wake(slot_name("k"), "run 1", b"e")
+        assert second == WokenTask(slot_name("k"), "run 1", b"e")
         close()
         close_silent()
 
@@ -1550,10 +1552,10 @@ class Pushing(Given):
     ) -> None:
         woken(store, "k", "run", b"e")
         take(store, "k", "b", 1.0, run="run", repeated=True, keep=True)
-        store.release("k", "b", run="run", ended=Ended.UNSETTLED)
+        store.release("k", "b", run="run", ended=Completion.UNSETTLED)
         pass_time(6.0)
         (wake,) = wait_until(lambda: swept(store), "a sweep")
-        received: list[Wake] = []
+        received: list[WokenTask] = []
         peer, close = self.open_noted(store, ["celery"], receive=received.append)
 
         assert store.push(wake, [peer.address])
@@ -1567,7 +1569,7 @@ class Pushing(Given):
         wake = woken(store, "k", "run")
         take(store, "k", "b", run="run", repeated=True, keep=True)
 
-        store.tend([wake, Wake("nobody", "run", b"")], 0.0)
+        store.tend([wake, WokenTask("nobody", "run", b"")], 0.0)
 
         assert swept(store) == []
         assert holder(store, "k") == "b"
@@ -1580,16 +1582,16 @@ class Pushing(Given):
         *,
         free: int = 1,
         seconds: float = 30.0,
-        receive: Callable[[Wake], object] = lambda _: None,
-    ) -> tuple[Peer, Callable[[], None]]:
+        receive: Callable[[WokenTask], object] = lambda _: None,
+    ) -> tuple[PeerChannel, Callable[[], None]]:
         """Return a desk that takes from these broker queues, and what closes it."""
         address, close = self.open_desk(store, receive)
-        peer = Peer(address, free)
+        peer = PeerChannel(address, free)
         store.note_desk(queues, peer, seconds)
         return peer, close
 
     def open_desk(
-        self, store: Store, receive: Callable[[Wake], object]
+        self, store: Store, receive: Callable[[WokenTask], object]
     ) -> tuple[str, Callable[[], None]]:
         """Return the address of a desk, and what closes it."""
         desk = store.desk(receive)
@@ -1646,7 +1648,7 @@ class Sweeping(Given):
         )
         expire(store, "k", "dead")
 
-        assert swept(store) == [Wake(slot_name("k"), "run", b"envelope")]
+        assert swept(store) == [WokenTask(slot_name("k"), "run", b"envelope")]
         assert holder(store, "k") == "parked:run"
 
     @waits
@@ -1679,7 +1681,7 @@ class Sweeping(Given):
     def test_a_sweep_finds_every_key(self, store: Store) -> None:
         for n in range(250):
             take(store, f"k{n}", "dead", self.shortest_lease)
-            store.acquire(f"k{n}", "b", 30.0, queue=Parcel(b"e"), run=f"run{n}")
+            store.acquire(f"k{n}", "b", 30.0, queue=ParkRequest(b"e"), run=f"run{n}")
         # Some were granted at once: their holders had expired already.
         waiting = [n for n in range(250) if store.inspect(f"k{n}").waiting]
         for n in waiting:
@@ -1718,7 +1720,7 @@ class SecondDeliveries(Given):
 
     def test_a_second_delivery_of_a_run_that_has_not_ended_runs(self, store: Store) -> None:
         take(store, "k", "a", run="run")
-        store.release("k", "a", run="run", ended=Ended.NO)
+        store.release("k", "a", run="run", ended=Completion.NO)
 
         take(store, "k", "b", run="run", repeated=True)
 
@@ -1755,15 +1757,15 @@ class SecondDeliveries(Given):
         take(store, "k", "a", run="run")
         park(store, "k", "run", b"again", repeated=True)
 
-        assert store.release("k", "a", run="run").wake == Wake(slot_name("k"), "run", b"again")
+        assert store.release("k", "a", run="run").wake == WokenTask(slot_name("k"), "run", b"again")
         take(store, "k", "b", run="run", repeated=True)
 
     @waits
     @fair
     @recognises
-    @pytest.mark.parametrize("ended", [AGAIN, Ended.UNSETTLED])
+    @pytest.mark.parametrize("ended", [AGAIN, Completion.UNSETTLED])
     def test_a_second_delivery_that_blocks_does_not_run_when_the_first_has_ended(
-        self, store: Store, ended: Ended
+        self, store: Store, ended: Completion
     ) -> None:
         take(store, "k", "a", run="run")
         waiter = wait_for(store, "k", "b", run="run", repeated=True)
@@ -1825,7 +1827,7 @@ class SecondDeliveries(Given):
         park(store, "k", "run", repeated=True)
         park(store, "k", "other")
 
-        wake = store.release("k", "a", run="run", ended=Ended.UNSETTLED).wake
+        wake = store.release("k", "a", run="run", ended=Completion.UNSETTLED).wake
 
         assert wake is not None
         assert wake.run == "other"
@@ -1834,7 +1836,7 @@ class SecondDeliveries(Given):
     @recognises
     def test_the_second_delivery_of_a_run_that_is_settled_is_recognised(self, store: Store) -> None:
         unsettled(store)
-        assert store.drop(Wake(slot_name("k"), "run", b"")).released
+        assert store.drop(WokenTask(slot_name("k"), "run", b"")).released
 
         assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
 
@@ -1847,7 +1849,7 @@ class SecondDeliveries(Given):
         unsettled(store)
         if when == "before":
             park(store, "k", "run", repeated=True)
-        assert store.drop(Wake(slot_name("k"), "run", b"")).released
+        assert store.drop(WokenTask(slot_name("k"), "run", b"")).released
 
         assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
         pass_time(120.0)
@@ -1862,7 +1864,7 @@ class SecondDeliveries(Given):
         take(store, "k", "a", run="run")
         if parked == "before its end":
             park(store, "k", "run", b"again", repeated=True)
-        store.release("k", "a", run="run", ended=Ended.UNSETTLED)
+        store.release("k", "a", run="run", ended=Completion.UNSETTLED)
         if parked == "after its end":
             park(store, "k", "run", b"again", repeated=True)
         assert swept(store) == []
@@ -1870,7 +1872,7 @@ class SecondDeliveries(Given):
         pass_time(31.0)
 
         found = wait_until(lambda: swept(store), "the run to be swept up")
-        assert found == [Wake(slot_name("k"), "run", b"again")]
+        assert found == [WokenTask(slot_name("k"), "run", b"again")]
         take(store, "k", "b", run="run", repeated=True)
 
     @recognises
@@ -1878,7 +1880,7 @@ class SecondDeliveries(Given):
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a", 0.5, run="run")
-        store.release("k", "a", run="run", ended=Ended.UNSETTLED)
+        store.release("k", "a", run="run", ended=Completion.UNSETTLED)
 
         pass_time(2.5)  # not more: real time passes too
         assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is BUSY
@@ -1953,7 +1955,7 @@ class StandingAtKeys(Given):
         assert holder(store, "k") == "parked:run"
         (wake,) = goes_on(store, store.release("l", "b").wake)
 
-        assert wake == Wake("k", "run", b"run")
+        assert wake == WokenTask("k", "run", b"run")
         assert holder(store, "l") == "parked:run"
         assert take(store, "k", "c", run="run", repeated=True) > first
         assert take(store, "l", "d", run="run", repeated=True) > second
@@ -1968,7 +1970,7 @@ class StandingAtKeys(Given):
         stand(store, "mkl")
 
         assert goes_on(store, store.release("m", "b").wake) == []
-        assert goes_on(store, store.release("k", "a").wake) == [Wake("m", "run", b"run")]
+        assert goes_on(store, store.release("k", "a").wake) == [WokenTask("m", "run", b"run")]
         assert holder(store, "l") == "parked:run"
 
     @parks
@@ -1984,7 +1986,7 @@ class StandingAtKeys(Given):
 
     @parks
     def test_it_is_dispatched_as_any_other(self, store: Store) -> None:
-        sent: list[Wake] = []
+        sent: list[WokenTask] = []
         store.courier = sent.append
         take(store, "k", "a")
         take(store, "l", "b")
@@ -1994,7 +1996,7 @@ class StandingAtKeys(Given):
         store.dispatch(store.release("k", "a").wake)
 
         wait_until(lambda: sent, "its way")
-        assert sent == [Wake("k", "run", b"run")]
+        assert sent == [WokenTask("k", "run", b"run")]
 
     @parks
     def test_who_has_no_courier_lets_it_go_on_too(self, store: Store) -> None:
@@ -2031,14 +2033,14 @@ class StandingAtKeys(Given):
         stand(store, "kl", "first")
         assert [reply.status for reply in stand(store, "lm", "second")] == [RESERVED, PARKED]
 
-        assert goes_on(store, store.release("k", "a").wake) == [Wake("k", "first", b"first")]
+        assert goes_on(store, store.release("k", "a").wake) == [WokenTask("k", "first", b"first")]
 
         assert holder(store, "l") == "parked:first"
         assert goes_on(store, store.release("m", "b").wake) == []
         take(store, "k", "c", run="first")
         take(store, "l", "d", run="first")
         wake = store.release("l", "d", run="first", ended=AGAIN).wake
-        assert goes_on(store, wake) == [Wake("l", "second", b"second")]
+        assert goes_on(store, wake) == [WokenTask("l", "second", b"second")]
 
     @parks
     def test_what_is_kept_for_a_later_one_that_has_all_stays_his(self, store: Store) -> None:
@@ -2046,7 +2048,7 @@ class StandingAtKeys(Given):
         stand(store, "kl", "first")
         take(store, "l", "b")
         stand(store, "lm", "second")
-        assert goes_on(store, store.release("l", "b").wake) == [Wake("l", "second", b"second")]
+        assert goes_on(store, store.release("l", "b").wake) == [WokenTask("l", "second", b"second")]
 
         assert goes_on(store, store.release("k", "a").wake) == []
 
@@ -2059,13 +2061,13 @@ class StandingAtKeys(Given):
         token = take(store, "k", "a", run="run")
         route = Route(("k", "l"))
 
-        reply = store.stand("k", "run", route, parcel=Parcel(b"run"), owner="a")
+        reply = store.stand("k", "run", route, parcel=ParkRequest(b"run"), owner="a")
 
         assert reply.status is RESERVED
         assert reply.token > token
         assert not store.release("k", "a").released
         assert store.stand("l", "run", route, arrival=reply.arrival).status is PARKED
-        assert goes_on(store, store.release("l", "b").wake) == [Wake("k", "run", b"run")]
+        assert goes_on(store, store.release("l", "b").wake) == [WokenTask("k", "run", b"run")]
 
     @parks
     def test_a_key_that_was_taken_for_it_goes_to_who_stands_before_it(self, store: Store) -> None:
@@ -2075,7 +2077,7 @@ class StandingAtKeys(Given):
         (reply,) = stand(store, "kl", "run", owner="a")
 
         assert reply.status is PARKED
-        assert goes_on(store, reply.wake) == [Wake("k", "first", b"first")]
+        assert goes_on(store, reply.wake) == [WokenTask("k", "first", b"first")]
 
     @parks
     def test_one_that_comes_again_has_its_old_place(self, store: Store) -> None:
@@ -2101,7 +2103,7 @@ class StandingAtKeys(Given):
         assert told[0] == told[1]
         assert [each.released for each in departed] == [True] * 4
         assert [each.wake for each in departed[:2]] == [None, None]
-        assert departed[2].wake == Wake("k", "run", b"run")
+        assert departed[2].wake == WokenTask("k", "run", b"run")
         assert (store.inspect("k").waiting, store.inspect("l").waiting) == (0, 0)
 
     @parks
@@ -2112,7 +2114,7 @@ class StandingAtKeys(Given):
         before = store.release("k", "a").wake
         assert goes_on(store, before) == []
         late = store.release("l", "b").wake
-        assert goes_on(store, late) == [Wake("k", "run", b"run")]
+        assert goes_on(store, late) == [WokenTask("k", "run", b"run")]
 
         assert goes_on(store, before) == goes_on(store, late) == []
 
@@ -2151,7 +2153,7 @@ class StandingAtKeys(Given):
         assert store.cancel("k", "run").released
 
         assert not store.inspect("k").token
-        assert goes_on(store, store.release("l", "b").wake) == [Wake("l", "next", b"next")]
+        assert goes_on(store, store.release("l", "b").wake) == [WokenTask("l", "next", b"next")]
         assert [at for at, _ in store.find_parked("run")] == []
 
     @parks
@@ -2182,7 +2184,7 @@ class StandingAtKeys(Given):
 
         assert goes_on(store, wake) == []
         assert holder(store, "k") == "parked:run"
-        assert goes_on(store, store.release("l", "b").wake) == [Wake("k", "run", b"run")]
+        assert goes_on(store, store.release("l", "b").wake) == [WokenTask("k", "run", b"run")]
 
     @parks
     def test_one_whose_waker_has_died_goes_on_soon(
@@ -2196,7 +2198,7 @@ class StandingAtKeys(Given):
 
         (wake,) = wait_until(lambda: swept(store), "a sweep")
 
-        assert goes_on(store, wake) == [Wake("k", "run", b"run")]
+        assert goes_on(store, wake) == [WokenTask("k", "run", b"run")]
 
     @parks
     @waits
@@ -2214,7 +2216,7 @@ class StandingAtKeys(Given):
         take(store, "k", "b2", 60.0, queue=waiter.inbox)
         store.release("l", "b")
         wake = store.release("k", "b2").wake
-        assert goes_on(store, wake) == [Wake("k", "run", b"run")]
+        assert goes_on(store, wake) == [WokenTask("k", "run", b"run")]
 
 
 class AnyText(Given):
@@ -2469,7 +2471,7 @@ class Sharing(Given):
         take(store, "k", "a")
         park(another, "k", "run", b"envelope")
 
-        assert store.release("k", "a").wake == Wake(slot_name("k"), "run", b"envelope")
+        assert store.release("k", "a").wake == WokenTask(slot_name("k"), "run", b"envelope")
         take(another, "k", "b", run="run")
 
     @shares
@@ -2764,7 +2766,7 @@ class StoreContract(
         park(store, "k", "run")
         store.release("k", "a")
         take(store, "k", "b", run="run", repeated=True, keep=True)
-        store.release("k", "b", run="run", ended=Ended.UNSETTLED)
+        store.release("k", "b", run="run", ended=Completion.UNSETTLED)
 
         assert list(store.rouse("k")) == []
         assert store.acquire("k", "c", 30.0, run="run", repeated=True).status is BUSY
@@ -2796,7 +2798,7 @@ class StoreContract(
 
         cancelled = store.cancel("k", "run1")
 
-        assert cancelled == Release(True, Wake(slot_name("k"), "run2", b"run2"))
+        assert cancelled == Release(True, WokenTask(slot_name("k"), "run2", b"run2"))
         assert [waiter.run for waiter in store.waiters("k")] == ["run2"]
 
     @lists
@@ -2809,7 +2811,7 @@ class StoreContract(
 
         assert not store.cancel("k", "run").released
         assert store.inspect("k").token == token
-        store.release("k", "b", run="run", ended=Ended.UNSETTLED)
+        store.release("k", "b", run="run", ended=Completion.UNSETTLED)
         assert not store.cancel("k", "run").released
 
     @lists

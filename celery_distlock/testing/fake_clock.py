@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from celery_distlock import clock, watchdog
-from celery_distlock.watchdog import Watchdog
+from celery_distlock import clock
+from celery_distlock.engine import watchdog
+from celery_distlock.engine.watchdog import Watchdog
 
 __all__ = ["FakeClock"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from celery import Celery, _state
 
-from celery_distlock.lease import Hold, Lease, Terms
-from celery_distlock.lock import obtain, surrender
-from celery_distlock.runtime import Runtime, spelt
+from celery_distlock.engine.acquisition import acquire, release
+from celery_distlock.engine.lease import Hold, Lease, Terms
+from celery_distlock.runtime.app import Runtime, spelt
 from celery_distlock.stores import Store
 from celery_distlock.stores.base import Status
 
@@ -52,13 +52,13 @@ class Locks:
         """
         __tracebackhide__ = True
         hold = Hold(self.store, key, Terms(lease, watchdog=watchdog), label="the-test")
-        reply = obtain(hold)
+        reply = acquire(hold)
         if reply.status is not Status.GRANTED:
             raise AssertionError(f"{key!r} is not free: {describe(reply.holder)} holds it")
         try:
             yield Lease((hold,))
         finally:
-            surrender(hold)
+            release(hold)
 
     def assert_locked(self, key: str, *, within: float = 0.0) -> None:
         """Fail unless somebody holds *key*; see :func:`celery_distlock.testing.assert_locked`."""

@@ -19,8 +19,8 @@ from itertools import count
 import pytest
 from celery import Celery
 
-from celery_distlock import observation
 from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.telemetry import observer
 
 from .fake_clock import FakeClock
 from .locks import Locks, moved, tested_app
@@ -95,7 +95,7 @@ def distlock_redis(
     with moved(distlock_app, url=distlock_server.url, prefix=prefix, replicas=0):
         locks = _locks(request, distlock_app)
         yield locks
-        observation.flush()  # what is told later else, when the server may be gone
+        observer.flush()  # what is told later else, when the server may be gone
         locks.store.close()
 
 

@@ -5,16 +5,16 @@ from weakref import WeakSet
 from celery import Celery
 
 from celery_distlock import signals
-from celery_distlock.observation import observe
-from celery_distlock.runtime import Runtime
+from celery_distlock.runtime.app import Runtime
+from celery_distlock.telemetry.observer import observe
 
-from . import remote
-from .desk import DeskStep
-from .lobby import LobbyStep
+from . import control
+from .bootsteps import LockStep, ReaperStep
+from .delivery import DeliveryStep
 from .options import add_options
-from .steps import LockStep, UndertakerStep
+from .parking import ParkingStep
 
-__all__ = ["install", "remote"]
+__all__ = ["control", "install"]
 
 _installed: "WeakSet[Celery]" = WeakSet()
 
@@ -35,6 +35,6 @@ def install(app: Celery) -> None:
     Runtime.of(app)
     add_options(app)
     app.steps["worker"].add(LockStep)
-    app.steps["worker"].add(UndertakerStep)
-    app.steps["consumer"].add(DeskStep)
-    app.steps["consumer"].add(LobbyStep)
+    app.steps["worker"].add(ReaperStep)
+    app.steps["consumer"].add(DeliveryStep)
+    app.steps["consumer"].add(ParkingStep)

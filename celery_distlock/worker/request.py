@@ -4,11 +4,12 @@ from typing import Any
 
 from celery.worker.request import Request
 
-from celery_distlock import clock, events
-from celery_distlock.envelope import HEADER, Noted, Passage
-from celery_distlock.execution import Postponed
-from celery_distlock.runtime import Runtime
-from celery_distlock.stores.base import Wake
+from celery_distlock import clock
+from celery_distlock.runtime.app import Runtime
+from celery_distlock.runtime.execution import Postponed
+from celery_distlock.runtime.messages import HEADER, LockHeader, Noted
+from celery_distlock.stores.base import WokenTask
+from celery_distlock.telemetry import events
 
 __all__ = ["LockedRequest"]
 
@@ -71,11 +72,11 @@ class LockedRequest(Request):
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Let the next have the keys that a revoked or expired task was woken for."""
         super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
-        passage = Passage.of(self.request_dict)
+        passage = LockHeader.of(self.request_dict)
         forget = self._runtime.forget
         if passage.woken and not terminated and forget is not None:
             for name in passage.places:
-                forget(Wake(name, passage.run, b""))
+                forget(WokenTask(name, passage.run, b""))
 
 
 def _as_worker(options: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from tests.apps.journal import Journal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_distlock.lease import Lease
+    from celery_distlock.engine.lease import Lease
 
 PAUSE = 0.01  # seconds that each of them works
 

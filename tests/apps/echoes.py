@@ -9,7 +9,7 @@ from celery import signals
 from kombu import Exchange, Queue
 
 from celery_distlock import LockedTask, install, policies
-from celery_distlock.envelope import Passage
+from celery_distlock.runtime.messages import LockHeader
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
@@ -73,7 +73,7 @@ def _note_message(request: Any, **_: Any) -> None:
     }
     pushed = bool((message.properties.get("distlock") or {}).get("pushed"))
     journal.write(f"{request.id}:pushed", pushed)
-    journal.write(f"{request.id}:woken", Passage.of(message.headers).woken)
+    journal.write(f"{request.id}:woken", LockHeader.of(message.headers).woken)
     journal.write(f"{request.id}:received", note)
 
 

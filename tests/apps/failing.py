@@ -24,9 +24,11 @@ from celery.worker.request import Request
 from kombu.message import Message
 from kombu.transport.redis import QoS
 
-from celery_distlock import LockedTask, execution, install, runtime
-from celery_distlock.stores.wires import Wire
-from celery_distlock.worker import desk
+from celery_distlock import LockedTask, install
+from celery_distlock.runtime import app as runtime_app
+from celery_distlock.runtime import execution
+from celery_distlock.stores.redis.connections import ConnectionPool
+from celery_distlock.worker import delivery
 from tests import processes
 from tests.apps import make_app
 from tests.apps.journal import Clients, Journal
@@ -64,7 +66,7 @@ app.conf.broker_transport_options.update(
 )
 install(app)
 if not OPTIONS["desk"]:
-    app.steps["consumer"].discard(desk.DeskStep)
+    app.steps["consumer"].discard(delivery.DeliveryStep)
 journal = Journal.of_environment()
 
 
@@ -152,14 +154,14 @@ def _noting_arrivals(append: Any) -> Any:
     return noting
 
 
-Wire.exchange = _noting_ends(Wire.exchange)  # type: ignore[method-assign]
+ConnectionPool.exchange = _noting_ends(ConnectionPool.exchange)  # type: ignore[method-assign]
 QoS.append = _noting_arrivals(QoS.append)
 
 points = Points()
-points.wrap(Wire, "exchange", _request_kind)
-points.wrap(runtime, "publish", lambda *_: "publish")
+points.wrap(ConnectionPool, "exchange", _request_kind)
+points.wrap(runtime_app, "publish", lambda *_: "publish")
 points.wrap(execution, "publish", lambda *_: "republish")
-points.wrap(desk.DeskStep, "_take", lambda *_: "take")
+points.wrap(delivery.DeliveryStep, "_take", lambda *_: "take")
 points.wrap(Message, "ack", lambda *_, **__: "ack")
 points.wrap(Request, "acknowledge", lambda *_: "acknowledge")
 points.wrap(Request, "reject", lambda *_, **__: "reject")

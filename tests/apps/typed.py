@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from celery_distlock import LockedTask, install
-from celery_distlock.typed import locked_task
+from celery_distlock.typing import locked_task
 from tests.apps import make_app
 
 app = make_app(__name__)

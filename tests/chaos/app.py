@@ -13,7 +13,7 @@ from typing import Any
 
 from celery_distlock import LockedTask, clock, install, policies
 from celery_distlock.errors import LockLostError
-from celery_distlock.runtime import Runtime
+from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability
 from tests.apps import make_app
 from tests.chaos.breakages import BREAKAGES

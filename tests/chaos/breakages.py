@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_distlock.stores.base import Release, Sending, Store
-from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.redis.store import RedisStore
 from tests.history import actor
 
 

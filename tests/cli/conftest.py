@@ -12,7 +12,7 @@ import pytest
 from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
-from celery_distlock.cli import locks as group
+from celery_distlock.ops.cli import locks as group
 from tests.cli.terminal import Terminal
 from tests.worker.conftest import _show_logs, bare_site, key, site
 from tests.workers import ROOT

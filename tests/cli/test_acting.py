@@ -11,7 +11,7 @@ from celery import chord
 from celery.exceptions import ChordError, TaskRevokedError
 
 from celery_distlock.errors import LockLostError
-from celery_distlock.runtime import Runtime
+from celery_distlock.runtime.app import Runtime
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}]
@@ -255,7 +255,7 @@ def run_here(app, *words):
     from celery.bin.base import CLIContext
     from click.testing import CliRunner
 
-    from celery_distlock.cli import locks
+    from celery_distlock.ops.cli import locks
 
     obj = CLIContext(app=app, no_color=True, workdir=None)
     return CliRunner().invoke(locks, words, obj=obj)

@@ -6,9 +6,9 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from celery_distlock import lua
-from celery_distlock.stores import listing, memory
-from celery_distlock.stores import redis as redis_store
+from celery_distlock.stores import memory
+from celery_distlock.stores.redis import inspection, scripts
+from celery_distlock.stores.redis import store as redis_store
 
 if TYPE_CHECKING:
     import pytest
@@ -24,9 +24,9 @@ def lengthen(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
     }
     scripts = [
         (module, name, script)
-        for module in (redis_store, listing)
+        for module in (redis_store, inspection)
         for name, script in vars(module).items()
-        if isinstance(script, lua.Script) and all(text in script.source for text in texts)
+        if isinstance(script, scripts.Script) and all(text in script.source for text in texts)
     ]
     assert scripts, f"no script says {list(texts)}"
     for module, name, script in scripts:
@@ -35,7 +35,7 @@ def lengthen(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
         monkeypatch.setattr(memory, name, longer)
 
 
-def _replaced(script: lua.Script, texts: dict[str, str]) -> lua.Script:
+def _replaced(script: scripts.Script, texts: dict[str, str]) -> scripts.Script:
     source = script.source
     for old, new in texts.items():
         source = source.replace(old, new)

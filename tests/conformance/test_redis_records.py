@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from celery_distlock.keys import slot_name
-from celery_distlock.stores.base import Ended, Parcel, Wake
-from celery_distlock.stores.redis import RedisStore
-from celery_distlock.stores.wires import Wire
+from celery_distlock.stores.base import Completion, ParkRequest, WokenTask
+from celery_distlock.stores.redis.connections import ConnectionPool
+from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.testing.contract import (
     AGAIN,
     DONE,
@@ -101,7 +101,7 @@ def test_what_a_lost_request_for_several_keys_has_taken_is_given_back(
     redis_store, prefix, monkeypatch
 ):
     # The first attempt is executed, its answer lost; before the second one, a key changes hands.
-    exchange, attempts = Wire.exchange, []
+    exchange, attempts = ConnectionPool.exchange, []
 
     def lose_the_first_answer(wire, calls):
         answers = exchange(wire, calls)
@@ -109,13 +109,13 @@ def test_what_a_lost_request_for_several_keys_has_taken_is_given_back(
             return answers  # another store's, in the background
         attempts.append(calls)
         if len(attempts) == 1:
-            monkeypatch.setattr(Wire, "exchange", exchange)
+            monkeypatch.setattr(ConnectionPool, "exchange", exchange)
             redis_store.release("l", "b")
             take(redis_store, "l", "z")
             raise redis.ConnectionError("lost")
         return answers
 
-    monkeypatch.setattr(Wire, "exchange", lose_the_first_answer)
+    monkeypatch.setattr(ConnectionPool, "exchange", lose_the_first_answer)
 
     assert take_all(redis_store, "kl", "ab") is None
     assert [holder(redis_store, key) for key in "kl"] == ["", "z"]
@@ -176,8 +176,8 @@ def test_a_full_server_remembers_what_is_unsettled(private_server):
         take(full, "k", "a", run="run")
         with server.client() as client:
             client.config_set("maxmemory", "1")
-        full.release("k", "a", run="run", ended=Ended.UNSETTLED)
-        assert full.drop(Wake(slot_name("k"), "run", b"")).released
+        full.release("k", "a", run="run", ended=Completion.UNSETTLED)
+        assert full.drop(WokenTask(slot_name("k"), "run", b"")).released
         with server.client() as client:
             client.config_set("maxmemory", "0")
 
@@ -187,7 +187,7 @@ def test_a_full_server_remembers_what_is_unsettled(private_server):
 def test_a_run_whose_desk_is_closed_is_given_back_to_be_sent(redis_store, redis_url):
     desk = redis_store.desk(lambda wake: None)
     take(redis_store, "k", "a")
-    redis_store.acquire("k", "b", 30.0, queue=Parcel(b"e", desk.address), run="run")
+    redis_store.acquire("k", "b", 30.0, queue=ParkRequest(b"e", desk.address), run="run")
     desk.close()
     desk.close()
     with redis.Redis.from_url(redis_url) as client:
@@ -195,7 +195,7 @@ def test_a_run_whose_desk_is_closed_is_given_back_to_be_sent(redis_store, redis_
             lambda: client.pubsub_numsub(desk.address)[0][1] == 0, what="the desk to be closed"
         )
 
-    assert redis_store.release("k", "a").wake == Wake("k", "run", b"e")
+    assert redis_store.release("k", "a").wake == WokenTask("k", "run", b"e")
 
 
 def test_what_remains_in_redis_is_the_last_token_and_what_has_ended_for_an_hour(

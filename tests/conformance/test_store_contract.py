@@ -10,7 +10,7 @@ import pytest
 from celery_distlock import clock
 from celery_distlock.stores.base import Ability, new_owner
 from celery_distlock.stores.memory import MemoryStore
-from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.testing import StoreContract
 from celery_distlock.testing.contract import take, take_all, work
 from tests import servers

@@ -20,9 +20,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from celery_distlock.stores.base import Ended, Ownership, Parcel, Reply, Status, Store, Wake
+from celery_distlock.stores.base import (
+    Completion,
+    Ownership,
+    ParkRequest,
+    Reply,
+    Status,
+    Store,
+    WokenTask,
+)
 from celery_distlock.stores.memory import MemoryStore
-from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.redis.store import RedisStore
 from tests.conformance.grace import lengthen
 from tests.schedules import schedules
 
@@ -68,7 +76,7 @@ class Agreement(RuleBasedStateMachine):
         self._owners: list[tuple[str, str, str]] = []  # key, owner, run
         self._inboxes: dict[str, list[Any]] = {}
         self._tokens: dict[str, list[int]] = {}
-        self._wakes: list[Wake] = []
+        self._wakes: list[WokenTask] = []
         self._count = 0
 
     def _name(self, key: str) -> str:
@@ -101,7 +109,7 @@ class Agreement(RuleBasedStateMachine):
         self._granted(key, owner, run, replies)
         self._take(reply.wake)
 
-    def _take(self, wake: Wake | None) -> None:
+    def _take(self, wake: WokenTask | None) -> None:
         if wake is not None:
             self._wakes.append(wake)
 
@@ -126,7 +134,7 @@ class Agreement(RuleBasedStateMachine):
 
     @rule(key=KEYS, run=RUNS, repeated=FLAGS)
     def a_run_parks(self, key: str, run: str, repeated: bool) -> None:
-        parcel = Parcel(f"envelope of {run}".encode())
+        parcel = ParkRequest(f"envelope of {run}".encode())
         self._acquire(key, self._owner(), run, queue=parcel, repeated=repeated)
 
     @rule(key=KEYS, run=st.one_of(st.just(""), RUNS), repeated=FLAGS)
@@ -145,8 +153,8 @@ class Agreement(RuleBasedStateMachine):
         self._acquire(key, owner, run, **queue)
 
     @precondition(lambda self: self._owners)
-    @rule(data=st.data(), ended=st.sampled_from(Ended), keep=st.one_of(st.none(), RUNS))
-    def one_releases(self, data: st.DataObject, ended: Ended, keep: str | None) -> None:
+    @rule(data=st.data(), ended=st.sampled_from(Completion), keep=st.one_of(st.none(), RUNS))
+    def one_releases(self, data: st.DataObject, ended: Completion, keep: str | None) -> None:
         key, owner, run = data.draw(st.sampled_from(self._owners))
         inboxes = self._inboxes.pop(owner, None)
 

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from celery_distlock import Lock
-from celery_distlock.runtime import Runtime
+from celery_distlock.runtime.app import Runtime
 from tests import processes, servers
 from tests.waiting import wait_until
 from tests.workers import WorkerProcess
@@ -249,15 +249,15 @@ def _wrapped() -> list[tuple[Any, str, Any]]:
     from kombu.message import Message
     from kombu.transport.redis import QoS
 
-    from celery_distlock import execution, runtime
-    from celery_distlock.stores import wires
-    from celery_distlock.worker import desk
+    from celery_distlock.runtime import app, execution
+    from celery_distlock.stores.redis import connections
+    from celery_distlock.worker import delivery
 
     places = [
-        (wires.Wire, "exchange"),
-        (runtime, "publish"),
+        (connections.ConnectionPool, "exchange"),
+        (app, "publish"),
         (execution, "publish"),
-        (desk.DeskStep, "_take"),
+        (delivery.DeliveryStep, "_take"),
         (Message, "ack"),
         (QoS, "append"),
         (Request, "acknowledge"),

@@ -15,11 +15,12 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from celery_distlock import Lock, clock, lease
+from celery_distlock import Lock, clock
+from celery_distlock.engine import lease
+from celery_distlock.engine.lease import Hold
 from celery_distlock.errors import LockError, StoreError
-from celery_distlock.lease import Hold
 from celery_distlock.stores import open_store
-from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.redis.store import RedisStore
 
 THREADS = 6
 KEYS = 16

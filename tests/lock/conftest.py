@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from celery_distlock import errands
-from celery_distlock import lock as lock_module
-from celery_distlock.stores.redis import RedisStore
+from celery_distlock.engine import acquisition, pending_releases
+from celery_distlock.stores.redis.store import RedisStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +37,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Events:
     """Collects what every `Lock` of this test reports."""
     collected = Events()
     monkeypatch.setattr(
-        lock_module.defaults,
+        acquisition.defaults,
         "on_event",
         lambda name, sender, _store, **facts: collected.append((name, {"sender": sender, **facts})),
     )
@@ -69,4 +68,4 @@ def store(server: EmbeddedServer) -> Iterator[RedisStore]:
 def no_errands() -> Iterator[None]:
     """Forgets what this test left to do at servers that are gone: it would slow down others."""
     yield
-    errands._errands = errands._Errands()
+    pending_releases._pending = pending_releases._PendingReleases()

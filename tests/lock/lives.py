@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from celery_distlock import Lock, clock
+from celery_distlock.engine.lease import Hold
+from celery_distlock.engine.watchdog import watchdog
 from celery_distlock.errors import LockLostError
-from celery_distlock.lease import Hold
-from celery_distlock.watchdog import watchdog
 
 if TYPE_CHECKING:
-    from celery_distlock.stores.redis import RedisStore
+    from celery_distlock.stores.redis.store import RedisStore
 
 THREADS = 8
 KEYS = 30

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import redis
 
-from celery_distlock import lua
+from celery_distlock.stores.redis import scripts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,7 +80,7 @@ class Proxy:
         # Else what is held back and then let go is not executed but refused as unknown.
         with redis.Redis.from_url(self._to.geturl()) as client:
             for script in SCRIPTS:
-                client.script_load(lua.load(script).source)
+                client.script_load(scripts.load(script).source)
         self._threads[0].start()
         return self
 
@@ -197,4 +197,4 @@ class Proxy:
 
 
 def _asks_for(script: str, request: bytes) -> bool:
-    return lua.load(script).sha.encode() in request
+    return scripts.load(script).sha.encode() in request

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from redis import Redis
 
-from celery_distlock.relay import Relay, by_room
-from celery_distlock.stores.base import Parcel, Peer
-from celery_distlock.stores.redis import RedisStore
+from celery_distlock.runtime.relay import Relay, by_room
+from celery_distlock.stores.base import ParkRequest, PeerChannel
+from celery_distlock.stores.redis.store import RedisStore
 from tests.waiting import wait_until
 
 MESSAGE = {"exchange": "", "routing_key": "celery"}
@@ -44,7 +44,7 @@ def staff(store):
         came = []
         desk = store.desk(came.append)
         opened.append(desk)
-        store.note_desk([queue], Peer(desk.address, free), 60.0)
+        store.note_desk([queue], PeerChannel(desk.address, free), 60.0)
         return desk.address, came
 
     yield begin
@@ -54,7 +54,7 @@ def staff(store):
 
 def wake(store, run="run"):
     store.acquire("k", "a", 60.0)
-    store.acquire("k", "b", 60.0, queue=Parcel(b"envelope"), run=run)
+    store.acquire("k", "b", 60.0, queue=ParkRequest(b"envelope"), run=run)
     return store.release("k", "a").wake
 
 
@@ -89,7 +89,11 @@ def test_where_nobody_consumes_the_queue_the_broker_has_it(store, relay, staff):
 
 
 def test_a_worker_is_chosen_by_how_many_tasks_it_could_begin():
-    peers = [Peer("full", 0), Peer("small", 1), *(Peer(f"big {n}", 40) for n in range(50))]
+    peers = [
+        PeerChannel("full", 0),
+        PeerChannel("small", 1),
+        *(PeerChannel(f"big {n}", 40) for n in range(50)),
+    ]
 
     chosen = Counter(by_room(peers)[0].address for _ in range(2000))
 
@@ -152,6 +156,6 @@ def test_nothing_is_left_of_desks_that_are_gone(store, staff, client, prefix):
     address, _ = staff()
     assert all(0 < client.pttl(record) <= 60_000 for record in records(prefix))
 
-    store.note_desk(["celery"], Peer(address, 0), 0.0)
+    store.note_desk(["celery"], PeerChannel(address, 0), 0.0)
 
     assert not client.exists(*records(prefix))

@@ -13,7 +13,7 @@ import pytest
 
 from celery_distlock import clock
 from celery_distlock.lock import Lock
-from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.redis.store import RedisStore
 from tests import servers
 from tests.lock.processes import PRELUDE, ROOT, Script
 from tests.lock.proxy import Proxy
@@ -105,8 +105,8 @@ def renewed(name, sender, store, **facts):
     if name == "lock_renewed":
         tell(renewed=True)
 
-import celery_distlock.lock
-celery_distlock.lock.defaults.on_event = renewed
+import celery_distlock.engine.acquisition
+celery_distlock.engine.acquisition.defaults.on_event = renewed
 ask_main = threading.Event()
 thread = threading.Thread(target=work)
 thread.start()
@@ -116,7 +116,7 @@ if not child:
     signal.alarm(60)
     facts = {"taken": lock.acquire(blocking=False), "waited": lock.acquire(timeout=0.05)}
     came = threading.Event()
-    celery_distlock.lock.defaults.on_event = lambda name, *_, **__: (
+    celery_distlock.engine.acquisition.defaults.on_event = lambda name, *_, **__: (
         name == "lock_renewed" and came.set()
     )
     with Lock("other", store=store, lease=4.0) as lease:
@@ -265,8 +265,8 @@ def test_an_interrupted_acquisition_is_given_back_before_the_process_ends(
     redis_store, redis_url, prefix
 ):
     source = """
-import celery_distlock.errands
-celery_distlock.errands.LAST_MOMENT = 30.0  # for a busy machine
+import celery_distlock.engine.pending_releases
+celery_distlock.engine.pending_releases.LAST_MOMENT = 30.0  # for a busy machine
 lock = Lock("k", store=store)
 tell(ready=True)
 lock.acquire()

@@ -6,7 +6,7 @@ from contextlib import closing
 
 from redis import Redis
 
-from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.redis.store import RedisStore
 from tests.waiting import wait_until
 
 GARBAGE = [

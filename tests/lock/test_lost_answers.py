@@ -10,11 +10,11 @@ import pytest
 import redis
 
 from celery_distlock import clock
+from celery_distlock.engine.lease import believed
 from celery_distlock.errors import LockLostError
-from celery_distlock.lease import believed
 from celery_distlock.lock import Lock
-from celery_distlock.stores.base import Ended, Ownership, Parcel, Status
-from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.base import Completion, Ownership, ParkRequest, Status
+from celery_distlock.stores.redis.store import RedisStore
 from tests.lock.proxy import Proxy
 from tests.waiting import wait_until
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 executed_or_not = pytest.mark.parametrize("executed", [False, True], ids=["request", "answer"])
 once_or_twice = pytest.mark.parametrize("times", [1, 2])
 
-PARCEL = Parcel(b"envelope")
+PARCEL = ParkRequest(b"envelope")
 LEASE = 6.0  # seconds: a busy machine can take some of them away
 
 
@@ -163,7 +163,7 @@ def test_a_renewal_that_comes_after_the_release_changes_nothing(store, redis_sto
 @executed_or_not
 def test_what_is_parked_is_parked_once(store, redis_store, proxy, executed, times):
     redis_store.acquire("k", "holder", 60.0)
-    redis_store.acquire("k", "first", 60.0, queue=Parcel(b"first"), run="first")
+    redis_store.acquire("k", "first", 60.0, queue=ParkRequest(b"first"), run="first")
     proxy.lose("acquire", executed=executed, times=times)
 
     reply = store.acquire("k", "delivery", 60.0, queue=PARCEL, run="run")
@@ -196,7 +196,7 @@ def test_what_was_parked_and_has_run_meanwhile_does_not_run_again(store, redis_s
     def run_elsewhere():
         redis_store.release("k", "holder")
         redis_store.acquire("k", "elsewhere", 60.0, run="run", repeated=True)
-        redis_store.release("k", "elsewhere", run="run", ended=Ended.YES_AND_MAY_COME_AGAIN)
+        redis_store.release("k", "elsewhere", run="run", ended=Completion.YES_AND_MAY_COME_AGAIN)
 
     proxy.lose("acquire", executed=True, meanwhile=run_elsewhere)
 
@@ -219,7 +219,9 @@ def test_what_was_parked_and_runs_meanwhile_does_not_run_beside_itself(store, re
     reply = store.acquire("k", "delivery", 60.0, queue=PARCEL, run="run")
 
     assert reply.status is Status.PARKED
-    ended = redis_store.release("k", "elsewhere", run="run", ended=Ended.YES_AND_MAY_COME_AGAIN)
+    ended = redis_store.release(
+        "k", "elsewhere", run="run", ended=Completion.YES_AND_MAY_COME_AGAIN
+    )
     assert ended.wake is None
     assert redis_store.inspect("k").waiting == 0
 
@@ -280,7 +282,7 @@ def admin(server) -> Iterator[redis.Redis]:
 def direct(server, admin) -> Iterator[RedisStore]:
     """The store on that server, with its scripts loaded."""
     with closing(RedisStore(server.url, "test")) as made:
-        made.acquire("warm", "a", 1.0, queue=Parcel(b""), run="run")
+        made.acquire("warm", "a", 1.0, queue=ParkRequest(b""), run="run")
         made.renew([Ownership("warm", "a", 1.0)], 5.0)
         made.release("warm", "a", run="run")
         yield made
@@ -426,9 +428,9 @@ def test_a_run_that_was_woken_before_it_knew_that_it_was_parked_runs_once(
             executed=True,
             meanwhile=lambda: wakes.append(redis_store.release("k", "holder").wake),
         )
-        reply = far.acquire("k", "delivery", 60.0, queue=Parcel(b"envelope"), run="run")
+        reply = far.acquire("k", "delivery", 60.0, queue=ParkRequest(b"envelope"), run="run")
         assert reply.status is Status.GRANTED
-        far.release("k", "delivery", run="run", ended=Ended.YES)
+        far.release("k", "delivery", run="run", ended=Completion.YES)
 
     (wake,) = wakes  # its message is on its way as well
     again = redis_store.acquire("k", "second", 60.0, run=wake.run, repeated=True)
@@ -450,7 +452,7 @@ def wake_in_vain(store: RedisStore) -> None:
 def wake_and_run(store: RedisStore) -> None:
     wake(store)
     store.acquire("k", "elsewhere", 60.0, run="run", repeated=True)
-    store.release("k", "elsewhere", run="run", ended=Ended.YES_AND_MAY_COME_AGAIN)
+    store.release("k", "elsewhere", run="run", ended=Completion.YES_AND_MAY_COME_AGAIN)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import redis
 from celery_distlock import clock
 from celery_distlock.errors import LockLostError
 from celery_distlock.lock import Lock
-from celery_distlock.stores.base import Ownership, Parcel, RenewOutcome, Status
-from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.base import Ownership, ParkRequest, RenewOutcome, Status
+from celery_distlock.stores.redis.store import RedisStore
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def test_one_who_waits_for_a_persistent_lock_gets_it_when_it_is_deleted(
 def test_the_release_of_a_persistent_lock_serves_the_next(redis_store, client, record):
     redis_store.acquire("k", "a", 60.0)
     client.persist(record)
-    redis_store.acquire("k", "b", 60.0, queue=Parcel(b"envelope"), run="run")
+    redis_store.acquire("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run")
 
     wake = redis_store.release("k", "a").wake
 

@@ -17,21 +17,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from celery_distlock import clock, errands, observation, signals
-from celery_distlock import lock as lock_module
-from celery_distlock.errands import give_back
+from celery_distlock import clock, signals
+from celery_distlock.engine import acquisition, pending_releases
+from celery_distlock.engine.acquisition import acquire
+from celery_distlock.engine.lease import Hold, Terms
+from celery_distlock.engine.pending_releases import release_later
+from celery_distlock.engine.watchdog import watchdog
 from celery_distlock.errors import (
     LockLostError,
     LockNotOwnedError,
     StoreError,
     StoreUnavailableError,
 )
-from celery_distlock.lease import Hold, Terms
-from celery_distlock.lock import Lock, obtain
-from celery_distlock.stores.base import Ownership, Parcel, Status
-from celery_distlock.stores.redis import RedisStore
-from celery_distlock.stores.wires import KEPT, Connect, Wire
-from celery_distlock.watchdog import watchdog
+from celery_distlock.lock import Lock
+from celery_distlock.stores.base import Ownership, ParkRequest, Status
+from celery_distlock.stores.redis.connections import KEPT, ConnectionFactory, ConnectionPool
+from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.telemetry import observer
 from tests.lock.processes import Script, run_program
 from tests.waiting import wait_until
 
@@ -75,8 +77,8 @@ def uncounted() -> Iterator[None]:
     """Nothing is noted in the block, and what was noted before has been told."""
     observers, signals.observers[:] = signals.observers[:], []
     told = threading.Event()
-    observation.flush()
-    observation._teller.tell(told.set)  # its thread may be in the midst of a round
+    observer.flush()
+    observer._teller.tell(told.set)  # its thread may be in the midst of a round
     assert told.wait(60)
     try:
         yield
@@ -251,7 +253,7 @@ def driver_errors() -> list[type[redis.RedisError]]:
 @pytest.mark.parametrize("method", ["acquire", "release", "inspect"])
 def test_no_error_of_the_driver_leaves_the_store(redis_store, monkeypatch, method):
     leaked = []
-    monkeypatch.setattr("celery_distlock.stores.redis.PAUSES", (0.0,))
+    monkeypatch.setattr("celery_distlock.stores.redis.store.PAUSES", (0.0,))
     arguments = {"acquire": ("k", "a", 30.0), "release": ("k", "a"), "inspect": ("k",)}[method]
     for kind in driver_errors():
         error = kind.__new__(kind)  # their constructors differ
@@ -260,7 +262,7 @@ def test_no_error_of_the_driver_leaves_the_store(redis_store, monkeypatch, metho
             raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr(Wire, "exchange", fail)
+            patch.setattr(ConnectionPool, "exchange", fail)
             try:
                 getattr(redis_store, method)(*arguments)
             except StoreError:
@@ -301,7 +303,7 @@ def test_one_cluster_node_runs_every_script(private_server):
         with lock:
             assert elsewhere(lambda: lock.acquire(timeout=0.01)) is False
             lock.lease.extend(60)
-            parked = store.acquire("{a}", "b", 30.0, queue=Parcel(b"e"), run="run")
+            parked = store.acquire("{a}", "b", 30.0, queue=ParkRequest(b"e"), run="run")
             assert parked.status is Status.PARKED
             store.courier = lambda wake: None
         assert store.inspect("{a}").owner == "parked:run"
@@ -389,7 +391,7 @@ def test_renewals_share_round_trips(server, store):
     for lock in locks:
         lock.acquire()
     trips: list[int] = []
-    exchange = Wire.exchange
+    exchange = ConnectionPool.exchange
 
     def count(wire, calls):
         if calls[0].script is not None and calls[0].script.name == "renew":
@@ -399,12 +401,12 @@ def test_renewals_share_round_trips(server, store):
     server.pause()
     all_due = clock.monotonic() + 6.0 / 3
     wait_until(lambda: clock.monotonic() > all_due, what="all to be due", timeout=60.0)
-    Wire.exchange = count  # type: ignore[method-assign]
+    ConnectionPool.exchange = count  # type: ignore[method-assign]
     server.resume()
     try:
         wait_until(lambda: sum(trips) >= 50, what="renewals")
     finally:
-        Wire.exchange = exchange  # type: ignore[method-assign]
+        ConnectionPool.exchange = exchange  # type: ignore[method-assign]
     for lock in locks:
         lock.release()
 
@@ -415,7 +417,7 @@ def test_nothing_grows_over_many_acquisitions(server, store):
     lock = Lock("k", store=store)
     with lock:
         elsewhere(lambda: lock.acquire(timeout=0.01))
-    observation.flush()  # by a connection, and into a record, of their own
+    observer.flush()  # by a connection, and into a record, of their own
     with server.client() as client:
 
         def counted():
@@ -752,7 +754,7 @@ def test_a_full_server_grants_nothing_but_renews_and_releases(server, store, eve
 
 def test_a_full_server_does_not_forget_who_waits(server, store):
     store.acquire("k", "a", 60.0)
-    store.acquire("k", "b", 60.0, queue=Parcel(b"envelope"), run="run")
+    store.acquire("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run")
     with server.client() as client:
         client.config_set("maxmemory", "1")
         released = store.release("k", "a")
@@ -786,8 +788,10 @@ def test_connections_that_the_server_closed_do_not_count_as_an_outage(server, st
 def burst(server, store, monkeypatch):
     """Has as many threads as one likes ask at once, each over a connection of its own."""
     opened = []
-    connect = Connect.__call__
-    monkeypatch.setattr(Connect, "__call__", lambda self: (opened.append(1), connect(self))[1])
+    connect = ConnectionFactory.__call__
+    monkeypatch.setattr(
+        ConnectionFactory, "__call__", lambda self: (opened.append(1), connect(self))[1]
+    )
 
     def ask_at_once(number):
         threads = [threading.Thread(target=store.inspect, args=("k",)) for _ in range(number)]
@@ -816,7 +820,7 @@ def test_a_burst_leaves_few_connections(server, store, burst):
 
 
 def test_connections_that_nobody_needs_any_more_are_given_back(server, store, burst, monkeypatch):
-    monkeypatch.setattr("celery_distlock.stores.wires.UNUSED", 0.2)
+    monkeypatch.setattr("celery_distlock.stores.redis.connections.UNUSED", 0.2)
     burst(10)
 
     def one_is_left():
@@ -829,7 +833,7 @@ def test_connections_that_nobody_needs_any_more_are_given_back(server, store, bu
 def test_an_answer_that_comes_after_the_lease_is_not_believed(server, store, monkeypatch):
     lock = Lock("k", store=store, lease=0.3)
     lock.locked()
-    sent, send = threading.Event(), Wire.send
+    sent, send = threading.Event(), ConnectionPool.send
 
     def send_and_tell(wire, calls):
         connection = send(wire, calls)
@@ -837,7 +841,7 @@ def test_an_answer_that_comes_after_the_lease_is_not_believed(server, store, mon
             sent.set()
         return connection
 
-    monkeypatch.setattr(Wire, "send", send_and_tell)
+    monkeypatch.setattr(ConnectionPool, "send", send_and_tell)
     server.pause()
     outcome: list[Any] = []
     thread = threading.Thread(target=lambda: outcome.append(lock.acquire(blocking=False)))
@@ -877,7 +881,7 @@ def test_a_hanging_store_does_not_keep_the_leases_of_another_from_being_renewed(
     with Lock("k", store=redis_store, lease=3.0) as lease:
         server.pause()
         try:
-            give_back(store, "unanswered", "somebody")
+            release_later(store, "unanswered", "somebody")
 
             until = clock.monotonic() + 3.4
             while clock.monotonic() < until:
@@ -895,7 +899,7 @@ def test_a_release_that_hangs_does_not_keep_a_loss_from_being_reported(server, s
     lost.acquire()
     server.pause()
     try:
-        give_back(store, "unanswered", "somebody")
+        release_later(store, "unanswered", "somebody")
         lease = lost.lease
         wait_until(lambda: not lease.held, what="the lease's end")
 
@@ -1010,17 +1014,17 @@ def test_waiters_that_are_torn_out_leave_somebody_who_listens(redis_store, monke
     blocker.release()
     assert min(took) < 0.3  # about 0.7 s each, if nobody listens
     # What was torn out is given back in the background; other tests count requests.
-    lines = errands._errands._lines
+    lines = pending_releases._pending._lines
     wait_until(lambda: id(redis_store) not in lines, what="the errands", timeout=90.0)
 
 
 def test_refusals_before_a_release_do_not_make_it_one(redis_store, monkeypatch):
-    exchange, left = Wire.exchange, [redis.exceptions.ClusterDownError("not now")]
+    exchange, left = ConnectionPool.exchange, [redis.exceptions.ClusterDownError("not now")]
 
     def refuse_once(wire, calls):
         return [left.pop()] * len(calls) if left else exchange(wire, calls)
 
-    monkeypatch.setattr(Wire, "exchange", refuse_once)
+    monkeypatch.setattr(ConnectionPool, "exchange", refuse_once)
 
     assert not redis_store.release("k", "nobody").released
 
@@ -1045,7 +1049,7 @@ def test_where_scripts_are_forbidden_the_way_out_is_named(private_server):
 @pytest.fixture
 def lose_answers(monkeypatch, prefix):
     """Makes that many of the next requests about this test's keys be executed, and unanswered."""
-    exchange = Wire.exchange
+    exchange = ConnectionPool.exchange
     left = 0
 
     def unreliable(wire, calls):
@@ -1060,7 +1064,7 @@ def lose_answers(monkeypatch, prefix):
         nonlocal left
         left = count
 
-    monkeypatch.setattr(Wire, "exchange", unreliable)
+    monkeypatch.setattr(ConnectionPool, "exchange", unreliable)
     return arm
 
 
@@ -1090,7 +1094,7 @@ def test_a_lost_answer_to_a_release_does_not_free_the_next_holders_key(redis_sto
     lock = Lock("k", store=redis_store)
     lock.acquire()
     # Parked, because a blocked waiter's grant ends after a second.
-    redis_store.acquire("k", "waiter", 60.0, queue=Parcel(b"envelope"), run="run")
+    redis_store.acquire("k", "waiter", 60.0, queue=ParkRequest(b"envelope"), run="run")
     lose_answers(2)
 
     lock.release()
@@ -1123,7 +1127,7 @@ def test_an_acquisition_without_any_answer_is_given_back(redis_store, lose_answe
 def test_a_release_without_any_answer_goes_on_in_the_background(server, store, monkeypatch):
     lock = Lock("k", store=store, lease=60.0)
     lock.acquire()
-    exchange = Wire.exchange
+    exchange = ConnectionPool.exchange
     dead = threading.Event()
     dead.set()
 
@@ -1132,7 +1136,7 @@ def test_a_release_without_any_answer_goes_on_in_the_background(server, store, m
             raise redis.ConnectionError("cut off")
         return exchange(wire, calls)
 
-    monkeypatch.setattr(Wire, "exchange", cut_off)
+    monkeypatch.setattr(ConnectionPool, "exchange", cut_off)
     lock.release()
     dead.clear()
 
@@ -1300,9 +1304,9 @@ def test_a_process_that_stood_still_for_longer_than_its_lease_knows_it(
 
 def test_a_forked_child_does_not_hold_what_its_parent_holds(redis_url, prefix):
     source = """
-import celery_distlock.lock
+import celery_distlock.engine.acquisition
 renewed = threading.Event()
-celery_distlock.lock.defaults.on_event = lambda name, *_, **__: (
+celery_distlock.engine.acquisition.defaults.on_event = lambda name, *_, **__: (
     name == "lock_renewed" and renewed.set()
 )
 lock = Lock("k", store=store, lease=4.0)
@@ -1396,9 +1400,9 @@ def test_a_lock_may_be_left_to_the_end_of_the_process(redis_url, prefix):
 def test_what_is_held_here_is_known_by_store_and_key(redis_store):
     name = (redis_store.identity, "k")
     with Lock("k", store=redis_store):
-        assert name in lock_module.held_here()
-        assert elsewhere(lock_module.held_here) == {}
-    assert name not in lock_module.held_here()
+        assert name in acquisition.held_here()
+        assert elsewhere(acquisition.held_here) == {}
+    assert name not in acquisition.held_here()
 
 
 def test_a_renewal_that_comes_late_does_not_shorten_an_extended_lease(store):
@@ -1419,7 +1423,7 @@ def test_a_user_who_may_not_publish_is_served_all_the_same(private_server, prefi
     url = server.url.replace("redis://", "redis://quiet:secret@")
     with closing(RedisStore(url, prefix)) as store:
         store.acquire("k", "a", 30.0)
-        store.acquire("k", "b", 1.0, queue=Parcel(b"envelope", "desk"), run="run")
+        store.acquire("k", "b", 1.0, queue=ParkRequest(b"envelope", "desk"), run="run")
 
         wake = store.release("k", "a").wake
 
@@ -1430,7 +1434,7 @@ def test_a_user_who_may_not_publish_is_served_all_the_same(private_server, prefi
 
 def test_a_hold_that_nobody_has_is_not_renewed(store):
     hold = Hold(store, "k", Terms(0.4), label="test")
-    obtain(hold)
+    acquire(hold)
     del hold
 
     wait_until(lambda: not store.inspect("k").token, what="the end of the lease")

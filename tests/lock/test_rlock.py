@@ -20,7 +20,7 @@ from celery_distlock.errors import (
 )
 from celery_distlock.lock import Lock
 from celery_distlock.stores.memory import MemoryStore
-from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.redis.store import RedisStore
 from tests.conformance.grace import lengthen
 from tests.waiting import wait_until
 
@@ -524,17 +524,17 @@ def test_the_repr_says_whether_it_is_held(new_lock):
 
 
 def test_a_lock_without_a_store_can_be_shown(monkeypatch):
-    from celery_distlock import lock as module
+    from celery_distlock.engine import acquisition
 
-    monkeypatch.setattr(module.defaults, "store", module.no_store)
+    monkeypatch.setattr(acquisition.defaults, "store", acquisition.no_store)
 
     assert "'k'" in repr(Lock("k"))
 
 
 def test_without_an_app_a_store_has_to_be_named(monkeypatch):
-    from celery_distlock import lock as module
+    from celery_distlock.engine import acquisition
 
-    monkeypatch.setattr(module.defaults, "store", module.no_store)
+    monkeypatch.setattr(acquisition.defaults, "store", acquisition.no_store)
 
     with pytest.raises(ConfigurationError, match="name a store or a URL"):
         Lock("k").acquire()

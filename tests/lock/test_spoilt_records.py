@@ -11,8 +11,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from celery_distlock.errors import StoreError
-from celery_distlock.stores.base import UNREADABLE, Ended, Ownership, Parcel, Status, Wake
-from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.base import (
+    UNREADABLE,
+    Completion,
+    Ownership,
+    ParkRequest,
+    Status,
+    WokenTask,
+)
+from celery_distlock.stores.redis.store import RedisStore
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -76,7 +83,7 @@ def write(client: redis.Redis, name: str, kind: str, value: Any) -> None:
 
 def use(store: RedisStore) -> None:
     """Do everything to the key that is spoilt: what is refused is a `StoreError`."""
-    parcel = Parcel(b"envelope", "", "shop.reserve")
+    parcel = ParkRequest(b"envelope", "", "shop.reserve")
     for call in (
         lambda: store.inspect("bad"),
         lambda: store.waiters("bad"),
@@ -87,10 +94,10 @@ def use(store: RedisStore) -> None:
         lambda: store.acquire_all(["bad"], ["h|1|t|n"], 5.0),
         lambda: store.acquire("bad", "h|1|t|n", 5.0, repeated=True, run="run"),
         lambda: store.acquire("bad", "other", 5.0, queue=parcel, run=RUN),
-        lambda: store.sent(Wake("bad", RUN, b"")),
+        lambda: store.sent(WokenTask("bad", RUN, b"")),
         lambda: list(store.rouse("bad")),
-        lambda: store.release("bad", "h|1|t|n", run="run", ended=Ended.UNSETTLED),
-        lambda: store.drop(Wake("bad", "run", b"")),
+        lambda: store.release("bad", "h|1|t|n", run="run", ended=Completion.UNSETTLED),
+        lambda: store.drop(WokenTask("bad", "run", b"")),
         lambda: store.cancel("bad", RUN),
     ):
         with contextlib.suppress(StoreError):
@@ -114,7 +121,9 @@ def test_whatever_a_record_has_the_other_keys_are_found_looked_at_and_swept(
     for record, kind, value in writes:
         write(client, f"{prefix}:{{bad}}:{record}", kind, value)
     redis_store.acquire("good", "dead", 5.0)
-    redis_store.acquire("good", "o", 5.0, queue=Parcel(b"e", "", "shop.reserve"), run="good:0:0:0")
+    redis_store.acquire(
+        "good", "o", 5.0, queue=ParkRequest(b"e", "", "shop.reserve"), run="good:0:0:0"
+    )
 
     assert "good" in found(redis_store)
     use(redis_store)
@@ -159,7 +168,7 @@ def test_a_name_in_the_index_that_is_no_utf8_keeps_nothing_from_being_swept_or_f
 ):
     client.zadd(f"{prefix}:parked", {b"\xff": 1, b"}{": 2})
     redis_store.acquire("k", "dead", 60.0)
-    redis_store.acquire("k", "o", 5.0, queue=Parcel(b"e"), run="run")
+    redis_store.acquire("k", "o", 5.0, queue=ParkRequest(b"e"), run="run")
     client.delete(f"{prefix}:{{k}}:lock")
 
     assert "k" in found(redis_store)
@@ -185,7 +194,7 @@ def test_a_spoilt_turn_keeps_nobody_from_sweeping(redis_store, client, prefix, s
     else:
         client.set(name, "x", ex=None if spoilt == "for ever" else 10**8)
     redis_store.acquire("k", "dead", 60.0)
-    redis_store.acquire("k", "o", 5.0, queue=Parcel(b"e"), run="run")
+    redis_store.acquire("k", "o", 5.0, queue=ParkRequest(b"e"), run="run")
     client.delete(f"{prefix}:{{k}}:lock")
 
     assert [wake.run for wake in redis_store.sweep(60.0)] == ["run"]
@@ -213,7 +222,7 @@ def test_a_run_that_was_sent_an_unknown_number_of_times_is_not_sent_every_time(
     redis_store, client, prefix
 ):
     redis_store.acquire("k", "dead", 60.0)
-    redis_store.acquire("k", "o", 5.0, queue=Parcel(b"e"), run="run")
+    redis_store.acquire("k", "o", 5.0, queue=ParkRequest(b"e"), run="run")
     wake = redis_store.release("k", "dead").wake
     for times in ("abc", "-inf", "nan"):
         client.hset(f"{prefix}:{{k}}:tasks", "n:run", times)

@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from celery_distlock import clock
-from celery_distlock.stores.base import Parcel
-from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.base import ParkRequest
+from celery_distlock.stores.redis.store import RedisStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,7 @@ def parked(redis_store: RedisStore, client: redis.Redis, prefix: str) -> set[str
     """The runs that wait at keys whose holders have died."""
     for number in range(KEYS):
         redis_store.acquire(f"k{number}", "dead", 600.0)
-        redis_store.acquire(f"k{number}", "o", 1.0, queue=Parcel(b"e"), run=f"run{number}")
+        redis_store.acquire(f"k{number}", "o", 1.0, queue=ParkRequest(b"e"), run=f"run{number}")
     client.delete(*(f"{prefix}:{{k{number}}}:lock" for number in range(KEYS)))
     return {f"run{number}" for number in range(KEYS)}
 

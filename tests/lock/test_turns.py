@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from celery_distlock.errors import StoreError
-from celery_distlock.stores.base import Parcel
-from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.base import ParkRequest
+from celery_distlock.stores.redis.store import RedisStore
 
 LEASE = 60.0
 WITHIN = (0.2, 60.0)
@@ -44,7 +44,7 @@ def test_each_further_one_comes_a_part_of_a_hold_later(redis_store, turn):
 def test_those_who_wait_in_the_queue_go_before(redis_store, turn):
     redis_store.acquire("k", "a", LEASE)
     for number in range(3):
-        redis_store.acquire("k", f"b{number}", LEASE, queue=Parcel(b"e"), run=f"run{number}")
+        redis_store.acquire("k", f"b{number}", LEASE, queue=ParkRequest(b"e"), run=f"run{number}")
 
     assert 35.0 < turn(usual=10.0) <= 40.0
 

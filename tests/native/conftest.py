@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_distlock import errands
-from celery_distlock.stores.native import NativeStore
+from celery_distlock.engine import pending_releases
+from celery_distlock.stores.redis.scriptless import ScriptlessStore
 from tests import servers
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ def prefix(redis_server) -> Iterator[str]:
 
 
 @pytest.fixture
-def store(redis_server, prefix) -> Iterator[NativeStore]:
-    with closing(NativeStore(f"{redis_server.url}?scripts=off", prefix)) as made:
+def store(redis_server, prefix) -> Iterator[ScriptlessStore]:
+    with closing(ScriptlessStore(f"{redis_server.url}?scripts=off", prefix)) as made:
         yield made
 
 
@@ -30,4 +30,4 @@ def store(redis_server, prefix) -> Iterator[NativeStore]:
 def no_errands() -> Iterator[None]:
     """Forgets what this test left to do at servers that are gone: it would slow down others."""
     yield
-    errands._errands = errands._Errands()
+    pending_releases._pending = pending_releases._PendingReleases()

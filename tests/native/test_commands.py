@@ -7,10 +7,10 @@ from contextlib import closing
 import pytest
 
 from celery_distlock.errors import ConfigurationError, StoreError
-from celery_distlock.stores.base import Ended, Ownership, Parcel, RenewOutcome, Status
-from celery_distlock.stores.native import NativeStore
-from celery_distlock.stores.redis import RedisStore
-from celery_distlock.stores.urls import wants_scripts
+from celery_distlock.stores.base import Completion, Ownership, ParkRequest, RenewOutcome, Status
+from celery_distlock.stores.redis.scriptless import ScriptlessStore
+from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.redis.urls import wants_scripts
 from tests.losses import Losses
 from tests.native.fake import NOTHING, REDIS_8_4, TAIR, VALKEY_8_1, FakeServer
 from tests.topologies import url_of_user
@@ -31,7 +31,7 @@ def live(store, key="k"):
     assert store.acquire(key, "b", 30.0).holder == "parked:run"
     claimed = store.acquire(key, "c", 30.0, run="run")
     assert claimed.token == first.token
-    ended = Ended.YES_AND_MAY_COME_AGAIN
+    ended = Completion.YES_AND_MAY_COME_AGAIN
     assert store.release(key, "c", run="run", ended=ended).released
     assert store.acquire(key, "d", 30.0, run="run", repeated=True).status is Status.DONE
     ((lost, _),) = store.renew([Ownership(key, "c", 60.0)], 5.0)
@@ -51,7 +51,7 @@ def live(store, key="k"):
 )
 def test_the_store_speaks_the_words_of_each_kind_of_server(words, used):
     """With a fake server, because none of the real ones is here: see tests/native/fake.py."""
-    with FakeServer(words) as server, closing(NativeStore(server.url, "test")) as store:
+    with FakeServer(words) as server, closing(ScriptlessStore(server.url, "test")) as store:
         assert store.check() == []
         del server.asked[:]
 
@@ -74,7 +74,7 @@ def test_the_commands_are_asked_for_once(monkeypatch, store):
 
 def test_a_server_without_such_commands_is_named_with_what_is_missing():
     """With a fake server that has neither; an old Redis is one in truth."""
-    with FakeServer(NOTHING) as server, closing(NativeStore(server.url, "test")) as store:
+    with FakeServer(NOTHING) as server, closing(ScriptlessStore(server.url, "test")) as store:
         for call in (store.check, lambda: store.acquire("k", "a", 30.0)):
             with pytest.raises(StoreError, match=r"compare and set .*SET with IFEQ .* CAS"):
                 call()
@@ -85,7 +85,7 @@ def test_it_works_for_a_user_who_may_not_run_scripts(redis_server, prefix):
     with closing(RedisStore(url, prefix)) as scripted, pytest.raises(StoreError):
         scripted.acquire("k", "a", 30.0)
 
-    with closing(NativeStore(f"{url}?scripts=off", prefix)) as store:
+    with closing(ScriptlessStore(f"{url}?scripts=off", prefix)) as store:
         assert live(store)
         assert store.check() == []
 
@@ -99,7 +99,7 @@ def test_no_script_is_ever_sent(monkeypatch, store):
 
 
 def test_a_password_is_in_no_message():
-    with closing(NativeStore("redis://u:secret@127.0.0.1:1/0?scripts=off", "p")) as store:
+    with closing(ScriptlessStore("redis://u:secret@127.0.0.1:1/0?scripts=off", "p")) as store:
         with pytest.raises(StoreError) as caught:
             store.acquire("k", "a", 30.0)
         assert "secret" not in f"{caught.value} {store.identity}"
@@ -127,24 +127,24 @@ def test_a_record_that_is_none_of_ours_is_refused(redis_server, store, prefix):
 
 def test_nothing_can_be_parked(store):
     with pytest.raises(StoreError, match="no task can be parked without scripts"):
-        store.acquire("k", "a", 30.0, queue=Parcel(b"e"), run="run")
+        store.acquire("k", "a", 30.0, queue=ParkRequest(b"e"), run="run")
 
 
 def test_it_follows_sentinels(shared_sentinels, prefix):
     url = shared_sentinels.url()
     url += ("&" if "?" in url else "?") + "scripts=off"
-    with closing(NativeStore(url, prefix)) as store:
+    with closing(ScriptlessStore(url, prefix)) as store:
         assert live(store)
 
 
 def test_it_follows_a_cluster(shared_cluster, prefix):
-    with closing(NativeStore(f"{shared_cluster.url}?scripts=off", prefix)) as store:
+    with closing(ScriptlessStore(f"{shared_cluster.url}?scripts=off", prefix)) as store:
         for n in range(20):
             assert live(store, f"k{n}")
 
 
 def test_a_full_server_refuses_renewals_and_grants_and_takes_releases(prefix):
-    with Node() as server, closing(NativeStore(f"{server.url}?scripts=off", prefix)) as store:
+    with Node() as server, closing(ScriptlessStore(f"{server.url}?scripts=off", prefix)) as store:
         assert store.acquire("k", "a", 30.0).status is Status.GRANTED
         server.ask("CONFIG", "SET", "maxmemory", "1")
 

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from celery_distlock.stores.base import Ability
-from celery_distlock.stores.native import NativeStore
+from celery_distlock.stores.redis.scriptless import ScriptlessStore
 from celery_distlock.testing import StoreContract
 from tests import servers
 
@@ -22,7 +22,7 @@ class TestNativeStore(NativeContract):
     @pytest.fixture
     def open_store(self, redis_server):
         prefix = servers.new_prefix()
-        yield lambda name: NativeStore(f"{redis_server.url}?scripts=off", f"{prefix}-{name}")
+        yield lambda name: ScriptlessStore(f"{redis_server.url}?scripts=off", f"{prefix}-{name}")
         servers.delete_keys(redis_server.url, prefix)
 
     @pytest.fixture
@@ -42,4 +42,4 @@ class TestNativeStoreOnACluster(NativeContract):
     @pytest.fixture
     def open_store(self, shared_cluster):
         prefix = servers.new_prefix()
-        return lambda name: NativeStore(f"{shared_cluster.url}?scripts=off", f"{prefix}-{name}")
+        return lambda name: ScriptlessStore(f"{shared_cluster.url}?scripts=off", f"{prefix}-{name}")

@@ -6,7 +6,7 @@ import pytest
 
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.stores.base import Status
-from celery_distlock.stores.native import NativeStore
+from celery_distlock.stores.redis.scriptless import ScriptlessStore
 from tests import servers
 
 MONTH = 30 * 86400  # seconds
@@ -98,7 +98,7 @@ def test_a_count_is_asked_once(store, monkeypatch):
     ids=["find_keys", "look", "count", "counts"],
 )
 def test_a_server_that_is_away_is_said_to_be(ask):
-    store = NativeStore("redis://127.0.0.1:1?scripts=off", servers.new_prefix())
+    store = ScriptlessStore("redis://127.0.0.1:1?scripts=off", servers.new_prefix())
 
     with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1"):
         ask(store)

@@ -10,8 +10,8 @@ import pytest
 
 from celery_distlock import Lock
 from celery_distlock.errors import LockLostError, StoreError, StoreUnavailableError
-from celery_distlock.stores.base import Ended, Ownership, RenewOutcome, Status
-from celery_distlock.stores.native import NativeStore
+from celery_distlock.stores.base import Completion, Ownership, RenewOutcome, Status
+from celery_distlock.stores.redis.scriptless import ScriptlessStore
 from tests.losses import Losses
 
 HOUR = 3600 * 10**6  # microseconds
@@ -21,7 +21,7 @@ times = pytest.mark.parametrize("times", [1, 2])
 
 @pytest.fixture
 def another(redis_server, prefix):
-    with closing(NativeStore(f"{redis_server.url}?scripts=off", prefix)) as made:
+    with closing(ScriptlessStore(f"{redis_server.url}?scripts=off", prefix)) as made:
         yield made
 
 
@@ -67,7 +67,7 @@ def test_one_who_was_too_slow_with_the_fence_is_not_granted(
     redis_server, store, another, prefix, monkeypatch
 ):
     """Between his two round trips the key has gone to another, who has raised the fence."""
-    settle, tokens = NativeStore._settle, []
+    settle, tokens = ScriptlessStore._settle, []
 
     def slow(self, wanted, seen):
         if wanted.owner == "slow" and not tokens:
@@ -76,7 +76,7 @@ def test_one_who_was_too_slow_with_the_fence_is_not_granted(
             tokens.append(take(another, "quick"))
         return settle(self, wanted, seen)
 
-    monkeypatch.setattr(NativeStore, "_settle", slow)
+    monkeypatch.setattr(ScriptlessStore, "_settle", slow)
 
     assert store.acquire("k", "slow", 30.0).holder == "quick"
     another.release("k", "quick")
@@ -207,7 +207,7 @@ def test_a_run_is_marked_as_ended_before_its_key_is_free(store, losses):
     take(store, "a", run="run")
     del losses.sent[:]
 
-    store.release("k", "a", run="run", ended=Ended.YES_AND_MAY_COME_AGAIN)
+    store.release("k", "a", run="run", ended=Completion.YES_AND_MAY_COME_AGAIN)
 
     words = [call.head.split(b"\r\n")[1] for calls in losses.sent for call in calls]
     assert words == [b"SET", b"DELIFEQ"]

@@ -7,10 +7,10 @@ import redis
 from celery import chord
 from celery.exceptions import ChordError, TaskRevokedError
 
-from celery_distlock.admin import Admin
 from celery_distlock.errors import DistlockError, LockLostError
 from celery_distlock.keys import Name
-from celery_distlock.stores.base import Parcel
+from celery_distlock.ops.admin import Admin
+from celery_distlock.stores.base import ParkRequest
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}]
@@ -234,7 +234,7 @@ def test_a_task_that_comes_to_its_key_while_it_is_dropped_is_left_alone(
 def test_a_message_that_cannot_be_read_is_listed_and_can_be_dropped(site, admin, key):
     run = f"{key}:0:0:0"
     with site.held(key):
-        site.store.acquire(key, "o", 1.0, queue=Parcel(b"\xff not ours"), run=run)
+        site.store.acquire(key, "o", 1.0, queue=ParkRequest(b"\xff not ours"), run=run)
 
         (waiter,) = admin.queue(key)
         assert (waiter.who.task, waiter.who.task_id) == ("", key)

@@ -8,9 +8,9 @@ import pytest
 from celery import chord
 from celery.exceptions import ChordError, TaskRevokedError
 
-from celery_distlock.admin import Admin
 from celery_distlock.errors import ConfigurationError, DistlockError
-from celery_distlock.runtime import Runtime
+from celery_distlock.ops.admin import Admin
+from celery_distlock.runtime.app import Runtime
 from tests.worker.intruder import Intruder, envelope
 
 APP = "tests.apps.including"

@@ -19,11 +19,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from celery_distlock import exporter, tally
-from celery_distlock.cli.exporter import only_metrics
 from celery_distlock.errors import StoreError
-from celery_distlock.exporter import StoreCollector, described
+from celery_distlock.ops import prometheus
+from celery_distlock.ops.cli.exporter import only_metrics
+from celery_distlock.ops.prometheus import StoreCollector, described
 from celery_distlock.stores import open_store
+from celery_distlock.telemetry import counters
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}]
@@ -95,7 +96,7 @@ def test_counts_of_several_processes_add_up(redis_url, prefix):
     store.count({"acquired||t": 2, "wait|sum|t": 0.1})
     store.count({"acquired||t": 1, "wait|sum|t": 0.2})
 
-    found = {(sample.name, sample.bucket): sample.value for sample in tally.samples(store)}
+    found = {(sample.name, sample.bucket): sample.value for sample in counters.samples(store)}
     assert found["acquired", ""] == 3
     assert found["wait", "sum"] == pytest.approx(0.3)
 
@@ -152,8 +153,8 @@ def scrape(collector):
 
 def test_a_reading_that_takes_long_is_no_outage(site, gated, key, monkeypatch):
     collector, gate = gated
-    monkeypatch.setattr(exporter, "PATIENCE", 0.01)
-    monkeypatch.setattr(exporter, "REST", 0.0)
+    monkeypatch.setattr(prometheus, "PATIENCE", 0.01)
+    monkeypatch.setattr(prometheus, "REST", 0.0)
     with site.held(key):
         wait_until(
             lambda: scrape(collector).get(("distlock_held", "", None)), what="a reading", timeout=60
@@ -172,7 +173,7 @@ def test_a_reading_that_takes_long_is_no_outage(site, gated, key, monkeypatch):
 
 def test_a_store_is_up_before_it_was_read_for_the_first_time(gated, monkeypatch):
     collector, gate = gated
-    monkeypatch.setattr(exporter, "PATIENCE", 0.01)
+    monkeypatch.setattr(prometheus, "PATIENCE", 0.01)
     gate.opened.clear()
 
     assert scrape(collector) == {("distlock_up", None, None): 1}
@@ -180,7 +181,7 @@ def test_a_store_is_up_before_it_was_read_for_the_first_time(gated, monkeypatch)
 
 def test_a_store_has_rest_after_a_reading(gated, monkeypatch):
     collector, gate = gated
-    monkeypatch.setattr(exporter, "REST", 1e6)
+    monkeypatch.setattr(prometheus, "REST", 1e6)
 
     scrape(collector)
     scrape(collector)
@@ -202,7 +203,7 @@ def test_a_store_that_cannot_be_read_is_down_until_it_can(gated, error):
 
 
 def test_a_store_that_goes_away_while_it_is_read_is_down(private_server, site, monkeypatch):
-    monkeypatch.setattr(exporter, "PATIENCE", 0.01)
+    monkeypatch.setattr(prometheus, "PATIENCE", 0.01)
     server = private_server()
     gate = Gate(open_store(server.url, "gone"))
     collector = StoreCollector(site.app, every=0.0)

@@ -13,11 +13,13 @@ import types
 import pytest
 from celery import Celery
 
-from celery_distlock import Lock, events, install, observation, teller
+from celery_distlock import Lock, install
 from celery_distlock.errors import StoreError
+from celery_distlock.process import background
 from celery_distlock.stores import open_store
 from celery_distlock.stores.memory import MemoryStore
-from celery_distlock.tally import samples
+from celery_distlock.telemetry import events, observer
+from celery_distlock.telemetry.counters import samples
 from tests.waiting import wait_until
 
 
@@ -69,7 +71,7 @@ def test_no_exception_that_strikes_where_it_is_noted_is_swallowed(strike):
         strike(0.001)
         until = time.monotonic() + 30
         while time.monotonic() < until:
-            observation.observe("lock_acquired", lock, store, facts)
+            observer.observe("lock_acquired", lock, store, facts)
 
     gc.collect()
     gc.disable()  # what strikes in a finalizer is lost, whoever calls
@@ -88,7 +90,7 @@ def test_locks_of_two_stores_are_counted_each_where_it_is(redis_url, prefix):
             with Lock("k", store=store):
                 pass
 
-    observation.flush()
+    observer.flush()
 
     assert counted(one) == {"acquired": 1, "released": 1}
     assert counted(other) == {"acquired": 2, "released": 2}
@@ -102,7 +104,7 @@ def test_a_lost_lock_is_not_counted_as_released(redis_url, prefix):
     with pytest.raises(Exception, match="no longer knew"):
         lock.release()
 
-    observation.flush()
+    observer.flush()
 
     assert counted(store) == {"acquired": 1, "lost": 1}
 
@@ -120,10 +122,10 @@ def test_what_is_being_told_is_told_when_flush_returns(monkeypatch):
     monkeypatch.setattr(store, "count", count)
     with Lock("k", store=store):
         pass
-    first = threading.Thread(target=observation.flush)
+    first = threading.Thread(target=observer.flush)
     first.start()
     assert beginning.wait(60)
-    second = threading.Thread(target=observation.flush)
+    second = threading.Thread(target=observer.flush)
     second.start()
 
     second.join(0.1)
@@ -145,7 +147,7 @@ def test_a_store_that_cannot_count_does_not_keep_others_from_it(monkeypatch, err
         with Lock("k", store=store):
             pass
 
-    observation.flush()
+    observer.flush()
 
     assert counted(other) == {"acquired": 1, "released": 1}
 
@@ -160,7 +162,7 @@ def test_a_store_that_refuses_counts_is_named_once(monkeypatch, caplog):
     for _ in range(3):
         with Lock("k", store=store):
             pass
-        observation.flush()
+        observer.flush()
 
     assert caplog.text.count("this user may not") == 1
 
@@ -209,11 +211,11 @@ def test_events_are_left_out_for_a_while_when_the_broker_is_away(monkeypatch):
 
 def test_one_that_cannot_be_told_does_not_keep_the_next_from_being_told(caplog):
     told = threading.Event()
-    mine = teller.Teller("test-teller")
+    mine = background.BackgroundNotifier("test-teller")
 
     mine.tell(lambda: {}["nothing"])
     mine.tell(told.set)
 
     assert told.wait(60)
     mine.finish()
-    teller._tellers.remove(mine)
+    background._notifiers.remove(mine)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import redis
 
-from celery_distlock.worker import remote
+from celery_distlock.worker import control
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}, {"pool": "threads", "concurrency": 2}]
@@ -113,7 +113,7 @@ def test_a_lock_without_an_end_is_null_in_the_list(site, key):
     with site.held(key), redis.Redis.from_url(site.app.conf.result_backend) as client:
         client.persist(site.record(key))
 
-        (lock,) = remote.locks(SimpleNamespace(app=site.app), pattern=key)
+        (lock,) = control.locks(SimpleNamespace(app=site.app), pattern=key)
 
     assert (lock["key"], lock["remaining"]) == (key, None)
     assert lock["since"] > 0

@@ -8,8 +8,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from celery_distlock import tracing
 from celery_distlock.errors import LockLostError
+from celery_distlock.telemetry import tracing
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from celery_distlock import Lock
 from celery_distlock.errors import StoreUnavailableError
-from celery_distlock.stores.base import Ownership, Parcel, RenewOutcome, Status
+from celery_distlock.stores.base import Ownership, ParkRequest, RenewOutcome, Status
 from celery_distlock.testing.contract import join_before_the_end, park
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from celery_distlock.stores.base import Store, Wake
+    from celery_distlock.stores.base import Store, WokenTask
 
 
 def exclude(store: Store, key: str, *, threads: int = 4, times: int = 10) -> list[int]:
@@ -56,7 +56,7 @@ def hand_over(store: Store, key: str) -> None:
 
 def push(store: Store, key: str) -> None:
     """Park a run whose turn comes, and is pushed to the desk."""
-    came: list[Wake] = []
+    came: list[WokenTask] = []
     desk = store.desk(came.append)
     assert desk is not None
     with closing(desk):
@@ -66,8 +66,8 @@ def push(store: Store, key: str) -> None:
         assert came[0].envelope == b"envelope"
 
 
-def _pushed(store: Store, key: str, address: str, came: list[Wake]) -> bool:
-    parcel = Parcel(b"envelope", address)
+def _pushed(store: Store, key: str, address: str, came: list[WokenTask]) -> bool:
+    parcel = ParkRequest(b"envelope", address)
     store.acquire(key, "holder", 60.0)
     assert store.acquire(key, "late", 60.0, queue=parcel, run="run").status is Status.PARKED
     released = store.release(key, "holder")

@@ -12,12 +12,19 @@ import pytest
 from celery_distlock import Lock
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
-from celery_distlock.stores import members
-from celery_distlock.stores import redis as redis_store
-from celery_distlock.stores.base import Ownership, Parcel, RenewOutcome, Route, Status, Wake
-from celery_distlock.stores.redis import RedisStore
-from celery_distlock.stores.servers import SLOTS
-from celery_distlock.stores.wires import Wire
+from celery_distlock.stores.base import (
+    Ownership,
+    ParkRequest,
+    RenewOutcome,
+    Route,
+    Status,
+    WokenTask,
+)
+from celery_distlock.stores.redis import cluster_nodes
+from celery_distlock.stores.redis import store as redis_store
+from celery_distlock.stores.redis.connections import ConnectionPool
+from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.redis.topologies import SLOTS
 from tests.places import drill
 from tests.topologies import Cluster
 from tests.topologies.cluster import slot_of
@@ -89,15 +96,15 @@ def _takes(client, key: str) -> bool:
 def trips(monkeypatch) -> list[int]:
     """One for each request of this thread or for it; and no answer is so slow as to be doubted."""
     found: list[int] = []
-    send, here = Wire.send, threading.get_ident()
+    send, here = ConnectionPool.send, threading.get_ident()
 
     def note(wire, calls, *until):
         ours = threading.get_ident() == here or threading.current_thread().name == ASKING
         found.extend([1] if ours else [])
         return send(wire, calls, *until)
 
-    monkeypatch.setattr(Wire, "send", note)
-    monkeypatch.setattr(members, "SLOW", 60.0)
+    monkeypatch.setattr(ConnectionPool, "send", note)
+    monkeypatch.setattr(cluster_nodes, "SLOW", 60.0)
     return found
 
 
@@ -219,7 +226,7 @@ def test_locks_waiters_and_parked_runs_outlast_their_master(cluster, store):
     parked = keys_on(cluster, old, 3)
     for key in parked:
         store.acquire(key, "holder", 60.0)
-        store.acquire(key, "late", 60.0, queue=Parcel(b"envelope"), run=f"run {key}")
+        store.acquire(key, "late", 60.0, queue=ParkRequest(b"envelope"), run=f"run {key}")
     copied(old)
 
     cluster.fail_over(old)
@@ -287,7 +294,7 @@ def _acquired(store: RedisStore, owner: str) -> Status | None:
 
 def test_a_far_cluster_is_not_asked_for_its_map_again_and_again(cluster, store, monkeypatch):
     keys = [keys_on(cluster, server, 1)[0] for server in cluster.masters]
-    receive, send, maps = Wire.receive, Wire.send, []
+    receive, send, maps = ConnectionPool.receive, ConnectionPool.send, []
 
     def come_from_far(*request):
         time.sleep(0.04)
@@ -297,9 +304,9 @@ def test_a_far_cluster_is_not_asked_for_its_map_again_and_again(cluster, store, 
         maps.extend(call for call in calls if b"SLOTS" in call.head)
         return send(wire, calls, *until)
 
-    monkeypatch.setattr(Wire, "receive", come_from_far)
-    monkeypatch.setattr(Wire, "send", note)
-    monkeypatch.setattr(members, "SLOW", 0.03)
+    monkeypatch.setattr(ConnectionPool, "receive", come_from_far)
+    monkeypatch.setattr(ConnectionPool, "send", note)
+    monkeypatch.setattr(cluster_nodes, "SLOW", 0.03)
     for key in keys * 10:
         store.acquire(key, "a", 60.0)
 
@@ -314,7 +321,7 @@ def test_a_node_that_is_gone_is_forgotten(cluster, prefix):
     ):
         drill.hand_over(store, "k")
         store.acquire("k", "holder", 60.0)
-        parcel = Parcel(b"envelope", desk.address)
+        parcel = ParkRequest(b"envelope", desk.address)
         store.acquire("k", "late", 60.0, queue=parcel, run="run")
         copied(old)
         where = ("127.0.0.1", old.port)
@@ -363,7 +370,7 @@ def test_sweeps_go_on_while_a_master_is_gone(private_topology, prefix):
     with closing(RedisStore(cluster.url, prefix)) as store:
         lost, *kept = keys_on(cluster, dead, 1) + keys_on(cluster, index, 3)
         store.acquire(lost, "holder", 0.1)
-        store.acquire(lost, "late", 60.0, queue=Parcel(b"envelope"), run=f"run {lost}")
+        store.acquire(lost, "late", 60.0, queue=ParkRequest(b"envelope"), run=f"run {lost}")
         dead.kill()
 
         assert drill.park_and_sweep(store, kept) == {f"run {key}" for key in kept}
@@ -399,14 +406,14 @@ def test_a_run_of_keys_in_several_slots_goes_from_one_to_the_other(store):
     store.courier = sent.append
     for key in keys:
         store.acquire(key, "before", 60.0)
-    reply = store.stand("far", "run", route, parcel=Parcel(b"run"))
+    reply = store.stand("far", "run", route, parcel=ParkRequest(b"run"))
     assert reply.status is Status.PARKED
 
     for key in reversed(keys):
         store.dispatch(store.release(key, "before").wake)
 
     wait_until(lambda: sent, what="its way")
-    assert sent == [Wake("far", "run", b"run")]
+    assert sent == [WokenTask("far", "run", b"run")]
     for key in keys:
         assert store.acquire(key, key, 60.0, run="run", repeated=True).status is Status.GRANTED
         assert store.inspect(key).waiting == 0

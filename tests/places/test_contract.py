@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.testing import StoreContract
 from tests import servers
 from tests.conformance.grace import lengthen
@@ -34,7 +34,7 @@ class Contract(StoreContract):
 class TestSentinels(Contract):
     @pytest.fixture(autouse=True)
     def patience(self, monkeypatch):
-        monkeypatch.setattr("celery_distlock.stores.servers.SENTINEL_TIMEOUT", 4.0)
+        monkeypatch.setattr("celery_distlock.stores.redis.topologies.SENTINEL_TIMEOUT", 4.0)
 
     @pytest.fixture
     def url(self, shared_sentinels):

@@ -32,7 +32,7 @@ def place(request: pytest.FixtureRequest, prefix: str) -> str:
 
 
 def test_locks_waiters_and_parked_runs_work(opened, place, monkeypatch):
-    monkeypatch.setattr("celery_distlock.stores.servers.SENTINEL_TIMEOUT", 4.0)
+    monkeypatch.setattr("celery_distlock.stores.redis.topologies.SENTINEL_TIMEOUT", 4.0)
     store = opened(place)
 
     assert [doubt for doubt in store.check() if "persisted" not in doubt] == []

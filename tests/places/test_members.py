@@ -10,9 +10,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_distlock import clock
-from celery_distlock.stores.members import USUAL, Member
-from celery_distlock.stores.urls import locate
-from celery_distlock.stores.wires import Wire, command
+from celery_distlock.stores.redis.cluster_nodes import USUAL, ClusterNode
+from celery_distlock.stores.redis.connections import ConnectionPool, command
+from celery_distlock.stores.redis.urls import locate
 from celery_distlock.testing import FakeClock
 
 PING = [command(b"", "PING")]
@@ -20,7 +20,7 @@ PING = [command(b"", "PING")]
 
 @pytest.fixture
 def member(redis_url):
-    made = Member(locate(redis_url).servers._settings)
+    made = ClusterNode(locate(redis_url).servers._settings)
     with closing(made):
         yield made
 
@@ -35,7 +35,7 @@ def fake():
 @pytest.fixture
 def doubts(member, fake, monkeypatch):
     """Asks the member, whose answers take so long; returns whether each was doubted."""
-    receive = Wire.receive
+    receive = ConnectionPool.receive
 
     def ask(*times: float, confirmed: bool = True) -> list[bool]:
         return [doubted(each, confirmed) for each in times]
@@ -53,7 +53,7 @@ def doubts(member, fake, monkeypatch):
                 raise RedisConnectionError("another has taken its place")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Wire, "receive", take_long)
+            patch.setattr(ConnectionPool, "receive", take_long)
             try:
                 assert member.ask(PING, 5.0, confirm=confirm) == [b"PONG"]
             except RedisConnectionError:
@@ -92,25 +92,25 @@ def test_a_server_that_is_slow_for_long_is_not_believed_after_a_long_stand(doubt
 def test_an_answer_is_doubted_if_we_stood_still_ourselves_when_it_was_asked_for(
     doubts, fake, monkeypatch
 ):
-    send = Wire.send
+    send = ConnectionPool.send
 
     def send_and_stand_still(*request):
         connection = send(*request)
         fake._now += 1.0
         return connection
 
-    monkeypatch.setattr(Wire, "send", send_and_stand_still)
+    monkeypatch.setattr(ConnectionPool, "send", send_and_stand_still)
     assert doubts(0.001) == [True]
 
 
 def test_the_time_that_connecting_takes_is_not_counted(doubts, fake, monkeypatch):
-    connect = Wire.connect
+    connect = ConnectionPool.connect
 
     def take_long(wire):
         connect(wire)
         fake._now += 1.0
 
-    monkeypatch.setattr(Wire, "connect", take_long)
+    monkeypatch.setattr(ConnectionPool, "connect", take_long)
     assert doubts(0.001) == [False]
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from celery_distlock import Lock
 from celery_distlock.errors import ConfigurationError, QuorumError
-from celery_distlock.stores.base import Ownership, Parcel, RenewOutcome, Status
-from celery_distlock.stores.redis import RedisStore
-from celery_distlock.stores.wires import Wire
+from celery_distlock.stores.base import Ownership, ParkRequest, RenewOutcome, Status
+from celery_distlock.stores.redis.connections import ConnectionPool
+from celery_distlock.stores.redis.store import RedisStore
 from tests.places import drill
 from tests.topologies import Cluster, Replicated
 from tests.waiting import wait_until
@@ -38,7 +38,7 @@ def store(replicated: Replicated, prefix: str) -> Iterator[RedisStore]:
 
 def test_a_failover_after_a_grant_keeps_it(replicated, store, prefix):
     token = store.acquire("k", "a", 60.0).token
-    parcel = Parcel(b"envelope")
+    parcel = ParkRequest(b"envelope")
     assert store.acquire("k", "b", 60.0, queue=parcel, run="run").status is Status.PARKED
     replicated.master.kill()
     replicated.promote(replicated.replicas[0])
@@ -95,14 +95,14 @@ def test_one_who_is_refused_does_not_wait_for_replicas(replicated, store):
 def test_it_costs_no_round_trip(store, monkeypatch):
     drill.hand_over(store, "k")
     trips = []
-    exchange, here = Wire.exchange, threading.get_ident()
+    exchange, here = ConnectionPool.exchange, threading.get_ident()
 
     def note(wire, calls):
         if threading.get_ident() == here:  # others tell what has been counted
             trips.append(len(calls))
         return exchange(wire, calls)
 
-    monkeypatch.setattr(Wire, "exchange", note)
+    monkeypatch.setattr(ConnectionPool, "exchange", note)
 
     store.acquire("k", "a", 60.0)
     store.renew([Ownership("k", "a", 60.0)], 5.0)

@@ -15,18 +15,18 @@ import redis
 
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores.base import (
-    Ended,
+    Completion,
     Ownership,
-    Parcel,
-    Peer,
+    ParkRequest,
+    PeerChannel,
     RenewOutcome,
     Route,
     Status,
     Store,
-    Wake,
+    WokenTask,
 )
-from celery_distlock.stores.refusals import said
-from celery_distlock.stores.rights import IN_A_CLUSTER, REHEARSAL
+from celery_distlock.stores.redis.permissions import IN_A_CLUSTER, REHEARSAL
+from celery_distlock.stores.redis.server_errors import said
 from tests import servers
 from tests.places import drill
 from tests.topologies.cluster import slot_of
@@ -146,12 +146,12 @@ def cluster(
         node.ask("ACL", "DELUSER", prefix)
 
 
-def push(store: Store, wake: Wake) -> None:
+def push(store: Store, wake: WokenTask) -> None:
     """Push what was woken to a desk that it was not parked from."""
     desk = store.desk(lambda wake: None)
     assert desk is not None
     with closing(desk):
-        peer = Peer(desk.address, 1)
+        peer = PeerChannel(desk.address, 1)
         store.note_desk(["queue"], peer, 60.0)
         assert store.find_desks(["queue"]) == [peer]
         assert store.push(wake, [peer.address])
@@ -161,10 +161,12 @@ def push(store: Store, wake: Wake) -> None:
 def stand(store: Store) -> None:
     """Have a run stand at several keys, and nowhere."""
     route = Route(("stands", "there"))
-    assert store.stand("stands", "t7:0:0:0", route, parcel=Parcel(b"r")).status is Status.RESERVED
+    assert (
+        store.stand("stands", "t7:0:0:0", route, parcel=ParkRequest(b"r")).status is Status.RESERVED
+    )
     assert store.cancel("stands", "t7:0:0:0").released
     assert not store.depart("there", "t7:0:0:0", first=False).released
-    assert list(store.ready(Wake("stands", "t7:0:0:0", b"", route))) == []
+    assert list(store.ready(WokenTask("stands", "t7:0:0:0", b"", route))) == []
 
 
 def every_request(store: Store) -> None:
@@ -178,8 +180,8 @@ def every_request(store: Store) -> None:
     assert store.acquire("k", "a", 60.0, run="t1:0:0:0").status is Status.GRANTED
     assert store.renew([Ownership("k", "a", 60.0)], 30.0)[0][0] is RenewOutcome.RENEWED
     for run in ("t2:0:0:0", "t3:0:0:0"):
-        assert store.line_up("k", run, Parcel(b"envelope"), 30.0).status is Status.PARKED
-    parcel = Parcel(b"envelope")
+        assert store.line_up("k", run, ParkRequest(b"envelope"), 30.0).status is Status.PARKED
+    parcel = ParkRequest(b"envelope")
     asked = store.acquire("k", "b", 60.0, queue=parcel, run="t4:0:0:0", repeated=True)
     assert asked.status is Status.PARKED
     assert store.inspect("k").waiting == store.look(["k"])[0].waiting == 3
@@ -189,7 +191,7 @@ def every_request(store: Store) -> None:
     assert store.cancel("k", "t4:0:0:0").released
     assert store.turn("k", 0.0, (0.1, 60.0), 30.0)
 
-    released = store.release("k", "a", run="t1:0:0:0", ended=Ended.YES_AND_MAY_COME_AGAIN)
+    released = store.release("k", "a", run="t1:0:0:0", ended=Completion.YES_AND_MAY_COME_AGAIN)
     assert released.wake is not None
     push(store, released.wake)
     store.dispatch(released.wake)
@@ -206,7 +208,7 @@ def every_request(store: Store) -> None:
     assert [wake.run for wake in store.wake_next("next")] == ["t6:0:0:0"]
 
     assert store.acquire("left", "a", 60.0).status is Status.GRANTED
-    assert store.line_up("left", "t5:0:0:0", Parcel(b"envelope"), 30.0).status is Status.PARKED
+    assert store.line_up("left", "t5:0:0:0", ParkRequest(b"envelope"), 30.0).status is Status.PARKED
     woken = store.release("left", "a").wake
     assert woken is not None
     store.left(woken)
@@ -273,7 +275,7 @@ def test_a_clusters_user_may_do_all_that_locks_need(opened, cluster):
 def test_a_user_of_servers_and_one_of_sentinels_may_do_all_that_locks_need(
     opened, shared_sentinels, prefix, monkeypatch
 ):
-    monkeypatch.setattr("celery_distlock.stores.servers.SENTINEL_TIMEOUT", 4.0)
+    monkeypatch.setattr("celery_distlock.stores.redis.topologies.SENTINEL_TIMEOUT", 4.0)
     users = [(node, SHORT) for node in shared_sentinels.servers]
     users += [(node, OF_SENTINELS) for node in shared_sentinels.sentinels]
     for node, rules in users:
@@ -322,7 +324,7 @@ def told(store: Store) -> str:
 
 
 def test_each_right_that_is_missing_is_named(opened, one_server_as_admin, prefix, monkeypatch):
-    monkeypatch.setattr("celery_distlock.stores.redis.PAUSES", (0.0,))
+    monkeypatch.setattr("celery_distlock.stores.redis.store.PAUSES", (0.0,))
     server, url = one_server_as_admin
     for right in [f"+{words[0].lower()}" for words in REHEARSAL] + ["+evalsha", "+publish"]:
         set_user(server, f"{EXACT} -{right[1:]}", prefix)

@@ -12,9 +12,9 @@ import redis
 
 from celery_distlock import Lock
 from celery_distlock.keys import slot_name
-from celery_distlock.stores.base import Ownership, Parcel, RenewOutcome
-from celery_distlock.stores.redis import RedisStore
-from celery_distlock.stores.servers import SLOTS
+from celery_distlock.stores.base import Ownership, ParkRequest, RenewOutcome
+from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.redis.topologies import SLOTS
 from tests.servers import new_prefix
 from tests.topologies import Cluster
 from tests.topologies.cluster import slot_of
@@ -212,7 +212,7 @@ def test_a_sweep_does_not_wait_again_and_again(masters, store, pause):
     lost, *_, kept = one_each(masters)
     for key in (lost, kept):
         store.acquire(key, "holder", 0.1)
-        store.acquire(key, "late", 60.0, queue=Parcel(b"envelope"), run=f"run {key}")
+        store.acquire(key, "late", 60.0, queue=ParkRequest(b"envelope"), run=f"run {key}")
     pause(masters[:1])
     store.renew([Ownership(lost, "a", 60.0)], 0.5)
     began = time.monotonic()

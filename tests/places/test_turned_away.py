@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_distlock.errors import QuorumError, StoreUnavailableError
-from celery_distlock.stores.refusals import said
-from celery_distlock.stores.wires import TurnedAwayError
+from celery_distlock.stores.redis.connections import TurnedAwayError
+from celery_distlock.stores.redis.server_errors import said
 from tests import servers
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 
 from celery_distlock import Lock
 from celery_distlock.stores import open_store
-from celery_distlock.stores.base import Parcel, Status, new_owner
+from celery_distlock.stores.base import ParkRequest, Status, new_owner
 from celery_distlock.testing import assert_free, assert_locked, assert_parked
 from tests.waiting import wait_until
 
@@ -32,7 +32,7 @@ def held(store, key="k"):
 
 def park(store, task_id, key="k"):
     owner, run = new_owner("shop.reserve"), f"{task_id}:0:0:0"
-    parcel = Parcel(b"", task="shop.reserve")
+    parcel = ParkRequest(b"", task="shop.reserve")
     assert store.acquire(key, owner, 30.0, queue=parcel, run=run).status is Status.PARKED
 
 

@@ -21,7 +21,7 @@ def test_locks_are_in_memory_and_nobody_holds_any(run_tests):
 
 def test_everything_is_put_back_afterwards(run_tests):
     outcome = run_tests("""
-        from celery_distlock.runtime import Runtime
+        from celery_distlock.runtime.app import Runtime
 
         def facts():
             runtime = Runtime.of(app)
@@ -50,7 +50,7 @@ def test_everything_is_put_back_afterwards(run_tests):
 def test_a_setting_in_a_namespace_is_put_back(run_tests):
     outcome = run_tests(
         """
-        from celery_distlock.runtime import Runtime
+        from celery_distlock.runtime.app import Runtime
 
         def test_moved(distlock_memory):
             assert Runtime.of(shop).settings.url.startswith("memory:")

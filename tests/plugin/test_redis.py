@@ -3,7 +3,7 @@ from __future__ import annotations
 
 def test_locks_are_on_a_server_and_nobody_holds_any(run_tests):
     outcome = run_tests("""
-        from celery_distlock.stores.redis import RedisStore
+        from celery_distlock.stores.redis.store import RedisStore
 
         @pytest.mark.parametrize("time", [1, 2])
         def test_left_behind(distlock_redis, time):

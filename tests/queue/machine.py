@@ -16,9 +16,17 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from celery_distlock.engine.lease import Hold, Terms
 from celery_distlock.errors import StoreUnavailableError
-from celery_distlock.lease import Hold, Terms
-from celery_distlock.stores.base import Ended, Inbox, Parcel, RenewOutcome, Reply, Status, Wake
+from celery_distlock.stores.base import (
+    Completion,
+    Inbox,
+    ParkRequest,
+    RenewOutcome,
+    Reply,
+    Status,
+    WokenTask,
+)
 
 from .store import KEYS
 
@@ -84,7 +92,7 @@ class Run:
         self.late = "late" in self.kind  # acknowledged when it has ended, not before it begins
         self.blocks = "waits" in self.kind  # in its process, and is parked if it gives up
         self.lock = "lock" in self.kind  # no task, but somebody who uses `Lock`
-        self.wake = Wake(self.key, self.name, f"envelope of {self.name}".encode())
+        self.wake = WokenTask(self.key, self.name, f"envelope of {self.name}".encode())
 
 
 @dataclass(eq=False)
@@ -119,10 +127,12 @@ class Process:
         return self.message.pushed and self.run.late
 
     @property
-    def end(self) -> Ended:
+    def end(self) -> Completion:
         if self.run.lock:
-            return Ended.NO
-        return Ended.YES_AND_MAY_COME_AGAIN if self.repeated or self.run.late else Ended.YES
+            return Completion.NO
+        return (
+            Completion.YES_AND_MAY_COME_AGAIN if self.repeated or self.run.late else Completion.YES
+        )
 
 
 class World(RuleBasedStateMachine):
@@ -133,7 +143,7 @@ class World(RuleBasedStateMachine):
         self.runs: dict[str, Run] = {}
         self.broker: list[Message] = []
         self.processes: list[Process] = []
-        self.sweepers: list[Iterator[Wake]] = []
+        self.sweepers: list[Iterator[WokenTask]] = []
         self.belated: list[Callable[[], object]] = []  # what is done in the end, by whomever
         self.last_tokens = dict.fromkeys(KEYS, 0)
         self.calm = self.slow = self.pushes = False
@@ -178,7 +188,7 @@ class World(RuleBasedStateMachine):
         # A key that is kept for a revoked run is taken until the lease ends.
         return [message for message in self.broker if not message.run.inherits]
 
-    def sweepings(self) -> list[Iterator[Wake]]:
+    def sweepings(self) -> list[Iterator[WokenTask]]:
         return [*self.sweepers, self.store.sweep(SWEEP)][:2] if self.runs else []
 
     def executing(self) -> list[Process]:
@@ -229,7 +239,7 @@ class World(RuleBasedStateMachine):
 
     @happens(tasks, in_calm=False)
     def a_task_is_put_back(self, process: Process) -> None:
-        self.finish(process, Ended.NO)
+        self.finish(process, Completion.NO)
 
     @happens(settling)
     def a_result_is_stored(self, process: Process) -> None:
@@ -263,7 +273,7 @@ class World(RuleBasedStateMachine):
             self.die(process)
 
     @happens(sweepings)
-    def somebody_sweeps(self, sweeper: Iterator[Wake]) -> None:
+    def somebody_sweeps(self, sweeper: Iterator[WokenTask]) -> None:
         self.sweep(sweeper)
 
     @happens(lambda self: self.belated)
@@ -321,7 +331,7 @@ class World(RuleBasedStateMachine):
         self.broker.remove(message)
         run, worker = message.run, self.store.workers[len(self.processes) % 2]
         if "lobby" in run.kind and not (message.woken or message.again or run.revoked):
-            parcel = Parcel(run.wake.envelope, worker.desk)
+            parcel = ParkRequest(run.wake.envelope, worker.desk)
             try:
                 reply = self.store.line_up(run.key, run.name, parcel, 0.25)
                 if reply.status is Status.PARKED:
@@ -358,9 +368,9 @@ class World(RuleBasedStateMachine):
 
     def park(self, process: Process) -> None:
         process.hold = self.new_hold(process.run)
-        self.ask(process, Parcel(process.run.wake.envelope, process.worker.desk))
+        self.ask(process, ParkRequest(process.run.wake.envelope, process.worker.desk))
 
-    def ask(self, process: Process, queue: Inbox | Parcel | None = None) -> Status | None:
+    def ask(self, process: Process, queue: Inbox | ParkRequest | None = None) -> Status | None:
         """Ask for the key and do what follows; the answer, or None if that ends the process."""
         try:
             reply = self.acquire(process.hold, queue, process.repeated, process.kept)
@@ -410,7 +420,7 @@ class World(RuleBasedStateMachine):
         run = self.new_run(process.run.key, process.run.kind)
         hold = self.new_hold(run)
         try:
-            reply = self.acquire(hold, Parcel(run.wake.envelope, process.worker.desk))
+            reply = self.acquire(hold, ParkRequest(run.wake.envelope, process.worker.desk))
         except StoreUnavailableError:
             self.belated.append(lambda: self.release(hold))
         else:
@@ -422,20 +432,22 @@ class World(RuleBasedStateMachine):
         self.broker.append(Message(run, woken=True))
         return True
 
-    def finish(self, process: Process, ended: Ended | None = None, **how: Any) -> None:
+    def finish(self, process: Process, ended: Completion | None = None, **how: Any) -> None:
         run = process.run
         if ended is None:
-            ended = Ended.UNSETTLED if run.late else process.end
+            ended = Completion.UNSETTLED if run.late else process.end
         process.hold.end()
         process.runs = False
-        run.over |= run.lock or ended in (Ended.YES, Ended.YES_AND_MAY_COME_AGAIN)
-        if not self.release(process.hold, ended, **how) or (ended is Ended.NO and not process.kept):
+        run.over |= run.lock or ended in (Completion.YES, Completion.YES_AND_MAY_COME_AGAIN)
+        if not self.release(process.hold, ended, **how) or (
+            ended is Completion.NO and not process.kept
+        ):
             self.die(process)
-        elif ended is Ended.UNSETTLED:
+        elif ended is Completion.UNSETTLED:
             process.settles = True
         else:
             self.processes.remove(process)
-            last = self.put_back if ended is Ended.NO else self.drop
+            last = self.put_back if ended is Completion.NO else self.drop
             if process.kept:
                 self.belated.append(lambda: last(run))
 
@@ -449,7 +461,7 @@ class World(RuleBasedStateMachine):
             return
         self.processes.remove(process)
 
-    def release(self, hold: Hold, ended: Ended = Ended.NO, **how: Any) -> bool:
+    def release(self, hold: Hold, ended: Completion = Completion.NO, **how: Any) -> bool:
         """Give the key up, or later if the store is away; whether the process has survived it."""
         try:
             released = self.store.release(hold.key, hold.owner, run=hold.run, ended=ended, **how)
@@ -457,7 +469,7 @@ class World(RuleBasedStateMachine):
             how.pop("keep_for", None)
             self.belated.append(lambda: self.release(hold, ended, **how))
             return True
-        if ended in (Ended.YES, Ended.YES_AND_MAY_COME_AGAIN):
+        if ended in (Completion.YES, Completion.YES_AND_MAY_COME_AGAIN):
             self.runs[hold.run].known = True
         return self.send(released.wake)
 
@@ -483,7 +495,7 @@ class World(RuleBasedStateMachine):
         elif not run.late and run.name in self.nowhere():
             run.over = True  # Celery lets a task that was acknowledged end with its process
 
-    def send(self, wake: Wake | None) -> bool:
+    def send(self, wake: WokenTask | None) -> bool:
         """Whether the process that sends has survived it."""
         try:
             self.store.dispatch(wake)
@@ -491,7 +503,7 @@ class World(RuleBasedStateMachine):
             return self.mishap == "it says late that it has sent"
         return True
 
-    def publish(self, wake: Wake) -> bool:
+    def publish(self, wake: WokenTask) -> bool:
         run = self.runs[wake.run]
         assert wake == run.wake
         if self.mishap == "it dies before it sends":
@@ -508,7 +520,7 @@ class World(RuleBasedStateMachine):
             raise _Interrupted
         return False
 
-    def push(self, wake: Wake) -> bool:
+    def push(self, wake: WokenTask) -> bool:
         try:
             pushed = self.store.push(wake, [worker.desk for worker in self.store.workers])
         except StoreUnavailableError:
@@ -516,7 +528,7 @@ class World(RuleBasedStateMachine):
         self.tally["pushes"] += pushed
         return pushed
 
-    def say_sent(self, wake: Wake) -> None:
+    def say_sent(self, wake: WokenTask) -> None:
         with contextlib.suppress(StoreUnavailableError):
             self.store.sent(wake)
 
@@ -524,7 +536,7 @@ class World(RuleBasedStateMachine):
         self.belated.remove(errand)
         errand()
 
-    def sweep(self, sweeper: Iterator[Wake]) -> None:
+    def sweep(self, sweeper: Iterator[WokenTask]) -> None:
         self.sweepers = [other for other in self.sweepers if other is not sweeper]
         with contextlib.suppress(StopIteration, StoreUnavailableError):
             if self.send(next(sweeper)):

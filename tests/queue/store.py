@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from celery_distlock import clock, lua
+from celery_distlock import clock
 from celery_distlock.stores.base import Sending
-from celery_distlock.stores.pushes import Post, PushDesk, PushInbox
-from celery_distlock.stores.redis import RedisStore
-from celery_distlock.stores.servers import Place
-from celery_distlock.stores.wires import Call, command
+from celery_distlock.stores.redis import scripts
+from celery_distlock.stores.redis.connections import Command, command
+from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.redis.subscriptions import (
+    PubSubChannel,
+    PubSubInbox,
+    WaiterSubscriptions,
+)
+from celery_distlock.stores.redis.topologies import PushTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from celery_distlock.stores.base import Wake
+    from celery_distlock.stores.base import WokenTask
 
 KEYS = ("a", "b")
 
@@ -67,11 +72,11 @@ class UnluckyStore(RedisStore):
         self._ear.disconnect()
         super().close()
 
-    def dispatch(self, wake: Wake | None, **_: Any) -> Sending:
+    def dispatch(self, wake: WokenTask | None, **_: Any) -> Sending:
         """Send it here and now: who dies of that is to be the one who does it."""
         return Sending.LEFT if wake is None else self._deliver(wake)
 
-    def _exchange(self, calls: Sequence[Call], timeout: float) -> list[Any]:
+    def _exchange(self, calls: Sequence[Command], timeout: float) -> list[Any]:
         answers = super()._exchange(calls, timeout)
         fate, self.losses = self.losses[:1], self.losses[1:]
         if fate == "x":
@@ -82,7 +87,7 @@ class UnluckyStore(RedisStore):
         return self._servers.exchange([command(b"", *words)], 30.0)[0]
 
     def _records(self, key: str) -> list[str]:
-        return [self._stem(key) + record for record in lua.load("acquire").keys]
+        return [self._stem(key) + record for record in scripts.load("acquire").keys]
 
     def pass_time(self, seconds: float) -> None:
         self._time.passed += seconds
@@ -130,10 +135,10 @@ class UnluckyStore(RedisStore):
                 self._channels[answer[1]](answer[2])
 
 
-class ToldPost(Post):
+class ToldPost(WaiterSubscriptions):
     """A post that has no connection: the store that it is of hears for it."""
 
-    def join(self, inbox: PushInbox, place: Place) -> None:
+    def join(self, inbox: PubSubInbox, place: PushTarget) -> None:
         self._inboxes[inbox.owner] = inbox
 
 
@@ -142,16 +147,16 @@ class Worker:
 
     def __init__(self, store: UnluckyStore) -> None:
         self._store = store
-        self.pushed: list[Wake] = []
+        self.pushed: list[WokenTask] = []
         self.desk = f"{store._prefix}:desk:{next(store.numbers):032x}"
         self._mailbox = f"{store.identity}:{next(store.numbers)}"
         self._post = ToldPost(store._servers.connect(None))
-        desk = PushDesk(self.desk, store._servers, self.pushed.append)
+        desk = PubSubChannel(self.desk, store._servers, self.pushed.append)
         store.subscribe(self.desk, desk._take)
         store.subscribe(self._mailbox, self._post._call)
 
-    def inbox(self, owner: str) -> PushInbox:
-        return PushInbox(owner, lambda: (self._post, Place(None, self._mailbox)))
+    def inbox(self, owner: str) -> PubSubInbox:
+        return PubSubInbox(owner, lambda: (self._post, PushTarget(None, self._mailbox)))
 
     def close(self) -> None:
         for channel in (self.desk, self._mailbox):

@@ -17,7 +17,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from celery_distlock import clock
-from celery_distlock.stores import redis as redis_store
+from celery_distlock.stores.redis import store as redis_store
 from tests.schedules import schedules
 
 from .machine import World

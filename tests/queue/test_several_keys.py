@@ -17,9 +17,9 @@ import pytest
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
-from celery_distlock.stores import redis as redis_store
-from celery_distlock.stores.base import Ended, Parcel, Route, Status, Wake
+from celery_distlock.stores.base import Completion, ParkRequest, Route, Status, WokenTask
 from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.redis import store as redis_store
 from tests.queue import store as unlucky
 from tests.queue.store import Time, UnluckyStore
 
@@ -72,7 +72,7 @@ class World:
                 self.tokens[key] = reply.token
                 taken[key] = owner
             elif reply.status is Status.DONE or reply.holder_run == run.name:
-                yield from self.give_up(run, taken, Ended.NO)
+                yield from self.give_up(run, taken, Completion.NO)
                 return
             else:
                 yield from self.stand(run, taken)
@@ -85,15 +85,15 @@ class World:
         for key in run.keys:
             del self.holders[key]
         run.ended += 1
-        yield from self.give_up(run, taken, Ended.YES_AND_MAY_COME_AGAIN)
+        yield from self.give_up(run, taken, Completion.YES_AND_MAY_COME_AGAIN)
 
-    def give_up(self, run: Run, taken: dict[str, str], ended: Ended) -> Iterator[None]:
+    def give_up(self, run: Run, taken: dict[str, str], ended: Completion) -> Iterator[None]:
         for key, owner in reversed(taken.items()):
             self.wake(self.store.release(key, owner, run=run.name, ended=ended).wake)
             yield
 
     def stand(self, run: Run, taken: dict[str, str]) -> Iterator[None]:
-        parcel, arrival = Parcel(run.name.encode()), 0
+        parcel, arrival = ParkRequest(run.name.encode()), 0
         for key in run.keys:
             how = {"arrival": arrival, "parcel": parcel, "owner": taken.pop(key, "")}
             reply = self.store.stand(key, run.name, run.route, **how)
@@ -101,15 +101,15 @@ class World:
             self.wake(reply.wake)
             yield
             if reply.status is not Status.RESERVED:
-                yield from self.give_up(run, taken, Ended.NO)
+                yield from self.give_up(run, taken, Completion.NO)
                 return
         yield from self.execute(run, {}, repeated=False)
 
-    def wake(self, wake: Wake | None) -> None:
+    def wake(self, wake: WokenTask | None) -> None:
         if wake is not None and (self.calm or self.rng.random() > 0.1):  # else its waker dies
             self.go(self.send(wake))
 
-    def send(self, wake: Wake) -> Iterator[None]:
+    def send(self, wake: WokenTask) -> Iterator[None]:
         yield
         with_its_end = self.store.ready(wake)
         while True:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_distlock import errands
-from celery_distlock.stores import lanes, redlock
-from celery_distlock.stores.redlock import RedlockStore
+from celery_distlock.engine import pending_releases
+from celery_distlock.stores.redis import quorum, redlock
+from celery_distlock.stores.redis.redlock import RedlockStore
 from tests import servers
 from tests.topologies import Masters
 
@@ -46,9 +46,9 @@ def store(masters, open_redlock) -> RedlockStore:
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests whose nodes answer, if a busy machine lets them: they may take their time."""
-    for answers in (lanes.Assembly.ask, RedlockStore._ask):
+    for answers in (quorum.QuorumClient.ask, RedlockStore._ask):
         monkeypatch.setitem(answers.__kwdefaults__, "timeout", 4.0)
-    for module in (lanes, redlock):
+    for module in (quorum, redlock):
         monkeypatch.setattr(module, "ANSWER", 4.0)
 
 
@@ -66,4 +66,4 @@ def shared_store(shared_masters, patience) -> Iterator[RedlockStore]:
 def no_errands() -> Iterator[None]:
     """Forgets what this test left to do at servers that are gone: it would slow down others."""
     yield
-    errands._errands = errands._Errands()
+    pending_releases._pending = pending_releases._PendingReleases()

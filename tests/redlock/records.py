@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from celery_distlock.keys import slot_name
 from celery_distlock.stores.base import Ownership, RenewOutcome, Status, Store
-from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.redis.store import RedisStore
 
 if TYPE_CHECKING:
     from tests.topologies import Masters, Node

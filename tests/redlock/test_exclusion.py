@@ -115,7 +115,7 @@ def test_no_two_believe_at_one_time_and_tokens_rise(stage, situation):
 
 
 COUNTING = """
-from celery_distlock.stores.redlock import RedlockStore
+from celery_distlock.stores.redis.redlock import RedlockStore
 store = RedlockStore(sys.argv[3], "contention")
 file, rounds = sys.argv[4], int(sys.argv[5])
 tell(ready=True)

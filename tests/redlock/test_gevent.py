@@ -14,7 +14,7 @@ SOURCE = """
 from gevent import monkey; monkey.patch_all()
 import sys, threading, time
 from celery_distlock import Lock
-from celery_distlock.stores.redlock import RedlockStore
+from celery_distlock.stores.redis.redlock import RedlockStore
 
 store = RedlockStore(sys.argv[1], "gevent")
 inside, passed = [], []

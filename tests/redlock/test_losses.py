@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_distlock.errors import QuorumError
-from celery_distlock.stores.base import Ended, RenewOutcome, Status
+from celery_distlock.stores.base import Completion, RenewOutcome, Status
 from tests.losses import Losses
 from tests.redlock.records import owners, renewed, take
 from tests.waiting import wait_until
@@ -64,7 +64,7 @@ def test_a_release_that_no_node_answers_is_done_all_the_same(masters, store, los
     losses.lose("release", executed=executed, times=10)
 
     with pytest.raises(QuorumError):
-        store.release("k", "a", run="run", ended=Ended.YES_AND_MAY_COME_AGAIN)
+        store.release("k", "a", run="run", ended=Completion.YES_AND_MAY_COME_AGAIN)
 
     wait_until(lambda: owners(masters) == [""] * 5, what="all votes to be given back")
     assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is Status.DONE

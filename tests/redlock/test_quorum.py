@@ -11,10 +11,17 @@ import pytest
 
 from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError, QuorumError, StoreError
-from celery_distlock.stores import redlock
-from celery_distlock.stores.base import Ended, Ownership, Parcel, RenewOutcome, Status, Wake
-from celery_distlock.stores.lanes import ANSWER, CONNECTION
-from celery_distlock.stores.redlock import RedlockStore
+from celery_distlock.stores.base import (
+    Completion,
+    Ownership,
+    ParkRequest,
+    RenewOutcome,
+    Status,
+    WokenTask,
+)
+from celery_distlock.stores.redis import redlock
+from celery_distlock.stores.redis.quorum import ANSWER, CONNECTION
+from celery_distlock.stores.redis.redlock import RedlockStore
 from tests.losses import Losses
 from tests.redlock.records import owners, record, renewed, take, vote
 from tests.waiting import wait_until
@@ -74,7 +81,7 @@ def test_an_identity_has_no_password():
 
 def test_nothing_can_be_parked(shared_store):
     with pytest.raises(StoreError, match="no task can be parked"):
-        shared_store.acquire("k", "a", 30.0, queue=Parcel(b"e"), run="run")
+        shared_store.acquire("k", "a", 30.0, queue=ParkRequest(b"e"), run="run")
 
 
 # Two of five nodes are away
@@ -162,7 +169,7 @@ def test_too_few_nodes_are_a_quorum_error_that_says_how_many(masters, store, bro
     with pytest.raises(QuorumError):
         store.inspect("k")
     with pytest.raises(QuorumError):
-        store.drop(Wake("k", "run", b""))
+        store.drop(WokenTask("k", "run", b""))
     with pytest.raises(QuorumError):
         store.check()
 
@@ -387,7 +394,7 @@ def test_a_mark_is_found_by_another_majority_than_that_it_was_written_to(masters
     take(store, "a", run="run")
     fourth.pause()
     fifth.pause()
-    store.release("k", "a", run="run", ended=Ended.YES_AND_MAY_COME_AGAIN)
+    store.release("k", "a", run="run", ended=Completion.YES_AND_MAY_COME_AGAIN)
     fourth.kill()  # what it was sent in vain dies with it
     fifth.kill()
     fourth.start()
@@ -411,9 +418,9 @@ def _answers(store, but):
 
 def test_a_run_is_settled_though_a_node_has_missed_it(masters, store):
     take(store, "a", run="run")
-    store.release("k", "a", run="run", ended=Ended.UNSETTLED)
+    store.release("k", "a", run="run", ended=Completion.UNSETTLED)
     masters.servers[0].pause()
-    assert store.drop(Wake("k", "run", b"")).released
+    assert store.drop(WokenTask("k", "run", b"")).released
     masters.servers[0].resume()
 
     assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is Status.DONE

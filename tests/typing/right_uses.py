@@ -6,8 +6,8 @@ from celery import Celery, Signature, Task, chain
 from celery.result import AsyncResult, EagerResult
 
 from celery_distlock import LockedTask, policies
-from celery_distlock.lease import Lease
-from celery_distlock.typed import TypedTask, locked_task
+from celery_distlock.engine.lease import Lease
+from celery_distlock.typing import TypedTask, locked_task
 
 app = Celery("shop")
 

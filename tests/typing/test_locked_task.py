@@ -9,7 +9,7 @@ from celery import Celery, Task
 
 from celery_distlock import Lock, LockedTask
 from celery_distlock.errors import ConfigurationError, LockConflictError
-from celery_distlock.typed import TypedTask, locked_task
+from celery_distlock.typing import TypedTask, locked_task
 
 MODULE = "tests.apps.typed"
 PAIRS = [("typed", "untyped"), ("typed_bound", "untyped_bound")]

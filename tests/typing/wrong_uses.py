@@ -3,7 +3,7 @@
 from celery import Celery, Task
 
 from celery_distlock import LockedTask
-from celery_distlock.typed import TypedTask, locked_task
+from celery_distlock.typing import TypedTask, locked_task
 
 app = Celery("shop")
 

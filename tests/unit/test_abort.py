@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from celery_distlock.abort import Guard
+from celery_distlock.engine.abort import Guard
+from celery_distlock.engine.lease import Hold, HoldState, Terms
 from celery_distlock.errors import LockLostError
-from celery_distlock.lease import Hold, HoldState, Terms
 from celery_distlock.stores import open_store
 
 LOSSES = 3000

@@ -7,7 +7,7 @@ import pytest
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.testing import FakeClock
-from celery_distlock.worker.arrivals import EXACT_FOR, Arrivals
+from celery_distlock.worker.arrival_times import EXACT_FOR, Arrivals
 
 
 @pytest.fixture

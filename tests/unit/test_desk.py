@@ -9,8 +9,8 @@ import pytest
 from celery import Celery
 
 from celery_distlock import LockedTask
-from celery_distlock.stores.base import Wake
-from celery_distlock.worker.desk import DeskStep, _Settler
+from celery_distlock.stores.base import WokenTask
+from celery_distlock.worker.delivery import DeliveryStep, _AckWorker
 from tests.unit.test_trust import envelope
 from tests.waiting import wait_until
 
@@ -37,22 +37,22 @@ class Calls:
 
 def test_what_is_pushed_is_read_before_the_event_loop_has_it(app):
     consumer, calls = SimpleNamespace(app=app), Calls()
-    step = DeskStep(consumer)
+    step = DeliveryStep(consumer)
 
-    step._receive(consumer, calls, Wake("sku", "i:0:0:0", envelope()))
+    step._receive(consumer, calls, WokenTask("sku", "i:0:0:0", envelope()))
 
     (call,) = calls.made
     _, wake, message = call.args
-    assert wake == Wake("sku", "i:0:0:0", envelope())
+    assert wake == WokenTask("sku", "i:0:0:0", envelope())
     assert message.payload == [[], {}, {}]
 
 
 def test_what_is_refused_does_not_come_to_the_event_loop(app, caplog):
     consumer, calls = SimpleNamespace(app=app), Calls()
-    step = DeskStep(consumer)
+    step = DeliveryStep(consumer)
 
-    step._receive(consumer, calls, Wake("sku", "i:0:0:0", b"{["))
-    step._receive(consumer, calls, Wake("sku", "i:0:0:0", envelope(content_encoding=[1])))
+    step._receive(consumer, calls, WokenTask("sku", "i:0:0:0", b"{["))
+    step._receive(consumer, calls, WokenTask("sku", "i:0:0:0", envelope(content_encoding=[1])))
 
     assert calls.made == []
     assert "it is no message" in caplog.text
@@ -66,9 +66,9 @@ def test_an_end_that_cannot_be_noted_keeps_no_other_from_being_noted(caplog):
             raise ValueError("of a record")
         noted.set()
 
-    settler = _Settler(SimpleNamespace(came_back=came_back))
+    settler = _AckWorker(SimpleNamespace(came_back=came_back))
     for run in ("", "run"):
-        _, reject = settler.callbacks(Wake("k", run, b""), late=False)
+        _, reject = settler.callbacks(WokenTask("k", run, b""), late=False)
         reject(None, None, requeue=True)
 
     wait_until(noted.is_set, what="the second one")

@@ -12,15 +12,15 @@ import weakref
 
 import pytest
 
-from celery_distlock import dispatch
-from celery_distlock.stores.base import Parcel
+from celery_distlock.process import dispatcher
+from celery_distlock.stores.base import ParkRequest
 from celery_distlock.stores.memory import MemoryStore
 from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
 def _own_dispatcher(monkeypatch):
-    monkeypatch.setattr(dispatch, "_dispatchers", {})
+    monkeypatch.setattr(dispatcher, "_dispatchers", {})
 
 
 @pytest.fixture
@@ -32,11 +32,11 @@ def gate():
 
 
 def test_it_is_sent_when_the_release_returns(monkeypatch):
-    monkeypatch.setattr(dispatch, "PATIENCE", 60.0)
+    monkeypatch.setattr(dispatcher, "PATIENCE", 60.0)
     store, sent = MemoryStore("memory://", "test"), []
     store.courier = sent.append
     store.acquire("k", "a", 60.0)
-    store.acquire("k", "b", 60.0, queue=Parcel(b"envelope"), run="run")
+    store.acquire("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run")
 
     store.dispatch(store.release("k", "a").wake)
 
@@ -46,70 +46,70 @@ def test_it_is_sent_when_the_release_returns(monkeypatch):
 def test_a_broker_that_hangs_is_waited_for_once_and_not_by_those_who_come_next(gate):
     begun = time.monotonic()
     for _ in range(100):
-        dispatch.dispatch(lambda: gate.wait(60.0))
+        dispatcher.dispatch(lambda: gate.wait(60.0))
 
     assert time.monotonic() - begun < 5.0  # of the 25 that a hundred waits would take
 
 
 def test_when_it_goes_on_it_is_waited_for_again(monkeypatch, gate):
     sent = []
-    dispatch.dispatch(lambda: gate.wait(60.0))
-    dispatch.dispatch(lambda: sent.append(1))
+    dispatcher.dispatch(lambda: gate.wait(60.0))
+    dispatcher.dispatch(lambda: sent.append(1))
     assert not sent
     gate.set()
     wait_until(lambda: sent, what="what was behind it")
-    wait_until(lambda: not dispatch._dispatchers["it"]._hangs, what="that to be noted")
-    monkeypatch.setattr(dispatch, "PATIENCE", 60.0)
+    wait_until(lambda: not dispatcher._dispatchers["it"]._hangs, what="that to be noted")
+    monkeypatch.setattr(dispatcher, "PATIENCE", 60.0)
 
-    dispatch.dispatch(lambda: sent.append(2))
+    dispatcher.dispatch(lambda: sent.append(2))
 
     assert sent == [1, 2]
 
 
 def test_what_a_sweep_has_found_meanwhile_is_not_sent_by_us(monkeypatch, gate):
     sent = []
-    dispatch.dispatch(lambda: gate.wait(60.0))
-    monkeypatch.setattr(dispatch, "UNSENT", 0.0)
-    dispatch.dispatch(lambda: sent.append(1))
+    dispatcher.dispatch(lambda: gate.wait(60.0))
+    monkeypatch.setattr(dispatcher, "UNSENT", 0.0)
+    dispatcher.dispatch(lambda: sent.append(1))
     gate.set()
-    monkeypatch.setattr(dispatch, "PATIENCE", 60.0)
-    waiting = dispatch._dispatchers["it"]._waiting
+    monkeypatch.setattr(dispatcher, "PATIENCE", 60.0)
+    waiting = dispatcher._dispatchers["it"]._waiting
     wait_until(lambda: not waiting.qsize(), what="it to be left out")
-    monkeypatch.setattr(dispatch, "UNSENT", 60.0)
+    monkeypatch.setattr(dispatcher, "UNSENT", 60.0)
 
-    dispatch.dispatch(lambda: sent.append(2), patience=60.0)
+    dispatcher.dispatch(lambda: sent.append(2), patience=60.0)
 
     assert 1 not in sent
 
 
 def test_one_that_goes_wrong_keeps_no_other_from_being_sent(monkeypatch, caplog):
-    monkeypatch.setattr(dispatch, "PATIENCE", 60.0)
+    monkeypatch.setattr(dispatcher, "PATIENCE", 60.0)
     sent = []
 
-    dispatch.dispatch(sys.exit)
-    dispatch.dispatch(lambda: sent.append(1))
+    dispatcher.dispatch(sys.exit)
+    dispatcher.dispatch(lambda: sent.append(1))
 
     assert sent == [1]
     assert "the next sweep sends it" in caplog.text
 
 
 def test_what_waits_while_a_broker_hangs_is_bounded(gate):
-    became = [dispatch.dispatch(lambda: gate.wait(60.0)) for _ in range(dispatch.MOST + 100)]
+    became = [dispatcher.dispatch(lambda: gate.wait(60.0)) for _ in range(dispatcher.MOST + 100)]
 
-    assert dispatch._dispatchers["it"]._waiting.qsize() == dispatch.MOST
-    assert set(became[-50:]) == {dispatch.Call.REFUSED}
+    assert dispatcher._dispatchers["it"]._waiting.qsize() == dispatcher.MOST
+    assert set(became[-50:]) == {dispatcher.Outcome.REFUSED}
 
 
 def test_what_a_sweep_has_found_is_not_kept_while_a_broker_hangs(monkeypatch, gate):
-    dispatch.dispatch(lambda: gate.wait(60.0))
+    dispatcher.dispatch(lambda: gate.wait(60.0))
     message = threading.Event()
     kept = weakref.ref(message)
-    dispatch.dispatch(message.set)
+    dispatcher.dispatch(message.set)
     del message
     assert kept() is not None
-    monkeypatch.setattr(dispatch, "UNSENT", 0.0)
+    monkeypatch.setattr(dispatcher, "UNSENT", 0.0)
 
-    dispatch.dispatch(lambda: None)
+    dispatcher.dispatch(lambda: None)
 
     assert kept() is None
 
@@ -130,14 +130,14 @@ assert made
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_sends_though_its_parents_broker_hangs(gate):
-    dispatch.dispatch(lambda: gate.wait(60.0))
+    dispatcher.dispatch(lambda: gate.wait(60.0))
     ends = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
         try:
-            dispatch.dispatch(lambda: os.write(ends[1], b"sent"))
+            dispatcher.dispatch(lambda: os.write(ends[1], b"sent"))
             time.sleep(60.0)
         finally:
             os._exit(0)

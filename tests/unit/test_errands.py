@@ -6,9 +6,9 @@ import weakref
 
 import pytest
 
-from celery_distlock import errands
+from celery_distlock.engine import pending_releases
 from celery_distlock.errors import StoreUnavailableError
-from celery_distlock.stores.base import Ended, Parcel
+from celery_distlock.stores.base import Completion, ParkRequest
 from celery_distlock.stores.memory import MemoryStore
 from tests.waiting import wait_until
 
@@ -30,8 +30,8 @@ class Store(MemoryStore):
 
 @pytest.fixture(autouse=True)
 def own_errands(monkeypatch):
-    monkeypatch.setattr(errands, "_errands", errands._Errands())
-    monkeypatch.setattr(errands, "PAUSES", (0.01,) * 7)
+    monkeypatch.setattr(pending_releases, "_errands", pending_releases._PendingReleases())
+    monkeypatch.setattr(pending_releases, "PAUSES", (0.01,) * 7)
 
 
 def test_a_key_is_given_back_even_if_it_is_granted_after_the_first_release():
@@ -44,7 +44,7 @@ def test_a_key_is_given_back_even_if_it_is_granted_after_the_first_release():
 
     store = Late()
 
-    errands.give_back(store, "k", "a")
+    pending_releases.release_later(store, "k", "a")
 
     wait_until(lambda: store.releases == 2, what="the second release")
     wait_until(lambda: not store.inspect("k").token, what="the key to be free")
@@ -54,7 +54,7 @@ def test_it_is_tried_again_until_the_store_answers():
     store = Store(failures=3)
     store.acquire("k", "a", 60.0)
 
-    errands.give_back(store, "k", "a")
+    pending_releases.release_later(store, "k", "a")
 
     wait_until(lambda: not store.inspect("k").token, what="the key to be free")
     assert store.releases >= 4
@@ -62,11 +62,11 @@ def test_it_is_tried_again_until_the_store_answers():
 
 def test_a_store_that_never_answers_is_let_go():
     store = Store(failures=100)
-    errands.give_back(store, "k", "a")
+    pending_releases.release_later(store, "k", "a")
     wait_until(lambda: store.releases == 8, what="every attempt")
     other = Store()
 
-    errands.give_back(other, "k", "a")
+    pending_releases.release_later(other, "k", "a")
 
     wait_until(lambda: other.releases == 2, what="the next errand")
     assert store.releases == 8
@@ -77,9 +77,9 @@ def test_whoever_is_next_is_sent():
     sent = []
     store.courier = sent.append
     store.acquire("k", "a", 60.0)
-    store.acquire("k", "b", 60.0, queue=Parcel(b"envelope"), run="run")
+    store.acquire("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run")
 
-    errands.give_back(store, "k", "a")
+    pending_releases.release_later(store, "k", "a")
 
     wait_until(lambda: sent, what="the next one")
     assert [wake.envelope for wake in sent] == [b"envelope"]
@@ -89,7 +89,7 @@ def test_somebody_elses_key_is_left_alone():
     store = Store()
     store.acquire("k", "b", 60.0)
 
-    errands.give_back(store, "k", "a")
+    pending_releases.release_later(store, "k", "a")
 
     wait_until(lambda: store.releases == 2, what="the errand")
     assert store.inspect("k").owner == "b"
@@ -104,12 +104,12 @@ def test_an_errand_that_comes_later_does_not_wait_for_one_that_is_retried(monkey
         raise StoreUnavailableError("gone")
 
     monkeypatch.setattr(gone, "release", fail)
-    monkeypatch.setattr(errands, "PAUSES", (600.0,))
-    made = errands._Errands()
-    made.add(gone, "k", "a", "", Ended.NO)
+    monkeypatch.setattr(pending_releases, "PAUSES", (600.0,))
+    made = pending_releases._PendingReleases()
+    made.add(gone, "k", "a", "", Completion.NO)
     assert tried.wait(10.0)
 
-    made.add(store, "k", "a", "", Ended.NO)
+    made.add(store, "k", "a", "", Completion.NO)
 
     wait_until(lambda: store.releases, timeout=10.0, what="the errand that is due")
 
@@ -122,7 +122,7 @@ def test_an_errand_that_is_done_keeps_nothing_alive():
     on_done = Done()
     kept = weakref.ref(on_done)
 
-    errands._errands.add(Store(), "k", "a", "", Ended.NO, None, on_done)
+    pending_releases._pending.add(Store(), "k", "a", "", Completion.NO, None, on_done)
     del on_done
 
     wait_until(lambda: gc.collect() >= 0 and kept() is None, what="it to be forgotten")
@@ -138,21 +138,21 @@ def test_a_store_that_hangs_holds_up_no_other():
         raise StoreUnavailableError("gone")
 
     hangs.release = hang
-    errands.give_back(hangs, "k", "a")
+    pending_releases.release_later(hangs, "k", "a")
     assert asked.wait(30.0)
 
-    errands.give_back(store, "k", "a")
+    pending_releases.release_later(store, "k", "a")
 
     wait_until(lambda: store.releases == 2, what="the other store's errand")
     answer.set()
 
 
 def test_a_store_that_has_nothing_to_be_done_has_no_thread(monkeypatch):
-    monkeypatch.setattr(errands, "IDLE", 0.01)
-    made, stores = errands._Errands(), [Store()]
+    monkeypatch.setattr(pending_releases, "IDLE", 0.01)
+    made, stores = pending_releases._PendingReleases(), [Store()]
     kept = weakref.ref(stores[0])
     for number in range(1, 4):
-        made.add(stores[0], "k", "a", "", Ended.NO)
+        made.add(stores[0], "k", "a", "", Completion.NO)
         wait_until(lambda n=number: stores[0].releases == 2 * n, what="the errand")
         wait_until(lambda: not made._lines, what="the thread's end")
     stores.clear()

@@ -15,10 +15,10 @@ from types import SimpleNamespace
 import pytest
 
 from celery_distlock import clock
-from celery_distlock import ledger as ledger_module
+from celery_distlock.engine import shared_holds as ledger_module
+from celery_distlock.engine.lease import Hold, HoldState, Terms, believed
+from celery_distlock.engine.shared_holds import OrphanedHold, SharedHolds
 from celery_distlock.keys import slot_name
-from celery_distlock.lease import Hold, HoldState, Terms, believed
-from celery_distlock.ledger import Ledger, Remains
 from tests import processes
 
 
@@ -52,7 +52,7 @@ class Child:
         pid: Its own.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: SharedHolds) -> None:
         orders, self._orders = os.pipe()
         self._answers, answers = os.pipe()
         self.pid = fork()
@@ -96,7 +96,7 @@ class Child:
         os.close(self._orders)
 
 
-def _serve(ledger: Ledger, orders: int, answers: int) -> None:
+def _serve(ledger: SharedHolds, orders: int, answers: int) -> None:
     ledger.after_fork()
     noted: dict[str, Hold] = {}
     for line in os.fdopen(orders):
@@ -135,7 +135,7 @@ def _serve(ledger: Ledger, orders: int, answers: int) -> None:
 
 @pytest.fixture
 def ledger():
-    ledger = Ledger()
+    ledger = SharedHolds()
     yield ledger
     ledger._memory.close()
     ledger._file.close()
@@ -303,8 +303,8 @@ def test_what_a_dead_child_noted_is_told_once(ledger, child):
     one.kill()
 
     assert sorted(ledger.bury()) == [
-        Remains("redis://here#p", "a", owner),
-        Remains("redis://here#p", "b", owner[:-1] + "2"),
+        OrphanedHold("redis://here#p", "a", owner),
+        OrphanedHold("redis://here#p", "b", owner[:-1] + "2"),
     ]
     assert not list(ledger.bury())
 
@@ -457,8 +457,8 @@ def test_a_child_writes_though_a_thread_of_its_parent_was_writing_at_the_fork(le
 
 def test_a_process_that_was_not_forked_has_a_ledger_of_its_own(ledger):
     code = (
-        "from tests.unit.test_ledger import Ledger, hold\n"
-        "ledger = Ledger()\n"
+        "from tests.unit.test_ledger import SharedHolds, hold\n"
+        "ledger = SharedHolds()\n"
         "ledger.note(hold('a'))\n"
         "assert not list(ledger.bury())\n"
     )
@@ -614,7 +614,7 @@ def test_a_page_tells_nothing_of_who_had_it_before(ledger, child):
 
 def test_a_child_for_whom_there_is_no_page_goes_on_without(monkeypatch, child):
     monkeypatch.setattr(ledger_module, "PAGES", 2)
-    small = Ledger()
+    small = SharedHolds()
     children = [Child(small) for _ in range(3)]
     try:
         for number, each in enumerate(children):
@@ -696,7 +696,7 @@ def test_what_just_fits_a_page_is_kept_whole_in_either_half(ledger, child, small
 
 
 def test_the_file_is_nowhere_to_be_found_and_ends_with_the_ledger():
-    ledger = Ledger()
+    ledger = SharedHolds()
     number = ledger._file.fileno()
     with contextlib.suppress(FileNotFoundError):
         assert not os.path.exists(os.readlink(f"/proc/self/fd/{number}"))  # noqa: PTH110, PTH115
@@ -711,14 +711,14 @@ SIZE = ledger_module.PAGES * ledger_module.PAGE  # bytes
 def test_it_needs_no_temporary_folder_which_may_be_full(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
 
-    with contextlib.closing(Ledger()._file) as file:
+    with contextlib.closing(SharedHolds()._file) as file:
         assert os.fstat(file.fileno()).st_size == SIZE
 
 
 def test_where_it_needs_a_disk_it_has_all_of_its_room_from_the_beginning(monkeypatch):
     monkeypatch.delattr(os, "memfd_create", raising=False)
 
-    with contextlib.closing(Ledger()._file) as file:
+    with contextlib.closing(SharedHolds()._file) as file:
         assert os.fstat(file.fileno()).st_blocks * 512 >= SIZE
 
 
@@ -730,6 +730,6 @@ def test_a_ledger_for_which_there_is_no_room_is_not_made(monkeypatch, memory):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            Ledger()
+            SharedHolds()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -8,10 +8,10 @@ import pytest
 from celery import Celery
 
 from celery_distlock.errors import ConfigurationError
-from celery_distlock.location import borrowed_url, with_option
-from celery_distlock.runtime import Runtime
+from celery_distlock.runtime.app import Runtime
+from celery_distlock.runtime.broker_url import derive_store_url, with_option
 from celery_distlock.stores import open_store
-from celery_distlock.stores.urls import locate
+from celery_distlock.stores.redis.urls import locate
 
 SENTINELS = "sentinel://a:1;sentinel://b:2;sentinel://c:3"
 
@@ -97,13 +97,13 @@ def conf(**settings):
 def test_what_celery_users_have_is_understood(settings, url):
     wanted = settings["broker_url"] if isinstance(url, dict) else url
 
-    assert borrowed_url(conf(**settings)) == wanted
+    assert derive_store_url(conf(**settings)) == wanted
     open_store(wanted, "distlock")
 
 
 def test_what_is_left_out_of_a_borrowed_url_is_said_for_debugging(caplog):
-    with caplog.at_level("DEBUG", "celery_distlock.location"):
-        borrowed_url(conf(broker_url="redis://h/1?socket_timeout=5"))
+    with caplog.at_level("DEBUG", "celery_distlock.runtime.broker_url"):
+        derive_store_url(conf(broker_url="redis://h/1?socket_timeout=5"))
 
     assert "without the option 'socket_timeout' of Celery's URL" in caplog.text
 
@@ -111,16 +111,18 @@ def test_what_is_left_out_of_a_borrowed_url_is_said_for_debugging(caplog):
 @pytest.mark.parametrize("settings", [{"broker_url": "amqp://h"}, {"broker_url": "sqs://"}])
 def test_without_a_redis_a_url_is_asked_for(settings):
     with pytest.raises(ConfigurationError, match="set distlock_url"):
-        borrowed_url(conf(**settings))
+        derive_store_url(conf(**settings))
 
 
 def test_sentinels_without_a_name_for_the_master_are_refused():
     with pytest.raises(ConfigurationError, match="master_name"):
-        borrowed_url(conf(broker_url=SENTINELS))
+        derive_store_url(conf(broker_url=SENTINELS))
 
 
 def test_the_sentinels_of_all_urls_are_asked():
-    url = borrowed_url(conf(broker_url=SENTINELS, broker_transport_options={"master_name": "m"}))
+    url = derive_store_url(
+        conf(broker_url=SENTINELS, broker_transport_options={"master_name": "m"})
+    )
 
     assert locate(url).servers.address == "sentinel://a:1,b:2,c:3/0?service=m"
 

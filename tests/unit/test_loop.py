@@ -10,7 +10,7 @@ import pytest
 from kombu.asynchronous import Hub
 
 from celery_distlock.stores import open_store
-from celery_distlock.worker.loop import Helper, LoopCalls
+from celery_distlock.worker.event_loop import BoundedCaller, LoopCalls
 from tests.waiting import wait_until
 
 
@@ -24,10 +24,10 @@ def hub():
 @pytest.fixture
 def helpers():
     """Makes helpers that end with the test."""
-    made: list[Helper] = []
+    made: list[BoundedCaller] = []
 
-    def make(**options) -> Helper:
-        made.append(Helper("test-helper", **options))
+    def make(**options) -> BoundedCaller:
+        made.append(BoundedCaller("test-helper", **options))
         return made[-1]
 
     yield make

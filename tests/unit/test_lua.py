@@ -7,14 +7,14 @@ from importlib.resources import files
 
 import pytest
 
-from celery_distlock import lua
-from celery_distlock.stores.base import Ended, Ownership, Parcel, Peer, Route
-from celery_distlock.stores.redis import RedisStore
-from celery_distlock.stores.wires import Wire
+from celery_distlock.stores.base import Completion, Ownership, ParkRequest, PeerChannel, Route
+from celery_distlock.stores.redis import scripts
+from celery_distlock.stores.redis.connections import ConnectionPool
+from celery_distlock.stores.redis.store import RedisStore
 
 NAMES = sorted(
     file.name.removesuffix(".lua")
-    for file in files("celery_distlock.lua").iterdir()
+    for file in files("celery_distlock.stores.redis.scripts").iterdir()
     if file.name.endswith(".lua")
 )
 LIBRARIES = ["grant", "queue"]
@@ -23,7 +23,7 @@ each_script = pytest.mark.parametrize("name", SCRIPTS)
 
 
 def own_text(name):
-    return (files("celery_distlock.lua") / f"{name}.lua").read_text()
+    return (files("celery_distlock.stores.redis.scripts") / f"{name}.lua").read_text()
 
 
 def code(name):
@@ -32,7 +32,7 @@ def code(name):
 
 @pytest.fixture
 def write_script(monkeypatch, tmp_path):
-    monkeypatch.setattr(lua, "files", lambda _package: tmp_path)
+    monkeypatch.setattr(scripts, "files", lambda _package: tmp_path)
 
     def write(text):
         name = f"script_{uuid.uuid4().hex}"  # scripts are loaded once
@@ -44,7 +44,7 @@ def write_script(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_header_parses(name):
-    script = lua.load(name)
+    script = scripts.load(name)
 
     assert script.name == name
     assert script.keys
@@ -64,14 +64,14 @@ def test_the_header_names_the_arguments_as_the_code_does(name):
     indexes = {int(index) for index in re.findall(r"ARGV\[(\d+)\]", code(name))}
 
     if unpacked:
-        assert tuple(unpacked[1].split(", ")) == lua.load(name).arguments
+        assert tuple(unpacked[1].split(", ")) == scripts.load(name).arguments
     else:
-        assert indexes == set(range(1, len(lua.load(name).arguments) + 1))
+        assert indexes == set(range(1, len(scripts.load(name).arguments) + 1))
 
 
 @each_script
 def test_the_header_names_every_key_that_is_used(name):
-    script = lua.load(name)
+    script = scripts.load(name)
     used = {int(index) for index in re.findall(r"KEYS\[(\d+)\]", script.source)}
 
     assert used == set(range(1, len(script.keys) + 1))
@@ -97,7 +97,7 @@ def test_no_script_uses_another_clock_than_the_servers(name):
 
 @each_script
 def test_the_digest_is_that_of_the_whole_source(name):
-    script = lua.load(name)
+    script = scripts.load(name)
 
     assert script.sha == hashlib.sha1(script.source.encode()).hexdigest()
     assert script.source.endswith(own_text(name).rpartition("-- USES ")[2].partition("\n")[2])
@@ -116,7 +116,7 @@ def test_the_digest_is_that_of_the_whole_source(name):
 )
 def test_a_script_without_a_header_is_refused(write_script, text, said):
     with pytest.raises(ValueError, match=said):
-        lua.load(write_script(text))
+        scripts.load(write_script(text))
 
 
 LIBRARY = "-- NAME.lua: is used.\n-- KEYS lock\nlocal LOCK = KEYS[1]\n"
@@ -127,7 +127,7 @@ def test_a_script_that_names_other_keys_than_what_it_uses_is_refused(write_scrip
     user = write_script(f"-- NAME.lua: uses.\n-- KEYS queue\n-- USES {library}\nreturn 1")
 
     with pytest.raises(ValueError, match=f"uses {library}.lua and names other KEYS"):
-        lua.load(user)
+        scripts.load(user)
 
 
 def test_what_a_script_uses_is_put_where_it_says_so(write_script):
@@ -136,7 +136,7 @@ def test_what_a_script_uses_is_put_where_it_says_so(write_script):
         f"-- NAME.lua: uses.\n-- KEYS lock\n-- ARGV a [b c]\n-- USES {library}\nreturn LOCK"
     )
 
-    script = lua.load(user)
+    script = scripts.load(user)
 
     assert script.source.endswith("\nlocal LOCK = KEYS[1]\nreturn LOCK")
     assert (script.keys, script.arguments) == (("lock",), ("a", "b", "c"))
@@ -145,7 +145,7 @@ def test_what_a_script_uses_is_put_where_it_says_so(write_script):
 
 @each_script
 def test_every_constant_that_is_used_is_defined(name):
-    source = re.sub("--.*|'[^'\n]*'", "", lua.load(name).source)
+    source = re.sub("--.*|'[^'\n]*'", "", scripts.load(name).source)
     defined = re.findall(r"local ([A-Z_, ]+) =", source)
     names = {each for line in defined for each in line.split(", ")} | {"KEYS", "ARGV"}
 
@@ -154,27 +154,27 @@ def test_every_constant_that_is_used_is_defined(name):
 
 def test_a_script_that_is_not_there_is_an_error():
     with pytest.raises(FileNotFoundError):
-        lua.load("no_such_script")
+        scripts.load("no_such_script")
 
 
 def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     sent = []
-    exchange = Wire.exchange
+    exchange = ConnectionPool.exchange
 
     def record(wire, calls):
         sent.extend(calls)
         return exchange(wire, calls)
 
-    monkeypatch.setattr(Wire, "exchange", record)
+    monkeypatch.setattr(ConnectionPool, "exchange", record)
     store = RedisStore(redis_url, prefix)
     store.acquire("k", "a", 30.0)
     store.renew([Ownership("k", "a", 30.0)], 5.0)
     store.acquire("k", "b", 30.0, queue=store.inbox("k", "b"))
     store.release("k", "b", inbox=store.inbox("k", "b"))
-    store.acquire("k", "c", 30.0, queue=Parcel(b"envelope"), run="run")
-    wake = store.release("k", "a", ended=Ended.YES, run="other").wake
+    store.acquire("k", "c", 30.0, queue=ParkRequest(b"envelope"), run="run")
+    wake = store.release("k", "a", ended=Completion.YES, run="other").wake
     store.sent(wake)
-    peer = Peer(store.desk(lambda wake: None).address, 1)
+    peer = PeerChannel(store.desk(lambda wake: None).address, 1)
     store.note_desk(["celery"], peer, 5.0)
     store.push(wake, [peer.address])
     store.tend([wake], 5.0)
@@ -188,9 +188,9 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     store.count({"what": 1.0})
     store.turn("k", 0.5, (0.1, 60.0), 5.0)
     store.acquire("k", "c", 30.0, run="run", repeated=True)
-    store.release("k", "c", run="run", ended=Ended.YES, keep_for=("run", 0.05))
+    store.release("k", "c", run="run", ended=Completion.YES, keep_for=("run", 0.05))
     store.acquire_all(["l", "m"], ["d", "e"], 30.0)
-    store.stand("n", "standing", Route(("n", "o")), parcel=Parcel(b"envelope"))
+    store.stand("n", "standing", Route(("n", "o")), parcel=ParkRequest(b"envelope"))
     store.stand("o", "standing", Route(("n", "o")), arrival=1)
     store.depart("o", "standing", first=False)
     store.check()

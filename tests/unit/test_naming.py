@@ -4,7 +4,7 @@ from celery_distlock.errors import LockConflictError, LockLostError
 from celery_distlock.keys import slot_name
 from celery_distlock.lock import Lock
 from celery_distlock.naming import SHOWN_LENGTH, shown
-from celery_distlock.reports import Report
+from celery_distlock.runtime.reporting import Report
 
 LONG = "customer:" + "x" * 1_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from celery.worker import state
 
-from celery_distlock.worker.neighbours import LAST_LOOK, LOOK, Turns, neighbours
+from celery_distlock.worker.in_flight import LAST_LOOK, LOOK, ElderQueue, in_flight
 
 
 class Request:
@@ -36,7 +36,7 @@ def timer():
 
 @pytest.fixture
 def turns(timer):
-    return Turns(timer, neighbours.have)
+    return ElderQueue(timer, in_flight.have)
 
 
 @pytest.fixture
@@ -47,23 +47,23 @@ def begin(monkeypatch):
 
     def begin(identity: str) -> None:
         unfinished[identity] = Request()
-        neighbours.add("k", identity)
+        in_flight.add("k", identity)
 
     begin.unfinished = unfinished
     return begin
 
 
 def test_a_task_is_a_neighbour_until_it_has_finished(begin):
-    assert not neighbours.have("k")
+    assert not in_flight.have("k")
     begin("a")
-    assert neighbours.have("k")
-    assert neighbours.queue("k")
-    assert not neighbours.queue("k", but="a")
-    assert not neighbours.have("other")
+    assert in_flight.have("k")
+    assert in_flight.queue("k")
+    assert not in_flight.queue("k", but="a")
+    assert not in_flight.have("other")
 
     del begin.unfinished["a"]
 
-    assert not neighbours.have("k")
+    assert not in_flight.have("k")
 
 
 def test_calls_are_made_one_after_the_other_each_when_those_before_it_have_finished(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from celery_distlock import clock
-from celery_distlock.lease import Hold, HoldState, Terms
-from celery_distlock.lock import obtain, surrender
-from celery_distlock.stores.base import Parcel, Status
+from celery_distlock.engine.acquisition import acquire, release
+from celery_distlock.engine.lease import Hold, HoldState, Terms
+from celery_distlock.stores.base import ParkRequest, Status
 from celery_distlock.stores.memory import MemoryStore
 
 LEASE = 10.0
@@ -47,18 +47,18 @@ def store(monkeypatch):
 def hold(store):
     hold = Hold(store, "k", Terms(LEASE), label="test", run="run")
     yield hold
-    surrender(hold)
+    release(hold)
 
 
 def test_a_grant_that_comes_too_late_is_no_grant(hold):
-    reply = obtain(hold)
+    reply = acquire(hold)
 
     assert reply.status is Status.BUSY
     assert hold.state is HoldState.ENDED
 
 
 def test_who_waits_without_end_asks_again_after_a_grant_that_came_too_late(hold):
-    reply = obtain(hold, timeout=None)
+    reply = acquire(hold, timeout=None)
 
     assert reply.status is Status.GRANTED
     assert hold.held
@@ -67,7 +67,7 @@ def test_who_waits_without_end_asks_again_after_a_grant_that_came_too_late(hold)
 def test_the_next_attempt_is_another_owner_so_giving_back_the_first_does_no_harm(hold):
     first = hold.owner
 
-    obtain(hold, timeout=None)
+    acquire(hold, timeout=None)
 
     assert hold.owner != first
     assert hold.store.inspect("k").owner == hold.owner
@@ -75,7 +75,7 @@ def test_the_next_attempt_is_another_owner_so_giving_back_the_first_does_no_harm
 
 def test_who_parks_is_parked_or_granted_and_never_turned_away(hold, store):
     # Whoever asks to be parked relies on being in the queue unless he holds the key.
-    reply = obtain(hold, park=Parcel(b"envelope"))
+    reply = acquire(hold, park=ParkRequest(b"envelope"))
 
     assert reply.status in {Status.GRANTED, Status.PARKED}
     assert hold.held == (reply.status is Status.GRANTED)

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_distlock.stores.memory import MemoryStore
-from celery_distlock.worker.lobby import Arrival, Parking
+from celery_distlock.worker.parking import Arrival, Parking
 
 
 class Consumer:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from celery_distlock.stores.pushes import Place, Post, PushInbox
+from celery_distlock.stores.redis.subscriptions import Place, PubSubInbox, WaiterSubscriptions
 
 
 class Deaf:
@@ -18,14 +18,14 @@ class Deaf:
 
 @pytest.mark.usefixtures("quick_turns")
 def test_threads_that_come_and_go_do_not_disturb_those_who_look_for_one_who_waits():
-    post = Post(Deaf)
+    post = WaiterSubscriptions(Deaf)
     post._ear.hears = lambda channel: True
     disturbed = []
 
     def come_and_go(name):
         try:
             for number in range(1000):
-                inbox = PushInbox(f"{name}-{number}", lambda: (post, Place("channel", False)))
+                inbox = PubSubInbox(f"{name}-{number}", lambda: (post, Place("channel", False)))
                 post._heard(number % 2 == 0)
                 inbox.close()
         except RuntimeError as error:

@@ -4,9 +4,10 @@ import pytest
 import redis
 
 from celery_distlock.errors import ConfigurationError
-from celery_distlock.stores import Ability, Store, open_store, redact
+from celery_distlock.stores import Ability, Store, open_store
 from celery_distlock.stores.memory import MemoryStore
-from celery_distlock.stores.redis import RedisStore
+from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.urls import redact
 from tests import servers
 
 

@@ -7,20 +7,21 @@ import threading
 
 import pytest
 
-from celery_distlock import dispatch, queue
-from celery_distlock.queue import Sweeper
-from celery_distlock.stores.base import Sending, Wake
+from celery_distlock.engine import sweeper
+from celery_distlock.engine.sweeper import Sweeper
+from celery_distlock.process import dispatcher
+from celery_distlock.stores.base import Sending, WokenTask
 from celery_distlock.stores.memory import MemoryStore
 from tests.waiting import wait_until
 
 
 def test_a_task_s_id_cannot_forge_a_line_of_the_log(caplog):
-    wake = Wake("k", "id\n[ERROR] forged:0:0:0", b"")
+    wake = WokenTask("k", "id\n[ERROR] forged:0:0:0", b"")
     store = MemoryStore("memory://", "test")
     store.courier = lambda wake: None
     store.sweep = lambda interval: [wake]
 
-    with caplog.at_level(logging.INFO, "celery_distlock.queue"):
+    with caplog.at_level(logging.INFO, "celery_distlock.engine.sweeper"):
         Sweeper(store, 1.0)._sweep()
 
     said = [message for message in caplog.messages if "forged" in message]
@@ -30,11 +31,11 @@ def test_a_task_s_id_cannot_forge_a_line_of_the_log(caplog):
 @pytest.fixture
 def hanging(monkeypatch):
     """A store with three runs to find, a broker that hangs, and what lets that go on."""
-    monkeypatch.setattr(dispatch, "_dispatchers", {})
-    monkeypatch.setattr(queue, "UNSENT", 0.2)
+    monkeypatch.setattr(dispatcher, "_dispatchers", {})
+    monkeypatch.setattr(sweeper, "UNSENT", 0.2)
     gate, store = threading.Event(), MemoryStore("memory://", "test")
     store.courier = lambda wake: gate.wait(60.0)
-    store.sweep = lambda interval: (Wake("k", f"{n}:0:0:0", b"") for n in store.found(3))
+    store.sweep = lambda interval: (WokenTask("k", f"{n}:0:0:0", b"") for n in store.found(3))
     store.given = []
 
     def found(number):
@@ -46,7 +47,7 @@ def hanging(monkeypatch):
     yield store, gate
     gate.set()
     # What was held back is sent, and logged, before the next test begins.
-    assert dispatch.dispatch(lambda: None, patience=60.0) is dispatch.Call.DONE
+    assert dispatcher.dispatch(lambda: None, patience=60.0) is dispatcher.Outcome.DONE
 
 
 def test_a_turn_ends_when_the_broker_hangs_and_the_others_are_left_to_other_workers(hanging):
@@ -69,13 +70,13 @@ def test_one_that_is_sent_late_is_counted_when_it_is_sent(hanging):
 
 
 def test_a_broker_that_is_slow_is_one_that_sends(monkeypatch):
-    monkeypatch.setattr(dispatch, "_dispatchers", {})
-    monkeypatch.setattr(dispatch, "PATIENCE", 0.0)
+    monkeypatch.setattr(dispatcher, "_dispatchers", {})
+    monkeypatch.setattr(dispatcher, "PATIENCE", 0.0)
     store, swept, gate = MemoryStore("memory://", "test"), [], threading.Event()
     store.courier = lambda wake: gate.wait(0.05)
-    store.sweep = lambda interval: [Wake("k", "1:0:0:0", b""), Wake("k", "2:0:0:0", b"")]
+    store.sweep = lambda interval: [WokenTask("k", "1:0:0:0", b""), WokenTask("k", "2:0:0:0", b"")]
 
     assert not Sweeper(store, 1.0, on_swept=lambda: swept.append(1))._sweep()
 
     assert swept == [1, 1]
-    assert store.dispatch(Wake("k", "3:0:0:0", b"")) is Sending.PENDING
+    assert store.dispatch(WokenTask("k", "3:0:0:0", b"")) is Sending.PENDING

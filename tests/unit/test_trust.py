@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from kombu import Exchange, Queue, binding
 
 from celery_distlock import LockedTask
-from celery_distlock.envelope import HEADER, Passage
-from celery_distlock.runtime import Runtime
-from celery_distlock.signing import is_signed, is_signed_with, sign
+from celery_distlock.runtime.app import Runtime
+from celery_distlock.runtime.messages import HEADER, LockHeader
+from celery_distlock.runtime.signing import is_signed, is_signed_with, sign
+from celery_distlock.runtime.trust import Reason, RefusedError
 from celery_distlock.stores import base
-from celery_distlock.stores.base import Parcel, Wake
-from celery_distlock.trust import Reason, RefusedError
+from celery_distlock.stores.base import ParkRequest, WokenTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 SECRET, OTHER = "correct horse battery", "staple of another kind"
-WAY = Passage(woken=True, run="i:0:0:0", parked_at="sku").header(0)
+WAY = LockHeader(woken=True, run="i:0:0:0", parked_at="sku").header(0)
 ENVELOPE = b'{"headers": {}, "body": "e30="}'
 
 
@@ -63,7 +63,7 @@ def envelope(task="reserve", way=WAY, **other) -> bytes:
 
 def refusal(app, told: bytes, name="sku", run="i:0:0:0") -> Reason | None:
     try:
-        Runtime.of(app).trust.check(Wake(name, run, told))
+        Runtime.of(app).trust.check(WokenTask(name, run, told))
     except RefusedError as error:
         return error.reason
     return None
@@ -265,7 +265,7 @@ def test_a_message_is_believed_only_as_the_run_and_at_the_key_that_it_was_parked
 def test_a_million_refusals_are_not_a_million_lines(new_app, caplog):
     trust = Runtime.of(new_app()).trust
     for number in range(3000):
-        trust.refuse(Wake("k", "r", b""), RefusedError(Reason.TASK, str(number)))
+        trust.refuse(WokenTask("k", "r", b""), RefusedError(Reason.TASK, str(number)))
 
     assert len(caplog.records) == 1001
     assert "celery locks doctor" in caplog.records[-1].message
@@ -286,7 +286,7 @@ def release_one(new_app, monkeypatch):
         for name in ("sent", "left"):
             monkeypatch.setattr(store, name, lambda _, name=name: noted.append(name))
         store.acquire("sku", "somebody", 60.0)
-        store.acquire("sku", "o", 60.0, queue=Parcel(told), run="i:0:0:0")
+        store.acquire("sku", "o", 60.0, queue=ParkRequest(told), run="i:0:0:0")
         store._deliver(store.release("sku", "somebody").wake)
         return " ".join(noted)
 

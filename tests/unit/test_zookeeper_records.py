@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("kazoo")
 
-from celery_distlock.stores.zookeeper.marks import held_back_of
+from celery_distlock.stores.zookeeper.completions import held_back_of
 from celery_distlock.stores.zookeeper.queues import Facts, escaped, facts_of, unescaped
 
 OURS = Facts("owner", "run", 30.0, 7)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from celery_distlock.admin import Admin
 from celery_distlock.keys import slot_name
+from celery_distlock.ops.admin import Admin
 from celery_distlock.testing import FakeClock, Locks
 from tests.web.page_process import PageProcess
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import click
 
-from celery_distlock.web.command import web
+from celery_distlock.ops.web.command import web
 
 if __name__ == "__main__":
     app = importlib.import_module(sys.argv[1]).app

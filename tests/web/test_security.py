@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner
 from starlette.responses import JSONResponse
 
+from celery_distlock.ops.web import guard
+from celery_distlock.ops.web.command import web
+from celery_distlock.ops.web.views import FILES
 from celery_distlock.stores import Ability
-from celery_distlock.stores.redis import RedisStore
-from celery_distlock.web import guard
-from celery_distlock.web.command import web
-from celery_distlock.web.views import FILES
+from celery_distlock.stores.redis.store import RedisStore
 from tests.web.page_process import CSRF
 
 TOKEN = "correct horse battery staple"
@@ -144,7 +144,7 @@ def test_the_path_that_is_served_is_the_one_that_is_guarded(monkeypatch):
     """Also by a Starlette whose URLs anybody can write by the header Host."""
     monkeypatch.setattr(guard, "_HOST", re.compile(r"(?P<name>[a-z]+).*"))
     sessions = guard.Sessions(TOKEN, cookie="c")
-    guarded = guard.Guard(_serve_anything, sessions, ["localhost"], read_only=False)
+    guarded = guard.RequestGuard(_serve_anything, sessions, ["localhost"], read_only=False)
     scope = {
         "type": "http",
         "method": "GET",
@@ -374,7 +374,7 @@ def test_what_is_not_installed_is_said(celery_env, missing):
 
 def test_the_command_imports_nothing_of_the_web():
     code = (
-        "import sys, celery_distlock.web.command;"
+        "import sys, celery_distlock.ops.web.command;"
         " sys.exit(bool({'starlette', 'uvicorn'} & set(sys.modules)))"
     )
 

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from celery_distlock import Lock
-from celery_distlock.runtime import Runtime
+from celery_distlock.runtime.app import Runtime
 from tests import servers
 from tests.waiting import wait_until
 from tests.workers import WorkerProcess

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from celery_distlock.envelope import HEADER, Passage
 from celery_distlock.keys import slot_name
-from celery_distlock.runtime import Runtime
+from celery_distlock.runtime.app import Runtime
+from celery_distlock.runtime.messages import HEADER, LockHeader
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def envelope(task: str, *args: Any, **other: Any) -> bytes:
 def parked_as(run: str, key: str, envelope: bytes) -> bytes:
     """Return *envelope* as a worker parks it, as *run* at *key*."""
     message = json.loads(envelope)
-    way = Passage(woken=True, run=run, parked_at=slot_name(key))
+    way = LockHeader(woken=True, run=run, parked_at=slot_name(key))
     message["headers"][HEADER] = way.header(message["headers"]["retries"])
     return json.dumps(message).encode()
 

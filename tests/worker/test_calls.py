@@ -11,7 +11,7 @@ import pytest
 
 from celery_distlock import Lock, LockedTask, policies
 from celery_distlock.errors import ConfigurationError, LockConflictError, LockNotOwnedError
-from celery_distlock.runtime import Runtime
+from celery_distlock.runtime.app import Runtime
 from tests.apps import make_app
 
 WAYS = {

@@ -13,7 +13,7 @@ from celery import Celery, shared_task
 from celery_distlock import LockedTask, install, policies
 from celery_distlock.errors import ConfigurationError, LockKeyError
 from celery_distlock.testing import FakeClock
-from celery_distlock.worker.steps import LockStep
+from celery_distlock.worker.bootsteps import LockStep
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from celery_distlock.errors import LockLostError, LockNotOwnedError
-from celery_distlock.stores.wires import Wire
+from celery_distlock.stores.redis.connections import ConnectionPool
 from tests.waiting import wait_until
 
 
@@ -39,13 +39,13 @@ def test_a_list_of_templates_is_held_as_a_whole(site, key):
 def test_two_free_keys_are_taken_in_one_round_trip(site, key, monkeypatch):
     site.tasks.look_at_two(key)  # now the server has the scripts
     asked = []
-    exchange = Wire.exchange
+    exchange = ConnectionPool.exchange
 
     def note(*words):
         asked.append(threading.current_thread())
         return exchange(*words)
 
-    monkeypatch.setattr(Wire, "exchange", note)
+    monkeypatch.setattr(ConnectionPool, "exchange", note)
 
     assert site.tasks.look_at_two(key) == [f"a:{key}", f"b:{key}"]
 

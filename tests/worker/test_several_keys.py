@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from celery_distlock.admin import Admin
+from celery_distlock.ops.admin import Admin
 from tests.history.history import Belief, faults
 from tests.waiting import wait_until
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 from kombu import Exchange, Queue
 
-from celery_distlock.admin import Admin
 from celery_distlock.errors import DistlockError
-from celery_distlock.runtime import Runtime
+from celery_distlock.ops.admin import Admin
+from celery_distlock.runtime.app import Runtime
 from tests.waiting import wait_until
 from tests.worker.conftest import Locks
 from tests.worker.intruder import Intruder, envelope, parked_as

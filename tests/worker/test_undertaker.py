@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import pytest
 
 from celery_distlock import signals
+from celery_distlock.engine.shared_holds import OrphanedHold, StalledHold
 from celery_distlock.errors import StoreUnavailableError
-from celery_distlock.ledger import Neglect, Remains
-from celery_distlock.runtime import Runtime
+from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores.base import new_owner
-from celery_distlock.worker.undertaker import Undertaker
+from celery_distlock.worker.reaper import Reaper
 from tests.apps import make_app
 from tests.waiting import wait_until
 
@@ -22,7 +22,7 @@ LEASE = 30.0
 class TwoChildren:
     """A ledger with one child that is gone, and one that is busy."""
 
-    def __init__(self, gone: list[Remains], busy: Remains) -> None:
+    def __init__(self, gone: list[OrphanedHold], busy: OrphanedHold) -> None:
         self._gone = gone
         self._busy = busy
         self.kept = 0
@@ -32,7 +32,7 @@ class TwoChildren:
         return iter(gone)
 
     def neglected(self):
-        yield Neglect(0, 1, {0: self._busy})
+        yield StalledHold(0, 1, {0: self._busy})
 
     def keep(self, neglect, places, asked_at):
         self.kept += 1
@@ -56,10 +56,10 @@ def store(app):
 def hold(store):
     """Takes a key as a child would, and returns what it has noted."""
 
-    def hold(key: str) -> Remains:
+    def hold(key: str) -> OrphanedHold:
         owner = new_owner("child")
         assert store.acquire(key, owner, LEASE).token
-        return Remains(store.identity, key, owner, LEASE)
+        return OrphanedHold(store.identity, key, owner, LEASE)
 
     return hold
 
@@ -79,7 +79,7 @@ def freed():
 
 @contextmanager
 def at_work(app, ledger):
-    undertaker = Undertaker(ledger, app)
+    undertaker = Reaper(ledger, app)
     undertaker.start()
     try:
         yield

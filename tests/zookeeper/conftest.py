@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_distlock import errands
+from celery_distlock.engine import pending_releases
 from celery_distlock.stores.zookeeper import ZooKeeperStore
 from tests import servers, zookeeper_server
 from tests.zookeeper_server import ZooKeeperServer
@@ -79,4 +79,4 @@ def brief_store(shared_server: ZooKeeperServer, prefix: str) -> Iterator[ZooKeep
 def no_errands() -> Iterator[None]:
     """Forgets what this test left to do at servers that are gone: it would slow down others."""
     yield
-    errands._errands = errands._Errands()
+    pending_releases._pending = pending_releases._PendingReleases()

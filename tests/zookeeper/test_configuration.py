@@ -14,7 +14,7 @@ from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
 from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
-from celery_distlock.stores.base import Ability, Ownership, Parcel
+from celery_distlock.stores.base import Ability, Ownership, ParkRequest
 from celery_distlock.stores.zookeeper import ZooKeeperStore, sessions
 from celery_distlock.testing import die_with_parent
 from tests.zookeeper.znodes import BUSY, RENEWED, UNKNOWN, folder, holder, nodes, renew, take
@@ -97,7 +97,7 @@ def test_it_cannot_park():
 
     assert store.abilities == set(Ability) - {Ability.PARK, Ability.COUNT}
     with pytest.raises(StoreError, match="no task can be parked"):
-        store.acquire("k", "a", 30.0, queue=Parcel(b"e"), run="run")
+        store.acquire("k", "a", 30.0, queue=ParkRequest(b"e"), run="run")
 
 
 def run_python(source, *arguments):

@@ -9,7 +9,7 @@ from celery import Celery
 from prometheus_client import CollectorRegistry, generate_latest
 
 from celery_distlock.errors import StoreError, StoreUnavailableError
-from celery_distlock.exporter import StoreCollector
+from celery_distlock.ops.prometheus import StoreCollector
 from celery_distlock.stores.zookeeper import ZooKeeperStore
 from tests.waiting import wait_until
 from tests.zookeeper.znodes import folder, nodes, take, wait_for

@@ -11,11 +11,12 @@ import pytest
 from kazoo.exceptions import ConnectionLoss
 from kazoo.protocol.serialization import Create2, Delete, Transaction
 
-from celery_distlock import Lock, errands
+from celery_distlock import Lock
+from celery_distlock.engine import pending_releases
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores.zookeeper import ZooKeeperStore, sessions
 from celery_distlock.stores.zookeeper import store as zookeeper
-from celery_distlock.stores.zookeeper.sessions import Talk
+from celery_distlock.stores.zookeeper.sessions import Exchange
 from tests.waiting import wait_until
 from tests.zookeeper.znodes import BUSY, RENEWED, folder, nodes, renew, take
 
@@ -115,7 +116,7 @@ def test_a_key_is_kept_and_claimed_once_though_answers_are_lost(store, losses, e
 def test_what_a_request_without_any_answer_took_is_ended_soon(store, losses, monkeypatch):
     monkeypatch.setattr(zookeeper, "GRANT", 0.1)
     losses.lose("create", executed=True)
-    result = Talk.result
+    result = Exchange.result
 
     def fail(talk, pending):
         answer = result(talk, pending)
@@ -125,7 +126,7 @@ def test_what_a_request_without_any_answer_took_is_ended_soon(store, losses, mon
 
     store._contact.ask(lambda talk: talk.create_container(folder(store, "k")), "k")
     with monkeypatch.context() as patch:
-        patch.setattr(Talk, "result", fail)
+        patch.setattr(Exchange, "result", fail)
         with pytest.raises(StoreUnavailableError):
             store.acquire("k", "a", 30.0)
 
@@ -133,7 +134,7 @@ def test_what_a_request_without_any_answer_took_is_ended_soon(store, losses, mon
 
 
 def test_a_lock_that_got_no_answer_is_given_back(store, losses, monkeypatch):
-    monkeypatch.setattr(errands, "PAUSES", (0.01,) * 7)
+    monkeypatch.setattr(pending_releases, "PAUSES", (0.01,) * 7)
     store._contact.ask(lambda talk: talk.create_container(folder(store, "k")), "k")
     losses.lose("create", executed=True)
 

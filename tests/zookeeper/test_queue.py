@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from celery_distlock.errors import StoreError
-from celery_distlock.stores.zookeeper import ZooKeeperStore, queues, turns
+from celery_distlock.stores.zookeeper import ZooKeeperStore, acquisition, queues
 from tests.waiting import wait_until
 from tests.zookeeper.znodes import (
     BUSY,
@@ -153,7 +153,7 @@ def test_an_owner_has_one_node_however_often_he_asks(store):
 
 
 def test_a_waiter_that_was_woken_and_does_not_come_is_passed_over(store, monkeypatch):
-    monkeypatch.setattr(turns, "GRANT", 0.1)
+    monkeypatch.setattr(acquisition, "GRANT", 0.1)
     take(store, "k", "a")
     wait_for(store, "k", "gone")
     alive = wait_for(store, "k", "alive")

@@ -8,7 +8,7 @@ import pytest
 
 from celery_distlock import clock
 from celery_distlock.keys import slot_name
-from celery_distlock.stores.base import Ended, Wake
+from celery_distlock.stores.base import Completion, WokenTask
 from tests.waiting import wait_until
 from tests.zookeeper.znodes import (
     BUSY,
@@ -23,7 +23,7 @@ from tests.zookeeper.znodes import (
     wait_for,
 )
 
-AGAIN, UNSETTLED = Ended.YES_AND_MAY_COME_AGAIN, Ended.UNSETTLED
+AGAIN, UNSETTLED = Completion.YES_AND_MAY_COME_AGAIN, Completion.UNSETTLED
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_blocked_second_delivery_leaves_the_queue_when_the_first_has_ended(sto
 
 
 def test_an_unsettled_run_is_held_back_until_it_is_dropped(store, open_store):
-    wake = Wake(slot_name("k"), "run", b"")
+    wake = WokenTask(slot_name("k"), "run", b"")
     take(store, "k", "a", run="run")
     store.release("k", "a", run="run", ended=UNSETTLED)
 
@@ -82,7 +82,7 @@ def test_an_unsettled_run_that_is_dropped_without_a_mark_may_run_again(store):
     take(store, "k", "a", run="run")
     store.release("k", "a", run="run", ended=UNSETTLED)
 
-    assert store.drop(Wake(slot_name("k"), "run", b""), mark=False).released
+    assert store.drop(WokenTask(slot_name("k"), "run", b""), mark=False).released
 
     take(store, "k", "b", run="run", repeated=True)
 
@@ -193,7 +193,7 @@ def test_a_kept_run_that_is_dropped_frees_its_key(store):
     take(store, "k", "a", run="run 1")
     store.release("k", "a", run="run 1", keep_for=("run 2", 30.0))
 
-    assert store.drop(Wake(slot_name("k"), "run 2", b"")).released
+    assert store.drop(WokenTask(slot_name("k"), "run 2", b"")).released
 
     take(store, "k", "b")
 

@@ -12,11 +12,11 @@ import pytest
 from kazoo.exceptions import ConnectionLoss
 
 from celery_distlock import Lock, clock
+from celery_distlock.engine.lease import believed
 from celery_distlock.errors import LockLostError, StoreError, StoreUnavailableError
-from celery_distlock.lease import believed
 from celery_distlock.stores.base import Ownership
 from celery_distlock.stores.zookeeper import ZooKeeperStore
-from celery_distlock.stores.zookeeper.sessions import Talk
+from celery_distlock.stores.zookeeper.sessions import Exchange
 from tests.waiting import wait_until
 from tests.zookeeper.znodes import (
     BUSY,
@@ -286,14 +286,14 @@ def test_who_lost_his_hold_and_waits_anew_does_not_hold_it(store, open_store):
 
 def test_who_did_not_hold_the_key_did_not_release_it_though_answers_were_lost(store, monkeypatch):
     take(store, "k", "a")
-    catch_up, failures = Talk.catch_up, [ConnectionLoss()]
+    catch_up, failures = Exchange.catch_up, [ConnectionLoss()]
 
     def failing_once(talk, path):
         if failures:
             raise failures.pop()
         catch_up(talk, path)
 
-    monkeypatch.setattr(Talk, "catch_up", failing_once)
+    monkeypatch.setattr(Exchange, "catch_up", failing_once)
 
     assert not store.release("k", "nobody").released
     assert not failures

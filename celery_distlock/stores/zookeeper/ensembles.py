@@ -50,7 +50,9 @@ def locate(url: str) -> Ensemble:
     Raises:
         ConfigurationError: It does not parse, or names an option that there is not.
     """
-    from celery_distlock.stores import redact  # the package imports this module when it needs it
+    from celery_distlock.stores.urls import (
+        redact,  # the package imports this module when it needs it
+    )
 
     try:
         return _parsed(url)

@@ -17,8 +17,8 @@ from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.stores.base import KeyState, Waiter
 
-from .sessions import Talk, zk
-from .warden import Node, Warden
+from .node_registry import NodeRegistry, RegisteredNode
+from .sessions import Exchange, zk
 
 __all__ = [
     "ROUNDS",
@@ -93,7 +93,7 @@ def find(line: Sequence[Place], owner: str) -> Place | None:
 class Queue:
     """The queue of the key *name*, in one talk."""
 
-    def __init__(self, talk: Talk, locks: str, name: str, warden: Warden) -> None:
+    def __init__(self, talk: Exchange, locks: str, name: str, warden: NodeRegistry) -> None:
         self.folder = f"{locks}/{escaped(name)}"
         self._talk = talk
         self._locks = locks
@@ -112,7 +112,7 @@ class Queue:
         self._talk.catch_up(self._locks)
         return self.line()
 
-    def join(self, node: Node, facts: Facts) -> list[Place]:
+    def join(self, node: RegisteredNode, facts: Facts) -> list[Place]:
         """Make the node; return the line as it is then, or [] if there was no folder."""
         client = self._talk.client
         making = client.create_async(
@@ -145,7 +145,7 @@ class Queue:
         change.create(path, facts.data(), ephemeral=ephemeral)
         return path if self._talk.done(change.commit_async()) else ""
 
-    def remove(self, node: Node) -> None:
+    def remove(self, node: RegisteredNode) -> None:
         """Delete the node, or whatever else is there of its owner."""
         if node.path:
             self._talk.delete(node.path)
@@ -193,7 +193,7 @@ class Queue:
         return state._replace(waiting=len(line) - 1, oldest=oldest)
 
 
-def look_at(talk: Talk, queues: Sequence[Queue]) -> list[KeyState]:
+def look_at(talk: Exchange, queues: Sequence[Queue]) -> list[KeyState]:
     """Look at several keys, with two questions for each, of which all go at once."""
     states: dict[Queue, KeyState] = {}
     for _ in range(ROUNDS):

@@ -29,7 +29,16 @@ except ModuleNotFoundError as error:
         "locks in ZooKeeper need kazoo: pip install 'celery-distlock[zookeeper]'"
     ) from error
 
-__all__ = ["FAILURES", "TIMEOUT", "Contact", "Session", "Talk", "WatchInbox", "words", "zk"]
+__all__ = [
+    "FAILURES",
+    "TIMEOUT",
+    "Exchange",
+    "Session",
+    "SessionManager",
+    "WatchInbox",
+    "words",
+    "zk",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -211,7 +220,7 @@ class SilenceError(zk.OperationTimeoutError):  # type: ignore[misc]  # likewise
     """No answer within the time that we wait for one."""
 
 
-class Talk:
+class Exchange:
     """One attempt at a request: a session, and until when its answers are waited for."""
 
     def __init__(self, session: Session, deadline: float) -> None:
@@ -312,7 +321,7 @@ class Talk:
         self.session.prepared = True
 
 
-class Contact:
+class SessionManager:
     """
     The way to an ensemble: one session at a time, begun when it is needed.
 
@@ -330,7 +339,7 @@ class Contact:
         self.session: Session | None = None
         self._mutex = threading.Lock()
 
-    def ask(self, work: Callable[[Talk], T], what: str, *, only: float | None = None) -> T:
+    def ask(self, work: Callable[[Exchange], T], what: str, *, only: float | None = None) -> T:
         """
         Do *work* until all that it asks is answered, three times at most.
 
@@ -360,12 +369,12 @@ class Contact:
         assert failure is not None
         raise StoreUnavailableError(f"{address} cannot serve: {words(failure)}") from failure
 
-    def talk(self, timeout: float) -> Talk:
+    def talk(self, timeout: float) -> Exchange:
         """Return what one attempt of *timeout* seconds speaks through, connected."""
         with self._mutex:
             if self.session is None or self.session.lost:
                 self.session = Session(self.ensemble)
-            talk = Talk(self.session, time.monotonic() + timeout)
+            talk = Exchange(self.session, time.monotonic() + timeout)
         talk.connect()
         if not talk.session.prepared:
             talk.prepare(*self._folders)

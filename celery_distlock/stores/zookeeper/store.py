@@ -32,28 +32,28 @@ from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.stores.base import (
     Ability,
-    Ended,
+    Completion,
     Inbox,
     KeyState,
     Ownership,
-    Parcel,
+    ParkRequest,
     Release,
     RenewOutcome,
     Reply,
     Status,
     Store,
     Waiter,
-    Wake,
+    WokenTask,
     batches,
     forget_after_fork,
 )
 
+from .acquisition import GRANT, Attempt, Request
+from .completions import Completions
 from .ensembles import described, doubts, locate
-from .marks import Marks
+from .node_registry import NodeRegistry, RegisteredNode
 from .queues import Facts, Place, Queue, digest, escaped, find, look_at, unescaped
-from .sessions import FAILURES, TIMEOUT, Contact, Talk, WatchInbox, words
-from .turns import GRANT, Request, Turn
-from .warden import Node, Warden
+from .sessions import FAILURES, TIMEOUT, Exchange, SessionManager, WatchInbox, words
 
 __all__ = ["ZooKeeperStore"]
 
@@ -84,9 +84,9 @@ class ZooKeeperStore(Store):
         self.identity = f"{self.address}#{prefix}"
         root = f"{self._ensemble.chroot}/{escaped(prefix)}"
         self._locks = f"{root}/locks"
-        self._contact = Contact(self._ensemble, self._locks, f"{root}/done")
-        self._marks = Marks(self._contact, f"{root}/done")
-        self._warden = Warden(self._end)
+        self._contact = SessionManager(self._ensemble, self._locks, f"{root}/done")
+        self._marks = Completions(self._contact, f"{root}/done")
+        self._warden = NodeRegistry(self._end)
         forget_after_fork(self)
 
     def acquire(
@@ -95,13 +95,13 @@ class ZooKeeperStore(Store):
         owner: str,
         lease: float,
         *,
-        queue: Inbox | Parcel | None = None,
+        queue: Inbox | ParkRequest | None = None,
         run: str = "",
         repeated: bool = False,
         keep: bool = False,
         arrival: int = 0,
     ) -> Reply:
-        if isinstance(queue, Parcel):
+        if isinstance(queue, ParkRequest):
             raise StoreError(f"{self.address}: no task can be parked in ZooKeeper")
         node = self._warden.asked_for(slot_name(key), owner)
         request = Request(node, lease, queue, run, repeated and bool(run))
@@ -115,13 +115,13 @@ class ZooKeeperStore(Store):
             self._warden.forget(node)
         return reply
 
-    def _attempt(self, talk: Talk, request: Request) -> Reply:
+    def _attempt(self, talk: Exchange, request: Request) -> Reply:
         if request.lease > talk.session.timeout:
             raise StoreError(self._too_long(talk, request.lease))
         queue = self._queue(talk, request.node.name)
-        return Turn(talk, queue, request, self._warden, self._marks).take()
+        return Attempt(talk, queue, request, self._warden, self._marks).take()
 
-    def _too_long(self, talk: Talk, lease: float) -> str:
+    def _too_long(self, talk: Exchange, lease: float) -> str:
         asked, given = self._ensemble.session, talk.session.timeout
         cut = f" (not {asked:g} as asked: raise its maxSessionTimeout)" if asked > given else ""
         return (
@@ -146,7 +146,7 @@ class ZooKeeperStore(Store):
         return [(outcome, asked_at) for outcome in outcomes]
 
     def _renewed(
-        self, talk: Talk, holds: Sequence[Ownership], asked_at: float
+        self, talk: Exchange, holds: Sequence[Ownership], asked_at: float
     ) -> list[RenewOutcome]:
         paths = [self._warden.put_off(hold, talk.session, asked_at) for hold in holds]
         # What is read after a write that the quorum has seen is at least as new as that.
@@ -163,7 +163,7 @@ class ZooKeeperStore(Store):
                 outcomes.append(RenewOutcome.RENEWED if ours else self._standing(talk, hold))
         return outcomes
 
-    def _standing(self, talk: Talk, hold: Ownership) -> RenewOutcome:
+    def _standing(self, talk: Exchange, hold: Ownership) -> RenewOutcome:
         """Return what has become of a key that we do not hold (any more)."""
         queue = self._queue(talk, slot_name(hold.key))
         line = queue.line()
@@ -181,20 +181,20 @@ class ZooKeeperStore(Store):
         owner: str,
         *,
         run: str = "",
-        ended: Ended = Ended.NO,
+        ended: Completion = Completion.NO,
         inbox: Inbox | None = None,
         keep_for: tuple[str, float] | None = None,
     ) -> Release:
         departure = _Departure(slot_name(key), owner, keep_for)
         node = self._warden.find(departure.name, owner)
 
-        def leave(talk: Talk) -> bool:
+        def leave(talk: Exchange) -> bool:
             # Marked first: whoever finds the key free is to find this too.
-            if run and ended is Ended.UNSETTLED:
+            if run and ended is Completion.UNSETTLED:
                 left = node.until - clock.monotonic() if node is not None and node.held else 0.0
                 held_back = max(left, CLAIM) if left < math.inf else CLAIM
                 self._marks.make(talk, departure.name, run, held_back)
-            elif run and ended is Ended.YES_AND_MAY_COME_AGAIN:
+            elif run and ended is Completion.YES_AND_MAY_COME_AGAIN:
                 self._marks.make(talk, departure.name, run)
             return self._leave(talk, departure)
 
@@ -205,7 +205,7 @@ class ZooKeeperStore(Store):
                 self._warden.end_at(node, min(node.until, clock.monotonic() + GRANT))
             raise
 
-    def _leave(self, talk: Talk, departure: _Departure) -> bool:
+    def _leave(self, talk: Exchange, departure: _Departure) -> bool:
         """Return whether the key was the owner's, now or at an attempt that got no answer."""
         node = self._warden.find(departure.name, departure.owner)
         queue = self._queue(talk, departure.name)
@@ -226,7 +226,7 @@ class ZooKeeperStore(Store):
             self._warden.forget(node)
         return released
 
-    def _keep(self, talk: Talk, departure: _Departure, own: Place) -> bool:
+    def _keep(self, talk: Exchange, departure: _Departure, own: Place) -> bool:
         """Put a node that outlives us where ours is, for a run to claim."""
         assert departure.keep_for is not None
         run, seconds = departure.keep_for
@@ -237,12 +237,12 @@ class ZooKeeperStore(Store):
         facts, nonce = Facts(f"parked:{run}", run, seconds, read[0].token), secrets.token_hex(8)
         path = queue.replace(own, digest(facts.owner) + nonce, facts, ephemeral=False)
         if path:
-            kept = Node(departure.name, nonce, path=path, session=talk.session)
+            kept = RegisteredNode(departure.name, nonce, path=path, session=talk.session)
             self._warden.add(kept, clock.monotonic() + seconds)
         return bool(path)
 
-    def drop(self, wake: Wake, *, mark: bool = True) -> Release:
-        def forget(talk: Talk) -> bool:
+    def drop(self, wake: WokenTask, *, mark: bool = True) -> Release:
+        def forget(talk: Exchange) -> bool:
             line = self._queue(talk, wake.name).line()
             kept = [place.path for place in line if place.is_kept_for(wake.run)]
             marks = self._marks.find(talk, wake.name, wake.run)
@@ -272,11 +272,11 @@ class ZooKeeperStore(Store):
             if keys:
                 yield keys
 
-    def _folders(self, talk: Talk) -> list[str]:
+    def _folders(self, talk: Exchange) -> list[str]:
         talk.catch_up(self._locks)
         return talk.children(self._locks)
 
-    def _in_use(self, talk: Talk, folders: Sequence[str]) -> list[str]:
+    def _in_use(self, talk: Exchange, folders: Sequence[str]) -> list[str]:
         """Return the keys whose *folders* are not empty, as they are for a while before they go."""
         stats = talk.each(talk.client.exists_async, [f"{self._locks}/{each}" for each in folders])
         found = zip(folders, stats, strict=True)
@@ -288,7 +288,7 @@ class ZooKeeperStore(Store):
             states += self._contact.ask(partial(self._look, keys=some), "the keys")
         return states
 
-    def _look(self, talk: Talk, keys: Sequence[str]) -> list[KeyState]:
+    def _look(self, talk: Exchange, keys: Sequence[str]) -> list[KeyState]:
         return look_at(talk, [self._queue(talk, slot_name(key)) for key in keys])
 
     def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
@@ -299,7 +299,7 @@ class ZooKeeperStore(Store):
             found += self._contact.ask(partial(self._waiting, name=name, line=some), key)
         return found
 
-    def _waiting(self, talk: Talk, name: str, line: Sequence[Place]) -> list[Waiter]:
+    def _waiting(self, talk: Exchange, name: str, line: Sequence[Place]) -> list[Waiter]:
         return self._queue(talk, name).waiting(line)
 
     def facts(self) -> Iterator[tuple[str, str]]:
@@ -310,7 +310,7 @@ class ZooKeeperStore(Store):
         side = "ahead of" if ahead > 0 else "behind"
         yield "clock", f"{abs(ahead) * 1000:.1f} ms {side} this host's"
 
-    def _terms(self, talk: Talk) -> tuple[float, float]:
+    def _terms(self, talk: Exchange) -> tuple[float, float]:
         """Return how long a session lives, and by how much the ensemble's clock is before ours."""
         asked_at = time.time()
         stat = talk.result(talk.client.set_async(self._locks, b""))
@@ -327,17 +327,17 @@ class ZooKeeperStore(Store):
 
     def close(self) -> None:
         """Give the session back, and so end all that is held in it; the next use begins another."""
-        warden, self._warden = self._warden, Warden(self._end)
+        warden, self._warden = self._warden, NodeRegistry(self._end)
         warden.close()
         self._contact.close()
 
     def forget_connections(self) -> None:
         """Drop what a fork inherited, without a word to the ensemble: it is the parent's."""
-        self._warden = Warden(self._end)
+        self._warden = NodeRegistry(self._end)
         self._contact.after_fork()
 
-    def _queue(self, talk: Talk, name: str) -> Queue:
+    def _queue(self, talk: Exchange, name: str) -> Queue:
         return Queue(talk, self._locks, name, self._warden)
 
-    def _end(self, node: Node) -> None:
+    def _end(self, node: RegisteredNode) -> None:
         self._queue(self._contact.talk(TIMEOUT), node.name).remove(node)

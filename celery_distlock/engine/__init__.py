@@ -1,0 +1,1 @@
+"""A lock's life in this process: acquire, renew, abort, release."""

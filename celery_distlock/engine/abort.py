@@ -1,0 +1,222 @@
+"""
+Makes the loss of a lock known to the code that runs under it, while it runs.
+
+In a process's main thread by a signal, which also ends a sleep or a wait for input; in another
+thread as an asynchronous exception, at its next Python instruction; in a gevent greenlet by
+throwing into it. Code inside a C call learns of it when the call returns. In Python 3.11, a thread
+that the other one is just starting may get the asynchronous exception in its place.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, TypeVar
+
+from celery_distlock.errors import LockLostError
+
+from .lease import Hold, HoldState
+
+__all__ = ["Guard"]
+
+T = TypeVar("T")
+
+SIGNAL = signal.SIGURG  # ignored unless somebody handles it, and Celery leaves it alone
+
+
+class Guard:
+    """
+    Raises :exc:`LockLostError` in the thread that runs in it as soon as one of *holds* is lost.
+
+    Once :meth:`run` has returned, nothing more is raised. A loss that was not delivered by then is
+    raised by it, unless the body itself raised.
+    """
+
+    def __init__(self, holds: tuple[Hold, ...]) -> None:
+        self._holds = holds
+        self._mutex = threading.Lock()
+        self._armed = False
+        self._lost: Hold | None = None
+        self._told = False
+        self._deliver: Any = None
+        self.outer: Guard | None = None  # the one around this one, in the main thread
+        self._before: dict[Hold, Callable[[Hold], None] | None] = {}
+
+    def run(self, body: Callable[[], T]) -> T:
+        """
+        Return what *body* returns.
+
+        Raises:
+            LockLostError: A hold was lost while it ran.
+        """
+        late = False
+        # All in one frame: an asynchronous exception may strike where a function begins, too.
+        try:
+            try:
+                self._listen()
+                result = body()
+            finally:
+                late = self._disarm()
+        except LockLostError as error:
+            if type(error) is LockLostError:
+                raise
+            raise LockLostError(*error.args) from None  # a class made for one loss is not pickled
+        finally:
+            for hold, outer in self._before.items():
+                hold.on_lost = outer
+        self._raise_untold(late)
+        return result
+
+    def _listen(self) -> None:
+        self._deliver = _delivery(self)
+        self._armed = True
+        for hold in self._holds:
+            self._before[hold], hold.on_lost = hold.on_lost, self._on_lost
+            if hold.state is HoldState.LOST:  # before we listened
+                self._on_lost(hold)
+
+    def _disarm(self) -> bool:
+        """Let nothing be raised from now on; return whether something still was."""
+        with self._mutex:
+            self._armed = False
+        return self._deliver is not None and bool(self._deliver.finish())
+
+    def _raise_untold(self, late: bool) -> None:
+        if self._lost is not None and (late or not self._told):
+            raise self._lost.loss()
+        for hold in self._holds:
+            if not hold.held and self._lost is None:
+                hold.ensure_held()
+
+    def _on_lost(self, hold: Hold) -> None:
+        with self._mutex:
+            if self._armed and self._lost is None:
+                self._lost = hold
+                if self._deliver.send():
+                    self._told = True
+
+    def loss(self) -> LockLostError:
+        """Return the error that tells of the loss."""
+        assert self._lost is not None
+        return self._lost.loss()
+
+    def take(self) -> LockLostError | None:
+        """Return what there is to raise in the guarded thread now; once."""
+        if self._armed and self._lost is not None and not self._told:
+            self._told = True
+            return self._lost.loss()
+        return None
+
+
+class _BySignal:
+    """To the main thread."""
+
+    current: "Guard | None" = None
+    ready_in = 0  # the process in which the handler is in place
+
+    def __init__(self, guard: Guard) -> None:
+        self._thread = threading.get_ident()
+        guard.outer, _BySignal.current = _BySignal.current, guard
+        self._guard = guard
+
+    def send(self) -> bool:
+        """Return whether it is certain to be raised unless :meth:`finish` says otherwise."""
+        signal.pthread_kill(self._thread, SIGNAL)
+        return False
+
+    def finish(self) -> bool:
+        _BySignal.current = self._guard.outer
+        return False
+
+    @staticmethod
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        guard = _BySignal.current
+        while guard is not None:
+            error = guard.take()
+            if error is not None:
+                raise error
+            guard = guard.outer
+
+
+class _ByAsyncException:
+    """To any other thread."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._thread = ctypes.c_ulong(threading.get_ident())
+        self._sent = False
+
+    def send(self) -> bool:
+        self._sent = True
+        exception = ctypes.py_object(_without_arguments(self._guard.loss()))
+        return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, exception))
+
+    def finish(self) -> bool:
+        if not self._sent:
+            return False
+        try:
+            for _ in range(100):  # what is still to come is raised at one of these turns
+                pass
+        except LockLostError:
+            return True
+        return False
+
+
+def _without_arguments(loss: LockLostError) -> type[LockLostError]:
+    """Return a class whose objects are like *loss*: Python throws a class into a thread."""
+
+    class OneLossError(LockLostError):
+        def __init__(self) -> None:
+            super().__init__(*loss.args)
+
+    OneLossError.__name__ = OneLossError.__qualname__ = LockLostError.__name__
+    return OneLossError
+
+
+class _ByGreenlet:
+    """To a greenlet of gevent's."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._gevent: Any = sys.modules["gevent"]
+        self._guard = guard
+        self._greenlet = self._gevent.getcurrent()
+
+    def send(self) -> bool:
+        self._gevent.spawn(self._throw)
+        return False
+
+    def _throw(self) -> None:
+        error = self._guard.take()
+        if error is not None:
+            self._gevent.kill(self._greenlet, error)
+
+    def finish(self) -> bool:
+        return False
+
+
+def _delivery(guard: Guard) -> _BySignal | _ByAsyncException | _ByGreenlet:
+    if _gevent_patched():
+        return _ByGreenlet(guard)
+    if threading.current_thread() is threading.main_thread() and _handles_signal():
+        return _BySignal(guard)
+    return _ByAsyncException(guard)
+
+
+def _gevent_patched() -> bool:
+    monkey: Any = sys.modules.get("gevent.monkey")
+    return monkey is not None and bool(monkey.is_module_patched("threading"))
+
+
+def _handles_signal() -> bool:
+    """Whether the signal is ours; a handler of somebody else's stays in place."""
+    if _BySignal.ready_in != os.getpid():
+        handler = signal.getsignal(SIGNAL)
+        if handler in (signal.SIG_DFL, signal.SIG_IGN):
+            signal.signal(SIGNAL, _BySignal.handle)
+        elif handler is not _BySignal.handle:
+            return False
+        _BySignal.ready_in = os.getpid()
+    return True

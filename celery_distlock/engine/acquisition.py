@@ -1,0 +1,308 @@
+"""
+Acquires keys, waits for them and releases them: what `Lock` and locked tasks have in common.
+
+A thread (under gevent, a greenlet) is the owner, as with :class:`threading.RLock`. What it holds is
+counted here, so that taking a held key again costs no round trip and cannot go wrong.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+from celery_distlock import clock
+from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
+from celery_distlock.naming import shown
+from celery_distlock.stores import Store
+from celery_distlock.stores.base import Completion, Inbox, ParkRequest, Reply, Status, WokenTask
+
+from .lease import Hold, HoldState
+from .pending_releases import release_later
+from .shared_holds import SharedHolds
+from .watchdog import watchdog
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["acquire", "acquire_all", "defaults", "held_here", "release", "release_by"]
+
+BACKSTOP = 1.0  # seconds, times the place in the queue, after which a waiter looks for itself
+PATIENCE = 30.0  # seconds that one who is queued already bears with a store that does not answer
+OUTAGE_PAUSE = 0.25  # seconds between its attempts
+
+_here = threading.local()
+
+
+def _after_fork() -> None:
+    global _here  # noqa: PLW0603  # the forking thread's holds are the parent's
+    _here = threading.local()
+    if defaults.shared_holds is not None:
+        defaults.shared_holds.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def held_here() -> dict[tuple[str, str], Hold]:
+    """Return what this thread holds, by store identity and key."""
+    try:
+        holds: dict[tuple[str, str], Hold] = _here.holds
+    except AttributeError:
+        holds = _here.holds = {}
+    return holds
+
+
+def acquire(
+    hold: Hold,
+    *,
+    timeout: float | None = 0.0,
+    park: ParkRequest | None = None,
+    repeated: bool = False,
+    keep: bool = False,
+) -> Reply:
+    """
+    Ask for the key of *hold*; begin to hold and to renew it if it is granted.
+
+    Args:
+        hold: A new hold.
+        timeout: Seconds to wait for the key; 0 does not wait, None waits for ever.
+        park: Leave the run in the key's queue instead of waiting.
+        repeated: See :meth:`Store.acquire`.
+        keep: Likewise.
+
+    Returns:
+        The store's last answer. If it is not ``GRANTED`` nothing is left behind but what was
+        parked.
+
+    Raises:
+        StoreError: Also then, what the store may have granted is given back in the background.
+    """
+    deadline = float("inf") if timeout is None else clock.monotonic() + timeout
+    try:
+        while True:
+            _record(hold)
+            waits = park is None and timeout != 0
+            if waits and hold.store.listens(hold.key):  # one request to be granted or to queue
+                reply = _wait(hold, deadline, repeated, keep, answered=False)
+            else:
+                reply = _ask(hold, park, repeated, keep)
+                if waits and reply.status is Status.BUSY:
+                    reply = _wait(hold, deadline, repeated, keep, answered=True)
+            if hold.state is HoldState.HELD:
+                _record(hold)
+                return reply
+            hold.end()
+            if reply.status is not Status.GRANTED:
+                _erase(hold)
+                return reply
+            _release_later(hold)  # granted too late to be believed
+            if park is None and clock.monotonic() >= deadline:
+                return reply._replace(status=Status.BUSY)
+            hold.start_over()
+    except BaseException:
+        # No answer, a time limit, a KeyboardInterrupt: the key may be ours, or become so.
+        _release_all_later([hold])
+        raise
+
+
+def acquire_all(holds: Sequence[Hold]) -> bool:
+    """
+    Ask for the keys of *holds*, of one store and run, in one step; begin to hold all or none.
+
+    False: not all of them are free, or this store takes only one at a time.
+
+    Raises:
+        StoreError: Also then, what the store may have granted is given back in the background.
+    """
+    first = holds[0]
+    try:
+        for hold in holds:
+            _record(hold)
+        replies = first.store.acquire_all(
+            [hold.key for hold in holds],
+            [hold.owner for hold in holds],
+            first.terms.lease,
+            run=first.run,
+        )
+        if replies is None:
+            for hold in holds:
+                _erase(hold)
+            return False
+        taken = [hold.take(reply) for hold, reply in zip(holds, replies, strict=True)]
+        for hold in holds:
+            watchdog(hold.store).watch(hold)
+            _record(hold)
+        if all(taken):
+            return True
+    except BaseException:
+        _release_all_later(holds)
+        raise
+    _release_all_later(holds)  # granted too late to be believed
+    return False
+
+
+def _release_all_later(holds: Sequence[Hold]) -> None:
+    for hold in holds:
+        watchdog(hold.store).forget(hold)
+        hold.end()
+        _release_later(hold)
+
+
+def _release_later(hold: Hold, ended: Completion = Completion.NO) -> None:
+    owner = hold.owner
+    _record(hold)  # nobody is to renew it any more
+    release_later(
+        hold.store,
+        hold.key,
+        owner,
+        run=hold.run,
+        ended=ended,
+        on_done=lambda: _erase(hold, owner),
+    )
+
+
+def _record(hold: Hold) -> None:
+    if defaults.shared_holds is not None:
+        defaults.shared_holds.note(hold)
+
+
+def _erase(hold: Hold, owner: str | None = None) -> None:
+    if defaults.shared_holds is not None:
+        defaults.shared_holds.strike(owner or hold.owner)
+
+
+def _ask(hold: Hold, queue: Inbox | ParkRequest | None, repeated: bool, keep: bool) -> Reply:
+    reply = hold.store.acquire(
+        hold.key,
+        hold.owner,
+        hold.terms.lease,
+        queue=queue,
+        run=hold.run,
+        repeated=repeated,
+        keep=keep,
+        arrival=hold.arrival,
+    )
+    hold.arrival = reply.arrival or hold.arrival
+    if hold.take(reply):
+        watchdog(hold.store).watch(hold)
+    elif reply.wake is not None:
+        hold.store.dispatch(reply.wake)
+    return reply
+
+
+def _wait(hold: Hold, deadline: float, repeated: bool, keep: bool, *, answered: bool) -> Reply:
+    inbox = hold.store.inbox(hold.key, hold.owner)
+    silent_since = None
+    try:
+        while True:
+            try:
+                reply = _ask(hold, inbox, repeated, keep)
+                pause, silent_since, answered = _backstop(reply), None, True
+            except StoreUnavailableError:
+                if not answered:
+                    raise
+                now = clock.monotonic()
+                silent_since = silent_since or now
+                if now > min(deadline, silent_since + PATIENCE):
+                    raise
+                pause = OUTAGE_PAUSE
+            else:
+                if reply.status is not Status.BUSY:
+                    return reply
+                if clock.monotonic() >= deadline:
+                    released = hold.store.release(hold.key, hold.owner, inbox=inbox)
+                    hold.store.dispatch(released.wake)
+                    return reply
+            inbox.wait(max(0.0, min(pause, deadline - clock.monotonic())))
+    except BaseException:
+        release_later(hold.store, hold.key, hold.owner, inbox=inbox)
+        raise
+    finally:
+        inbox.close()
+
+
+def _backstop(reply: Reply) -> float:
+    # The first looks when the holder's lease ends, the others one after the other behind it.
+    return min(reply.remaining + 0.01, BACKSTOP) + BACKSTOP * reply.place
+
+
+def release(
+    hold: Hold,
+    ended: Completion = Completion.NO,
+    keep_for: tuple[str, float] | None = None,
+    dispatch: Callable[[WokenTask | None], object] | None = None,
+) -> HoldState:
+    """
+    Stop holding, and tell the store; return the state until then.
+
+    *dispatch* takes what that wakes, instead of the store's own.
+
+    Never raises for the store's sake: a release that is not answered goes on in the background,
+    and the lease's end is behind that.
+    """
+    before = hold.end()  # a renewal that comes between asks as an owner of old: no harm
+    if before is HoldState.ENDED or hold.pid != os.getpid():
+        return before  # in a forked child, the hold is the parent's
+    ours = True
+    try:
+        ours = hold.give_back(ended, keep_for, dispatch)
+    except StoreError as error:
+        logger.warning("%r is given back later, or its lease ends: %s", shown(hold.key), error)
+        _release_later(hold, ended)
+    except BaseException:  # a time limit's exception, say: the caller has to see it, and soon
+        _release_later(hold, ended)
+        raise
+    else:
+        _erase(hold)
+    finally:
+        watchdog(hold.store).forget(hold)
+    if before is HoldState.HELD and not ours:
+        hold.find_lost("the store no longer knew it when it was given up")
+        return HoldState.LOST
+    if before is HoldState.HELD:
+        hold.tell_released()
+    return before
+
+
+def release_by(hold: Hold, ask: Callable[[], Reply]) -> Reply:
+    """
+    Stop holding by *ask*, a request that gives the key up itself; return its answer.
+
+    Raises:
+        StoreError: The key is given back in the background.
+    """
+    before = hold.end()
+    try:
+        reply = ask()
+    except BaseException:
+        _release_later(hold)
+        raise
+    finally:
+        watchdog(hold.store).forget(hold)
+    _erase(hold)
+    if before is HoldState.HELD:
+        hold.tell_released()
+    return reply
+
+
+def no_store() -> Store:
+    """Stand in for the current app's store where there is no app."""
+    raise ConfigurationError(
+        "Lock(store=None) needs a current Celery app; or name a store or a URL"
+    )
+
+
+def no_stores() -> list[Store]:
+    """Stand in for the stores of the apps where there is none."""
+    return []
+
+
+class _Defaults:
+    """What the Celery side puts in, so that this module need not know it."""
+
+    store: Callable[[], Store] = staticmethod(no_store)
+    stores: Callable[[], list[Store]] = staticmethod(no_stores)
+    on_event: Callable[..., None] | None = None
+    shared_holds: SharedHolds | None = None
+
+
+defaults = _Defaults()

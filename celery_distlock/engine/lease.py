@@ -1,0 +1,417 @@
+"""
+What it is to hold a key: one hold's life from the request to its end.
+
+::
+
+    NEW ──acquire──▶ HELD ──release──▶ ENDED
+                      │ ╲
+                      │  ╲ the store says so, or no renewal was confirmed in time
+                      │   ▼
+                      └─▶ LOST ──release──▶ ENDED
+
+A holder stops believing before the store can give the key to another: a lease is believed from the
+moment *before* its request was sent, and for a little less than it was asked for.
+"""
+
+import enum
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from celery_distlock import clock
+from celery_distlock.errors import LockLostError, LockNotOwnedError, StoreError
+from celery_distlock.naming import shown
+from celery_distlock.settings import MAX_LEASE
+from celery_distlock.stores.base import (
+    Completion,
+    Ownership,
+    RenewOutcome,
+    Reply,
+    Status,
+    Store,
+    WokenTask,
+    new_owner,
+)
+
+__all__ = ["Hold", "HoldState", "Keeper", "Lease", "Terms", "believed"]
+
+# Redlock's allowance for two clocks that do not run at one speed (redis.io, "Distributed locks").
+DRIFT_SHARE = 0.01
+DRIFT_SECONDS = 0.002
+
+
+class HoldState(enum.Enum):
+    """Where a hold is in its life."""
+
+    NEW = "new"
+    HELD = "held"
+    LOST = "lost"
+    ENDED = "ended"
+
+
+class Terms:
+    """
+    On what terms a key is asked for.
+
+    Attributes:
+        lease: Seconds that the lock outlives its holder's last sign of life. More survives longer
+            pauses of the process; less lets others in sooner after a crash.
+        watchdog: Whether the lease is renewed while it is held.
+        max_hold: Seconds after which it is renewed no more, or None.
+    """
+
+    __slots__ = ("lease", "max_hold", "watchdog")
+
+    def __init__(
+        self, lease: float = 30.0, *, watchdog: bool = True, max_hold: float | None = None
+    ) -> None:
+        self.lease = lease
+        self.watchdog = watchdog
+        self.max_hold = max_hold
+
+
+class Keeper(Protocol):
+    """Renews this process's leases while it cannot: `celery_distlock.engine.shared_holds`."""
+
+    def beat(self) -> None:
+        """Note that this process renews its leases itself."""
+
+    def kept_until(self, owner: str) -> float:
+        """Return until when, by the local clock, what *owner* has was renewed for it; or 0."""
+
+    def strike(self, owner: str) -> None:
+        """Renew no more what *owner* had."""
+
+
+def ignore_event(name: str, **_facts: Any) -> None:
+    """Take no notice; what a hold reports to when nobody asked."""
+
+
+class Hold:
+    """
+    One key, held or to be held by one owner. Its methods may be called from any thread.
+
+    Args:
+        store: Where the key is.
+        key: The key.
+        terms: See :class:`Terms`.
+        label: Who asks, for people who look at the lock later.
+        run: Names the task run that asks, see :meth:`Store.acquire`.
+        waited: Seconds for which it has waited already, elsewhere.
+        on_event: Told what happens: a name of :mod:`celery_distlock.signals` and its facts.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_extended_until",
+        "_loss_reason",
+        "_mutex",
+        "_wanted_since",
+        "arrival",
+        "depth",
+        "held_since",
+        "keeper",
+        "key",
+        "label",
+        "on_event",
+        "on_lost",
+        "owner",
+        "pid",
+        "run",
+        "state",
+        "store",
+        "takers",
+        "terms",
+        "token",
+        "valid_until",
+    )
+
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        terms: Terms,
+        *,
+        label: str,
+        run: str = "",
+        waited: float = 0.0,
+        on_event: Callable[..., None] = ignore_event,
+    ) -> None:
+        self.store = store
+        self.key = key
+        self.terms = terms
+        self.run = run
+        self.label = label
+        self.owner = new_owner(label)
+        self.pid = os.getpid()
+        self.state = HoldState.NEW
+        self.token = 0
+        self.arrival = 0  # when it came to the key's queue, by the store's clock
+        self.depth = 0
+        self.takers: list[object] = []  # for each that is to release it
+        self.held_since = 0.0
+        self._wanted_since = clock.monotonic() - waited
+        self.valid_until = 0.0
+        self.on_event = on_event
+        self.on_lost: Callable[[Hold], None] | None = None
+        self.keeper: Keeper | None = None
+        self._extended_until = 0.0
+        self._loss_reason = ""
+        self._mutex = threading.Lock()
+
+    def start_over(self) -> None:
+        """Ask as somebody else, after a grant that came too late: that one is being given back."""
+        self.owner = new_owner(self.label)
+        self.state = HoldState.NEW
+
+    def take(self, reply: Reply) -> bool:
+        """Begin to hold what *reply* granted; false if that is nothing, or comes too late."""
+        if reply.status is not Status.GRANTED:
+            return False
+        now = clock.monotonic()
+        with self._mutex:
+            self.token = reply.token
+            self.held_since = now
+            self.valid_until = reply.asked_at + believed(self.terms.lease)
+            if now >= self.valid_until:  # the answer took longer than the lease
+                return False
+            self.state = HoldState.HELD
+            self.depth = 1
+        self._tell("lock_acquired", waited=self.waited)
+        return True
+
+    @property
+    def waited(self) -> float:
+        """Seconds between the first wish and the grant."""
+        return self.held_since - self._wanted_since
+
+    @property
+    def held_for(self) -> float:
+        """Seconds since the grant."""
+        return clock.monotonic() - self.held_since
+
+    def _tell(self, what: str, **facts: Any) -> None:
+        self.on_event(what, key=self.key, token=self.token, holder=self.owner, **facts)
+
+    @property
+    def held(self) -> bool:
+        """Whether the key is ours, by the local clock; no round trip."""
+        return self.state is HoldState.HELD and self.lasts(clock.monotonic())
+
+    def lasts(self, now: float) -> bool:
+        """Whether the lease has not run out, also if it was another who renewed it."""
+        if now >= self.valid_until and self.keeper is not None:
+            self.valid_until = max(self.valid_until, self.keeper.kept_until(self.owner))
+        return now < self.valid_until
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that the key is still ours if no renewal succeeds; 0 when it is not."""
+        now = clock.monotonic()
+        if self.state is not HoldState.HELD or not self.lasts(now):
+            return 0.0
+        return self.valid_until - now
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it is ours, and a renewal has been due for a third of the lease."""
+        return self.renewable and 0 < self.remaining < self.terms.lease / 3
+
+    @property
+    def renewable(self) -> bool:
+        """Whether the watchdog is to renew: not after `max_hold`, nor without a watchdog."""
+        if self.state is not HoldState.HELD or not self.terms.watchdog:
+            return False
+        limit = self.terms.max_hold
+        return limit is None or clock.monotonic() < self.held_since + limit
+
+    def ensure_held(self) -> None:
+        """Raise :exc:`LockLostError` unless the key is ours now; no round trip."""
+        if not self.held:
+            if self.state is HoldState.HELD:
+                self.lose("its lease ran out")
+            raise self.loss()
+
+    def loss(self) -> LockLostError:
+        """Return the error that says how the key was lost."""
+        return LockLostError(self.key, token=self.token, reason=self._loss_reason)
+
+    def ownership(self) -> Ownership:
+        """Return what a renewal asks for: the lease, or longer where it was extended."""
+        wanted = max(self.terms.lease, self._extended_until - clock.monotonic())
+        return Ownership(self.key, self.owner, wanted)
+
+    def renewed(self, outcome: RenewOutcome, asked_at: float, lease: float) -> None:
+        """Take note of a renewal that was asked for at *asked_at* for *lease* seconds."""
+        if outcome is RenewOutcome.RENEWED:
+            with self._mutex:
+                if self.state is not HoldState.HELD:
+                    return
+                self.valid_until = max(self.valid_until, asked_at + believed(lease))
+            if self.keeper is not None:
+                self.keeper.beat()
+            self._tell("lock_renewed")
+        elif outcome is RenewOutcome.HELD:
+            self.lose("somebody else holds it")
+        elif outcome is RenewOutcome.LOST:
+            self.lose("the store no longer knows it")
+        # UNKNOWN changes nothing: the lease holds until `valid_until`, and only until then.
+
+    def lose(self, reason: str) -> None:
+        """End the belief. Reported once, and not after the hold has ended."""
+        with self._mutex:
+            if self.state is not HoldState.HELD:
+                return
+            self.state = HoldState.LOST
+            self._loss_reason = reason
+        self._tell("lock_lost", reason=reason, held=self.held_for)
+        if self.on_lost is not None:
+            self.on_lost(self)
+
+    def find_lost(self, reason: str) -> None:
+        """Report that the key was lost, which is noticed only after the hold has ended."""
+        self._loss_reason = reason
+        self._tell("lock_lost", reason=reason, held=self.held_for)
+
+    def tell_released(self) -> None:
+        """Report that it was given up in order."""
+        self._tell("lock_released", held=self.held_for)
+
+    def extend(self, seconds: float) -> None:
+        """
+        Make the lease last at least *seconds* from now; one round trip.
+
+        Raises:
+            LockLostError: The key was lost before.
+            StoreError: The store did not confirm it; the lease is as long as it was.
+        """
+        self.ensure_held()
+        before = self._extended_until
+        self._extended_until = max(before, clock.monotonic() + seconds)
+        wanted = self.ownership()
+        ((outcome, asked_at),) = self.store.renew([wanted], timeout=5.0)
+        self.renewed(outcome, asked_at, wanted.lease)
+        if outcome is RenewOutcome.UNKNOWN:
+            self._extended_until = before
+            raise StoreError(f"the lease of {shown(self.key)!r} was not extended: no answer")
+        self.ensure_held()
+
+    def end(self) -> HoldState:
+        """Stop holding, before the store is told; return the state until then."""
+        with self._mutex:
+            before, self.state = self.state, HoldState.ENDED
+            return before
+
+    def give_back(
+        self,
+        ended: Completion = Completion.NO,
+        keep_for: tuple[str, float] | None = None,
+        dispatch: Callable[[WokenTask | None], object] | None = None,
+    ) -> bool:
+        """
+        Tell the store that the key is free, and send what that wakes; may be repeated.
+
+        False: the key was not ours any more.
+        """
+        released = self.store.release(
+            self.key, self.owner, run=self.run, ended=ended, keep_for=keep_for
+        )
+        (dispatch or self.store.dispatch)(released.wake)
+        return released.released
+
+
+class Lease:
+    """
+    What a task or a :class:`~celery_distlock.Lock` holds, as the code under it sees it.
+
+    Everything here but :meth:`extend` is local: no round trip. That of a task which runs unlocked
+    because it was told to (``distlock_enabled=False``, a key of None, ``lock_on_outage="run"``) has
+    no keys, is false, has the token 0, and its :meth:`ensure_held` passes.
+    """
+
+    def __init__(self, holds: tuple[Hold, ...], *, wanted: bool = True) -> None:
+        self._holds = holds
+        self._wanted = wanted  # false: whoever runs here was told to run unlocked
+
+    def __bool__(self) -> bool:
+        return bool(self._holds)
+
+    @property
+    def key(self) -> str:
+        """The key; the first of several."""
+        return self._holds[0].key if self._holds else ""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All the keys."""
+        return tuple(hold.key for hold in self._holds)
+
+    @property
+    def token(self) -> int:
+        """
+        The fencing token of `key`.
+
+        Strictly greater than the token of every earlier grant of the key; a re-entry keeps it.
+        """
+        return self._holds[0].token if self._holds else 0
+
+    @property
+    def held(self) -> bool:
+        """Whether all the keys are held, by the local clock."""
+        return bool(self._holds) and all(hold.held for hold in self._holds)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that all the keys are held for if no renewal succeeds; 0 when one is lost."""
+        return min((hold.remaining for hold in self._holds), default=0.0)
+
+    @property
+    def suspect(self) -> bool:
+        """
+        Whether a key is held and its renewal overdue, so that it may soon be lost.
+
+        The watchdog renews after a third of the lease and tries again after every ninth; from two
+        thirds on, without an answer of the store, this is true. A good moment not to begin
+        anything.
+        """
+        return any(hold.suspect for hold in self._holds)
+
+    def ensure_held(self) -> None:
+        """
+        Raise :exc:`~celery_distlock.errors.LockLostError` unless all the keys are held now.
+
+        Worth calling before what cannot be undone. It says nothing about a moment later: only a
+        resource that compares fencing tokens is safe against a process that stops right here.
+
+        Raises :exc:`~celery_distlock.errors.LockNotOwnedError` where nothing is held and the code
+        was not told to run unlocked: outside of its task, say.
+        """
+        if self._wanted and not self._holds:
+            raise LockNotOwnedError("no lock is held here: this does not run as a locked task")
+        for hold in self._holds:
+            hold.ensure_held()
+
+    def extend(self, seconds: float) -> None:
+        """
+        Make the lease last at least *seconds* from now, with or without a watchdog.
+
+        Raises:
+            ValueError: *seconds* is not a positive number, or more than 30 days.
+            LockLostError: A key was lost before.
+            StoreError: The store did not confirm it; the lease is as long as it was.
+        """
+        if type(seconds) not in (int, float) or not 0 < seconds <= MAX_LEASE:
+            raise ValueError(f"extend() takes a positive number of seconds, not {seconds!r}")
+        for hold in self._holds:
+            hold.extend(float(seconds))
+
+    def __repr__(self) -> str:
+        state = f"{self.remaining:.1f} s left" if self.held else "not held"
+        keys = ", ".join(repr(shown(key)) for key in self.keys)
+        return f"<Lease {keys} token {self.token}: {state}>"
+
+
+def believed(lease: float) -> float:
+    """Return for how long a lease of *lease* seconds is believed, from before it was asked for."""
+    return lease - lease * DRIFT_SHARE - DRIFT_SECONDS

@@ -1,0 +1,80 @@
+"""The sweeper: finds what a crash left in the queues, and sends it on its way."""
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+
+from celery_distlock import clock
+from celery_distlock.errors import StoreError
+from celery_distlock.keys import key_of
+from celery_distlock.naming import shown
+from celery_distlock.process.dispatcher import UNSENT
+from celery_distlock.stores import Store
+from celery_distlock.stores.base import Sending, WokenTask
+
+__all__ = ["Sweeper"]
+
+logger = logging.getLogger(__name__)
+
+AFTER_YOU = 1.5  # intervals; whoever had the last turn would else have the next one nearly always
+
+
+class Sweeper:
+    """
+    A thread that looks through a store's queues every *interval* seconds.
+
+    Any number may run on one store: of all of them, one looks in each interval. *on_swept* is
+    called for each task that it finds and sends. When the broker hangs it ends its turn.
+    """
+
+    def __init__(
+        self, store: Store, interval: float, *, on_swept: Callable[[], object] = lambda: None
+    ) -> None:
+        self._store = store
+        self._on_swept = on_swept
+        self._interval = interval
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="distlock-sweeper", daemon=True)
+        self._failing = False
+
+    def start(self) -> None:
+        """Begin to sweep."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, after the sweep under way at the latest; does not wait for it."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        patience = 1.0
+        while not self._stopped.wait(self._interval * patience * clock.jitter(0.9, 1.1)):
+            patience = 1.0
+            try:
+                if self._sweep():
+                    patience = AFTER_YOU
+            except Exception as error:
+                # Said once an outage, not every two seconds of it.
+                report = logger.debug if self._failing else logger.warning
+                report("the queues of %s cannot be swept: %s", self._store.identity, error)
+                if not isinstance(error, StoreError):
+                    logger.exception("the sweeper stumbled and goes on")
+                self._failing = True
+            else:
+                self._failing = False
+
+    def _sweep(self) -> bool:
+        """Whether something was found that this process could not send."""
+        left = False
+        for wake in self._store.sweep(self._interval):
+            swept = functools.partial(self._note_swept, wake)
+            became = self._store.dispatch(wake, on_sent=swept, patience=UNSENT)
+            if became is Sending.PENDING:
+                return True  # the broker hangs, for us at least: others are to find the rest
+            left |= became is Sending.LEFT
+        return left
+
+    def _note_swept(self, wake: WokenTask) -> None:
+        name, run = shown(key_of(wake.name)), shown(wake.run)
+        logger.info("swept up a parked task at %r: %r", name, run)
+        self._on_swept()

@@ -1,0 +1,189 @@
+"""
+One thread that keeps this process's leases alive, and says so when it cannot.
+
+It serves any number of leases in one store; where a process has locks in several stores it has one
+for each, so that a store that hangs costs the others nothing.
+
+A lease is renewed every third of it, as in Redisson, a little earlier or later so that processes
+that began together do not stay together. What falls due at about one time shares a round trip.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Iterable
+from weakref import WeakKeyDictionary, ref
+
+from celery_distlock import clock
+from celery_distlock.naming import shown
+from celery_distlock.stores.base import RenewOutcome, Store
+
+from .lease import Hold, HoldState
+
+__all__ = ["Watchdog", "watchdog"]
+
+logger = logging.getLogger(__name__)
+
+BATCH = 100  # holds a round trip
+GATHER = 0.15  # of a renewal period: what falls due so soon is renewed along
+# A renewal is given up after a sixth of the shortest lease here, in time for another: the server
+# that does not answer may not be the one that has the key with that lease.
+ANSWER_SHARE = 6
+RETRY_SHARE = 9  # and repeated after a ninth
+
+
+class _Watched(ref[Hold]):
+    """A hold, for as long as somebody has it."""
+
+    __slots__ = ("_keeper", "_owner")
+
+    def __init__(self, hold: Hold) -> None:
+        super().__init__(hold)  # type: ignore[call-arg]
+        self._keeper = hold.keeper
+        self._owner = hold.owner
+
+    def abandon(self) -> None:
+        """See that nobody else renews it either, now that it is gone."""
+        if self._keeper is not None:
+            self._keeper.strike(self._owner)
+
+
+class Watchdog:
+    """Renews holds; see the module. All of its methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        # By weak reference: a hold that nobody has is not renewed, whatever became of its owner.
+        self._due: dict[_Watched, float] = {}
+        self._wakeup = float("inf")
+        # Taken as such: a time limit's exception inside a Condition's own `with` leaves it locked.
+        self._mutex = threading.Lock()
+        self._changed = threading.Condition(self._mutex)
+        self._thread: threading.Thread | None = None
+
+    def watch(self, hold: Hold) -> None:
+        """Renew *hold*, or only see to its end, until :meth:`forget`."""
+        self._schedule(_Watched(hold), clock.monotonic() + self._period(hold))
+
+    def forget(self, hold: Hold) -> None:
+        """Renew *hold* no more. A renewal on its way does no harm: it asks as an owner of old."""
+        self._due.pop(_Watched(hold), None)
+
+    def holds(self) -> list[Hold]:
+        """Return what is held here now, by any thread."""
+        return [hold for watched in list(self._due) if (hold := watched()) is not None]
+
+    def _schedule(self, watched: _Watched, due: float) -> None:
+        self._due[watched] = due
+        if due < self._wakeup or self._thread is None:
+            with self._mutex:
+                self._start()
+                self._changed.notify()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="distlock-watchdog", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def _period(self, hold: Hold) -> float:
+        if not hold.renewable:
+            return max(0.0, hold.valid_until - clock.monotonic())
+        third = hold.terms.lease / 3
+        return third * clock.jitter(0.85, 1.0)
+
+    def _run(self) -> None:
+        planned = float("inf")
+        while True:
+            with self._changed:
+                now = clock.monotonic()
+                times = list(self._due.copy().values())
+                # Not later than planned before: else each of many short holds would wake us.
+                times += [planned] if planned > now else []
+                planned = self._wakeup = min(times, default=float("inf"))
+                if planned > now:
+                    pause = planned - now
+                    self._changed.wait(pause if pause < threading.TIMEOUT_MAX else None)
+                # Whoever adds something while we work cannot know what we have seen: it notifies.
+                self._wakeup = float("inf")
+            try:
+                self._pass()
+            except Exception:
+                logger.exception("the watchdog stumbled and goes on")
+
+    def _pass(self) -> None:
+        now = clock.monotonic()
+        renewals: list[Hold] = []
+        ends_at = shortest = float("inf")  # of the first lease here, and of the shortest
+        for reference, due in self._due.copy().items():
+            hold = reference()
+            if hold is None:
+                self._due.pop(reference, None)
+                reference.abandon()
+                continue
+            if hold.state is not HoldState.HELD:
+                self.forget(hold)
+                continue
+            if not hold.lasts(now):
+                self._lost(hold, _why(hold))
+                continue
+            ends_at = min(ends_at, hold.valid_until)
+            if hold.renewable:
+                shortest = min(shortest, hold.terms.lease)
+            if due <= now + GATHER * hold.terms.lease / 3 and hold.renewable:
+                renewals.append(hold)
+            elif due <= now:
+                self._due[reference] = hold.valid_until
+        for batch in _batches(renewals):
+            self._renew(batch, ends_at, shortest / ANSWER_SHARE)
+
+    def _renew(self, holds: list[Hold], ends_at: float, patience: float) -> None:
+        wanted = [hold.ownership() for hold in holds]
+        # Never longer than the first lease here lasts: its end has to be noticed in time.
+        patience = max(0.0, min(patience, ends_at - clock.monotonic()))
+        outcomes = holds[0].store.renew(wanted, patience)
+        for hold, ownership, (outcome, asked_at) in zip(holds, wanted, outcomes, strict=True):
+            hold.renewed(outcome, asked_at, ownership.lease)
+            reference = _Watched(hold)
+            if hold.state is not HoldState.HELD or reference not in self._due:
+                self.forget(hold)
+            elif outcome is RenewOutcome.UNKNOWN:
+                if hold.suspect:
+                    logger.warning(
+                        "the lease of %r is not renewed and ends in %.1f s",
+                        shown(hold.key),
+                        hold.remaining,
+                    )
+                retry = clock.monotonic() + hold.terms.lease / RETRY_SHARE
+                self._due[reference] = min(retry, hold.valid_until)
+            else:
+                self._due[reference] = clock.monotonic() + self._period(hold)
+
+    def _lost(self, hold: Hold, reason: str) -> None:
+        self.forget(hold)
+        hold.lose(reason)
+
+
+def _batches(holds: list[Hold]) -> Iterable[list[Hold]]:
+    for start in range(0, len(holds), BATCH):
+        yield holds[start : start + BATCH]
+
+
+def _why(hold: Hold) -> str:
+    renewed = hold.renewable
+    return "no renewal was confirmed in time" if renewed else "its lease ran out, not to be renewed"
+
+
+def watchdog(store: Store) -> Watchdog:
+    """Return this process's watchdog for *store*: one that hangs does not hold up another."""
+    try:
+        return _watchdogs[store]
+    except KeyError:
+        return _watchdogs.setdefault(store, Watchdog())
+
+
+def _after_fork() -> None:
+    _watchdogs.clear()  # the parent's threads do not run in a forked child
+
+
+_watchdogs: "WeakKeyDictionary[Store, Watchdog]" = WeakKeyDictionary()
+os.register_at_fork(after_in_child=_after_fork)

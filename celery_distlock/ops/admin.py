@@ -1,0 +1,409 @@
+"""
+What operators see and do: behind ``celery locks``, remote control, the web page and the exporter.
+
+Everything here asks the store; nothing needs a worker that answers.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from celery import Celery
+from celery.app.task import Context
+
+from celery_distlock import signals
+from celery_distlock.errors import DistlockError
+from celery_distlock.keys import as_key, key_of, slot_name
+from celery_distlock.naming import shown
+from celery_distlock.runtime.app import Runtime
+from celery_distlock.runtime.messages import LockHeader, to_message
+from celery_distlock.runtime.trust import Reason, RefusedError
+from celery_distlock.stores import Store
+from celery_distlock.stores.base import (
+    KeyState,
+    NotOursError,
+    UnsendableError,
+    Waiter,
+    WokenTask,
+    task_of,
+)
+
+__all__ = [
+    "Admin",
+    "Dropped",
+    "Holder",
+    "LockInfo",
+    "Released",
+    "WaiterInfo",
+    "known_time",
+    "printable",
+]
+
+logger = logging.getLogger(__name__)
+
+PAGE = 1000  # waiters that are asked for at once
+LATEST = 253_402_300_799.0  # seconds since the epoch: the year 9999 ends
+DROPPED = "dropped from the queue of its lock by an operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """
+    Who holds a key or waits for it.
+
+    Attributes:
+        task: The task's name; of a :class:`~celery_distlock.Lock`, its thread's.
+        task_id: The task's id; empty for a ``Lock``.
+        host: The host; empty while it is on its way there.
+        pid: The process, 0 likewise. In a prefork pool, the child.
+        owner: The name of this acquisition, as it stands in log lines.
+    """
+
+    task: str
+    task_id: str
+    host: str = ""
+    pid: int = 0
+    owner: str = ""
+
+    def __str__(self) -> str:
+        name = f"{self.task or 'task'}[{self.task_id}]" if self.task_id else self.task
+        return f"{name} on {self.host}, process {self.pid}" if self.host else name
+
+    @classmethod
+    def of(cls, owner: str) -> "Holder":
+        """Read what :func:`~celery_distlock.stores.base.new_owner` has written."""
+        host, _, rest = owner.partition("|")
+        pid, _, rest = rest.partition("|")
+        label = key_of(rest.rpartition("|")[0])
+        task, bracket, task_id = label.removesuffix("]").rpartition("[")
+        if not bracket or not label.endswith("]"):
+            task, task_id = label, ""
+        return cls(task or owner, task_id, key_of(host), int(pid) if pid.isdigit() else 0, owner)
+
+
+@dataclass(frozen=True, slots=True)
+class LockInfo:
+    """
+    A look at one key.
+
+    Attributes:
+        key: The key; of one longer than 160 characters, its beginning and a digest.
+        state: ``held``; ``waking``: a parked task is on its way to it; or ``free``.
+        holder: Who has it; None if it is free.
+        since: When it was granted, in seconds since the epoch by the store's clock; 0 if free, or
+            if its record tells no time.
+        remaining: Seconds that are left of the lease; infinite if somebody has taken its end away.
+        token: The fencing token of the grant; 0 if free.
+        waiting: How many wait, blocked or parked.
+        oldest: When the first of them came, as `since`; 0 if nobody waits.
+        woken: How many parked tasks are on their way.
+    """
+
+    key: str
+    state: str
+    holder: Holder | None
+    since: float
+    remaining: float
+    token: int
+    waiting: int
+    oldest: float
+    woken: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaiterInfo:
+    """
+    One that waits.
+
+    Attributes:
+        place: 0 is next; None for one whose turn has come.
+        kind: ``woken``: on its way to the key; ``parked``: a task; ``blocked``: a process waits.
+        who: Who it is.
+        since: When it came, in seconds since the epoch by the store's clock; 0: not known.
+    """
+
+    place: int | None
+    kind: str
+    who: Holder
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What a forced release did: how the key was, and how it is now. `done` false: was not held."""
+
+    done: bool
+    before: LockInfo
+    after: LockInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A task that was taken out of the queue of *key*."""
+
+    key: str
+    task: str
+    task_id: str
+
+
+def known_time(seconds: float) -> float:
+    """Return a time since the epoch; 0, not known, for what no calendar has."""
+    return seconds if 0 < seconds < LATEST else 0.0
+
+
+def printable(text: str) -> str:
+    """Return *text* on one line, without anything that a terminal would obey."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class _ParkedMessage(NamedTuple):
+    """What a parked message says of its task; no `request` if it cannot be read."""
+
+    task: str
+    request: Context | None
+    ignored: bool
+    names: tuple[str, ...] = ()  # of its keys, if it needs several
+
+
+class Admin:
+    """
+    See the module.
+
+    All methods raise :exc:`~celery_distlock.errors.StoreUnavailableError` when the store does not
+    answer, and :exc:`~celery_distlock.errors.StoreError` when it cannot do what is asked.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    @property
+    def store(self) -> Store:
+        """The app's store."""
+        return Runtime.of(self._app).store
+
+    def locks(self, pattern: str = "*") -> Iterator[LockInfo]:
+        """
+        Look at all keys that are held or waited for; in no order, and not at one moment.
+
+        Args:
+            pattern: Of the key, as :mod:`fnmatch` has it.
+        """
+        store = self.store
+        for keys in store.find_keys(pattern):
+            for key, state in zip(keys, store.look(keys), strict=True):
+                if state.token or state.waiting or state.woken:
+                    yield self._info(key, state)
+
+    def show(self, key: str) -> LockInfo:
+        """Look at one key, which may be free."""
+        key = as_key(key)
+        return self._info(key, self.store.inspect(key))
+
+    def queue(self, key: str, *, first: int = 0, limit: int = 100) -> list[WaiterInfo]:
+        """Return who waits for *key*: those on their way, then the queue from place *first* on."""
+        found: list[Waiter] = []
+        for begin in range(first, first + limit, PAGE):  # the server is kept by each for a moment
+            size = min(PAGE, first + limit - begin)
+            page = self.store.waiters(as_key(key), first=begin, limit=size)
+            found += page
+            if sum(not waiter.woken for waiter in page) < size:
+                break
+        woken = [self._waiter(None, "woken", waiter) for waiter in found if waiter.woken]
+        queued = [waiter for waiter in found if not waiter.woken]
+        return woken + [
+            self._waiter(place, "parked" if waiter.run else "blocked", waiter)
+            for place, waiter in enumerate(queued, first)
+        ]
+
+    def release(self, key: str, *, token: int = 0) -> Released:
+        """
+        Take *key* from whoever holds it, and give it to the next in its queue.
+
+        The holder is not asked. It notices when it renews, within a third of its lease, and its
+        task is aborted then (`lock_on_lost`): until then two may believe that they hold the key.
+        Release what is stuck, not what is slow.
+
+        Args:
+            key: The key.
+            token: If it is given, `LockInfo.token` of a look before: nothing is done if the key has
+                been granted anew since.
+        """
+        Runtime.of(self._app).import_tasks()  # only one that is known is sent
+        key, store = as_key(key), self.store
+        state = store.inspect(key)
+        before = self._info(key, state)
+        done = False
+        if state.token and token in (0, state.token):
+            released = store.release(key, state.owner)
+            store.dispatch(released.wake)
+            done = released.released
+        if done:
+            why = "an operator has released it"
+            signals.send(
+                "lock_freed", self._app, store, key=before.key, holder=state.owner, reason=why
+            )
+        return Released(done, before, self.show(key))
+
+    def wake(self, key: str) -> int:
+        """
+        Send on what waits for *key* and should be on its way; return how many were sent.
+
+        For a broker that has lost its messages: the next in the queue of a free key, and those that
+        were woken and have not come. To send one twice does no harm: the second is recognised.
+
+        Raises:
+            DistlockError: The broker did not take one; a worker's sweep sends it again. Or nothing
+                of it is for this process to send, see :mod:`celery_distlock.runtime.trust`.
+        """
+        Runtime.of(self._app).import_tasks()  # likewise
+        sent = 0
+        store, refusal = self.store, None
+        for wake in (each for found in store.rouse(as_key(key)) for each in store.ready(found)):
+            try:
+                self._send(store, wake)
+                sent += 1
+            except (NotOursError, UnsendableError) as error:  # the others are to go on
+                refusal = error
+        if refusal is not None and not sent:
+            raise DistlockError(
+                f"what waits for {shown(key)!r} is not for this process to send:"
+                f" {shown(str(refusal))}"
+            ) from refusal
+        return sent
+
+    def _send(self, store: Store, wake: WokenTask) -> None:
+        assert store.courier is not None, "the runtime gives its store one"
+        try:
+            if store.courier(wake):
+                return
+        except (NotOursError, UnsendableError):
+            raise
+        except Exception as error:
+            raise DistlockError(
+                f"the broker does not take what waits for {key_of(wake.name)!r}: {error}"
+            ) from error
+        store.sent(wake)
+
+    def drop(self, task_id: str, key: str | None = None, *, force: bool = False) -> list[Dropped]:
+        """
+        Take a task that waits out of its queue for good; its state is ``REVOKED`` then.
+
+        A chord that waits for it fails, as Celery does with a revoked member. One that runs already
+        is not touched: ``celery control revoke`` is for that.
+
+        Args:
+            task_id: The task's id.
+            key: Where it is parked, if that is known: it is not searched for then.
+            force: Drop it also if it is no locked task of this app. What it says is not believed
+                then, so a chord that waits for it goes on waiting.
+
+        Returns:
+            What was dropped; nothing if it is not parked.
+
+        Raises:
+            DistlockError: It is no locked task of this app, and is where it was. Or it was dropped,
+                and its result could not be stored.
+        """
+        Runtime.of(self._app).import_tasks()  # how its result is stored, its task says
+        found = list(self.store.find_parked(task_id, None if key is None else as_key(key)))
+        return [dropped for at, run in found if (dropped := self._drop(at, run, force))]
+
+    def _drop(self, key: str, run: str, force: bool) -> Dropped | None:
+        waiter = self.store.parked(key, run)
+        if waiter is None:
+            return None
+        names = waiter.route.names if waiter.route else (slot_name(key),)
+        if names[0] != slot_name(key):  # what is to be known of it lies there
+            first = key_of(names[0])
+            key, waiter = first, self.store.parked(first, run) or waiter
+        # Before it is struck: what cannot be read is not lost so.
+        letter = self._read(key, waiter, force)
+        struck = self.store.cancel(key, run)
+        if not struck.released:
+            return None  # it has come to its key meanwhile
+        self.store.dispatch(struck.wake)
+        for name in (letter.names or names)[1:]:
+            self.store.dispatch(self.store.cancel(key_of(name), run).wake)
+        self._revoke(task_of(run), letter, key)
+        dropped = Dropped(key_of(slot_name(key)), letter.task, task_of(run))
+        sender = self._app.tasks.get(letter.task, self._app)
+        facts = {"key": dropped.key, "task_id": dropped.task_id}
+        signals.send("task_dropped", sender, self.store, **facts)
+        return dropped
+
+    def _read(self, key: str, waiter: Waiter, force: bool) -> "_ParkedMessage":
+        """Return what is to be known of a parked task; of one that cannot be read, little."""
+        try:
+            # Its chord's errbacks would be sent.
+            wake = WokenTask(slot_name(key), waiter.run, waiter.envelope)
+            known = Runtime.of(self._app).trust.check(wake, anywhere=True)
+            message = to_message(self._app, known)
+            headers: dict[str, Any] = message.headers
+            args, kwargs, embedded = message.payload
+        except Exception as error:  # of any serializer: its body is only for its chord
+            unknown = isinstance(error, RefusedError) and error.reason is Reason.TASK
+            if unknown and not force:
+                raise DistlockError(
+                    f"{shown(task_of(waiter.run))} was not dropped: {error}. Drop it where that"
+                    " task is known, or it is for celery locks drop --force: a chord that waits for"
+                    " it goes on waiting then"
+                ) from error
+            why = shown(str(error))
+            logger.warning("the message of %r cannot be read: %r", shown(waiter.run), why)
+            return _ParkedMessage(self._who(waiter).task, None, ignored=False)
+        name = str(headers.get("task", ""))
+        task = self._app.tasks.get(name)
+        ignored = headers.get("ignore_result")
+        if ignored is None:
+            ignored = task is not None and task.ignore_result
+        request = Context({**headers, **embedded, "args": args, "kwargs": kwargs})
+        return _ParkedMessage(name, request, bool(ignored), LockHeader.of(headers).names)
+
+    def _revoke(self, task_id: str, letter: "_ParkedMessage", key: str) -> None:
+        """Let whoever waits for the task's result know."""
+        task = self._app.tasks.get(letter.task)
+        backend: Any = task.backend if task is not None else self._app.backend
+        try:
+            backend.mark_as_revoked(
+                task_id, DROPPED, request=letter.request, store_result=not letter.ignored
+            )
+        except Exception as error:
+            raise DistlockError(
+                f"task {letter.task}[{task_id}] was dropped from the queue of {shown(key)!r}, but"
+                f" its result could not be stored, so whoever waits for it does not know: {error}"
+            ) from error
+
+    def _info(self, key: str, state: KeyState) -> LockInfo:
+        kind = "free"
+        holder = None
+        if state.token:
+            kind = "waking" if state.waking else "held"
+            holder = self._holder(key, state)
+        return LockInfo(
+            key_of(slot_name(key)),
+            kind,
+            holder,
+            known_time(state.since),
+            state.remaining,
+            state.token,
+            state.waiting,
+            known_time(state.oldest),
+            state.woken,
+        )
+
+    def _holder(self, key: str, state: KeyState) -> Holder:
+        if not state.waking:
+            holder = Holder.of(state.owner)
+            return holder if holder.task_id else replace(holder, task_id=task_of(state.run))
+        return Holder(state.task, task_of(state.run), owner=state.owner)
+
+    def _waiter(self, place: int | None, kind: str, waiter: Waiter) -> WaiterInfo:
+        return WaiterInfo(place, kind, self._who(waiter), known_time(waiter.since))
+
+    def _who(self, waiter: Waiter) -> Holder:
+        if not waiter.run:
+            return Holder.of(waiter.owner)
+        return Holder(waiter.task, task_of(waiter.run))

@@ -1,0 +1,53 @@
+"""Completes keys in a shell from the store, if it answers soon; says nothing if not."""
+
+import glob
+import logging
+import re
+import threading
+from contextlib import suppress
+
+import click
+from click.shell_completion import CompletionItem
+
+from celery_distlock.runtime.app import Runtime
+from celery_distlock.stores import Store
+
+__all__ = ["complete_key"]
+
+PATIENCE = 2.0  # seconds that somebody who has pressed the tab key waits
+# A shell puts a key into the command line as it is, and obeys what it finds there.
+_HARMLESS = re.compile(r"(?!-)[\w@%+=:,./-]+").fullmatch
+MOST = 100  # keys that a shell is given to choose from
+
+
+def complete_key(
+    ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return keys that begin with *incomplete*."""
+    found: list[str] = []
+    logging.getLogger("celery_distlock").addHandler(logging.NullHandler())
+    with suppress(Exception):
+        store = _store(ctx)
+        search = threading.Thread(target=_search, args=(store, incomplete, found), daemon=True)
+        search.start()
+        search.join(PATIENCE)
+    return [CompletionItem(key) for key in found[:MOST]]
+
+
+def _search(store: Store, incomplete: str, found: list[str]) -> None:
+    with suppress(Exception):
+        for keys in store.find_keys(f"{glob.escape(incomplete)}*"):
+            found += filter(_HARMLESS, keys)
+            if len(found) >= MOST:
+                return
+
+
+def _store(ctx: click.Context) -> Store:
+    from celery.app.utils import find_app
+
+    group, root = ctx.parent, ctx.find_root()
+    runtime = Runtime.of(find_app(root.params["app"]))
+    given = group.params if group is not None else {}
+    if flags := {name: given[name] for name in ("url", "prefix") if given.get(name)}:
+        runtime.use_flags(flags)
+    return runtime.store

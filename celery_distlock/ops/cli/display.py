@@ -1,0 +1,193 @@
+"""How the commands show what they know: tables for people, lines for pipes, JSON for scripts."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+import click
+from celery.bin.base import CLIContext
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from celery_distlock.ops.admin import Holder, LockInfo, WaiterInfo, printable
+
+__all__ = [
+    "LOCK_COLUMNS",
+    "Screen",
+    "duration",
+    "lock_cells",
+    "lock_record",
+    "moment",
+    "printable",
+    "waiter_record",
+]
+
+PAGE = 200  # rows of one table; more come in another, so that nothing has to be kept
+
+LOCK_COLUMNS = ("key", "holder", "worker", "age", "lease", "token", "waiting", "woken")
+
+Cell = str | Text
+
+
+class Screen:
+    """Where a command writes: a terminal with its width and colours, or a file or pipe without."""
+
+    def __init__(self, obj: CLIContext) -> None:
+        self.terminal = sys.stdout.isatty()
+        colorless: bool = obj.no_color  # type: ignore[attr-defined]  # celery-types lacks it
+        self.console = Console(
+            color_system=None if colorless else "auto", highlight=False, markup=False, emoji=False
+        )
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> int:
+        """
+        Write *rows* as they come; return how many there were.
+
+        In a terminal as tables of `PAGE` rows; else one line a row, tabs between the cells.
+        """
+        if not self.terminal:
+            return self._lines(columns, rows)
+        count, left = 0, iter(rows)
+        while page := list(islice(left, PAGE)):
+            self.console.print(filled(columns, page))
+            count += len(page)
+        return count
+
+    def _lines(self, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> int:
+        count = 0
+        for count, row in enumerate(rows, 1):
+            if count == 1:
+                click.echo("\t".join(columns).upper())
+            click.echo("\t".join(_text(cell) for cell in row))
+        return count
+
+    def facts(self, facts: Iterable[tuple[str, Cell]]) -> None:
+        """Write what there is to say of one thing: a name and a value a line."""
+        for name, value in facts:
+            if self.terminal:
+                line = Text.assemble((f"{name:<10}", "bold"), value or "-")
+                self.console.print(line, overflow="fold")
+            else:
+                click.echo(f"{name}\t{_text(value)}")
+
+
+def filled(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
+    """Return a table for a terminal; what is too long for its column goes on in the next line."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in columns:
+        number = name in {"age", "lease", "token", "waiting", "woken", "place"}
+        justify = "right" if number else "left"
+        table.add_column(name.upper(), justify=justify, overflow="fold", no_wrap=number)  # type: ignore[arg-type]
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell or "-") for cell in row))
+    return table
+
+
+def _text(cell: Cell) -> str:
+    return str(cell) or "-"
+
+
+def duration(seconds: float) -> str:
+    """Return *seconds* for people, as ``4.2s``, ``16m10s``, ``3h05m``; ``no end`` if infinite."""
+    if math.isinf(seconds):
+        return "no end"
+    if seconds < 60:
+        return f"{max(0.0, seconds):.1f}s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02}s"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours}h{rest:02}m" if hours < 24 else f"{hours // 24}d{hours % 24:02}h"
+
+
+def moment(seconds: float) -> str:
+    """Return a time since the epoch as ISO 8601, in UTC; empty for 0, which is not known."""
+    if not seconds:
+        return ""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def worker_label(holder: Holder | None) -> str:
+    """Return ``host:pid``, or nothing for who is at no host yet."""
+    return printable(f"{holder.host}:{holder.pid}") if holder and holder.host else ""
+
+
+def lock_cells(info: LockInfo, now: float) -> list[str]:
+    """Return a row under `LOCK_COLUMNS`; *now* in seconds since the epoch."""
+    holder = info.holder
+    return [
+        printable(info.key),
+        printable(holder.task or holder.task_id) if holder else "",
+        "(on its way)" if info.state == "waking" else worker_label(holder),
+        duration(now - info.since) if info.since else "",
+        duration(info.remaining) if holder else "",
+        str(info.token) if info.token > 0 else "",
+        str(info.waiting),
+        str(info.woken),
+    ]
+
+
+def lock_record(info: LockInfo, now: float) -> dict[str, Any]:
+    """Return the JSON form of a key; *now* in seconds since the epoch."""
+    return {
+        "key": info.key,
+        "state": info.state,
+        "holder": asdict(info.holder) if info.holder else None,
+        **_time("since", info.since),
+        "age_seconds": round(max(0.0, now - info.since), 3) if info.since else None,
+        "remaining_seconds": round(info.remaining, 3) if math.isfinite(info.remaining) else None,
+        "token": info.token if info.token >= 0 else None,  # somebody else has spoilt its record
+        "waiting": info.waiting,
+        **_time("oldest", info.oldest),
+        "woken": info.woken,
+    }
+
+
+def waiter_record(waiter: WaiterInfo) -> dict[str, Any]:
+    """Return the JSON form of one that waits."""
+    return {
+        "place": waiter.place,
+        "kind": waiter.kind,
+        **asdict(waiter.who),
+        **_time("since", waiter.since),
+    }
+
+
+def _time(name: str, seconds: float) -> dict[str, Any]:
+    return {name: moment(seconds) or None, f"{name}_seconds": seconds or None}
+
+
+def write_json(record: Any) -> None:
+    """Write one JSON document on one line, in ASCII: no terminal obeys anything in it."""
+    click.echo(json.dumps(record))
+
+
+Sorter = Callable[[LockInfo], Any]
+
+SORTERS: dict[str, Sorter] = {
+    "key": lambda info: info.key,
+    "task": lambda info: info.holder.task if info.holder else "",
+    "age": lambda info: info.since or float("inf"),
+    "lease": lambda info: info.remaining,
+    "waiting": lambda info: -info.waiting,
+}
+
+
+def chosen(
+    found: Iterable[LockInfo], *, task: str | None, waiting: bool, older_than: float, now: float
+) -> Iterator[LockInfo]:
+    """Return those of *found* that are asked for."""
+    for info in found:
+        if task is not None and (info.holder is None or info.holder.task != task):
+            continue
+        if waiting and not info.waiting and not info.woken:
+            continue
+        if older_than and (not info.since or now - info.since < older_than):
+            continue
+        yield info

@@ -1,0 +1,103 @@
+"""``celery -A proj locks exporter``: metrics for Prometheus."""
+
+import re
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+from urllib.parse import parse_qsl
+
+import click
+
+from celery_distlock.errors import StoreError
+from celery_distlock.runtime.app import Runtime
+from celery_distlock.settings import closest
+
+from .ranges import DAY, PORT, Seconds
+
+__all__ = ["exporter", "only_metrics"]
+
+_CHOSEN = "name[]"  # of prometheus-client: the metrics that are wanted
+_ENDS = re.compile(r"_(total|created|bucket|sum|count)$")
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=PORT, default=9750, show_default=True, help="The port; 0: a free one.")
+@click.option(
+    "--every",
+    type=Seconds(0.0, DAY),
+    default=5.0,
+    show_default=True,
+    help="Seconds between looks at the store, at least.",
+)
+@click.pass_context
+def exporter(ctx: click.Context, host: str, port: int, every: float) -> None:
+    """
+    Serve metrics for Prometheus, until it is stopped.
+
+    They are read from the store: held keys, who waits and for how long, how long waits and holds
+    were, conflicts, lost locks, by task. One exporter is enough for all workers of a store.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
+
+        from celery_distlock.ops.prometheus import StoreCollector, described
+    except ImportError as error:
+        raise click.ClickException(
+            "it needs prometheus-client: pip install 'celery-distlock[metrics]'"
+        ) from error
+    app: Any = ctx.obj.app
+    Runtime.of(app).import_tasks()  # their counters begin with 0
+    registry = CollectorRegistry()
+    registry.register(StoreCollector(app, every=every))
+    stopped = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stopped.set())
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    server.set_app(only_metrics(make_wsgi_app(registry), [each.name for each in described()]))
+    store = Runtime.of(app).store
+    where = store.identity.rpartition("#")[0]
+    try:
+        store.inspect("", 1.0)
+    except StoreError as error:
+        click.echo(f"{where} does not answer now: {error}", err=True)
+    click.echo(f"metrics of {where} at http://{host}:{server.server_port}/metrics")
+    stopped.wait()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def only_metrics(serve: Callable[..., Any], known: Collection[str]) -> Callable[..., Any]:
+    """
+    Return a WSGI application that passes to *serve* what it obeys, and refuses the rest.
+
+    Args:
+        serve: Of prometheus-client; it has the metrics at every path.
+        known: The names of all metrics.
+    """
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        status, why = _refusal(environ["PATH_INFO"], environ.get("QUERY_STRING", ""), known)
+        if not status:
+            served: Iterable[bytes] = serve(environ, start_response)
+            return served
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{why}\n".encode(errors="replace")]
+
+    return answer
+
+
+def _refusal(path: str, query: str, known: Collection[str]) -> tuple[str, str]:
+    if path.rstrip("/") != "/metrics":
+        return "404 Not Found", "the metrics are at /metrics"
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name != _CHOSEN:
+            return "400 Bad Request", f"there is no parameter {name!r}: {_CHOSEN} chooses metrics"
+        if value not in known and _ENDS.sub("", value) not in known:
+            return "400 Bad Request", f"there is no metric {value!r}: {closest(value, known)}"
+    return "", ""

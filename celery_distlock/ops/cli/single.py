@@ -1,0 +1,272 @@
+"""What is done with one key, or with one parked task."""
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+from celery.bin.base import CLIContext
+
+from celery_distlock.errors import DistlockError, StoreError
+from celery_distlock.ops.admin import Admin, Dropped, Holder, LockInfo, Released
+from celery_distlock.runtime.app import Runtime
+from celery_distlock.stores import Ability
+
+from . import CommandError, command
+from .completion import complete_key
+from .display import (
+    Screen,
+    duration,
+    lock_record,
+    moment,
+    printable,
+    waiter_record,
+    worker_label,
+    write_json,
+)
+from .ranges import COUNT, PLACE
+
+__all__ = ["admin_of", "drop_", "queue_", "release_", "show_", "wake_"]
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _not_empty(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    if value == "":
+        raise click.BadParameter("no key is empty")
+    return value
+
+
+key_argument: Decorator = click.argument("key", callback=_not_empty, shell_complete=complete_key)
+json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="A JSON document.")
+force_option: Decorator = click.option(
+    "--force", "--yes", "-y", "force", is_flag=True, help="Do not ask."
+)
+
+
+def admin_of(obj: CLIContext, *needs: Ability) -> Admin:
+    """
+    Return what asks the app's store.
+
+    Raises:
+        StoreError: The store lacks one of the *needs*, or each process has one of its own.
+    """
+    store = Runtime.of(obj.app).store
+    where = store.identity.rpartition("#")[0]
+    if Ability.SHARE not in store.abilities:
+        raise StoreError(
+            f"{where} is within one process, so the workers' locks cannot be seen from here"
+        )
+    for need in set(needs) - store.abilities:
+        raise StoreError(f"{where} cannot {need.value}; show KEY and release KEY work")
+    return Admin(obj.app)
+
+
+@command("show")
+@key_argument
+@json_option
+def show_(obj: CLIContext, key: str, as_json: bool) -> None:
+    """
+    Show who holds KEY, since when, and how many wait for it.
+
+    The exit status is 1 if it is free.
+    """
+    info, now = admin_of(obj).show(key), time.time()
+    if as_json:
+        write_json(lock_record(info, now))
+    else:
+        Screen(obj).facts(_described(info, now))
+    if info.state == "free":
+        click.get_current_context().exit(1)
+
+
+def _described(info: LockInfo, now: float) -> list[tuple[str, str]]:
+    facts = [("key", printable(info.key)), ("state", _STATES[info.state])]
+    if (holder := info.holder) is not None:
+        facts += [
+            ("task", printable(holder.task)),
+            ("id", printable(holder.task_id)),
+            ("worker", worker_label(holder)),
+            ("since", _since(info.since, now)),
+            ("lease", _lease(info.remaining)),
+            ("token", str(info.token) if info.token > 0 else "-"),
+        ]
+    waiting = str(info.waiting)
+    if info.waiting:
+        first = f", the first for {duration(now - info.oldest)}" if info.oldest else ""
+        waiting += first
+    return [*facts, ("waiting", waiting), ("woken", str(info.woken))]
+
+
+def _since(since: float, now: float) -> str:
+    return f"{moment(since)} ({duration(now - since)} ago)" if since else ""
+
+
+def _lease(remaining: float) -> str:
+    if math.isinf(remaining):
+        return "no end, unless it is renewed or released"
+    return f"{duration(remaining)} left, unless it is renewed"
+
+
+_STATES = {
+    "held": "held",
+    "waking": "kept for a parked task that is on its way",
+    "free": "free",
+}
+
+
+@command("queue")
+@key_argument
+@click.option("--first", type=PLACE, default=0, help="From this place on.")
+@click.option("--limit", type=COUNT, default=100, show_default=True)
+@json_option
+def queue_(obj: CLIContext, key: str, first: int, limit: int, as_json: bool) -> None:
+    """
+    Show who waits for KEY, in order: tasks that are parked and processes that block.
+
+    Without a place are those whose turn has come and who are on their way. The exit status is 1 if
+    nobody waits.
+    """
+    waiters, now = admin_of(obj, Ability.LIST).queue(key, first=first, limit=limit), time.time()
+    if as_json:
+        write_json({"key": key, "waiters": [waiter_record(waiter) for waiter in waiters]})
+    elif not waiters:
+        obj.echo(f"Nobody waits for {printable(key)}.")
+    else:
+        columns = ("place", "kind", "task", "id", "worker", "waits")
+        rows = (
+            (
+                "" if waiter.place is None else str(waiter.place),
+                waiter.kind,
+                printable(waiter.who.task),
+                printable(waiter.who.task_id),
+                worker_label(waiter.who),
+                duration(now - waiter.since) if waiter.since else "",
+            )
+            for waiter in waiters
+        )
+        Screen(obj).table(columns, rows)
+    if not waiters:
+        click.get_current_context().exit(1)
+
+
+@command("release")
+@key_argument
+@force_option
+@json_option
+def release_(obj: CLIContext, key: str, force: bool, as_json: bool) -> None:
+    """
+    Take KEY from whoever holds it, and give it to the next in its queue.
+
+    The holder is not asked, and notices when it renews its lease, within a third of it. Until then
+    two may run. Release what is stuck, not what is slow. The exit status is 1 if the key is free,
+    or has got another holder since you were asked.
+    """
+    admin, now = admin_of(obj), time.time()
+    before = admin.show(key)
+    if before.holder is not None and not force:
+        held_for = f", for {duration(now - before.since)}" if before.since else ""
+        _ask(
+            f"{printable(before.key)} is held by {printable(str(before.holder))}{held_for}."
+            " Until it notices, within a third of its lease, two may run under this key."
+            "\nTake it away?"
+        )
+    seen = 0 if force else before.token
+    done = admin.release(key, token=seen)
+    if as_json:
+        now = time.time()
+        record = {"released": done.done, "before": lock_record(done.before, now)}
+        write_json({**record, "after": lock_record(done.after, now)})
+    else:
+        obj.echo(_told(done, asked=bool(seen)))
+    if not done.done:
+        click.get_current_context().exit(1)
+
+
+def _told(done: Released, *, asked: bool) -> str:
+    key, now = printable(done.before.key), _having(done.after.holder)
+    if done.done:
+        return f"{key} was taken from {_named(done.before.holder)}. {now}"
+    if asked:
+        return f"{key} has changed hands since you were asked, and nothing was done. {now}"
+    return f"{key} was not held, and nothing was done. {now}"
+
+
+def _named(holder: Holder | None) -> str:
+    return printable(str(holder)) if holder else "nobody"
+
+
+def _having(holder: Holder | None) -> str:
+    return f"{_named(holder)} has it now." if holder else "It is free now."
+
+
+@command("wake")
+@key_argument
+@json_option
+def wake_(obj: CLIContext, key: str, as_json: bool) -> None:
+    """
+    Send on what waits for KEY and should be on its way.
+
+    That is the next in the queue if the key is free, and tasks that were woken and have not come:
+    for a broker that has lost its messages. It does no harm: a task that comes twice is recognised.
+    The exit status is 1 if there was nothing to send.
+    """
+    sent = admin_of(obj, Ability.LIST).wake(key)
+    if as_json:
+        write_json({"key": key, "sent": sent})
+    else:
+        obj.echo(f"{sent} sent on." if sent else f"Nothing at {printable(key)} is to be sent.")
+    if not sent:
+        click.get_current_context().exit(1)
+
+
+@command("drop")
+@click.argument("task_id")
+@click.option("--key", callback=_not_empty, shell_complete=complete_key, help="Where it is parked.")
+@force_option
+@json_option
+def drop_(obj: CLIContext, task_id: str, key: str | None, force: bool, as_json: bool) -> None:
+    """
+    Take a parked task out of its queue for good; its state is REVOKED then.
+
+    A chord that waits for it fails. A task that runs already is not touched: use `celery control
+    revoke` for that. Without --key all queues are searched. One that is no locked task of this app
+    is dropped with --force only: a chord that waits for it is not told. The exit status is 1 if it
+    is not parked.
+    """
+    admin = admin_of(obj, Ability.LIST)
+    if not force:
+        found = [key] if key else [at for at, _ in admin.store.find_parked(task_id)]
+        if found:
+            where = ", ".join(map(printable, found))
+            _ask(f"{printable(task_id)} is parked at {where}. It will never run.\nDrop it?")
+    dropped = _dropped(admin, task_id, key, force)
+    if as_json:
+        records = [{"key": d.key, "task": d.task, "task_id": d.task_id} for d in dropped]
+        write_json({"dropped": records})
+    for each in dropped if not as_json else ():
+        name = printable(f"{each.task}[{each.task_id}]")
+        obj.echo(f"{name} was taken out of the queue of {printable(each.key)}.")
+    if not dropped:
+        if not as_json:
+            obj.echo(f"{printable(task_id)} is not parked{f' at {printable(key)}' if key else ''}.")
+        click.get_current_context().exit(1)
+
+
+def _dropped(admin: Admin, task_id: str, key: str | None, force: bool) -> list[Dropped]:
+    try:
+        return admin.drop(task_id, key, force=force)
+    except DistlockError:
+        raise
+    except Exception as error:
+        raise CommandError(
+            f"{task_id} will not run, but its result backend was not told: {error}"
+        ) from error
+
+
+def _ask(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise CommandError("this asks first, and there is no terminal to ask at: say --force")
+    click.confirm(question, abort=True, err=True)

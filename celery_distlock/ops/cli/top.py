@@ -1,0 +1,160 @@
+"""``celery locks top``: the keys with the longest queues, live."""
+
+import contextlib
+import heapq
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import click
+from celery.bin.base import CLIContext
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from celery_distlock.errors import StoreError
+from celery_distlock.ops.admin import Admin, LockInfo
+from celery_distlock.runtime.app import Runtime
+from celery_distlock.stores import Ability
+
+from . import command
+from .display import LOCK_COLUMNS, SORTERS, Screen, filled, lock_cells, printable
+from .ranges import DAY, Seconds
+from .single import admin_of
+
+__all__ = ["top_"]
+
+FRAME = 5  # lines around the rows
+GLANCE = 100  # keys between two looks whether somebody has pressed a key
+
+
+@command("top")
+@click.option(
+    "--interval",
+    type=Seconds(0.1, DAY),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Between two looks.",
+)
+@click.option("--sort", type=click.Choice(list(SORTERS)), default="waiting", show_default=True)
+def top_(obj: CLIContext, interval: float, sort: str) -> None:
+    """
+    Watch the keys with the longest queues; q or Ctrl-C ends it.
+
+    Where there is no terminal they are printed once.
+    """
+    admin, screen = admin_of(obj, Ability.LIST), Screen(obj)
+    where = Runtime.of(obj.app).store.identity.replace("#", ", prefix ", 1)
+    if not screen.terminal:
+        view = _look(admin, 50, sort, Keyboard(None))
+        click.echo(f"{where}: {view.totals}")
+        screen.table(LOCK_COLUMNS, view.cells())
+        return
+    with contextlib.suppress(KeyboardInterrupt), _keyboard() as keyboard:
+        _watch(admin, screen, keyboard, where, interval, sort)
+
+
+def _watch(
+    admin: Admin, screen: Screen, keyboard: "Keyboard", where: str, interval: float, sort: str
+) -> None:
+    view = View()
+    with Live(console=screen.console, screen=True, auto_refresh=False) as live:
+        while not keyboard.quits(0.0):
+            try:
+                view = _look(admin, max(1, screen.console.height - FRAME), sort, keyboard)
+                trouble = ""
+            except StoreError as error:
+                trouble = printable(str(error))
+            live.update(_frame(view, where, trouble), refresh=True)
+            if keyboard.quits(interval):
+                return
+
+
+@dataclass
+class View:
+    """What one look has found: the first rows, and how many there are in all."""
+
+    rows: list[LockInfo] = field(default_factory=list)
+    held: int = 0
+    waiting: int = 0
+    woken: int = 0
+
+    def count(self, info: LockInfo) -> None:
+        self.held += info.holder is not None
+        self.waiting += info.waiting
+        self.woken += info.woken
+
+    @property
+    def totals(self) -> str:
+        return f"{self.held} held, {self.waiting} waiting, {self.woken} on their way"
+
+    def cells(self) -> list[list[str]]:
+        now = time.time()
+        return [lock_cells(info, now) for info in self.rows]
+
+
+def _look(admin: Admin, most: int, sort: str, keyboard: "Keyboard") -> View:
+    view = View()
+
+    def counted() -> Iterator[LockInfo]:
+        for number, info in enumerate(admin.locks(), 1):
+            view.count(info)
+            yield info
+            if not number % GLANCE and keyboard.quits(0.0):
+                return
+
+    rank = SORTERS[sort]
+    view.rows = heapq.nsmallest(
+        most, counted(), key=lambda info: (rank(info), info.since or float("inf"), info.key)
+    )
+    return view
+
+
+def _frame(view: View, where: str, trouble: str) -> Group:
+    clock = time.strftime("%H:%M:%S")
+    head = Text.assemble((clock, "bold"), f"  {where}\n", view.totals, ("   q quits", "dim"))
+    table = filled(LOCK_COLUMNS, view.cells())
+    return Group(Text(trouble, style="red"), head, table) if trouble else Group(head, table)
+
+
+class Keyboard:
+    """What somebody types; nothing, where it cannot be read key by key."""
+
+    def __init__(self, source: int | None) -> None:
+        self._source = source  # a file descriptor
+        self._quits = False
+
+    def quits(self, timeout: float) -> bool:
+        """Wait for up to *timeout* seconds; return whether a q was pressed, now or before."""
+        until = time.monotonic() + timeout
+        while not self._quits:
+            left = max(0.0, until - time.monotonic())
+            if self._source is None:
+                time.sleep(left)
+                return False
+            if not select.select([self._source], [], [], left)[0]:
+                return False
+            self._quits = os.read(self._source, 1) in {b"q", b"Q", b""}
+        return True
+
+
+@contextlib.contextmanager
+def _keyboard() -> Iterator[Keyboard]:
+    """Read keys as they are pressed; the terminal is as before afterwards."""
+    if not sys.stdin.isatty():
+        yield Keyboard(None)
+        return
+    import termios  # not on every platform that Celery's other commands run on
+    import tty
+
+    source = sys.stdin.fileno()
+    before = termios.tcgetattr(source)
+    try:
+        tty.setcbreak(source)
+        yield Keyboard(source)
+    finally:
+        termios.tcsetattr(source, termios.TCSADRAIN, before)

@@ -1,0 +1,251 @@
+"""What the store knows, for Prometheus; needs ``celery-distlock[metrics]``."""
+
+import logging
+import math
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from celery import Celery
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from celery_distlock.errors import StoreError, StoreUnavailableError
+from celery_distlock.runtime.app import Runtime
+from celery_distlock.stores import Ability
+from celery_distlock.telemetry.counters import BUCKETS, Sample, samples
+
+from .admin import Admin, Holder, known_time
+
+__all__ = ["StoreCollector", "described"]
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 2.0  # seconds that a scrape waits for what is being read; Prometheus waits for ten
+ANSWER = 1.0  # seconds for the store to answer at all, where the reading takes longer
+REST = 3.0  # times as long as a reading took, the store has rest from the next one
+
+_GAUGES = {
+    "up": "Whether the lock store answers and can be read.",
+    "read_seconds": "Seconds that reading the store took.",
+    "read_age_seconds": "Seconds since what is told here was read.",
+    "held": "Keys that are held.",
+    "longest_hold_seconds": "How long a key is held by now.",
+    "waiting": "Who waits for a key, blocked or parked.",
+    "travelling": "Parked tasks that are on their way.",
+    "oldest_waiter_seconds": "How long the first has waited.",
+}
+_COUNTERS = {
+    "acquired": "Grants, by the task that was granted a key.",
+    "conflicts": "Keys that were found taken.",
+    "released": "Keys that were given up in order.",
+    "lost": "Locks that their holders have lost.",
+    "parked": "Tasks that were parked.",
+    "woken": "Parked tasks that got their key.",
+    "dropped": "Parked tasks that an operator has dropped.",
+}
+_TASKLESS = {
+    "freed": "Keys that were freed for somebody: a process that is gone, or by an operator.",
+    "swept": "Parked tasks that were on their way again only because a sweep found them.",
+}
+_TIMES = {
+    "wait": "Seconds from the first request for a key to the grant.",
+    "hold": "Seconds that a key was held.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the store held; `at` is when the reading began, by the local monotonic clock."""
+
+    metrics: list[Metric]
+    at: float
+    took: float
+
+
+class StoreCollector(Collector):
+    """
+    Reads the store of *app* when Prometheus asks, at most every *every* seconds.
+
+    Looks at every key that is held or waited for, so that it costs the server about a second for
+    each 100,000 of them, in short steps; then it has rest for three times as long as that took.
+    Who asks meanwhile is told what was read last, and how old that is. What was counted is told if
+    the store has the ability ``COUNT``; a counter never falls while the exporter runs, also if the
+    store's does, because it came back with older data.
+    """
+
+    def __init__(self, app: Celery, *, every: float = 5.0) -> None:
+        self._app = app
+        self._admin = Admin(app)
+        self._every = every
+        self._mutex = threading.Lock()
+        self._reading: threading.Event | None = None  # set at the end of the one under way
+        self._due = -math.inf
+        self._last: Reading | None = None
+        self._refused = False
+        self._floors: dict[Sample, tuple[float, float]] = {}  # what was read last, and added to it
+
+    def describe(self) -> list[Metric]:
+        """Return what there is, without values: the registry chooses by these names."""
+        return described()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics; of a store that does not answer now, only that."""
+        asked_at = time.monotonic()
+        self._refresh()
+        last = self._last
+        fresh = last is not None and last.at >= asked_at
+        if self._refused or not (fresh or self._answers()):
+            yield _up(False)
+            return
+        yield _up(True)
+        if last is not None:
+            yield _gauge("read_seconds", last.took)
+            yield _gauge("read_age_seconds", time.monotonic() - last.at)
+            yield from last.metrics
+
+    def _refresh(self) -> None:
+        """Have the store read if it is time, and wait a while for a reading that is under way."""
+        with self._mutex:
+            reading = self._reading
+            if reading is None and time.monotonic() >= self._due:
+                reading = self._reading = threading.Event()
+                thread = threading.Thread(
+                    target=self._read, args=(reading,), name="distlock-exporter", daemon=True
+                )
+                thread.start()
+        if reading is not None:
+            reading.wait(PATIENCE)
+
+    def _read(self, ended: threading.Event) -> None:
+        began = time.monotonic()
+        rest = self._every
+        try:
+            metrics = list(self._metrics())
+        except StoreUnavailableError as error:
+            logger.warning("the store does not answer: %s", error)
+        except Exception as error:
+            # Said at once by `distlock_up`: it will not end by itself.
+            self._refused = True
+            logger.warning("the store cannot be read: %s", error)
+            if not isinstance(error, StoreError):
+                logger.exception("reading the store stumbled")
+        else:
+            took = time.monotonic() - began
+            self._last = Reading(metrics, began, took)
+            self._refused = False
+            rest = max(rest, REST * took)
+        finally:
+            with self._mutex:
+                self._due = time.monotonic() + rest
+                self._reading = None
+            ended.set()
+
+    def _answers(self) -> bool:
+        try:
+            self._admin.store.inspect("", ANSWER)
+        except StoreError as error:
+            logger.warning("the store does not answer: %s", error)
+            return False
+        return True
+
+    def _metrics(self) -> Iterator[Metric]:
+        yield from self._keys()
+        if Ability.COUNT in self._admin.store.abilities:
+            yield from self._counted(self._never_falling(samples(self._admin.store)))
+
+    def _never_falling(self, found: list[Sample]) -> list[Sample]:
+        told = []
+        for sample in found:
+            place = sample._replace(value=0.0)
+            last, added = self._floors.get(place, (0.0, 0.0))
+            added += max(0.0, last - sample.value)
+            self._floors[place] = sample.value, added
+            told.append(sample._replace(value=sample.value + added))
+        return told
+
+    def _counted(self, found: list[Sample]) -> Iterator[Metric]:
+        """What was ever counted; 0 is told, too, lest Prometheus miss the first."""
+        plans = Runtime.of(self._app).plans
+        tasks = {name for name, plan in plans.items() if plan} | {each.task for each in found}
+        values = {(each.name, each.task): each.value for each in found if not each.bucket}
+        for name, words in _COUNTERS.items():
+            family = CounterMetricFamily(f"distlock_{name}", words, labels=["task"])
+            for task in tasks:
+                family.add_metric([task], values.get((name, task), 0.0))
+            yield family
+        for name, words in _TASKLESS.items():
+            total = sum(each.value for each in found if each.name == name)
+            yield CounterMetricFamily(f"distlock_{name}", words, value=total)
+        for name, words in _TIMES.items():
+            yield _histogram(name, words, [sample for sample in found if sample.name == name])
+
+    def _keys(self) -> Iterator[Metric]:
+        """What is the case now."""
+        now, store = time.time(), self._admin.store
+        held: Counter[str] = Counter()
+        longest: defaultdict[str, float] = defaultdict(float)
+        waiting = woken = 0
+        oldest = 0.0
+        for keys in store.find_keys():
+            for state in store.look(keys):
+                waiting += state.waiting
+                woken += state.woken
+                oldest = max(oldest, now - (known_time(state.oldest) or now))
+                if state.token and not state.waking:
+                    task = Holder.of(state.owner).task if state.run else ""
+                    held[task] += 1
+                    longest[task] = max(longest[task], now - (known_time(state.since) or now))
+        yield _gauge_by_task("held", held)
+        yield _gauge_by_task("longest_hold_seconds", longest)
+        yield _gauge("waiting", waiting)
+        yield _gauge("travelling", woken)
+        yield _gauge("oldest_waiter_seconds", oldest)
+
+
+def described() -> list[Metric]:
+    """Return all metrics that there can be, without values."""
+    times = {f"{name}_seconds": words for name, words in _TIMES.items()}
+    kinds = {"gauge": _GAUGES, "counter": {**_COUNTERS, **_TASKLESS}, "histogram": times}
+    return [
+        Metric(f"distlock_{name}", words, kind)
+        for kind, metrics in kinds.items()
+        for name, words in metrics.items()
+    ]
+
+
+def _gauge(name: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"distlock_{name}", _GAUGES[name], value=value)
+
+
+def _gauge_by_task(name: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"distlock_{name}", _GAUGES[name], labels=["task"])
+    for task, value in values.items():
+        family.add_metric([task], value)
+    return family
+
+
+def _up(answers: bool) -> Metric:
+    return _gauge("up", float(answers))
+
+
+def _histogram(name: str, words: str, found: list[Sample]) -> Metric:
+    family = HistogramMetricFamily(f"distlock_{name}_seconds", words, labels=["task"])
+    by_task: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for sample in found:
+        by_task[sample.task][sample.bucket] = sample.value
+    for task, buckets in by_task.items():
+        total = 0.0
+        steps = []
+        for end in [*(f"{bucket:g}" for bucket in BUCKETS), "+Inf"]:
+            total += buckets.get(end, 0.0)
+            steps.append((end, total))
+        family.add_metric([task], steps, buckets.get("sum", 0.0))
+    return family

@@ -1,0 +1,158 @@
+"""The command ``celery locks web``: what it is given, and what it refuses to start with."""
+
+import ipaddress
+import logging
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from celery_distlock.errors import ConfigurationError
+from celery_distlock.ops.cli.ranges import DAY, PORT, Seconds
+
+__all__ = ["web"]
+
+TOKEN_VARIABLE = "DISTLOCK_WEB_TOKEN"  # noqa: S105
+SHORTEST_TOKEN = 16  # characters: a token is all that stands between a network and the locks
+NAME = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")  # a host's name, or its address
+_NEEDED = ("starlette", "uvicorn")
+
+
+def _checked_names(
+    _ctx: click.Context, _param: click.Parameter, names: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Refuse what no request will ever ask for."""
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise click.BadParameter(
+                f"{name!r} is no host's name: write it without scheme, port and path"
+            )
+    return names
+
+
+@click.command("web")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=PORT,
+    default=8750,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)
+@click.option(
+    "--token",
+    envvar=TOKEN_VARIABLE,
+    show_envvar=True,
+    metavar="TEXT|auto",
+    help="What one has to know to log in; auto makes one and prints it."
+    " Other users of the machine can read a command line: prefer the environment.",
+)
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    callback=_checked_names,
+    metavar="NAME",
+    help="Another name that the page is asked for by. May be repeated.",
+)
+@click.option("--read-only", is_flag=True, help="Show, and change nothing.")
+@click.option(
+    "--interval",
+    type=Seconds(0.2, DAY),
+    default=2.0,
+    show_default=True,
+    help="Seconds between two looks at the store.",
+)
+@click.pass_obj
+def web(
+    obj: Any,
+    *,
+    host: str,
+    port: int,
+    token: str | None,
+    allowed_hosts: tuple[str, ...],
+    read_only: bool,
+    interval: float,
+) -> None:
+    """Show the locks on a page in the browser."""
+    server: Any = _server()
+    if token is None:
+        token = os.environ.get(TOKEN_VARIABLE)  # click 8.1 takes an empty one for none
+    given = secrets.token_urlsafe(24) if token == "auto" else token  # noqa: S105
+    _check_token(host, given)
+    options = server.Options(
+        host,
+        port,
+        token=given,
+        allowed_hosts=allowed_hosts,
+        read_only=read_only,
+        interval=interval,
+    )
+    try:
+        page = server.Page(obj.app, options)
+    except (ConfigurationError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    with page, _logged():
+        click.echo(f"The locks are shown at {page.url} until Ctrl-C.")
+        if token == "auto":  # noqa: S105
+            click.echo(f"Token: {given}")
+        page.serve()
+
+
+def _server() -> Any:
+    try:
+        from . import server
+    except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
+        if missing not in _NEEDED:
+            raise
+        raise click.ClickException(
+            f"the page needs {missing}: pip install 'celery-distlock[web]'"
+        ) from error
+    return server
+
+
+def _check_token(host: str, token: str | None) -> None:
+    """Refuse to let a network in without a token, or with one that can be guessed."""
+    if token is None and not _is_loopback(host):
+        raise click.UsageError(
+            f"whoever reaches {host} could release locks: set DISTLOCK_WEB_TOKEN,"
+            " or let --token auto make a token"
+        )
+    if token == "":
+        raise click.UsageError(
+            "the token is empty: unset DISTLOCK_WEB_TOKEN if everybody on this machine may see the"
+            " page, or let --token auto make a token"
+        )
+    if token is not None and len(token) < SHORTEST_TOKEN:
+        raise click.UsageError(
+            f"the token is shorter than {SHORTEST_TOKEN} characters: --token auto makes a good one"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """Print who did what, and when."""
+    logger, handler = logging.getLogger(__package__), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("[%(asctime)s] %(levelname)s %(message)s"))
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]

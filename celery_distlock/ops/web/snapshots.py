@@ -1,0 +1,142 @@
+"""What the store holds, looked at once for all who watch."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from celery_distlock import clock
+from celery_distlock.errors import StoreError
+from celery_distlock.ops.admin import Admin, LockInfo
+
+__all__ = ["COLUMNS", "Selection", "Snapshot", "SnapshotCache"]
+
+MOST_KEYS = 200_000  # looked at; about 200 MB, and ten seconds of the store's time
+PATIENCE = 1.0  # seconds that one who asks waits for a fresh look where there is an older one
+REST = 3.0  # times as long as a look took, the store has rest from the next one
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """
+    All keys, as they were.
+
+    Attributes:
+        locks: What was found, by key.
+        at: When, in seconds since the epoch.
+        whole: False if there are more than were looked at.
+    """
+
+    locks: list[LockInfo]
+    at: float
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """
+    Which keys are to be shown.
+
+    Attributes:
+        text: What the key, the task, its id or the host contains, in any case; or a pattern of the
+            key, as :mod:`fnmatch` has it.
+        sort: One of `COLUMNS`.
+        descending: From the greatest on.
+        limit: How many.
+    """
+
+    text: str
+    sort: str
+    descending: bool
+    limit: int
+
+    def of(self, locks: Iterable[LockInfo]) -> tuple[list[LockInfo], int]:
+        """Return the first of *locks*, and how many there are; what is equal stays in its order."""
+        found = [lock for lock in locks if self._matches(lock)] if self.text else list(locks)
+        found.sort(key=COLUMNS[self.sort], reverse=self.descending)
+        return found[: self.limit], len(found)
+
+    def _matches(self, lock: LockInfo) -> bool:
+        wanted, holder = self.text.casefold(), lock.holder
+        words = [lock.key, *((holder.task, holder.task_id, holder.host) if holder else ())]
+        return any(wanted in word.casefold() for word in words) or fnmatchcase(lock.key, self.text)
+
+
+def _of_holder(name: str) -> Callable[[LockInfo], str]:
+    return lambda lock: str(getattr(lock.holder, name)) if lock.holder else ""
+
+
+COLUMNS: dict[str, Callable[[LockInfo], Any]] = {
+    "key": lambda lock: lock.key,
+    "task": _of_holder("task"),
+    "host": _of_holder("host"),
+    "held": lambda lock: -lock.since if lock.since else -float("inf"),
+    "lease": lambda lock: lock.remaining if lock.holder else float("inf"),
+    "token": lambda lock: lock.token,
+    "waiting": lambda lock: lock.waiting + lock.woken,
+}
+
+
+class SnapshotCache:
+    """
+    Looks at the store when somebody asks, and at most every *interval* seconds.
+
+    A store with very many keys is looked at less often: it has rest for three times as long as it
+    took, and who asks meanwhile is shown the last look.
+    """
+
+    def __init__(self, admin: Admin, interval: float) -> None:
+        self._admin = admin
+        self._interval = interval
+        self._last: Snapshot | None = None
+        self._error: StoreError | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._due = 0.0
+        self._changed = False
+
+    async def look(self) -> Snapshot:
+        """
+        Return what there is.
+
+        Raises:
+            StoreError: The last attempt to look has failed.
+        """
+        if self._looking is None and (self._changed or clock.monotonic() >= self._due):
+            self._changed = False
+            self._looking = asyncio.create_task(self._refresh())
+        looking = self._looking
+        if looking is not None:
+            known = self._last is not None or self._error is not None
+            await asyncio.wait([looking], timeout=PATIENCE if known else None)
+            if looking.done():
+                looking.result()
+        if self._error is not None:
+            raise self._error
+        assert self._last is not None
+        return self._last
+
+    def changed(self) -> None:
+        """Let the next who asks see what is now."""
+        self._changed = True
+
+    async def _refresh(self) -> None:
+        began = clock.monotonic()
+        self._due = began
+        try:
+            self._last = await run_in_threadpool(self._look)
+            self._error = None
+            now = clock.monotonic()
+            self._due = now + max(self._interval / 2, REST * (now - began))
+        except StoreError as error:
+            self._error = error
+        finally:
+            self._looking = None
+
+    def _look(self) -> Snapshot:
+        at, locks = clock.wall(), self._admin.locks()
+        found = sorted(islice(locks, MOST_KEYS), key=COLUMNS["key"])
+        return Snapshot(found, at, whole=next(locks, None) is None)

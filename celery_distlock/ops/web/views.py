@@ -1,0 +1,310 @@
+"""What the page asks for, and what it can have done."""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from celery_distlock import clock
+from celery_distlock.errors import DistlockError, StoreError, StoreUnavailableError
+from celery_distlock.keys import key_of, slot_name
+from celery_distlock.ops.admin import Admin, Holder, LockInfo, WaiterInfo
+from celery_distlock.settings import closest
+from celery_distlock.stores.base import UNREADABLE
+
+from .guard import SESSION_TIME, Json, Sessions
+from .snapshots import COLUMNS, Selection, SnapshotCache
+
+__all__ = ["Views"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FILES = Path(__file__).parent / "files"
+MOST_SHOWN = 1000  # keys in one answer
+QUEUE_PAGE = 50  # waiters in one answer
+FURTHEST = 10**9  # place in a queue
+LONGEST_BODY = 16_384  # bytes
+
+
+class Views:
+    """
+    The page's answers.
+
+    A key goes by its slot name, which is short and plain text, whatever is in the key.
+    """
+
+    def __init__(
+        self,
+        admin: Admin,
+        board: SnapshotCache,
+        sessions: Sessions,
+        *,
+        title: str,
+        read_only: bool,
+        interval: float,
+    ) -> None:
+        self._admin = admin
+        self._board = board
+        self._sessions = sessions
+        self._about = {"title": title, "readOnly": read_only, "interval": interval}
+
+    def router(self) -> Starlette:
+        """Return what serves them."""
+        changes = [self.log_in, self.log_out, self.release, self.wake, self.drop]
+        return Starlette(
+            routes=[
+                Route("/", self.page),
+                Route("/api/session", self.session),
+                Route("/api/locks", self.locks),
+                Route("/api/lock", self.lock),
+                *(
+                    Route(f"/api/{change.__name__.replace('_', '')}", change, methods=["POST"])
+                    for change in changes
+                ),
+                Mount("/static", StaticFiles(directory=FILES)),
+            ],
+            exception_handlers={
+                HTTPException: _refused,
+                DistlockError: _not_done,
+                StoreError: _store_failed,
+            },
+        )
+
+    async def page(self, request: Request) -> Response:
+        """Return the page itself, which tells nothing yet."""
+        _query(request)
+        return FileResponse(FILES / "index.html")
+
+    async def session(self, request: Request) -> Response:
+        """Tell the page how it stands; the one thing that is told to everybody."""
+        _query(request)
+        if not self._sessions.admits(request):
+            return Json({"login": True, "csrf": self._sessions.csrf})
+        leaves = self._sessions.cookie in request.cookies
+        return Json({**self._about, "login": False, "leaves": leaves, "csrf": self._sessions.csrf})
+
+    async def log_in(self, request: Request) -> Response:
+        """Give a session to who knows the token."""
+        body = await _body(request, "token")
+        name = self._sessions.log_in(_text(body, "token"))
+        if name is None:
+            logger.warning("%s gave a wrong token", _who(request))
+            raise HTTPException(403, "this is not the token")
+        logger.info("%s has logged in", _who(request))
+        response = Json({})
+        response.set_cookie(
+            self._sessions.cookie,
+            name,
+            max_age=int(SESSION_TIME),
+            httponly=True,
+            samesite="strict",
+            secure=request.headers.get("Origin", "").startswith("https:"),
+        )
+        return response
+
+    async def log_out(self, request: Request) -> Response:
+        """End the session."""
+        await _body(request)
+        self._sessions.log_out(request)
+        response = Json({})
+        response.delete_cookie(self._sessions.cookie, httponly=True, samesite="strict")
+        return response
+
+    async def locks(self, request: Request) -> Response:
+        """List keys: those that match, sorted, and not more than were asked for."""
+        asked = _query(request, "q", "sort", "desc", "limit")
+        selection = Selection(
+            asked.get("q", "").strip(),
+            _choice("sort", asked.get("sort", "waiting"), COLUMNS),
+            _choice("desc", asked.get("desc", "1"), ("0", "1")) == "1",
+            _number("limit", asked.get("limit", "200"), 1, MOST_SHOWN),
+        )
+        look = await self._board.look()
+        shown, matching = await run_in_threadpool(selection.of, look.locks)
+        now = clock.wall()
+        return Json(
+            {
+                "locks": [_lock(lock, now) for lock in shown],
+                "matching": matching,
+                "total": len(look.locks),
+                "whole": look.whole,
+                "age": max(0.0, now - look.at),
+            }
+        )
+
+    async def lock(self, request: Request) -> Response:
+        """Show one key and who waits for it."""
+        asked = _query(request, "name", "first")
+        key = _key(asked.get("name", ""))
+        first = _number("first", asked.get("first", "0"), 0, FURTHEST)
+        lock, queue = await run_in_threadpool(self._look_at, key, first)
+        now = clock.wall()
+        return Json(
+            {
+                "lock": _lock(lock, now),
+                "first": first,
+                "page": QUEUE_PAGE,
+                "queue": [_waiter(waiter, now) for waiter in queue],
+            }
+        )
+
+    def _look_at(self, key: str, first: int) -> tuple[LockInfo, list[WaiterInfo]]:
+        return self._admin.show(key), self._admin.queue(key, first=first, limit=QUEUE_PAGE)
+
+    async def release(self, request: Request) -> Response:
+        """Take a key from the holder that was named in the confirmation, and from no other."""
+        body = await _body(request, "name", "token")
+        key, told = _key(_text(body, "name")), _text(body, "token")
+        token = UNREADABLE if told == str(UNREADABLE) else _number("token", told, 1, 10**30)
+        released = await self._do(lambda: self._admin.release(key, token=token))
+        if not released.done:
+            logger.info("%s released nothing: %r has gone on", _who(request), key)
+            raise HTTPException(409, "nothing was released: another holds the key now, or nobody")
+        holder = str(released.before.holder)
+        logger.warning("%s released %r, which %r held", _who(request), key, holder)
+        return Json({"lock": _lock(released.after, clock.wall())})
+
+    async def wake(self, request: Request) -> Response:
+        """Send on what waits for a key and should be on its way."""
+        key = _key(_text(await _body(request, "name"), "name"))
+        sent = await self._do(lambda: self._admin.wake(key))
+        logger.warning("%s woke %d at %r", _who(request), sent, key)
+        return Json({"sent": sent})
+
+    async def drop(self, request: Request) -> Response:
+        """Take a task out of a key's queue."""
+        body = await _body(request, "name", "task_id")
+        key, task_id = _key(_text(body, "name")), _text(body, "task_id")
+        dropped = await self._do(lambda: self._admin.drop(task_id, key))
+        if not dropped:
+            logger.info("%s dropped nothing: %r waits no more", _who(request), task_id)
+            raise HTTPException(409, "nothing was dropped: the task does not wait any more")
+        for each in dropped:
+            task = f"{each.task}[{each.task_id}]"
+            logger.warning("%s dropped %r from the queue of %r", _who(request), task, key)
+        return Json({"dropped": len(dropped)})
+
+    async def _do(self, change: Callable[[], T]) -> T:
+        try:
+            return await run_in_threadpool(change)
+        finally:
+            self._board.changed()
+
+
+def _lock(lock: LockInfo, now: float) -> dict[str, Any]:
+    return {
+        "name": slot_name(lock.key),
+        "key": lock.key,
+        "state": lock.state,
+        "holder": _holder(lock.holder) if lock.holder else None,
+        "since": lock.since,
+        "held": max(0.0, now - lock.since) if lock.since else 0.0,
+        "lease": lock.remaining if math.isfinite(lock.remaining) else None,  # has no end
+        "token": str(lock.token),  # JavaScript's numbers end before Python's
+        "waiting": lock.waiting,
+        "woken": lock.woken,
+        "waited": max(0.0, now - lock.oldest) if lock.oldest else 0.0,
+    }
+
+
+def _holder(holder: Holder) -> dict[str, Any]:
+    return {"task": holder.task, "id": holder.task_id, "host": holder.host, "pid": holder.pid}
+
+
+def _waiter(waiter: WaiterInfo, now: float) -> dict[str, Any]:
+    return {
+        "place": waiter.place,
+        "kind": waiter.kind,
+        "who": _holder(waiter.who),
+        "since": waiter.since,
+        "waited": max(0.0, now - waiter.since) if waiter.since else None,
+    }
+
+
+def _who(request: Request) -> str:
+    return f"{request.client.host}:{request.client.port}" if request.client else "somebody"
+
+
+def _query(request: Request, *known: str) -> dict[str, str]:
+    """Return the URL's parameters; refuse what would be passed over."""
+    given = request.query_params.multi_items()
+    _refuse_unknown((name for name, _ in given), known)
+    if len(dict(given)) < len(given):
+        raise HTTPException(400, "a parameter is given twice")
+    return dict(given)
+
+
+async def _body(request: Request, *known: str) -> dict[str, Any]:
+    """Return the fields of the body, likewise."""
+    _query(request)
+    read = bytearray()
+    async for chunk in request.stream():
+        read += chunk
+        if len(read) > LONGEST_BODY:
+            raise HTTPException(413, "too long")
+    with suppress(ValueError, RecursionError):
+        body = json.loads(bytes(read))
+        if isinstance(body, dict):
+            _refuse_unknown(body, known)
+            return body
+    raise HTTPException(400, "not a JSON object")
+
+
+def _refuse_unknown(given: Iterable[str], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            hint = closest(name, known) if known else "there is none"
+            raise HTTPException(400, f"there is no parameter {name!r}: {hint}")
+
+
+def _text(body: dict[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str) or not value:
+        raise HTTPException(400, f"{name} is missing")
+    return value
+
+
+def _key(name: str) -> str:
+    if not name:
+        raise HTTPException(400, "name is missing")
+    return key_of(name)
+
+
+def _number(name: str, text: str, least: int, most: int) -> int:
+    whole = text.isascii() and text.isdigit() and len(text) <= len(str(most))
+    if not whole or not least <= int(text) <= most:
+        raise HTTPException(400, f"{name} must be a whole number from {least} to {most}")
+    return int(text)
+
+
+def _choice(name: str, text: str, known: Iterable[str]) -> str:
+    if text not in known:
+        raise HTTPException(400, f"{name} must be one of {', '.join(known)}")
+    return text
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return Json({"error": error.detail}, error.status_code)
+
+
+async def _not_done(_: Request, error: Exception) -> Response:
+    return Json({"error": str(error)}, 409)
+
+
+async def _store_failed(_: Request, error: Exception) -> Response:
+    silent = isinstance(error, StoreUnavailableError)
+    return Json({"error": str(error), "store": "silent" if silent else "refuses"}, 503)

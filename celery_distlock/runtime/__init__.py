@@ -1,0 +1,1 @@
+"""How Celery runs a task under its lock."""

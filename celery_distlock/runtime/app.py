@@ -1,0 +1,289 @@
+"""What the locked tasks of one app share: its settings, its store, each task's plan."""
+
+import contextlib
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from celery import Celery, _state
+from celery.app.task import Context
+
+from celery_distlock import signals
+from celery_distlock.engine.acquisition import defaults
+from celery_distlock.engine.lease import Terms
+from celery_distlock.errors import ConfigurationError
+from celery_distlock.keys import KeyRule, told_by
+from celery_distlock.policies import Policy, resolve
+from celery_distlock.settings import TASK_OPTIONS, Layer, Settings, closest
+from celery_distlock.stores import Store, open_store
+from celery_distlock.stores.base import UnsendableError, WokenTask
+
+from .broker_url import derive_store_url, with_option
+from .masking import mask_urls
+from .messages import MalformedError, publish
+from .relay import Relay
+from .trust import Reason, RefusedError, Trust
+
+__all__ = ["UNSET", "Plan", "Runtime", "spelt"]
+
+logger = logging.getLogger(__name__)
+
+UNSET: Any = type("Unset", (), {"__repr__": lambda _: "<not set>"})()
+
+_SETTINGS = frozenset(Settings.__dataclass_fields__)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one task is locked; made when it is declared."""
+
+    settings: Settings
+    rule: KeyRule
+    policy: Policy
+    terms: Terms
+
+
+class Runtime:
+    """See the module. One for each app, from :meth:`of`."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._flags: dict[str, Any] = {}
+        self.plans: dict[str, Plan | None] = {}
+        self.desk = ""  # where this worker takes woken tasks; empty where there is none
+        self.forget: Callable[[WokenTask], None] | None = None  # drops a woken task, in a worker
+        self.parking: Any = None  # parks what arrives, in a worker that consumes
+        self.looking: Any = None  # looks at the keys of what does, likewise
+        self.trust = Trust(app, self.plans, lambda: self.settings.secret)
+        self.relay = Relay(lambda: self.store, self.trust)
+        self._imported = False
+
+    @classmethod
+    def of(cls, app: Celery) -> "Runtime":
+        """Return the runtime of *app*."""
+        # A task may know its app only by a proxy.
+        real: Celery = app._get_current_object() if hasattr(app, "_get_current_object") else app
+        try:
+            return _runtimes[real]
+        except KeyError:
+            return _runtimes.setdefault(real, cls(real))
+
+    @functools.cached_property
+    def settings(self) -> Settings:
+        """The app-wide settings."""
+        return Settings.from_layers(*self._layers)
+
+    @functools.cached_property
+    def store(self) -> Store:
+        """
+        The lock store.
+
+        Raises:
+            ConfigurationError: No URL is set, and neither broker nor result backend is a Redis.
+        """
+        store = self._open(self.settings.prefix)
+        store.courier = self._send
+        return store
+
+    @functools.cached_property
+    def turns(self) -> Store:
+        """Where workers that are all asked agree which one does it, by locks beside all others."""
+        return self._open(f"{self.settings.prefix}:turns")
+
+    def _open(self, prefix: str) -> Store:
+        url = self.settings.url or derive_store_url(self._app.conf)
+        return open_store(with_option(url, replicas=self.settings.replicas or None), prefix)
+
+    def _send(self, wake: WokenTask) -> bool:
+        """
+        Send what was woken; true: to a worker, false: to the broker.
+
+        Raises:
+            RefusedError: It is not for this process to send.
+            UnsendableError: It is for nobody to send.
+        """
+        try:
+            if self.relay.push(wake, self.trust.check(wake)):
+                return True
+            publish(self._app, wake.envelope)
+            return False
+        except MalformedError as error:
+            raise UnsendableError(str(error)) from error
+        except RefusedError as refusal:
+            if refusal.reason is Reason.MALFORMED:
+                raise UnsendableError(str(refusal)) from refusal
+            self.trust.refuse(wake, refusal)
+            raise
+
+    def import_tasks(self) -> None:
+        """
+        Have all the app's tasks declared, as a worker does when it starts; once.
+
+        Raises:
+            ConfigurationError: A module of ``include``, ``imports`` or of an autodiscovery cannot
+                be imported.
+        """
+        if self._imported:
+            return
+        if not self._app.loader.worker_initialized:
+            try:
+                self._app.loader.import_default_modules()
+            except Exception as error:
+                raise ConfigurationError(
+                    f"the app's tasks cannot be imported: {error!r}; see include and imports"
+                ) from error
+        self._app.finalize()
+        self._imported = True
+
+    def use_flags(self, flags: Mapping[str, Any]) -> None:
+        """
+        Let worker flags override the app's configuration; declares every task anew.
+
+        Raises:
+            ConfigurationError: A flag, or a task's plan under these flags, is wrong.
+        """
+        self._flags = dict(flags)
+        for name in ("settings", "store", "turns", "_layers"):
+            self.__dict__.pop(name, None)
+        for task in list(self._app.tasks.values()):
+            if task.name in self.plans:
+                self.declare(type(task))
+
+    def declare(self, task: type[Any]) -> None:
+        """
+        Make the plan of *task*.
+
+        Raises:
+            ConfigurationError: An option is unknown or wrong; the message says which and where.
+        """
+        self.plans[task.name] = None if task.name.startswith("celery.") else self._plan(task)
+
+    def forgotten(self, tasks: Iterable[Any]) -> Iterator[str]:
+        """Find those of *tasks* that say how they are locked, and are no locked tasks."""
+        ours = [f"lock_{option}" for option in TASK_OPTIONS]
+        for task in tasks:
+            if task.name not in self.plans and any(hasattr(task, option) for option in ours):
+                yield task.name
+
+    def _plan(self, task: type[Any]) -> Plan:
+        where = f"task {task.name}"
+        options = _options(task, where)
+        layer = Layer(f"{where}: lock_*", options)
+        settings = Settings.from_layers(layer, *self._layers)
+        policy_name = f"{where}: lock_on_conflict"
+        if "on_conflict" not in options:
+            flag = "on_conflict" in self._flags
+            policy_name = f"{'worker flag --' if flag else 'setting '}distlock_on_conflict"
+        return Plan(
+            settings,
+            KeyRule(settings.key, task=task.name, signature=_signature(task)),
+            resolve(policy_name, settings.on_conflict),
+            Terms(settings.lease, watchdog=settings.watchdog, max_hold=settings.max_hold),
+        )
+
+    @functools.cached_property
+    def _layers(self) -> tuple[Layer, Layer]:
+        _refuse_unknown(self._app)
+        values = {name: self._app.conf.get(f"distlock_{name}", UNSET) for name in _SETTINGS}
+        configured = {name: value for name, value in values.items() if value is not UNSET}
+        return (
+            Layer("worker flag --distlock-*", self._flags),
+            Layer("setting distlock_*", configured),
+        )
+
+
+_runtimes: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()
+
+
+def _options(task: type[Any], where: str) -> dict[str, Any]:
+    """Return the lock options that *task*, its bases or annotations set."""
+    options = {}
+    for attribute in dir(task):
+        name = attribute.removeprefix("lock_")
+        if name == attribute:
+            continue
+        if name not in TASK_OPTIONS:
+            known = [f"lock_{option}" for option in TASK_OPTIONS]
+            raise ConfigurationError(
+                f"{where}: unknown option {attribute}; {closest(attribute, known)}"
+            )
+        value = inspect.getattr_static(task, attribute)
+        if isinstance(value, staticmethod):
+            value = value.__func__
+        if value is not UNSET:
+            options[name] = value
+    return options
+
+
+def _signature(task: type[Any]) -> inspect.Signature:
+    """Return the signature of the task's function as its callers see it."""
+    run = inspect.getattr_static(task, "run")
+    if isinstance(run, staticmethod):
+        return inspect.signature(run.__func__)
+    signature = inspect.signature(run)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _refuse_unknown(app: Celery) -> None:
+    """Raise for a setting that would be passed over: an unknown name, or one spelt wrong."""
+    known = [f"distlock_{name}" for name in _SETTINGS]
+    namespace = str(getattr(app, "namespace", None) or "")
+    prefix = f"{namespace}_" if namespace else ""
+    for key in map(str, app.conf):
+        name = key.lower().removeprefix(prefix.lower())
+        if name.removeprefix("lock_") in TASK_OPTIONS and name.startswith("lock_"):
+            raise ConfigurationError(
+                f"the setting {key} is not read, for that is an option of tasks; for the whole app"
+                f" write {spelt(f'dist{name}', namespace)}"
+            )
+        if not name.startswith("distlock_"):
+            continue
+        if name not in known:
+            names = [spelt(each, namespace) for each in known]
+            hint = closest(spelt(name, namespace), names)
+            raise ConfigurationError(f"unknown setting {key}; {hint}")
+        right = spelt(name, namespace)
+        if key not in (name, right):
+            raise ConfigurationError(f"the setting {key} is not read; write {right}")
+
+
+def spelt(name: str, namespace: str) -> str:
+    """Return the setting *name* as it is written with *namespace*."""
+    full = f"{namespace}_{name}" if namespace else name
+    return full.upper() if namespace.isupper() else full
+
+
+def _current_store() -> Store:
+    """Return the store of this thread's app, or of the only app that there is."""
+    app = _state._tls.current_app  # type: ignore[attr-defined]  # current_app would make one up
+    if app is not None:
+        return Runtime.of(app).store
+    if len(_runtimes) != 1:
+        raise ConfigurationError(
+            "this thread has no current app: call app.set_current(), or name a store"
+        )
+    return next(iter(_runtimes.values())).store
+
+
+def _known_stores() -> list[Store]:
+    """Return the store of this thread's app, or those of all the apps that there are."""
+    app = _state._tls.current_app  # type: ignore[attr-defined]  # likewise
+    if app is None and not _runtimes:  # as in most programs that only lock
+        return []
+    runtimes = list(_runtimes.values()) if app is None else [Runtime.of(app)]
+    stores = []
+    for runtime in runtimes:
+        with contextlib.suppress(ConfigurationError):  # it has none; its worker would say so
+            stores.append(runtime.store)
+    return stores
+
+
+mask_urls()
+told_by[Context] = lambda request: [request.id, request.retries]  # Celery calls errbacks with one
+defaults.store = staticmethod(_current_store)
+defaults.stores = staticmethod(_known_stores)
+defaults.on_event = signals.send

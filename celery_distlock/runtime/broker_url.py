@@ -1,0 +1,119 @@
+"""Where the locks are if `distlock_url` is not set: where broker or results are, if a Redis is."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from celery_distlock.errors import ConfigurationError
+
+__all__ = ["derive_store_url", "with_option"]
+
+logger = logging.getLogger(__name__)
+
+SCHEMES = (
+    *("redis", "rediss", "redis+socket", "memory", "sentinel"),
+    *("redis+cluster", "rediss+cluster"),
+)
+_OVER_TLS = {"redis": "rediss", "sentinel": "sentinels", "redis+cluster": "rediss+cluster"}
+
+
+def derive_store_url(conf: Any) -> str:
+    """
+    Return the URL of the Redis that *conf*, an app's configuration, names for something else.
+
+    What its transport options say of sentinels, and its TLS options of certificates, is in it.
+    What its URL says to Celery alone, such as a time limit, is not.
+
+    Raises:
+        ConfigurationError: Neither the broker nor the result backend is a Redis.
+    """
+    broker = conf.broker_transport_options, conf.broker_use_ssl
+    results = conf.result_backend_transport_options, conf.redis_backend_use_ssl
+    places = (
+        (conf.broker_write_url, *broker),
+        (conf.broker_url, *broker),
+        (conf.result_backend, *results),
+    )
+    for given, options, tls in places:
+        several = given if isinstance(given, list | tuple) and given else [given or ""]
+        urls = [str(url) for url in several]
+        urls = [part for url in urls for part in url.split(";")]
+        scheme = urlsplit(urls[0]).scheme
+        if scheme == "memory":
+            return "memory://"
+        if scheme in SCHEMES:
+            # Several are the broker's stand-ins for one another, but all the sentinels are asked.
+            bare, own = _for_locks(urls[0])
+            named = {**_tls_options(tls), **_sentinels_options(scheme, options or {}, own), **own}
+            if tls or any(name.startswith("ssl_") for name in own):  # as kombu has it
+                bare = f"{_OVER_TLS.get(scheme, scheme)}{bare.removeprefix(scheme)}"
+            # Several are the broker's stand-ins for one another, but all the sentinels are asked.
+            others = urls[1:] if scheme == "sentinel" else ()
+            return ";".join([with_option(bare, **named), *map(_host_alone, others)])
+    raise ConfigurationError(
+        "no lock store: set distlock_url, as in distlock_url = 'redis://localhost:6379/0'; it"
+        " follows the broker's or the result backend's URL only where one of them is a Redis"
+    )
+
+
+def with_option(url: str, **options: Any) -> str:
+    """Return *url* with *options* in its query; those that are None or empty are left out."""
+    words = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in options.items()
+        if value not in (None, "")
+    }
+    query = urlencode(words)
+    first, semicolon, others = url.partition(";")
+    joint = "&" if "?" in first else "?"
+    return f"{first}{joint}{query}{semicolon}{others}" if query else url
+
+
+def _host_alone(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def _for_locks(url: str) -> tuple[str, dict[str, Any]]:
+    """Return *url* without its options, and those of them that are not for Celery alone."""
+    from celery_distlock.stores.redis.urls import (
+        OPTIONS,  # imports redis-py, which not every store needs
+    )
+
+    bare, _, query = url.partition("#")[0].partition("?")
+    known = {*OPTIONS, "virtual_host"} if bare.startswith("redis+socket") else OPTIONS
+    own = {}
+    for name, value in parse_qsl(query):
+        if name in known or name.startswith("ssl_"):  # of TLS nothing is left out unheard
+            own[name] = value
+        else:
+            logger.debug("the lock store goes without the option %r of Celery's URL", name)
+    return bare, own
+
+
+def _tls_options(tls: Any) -> dict[str, Any]:
+    options = dict(tls) if isinstance(tls, Mapping) else {}
+    if "ssl_cert_reqs" in options:  # a constant of the ssl module, its name, or None
+        wanted = options["ssl_cert_reqs"]
+        options["ssl_cert_reqs"] = getattr(wanted, "name", str(wanted or "none"))
+    return options
+
+
+def _sentinels_options(
+    scheme: str, options: Mapping[str, Any], own: Mapping[str, Any]
+) -> dict[str, Any]:
+    if scheme != "sentinel":
+        return {}
+    named = {"service", "master_name"} & own.keys()
+    if not named and not options.get("master_name"):
+        raise ConfigurationError(
+            "the lock store follows the sentinels of broker or results, and the transport options"
+            " have no master_name"
+        )
+    theirs = options.get("sentinel_kwargs") or {}
+    return {
+        "service": None if named else options["master_name"],
+        "sentinel_username": theirs.get("username"),
+        "sentinel_password": theirs.get("password"),
+    }

@@ -1,0 +1,348 @@
+"""
+A task's message as it was received, and back: what is parked is this, and what is sent again.
+
+Celery's own ways of sending a task again (``retry``, ``signature_from_request``) change it: they
+count a retry, drop the compression, and lose routing. This keeps everything but the delivery tag.
+"""
+
+import base64
+import dataclasses
+import datetime
+import functools
+import inspect
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery
+from kombu import Producer
+from kombu.compression import get_encoder
+from kombu.message import Message
+from kombu.serialization import dumps as serialize
+from kombu.serialization import prepare_accept_content, registry  # type: ignore[attr-defined]
+from kombu.utils.json import dumps, loads
+
+from celery_distlock.process import fork_guard
+
+__all__ = [
+    "HEADER",
+    "LockHeader",
+    "MalformedError",
+    "Noted",
+    "accepted_content",
+    "execution_id_of",
+    "publish",
+    "seal",
+    "seal_message",
+    "to_message",
+    "with_eta",
+]
+
+HEADER = "distlock"  # the one header of ours
+
+# A property of such a name would say how it is sent.
+_OPTIONS = frozenset(inspect.signature(Producer.publish).parameters)
+_TEXTS = ("correlation_id", "reply_to", "message_id", "type", "user_id", "app_id", "cluster_id")
+
+# What celery.worker.request and celery.app.trace put beside the headers in a task's request.
+_NOT_HEADERS = frozenset(
+    [
+        "args",
+        "kwargs",
+        "callbacks",
+        "errbacks",
+        "chain",
+        "chord",
+        "properties",
+        "reply_to",
+        "correlation_id",
+        "hostname",
+        "delivery_info",
+        "is_eager",
+        "called_directly",
+        "headers",
+        "time_limit",
+        "soft_time_limit",
+    ]
+)
+_NOT_PROPERTIES = frozenset(
+    {
+        *("delivery_info", "delivery_tag", "body_encoding", HEADER),
+        *("content_type", "content_encoding", "application_headers"),  # AMQP has them among these
+    }
+)
+
+
+class MalformedError(ValueError):
+    """An envelope is none that could be sent."""
+
+
+class Noted(dict[str, Any]):
+    """What this process itself has noted in a message's properties; none comes over a wire."""
+
+    @classmethod
+    def on(cls, message: Message) -> "Noted":
+        """Return what is noted on *message*; who sent it may have put something else there."""
+        properties: dict[str, Any] = message.properties
+        noted = properties.get(HEADER)
+        if not isinstance(noted, cls):
+            noted = properties[HEADER] = cls()
+        return noted
+
+
+@dataclass(frozen=True, slots=True)
+class LockHeader:
+    """
+    What a message has been through because of its lock, as its header tells.
+
+    Attributes:
+        woken: It was parked and its turn came.
+        run: The run that it was parked as.
+        parked_at: The slot name of the key that it was parked at.
+        names: Those of all keys that are kept for it then, if it needs several.
+        attempts: How often it was sent again by countdown because its key was taken.
+        outages: How often it was sent again since the store has answered last.
+        requeues: How often it was requeued because the task failed.
+        since: When it first found its key taken, in seconds since the epoch; 0: it has not.
+    """
+
+    woken: bool = False
+    run: str = ""
+    parked_at: str = ""
+    names: tuple[str, ...] = ()
+    attempts: int = 0
+    outages: int = 0
+    requeues: int = 0
+    since: float = 0.0
+
+    @classmethod
+    def of(cls, headers: Mapping[str, Any]) -> "LockHeader":
+        """
+        Read it from a message's headers, or a request's facts.
+
+        ``self.retry()`` copies the header into a new message. What it says of the way there is
+        then over; only the failures count on.
+        """
+        told = headers.get(HEADER)
+        if not isinstance(told, Mapping):
+            return cls()
+        requeues = _whole(told.get("requeues"))
+        if told.get("retries") != (headers.get("retries") or 0):
+            return cls(requeues=requeues)
+        return cls(
+            woken=bool(told.get("woken")),
+            run=str(told.get("run") or ""),
+            parked_at=str(told.get("parked_at") or ""),
+            names=_texts(told.get("names")),
+            attempts=_whole(told.get("attempts")),
+            outages=_whole(told.get("outages")),
+            requeues=requeues,
+            since=_number(told.get("since")),
+        )
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The slot names of all keys that may be kept for it."""
+        return self.names or (self.parked_at,)
+
+    def header(self, retries: int) -> dict[str, Any]:
+        """Return what the header says of it."""
+        return {**dataclasses.asdict(self), "retries": retries}
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else ()
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _number(value: Any) -> float:
+    known = isinstance(value, int | float) and abs(value) < 2**53  # not what overflows a float
+    return float(value) if known else 0.0
+
+
+def seal(request: Any, passage: LockHeader) -> bytes:
+    """
+    Return the message that *request* came with, and *passage* in its header.
+
+    Its content type, and the body where it cannot be made again, come from the worker's main
+    process, see :mod:`celery_distlock.worker.request`.
+    """
+    facts = request.__dict__
+    properties = dict(request.properties or {})
+    received = properties.get(HEADER) or {}
+    content_type = received.get("content_type") or "application/json"
+    encoding = received.get("content_encoding") or "utf-8"
+    body: Any = received.get("body")
+    if body is None:
+        embedded = {
+            name: getattr(request, name) for name in ("callbacks", "errbacks", "chain", "chord")
+        }
+        payload = (request.args, request.kwargs, embedded)
+        _, _, body = serialize(payload, serializer=registry.type_to_name[content_type])
+    headers = {k: v for k, v in facts.items() if k not in _NOT_HEADERS and k[0] != "_"}
+    content = content_type, encoding, body
+    return _sealed(headers, properties, content, request.delivery_info or {}, passage)
+
+
+def seal_message(message: Message, passage: LockHeader) -> bytes:
+    """Return *message* as it was received by a worker, and *passage* in its header."""
+    content: Any = message.content_type, message.content_encoding, message.body
+    properties, delivery = message.properties or {}, message.delivery_info or {}
+    return _sealed(dict(message.headers), properties, content, delivery, passage)
+
+
+def execution_id_of(identity: str, retries: int, requeues: int, nesting: int) -> str:
+    """
+    Return the name of one run of a task: the same for every delivery of one message.
+
+    ``task.replace()`` sends another task under the same id, one nesting deeper.
+    """
+    return f"{identity}:{retries}:{requeues}:{nesting}"
+
+
+def _sealed(
+    headers: dict[str, Any],
+    properties: Mapping[str, Any],
+    content: tuple[str, str, Any],
+    delivery: Mapping[str, Any],
+    passage: LockHeader,
+) -> bytes:
+    content_type, content_encoding, body = content
+    text = isinstance(body, str)
+    raw: bytes = body.encode() if text else body
+    message = {
+        "headers": {**headers, HEADER: passage.header(headers.get("retries") or 0)},
+        "properties": {k: v for k, v in properties.items() if k not in _NOT_PROPERTIES},
+        "content_type": content_type,
+        "content_encoding": content_encoding or "utf-8",  # as kombu reads what does not say
+        "body": base64.b64encode(raw).decode(),
+        "text": text,
+        "exchange": delivery.get("exchange") or "",
+        "routing_key": delivery.get("routing_key") or "",
+    }
+    return dumps(message).encode()
+
+
+def with_eta(envelope: bytes, delay: float) -> bytes:
+    """Return *envelope* to be executed in *delay* seconds."""
+    message = loads(envelope)
+    when = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=delay)
+    message["headers"]["eta"] = when.isoformat()
+    return dumps(message).encode()
+
+
+def to_message(app: Celery, message: Mapping[str, Any]) -> Message:
+    """
+    Return the message that a worker would receive, without a broker behind it.
+
+    Args:
+        app: Says what content it accepts.
+        message: An envelope, decoded.
+    """
+    # What is parked is not compressed, whatever its sender has said; kombu would believe it.
+    headers = dict(message["headers"])
+    compression = headers.pop("compression", None)
+    made = Message(
+        body=_body(message),
+        delivery_tag=uuid.uuid4().hex,
+        content_type=message["content_type"],
+        content_encoding=message["content_encoding"],
+        headers=headers,
+        properties={**message["properties"], HEADER: Noted(pushed=True)},
+        delivery_info={
+            "exchange": message["exchange"],
+            "routing_key": message["routing_key"],
+            "redelivered": False,
+        },
+        accept=accepted_content(app),
+    )
+    if compression is not None:
+        made.headers["compression"] = compression
+    return made
+
+
+def accepted_content(app: Celery) -> Any:
+    """Return the content types that *app* accepts, as kombu compares them."""
+    return _accepted(tuple(app.conf.accept_content))
+
+
+@functools.cache
+def _accepted(content: tuple[str, ...]) -> Any:
+    return prepare_accept_content(content)
+
+
+def publish(app: Celery, envelope: bytes) -> None:
+    """
+    Send *envelope* to the queue that it came from.
+
+    Raises:
+        MalformedError: It is none that could be sent.
+        kombu.exceptions.OperationalError: The broker cannot be reached, by the app's retry policy.
+    """
+    try:
+        built = _build(loads(envelope))
+    except Exception as error:
+        raise MalformedError(repr(error)) from error
+    exchange = built["exchange"]
+    # kombu's Redis transport drops a message to an exchange that this connection has not declared.
+    declare = [
+        queue for queue in app.amqp.queues.values() if exchange and exchange in _exchanges(queue)
+    ]
+    with fork_guard.no_fork(), app.producer_or_acquire() as producer:
+        producer.publish(
+            **built,
+            declare=declare,
+            retry=app.conf.task_publish_retry,
+            retry_policy=app.conf.task_publish_retry_policy,
+        )
+
+
+def _build(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how *message* is published; raise whatever it may be if that is impossible."""
+    headers, properties = dict(message["headers"]), dict(message["properties"])
+    expiration = properties.pop("expiration", None)
+    built = {
+        "body": _body(message),
+        "exchange": message["exchange"],
+        "routing_key": message["routing_key"],
+        "content_type": message["content_type"],
+        "content_encoding": message["content_encoding"],
+        "headers": headers,
+        "compression": headers.pop("compression", None),
+        "priority": properties.pop("priority", None),
+        "delivery_mode": properties.pop("delivery_mode", None),
+        "expiration": int(expiration) / 1000 if expiration else None,
+    }
+    for name in ("exchange", "routing_key", "content_type", "content_encoding"):
+        _require(built, name, str)
+    for name in ("priority", "delivery_mode"):
+        _require(built, name, int, type(None))
+    for name in _TEXTS:
+        _require(properties, name, str, type(None))
+    if options := _OPTIONS & properties.keys():
+        raise TypeError(f"no property may be named {options}")
+    if isinstance(built["body"], str):
+        built["body"].encode(built["content_encoding"] or "utf-8")
+    if built["compression"]:
+        get_encoder(built["compression"])
+    return {**built, **properties}
+
+
+def _require(facts: Mapping[str, Any], name: str, *kinds: type) -> None:
+    if name in facts and not isinstance(facts[name], kinds):
+        raise TypeError(f"{name} is {facts[name]!r}")
+
+
+def _exchanges(queue: Any) -> set[str]:
+    """Return the names of the exchanges that *queue* is bound to."""
+    exchanges = [queue.exchange, *(bound.exchange for bound in queue.bindings or ())]
+    return {exchange.name for exchange in exchanges if exchange is not None}
+
+
+def _body(message: Mapping[str, Any]) -> Any:
+    body = base64.b64decode(message["body"])
+    return body.decode() if message["text"] else body

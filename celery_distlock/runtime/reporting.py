@@ -1,0 +1,91 @@
+"""What is told of a locked task: log lines, whose records have the facts besides, and signals."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from celery_distlock import signals
+from celery_distlock.naming import shown
+from celery_distlock.stores import Store
+from celery_distlock.stores.base import Reply, task_of
+
+__all__ = ["Report"]
+
+logger = logging.getLogger("celery_distlock.tasks")
+
+
+class Report:
+    """
+    Tells of one message for a task.
+
+    Each log record has the facts that its words name, and ``task`` and ``task_id``, as attributes
+    of its own that begin with ``lock_``: for those who write records as JSON.
+    """
+
+    def __init__(self, task: Any, task_id: object, store: Store) -> None:
+        self._task = task
+        self._store = store
+        self._task_id = str(task_id or "")
+        self.name = f"{task.name}[{task_id}]" if task_id else str(task.name)
+
+    def info(self, words: str, **facts: Any) -> None:
+        """Log ``Task name[id]`` and *words*, a template over *facts*."""
+        self._log(logging.INFO, words, facts)
+
+    def warning(self, words: str, error: BaseException | None = None, **facts: Any) -> None:
+        """As `info`, with the traceback of *error*."""
+        self._log(logging.WARNING, words, facts, error)
+
+    def _log(
+        self, level: int, words: str, facts: dict[str, Any], error: BaseException | None = None
+    ) -> None:
+        if logger.isEnabledFor(level):
+            facts = facts | {name: shown(facts[name]) for name in _NAMES & facts.keys()}
+            told = {"task": self._task.name, "task_id": self._task_id, **facts}
+            extra = {f"lock_{name}": _plain(value) for name, value in told.items()}
+            # Not a template any more: a key may hold anything.
+            said = f"Task {self.name} {words.format_map(facts)}"
+            logger.log(level, "%s", said, exc_info=error, extra=extra)
+
+    def event(self, name: str, **facts: Any) -> None:
+        """Send the signal *name* of the task, and log what an operator wants to know of it."""
+        if name == "lock_lost":
+            words = "lost its lock {key!r} (token {token}): {reason}"
+            self._log(logging.ERROR, words, facts)
+        elif name in _QUIET:
+            self._log(logging.DEBUG, _QUIET[name], facts)
+        signals.send(name, self._task, self._store, task_id=self._task_id, **facts)
+
+    def conflict(self, headers: Mapping[str, Any], key: str, reply: Reply) -> None:
+        """Tell that *key* is taken, and name what will hang if its holder waits for the task."""
+        self.event("lock_conflict", key=key, holder=reply.holder, remaining=reply.remaining)
+        holder = task_of(reply.holder_run)
+        if (
+            holder
+            and holder != headers.get("id")
+            and holder in (headers.get("parent_id"), headers.get("root_id"))
+        ):
+            self.warning(
+                "needs {key!r}, which its parent {holder} holds: if the parent waits for it, both"
+                " wait for ever (a deadlock)",
+                key=key,
+                holder=holder,
+            )
+
+    def parking(self, key: str, reply: Reply) -> None:
+        """Tell that the task is parked."""
+        facts = {"key": key, "holder": reply.holder, "place": reply.place}
+        self.info("parked: {key!r} is held by {holder}, {place} before it", **facts)
+        self.event("task_parked", **facts)
+
+
+_NAMES = {"key", "holder"}
+_QUIET = {
+    "lock_acquired": "acquired {key!r} (token {token}) after {waited:.3f} s",
+    "lock_released": "released {key!r} (token {token}) after {held:.3f} s",
+    "task_woken": "was woken: {key!r} is its own after {waited:.3f} s",
+}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float) else str(value)

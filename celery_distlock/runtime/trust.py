@@ -1,0 +1,253 @@
+"""
+What of the lock store's records an app believes: only what it may have parked itself.
+
+The store may be shared with others, and a worker has rights that they lack: whatever it sends goes
+to the broker by its credentials, and whatever it takes, it runs. So a process sends and takes what
+is parked only if the message is for a locked task that it knows, comes from and goes to a queue of
+its app, and is written in a way that the app accepts; and with `distlock_secret`, if it is signed.
+Everything else stays where it is: somebody else may know it. And nothing is parked that the worker
+which parks it would not send, so no task of an app is left for good.
+"""
+
+import enum
+import functools
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from celery import Celery
+from celery.app.routes import MapRoute
+from kombu.compression import get_decoder
+from kombu.exceptions import SerializerNotInstalled
+from kombu.serialization import TRUSTED_CONTENT  # type: ignore[attr-defined]
+from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCHANGE
+from kombu.utils.json import loads
+
+from celery_distlock.keys import key_of
+from celery_distlock.stores.base import NotOursError, WokenTask
+
+from .messages import LockHeader, accepted_content
+from .signing import is_signed, is_signed_with, sign
+
+__all__ = ["Reason", "RefusedError", "Trust"]
+
+logger = logging.getLogger(__name__)
+
+MOST_TOLD = 1000  # different refusals that are logged; a hostile store can make up any number
+MOST_SHOWN = 100  # characters of a name that may be anything
+LONGEST_ROUTING_KEY = 255  # AMQP's limit
+
+
+class Reason(enum.Enum):
+    """Why what is parked is not sent."""
+
+    SIGNATURE = "it has no signature of distlock_secret"
+    MALFORMED = "it is no message"
+    TASK = "its task is no locked task of this app"
+    CONTENT = "accept_content does not have its content type"
+    ROUTE = "this process knows no such queue"
+
+
+class RefusedError(NotOursError):
+    """What is parked is not for this process to send, or to take; says why."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason.value}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+class Trust:
+    """See the module. One for each app."""
+
+    def __init__(
+        self,
+        app: Celery,
+        plans: Mapping[str, object],
+        secrets: Callable[[], Sequence[Any]],
+    ) -> None:
+        self._app = app
+        self._plans = plans  # of the app's locked tasks, by name
+        self._secrets = secrets
+        self._told: set[str] = set()
+        self._mutex = threading.Lock()
+
+    def sign(self, name: str, run: str, envelope: bytes) -> bytes:
+        """Return what is to be parked as *run* at the key of that slot name: signed, if set so."""
+        secrets = self._secrets()
+        return sign(secrets[0], name, run, envelope) if secrets else envelope
+
+    def check(self, wake: WokenTask, *, anywhere: bool = False) -> dict[str, Any]:
+        """
+        Return the envelope of *wake*, decoded; raise if it is not for this process to send or take.
+
+        Args:
+            wake: What is parked.
+            anywhere: It is only to be read, so it does not matter where it would be sent.
+
+        Raises:
+            RefusedError: It is not, because of what it says.
+        """
+        signed = self._check_signature(wake)
+        try:
+            message = loads(wake.envelope)
+            headers = message["headers"]
+            task, content_type = headers["task"], message["content_type"]
+            exchange, routing_key = message["exchange"], message["routing_key"]
+            texts = [task, content_type, exchange, routing_key]
+            texts += [message["body"], message["content_encoding"]]
+            sound = all(isinstance(each, str) for each in texts)
+            sound &= isinstance(headers, dict) and isinstance(message["properties"], dict)
+            sound &= isinstance(message["text"], bool)
+            if compression := headers.get("compression"):
+                get_decoder(compression)
+        except Exception:  # noqa: BLE001  # whatever it may be, it is not ours
+            sound = False
+        if not sound:
+            raise RefusedError(Reason.MALFORMED, f"what is parked at {_shown(key_of(wake.name))}")
+        if not self._knows(task):
+            raise RefusedError(Reason.TASK, _shown(task))
+        if not self._accepts(content_type):
+            raise RefusedError(Reason.CONTENT, _shown(content_type))
+        if not anywhere and not self.knows_route(task, exchange, routing_key, signed=signed):
+            where = f"exchange {_shown(exchange)}, " if exchange else ""
+            raise RefusedError(Reason.ROUTE, f"{where}{_shown(routing_key)}")
+        way = LockHeader.of(headers)
+        if not way.woken or (way.run, way.parked_at) != (wake.run, wake.name):
+            where = f"what is parked at {_shown(key_of(wake.name))} says that it is elsewhere"
+            raise RefusedError(Reason.MALFORMED, where)
+        told: dict[str, Any] = message
+        return told
+
+    def knows_route(
+        self, task: str, exchange: str, routing_key: str, *, signed: bool = False
+    ) -> bool:
+        """
+        Whether what is sent with *routing_key* to *exchange* comes to a queue of this app.
+
+        That is a queue of ``app.amqp.queues`` (``task_queues``, the default, those of ``-Q``, those
+        that this process has sent a task to), or of *task*'s own route; and another exchange than
+        the broker's default one has to be among those that such a queue is bound to, by that
+        routing key. Where a secret vouches for it, any queue will do: the process that has parked
+        it knew the queue.
+        """
+        if len(routing_key) > LONGEST_ROUTING_KEY or self._is_reserved(exchange or routing_key):
+            return False
+        if not exchange and not routing_key:
+            return False
+        queues = self._app.amqp.queues
+        if exchange:
+            return any(
+                _leads_to(queue, exchange, routing_key) for queue in list(dict.values(queues))
+            )
+        # Not by `queues[...]`, which makes up the queues that there are not.
+        return signed or dict.__contains__(queues, routing_key) or routing_key in self._routes(task)
+
+    def queues_of(self, exchange: str, routing_key: str) -> list[str]:
+        """Return the names of the queues to which such a message comes, as far as is known."""
+        if not exchange:
+            return [routing_key]
+        queues = list(dict.values(self._app.amqp.queues))
+        return [each.name for each in queues if _leads_to(each, exchange, routing_key)]
+
+    def refuse(self, wake: WokenTask, refusal: RefusedError) -> None:
+        """Log *refusal*, the first time that there is this one."""
+        with self._mutex:
+            if str(refusal) in self._told or len(self._told) > MOST_TOLD:
+                return
+            self._told.add(str(refusal))
+            last = len(self._told) > MOST_TOLD
+        if last:
+            logger.warning(
+                "more that is parked is not sent; it is not told any more: celery locks doctor"
+            )
+            return
+        logger.warning(
+            "what is parked at %s as %s is left to others, this process does not send it: %s",
+            _shown(key_of(wake.name)),
+            _shown(wake.run),
+            refusal,
+        )
+
+    def _check_signature(self, wake: WokenTask) -> bool:
+        """Return whether a secret vouches for *wake*."""
+        secrets = self._secrets()
+        if not secrets:
+            return False
+        known = [secret for secret in secrets if secret is not None]
+        if is_signed_with(known, wake.name, wake.run, wake.envelope):
+            return True
+        if None in secrets and not is_signed(wake.envelope):
+            return False
+        raise RefusedError(Reason.SIGNATURE, f"what is parked at {_shown(key_of(wake.name))}")
+
+    def _knows(self, task: str) -> bool:
+        if self._plans.get(task) is None:
+            self._app.finalize(auto=True)  # the tasks that a module declares come to be with it
+        return self._plans.get(task) is not None
+
+    def _accepts(self, content_type: str) -> bool:
+        if content_type in TRUSTED_CONTENT:
+            return True
+        try:
+            return content_type in accepted_content(self._app)
+        except SerializerNotInstalled:
+            return False
+
+    def _is_reserved(self, name: str) -> bool:
+        """Whether *name* is one of those by which workers are told what to do, or tell."""
+        return name.endswith(".pidbox") or name.partition(".")[0] in self._events
+
+    @functools.cached_property
+    def _events(self) -> tuple[str, str]:
+        conf = self._app.conf
+        return conf.event_exchange, conf.event_queue_prefix
+
+    def _routes(self, task: str) -> Iterator[str]:
+        """Yield the queues that *task* is sent to, if nobody who sends it names another."""
+        own = getattr(self._app.tasks.get(task), "queue", None)
+        yield _name_of(own)
+        for router in self._app.amqp.routes:
+            if isinstance(router, MapRoute):  # others are code that wants arguments
+                yield _name_of((router(task) or {}).get("queue"))
+
+
+def _name_of(queue: Any) -> str:
+    return str(getattr(queue, "name", queue) or "")
+
+
+def _leads_to(queue: Any, exchange: str, routing_key: str) -> bool:
+    """Whether a message to *exchange* with *routing_key* comes to *queue*."""
+    if exchange.endswith(CELERY_DELAYED_DELIVERY_EXCHANGE):  # RabbitMQ itself kept its countdown
+        return _topic(f"#.{queue.routing_key}").fullmatch(routing_key) is not None
+    pairs = [(queue.exchange, queue.routing_key)]
+    pairs += [(bound.exchange, bound.routing_key) for bound in queue.bindings or ()]
+    return any(
+        place is not None
+        and place.name == exchange
+        and _matches(place.type, key or "", routing_key)
+        for place, key in pairs
+    )
+
+
+def _matches(kind: str, binding: str, routing_key: str) -> bool:
+    if kind == "direct":
+        return binding == routing_key
+    if kind == "topic":
+        return _topic(binding).fullmatch(routing_key) is not None
+    return True  # fanout, headers, and those of plugins go by something else
+
+
+@functools.lru_cache(maxsize=1000)
+def _topic(binding: str) -> re.Pattern[str]:
+    """Return what *binding* matches: ``*`` is one word, ``#`` any number of them."""
+    pattern = re.escape(binding).replace(r"\*", r"[^.]*")
+    pattern = pattern.replace(r"\.\#", r"(?:\..*)?").replace(r"\#\.", r"(?:.*\.)?")
+    return re.compile(pattern.replace(r"\#", ".*"), re.DOTALL)
+
+
+def _shown(text: str) -> str:
+    """Return *text*, which may be anything, as it can stand in a log."""
+    return repr(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…")

@@ -1,0 +1,406 @@
+"""
+Connections to Redis servers, and what is asked over them.
+
+redis-py's connections, not its client: a request that got no answer is repeated by the store, with
+the same owner, and nowhere else. A client of the user's is never touched.
+"""
+
+import contextlib
+import functools
+import math
+import re
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from redis.backoff import NoBackoff
+from redis.connection import Connection
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    InvalidResponse,
+    MasterDownError,
+    MovedError,
+    NoScriptError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from celery_distlock import clock
+
+from . import scripts
+
+__all__ = [
+    "ANSWERLESS",
+    "TIMEOUT",
+    "Command",
+    "ConnectionFactory",
+    "ConnectionPool",
+    "NodeSettings",
+    "Server",
+    "TooFewReplicasError",
+    "TurnedAwayError",
+    "command",
+    "known",
+    "limits",
+    "milliseconds",
+    "script_call",
+    "time_left",
+]
+
+TIMEOUT = 5.0  # seconds for one answer; a slower server is treated as gone
+KEPT = 32  # connections at most that are kept for the next who ask, of each time limit
+UNUSED = 60.0  # seconds after which those are given back that were too many all the while
+_KINDS: dict[str, Callable[[str], ResponseError]] = {
+    "ASK": AskError,
+    "CLUSTERDOWN": ClusterDownError,
+    "MASTERDOWN": MasterDownError,
+    "MOVED": MovedError,
+    "TRYAGAIN": TryAgainError,
+}
+ANSWERLESS = (RedisConnectionError, RedisTimeoutError, OSError)
+# redis-py passes over what the server says before it hangs up, so that is left to guess.
+_HUNG_UP = re.compile(r"closed by server|reset by peer|Broken pipe", re.IGNORECASE)
+_SHUT = (
+    "(at once: one that wants TLS does so, for which the URL begins with rediss://, and one in"
+    " protected mode to other hosts)"
+)
+
+
+class TooFewReplicasError(ResponseError):
+    """What was asked for was done, and fewer replicas than wanted have heard of it."""
+
+    def __init__(self, confirmed: int, wanted: int) -> None:
+        super().__init__(f"{confirmed} of {wanted} replicas have confirmed it")
+        self.confirmed = confirmed
+        self.wanted = wanted
+
+
+class TurnedAwayError(ResponseError):
+    """The server has refused what a connection begins with, and with that all that follows."""
+
+
+class Command(NamedTuple):
+    """
+    One command.
+
+    Attributes:
+        key: The key by whose slot a cluster places it.
+        head: The words before the arguments, packed.
+        words: How many they are.
+        arguments: The other words.
+        script: The script, if it calls one.
+        node: The server that is asked, whatever the key; None: the one that has the key.
+        replicas: So many replicas have to confirm what its answer promises, else that is a
+            :exc:`TooFewReplicasError`. Costs no round trip of its own.
+    """
+
+    key: bytes
+    head: bytes
+    words: int
+    arguments: Sequence[Any] = ()
+    script: scripts.Script | None = None
+    replicas: int = 0
+    node: Any = None
+
+    def in_full(self) -> "Command":
+        """Return the call with the script's source instead of its digest."""
+        if self.script is None:
+            return self
+        evalsha, source = _packed("EVALSHA", self.script.sha), _packed("EVAL", self.script.source)
+        return self._replace(head=source + self.head.removeprefix(evalsha))
+
+
+def command(key: bytes, *words: Any) -> Command:
+    """Return a call of a plain command on *key*; empty if any server will do."""
+    return Command(key, _packed(*words), len(words))
+
+
+def script_call(script: scripts.Script, stems: tuple[str, ...], *arguments: Any) -> Command:
+    """Return a call of *script* on the records whose names begin with *stems*."""
+    key, head, count = _script_head(script, stems)
+    return Command(key, head, count, arguments, script)
+
+
+@functools.lru_cache(maxsize=1024)
+def _script_head(script: scripts.Script, stems: tuple[str, ...]) -> tuple[bytes, bytes, int]:
+    names = [stem + record for stem in stems for record in script.keys]
+    keys = [name.encode("utf-8", "surrogateescape") for name in names]
+    return keys[0], _packed("EVALSHA", script.sha, len(keys), *keys), 3 + len(keys)
+
+
+def _packed(*words: Any) -> bytes:
+    if bytes not in map(type, words):
+        texts = [str(word) for word in words]
+        packed = "".join([f"${len(text)}\r\n{text}\r\n" for text in texts])
+        if packed.isascii():  # else a text's length is not its bytes'
+            return packed.encode()
+    parts = []
+    for word in words:
+        # What a record had that is no UTF-8 goes back as it came.
+        raw = word if type(word) is bytes else str(word).encode("utf-8", "surrogateescape")
+        parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
+    return b"".join(parts)
+
+
+def milliseconds(of_seconds: float) -> int:
+    """Return a time as the server takes it: never 0, which would end it at once."""
+    return max(1, math.ceil(of_seconds * 1000))
+
+
+def time_left(ttl_ms: int) -> float:
+    """Return the seconds that a server says are left; -1 is for ever."""
+    # Somebody took the expiry away then; such a lock ends only by hand.
+    return math.inf if ttl_ms == -1 else max(0, ttl_ms) / 1000
+
+
+def limits(timeout: float) -> dict[str, Any]:
+    """Return the settings of a connection that waits *timeout* seconds, and repeats nothing."""
+    return {
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "retry": Retry(NoBackoff(), 0),
+    }
+
+
+class ConnectionFactory:
+    """Makes connections to one server."""
+
+    def __init__(self, connection_class: type[Connection], settings: dict[str, Any]) -> None:
+        self._class = connection_class
+        self._settings = settings
+
+    def __call__(self) -> Connection:
+        return self._class(**self._settings)
+
+    def is_stale(self, connection: Connection) -> bool:
+        """Whether *connection* leads elsewhere than a new one would."""
+        return False
+
+
+class ConnectionPool:
+    """Connections to one server, each used by one thread at a time."""
+
+    def __init__(self, connect: ConnectionFactory, timeout: float) -> None:
+        self._connect = connect
+        self._patience_ms = math.ceil(timeout * 500)  # for replicas: they answer before we give up
+        self._idle: list[Connection] = []
+        self._spare = KEPT  # so many were idle at least since the last count
+        self._count_at = clock.monotonic() + UNUSED
+
+    def exchange(self, calls: Sequence[Command]) -> list[Any]:
+        """
+        Send *calls* together and return their answers; a refusal is an answer.
+
+        Raises:
+            RedisError: There was no answer, or the connection was refused.
+            OSError: Likewise.
+        """
+        return self.receive(self.send(calls), calls)
+
+    def connect(self) -> None:
+        """ConnectionFactory, if no connection is idle: what is sent now is sent at once."""
+        if not self._idle:
+            self._idle.append(self._open())
+
+    def send(self, calls: Sequence[Command], until: float = math.inf) -> Connection:
+        """
+        Send *calls*, and return what their answers come by, for :meth:`receive`.
+
+        Nothing is sent after *until*, by the local clock, if connecting took so long.
+        """
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._open()
+        try:
+            _ensure_time(until)
+            connection.send_packed_command(self._request(calls), check_health=False)
+        except BaseException as error:
+            self._spoil(connection, error)
+            raise
+        return connection
+
+    def _open(self) -> Connection:
+        connection = self._connect()
+        try:
+            connection.connect()
+        except BaseException as error:
+            self._spoil(connection, error)
+            if type(error) is ResponseError:
+                raise TurnedAwayError(str(error)) from error
+            if isinstance(error, InvalidResponse):
+                raise _no_redis(error) from error
+            if type(error) is RedisConnectionError and _HUNG_UP.search(str(error)):
+                raise RedisConnectionError(f"{error} {_SHUT}") from error
+            raise
+        return connection
+
+    def receive(
+        self, connection: Connection, calls: Sequence[Command], until: float = math.inf
+    ) -> list[Any]:
+        """Return the answers to *calls*, which were sent over *connection*."""
+        try:
+            answers = _answers(connection, calls)
+            refusals = [answer for answer in answers if isinstance(answer, ResponseError)]
+            if refusals and any(isinstance(refusal, NoScriptError) for refusal in refusals):
+                # All of them again: every request may be repeated, and order is kept.
+                _ensure_time(until)
+                again = [call.in_full() for call in calls]
+                connection.send_packed_command(self._request(again), check_health=False)
+                answers = _answers(connection, calls)
+                refusals = [answer for answer in answers if isinstance(answer, ResponseError)]
+        except BaseException as error:
+            self._spoil(connection, error)
+            raise
+        if not refusals or self._is_fit(refusals):
+            self._keep(connection)
+        else:
+            connection.disconnect()
+        return answers
+
+    def _is_fit(self, refusals: Sequence[ResponseError]) -> bool:
+        """Whether a connection that has brought *refusals* may be used again."""
+        if any(isinstance(refusal, ReadOnlyError | MasterDownError) for refusal in refusals):
+            self.close()  # this is no master any more: look for it anew
+            return False
+        # The next who asks would wait for these replicas, too; or the server has disconnected.
+        return not any(
+            isinstance(refusal, TooFewReplicasError) or "Protocol error" in str(refusal)
+            for refusal in refusals
+        )
+
+    def _keep(self, connection: Connection) -> None:
+        idle = self._idle
+        if not idle:  # as always where one thread asks
+            self._spare = 0
+            idle.append(connection)
+            return
+        self._spare = min(self._spare, len(idle))
+        idle.append(connection)
+        surplus, now = len(idle) - KEPT, clock.monotonic()
+        if now > self._count_at:
+            surplus = max(surplus, self._spare)
+            self._spare, self._count_at = KEPT, now + UNUSED
+        for _ in range(surplus):
+            with contextlib.suppress(IndexError):  # others took them
+                idle.pop(0).disconnect()
+
+    def _spoil(self, connection: Connection, error: BaseException) -> None:
+        # Also when a time limit's exception strikes: half an answer may be left in there.
+        connection.disconnect()
+        if isinstance(error, ANSWERLESS):
+            self.close()  # the others are of the same age, and as likely to be dead
+
+    def _request(self, calls: Sequence[Command]) -> list[bytes]:
+        # redis-py's own packing takes three times as long.
+        parts = []
+        for call in calls:
+            number = call.words + len(call.arguments)
+            parts.append(b"*%d\r\n%b%b" % (number, call.head, _packed(*call.arguments)))
+        if replicas := _replicas(calls):
+            parts.append(b"*3\r\n" + _packed("WAIT", replicas, self._patience_ms))
+        return [b"".join(parts)]
+
+    def close(self) -> None:
+        """Give back the connections that nobody uses now."""
+        while self._idle:
+            self._idle.pop().disconnect()
+
+
+def _ensure_time(until: float) -> None:
+    if until < math.inf and clock.monotonic() > until:
+        raise RedisTimeoutError("nobody waits for it any more, so it is not sent")
+
+
+def _replicas(calls: Sequence[Command]) -> int:
+    if len(calls) == 1:  # as most requests are
+        return calls[0].replicas
+    return max([call.replicas for call in calls], default=0)
+
+
+def _answers(connection: Connection, calls: Sequence[Command]) -> list[Any]:
+    answers = [_one_answer(connection) for _ in calls]
+    if wanted := _replicas(calls):
+        confirmed = _one_answer(connection)
+        if isinstance(confirmed, int) and confirmed < wanted:
+            confirmed = TooFewReplicasError(confirmed, wanted)
+        if isinstance(confirmed, ResponseError):
+            answers = [
+                confirmed if call.replicas and _promises(answer) else answer
+                for call, answer in zip(calls, answers, strict=True)
+            ]
+    return answers
+
+
+def _promises(answer: Any) -> bool:
+    """Whether a script has done something that must not be forgotten."""
+    if isinstance(answer, list):
+        return bool(answer) and answer[0] not in (b"busy", b"free", b"done")
+    return isinstance(answer, bytes) or answer == 1
+
+
+def _one_answer(connection: Connection) -> Any:
+    try:
+        return connection.read_response()
+    except ResponseError as error:
+        # Its traceback would keep all callers' frames, and their holds.
+        return known(error).with_traceback(None)
+    except InvalidResponse as error:
+        raise _no_redis(error) from error
+
+
+def _no_redis(error: InvalidResponse) -> RedisConnectionError:
+    """Return what *error* comes to: whatever is there, it has not done what was asked for."""
+    return RedisConnectionError(f"what answers there is no Redis ({str(error)[:200]})")
+
+
+def known(error: ResponseError) -> ResponseError:
+    """Return *error* as what it is: redis-py 5 knows some only in its client for clusters."""
+    word, _, rest = str(error).partition(" ")
+    return _KINDS[word](rest) if word in _KINDS else error
+
+
+class NodeSettings(NamedTuple):
+    """How to connect to a server."""
+
+    connection_class: type[Connection]
+    settings: dict[str, Any]
+
+
+class Server:
+    """One server: a wire for each time that one may wait for it."""
+
+    def __init__(self, connection_class: type[Connection], settings: dict[str, Any]) -> None:
+        self.connection_class = connection_class
+        self.settings = settings
+        self._wires: dict[float, ConnectionPool] = {}
+        self._mutex = threading.Lock()
+
+    def connect(self, timeout: float) -> ConnectionFactory:
+        """Return what makes connections on which nothing takes longer than *timeout* seconds."""
+        return ConnectionFactory(self.connection_class, {**self.settings, **limits(timeout)})
+
+    def wire(self, timeout: float) -> ConnectionPool:
+        """Return a wire for answers within *timeout* seconds, or somewhat less."""
+        if timeout < TIMEOUT:
+            timeout = 2.0 ** math.floor(math.log2(max(timeout, 0.02)))
+        wire = self._wires.get(timeout)
+        return self._new_wire(timeout) if wire is None else wire
+
+    def _new_wire(self, timeout: float) -> ConnectionPool:
+        with self._mutex:
+            if timeout not in self._wires:
+                self._wires[timeout] = ConnectionPool(self.connect(timeout), timeout)
+            return self._wires[timeout]
+
+    def close(self) -> None:
+        """Give all connections back."""
+        with self._mutex:
+            wires, self._wires = list(self._wires.values()), {}
+        for wire in wires:
+            wire.close()

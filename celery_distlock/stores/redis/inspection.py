@@ -1,0 +1,383 @@
+"""What a store over Redis tells of all its keys: the half of it that looks, and counts."""
+
+import contextlib
+import json
+import logging
+import math
+import re
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import chain
+from typing import Any, Protocol
+
+from celery_distlock.errors import StoreError, StoreUnavailableError
+from celery_distlock.keys import key_of, slot_name
+from celery_distlock.naming import shown
+from celery_distlock.stores.base import (
+    UNREADABLE,
+    Complaints,
+    KeyState,
+    Route,
+    Store,
+    Waiter,
+    WokenTask,
+    batches,
+    task_of,
+)
+
+from . import scripts
+from .connections import TIMEOUT, Command, command, script_call, time_left
+from .server_errors import describe_info, parse_info
+from .topologies import Topology
+
+__all__ = [
+    "QUESTIONS",
+    "SWEEP_BATCH",
+    "HeldKeys",
+    "RedisInspection",
+    "describe_server",
+    "held_at",
+    "keys_of",
+    "since_of",
+    "sum_counters",
+    "text",
+    "token_of",
+    "told",
+    "wake_of",
+]
+
+logger = logging.getLogger(__name__)
+
+SWEEP_BATCH = 100  # keys a round trip
+SCAN_BATCH = 1000  # records that the server looks at, a round trip
+EXACT = 2**53  # microseconds; no number beyond it is a time or a token of ours
+
+# What a server is asked for `told`.
+QUESTIONS = [command(b"", *words) for words in (("INFO",), ("CONFIG", "GET", "save"), ("TIME",))]
+_GLOB = re.compile(r"[\\*?\[\]]")
+_PLAIN = re.compile(r"[\w:.,;/*-]*", re.ASCII)  # a pattern that a server reads as fnmatch does
+
+
+class Answered(Protocol):
+    """What came of a request."""
+
+    @property
+    def answers(self) -> list[Any]:
+        """One for each call."""
+
+
+class RedisInspection(Store):
+    """See the module. The other half has the means to ask."""
+
+    address: str
+    _servers: Topology
+    _complaints: Complaints
+
+    @abstractmethod
+    def _ask(self, calls: Sequence[Command], what: str) -> Answered:
+        """Send *calls* together until they are answered."""
+
+    @abstractmethod
+    def _attempt(self, calls: Sequence[Command]) -> Answered:
+        """As `_ask`, but what went wrong with a call is its answer."""
+
+    @abstractmethod
+    def _ask_once(self, calls: Sequence[Command], timeout: float) -> list[Any]:
+        """Send *calls*, and do not repeat them."""
+
+    @abstractmethod
+    def _pass_over(self, name: str, refusal: Exception) -> None:
+        """Let one key's spoilt records not keep the others from being seen; say so once."""
+
+    @abstractmethod
+    def _stem(self, name: str) -> str:
+        """Return what the names of a key's records begin with."""
+
+    @abstractmethod
+    def _call(self, script: scripts.Script, name: str, *arguments: Any) -> Command:
+        """Return a call of *script* on a key's records."""
+
+    @abstractmethod
+    def _command(self, record: str, *words: Any) -> Command:
+        """Return a call on a *record* that is no key's; the word ``{}`` stands for its name."""
+
+    @abstractmethod
+    def _index(self, action: str, name: str) -> Command:
+        """Return a call on the index of names with parked tasks."""
+
+    def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
+        held = held_at(self._servers, HeldKeys(self._stem, pattern), self._scan)
+        yield from keys_of(chain(held, self._waited_for()), pattern)
+
+    def _waited_for(self) -> Iterator[list[str]]:
+        try:
+            for names in self._waiting_names():
+                yield [name for name in names if _is_ours(name)]
+        except StoreUnavailableError as error:
+            self._leave_out(error)
+        except StoreError as error:
+            self._complaints.tell("", "keys that nobody holds are not listed: %s", error)
+
+    def _scan(self, scan: Command) -> Any:
+        """Return a cursor and records; of a node that is away, where there are others, none."""
+        try:
+            return self._ask([scan], "the list of keys").answers[0]
+        except StoreUnavailableError as error:
+            self._leave_out(error)
+            return b"0", ()
+
+    def _leave_out(self, error: StoreUnavailableError) -> None:
+        if self._servers.in_order:
+            raise error
+        logger.warning("a part of the keys is not listed: %s", error)
+
+    def _waiting_names(self) -> Iterator[list[str]]:
+        """Return the names that the index has, of keys with parked tasks; some have none now."""
+        for cursor in _Cursor():
+            scan = self._command("parked", "ZSCAN", "{}", cursor.at, "COUNT", SWEEP_BATCH)
+            cursor.at, found = self._ask([scan], "the names of parked tasks").answers[0]
+            if found:
+                yield list(dict.fromkeys(text(name) for name in found[::2]))
+
+    def look(self, keys: Sequence[str]) -> list[KeyState]:
+        states = []
+        for some in batches(keys, SWEEP_BATCH):
+            calls = [self._call(_INSPECT, slot_name(key)) for key in some]
+            for key, answer in zip(some, self._attempt(calls).answers, strict=True):
+                if isinstance(answer, Exception):
+                    self._pass_over(slot_name(key), answer)
+                    states.append(KeyState("", 0, "", 0.0, 0.0, 0))
+                else:
+                    states.append(self._state(key, answer))
+        return states
+
+    def _state(self, key: str, answer: Sequence[Any]) -> KeyState:
+        """Return what inspect.lua says."""
+        owner, number, run, ttl_ms, waiting, oldest, woken, task = answer
+        token = 0 if owner is None else token_of(number) or UNREADABLE
+        if token == UNREADABLE:
+            self._complaints.tell(slot_name(key), "%s", unreadable(self.address, key, number))
+        since = max(0, token) / 1e6  # a token is the time of its grant
+        waits = waiting, since_of(oldest), woken
+        return KeyState(text(owner), token, text(run), since, time_left(ttl_ms), *waits, text(task))
+
+    def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
+        call = self._call(_WAITERS, slot_name(key), first, first + limit - 1)
+        woken, *facts = self._ask([call], key).answers[0]
+        found = zip(facts[::3], facts[1::3], facts[2::3], strict=True)
+        return [_waiter(*each, woken=number < woken) for number, each in enumerate(found)]
+
+    def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
+        mask = _GLOB.sub(r"\\\g<0>", f"{task_id}:") + "*"
+        for names in self._waiting_names() if key is None else [[slot_name(key)]]:
+            for name in names:
+                for record, kind in (("queue", "p:"), ("woken", "")):
+                    for member in self._members(name, record, kind + mask):
+                        run = member.removeprefix(kind)
+                        if task_of(run) == task_id:
+                            yield key_of(name), run
+
+    def parked(self, key: str, run: str) -> Waiter | None:
+        stem = self._stem(slot_name(key))
+        tasks, woken = f"{stem}tasks", f"{stem}woken"
+        fields = f"e:{run}", f"s:{run}", f"t:{run}", f"k:{run}"
+        calls = [
+            command(tasks.encode(), "HMGET", tasks, *fields),
+            command(woken.encode(), "ZSCORE", woken, run),
+        ]
+        (envelope, arrival, task, keys), due = self._ask(calls, key).answers
+        if envelope is None:
+            return None
+        route = Route.read(text(keys)) if keys else None
+        return Waiter("", run, since_of(arrival), envelope, due is not None, text(task), route)
+
+    def _members(self, name: str, record: str, mask: str) -> Iterator[str]:
+        where, words = f"{self._stem(name)}{record}", ("MATCH", mask, "COUNT", SCAN_BATCH)
+        for cursor in _Cursor():
+            scan = command(
+                where.encode("utf-8", "surrogateescape"), "ZSCAN", where, cursor.at, *words
+            )
+            (answer,) = self._attempt([scan]).answers
+            if isinstance(answer, Exception):
+                self._pass_over(name, answer)
+                return
+            cursor.at, found = answer
+            yield from map(text, found[::2])
+
+    def rouse(self, key: str) -> Iterator[WokenTask]:
+        name = slot_name(key)
+        self._ask([self._index("add", name)], key)  # lest it was lost
+        calls = [self._call(script, name, SWEEP_BATCH) for script in (_ROUSE, _SWEEP)]
+        _, (_, *found) = self._ask(calls, key).answers
+        for run, envelope in zip(found[::2], found[1::2], strict=True):
+            yield wake_of(name, run, envelope)
+
+    def count(self, counts: Mapping[str, float]) -> None:
+        stem = self._stem("").removesuffix("{}:")
+        self._ask_once([script_call(_COUNT, (stem,), json.dumps(counts))], TIMEOUT)
+
+    def counts(self) -> dict[str, float]:
+        asked = self._ask([self._command("counts", "HGETALL", "{}")], "the counters")
+        return sum_counters(asked.answers[0])
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        return describe_server(self._servers, self._attempt)
+
+
+def describe_server(
+    servers: Topology, attempt: Callable[[Sequence[Command]], Answered]
+) -> Iterator[tuple[str, str]]:
+    """Describe *servers* for people, as `Store.facts` does, by what they answer to *attempt*."""
+    for node in servers.nodes():
+        asked_at = time.time()
+        answers = attempt([call._replace(node=node) for call in QUESTIONS]).answers
+        yield from told(answers, (asked_at + time.time()) / 2)
+
+
+def told(answers: Sequence[Any], at: float) -> Iterator[tuple[str, str]]:
+    """Describe a server by its answers to `QUESTIONS`, which it gave *at* about that time."""
+    info, save, now = answers
+    if isinstance(info, bytes) and isinstance(now, list):
+        yield from describe_info(parse_info(info, save), int(now[0]) + int(now[1]) / 1e6 - at)
+    else:
+        yield "server", f"does not tell of itself: {next(filter(_failed, (info, now)))}"
+
+
+def _failed(answer: object) -> bool:
+    return isinstance(answer, Exception)
+
+
+class HeldKeys:
+    """
+    How to find the records of keys that are held.
+
+    Args:
+        stem: Returns what the names of a key's records begin with.
+        pattern: Of the keys; more may be found, see `keys_of`.
+    """
+
+    def __init__(self, stem: Callable[[str], str], pattern: str) -> None:
+        head, tail = (_GLOB.sub(r"\\\g<0>", part) for part in stem("\0").split("\0"))
+        self._mask = f"{head}{pattern if _PLAIN.fullmatch(pattern) else '*'}{tail}lock"
+        self._first, self._last = len(stem("")) - 2, -len("}:lock")
+
+    def scan(self, cursor: bytes) -> Command:
+        """Return a call for the next of them; the first cursor is ``0``, and the last one, too."""
+        return command(b"", "SCAN", cursor, "MATCH", self._mask, "COUNT", SCAN_BATCH)
+
+    def names(self, records: Sequence[bytes]) -> list[str]:
+        """Return the names of the keys that have the *records*."""
+        found = []
+        for record in records:
+            with contextlib.suppress(UnicodeDecodeError):  # else it is not one of ours
+                found.append(record.decode()[self._first : self._last])
+        return found
+
+
+def held_at(
+    servers: Topology, holds: HeldKeys, ask: Callable[[Command], Any]
+) -> Iterator[list[str]]:
+    """Return the names of all keys that are held at *servers*; some may come twice."""
+    for node in servers.nodes():
+        for cursor in _Cursor():
+            cursor.at, records = ask(holds.scan(cursor.at)._replace(node=node))
+            yield holds.names(records)
+
+
+def keys_of(found: Iterable[Sequence[str]], pattern: str) -> Iterator[list[str]]:
+    """Return the keys of the names that were *found*, each once, if they are like *pattern*."""
+    seen: set[int] = set()  # a fourth of what the keys themselves would take
+    for names in found:
+        keys = dict.fromkeys(key_of(name) for name in names)
+        new = [key for key in keys if hash(key) not in seen and fnmatchcase(key, pattern)]
+        if new:
+            seen.update(map(hash, new))
+            yield new
+
+
+def sum_counters(found: Sequence[bytes]) -> dict[str, float]:
+    """Return what the record of counters says; what is no number of ours is left out."""
+    sums = {}
+    for what, by in zip(found[::2], found[1::2], strict=True):
+        with contextlib.suppress(ValueError):
+            if _is_ours(name := text(what)) and math.isfinite(number := float(by)):
+                sums[name] = number
+    return sums
+
+
+class _Cursor:
+    """Iterates until the server has set it to 0 again."""
+
+    def __init__(self) -> None:
+        self.at = b""
+
+    def __iter__(self) -> "_Cursor":
+        return self
+
+    def __next__(self) -> "_Cursor":
+        if self.at == b"0":
+            raise StopIteration
+        self.at = self.at or b"0"
+        return self
+
+
+def text(value: bytes | None) -> str:
+    """
+    Return what a server says as text; of nothing, the empty one.
+
+    What is no UTF-8 was written by somebody else. It goes back as it came, so that it can be
+    released and dropped.
+    """
+    return value.decode("utf-8", "surrogateescape") if value else ""
+
+
+def wake_of(name: str, run: bytes, envelope: bytes | list[bytes]) -> WokenTask:
+    """Return whom a script has woken; one that needs several keys comes with their names."""
+    if isinstance(envelope, list):
+        return WokenTask(name, text(run), b"", Route.read(text(envelope[0])))
+    return WokenTask(name, text(run), envelope)
+
+
+def _is_ours(name: str) -> bool:
+    return name.isascii() or not any("\ud800" <= character < "\ue000" for character in name)
+
+
+def token_of(value: bytes | None) -> int:
+    """Return the token that a record tells; 0 if it tells none, `UNREADABLE` if it is spoilt."""
+    if not value:
+        return 0
+    if value.isdigit() and len(value) <= len(str(EXACT)) and (token := int(value)) < EXACT:
+        return token
+    return UNREADABLE
+
+
+def since_of(value: bytes | float | None) -> float:
+    """Return the seconds of a time in microseconds; 0 if there is none, or none that can be."""
+    try:
+        micros = float(value or 0)
+    except ValueError:
+        return 0.0
+    return micros / 1e6 if 0 <= micros < EXACT else 0.0
+
+
+def unreadable(address: str, key: str, token: bytes | None) -> str:
+    """Say that a lock's token cannot be read, and what to do."""
+    return (
+        f"{address}: the record of lock {shown(key)!r} is spoilt: its token is"
+        f" {shown(text(token))!r}; `celery locks release --force` frees the key"
+    )
+
+
+def _waiter(member: bytes, arrival: bytes, task: bytes, *, woken: bool) -> Waiter:
+    kind, _, who = text(member).partition(":")
+    since = since_of(arrival)
+    if kind == "p":
+        return Waiter("", who, since, b"", woken, text(task))
+    return Waiter(who.partition(" ")[2], "", since)
+
+
+_COUNT, _INSPECT, _ROUSE, _SWEEP, _WAITERS = map(
+    scripts.load, ("count", "inspect", "rouse", "sweep", "waiters")
+)

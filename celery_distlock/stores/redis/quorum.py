@@ -1,0 +1,356 @@
+"""
+Several servers that are asked side by side, and one that hangs holds up nobody.
+
+Each has a thread that talks to it over one connection, so that it executes what it is sent in the
+order in which it was asked: a release goes after the request that it undoes, also where that was
+given up. A node that does not answer is silent from then on: nobody waits for it until its thread
+has heard from it again.
+"""
+
+import logging
+import math
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from celery_distlock import clock
+
+from .connections import ANSWERLESS, Command, NodeSettings, Server, command
+
+__all__ = ["ANSWER", "Answers", "QuorumClient"]
+
+logger = logging.getLogger(__name__)
+
+# Seconds. Redlock's page (redis.io, "Distributed locks") wants 5 to 50 ms for a lease of 10 s,
+# because there one node is asked after the other. Here they are asked at once, so that a node that
+# hangs costs this much once, and those who ask afterwards nothing.
+ANSWER = 0.5
+CONNECTION = 2.0  # seconds after which a node that hangs is connected to anew
+GRACE = 0.005  # seconds at least that the others have when a majority has answered
+PROBES = (0.05, 2.0)  # seconds between the first and between the last looks at a silent node
+IDLE = 30.0  # seconds after which a thread ends that nobody has asked anything
+OWED, OWED_FOR = 1000, 60.0  # how many releases a silent node may get late, and how late (seconds)
+BATCH = 100  # questions a round trip
+
+
+class _Request(NamedTuple):
+    """What a node is asked; it is not sent after *until*, when nobody awaits its answer."""
+
+    calls: Sequence[Command]
+    until: float
+    tell: Callable[["_Response"], None]
+    owed: bool = False  # it is sent all the same, also when the node is back after a while
+    urgent: bool = False  # a silent node is tried at once: without it there is no majority
+
+
+class _Response(NamedTuple):
+    """What a node has answered: nothing, or one answer for each call, which may be a refusal."""
+
+    lane: "_NodeWorker"
+    answers: list[Any] | None
+    heard_at: float = 0.0
+    repeated: bool = False  # it may have been executed before, and its answer lost
+
+
+_END = _Request((), math.inf, lambda _: None, owed=True)
+_PROBE = _Request((command(b"", "PING"),), math.inf, lambda _: None)
+
+
+class _NodeWorker:
+    """One node, and the thread that talks to it, which is begun when it is needed."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        known = settings.settings
+        self.address = f"{known.get('host', 'localhost')}:{known.get('port', 6379)}"
+        self.failure: Exception | None = None
+        self._node = Server(*settings)
+        self._questions: queue.SimpleQueue[_Request] = queue.SimpleQueue()
+        self._owed: deque[_Request] = deque(maxlen=OWED)
+        self._mutex = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._asked_at = math.inf  # since when the thread waits for the node
+        self._used_at = 0.0
+        self._probe_at = math.inf
+        self._pause = 0.0  # between looks; 0 while the node answers
+
+    @property
+    def silent(self) -> bool:
+        return self._pause > 0 or clock.monotonic() > self._asked_at + ANSWER
+
+    def ask(self, question: _Request) -> bool:
+        """Have *question* sent; false if the node will hardly answer."""
+        silent, self._used_at = self.silent and not question.urgent, clock.monotonic()
+        if (silent and not question.owed) or self._questions.qsize() >= OWED:
+            return False
+        self._questions.put(question)
+        if self._thread is None:
+            self._begin()
+        return not silent
+
+    def _begin(self) -> None:
+        with self._mutex:
+            if self._thread is None:
+                name = f"distlock-{self.address}"
+                self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Send what has been asked, and give the connections back."""
+        thread = self._thread
+        if thread is None:
+            self._node.close()
+            return
+        self._questions.put(_END)
+        if not self.silent:
+            thread.join(ANSWER)
+
+    def _work(self) -> None:
+        while True:
+            questions = self._next()
+            if not questions:
+                return
+            try:
+                self._serve(questions)
+            except Exception as error:
+                logger.exception("talking to %s went wrong", self.address)
+                self._fall_silent(error, questions)
+
+    def _next(self) -> list[_Request]:
+        """Return what to send next; nothing if the thread is to end."""
+        while True:
+            wait = self._probe_at - clock.monotonic() if self._pause else IDLE
+            try:
+                questions = [self._questions.get(timeout=max(0.0, wait))]
+                with suppress(queue.Empty):
+                    while len(questions) < BATCH:
+                        questions.append(self._questions.get_nowait())
+            except queue.Empty:
+                if self._pause and clock.monotonic() < self._used_at + IDLE:
+                    return [*self._still_owed(), _PROBE]
+                if self._may_end():
+                    return []
+                continue
+            if any(question is _END for question in questions):
+                self._end([question for question in questions if question is not _END])
+                return []
+            if not self._pause:
+                return questions
+            if any(question.urgent for question in questions):
+                return [*self._still_owed(), *questions]
+            self._owe(questions)
+
+    def _may_end(self) -> bool:
+        with self._mutex:
+            self._thread = None
+            if self._questions.empty():
+                self._pause = 0.0  # who asks next shall find out for himself
+                return True
+            self._thread = threading.current_thread()
+            return False
+
+    def _end(self, questions: list[_Request]) -> None:
+        if not self._pause:
+            self._serve(questions)
+        self._node.close()
+        self._owed.clear()
+        with self._mutex:
+            self._thread = None
+            self._pause = 0.0
+            left = not self._questions.empty()
+        if left:
+            self._begin()
+
+    def _serve(self, questions: list[_Request]) -> None:
+        now, wanted = clock.monotonic(), []
+        for question in questions:
+            if question.owed or now < question.until:
+                wanted.append(question)
+            else:
+                question.tell(_Response(self, None))
+        if not wanted:
+            return
+        calls = [call for question in wanted for call in question.calls]
+        self._asked_at = now
+        try:
+            answers, repeated = self._exchange(calls)
+        except (RedisError, OSError) as error:
+            self._fall_silent(error, wanted)
+            return
+        finally:
+            self._asked_at = math.inf
+        heard_at, start = clock.monotonic(), 0
+        self._pause, self.failure = 0.0, None
+        self._owed.clear()
+        for question in wanted:
+            end = start + len(question.calls)
+            question.tell(_Response(self, answers[start:end], heard_at, repeated))
+            start = end
+
+    def _exchange(self, calls: Sequence[Command]) -> tuple[list[Any], bool]:
+        wire = self._node.wire(CONNECTION)
+        try:
+            return wire.exchange(calls), False
+        except RedisTimeoutError:
+            raise
+        except ANSWERLESS:
+            if self._pause:
+                raise
+            return wire.exchange(calls), True  # the connection had ended while nobody used it
+
+    def _fall_silent(self, error: Exception, questions: list[_Request]) -> None:
+        self.failure = error.with_traceback(None)  # which would keep all frames
+        first, last = PROBES
+        self._pause = min(2 * self._pause or first, last)
+        self._probe_at = clock.monotonic() + self._pause * clock.jitter(0.5, 1.0)
+        self._owe(questions)
+
+    def _owe(self, questions: list[_Request]) -> None:
+        known = set(map(id, self._owed))
+        self._owed += [each for each in questions if each.owed and id(each) not in known]
+        for each in questions:
+            each.tell(_Response(self, None))
+
+    def _still_owed(self) -> list[_Request]:
+        now = clock.monotonic()
+        while self._owed and now > self._owed[0].until + OWED_FOR:
+            self._owed.popleft()
+        return list(self._owed)
+
+
+class Answers(NamedTuple):
+    """
+    What the nodes have answered, in their order.
+
+    Attributes:
+        asked_at: The local clock before the first was asked.
+        of: For each node its answers, one for each call; None where there were none.
+        repeated: For each node, whether it may have been asked before.
+        heard_at: For each node, the local clock when its answers came.
+        sent: For each node, whether it may have been asked at all.
+    """
+
+    asked_at: float
+    of: list[list[Any] | None]
+    repeated: list[bool]
+    heard_at: list[float]
+    sent: list[bool]
+
+    def to(self, number: int) -> list[Any]:
+        """Return the nodes' answers to one call, without refusals; None where there was none."""
+        found = [None if answers is None else answers[number] for answers in self.of]
+        return [None if isinstance(answer, Exception) else answer for answer in found]
+
+    @property
+    def refusals(self) -> list[Exception]:
+        """The first refusal of each node that has refused something."""
+        found = [[a for a in answers or () if isinstance(a, Exception)] for answers in self.of]
+        return [refusals[0] for refusals in found if refusals]
+
+
+_NOTHING: tuple[Any, ...] = (None, False, 0.0, False)
+
+
+class _Poll:
+    """One question to the nodes, and what has been heard so far."""
+
+    def __init__(self, lanes: Sequence[_NodeWorker], majority: int) -> None:
+        self.asked_at = clock.monotonic()
+        self.found = Answers(self.asked_at, *([each] * len(lanes) for each in _NOTHING))
+        self._lanes = lanes
+        self._majority = majority
+        self._heard: queue.SimpleQueue[_Response] = queue.SimpleQueue()
+        self.tell = self._heard.put
+        self._awaited: set[_NodeWorker] = set()
+
+    @property
+    def is_majority(self) -> bool:
+        return sum(answers is not None for answers in self.found.of) >= self._majority
+
+    def put(self, question: _Request, lanes: Sequence[_NodeWorker]) -> list[_NodeWorker]:
+        """Ask *lanes*; return those that will hardly answer."""
+        asked = {lane for lane in lanes if lane.ask(question)}
+        self._awaited |= asked
+        for number, lane in enumerate(self._lanes):
+            self.found.sent[number] |= lane in asked
+        return [lane for lane in lanes if lane not in asked]
+
+    def listen(self, until: float, enough: Callable[[Answers], bool]) -> None:
+        """Wait for the answers; when a majority's are *enough*, as long again for the others."""
+        settled = False
+        while self._awaited:
+            left = until - clock.monotonic()
+            try:
+                answer = self._heard.get(timeout=left) if left > 0 else self._heard.get_nowait()
+            except queue.Empty:
+                return
+            if answer.lane in self._awaited:
+                self._note(answer)
+            if not settled and self.is_majority and enough(self.found):
+                settled, now = True, clock.monotonic()
+                until = min(until, now + max(GRACE, now - self.asked_at))
+
+    def _note(self, answer: _Response) -> None:
+        self._awaited.discard(answer.lane)
+        number = self._lanes.index(answer.lane)
+        self.found.of[number] = answer.answers
+        self.found.repeated[number] = answer.repeated
+        self.found.heard_at[number] = answer.heard_at
+
+
+class QuorumClient:
+    """All the nodes."""
+
+    def __init__(self, settings: Sequence[NodeSettings]) -> None:
+        self._lanes = [_NodeWorker(each) for each in settings]
+        self._mutex = threading.Lock()
+        self.majority = len(settings) // 2 + 1
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def ask(
+        self,
+        calls: Sequence[Command],
+        *,
+        timeout: float = ANSWER,
+        owed: bool = False,
+        enough: Callable[[Answers], bool] = lambda _: True,
+        but: Sequence[int] = (),
+    ) -> Answers:
+        """
+        Ask all nodes, *but* some, and return what they have answered within *timeout* seconds.
+
+        When a majority has answered, and that is *enough*, the others have as long again. What is
+        *owed* is sent also to nodes that do not answer now.
+        """
+        asked = [lane for number, lane in enumerate(self._lanes) if number not in but]
+        poll = _Poll(self._lanes, self.majority)
+        question = _Request(calls, poll.asked_at + timeout, poll.tell, owed)
+        with self._mutex:  # one order at all nodes, lest threads of one process split the votes
+            silent = poll.put(question, asked)
+        poll.listen(question.until, enough)
+        if silent and timeout and not poll.is_majority:
+            # Somebody has to find out whether the silent ones are back.
+            poll.put(question._replace(urgent=True), silent)
+            poll.listen(question.until, enough)
+        return poll.found
+
+    def failures(self) -> list[tuple[str, Exception | None]]:
+        """Return the addresses of silent nodes, and why each is."""
+        return [(lane.address, lane.failure) for lane in self._lanes if lane.silent]
+
+    @property
+    def addresses(self) -> list[str]:
+        """The nodes' addresses, in their order."""
+        return [lane.address for lane in self._lanes]
+
+    def close(self) -> None:
+        """Give all connections back."""
+        for lane in self._lanes:
+            lane.close()

@@ -1,0 +1,569 @@
+"""
+A lock that a majority of independent Redis masters has to grant: Redlock.
+
+Exclusion: a node votes for one owner at a time, and two majorities have a node in common.
+
+Tokens: a grant counts when a majority has given its votes and noted one and the same token, each
+node only if that is above every token that it knew when it gave its vote. A majority of any later
+grant has a node in common with that one, which voted for the later owner after it had noted the
+earlier token. So the later token is above the earlier one, whatever the clocks say, and whoever
+grants.
+
+The wish for a token goes along with the request for the votes: the time of the fastest node, as far
+as this process knows it. Mostly it is above all that went before, and one round trip is enough; if
+a majority does not take it, a second round settles what does. Clocks come in only where a record
+is lost: a token that all nodes of a majority have forgotten (it is kept for an hour, and not by a
+node that restarts empty) is exceeded as long as their clocks differ by less than the time since.
+
+What a majority survives and what it does not is told in ``docs/redlock.md``.
+"""
+
+import json
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from celery_distlock import clock
+from celery_distlock.errors import (
+    ConfigurationError,
+    QuorumError,
+    StoreError,
+    StoreUnavailableError,
+)
+from celery_distlock.keys import slot_name
+from celery_distlock.naming import shown
+from celery_distlock.stores.base import (
+    Ability,
+    Complaints,
+    Completion,
+    Inbox,
+    KeyState,
+    Ownership,
+    ParkRequest,
+    Release,
+    RenewOutcome,
+    Reply,
+    Status,
+    Store,
+    WokenTask,
+    batches,
+    forget_after_fork,
+)
+
+from . import scripts
+from .connections import Command, NodeSettings, command, milliseconds, script_call, time_left
+from .inspection import (
+    QUESTIONS,
+    SWEEP_BATCH,
+    HeldKeys,
+    keys_of,
+    sum_counters,
+    text,
+    token_of,
+    told,
+)
+from .quorum import ANSWER, Answers, QuorumClient
+from .server_errors import memory_doubts, parse_info, said
+from .urls import explained, node_settings, split
+
+__all__ = ["RedlockStore"]
+
+logger = logging.getLogger(__name__)
+
+LEAST = 3  # nodes: of two, both would have to answer always, which is less than one alone bears
+ROUNDS = 3  # that are asked for one token: the second has it, unless nodes went or came meanwhile
+# Seconds, at most, before each attempt to get a majority where several clients split the votes.
+SPLITS = (0.0, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128)
+CLOCKS_APART = 1.0  # seconds
+
+
+class RedlockStore(Store):
+    """See the module; *url* is like ``redlock://host1,host2,host3/0``, ``redlocks://`` for TLS."""
+
+    abilities = frozenset(Ability) - {Ability.PARK}
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self.address, self._settings = _locate(url)
+        self.identity = f"{self.address}#{prefix}"
+        self._prefix = prefix
+        self._complaints = Complaints()
+        self.forget_connections()
+        forget_after_fork(self)
+
+    def forget_connections(self) -> None:
+        """Drop what a fork inherited, without a word to the servers: it is the parent's."""
+        self._nodes = QuorumClient(self._settings)
+        self._majority = self._nodes.majority
+        self._ahead: list[float | None] = [None] * len(self._nodes)  # clocks, µs before ours
+
+    def acquire(
+        self,
+        key: str,
+        owner: str,
+        lease: float,
+        *,
+        queue: Inbox | ParkRequest | None = None,
+        run: str = "",
+        repeated: bool = False,
+        keep: bool = False,
+        arrival: int = 0,
+    ) -> Reply:
+        if isinstance(queue, ParkRequest):
+            raise StoreError(f"{self.address}: no task can be parked at several masters")
+        request = _Request(slot_name(key), owner, lease, run, repeated and bool(run))
+        for pause in SPLITS:
+            time.sleep(clock.jitter(0.0, pause))
+            election = self._elect(request)
+            if election.reply is not None and election.reply.status is Status.GRANTED:
+                return election.reply
+            self._undo(request, election)
+            if election.reply is None:
+                raise self._too_few(election.answers, key)
+            reply = election.reply
+            if not election.split:
+                break
+        return reply
+
+    def _elect(self, request: "_Request") -> "_Election":
+        """Ask for the votes, and settle the token; what was granted in vain is not undone here."""
+        wish, asked_at = self._time(), None
+        votes: list[_Vote | None] = []
+        sent = [False] * len(self._nodes)
+        for number in range(ROUNDS):
+            call = self._call(_VOTE, request.name, *request.arguments(wish, settle=number > 0))
+            answers = self._nodes.ask([call], enough=self._decides)
+            votes = self._votes(answers)
+            asked_at = answers.asked_at if asked_at is None else asked_at
+            sent = answers.sent[:] = [a or b for a, b in zip(sent, answers.sent, strict=True)]
+            granted = [vote for vote in votes if vote and vote.status == "granted"]
+            token, agreed = _most_common(vote.token for vote in granted if vote.token)
+            if agreed >= self._majority:
+                reply = Reply(Status.GRANTED, asked_at, token)
+                return _Election(answers, votes, reply)
+            if len(granted) < self._majority:
+                return self._defeat(answers, votes, asked_at)
+            wish = max(max(vote.token, vote.floor + 1, vote.time) for vote in granted)
+        return _Election(answers, votes, None)
+
+    def _defeat(
+        self, answers: Answers, votes: "list[_Vote | None]", asked_at: float
+    ) -> "_Election":
+        cast = [vote for vote in votes if vote]
+        if len(cast) < self._majority:
+            return _Election(answers, votes, None)
+        # A mark is written to a majority, so each majority that answers has it: one is enough.
+        for status in ("done", "unsettled"):
+            known = [vote for vote in cast if vote.status == status]
+            if known:
+                left = max(vote.remaining for vote in known)
+                done = Status.DONE if status == "done" else Status.BUSY
+                reply = Reply(done, asked_at, holder_run=known[0].run, remaining=left)
+                return _Election(answers, votes, reply)
+        holder, count = _most_common(vote.holder for vote in cast if vote.status == "busy")
+        of_holder = [vote for vote in cast if vote.holder == holder and vote.status == "busy"]
+        reply = Reply(
+            Status.BUSY,
+            asked_at,
+            max(vote.token for vote in of_holder),
+            holder,
+            of_holder[0].run,
+            self._lasts(of_holder),
+        )
+        silent = len(votes) - len(cast)
+        return _Election(answers, votes, reply, split=count + silent < self._majority)
+
+    def _lasts(self, votes: "Sequence[_Vote | _Look]") -> float:
+        """Return for how long one who has these votes has a majority, or any if that is unknown."""
+        left = sorted((vote.remaining for vote in votes), reverse=True)
+        return left[min(self._majority, len(left)) - 1]
+
+    def _decides(self, answers: Answers) -> bool:
+        """Whether a majority has answered the same, so that the others need not be awaited."""
+        votes = [_vote(answer) for answer in answers.to(0) if answer is not None]
+        return _most_common((vote.status, vote.holder) for vote in votes)[1] >= self._majority
+
+    def _votes(self, answers: Answers) -> "list[_Vote | None]":
+        votes = [None if answer is None else _vote(answer) for answer in answers.to(0)]
+        for number, vote in enumerate(votes):
+            if vote is not None:
+                self._ahead[number] = vote.time - answers.heard_at[number] * 1e6
+        return votes
+
+    def _time(self) -> int:
+        """Return the fastest node's time (µs) by what was last heard; 0 before that."""
+        ahead = [each for each in self._ahead if each is not None]
+        return int(clock.monotonic() * 1e6 + max(ahead)) if ahead else 0
+
+    def _undo(self, request: "_Request", election: "_Election") -> None:
+        """Give back what was or may have been granted, everywhere; nobody waits for that."""
+        kept = [
+            number
+            for number, vote in enumerate(election.votes)
+            if not election.answers.sent[number] or (vote and vote.status != "granted")
+        ]
+        release = self._call(
+            _RELEASE, request.name, request.owner, "", Completion.NO.value, "", "", 0
+        )
+        self._nodes.ask([release], timeout=0.0, owed=True, but=kept)
+
+    def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
+        if not holds:
+            return []
+        calls = [
+            self._call(_RENEW, slot_name(hold.key), hold.owner, milliseconds(hold.lease))
+            for hold in holds
+        ]
+
+        def renewed(answers: Answers) -> bool:
+            return all(answers.to(n).count(1) >= self._majority for n in range(len(holds)))
+
+        answers = self._nodes.ask(calls, timeout=timeout, enough=renewed)
+        outcomes = [self._outcome(answers.to(number)) for number in range(len(holds))]
+        if RenewOutcome.UNKNOWN in outcomes:
+            logger.warning("%s did not confirm a renewal: %s", self.address, self._reasons(answers))
+        return [(outcome, answers.asked_at) for outcome in outcomes]
+
+    def _outcome(self, answers: Sequence[int | None]) -> RenewOutcome:
+        # A node that restarted empty has no lock to renew, and gets none: -1 is a vote lost.
+        if answers.count(1) >= self._majority:
+            return RenewOutcome.RENEWED
+        if answers.count(1) + answers.count(None) >= self._majority:
+            return RenewOutcome.UNKNOWN
+        return RenewOutcome.HELD if answers.count(0) >= self._majority else RenewOutcome.LOST
+
+    def release(
+        self,
+        key: str,
+        owner: str,
+        *,
+        run: str = "",
+        ended: Completion = Completion.NO,
+        inbox: Inbox | None = None,
+        keep_for: tuple[str, float] | None = None,
+    ) -> Release:
+        keep_run, keep_s = keep_for or ("", 0.0)
+        keep_ms = milliseconds(keep_s) if keep_for else 0
+        release = self._call(
+            _RELEASE, slot_name(key), owner, run, ended.value, "", keep_run, keep_ms
+        )
+        answers = self._ask(release, key, owed=True)
+        # A repeated release finds nothing if the first one was executed and its answer lost.
+        given = [
+            answer == 1 or (answer == 0 and repeated)
+            for answer, repeated in zip(answers.to(0), answers.repeated, strict=True)
+        ]
+        silent = answers.to(0).count(None)
+        return Release(any(given) and given.count(True) + silent >= self._majority)
+
+    def drop(self, wake: WokenTask, *, mark: bool = True) -> Release:
+        answers = self._ask(self._call(_DROP, wake.name, wake.run, int(mark)), wake.name, owed=True)
+        return Release(1 in answers.to(0))
+
+    def inspect(self, key: str, timeout: float | None = None) -> KeyState:
+        look = self._call(_INSPECT, slot_name(key))
+        answers = self._ask(look, key, timeout=ANSWER if timeout is None else timeout)
+        return self._state(answers.to(0))
+
+    def _state(self, answers: Sequence[Any]) -> KeyState:
+        """Return what the nodes' answers to a look come to."""
+        looks = [_look(answer) for answer in answers if answer is not None]
+        owner, count = _most_common(look.owner for look in looks if look.owner)
+        if count + len(self._nodes) - len(looks) < self._majority or not owner:
+            return KeyState("", 0, "", 0.0, 0.0, 0)
+        own = [look for look in looks if look.owner == owner]
+        token = max(look.token for look in own)
+        return KeyState(owner, token, own[0].run, max(0, token) / 1e6, self._lasts(own), 0)
+
+    def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
+        """
+        As :meth:`Store.find_keys`: a majority of the nodes has votes for each key.
+
+        A node that does not answer counts as one that has them, as for :meth:`inspect`. The nodes
+        are gone through one after the other, and keys come when all have been.
+        """
+        holds, votes = HeldKeys(self._stem, pattern), Counter[str]()
+        answers = self._ask(holds.scan(b"0"), "the list of keys", enough=_all_have_answered)
+        for number in range(len(self._nodes)):
+            names: set[str] = set()  # each node has one vote, also for a key that it tells twice
+            while (found := answers.to(0)[number]) is not None:
+                names.update(holds.names(found[1]))
+                if found[0] == b"0":
+                    votes.update(names)
+                    break
+                self._ask_again(number, holds.scan(found[0]), answers)
+        needed = self._majority - self._silent(answers, "the list of keys")
+        names_held = [name for name, count in votes.items() if count >= needed]
+        yield from keys_of(batches(names_held, SWEEP_BATCH), pattern)
+
+    def _ask_again(self, number: int, call: Command, answers: Answers) -> None:
+        """Ask one node, and put its answer in the place of the one before."""
+        others = [each for each in range(len(self._nodes)) if each != number]
+        answers.of[number] = self._nodes.ask([call], but=others).of[number]
+
+    def look(self, keys: Sequence[str]) -> list[KeyState]:
+        states = []
+        for some in batches(keys, SWEEP_BATCH):
+            looks = [self._call(_INSPECT, slot_name(key)) for key in some]
+            answers = self._nodes.ask(looks)
+            for number, key in enumerate(some):
+                states.append(self._looked(answers, key, number))
+        return states
+
+    def _looked(self, answers: Answers, key: str, number: int) -> KeyState:
+        try:
+            self._silent(answers, key, number)
+        except StoreUnavailableError:
+            raise
+        except StoreError as error:  # of this key alone
+            self._complaints.tell(key, "%s: it is not listed", error)
+            return KeyState("", 0, "", 0.0, 0.0, 0)
+        return self._state(answers.to(number))
+
+    def count(self, counts: Mapping[str, float]) -> None:
+        """As :meth:`Store.count`: at each node; twice if its connection ends before it answers."""
+        call = script_call(_COUNT, (f"{self._prefix}:",), json.dumps(counts))
+        self._ask(call, "the counters")
+
+    def counts(self) -> dict[str, float]:
+        """
+        As :meth:`Store.counts`: of each counter what that node says which has counted most.
+
+        A node misses what is counted while it is away: nothing is short as long as one never was.
+        """
+        record = f"{self._prefix}:counts"
+        look = command(record.encode(), "HGETALL", record)
+        answers = self._ask(look, "the counters", enough=_all_have_answered)
+        most: dict[str, float] = {}
+        for found in filter(None, answers.to(0)):
+            for what, by in sum_counters(found).items():
+                most[what] = max(by, most.get(what, by))
+        return most
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        answers = self._nodes.ask(QUESTIONS, enough=_all_have_answered)
+        wall = time.time() - clock.monotonic()
+        for address, found, heard_at in zip(
+            self._nodes.addresses, answers.of, answers.heard_at, strict=True
+        ):
+            if found is None:
+                yield "server", f"does not answer ({address})"
+            else:
+                at = wall + (answers.asked_at + heard_at) / 2
+                for subject, fact in told(found, at):
+                    yield subject, f"{fact} ({address})"
+
+    def check(self) -> list[str]:
+        probe = f"{self._prefix}:probe:{os.urandom(8).hex()}"
+        reply = self.acquire(probe, "probe", 1.0)
+        self.release(probe, "probe")
+        if reply.status is not Status.GRANTED:
+            raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
+        look = [command(b"", "INFO"), command(b"", "TIME")]
+        answers = self._nodes.ask(look, enough=_all_have_answered)
+        return list(self._doubts(answers))
+
+    def _doubts(self, answers: Answers) -> Iterator[str]:
+        if len(self._nodes) % 2 == 0:
+            yield (
+                f"{len(self._nodes)} nodes bear as many failures as {len(self._nodes) - 1} do: an"
+                " odd number is better"
+            )
+        times = [
+            time[0] + time[1] / 1e6
+            for time in ([int(part) for part in each] for each in answers.to(1) if each)
+        ]
+        if times and max(times) - min(times) > CLOCKS_APART:
+            yield (
+                f"the nodes' clocks are {max(times) - min(times):.1f} s apart: tokens rise over"
+                " the loss of their records only where clocks agree"
+            )
+        reasons = dict(self._nodes.failures())
+        servers: dict[str, str] = {}
+        forgetful = []
+        infos = answers.to(0)
+        for number, address in enumerate(self._nodes.addresses):
+            if answers.of[number] is None:
+                yield f"{address} does not answer: {reasons.get(address) or 'no answer in time'}"
+            if (info := infos[number]) is None:
+                continue
+            facts = parse_info(info)
+            yield from (f"{address}: {doubt}" for doubt in memory_doubts(facts))
+            if facts.get("aof_enabled") == "0":
+                forgetful.append(address)
+            same = servers.setdefault(facts.get("run_id", address), address)
+            if same != address:
+                yield f"{address} and {same} are one server, which has two votes"
+        if forgetful:
+            yield (
+                f"without appendonly, {', '.join(forgetful)} will forget their votes when they"
+                " restart: keep such a node away then for as long as the longest lease"
+            )
+
+    def close(self) -> None:
+        self._nodes.close()
+
+    def _call(self, script: scripts.Script, name: str, *arguments: Any) -> Command:
+        return script_call(script, (self._stem(name),), *arguments)
+
+    def _stem(self, name: str) -> str:
+        return f"{self._prefix}:{{{name}}}:"
+
+    def _ask(
+        self,
+        call: Command,
+        what: str,
+        *,
+        timeout: float = ANSWER,
+        owed: bool = False,
+        enough: Callable[[Answers], bool] = lambda _: True,
+    ) -> Answers:
+        """
+        Ask all nodes.
+
+        Raises:
+            QuorumError: No majority has answered.
+            StoreError: A majority cannot answer, because too many have refused.
+        """
+        answers = self._nodes.ask([call], timeout=timeout, owed=owed, enough=enough)
+        self._silent(answers, what)
+        return answers
+
+    def _silent(self, answers: Answers, what: str, number: int = 0) -> int:
+        """Return how many nodes have no answer to a call; raise as `_ask` does."""
+        silent = sum(answer is None for answer in answers.to(number))
+        if len(self._nodes) - silent < self._majority:
+            raise self._too_few(answers, what, number)
+        return silent
+
+    def _too_few(self, answers: Answers, what: str, number: int = 0) -> StoreError:
+        nodes, refusals = len(self._nodes), answers.refusals
+        votes = nodes - sum(answer is None for answer in answers.to(number))
+        foreign = [refusal for refusal in refusals if "WRONGTYPE" in str(refusal)]
+        if nodes - len(foreign) < self._majority:
+            error = StoreError(
+                f"{self.address}: the records of lock {shown(what)!r} are of another type:"
+                f" something else writes under the prefix {self._prefix!r}, and what it wrote there"
+                f" is to be deleted ({foreign[0]})"
+            )
+            error.__cause__ = foreign[0]
+            return error
+        quorum = QuorumError(
+            f"{shown(what)!r} at {self.address}: {votes} of {nodes} nodes have answered, and"
+            f" {self._majority} are needed ({self._reasons(answers)})",
+            votes=votes,
+            nodes=nodes,
+        )
+        causes = [*refusals, *(why for _, why in self._nodes.failures() if why)]
+        quorum.__cause__ = causes[0] if causes else None
+        return quorum
+
+    def _reasons(self, answers: Answers) -> str:
+        failed = [
+            f"{address}: {said(why, self._prefix)}"
+            for address, why in self._nodes.failures()
+            if why
+        ]
+        refused = [said(refusal, self._prefix) for refusal in answers.refusals]
+        return "; ".join([*refused, *failed]) or "no answer in time"
+
+
+class _Request(NamedTuple):
+    """One owner's request for a key."""
+
+    name: str
+    owner: str
+    lease: float
+    run: str
+    repeated: bool
+
+    def arguments(self, wish: int, *, settle: bool) -> tuple[Any, ...]:
+        own = self.owner, milliseconds(self.lease), self.run, int(self.repeated)
+        return *own, wish, int(settle)
+
+
+class _Vote(NamedTuple):
+    """One node's answer; see vote.lua."""
+
+    status: str
+    time: int
+    token: int
+    floor: int
+    holder: str
+    run: str
+    remaining: float
+
+
+class _Look(NamedTuple):
+    """One node's answer; see inspect.lua."""
+
+    owner: str
+    token: int
+    run: str
+    remaining: float
+
+
+class _Election(NamedTuple):
+    """
+    What became of a request for votes.
+
+    Attributes:
+        answers: What the nodes answered last.
+        votes: The same, read.
+        reply: What follows from that; None if too few have answered.
+        split: Whether nobody can have a majority, so that it is worth another attempt.
+    """
+
+    answers: Answers
+    votes: list[_Vote | None]
+    reply: Reply | None
+    split: bool = False
+
+
+def _vote(answer: Any) -> _Vote:
+    status, time_us, token, floor, holder, run, ttl_ms = answer
+    return _Vote(
+        status.decode(),
+        int(time_us),
+        max(0, token_of(token)),
+        max(0, token_of(floor)),
+        text(holder),
+        text(run),
+        time_left(int(ttl_ms)),
+    )
+
+
+def _look(answer: Any) -> _Look:
+    owner, token, run, ttl_ms, *_ = answer
+    return _Look(text(owner), token_of(token), text(run), time_left(ttl_ms))
+
+
+def _all_have_answered(answers: Answers) -> bool:
+    return None not in answers.of
+
+
+def _most_common(found: Any) -> tuple[Any, int]:
+    """Return what is there most often, and how often; 0 if there is nothing."""
+    common = Counter(found).most_common(1)
+    return common[0] if common else (None, 0)
+
+
+def _locate(url: str) -> tuple[str, list[NodeSettings]]:
+    """Return the nodes' common address, for people, and how to connect to each of them."""
+    with explained(url):
+        address = split(url)
+        if len(set(address.hosts)) < len(address.hosts):
+            raise ConfigurationError("it names a node twice, which would have two votes")
+        if len(address.hosts) < LEAST:
+            raise ConfigurationError(
+                f"a majority that may lose a node takes at least {LEAST} independent masters; for"
+                " one server there is redis://, for one with replicas sentinel://"
+            )
+        return address.name, [node_settings(address, where) for where in address.hosts]
+
+
+_VOTE, _RENEW, _RELEASE, _DROP, _INSPECT, _COUNT = (
+    scripts.load(name) for name in ("vote", "renew", "release", "drop", "inspect", "count")
+)

@@ -1,0 +1,682 @@
+"""
+A lock where scripts are forbidden: by the compare-and-set commands that newer servers have.
+
+A key's record is one string: its owner, run and token. It is made by ``SET NX``, and changed and
+deleted only by commands that compare it with what it was. There is no queue, so who waits looks
+again and again, and nothing can be parked.
+
+A grant takes two round trips. Whoever has made the record reads the last token, raises it (the
+fence record never falls) and then writes his own token into his record; before that he does not
+believe. Whoever makes the record after him reads the fence after that, so his token is higher. One
+who was too slow, and has lost the key meanwhile, finds that his record is not there to be written.
+
+What cannot be had without scripts: a renewal that only ever moves the end back (this process's own
+requests see to it, and one that does not know the record asks first; of two processes that renew
+one owner's hold at one instant, the shorter may come last), and a renewal that a server takes which
+is full (``SET`` is refused at ``maxmemory``: the lock ends with its lease).
+"""
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from redis.exceptions import RedisError, ResponseError
+
+from celery_distlock import clock
+from celery_distlock.errors import QuorumError, StoreError, StoreUnavailableError
+from celery_distlock.keys import slot_name
+from celery_distlock.naming import shown
+from celery_distlock.stores.base import (
+    Ability,
+    Complaints,
+    Completion,
+    Inbox,
+    KeyState,
+    Ownership,
+    ParkRequest,
+    Release,
+    RenewOutcome,
+    Reply,
+    Status,
+    Store,
+    WokenTask,
+    batches,
+    forget_after_fork,
+)
+
+from .connections import TIMEOUT, Command, TooFewReplicasError, command, milliseconds, time_left
+from .inspection import (
+    EXACT,
+    SWEEP_BATCH,
+    HeldKeys,
+    describe_server,
+    held_at,
+    keys_of,
+    sum_counters,
+    token_of,
+)
+from .server_errors import is_transient, memory_doubts, parse_info, said
+from .urls import locate
+
+__all__ = ["ScriptlessStore"]
+
+logger = logging.getLogger(__name__)
+
+PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
+TURNS = 5  # times that a record may change between a look at it and what is done to it
+UNSETTLED_MS = 1000  # at least, for the second round trip of a grant
+CLAIM = 5.0  # seconds that a run has at least to be settled; these are as in lua/queue.lua
+DONE_MS = 3600000
+COUNTS_S = 30 * 86400  # as in lua/count.lua
+FENCE_MS = 3600000  # as in lua/grant.lua: a token only has to outlive a clock that was set back
+PROBE_MS = 5000
+LONGEST = 1e10
+REMEMBERED = 10_000  # records that this process need not look up
+
+
+class ScriptlessStore(Store):
+    """See the module; *url* as :func:`~celery_distlock.stores.redis.urls.locate` takes it."""
+
+    abilities = frozenset(Ability) - {Ability.PARK}
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self._servers, self._replicas = locate(url)
+        self._prefix = prefix
+        self.address = self._servers.address
+        self.identity = f"{self.address}#{prefix} without scripts"
+        self._known: _Commands | None = None
+        self._complaints = Complaints()
+        self.forget_connections(forked=False)
+        forget_after_fork(self)
+
+    def forget_connections(self, *, forked: bool = True) -> None:
+        """Drop what a fork inherited, without a word to the server: it is the parent's."""
+        self._held: dict[tuple[str, str], _Held] = {}
+        self._renewing = threading.Lock()
+        if forked:
+            self._servers.after_fork()
+
+    def acquire(
+        self,
+        key: str,
+        owner: str,
+        lease: float,
+        *,
+        queue: Inbox | ParkRequest | None = None,
+        run: str = "",
+        repeated: bool = False,
+        keep: bool = False,
+        arrival: int = 0,
+    ) -> Reply:
+        if isinstance(queue, ParkRequest):
+            raise StoreError(f"{self.address}: no task can be parked without scripts")
+        self._commands(key)
+        wanted = _Wanted(key, slot_name(key), owner, lease, run, repeated and bool(run))
+        for _ in range(TURNS):
+            seen = self._make(wanted)
+            if seen.record is None:
+                continue  # it ended just after it had been in the way
+            if not seen.record.is_for(wanted):
+                return seen.busy()
+            told = self._second_delivery(wanted, seen)
+            if told is not None:
+                return told
+            reply = self._settle(wanted, seen)
+            if reply is not None:
+                return reply
+        raise StoreUnavailableError(
+            f"{self.address}: the record of {shown(key)!r} is gone at each look"
+        )
+
+    def _make(self, wanted: "_Wanted") -> "_Seen":
+        """Make the record if there is none, and look at what there is then."""
+        name = self._record(wanted.name)
+        lease_ms = max(_ms(wanted.lease), UNSETTLED_MS)
+        record = _Record(wanted.owner, wanted.run)
+        make = command(name, "SET", name, record.text, "NX", "PX", lease_ms)
+        fence = self._record(wanted.name, "fence")
+        look = [
+            *self._look(wanted.name),
+            command(name, "TIME"),
+            command(fence, "ZSCORE", fence, "last"),
+        ]
+        if wanted.repeated:
+            mark = self._record(wanted.name, f"ended:{wanted.run}")
+            look += [command(mark, "GET", mark), command(mark, "PTTL", mark)]
+        asked = self._ask([[make], look], wanted.key)
+        _, text, ttl_ms, now, last, *mark_found = asked.answers
+        return _Seen(
+            asked.first_at,
+            self._parsed(text, wanted.key),
+            time_left(ttl_ms),
+            int(now[0]) * 1_000_000 + int(now[1]),
+            max(0, token_of(last)),
+            mark_found[0] if mark_found else None,
+            time_left(mark_found[1]) if mark_found else 0.0,
+        )
+
+    def _second_delivery(self, wanted: "_Wanted", seen: "_Seen") -> Reply | None:
+        """Say what a second delivery is told, and give back what was taken for it."""
+        record = seen.record
+        if seen.mark is None or record is None:
+            return None
+        if record.owner == wanted.owner and record.token:
+            return None
+        self._remove(wanted.name, record, wanted.key)
+        if seen.mark == b"done":
+            return Reply(Status.DONE, seen.asked_at)
+        return Reply(
+            Status.BUSY, seen.asked_at, holder_run=wanted.run, remaining=seen.mark_remaining
+        )
+
+    def _settle(self, wanted: "_Wanted", seen: "_Seen") -> Reply | None:
+        """Raise the fence, then write the token; None if the record was lost before that."""
+        old = seen.record
+        assert old is not None
+        token = old.token or max(seen.last + 1, seen.time)
+        new = _Record(wanted.owner, wanted.run, token)
+        # As long as was asked for, and never shorter than what was granted before.
+        again = bool(old.token) and old.owner == wanted.owner
+        lease_ms = max(_ms(wanted.lease), _ms(seen.remaining) if again else 0)
+        name, fence = self._record(wanted.name), self._record(wanted.name, "fence")
+        raise_it = [
+            command(fence, "ZADD", fence, "GT", token, "last"),
+            command(fence, "PEXPIRE", fence, FENCE_MS),
+        ]
+        commands = self._commands(wanted.key)
+        write = self._confirmed(commands.swap(name, old.text, new.text, lease_ms))
+        asked = self._ask([raise_it, [write, command(name, "GET", name)]], wanted.key)
+        *_, swapped, found = asked.answers
+        if not _done(swapped) and found != new.text:
+            return None
+        self._remember(wanted.name, new, asked.first_at + lease_ms / 1000)
+        return Reply(Status.GRANTED, asked.first_at, token)
+
+    def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
+        asked_at = clock.monotonic()
+        if not holds:
+            return []
+        try:
+            # One after the other: on two connections a shorter one could overtake a longer one.
+            if not self._renewing.acquire(timeout=max(0.0, timeout)):
+                raise RedisError("another renewal is on its way")
+            try:
+                outcomes = self._renew(holds, asked_at + timeout)
+            finally:
+                self._renewing.release()
+        except (RedisError, StoreError) as error:
+            logger.warning("%s did not answer a renewal: %s", self.address, error)
+            outcomes = [RenewOutcome.UNKNOWN] * len(holds)
+        return [(outcome, asked_at) for outcome in outcomes]
+
+    def _renew(self, holds: Sequence[Ownership], deadline: float) -> list[RenewOutcome]:
+        """Renew by what is known of the records, then look at those that were different."""
+        if self._known is None:
+            self._commands(holds[0].key, max(0.01, deadline - clock.monotonic()))
+        known = [self._held.get((slot_name(hold.key), hold.owner)) for hold in holds]
+        outcomes = self._push(holds, known, deadline)
+        left = [number for number, outcome in enumerate(outcomes) if outcome is None]
+        if left:
+            others = [holds[number] for number in left]
+            found = self._find_all(others, deadline)
+            held = [each if isinstance(each, _Held) else None for each in found]
+            pushed = self._push(others, held, deadline)
+            for number, each, outcome in zip(left, found, pushed, strict=True):
+                outcomes[number] = each if isinstance(each, RenewOutcome) else outcome
+        return [outcome or RenewOutcome.UNKNOWN for outcome in outcomes]
+
+    def _find_all(
+        self, holds: Sequence[Ownership], deadline: float
+    ) -> "list[_Held | RenewOutcome]":
+        """Look at the records of *holds*; what is not to be renewed has its outcome already."""
+        looks = [call for hold in holds for call in self._look(slot_name(hold.key))]
+        answers = self._exchange(looks, deadline)
+        found: list[_Held | RenewOutcome] = []
+        for hold, text, ttl_ms in zip(holds, answers[::2], answers[1::2], strict=True):
+            try:
+                known = not isinstance(text, Exception) and not isinstance(ttl_ms, Exception)
+                record = self._parsed(text, hold.key) if known else None
+            except StoreError as error:
+                logger.warning("a renewal: %s", error)
+                known, record = False, None
+            if not known:
+                found.append(RenewOutcome.UNKNOWN)
+            elif record is None:
+                found.append(RenewOutcome.LOST)
+            elif record.owner != hold.owner:
+                found.append(RenewOutcome.HELD)
+            else:
+                found.append(_Held(record, clock.monotonic() + time_left(ttl_ms)))
+        return found
+
+    def _push(
+        self, holds: Sequence[Ownership], known: "Sequence[_Held | None]", deadline: float
+    ) -> list[RenewOutcome | None]:
+        """Renew where the record is known; None where it is not, or not that any more."""
+        now, calls, asked = clock.monotonic(), [], []
+        commands = self._commands(holds[0].key)
+        for number, (hold, held) in enumerate(zip(holds, known, strict=True)):
+            if held is not None:
+                name = slot_name(hold.key)
+                until = max(held.until, now + hold.lease)
+                self._remember(name, held.record, until)
+                text, key = held.record.text, self._record(name)
+                left_ms = _ms(until - now)
+                calls.append(self._confirmed(commands.swap(key, text, text, left_ms)))
+                asked.append(number)
+        outcomes: list[RenewOutcome | None] = [None] * len(holds)
+        if calls:
+            for number, answer in zip(asked, self._exchange(calls, deadline), strict=True):
+                if _done(answer):
+                    outcomes[number] = RenewOutcome.RENEWED
+                elif isinstance(answer, Exception):
+                    outcomes[number] = RenewOutcome.UNKNOWN
+        return outcomes
+
+    def _exchange(self, calls: Sequence[Command], deadline: float) -> list[Any]:
+        left = deadline - clock.monotonic()
+        if left <= 0:
+            raise RedisError("no time was left")
+        answers = self._servers.exchange(calls, left)
+        failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
+        if failure is not None:
+            logger.warning("%s did not answer a renewal: %s", self.address, failure)
+        return answers
+
+    def release(
+        self,
+        key: str,
+        owner: str,
+        *,
+        run: str = "",
+        ended: Completion = Completion.NO,
+        inbox: Inbox | None = None,
+        keep_for: tuple[str, float] | None = None,
+    ) -> Release:
+        name = slot_name(key)
+        held = self._held.pop((name, owner), None)
+        if held is None:
+            held = self._find(name, key)
+        if run and ended in (Completion.YES_AND_MAY_COME_AGAIN, Completion.UNSETTLED):
+            # First: whoever finds the key free is to find this too.
+            left = held.until - clock.monotonic() if held is not None else 0.0
+            unsettled_ms = _ms(max(left, CLAIM)) if ended is Completion.UNSETTLED else 0
+            self._ask([[self._mark(name, run, unsettled_ms)]], key)
+        repeats = 0
+        for _ in range(TURNS):
+            if held is None or held.record.owner != owner:
+                return Release(repeats > 0)
+            gone, attempts = self._give_up(name, held.record, key, keep_for)
+            repeats += attempts
+            if gone:
+                return Release(True)
+            held = self._find(name, key)
+        raise StoreUnavailableError(
+            f"{self.address}: the record of {shown(key)!r} changes at each look"
+        )
+
+    def _give_up(
+        self, name: str, record: "_Record", key: str, keep_for: tuple[str, float] | None
+    ) -> tuple[bool, int]:
+        """Return whether *record* was there to be removed, and the attempts that failed before."""
+        if keep_for is None:
+            return self._remove(name, record, key)
+        run, seconds = keep_for
+        kept = _Record(f"parked:{run}", run, record.token)
+        swap = self._commands(key).swap(self._record(name), record.text, kept.text, _ms(seconds))
+        asked = self._ask([[self._confirmed(swap)]], key)
+        return _done(asked.answers[0]), asked.repeats
+
+    def _remove(self, name: str, record: "_Record", key: str) -> tuple[bool, int]:
+        delete = self._commands(key).delete(self._record(name), record.text)
+        asked = self._ask([[delete]], key)
+        return _done(asked.answers[0]), asked.repeats
+
+    def _mark(self, name: str, run: str, unsettled_ms: int = 0) -> Command:
+        mark = self._record(name, f"ended:{run}")
+        if unsettled_ms:
+            return command(mark, "SET", mark, "unsettled", "PX", unsettled_ms)
+        return command(mark, "SET", mark, "done", "PX", DONE_MS)
+
+    def drop(self, wake: WokenTask, *, mark: bool = True) -> Release:
+        held = self._find(wake.name, wake.name)
+        reserved = held is not None and held.record.owner == f"parked:{wake.run}"
+        note = self._record(wake.name, f"ended:{wake.run}")
+        (found,) = self._ask([[command(note, "GET", note)]], wake.name).answers
+        if not reserved and found != b"unsettled":
+            return Release(False)
+        settle = self._mark(wake.name, wake.run) if mark else command(note, "DEL", note)
+        self._ask([[settle]], wake.name)
+        if held is not None and reserved:
+            self._remove(wake.name, held.record, wake.name)
+        return Release(True)
+
+    def inspect(self, key: str, timeout: float | None = None) -> KeyState:
+        return _state(self._find(slot_name(key), key, timeout))
+
+    def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
+        def ask(scan: Command) -> Any:
+            return self._ask([[scan]], "the list of keys").answers[0]
+
+        yield from keys_of(held_at(self._servers, HeldKeys(self._stem, pattern), ask), pattern)
+
+    def look(self, keys: Sequence[str]) -> list[KeyState]:
+        states = []
+        for some in batches(keys, SWEEP_BATCH):
+            looks = [call for key in some for call in self._look(slot_name(key))]
+            answers = self._attempt(looks).answers
+            for key, text, ttl_ms in zip(some, answers[::2], answers[1::2], strict=True):
+                states.append(_state(self._told(key, text, ttl_ms)))
+        return states
+
+    def _told(self, key: str, text: Any, ttl_ms: Any) -> "_Held | None":
+        """As `_seen`; where somebody else has spoilt the record, say so once, and see nothing."""
+        try:
+            self._raise([each for each in (text, ttl_ms) if isinstance(each, Exception)], key)
+            return self._seen(text, ttl_ms, key)
+        except StoreUnavailableError:
+            raise
+        except StoreError as error:
+            self._complaints.tell(key, "%s: it is not listed", error)
+            return None
+
+    def count(self, counts: Mapping[str, float]) -> None:
+        record = self._counts
+        adding = [command(record, "HINCRBYFLOAT", record, *each) for each in counts.items()]
+        keeping = command(record, "EXPIRE", record, COUNTS_S)
+        self._ask([[*adding, keeping]], "the counters", TIMEOUT)
+
+    def counts(self) -> dict[str, float]:
+        look = command(self._counts, "HGETALL", self._counts)
+        return sum_counters(self._ask([[look]], "the counters").answers[0])
+
+    def _find(self, name: str, key: str, timeout: float | None = None) -> "_Held | None":
+        """Look at a record; in one attempt if *timeout* seconds are given."""
+        asked = self._ask([self._look(name)], key, timeout)
+        text, ttl_ms = asked.answers
+        return self._seen(text, ttl_ms, key)
+
+    def _seen(self, text: bytes | None, ttl_ms: int, key: str) -> "_Held | None":
+        record = self._parsed(text, key)
+        return None if record is None else _Held(record, clock.monotonic() + time_left(ttl_ms))
+
+    def _look(self, name: str) -> list[Command]:
+        record = self._record(name)
+        return [command(record, "GET", record), command(record, "PTTL", record)]
+
+    def _remember(self, name: str, record: "_Record", until: float) -> None:
+        if len(self._held) >= REMEMBERED:
+            self._held.clear()
+        self._held[name, record.owner] = _Held(record, until)
+
+    def _parsed(self, text: bytes | None, key: str) -> "_Record | None":
+        if text is None:
+            return None
+        try:
+            record = _Record(**json.loads(text))
+            if record.is_ours:
+                return record
+            raise ValueError(f"{record} is no grant")
+        except (ValueError, TypeError, RecursionError) as error:
+            raise StoreError(
+                f"{self.address}: the record of lock {shown(key)!r} is none of ours: something else"
+                f" writes under the prefix {self._prefix!r}, and what it wrote there is to be"
+                " deleted"
+            ) from error
+
+    def check(self) -> list[str]:
+        probe = f"{self._prefix}:probe:{uuid.uuid4().hex}"
+        reply = self.acquire(probe, "probe", 1.0)
+        self.release(probe, "probe")
+        if reply.status is not Status.GRANTED:
+            raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
+        (info,) = self._attempt([command(probe.encode(), "INFO")]).answers
+        doubts = list(memory_doubts(parse_info(info))) if isinstance(info, bytes) else []
+        return doubts + self._servers.check()
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        return describe_server(self._servers, self._attempt)
+
+    def close(self) -> None:
+        self._servers.close()
+
+    def _record(self, name: str, record: str = "lock") -> bytes:
+        return f"{self._stem(name)}{record}".encode("utf-8", "surrogatepass")
+
+    def _stem(self, name: str) -> str:
+        return f"{self._prefix}:{{{name}}}:"
+
+    @property
+    def _counts(self) -> bytes:
+        return f"{self._prefix}:counts".encode("utf-8", "surrogatepass")
+
+    def _confirmed(self, call: Command) -> Command:
+        return call._replace(replicas=self._replicas) if self._replicas else call
+
+    def _commands(self, key: str, timeout: float | None = None) -> "_Commands":
+        """
+        Return what the server compares and sets with; found out once.
+
+        Raises:
+            StoreError: It has nothing of the kind.
+        """
+        if self._known is None:
+            name = f"{self._prefix}:probe:{uuid.uuid4().hex}".encode()
+            calls = [command(name, "SET", name, "1", "PX", PROBE_MS)]
+            calls += [swap(name, b"1", b"1", PROBE_MS) for swap in _SWAPS.values()]
+            calls += [delete(name, b"0") for delete in _DELETES.values()]
+            calls += [command(name, "DEL", name)]
+            made, *answers, _ = self._attempt(calls, timeout).answers
+            self._raise([made] if isinstance(made, Exception) else [], key)
+            swaps = dict(zip(_SWAPS, answers[: len(_SWAPS)], strict=True))
+            deletes = dict(zip(_DELETES, answers[len(_SWAPS) :], strict=True))
+            self._known = _Commands(
+                _SWAPS[self._first(swaps, "compare and set")],
+                _DELETES[self._first(deletes, "compare and delete")],
+            )
+        return self._known
+
+    def _first(self, answers: dict[str, Any], what: str) -> str:
+        for name, answer in answers.items():
+            if not isinstance(answer, Exception):
+                return name
+        tried = "; ".join(f"{name}: {answer}" for name, answer in answers.items())
+        raise StoreError(
+            f"{self.address} has no command to {what} that this user may use, and scripts are off"
+            f" ({tried})"
+        )
+
+    def _ask(
+        self, steps: Sequence[Sequence[Command]], what: str, timeout: float | None = None
+    ) -> "_Asked":
+        """
+        Send the calls of *steps* until they are answered, three times at most.
+
+        Together, where they are executed in their order; else one step after the other.
+
+        Raises:
+            StoreUnavailableError: They were not, or the servers cannot serve now.
+            StoreError: They were refused.
+            QuorumError: Too few replicas have confirmed what was done.
+        """
+        if self._servers.in_order:
+            steps = [[call for step in steps for call in step]]
+        answers: list[Any] = []
+        first_at, repeats = clock.monotonic(), 0
+        for step in steps:
+            asked = self._attempt(step, timeout)
+            self._raise([each for each in asked.answers if isinstance(each, Exception)], what)
+            answers += asked.answers
+            repeats += asked.repeats
+        return _Asked(answers, first_at, repeats)
+
+    def _attempt(self, calls: Sequence[Command], timeout: float | None = None) -> "_Asked":
+        first_at = clock.monotonic()
+        for repeats, pause in enumerate(PAUSES if timeout is None else PAUSES[:1]):
+            if repeats:
+                time.sleep(pause * clock.jitter(0.5, 1.0))
+            try:
+                answers = self._servers.exchange(calls, TIMEOUT if timeout is None else timeout)
+            except ResponseError as error:  # refused while the connection was made
+                answers = [error] * len(calls)
+            except RedisError as error:
+                raise StoreUnavailableError(f"{self.address} was not asked: {error}") from error
+            if not any(isinstance(each, Exception) and is_transient(each) for each in answers):
+                break
+        return _Asked(answers, first_at, repeats)
+
+    def _raise(self, failures: Sequence[Exception], what: str) -> None:
+        """Raise what a request's first failure comes to."""
+        if not failures:
+            return
+        failure = failures[0]
+        if isinstance(failure, TooFewReplicasError):
+            raise QuorumError(
+                f"{shown(what)!r} at {self.address}: {failure}",
+                votes=failure.confirmed,
+                nodes=failure.wanted,
+            ) from failure
+        if isinstance(failure, ResponseError) and not is_transient(failure):
+            raise self._refusal(failure, what) from failure
+        raise StoreUnavailableError(
+            f"{self.address} cannot serve: {said(failure, self._prefix)}"
+        ) from failure
+
+    def _refusal(self, failure: ResponseError, what: str) -> StoreError:
+        if "WRONGTYPE" in str(failure):
+            return StoreError(
+                f"{self.address}: the records of lock {shown(what)!r} are of another type:"
+                f" something else writes under the prefix {self._prefix!r}, or with scripts"
+                f" ({failure})"
+            )
+        self._known = None  # another server may have taken its place, with other commands
+        return StoreError(f"{self.address} refused {shown(what)!r}: {said(failure, self._prefix)}")
+
+
+class _Record(NamedTuple):
+    """What stands in a key's record; without a token it is not granted yet."""
+
+    owner: str
+    run: str
+    token: int = 0
+
+    @property
+    def text(self) -> bytes:
+        return json.dumps(self._asdict()).encode()
+
+    @property
+    def is_ours(self) -> bool:
+        words = isinstance(self.owner, str) and isinstance(self.run, str)
+        return words and type(self.token) is int and 0 <= self.token < EXACT
+
+    def is_for(self, wanted: "_Wanted") -> bool:
+        kept_for = f"parked:{wanted.run}" if wanted.run else ""
+        return self.owner in (wanted.owner, kept_for)
+
+
+class _Held(NamedTuple):
+    """A record as it was last seen, and until when it lasts by the local clock."""
+
+    record: _Record
+    until: float
+
+
+def _state(held: _Held | None) -> KeyState:
+    if held is None or not held.record.token:  # without a token it is not granted yet
+        return KeyState("", 0, "", 0.0, 0.0, 0)
+    owner, run, token = held.record
+    left = max(0.0, held.until - clock.monotonic())
+    return KeyState(owner, token, run, token / 1e6, left, 0)
+
+
+class _Wanted(NamedTuple):
+    """One owner's request for a key."""
+
+    key: str
+    name: str
+    owner: str
+    lease: float
+    run: str
+    repeated: bool
+
+
+class _Seen(NamedTuple):
+    """What a request for a key has found; the times are the server's, in microseconds."""
+
+    asked_at: float
+    record: _Record | None
+    remaining: float
+    time: int
+    last: int  # token
+    mark: bytes | None
+    mark_remaining: float
+
+    def busy(self) -> Reply:
+        assert self.record is not None
+        owner, run, token = self.record
+        return Reply(Status.BUSY, self.asked_at, token, owner, run, self.remaining)
+
+
+class _Asked(NamedTuple):
+    """What a request brought: the local clock before its first attempt, and how many failed."""
+
+    answers: list[Any]
+    first_at: float
+    repeats: int
+
+
+class _Commands(NamedTuple):
+    """What a server compares and sets with, and what it compares and deletes with."""
+
+    swap: Callable[[bytes, bytes, bytes, int], Command]
+    delete: Callable[[bytes, bytes], Command]
+
+
+def _set_if_equal(name: bytes, old: bytes, new: bytes, ms: int) -> Command:
+    return command(name, "SET", name, new, "IFEQ", old, "PX", ms)
+
+
+def _cas(name: bytes, old: bytes, new: bytes, ms: int) -> Command:
+    return command(name, "CAS", name, old, new, "PX", ms)
+
+
+def _delete_if_equal(name: bytes, old: bytes) -> Command:
+    return command(name, "DELIFEQ", name, old)
+
+
+def _delex(name: bytes, old: bytes) -> Command:
+    return command(name, "DELEX", name, "IFEQ", old)
+
+
+def _cad(name: bytes, old: bytes) -> Command:
+    return command(name, "CAD", name, old)
+
+
+def _end_if_equal(name: bytes, old: bytes) -> Command:
+    # An end in the past: the key is gone at once.
+    return command(name, "SET", name, old, "IFEQ", old, "PXAT", 1)
+
+
+_SWAPS: dict[str, Callable[[bytes, bytes, bytes, int], Command]] = {
+    "SET with IFEQ (Valkey 8.1, Redis 8.4)": _set_if_equal,
+    "CAS (Tair)": _cas,
+}
+_DELETES: dict[str, Callable[[bytes, bytes], Command]] = {
+    "DELIFEQ (Valkey 9.0)": _delete_if_equal,
+    "DELEX (Redis 8.4)": _delex,
+    "CAD (Tair)": _cad,
+    "SET with IFEQ (Valkey 8.1)": _end_if_equal,
+}
+
+
+def _done(answer: Any) -> bool:
+    """Whether a command that compares has found what it was to find."""
+    return answer in (b"OK", 1)
+
+
+def _ms(seconds: float) -> int:
+    return milliseconds(min(seconds, LONGEST))

@@ -1,0 +1,707 @@
+"""
+The store over Redis or Valkey: one server, the master that sentinels name, or a cluster.
+
+A request that got no answer is repeated here, with the same owner, and nowhere else.
+"""
+
+import logging
+import math
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from redis.exceptions import (
+    MovedError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+
+from celery_distlock import clock
+from celery_distlock.errors import QuorumError, StoreError, StoreUnavailableError
+from celery_distlock.keys import key_of, slot_name
+from celery_distlock.naming import shown
+from celery_distlock.stores.base import (
+    Ability,
+    Complaints,
+    Completion,
+    DeliveryChannel,
+    Inbox,
+    KeyState,
+    Ownership,
+    ParkRequest,
+    PeerChannel,
+    Release,
+    RenewOutcome,
+    Reply,
+    Route,
+    Status,
+    WokenTask,
+    forget_after_fork,
+)
+from celery_distlock.stores.several_keys import SeveralKeys
+
+from . import scripts
+from .connections import (
+    ANSWERLESS,
+    TIMEOUT,
+    Command,
+    TooFewReplicasError,
+    command,
+    milliseconds,
+    script_call,
+    time_left,
+)
+from .inspection import SWEEP_BATCH, RedisInspection, text, token_of, unreadable, wake_of
+from .permissions import IN_A_CLUSTER, REHEARSAL, lacking
+from .server_errors import is_transient, memory_doubts, parse_info, said
+from .subscriptions import PubSubChannel, PubSubInbox, WaiterSubscriptions, woken_task_of
+from .topologies import PushTarget
+from .urls import locate
+
+__all__ = ["RedisStore"]
+
+logger = logging.getLogger(__name__)
+
+DESK_PATIENCE = 1.0  # seconds until the server pushes; a worker that begins to consume waits
+PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
+MOST_PEERS = 10  # desks of a broker's queue that are told of
+MOST_SLOTS = 10_000  # that anybody's word is taken for
+MOST_LEFT = 10_000  # runs that are known to have been left to others
+PAUSES_FOR_A_SLOT = (0.5, 1.0)  # more, while a cluster moves the key's slot
+TURN = 0.9  # of the interval between sweeps: for so long the sweepers' turn is one's own
+REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
+
+_DESK = "desk"
+_LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the others"
+
+
+class RedisStore(RedisInspection, SeveralKeys):
+    """See the module; *url* as :func:`~celery_distlock.stores.redis.urls.locate` takes it."""
+
+    abilities = frozenset(Ability)
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self._servers, self._replicas = locate(url)
+        self._prefix = prefix
+        self.address = self._servers.address
+        self.identity = f"{self.address}#{prefix}"
+        self._desk: PubSubChannel | None = None
+        self._complaints = Complaints()
+        self._left: set[tuple[str, str]] = set()
+        self._gives_way = False  # what this sweep has left is for another one to look at
+        self.forget_connections(forked=False)
+        forget_after_fork(self)
+
+    def forget_connections(self, *, forked: bool = True) -> None:
+        """Drop what a fork inherited, without a word to the server: it is the parent's."""
+        self._mailbox = f"{self._prefix}:inbox:{uuid.uuid4().hex}"
+        self._posts: dict[Hashable, WaiterSubscriptions] = {}
+        self._mutex = threading.Lock()
+        if forked:
+            self._desk = None
+            self._servers.after_fork()
+
+    def acquire(
+        self,
+        key: str,
+        owner: str,
+        lease: float,
+        *,
+        queue: Inbox | ParkRequest | None = None,
+        run: str = "",
+        repeated: bool = False,
+        keep: bool = False,
+        arrival: int = 0,
+    ) -> Reply:
+        mode, detail, desk, task = "try", b"", "", ""
+        name = slot_name(key)
+        if isinstance(queue, ParkRequest):
+            mode, detail, task = "park", queue.envelope, queue.task
+            desk = self._desk_channel(name, queue.desk, patience=TIMEOUT)
+            self._ask([self._index("add", name)], key)
+        elif queue is not None:
+            mode, detail = "wait", queue.address.encode()
+        arguments: list[Any] = [owner, milliseconds(lease), mode, run, int(repeated), arrival]
+        if mode != "try" or keep:  # most requests are shorter
+            arguments += [int(keep), detail, desk, task]
+        asked = self._ask([self._call(_ACQUIRE, name, *arguments, confirmed=True)], key)
+        return self._reply(key, asked.answers[0], asked.asked_at)
+
+    def acquire_all(
+        self, keys: Sequence[str], owners: Sequence[str], lease: float, *, run: str = ""
+    ) -> list[Reply] | None:
+        stems = tuple(self._stem(slot_name(key)) for key in keys)
+        if not self._servers.share([stem.encode() for stem in stems]):
+            return None
+        call = script_call(_ACQUIRE_ALL, stems, run, milliseconds(lease), " ".join(owners))
+        try:
+            asked = self._ask([call._replace(replicas=self._replicas)], ", ".join(keys))
+        except StoreError as error:
+            if "CROSSSLOT" in str(error):  # a lone node of a cluster: `check` says so
+                return None
+            raise
+        tokens = asked.answers[0]
+        if not tokens and asked.unanswered:
+            # The request before, whose answer was lost, may have taken what is left of them.
+            for key, owner in zip(keys, owners, strict=True):
+                self.dispatch(self.release(key, owner).wake)
+        return [
+            Reply(Status.GRANTED, asked.asked_at, self._token(key, each))
+            for key, each in zip(keys, tokens, strict=bool(tokens))
+        ] or None
+
+    def _token(self, key: str, value: bytes | None) -> int:
+        token = token_of(value)
+        if token <= 0:
+            raise StoreError(unreadable(self.address, key, value))
+        return token
+
+    def _reply(self, key: str, answer: Any, asked_at: float) -> Reply:
+        if not isinstance(answer, list):
+            return Reply(Status.GRANTED, asked_at, self._token(key, answer))
+        status = Status(answer[0].decode())
+        if len(answer) == 1:
+            return Reply(status, asked_at)
+        _, token, holder, holder_run, ttl_ms, place, woken, envelope, arrival = answer
+        return Reply(
+            status,
+            asked_at,
+            max(0, token_of(token) if isinstance(token, bytes) else 0),
+            text(holder),
+            text(holder_run),
+            time_left(ttl_ms),
+            place,
+            wake_of(slot_name(key), woken, envelope)
+            if isinstance(woken, bytes) and woken
+            else None,
+            int(arrival) if arrival.isdigit() else 0,
+        )
+
+    def line_up(
+        self, key: str, run: str, parcel: ParkRequest, timeout: float, arrival: int = 0
+    ) -> Reply:
+        name, asked_at = slot_name(key), clock.monotonic()
+        desk = self._desk_channel(name, parcel.desk)
+        arguments = "", 1, "line", run, 0, arrival, 0, parcel.envelope, desk, parcel.task
+        calls = [
+            self._index("add", name),
+            self._call(_ACQUIRE, name, *arguments, confirmed=True),
+        ]
+        if self._servers.in_order:
+            answers = self._ask_once(calls, timeout)
+        else:  # noted before it is parked, lest it be parked and not noted
+            answers = [self._ask_once([call], timeout)[0] for call in calls]
+        return self._reply(key, answers[1], asked_at)
+
+    def stand(
+        self,
+        name: str,
+        run: str,
+        route: Route,
+        *,
+        arrival: int = 0,
+        parcel: ParkRequest | None = None,
+        owner: str = "",
+        timeout: float | None = None,
+    ) -> Reply:
+        arguments = int(name == route.names[0]), arrival, owner, 0
+        return self._stand([name], run, route, *arguments, parcel=parcel, timeout=timeout)
+
+    def stand_at_all(self, run: str, route: Route) -> Reply | None:
+        if not self._servers.share([self._stem(name).encode() for name in route.names]):
+            return None
+        try:
+            return self._stand(route.names, run, route, 1, 0, "", 1)
+        except StoreError as error:
+            if "CROSSSLOT" in str(error):  # as in `acquire_all`
+                return None
+            raise
+
+    def _stand(
+        self,
+        names: Sequence[str],
+        run: str,
+        route: Route,
+        *arguments: Any,
+        parcel: ParkRequest | None = None,
+        timeout: float | None = None,
+    ) -> Reply:
+        first, key = names[0], key_of(names[0])
+        if parcel is not None:
+            patience = TIMEOUT if timeout is None else 0.0
+            arguments += parcel.envelope, self._desk_channel(first, parcel.desk, patience)
+        stems = tuple(self._stem(name) for name in names)
+        stand = script_call(_STAND, stems, run, route.written(), *arguments)
+        stand = stand._replace(replicas=self._replicas)
+        calls = [self._index("add", name) for name in names]
+        requests = [[*calls, stand]]
+        if not self._servers.in_order:  # noted before it stands there, lest it be not noted
+            requests = [calls, [stand]]
+        for request in requests:
+            asked_at = clock.monotonic()
+            if timeout is None:
+                answers, asked_at, *_ = self._ask(request, key)
+            else:
+                answers = self._ask_once(request, timeout)
+        return self._reply(key, answers[-1], asked_at)
+
+    def depart(self, name: str, run: str, *, first: bool) -> Release:
+        depart = self._call(_DEPART, name, run, int(first), confirmed=True)
+        asked = self._ask([depart], key_of(name))
+        return _released(name, asked._replace(unanswered=0))
+
+    def turn(self, key: str, usual: float, within: tuple[float, float], timeout: float) -> float:
+        usual_ms = milliseconds(usual) if usual else 0
+        call = self._call(_RETURN, slot_name(key), usual_ms, *map(milliseconds, within))
+        (turn_ms,) = self._ask_once([call], timeout)
+        return math.inf if turn_ms < 0 else turn_ms / 1000
+
+    def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
+        calls = [
+            self._call(
+                _RENEW, slot_name(hold.key), hold.owner, milliseconds(hold.lease), confirmed=True
+            )
+            for hold in holds
+        ]
+        asked_at = clock.monotonic()
+        try:
+            answers = self._servers.exchange(calls, timeout)
+        except RedisError as error:
+            answers = [error] * len(holds)
+        failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
+        if failure is not None:
+            logger.warning("%s did not answer a renewal: %s", self.address, failure)
+        return [(_RENEWALS.get(_plain(a), RenewOutcome.UNKNOWN), asked_at) for a in answers]
+
+    def release(
+        self,
+        key: str,
+        owner: str,
+        *,
+        run: str = "",
+        ended: Completion = Completion.NO,
+        inbox: Inbox | None = None,
+        keep_for: tuple[str, float] | None = None,
+    ) -> Release:
+        arguments: list[Any] = [owner, run, ended.value]
+        if inbox is not None or keep_for:  # most requests are shorter
+            keep_run, keep_s = keep_for or ("", 0.0)
+            address = inbox.address if inbox is not None else ""
+            arguments += [address, keep_run, milliseconds(keep_s) if keep_for else 0]
+        name = slot_name(key)
+        return _released(name, self._ask([self._call(_RELEASE, name, *arguments)], key))
+
+    def drop(self, wake: WokenTask, *, mark: bool = True) -> Release:
+        drop = self._call(_DROP, wake.name, wake.run, int(mark))
+        return _released(wake.name, self._ask([drop], wake.name))
+
+    def cancel(self, key: str, run: str) -> Release:
+        name = slot_name(key)
+        return _released(name, self._ask([self._call(_CANCEL, name, run)], key))
+
+    def listens(self, key: str) -> bool:
+        if not self._posts:
+            return False
+        place = self._place(slot_name(key), self._mailbox)
+        post = self._posts.get(place.node)
+        return post is not None and post.hears(place.channel)
+
+    def inbox(self, key: str, owner: str) -> Inbox:
+        name = slot_name(key)
+
+        def find() -> tuple[WaiterSubscriptions, PushTarget]:
+            place = self._place(name, self._mailbox)
+            post = self._posts.get(place.node)
+            if post is None:
+                with self._mutex:
+                    for gone in [node for node in self._posts if not self._servers.has(node)]:
+                        del self._posts[gone]  # who waits there looks for another by himself
+                    post = self._posts.setdefault(
+                        place.node, WaiterSubscriptions(self._servers.connect(place.node))
+                    )
+            return post, place
+
+        return PubSubInbox(owner, find)
+
+    def desk(self, receive: Callable[[WokenTask], object]) -> DeliveryChannel:
+        channel = f"{self._prefix}:{_DESK}:{uuid.uuid4().hex}"
+        self._desk = desk = PubSubChannel(channel, self._servers, receive)
+        if self._servers.in_order:
+            desk.attend(self._place("", channel), DESK_PATIENCE)
+        return desk
+
+    def _desk_channel(self, name: str, address: str, patience: float = 0.0) -> str:
+        """Return where what is parked at *name* is pushed for the desk at *address*."""
+        if not address or self._servers.in_order:
+            return address
+        place, desk = self._place(name, address), self._desk
+        if desk is not None and desk.address == address:
+            desk.attend(place, patience)
+        return place.channel
+
+    def note_desk(
+        self, queues: Sequence[str], peer: PeerChannel, seconds: float
+    ) -> list[PeerChannel]:
+        desk, for_ms = self._desk, milliseconds(seconds) if seconds else 0
+        if seconds and desk is not None and desk.address == peer.address:
+            desk.attend(self._front(peer.address), DESK_PATIENCE)
+        note = peer.address, max(0, peer.free), for_ms, MOST_PEERS, ""
+        found = self._peers([self._of_queue(queue, *note) for queue in queues])
+        return [each for each in found if each.address != peer.address]
+
+    def find_desks(self, queues: Sequence[str], near: Sequence[str] = ()) -> list[PeerChannel]:
+        words = "", 0, 0, MOST_PEERS, " ".join(filter(self._is_desk, near))
+        return self._peers([self._of_queue(queue, *words) for queue in queues])
+
+    def _of_queue(self, queue: str, *arguments: Any) -> Command:
+        return script_call(_DESKS, (f"{self._prefix}:desks:{{{slot_name(queue)}}}:",), *arguments)
+
+    def _peers(self, calls: Sequence[Command]) -> list[PeerChannel]:
+        """Return who is told of, each once; what is no desk of ours is passed over."""
+        found: dict[str, PeerChannel] = {}
+        for answer in self._attempt_once(calls):
+            if isinstance(answer, Exception):
+                if not isinstance(answer, ResponseError) or is_transient(answer):
+                    raise StoreUnavailableError(f"{self.address} cannot serve: {answer}")
+                said = self._refusal(answer, "the desks")
+                self._complaints.tell("desks", "%s: woken tasks may go by the broker", said)
+                continue
+            for address, free in zip(map(text, answer[::2]), answer[1::2], strict=True):
+                if self._is_desk(address):
+                    found.setdefault(address, PeerChannel(address, min(MOST_SLOTS, _number(free))))
+        return list(found.values())
+
+    def _is_desk(self, address: str) -> bool:
+        stem, _, name = address.rpartition(":")
+        return stem == f"{self._prefix}:{_DESK}" and re.fullmatch("[0-9a-f]{32}", name) is not None
+
+    def push(self, wake: WokenTask, addresses: Iterable[str]) -> bool:
+        known = list(filter(self._is_desk, addresses))
+        if not known:
+            return False
+        became = self._ask([self._call(_PUSH, wake.name, wake.run)], wake.name).answers[0]
+        if became == 1:
+            return any(self._publish(wake, address) for address in known)
+        return bool(became == 0)  # it has come: there is nothing to send
+
+    def _publish(self, wake: WokenTask, address: str) -> bool:
+        """Whether anybody has heard it."""
+        place, payload = self._front(address), woken_task_of(f"{self._stem(wake.name)}lock", wake)
+        verb = "SPUBLISH" if place.sharded else "PUBLISH"
+        # By the address: a channel that is not of one slot is told of by the node of that.
+        told = command(address.encode(), verb, place.channel, payload)
+        heard = self._ask([told], wake.name).answers[0]
+        return isinstance(heard, int) and heard > 0
+
+    def _front(self, address: str) -> PushTarget:
+        """Return where a desk takes what is parked at any key."""
+        try:
+            return self._servers.place(address.encode(), address)
+        except (RedisError, OSError) as error:
+            raise StoreUnavailableError(f"{self.address} cannot serve: {error}") from error
+
+    def tend(self, wakes: Sequence[WokenTask], seconds: float) -> None:
+        for_ms = milliseconds(seconds) if seconds else 0
+        if wakes:
+            self._attempt([self._call(_TEND, wake.name, wake.run, for_ms) for wake in wakes])
+
+    def _place(self, name: str, channel: str) -> PushTarget:
+        try:
+            return self._servers.place(self._stem(name).encode(), channel)
+        except (RedisError, OSError) as error:
+            raise StoreUnavailableError(f"{self.address} cannot serve: {error}") from error
+
+    def sent(self, wake: WokenTask) -> None:
+        self._ask([self._call(_SENT, wake.name, wake.run, 0)], wake.name)
+
+    def left(self, wake: WokenTask) -> None:
+        if (wake.name, wake.run) not in self._left:
+            # Whoever looks next may know it; else it would be up to chance who gets the turn.
+            if len(self._left) >= MOST_LEFT:
+                self._left.clear()
+            self._left.add((wake.name, wake.run))
+            self._gives_way = True
+        self._ask([self._call(_SENT, wake.name, wake.run, 2)], wake.name)
+
+    def came_back(self, wake: WokenTask) -> None:
+        self._ask([self._call(_SENT, wake.name, wake.run, 1)], wake.name)
+
+    def sweep(self, interval: float) -> Iterator[WokenTask]:
+        who, begin, paused = uuid.uuid4().hex, clock.monotonic(), 0.0
+        keep = self._turn(who, interval * TURN)
+        if not self._ask([keep], "the sweeper's turn").answers[0]:
+            return
+        self._gives_way = False
+        for names in self._waiting_names():
+            # One attempt: what a script has found it finds no second time, and a node of a cluster
+            # that is silent now is looked at by the next sweep.
+            ours, *answers = self._attempt_once([keep, *self._sweep_calls(names)])
+            kept_at = clock.monotonic()
+            for wake in self._swept(names, answers):
+                given_at = clock.monotonic()
+                yield wake
+                now = clock.monotonic()
+                paused += now - given_at  # it was being sent
+                if now > kept_at + interval * TURN / 2:
+                    (ours,), kept_at = self._ask([keep], "the sweepers' turn").answers, now
+            if ours == 0:
+                return  # we stood still for too long, and another one has begun
+        took = clock.monotonic() - begin - paused
+        least = 0.0 if self._gives_way else interval * TURN - took - paused
+        rest = max(least, REST * took)
+        self._ask([self._turn(who, rest)], "the sweeper's turn")
+
+    def wake_next(self, key: str) -> Iterator[WokenTask]:
+        names = [slot_name(key)]
+        yield from self._swept(names, self._attempt_once(self._sweep_calls(names)))
+
+    def time(self, timeout: float) -> int:
+        seconds, rest = self._ask_once([command(b"", "TIME")], timeout)[0]
+        return int(seconds) * 1_000_000 + int(rest)
+
+    def _turn(self, who: str, seconds: float) -> Command:
+        return script_call(_TURN, (f"{self._prefix}:",), who, milliseconds(max(0.0, seconds)))
+
+    def _sweep_calls(self, names: Sequence[str]) -> list[Command]:
+        return [self._call(_SWEEP, name, SWEEP_BATCH) for name in names]
+
+    def _swept(self, names: Sequence[str], answers: Sequence[Any]) -> Iterator[WokenTask]:
+        quiet = []
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, Exception):
+                self._pass_over(name, answer)
+                continue
+            waiting, *found = answer
+            for run, envelope in zip(found[::2], found[1::2], strict=True):
+                yield wake_of(name, run, envelope)
+            if not waiting:
+                quiet.append(self._index("strike", name))
+        if quiet:
+            self._ask(quiet, "the sweep")
+
+    def _pass_over(self, name: str, refusal: Exception) -> None:
+        if not isinstance(refusal, ResponseError) or is_transient(refusal):
+            if self._servers.in_order:
+                raise StoreUnavailableError(
+                    f"{self.address} cannot serve: {said(refusal, self._prefix)}"
+                ) from refusal
+            # Its node is away; others go on.
+            logger.warning("%s is passed over: %s", shown(key_of(name)), refusal)
+        else:
+            why = self._refusal(refusal, key_of(name))
+            self._complaints.tell(name, "%s: it is passed over, and wakes nobody", why)
+
+    def _index(self, action: str, name: str) -> Command:
+        call = script_call(_INDEX, (f"{self._prefix}:",), name, action)
+        return call._replace(replicas=self._replicas) if action == "add" else call
+
+    def inspect(self, key: str, timeout: float | None = None) -> KeyState:
+        look = [self._call(_INSPECT, slot_name(key))]
+        answers = self._ask(look, key).answers if timeout is None else self._ask_once(look, timeout)
+        return self._state(key, answers[0])
+
+    def check(self) -> list[str]:
+        probe = f"{self._prefix}:probe:{uuid.uuid4().hex}"
+        rights = self._lacking()
+        try:
+            reply = self.acquire(probe, "probe", 1.0)
+            self.release(probe, "probe")
+        except StoreUnavailableError as error:
+            if rights:
+                raise StoreUnavailableError(f"{error}; {rights}") from error
+            raise
+        if reply.status is not Status.GRANTED:
+            raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
+        questions = ("INFO",), ("CONFIG", "GET", "save"), ("PUBLISH", "{}", "")
+        calls = [self._command("probe", *words) for words in questions]
+        info, save, heard = self._attempt(calls).answers
+        doubts = list(_doubts(parse_info(info, save))) if isinstance(info, bytes) else []
+        if rights:
+            doubts.append(rights)
+        if self._servers.in_order and isinstance(info, bytes) and b"cluster_enabled:1" in info:
+            doubts.append(f"this is {_LONE_NODE}")
+        if isinstance(heard, ResponseError):
+            doubts.append(
+                f"this user may not publish to {self._prefix}:*, so waiters and parked tasks are"
+                f" served late (ACL SETUSER ... &{self._prefix}:*)"
+            )
+        return doubts + self._servers.check()
+
+    def _lacking(self) -> str:
+        """Return which rights are missing, in words; "" if none are, or nothing can be learnt."""
+        calls = [self._command("rights", *words) for words in REHEARSAL]
+        if not self._servers.in_order:
+            calls += [self._command("rights", *words) for words in IN_A_CLUSTER]
+        try:
+            rights = lacking(self._exchange(calls, TIMEOUT), self._prefix)
+        except RedisError:
+            return ""
+        return f"this user lacks the rights {' '.join(rights)}" if rights else ""
+
+    def close(self) -> None:
+        with self._mutex:
+            posts, self._posts = list(self._posts.values()), {}
+        self._servers.close()
+        for post in posts:
+            post.close()
+
+    def _stem(self, name: str) -> str:
+        return f"{self._prefix}:{{{name}}}:"
+
+    def _call(
+        self, script: scripts.Script, name: str, *arguments: Any, confirmed: bool = False
+    ) -> Command:
+        call = script_call(script, (self._stem(name),), *arguments)
+        return call._replace(replicas=self._replicas) if confirmed and self._replicas else call
+
+    def _command(self, record: str, *words: Any) -> Command:
+        """Return a call on a *record* that is no key's; the word ``{}`` stands for its name."""
+        name = f"{self._prefix}:{record}".encode()
+        return command(name, *(name if word == "{}" else word for word in words))
+
+    def _ask(self, calls: Sequence[Command], what: str) -> "_Asked":
+        """
+        Send *calls* together until they are answered, three times at most.
+
+        Raises:
+            StoreUnavailableError: They were not, or the servers cannot serve now.
+            StoreError: They were refused.
+            QuorumError: Too few replicas have confirmed what was done.
+        """
+        asked = self._attempt(calls)
+        if not asked.failures:
+            return asked
+        failure = asked.failures[0]
+        if isinstance(failure, TooFewReplicasError):
+            raise QuorumError(
+                f"{shown(what)!r} at {self.address}: {failure}",
+                votes=failure.confirmed,
+                nodes=failure.wanted,
+            ) from failure
+        if isinstance(failure, MovedError) and self._servers.in_order:
+            raise StoreError(f"{self.address} is {_LONE_NODE}") from failure
+        if isinstance(failure, ResponseError) and not is_transient(failure):
+            raise self._refusal(failure, what) from failure
+        raise StoreUnavailableError(
+            f"{self.address} cannot serve: {said(failure, self._prefix)}"
+        ) from failure
+
+    def _attempt(self, calls: Sequence[Command]) -> "_Asked":
+        """As `_ask`, but what went wrong with a call is its answer."""
+        unanswered = 0
+        for number, pause in enumerate((*PAUSES, *PAUSES_FOR_A_SLOT)):
+            if number:
+                time.sleep(pause * clock.jitter(0.5, 1.0))
+            asked_at = clock.monotonic()
+            try:
+                answers = self._exchange(calls, TIMEOUT)
+            except ResponseError as error:  # refused while the connection was made
+                answers = [error] * len(calls)
+            except RedisError as error:
+                raise StoreUnavailableError(f"{self.address} was not asked: {error}") from error
+            failures = [answer for answer in answers if isinstance(answer, Exception)]
+            if not failures or not _goes_on(number, failures):
+                break
+            unanswered += any(isinstance(failure, ANSWERLESS) for failure in failures)
+        return _Asked(answers, asked_at, unanswered, failures)
+
+    def _attempt_once(self, calls: Sequence[Command]) -> list[Any]:
+        """Return the answers to one attempt; what went wrong with a call is its answer."""
+        try:
+            return self._exchange(calls, TIMEOUT)
+        except RedisError as error:  # refused while the connection was made
+            return [error] * len(calls)
+
+    def _ask_once(self, calls: Sequence[Command], timeout: float) -> list[Any]:
+        try:
+            answers = self._exchange(calls, timeout)
+        except RedisError as error:
+            answers = [error]
+        failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
+        if failure is not None:
+            why = said(failure, self._prefix)
+            raise StoreUnavailableError(f"{self.address} did not answer: {why}") from failure
+        return answers
+
+    def _exchange(self, calls: Sequence[Command], timeout: float) -> list[Any]:
+        return self._servers.exchange(calls, timeout)
+
+    def _refusal(self, error: ResponseError, what: str) -> StoreError:
+        if "WRONGTYPE" in str(error):
+            return StoreError(
+                f"{self.address}: the records of lock {shown(what)!r} are of another type:"
+                f" something else writes under the prefix {self._prefix!r}, and what it wrote there"
+                f" is to be deleted ({error})"
+            )
+        return StoreError(f"{self.address} refused {shown(what)!r}: {said(error, self._prefix)}")
+
+
+class _Asked(NamedTuple):
+    """What the last attempt at a request brought."""
+
+    answers: list[Any]
+    asked_at: float  # the local clock before it
+    unanswered: int  # the attempts before it that may have been executed
+    failures: list[Exception]  # that are among the answers
+
+
+def _released(name: str, asked: _Asked) -> Release:
+    answer = asked.answers[0]
+    if isinstance(answer, list):
+        return Release(True, wake_of(name, *answer))
+    # A repeated release finds the key gone if the first one was executed and its answer lost.
+    return Release(answer == 1 or asked.unanswered > 0)
+
+
+def _goes_on(number: int, failures: Sequence[Exception]) -> bool:
+    """Whether there is another attempt after the one of that number."""
+    if number + 1 < len(PAUSES):
+        return any(map(is_transient, failures))
+    return any(isinstance(failure, TryAgainError) for failure in failures)
+
+
+def _doubts(facts: Mapping[str, str]) -> Iterator[str]:
+    yield from memory_doubts(facts)
+    if facts.get("aof_enabled") == "0" and facts.get("save") == "":
+        yield "nothing is persisted: parked tasks end with the server"
+    version = facts.get("valkey_version") or facts.get("redis_version", "")
+    if "valkey_version" not in facts and version and _version(version) < (6, 2):
+        yield f"Redis {version} is older than 6.2, the oldest that is supported"
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+
+
+def _number(value: bytes) -> int:
+    try:
+        return max(0, round(float(value)))
+    except (ValueError, OverflowError):
+        return 0
+
+
+def _plain(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+_SCRIPTS = [
+    scripts.load(name)
+    for name in (
+        *("acquire", "acquire_all", "renew", "release", "drop"),
+        *("sent", "sweep", "index", "inspect", "cancel", "turn", "return"),
+        *("desks", "push", "tend", "stand", "depart"),
+    )
+]
+_ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE, _DROP, *_OTHERS = _SCRIPTS
+_SENT, _SWEEP, _INDEX, _INSPECT, _CANCEL, _TURN, _RETURN, *_MORE = _OTHERS
+_DESKS, _PUSH, _TEND, _STAND, _DEPART = _MORE
+_RENEWALS = {
+    1: RenewOutcome.RENEWED,
+    0: RenewOutcome.HELD,
+    -1: RenewOutcome.LOST,
+    None: RenewOutcome.UNKNOWN,
+}

@@ -1,0 +1,305 @@
+"""From a URL to the servers that it names: as redis-py writes it, as Celery does, and ours."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import redis
+from redis.exceptions import RedisError
+
+from celery_distlock.errors import ConfigurationError
+from celery_distlock.settings import closest
+
+from .connections import NodeSettings
+from .topologies import Cluster, HostPort, OneServer, Sentinels, Topology
+
+__all__ = [
+    "OPTIONS",
+    "Address",
+    "Location",
+    "explained",
+    "locate",
+    "node_settings",
+    "split",
+    "wants_scripts",
+]
+
+REDIS_PORT, SENTINEL_PORT = 6379, 26379
+EXAMPLES = {
+    "sentinel": "sentinel://host1:26379,host2:26379,host3:26379/0?service=mymaster",
+    "redis+cluster": "redis+cluster://user:password@host1:6379,host2:6379/0",
+    "redlock": "redlock://host1:6379,host2:6379,host3:6379/0",
+    "redis": "redis://user:password@host:6379/0",
+}
+# What means TLS is called in each scheme, and the scheme without it.
+_WITHOUT_TLS = {
+    "rediss": "redis",
+    "sentinels": "sentinel",
+    "rediss+cluster": "redis+cluster",
+    "redlocks": "redlock",
+}
+_SOCKETS = ("unix", "redis+socket")
+# What may follow the question mark. The rest of what redis-py takes would be set to no avail.
+_OUR_OPTIONS = frozenset({"replicas", "scripts"})
+_SENTINELS_OPTIONS = frozenset({"service", "master_name", "sentinel_username", "sentinel_password"})
+_PASSED_ON = frozenset(
+    {"client_name", "db", "password", "socket_keepalive", "socket_read_size", "username"}
+)
+_TLS_OPTIONS = frozenset(
+    {
+        *("ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile"),
+        *("ssl_check_hostname", "ssl_ciphers", "ssl_exclude_verify_flags"),
+        *("ssl_include_verify_flags", "ssl_keyfile", "ssl_min_version"),
+        *("ssl_ocsp_expected_cert", "ssl_password"),
+        *("ssl_validate_ocsp", "ssl_validate_ocsp_stapled"),
+    }
+)
+OPTIONS = _OUR_OPTIONS | _SENTINELS_OPTIONS | _PASSED_ON | _TLS_OPTIONS
+_SET_BY_US = frozenset(
+    {
+        *("decode_responses", "encoding", "encoding_errors", "health_check_interval"),
+        *("legacy_responses", "max_connections", "protocol", "retry_on_error", "retry_on_timeout"),
+        *("socket_connect_timeout", "socket_timeout", "timeout"),
+    }
+)
+
+
+class Address(NamedTuple):
+    """The parts of a URL with any number of hosts."""
+
+    scheme: str  # without TLS
+    tls: bool
+    user: str  # as it stands there: quoted, with the password
+    hosts: tuple[HostPort, ...]
+    path: str  # of a socket; else the database, behind a slash
+    options: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """The URL without passwords and options; equal for the same hosts in another order."""
+        hosts = ",".join(sorted(f"{host}:{port}" for host, port in self.hosts))
+        return f"{self.scheme}://{hosts}/{self.path.strip('/') or 0}"
+
+
+class Location(NamedTuple):
+    """
+    HostPort a Redis store's records are.
+
+    Attributes:
+        servers: The servers.
+        replicas: How many replicas have to confirm what must not be forgotten.
+    """
+
+    servers: Topology
+    replicas: int
+
+
+def locate(url: str) -> Location:
+    """
+    Return the servers that *url* names; nothing is sent yet.
+
+    Raises:
+        ConfigurationError: It does not parse, or names an option that there is not.
+    """
+    with explained(url):
+        address = split(url)
+        address.options.pop("scripts", None)
+        replicas = int(address.options.pop("replicas", "0"))
+        if replicas < 0:
+            raise ConfigurationError("replicas must not be negative")
+        return Location(_servers(address), replicas)
+
+
+def wants_scripts(url: str) -> bool:
+    """
+    Return whether the store at *url* is to use scripts: ``?scripts=off`` says no.
+
+    Raises:
+        ConfigurationError: The URL does not parse, or has another word there.
+    """
+    with explained(url):
+        word = split(url).options.get("scripts", "on")
+        if word not in ("on", "off"):
+            raise ConfigurationError(f"scripts are 'on' or 'off', not {word!r}")
+        return word == "on"
+
+
+@contextmanager
+def explained(url: str) -> Iterator[None]:
+    """Say of what goes wrong in the block that it is for *url*, and no password."""
+    from celery_distlock.stores.urls import (
+        redact,  # the package imports this module when it needs it
+    )
+
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"the lock store's URL {redact(url)!r}: {error}") from None
+    except (ValueError, RedisError):  # its message may quote a part of the password
+        scheme = _WITHOUT_TLS.get(url.partition("://")[0], url.partition("://")[0])
+        raise ConfigurationError(
+            f"the lock store's URL {redact(url)!r} does not parse; it should be like"
+            f" {EXAMPLES.get(scheme, EXAMPLES['redis'])}"
+        ) from None
+
+
+def split(url: str) -> Address:
+    """
+    Return the parts of *url*; several URLs with semicolons between them, as Celery has it, are one.
+
+    Raises:
+        ValueError: It does not parse.
+        ConfigurationError: It does, and a part of it would be ignored.
+    """
+    first, *more = url.split(";") if url.startswith("sentinel") else [url]
+    parts = urlsplit(first)
+    if "#" in url:
+        raise ConfigurationError("a # is written %23, else what follows it is ignored")
+    user, _, hosts = parts.netloc.rpartition("@")
+    if "@" in user and "," in user:
+        raise ConfigurationError("user and password stand once, before all hosts")
+    scheme = _WITHOUT_TLS.get(parts.scheme, parts.scheme)
+    port = SENTINEL_PORT if scheme == "sentinel" else REDIS_PORT
+    found = [_where(host, port) for host in hosts.split(",")]
+    path, options = parts.path, _options(parts.query, user)
+    if scheme in _SOCKETS:
+        if hosts:
+            raise ConfigurationError(f"a socket has no host, as in {scheme}:///run/redis.sock")
+        database = options.pop("virtual_host", "") if scheme == "redis+socket" else ""
+        options["db"] = _database(database, options)
+    else:
+        path = f"/{_database(path.strip('/'), options)}"
+        options.pop("db", None)
+    for other in map(urlsplit, more):
+        theirs, _, hosts = other.netloc.rpartition("@")
+        found += [_where(host, port) for host in hosts.split(",")]
+        if theirs not in ("", user) or other.path.strip("/") not in ("", path[1:]) or other.query:
+            raise ConfigurationError("user, password, database and options stand in the first URL")
+    return Address(scheme, scheme != parts.scheme, user, tuple(found), path, options)
+
+
+def _options(query: str, user: str) -> dict[str, str]:
+    pairs = parse_qsl(query, keep_blank_values=True)
+    name, _, password = user.partition(":")
+    before = ["username"] * bool(name) + ["password"] * bool(password)
+    names = [name for name, _ in pairs] + before
+    for name, value in pairs:
+        if not name.isidentifier():  # not shown: it may be of a password
+            raise ConfigurationError("special characters in user and password are written as %40")
+        if not value:
+            raise ConfigurationError(f"the option {name!r} has no value")
+        if names.count(name) > 1:
+            raise ConfigurationError(f"it says {name!r} twice")
+    return dict(pairs)
+
+
+def _database(named: str, options: dict[str, str]) -> str:
+    """Return the database that is *named*, or that *options* have."""
+    found = {database for database in (named, options.get("db", "")) if database} or {"0"}
+    if len(found) > 1:
+        raise ConfigurationError("it names two databases")
+    (database,) = found
+    if not (database.isascii() and database.isdecimal()):  # not shown: it may be of a password
+        raise ConfigurationError("its database is no number")
+    return database
+
+
+def _where(host: str, port: int) -> HostPort:
+    parts = urlsplit(f"//{host}")
+    return parts.hostname or "localhost", parts.port or port
+
+
+def _servers(address: Address) -> Topology:
+    if address.scheme == "sentinel":
+        return _sentinels(address)
+    if address.scheme == "redis+cluster":
+        return Cluster(address.name, address.hosts, node_settings(address, address.hosts[0]))
+    if len(address.hosts) > 1:
+        raise ConfigurationError(
+            f"several hosts are a cluster ({EXAMPLES['redis+cluster']}), or are asked for"
+            f" the master ({EXAMPLES['sentinel']})"
+        )
+    socket = address.scheme in _SOCKETS
+    node = _socket_settings(address) if socket else node_settings(address, address.hosts[0])
+    return OneServer(_name(node.settings), node)
+
+
+def _sentinels(address: Address) -> Sentinels:
+    options = dict(address.options)
+    service = options.pop("service", "") or options.pop("master_name", "")
+    if "master_name" in options:
+        raise ConfigurationError("service and master_name are the same, and it says both")
+    if not service:
+        raise ConfigurationError(f"it names no service, as in {EXAMPLES['sentinel']}")
+    own = {
+        "username": options.pop("sentinel_username", None),
+        "password": options.pop("sentinel_password", None),
+        "db": 0,
+    }
+    address = address._replace(options=options)
+    sentinels = [node_settings(address, where) for where in address.hosts]
+    return Sentinels(
+        f"{address.name}?service={service}",
+        service,
+        [NodeSettings(each, {**settings, **own}) for each, settings in sentinels],
+        node_settings(address, address.hosts[0]),
+    )
+
+
+def node_settings(address: Address, where: HostPort) -> NodeSettings:
+    """Return how to connect to the server at *where*, one of those of *address*."""
+    host, port = where
+    user = f"{address.user}@" if address.user else ""
+    netloc = f"{user}{f'[{host}]' if ':' in host else host}:{port}"
+    scheme = "rediss" if address.tls else "redis"
+    return _redis_py_settings(scheme, netloc, address.path, address.options)
+
+
+def _socket_settings(address: Address) -> NodeSettings:
+    user = f"{address.user}@" if address.user else ""
+    return _redis_py_settings("unix", user, address.path, address.options)
+
+
+def _redis_py_settings(
+    scheme: str, netloc: str, path: str, options: dict[str, str]
+) -> NodeSettings:
+    for name in options:
+        _check_option(name, tls=scheme == "rediss")
+    if "ssl_cert_reqs" in options:
+        wanted = options["ssl_cert_reqs"].removeprefix("CERT_").lower()
+        options = {**options, "ssl_cert_reqs": wanted}
+    query = f"?{urlencode(options)}" if options else ""
+    pool = redis.ConnectionPool.from_url(f"{scheme}://{netloc}{path}{query}")
+    settings = {k: v for k, v in pool.connection_kwargs.items() if "maint_notif" not in k}
+    settings |= {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
+    if "path" not in settings:
+        settings.setdefault("socket_keepalive", True)
+    try:
+        pool.connection_class(**settings)  # connects when it is used
+    except (TypeError, ValueError, RedisError) as error:
+        raise ConfigurationError(str(error)) from None
+    return NodeSettings(pool.connection_class, settings)
+
+
+def _check_option(name: str, *, tls: bool) -> None:
+    allowed = _PASSED_ON | (_TLS_OPTIONS if tls else frozenset())
+    if name in allowed:
+        return
+    if name in _SET_BY_US:
+        raise ConfigurationError(
+            f"the option {name!r} is not for locks, whose connections, time limits, retries and"
+            " encoding are the store's own"
+        )
+    if name in _TLS_OPTIONS:
+        raise ConfigurationError(f"the option {name!r} is for TLS, as in rediss://")
+    if name in OPTIONS:
+        raise ConfigurationError(f"the option {name!r} is for other lock stores")
+    raise ConfigurationError(f"there is no option {name!r}; {closest(name, allowed)}")
+
+
+def _name(settings: dict[str, Any]) -> str:
+    database = settings.get("db") or 0
+    if "path" in settings:
+        return f"unix://{settings['path']}?db={database}"
+    return f"redis://{settings.get('host', 'localhost')}:{settings.get('port', 6379)}/{database}"

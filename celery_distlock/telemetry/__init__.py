@@ -1,0 +1,1 @@
+"""What is told of locks: counters, Celery's events, spans."""

@@ -1,0 +1,120 @@
+"""
+Counts what happens to locks, for metrics: in this process, and every two seconds into the store.
+
+So what a process counted in its last two seconds is lost if it is killed, and a count says nothing
+about a moment. Whoever asks the store, says :meth:`Store.counts`, gets the sums of all processes
+since the store began to count.
+"""
+
+import bisect
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+from celery_distlock.errors import StoreUnavailableError
+from celery_distlock.stores import Ability, Store
+
+__all__ = ["BUCKETS", "Counters", "Sample", "samples"]
+
+logger = logging.getLogger(__name__)
+
+# Seconds; the upper ends of the buckets in which waits and holds are counted.
+BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+
+_COUNTED = {
+    "lock_acquired": "acquired",
+    "lock_conflict": "conflicts",
+    "lock_lost": "lost",
+    "lock_released": "released",
+    "lock_freed": "freed",
+    "task_parked": "parked",
+    "task_woken": "woken",
+    "task_dropped": "dropped",
+    "swept": "swept",
+}
+_TIMED = {
+    "acquired": ("waited", "wait"),
+    "released": ("held", "hold"),
+    "lost": ("held", "hold"),
+}
+
+
+class Sample(NamedTuple):
+    """
+    One counter.
+
+    Attributes:
+        name: ``acquired``, ``conflicts``, ...; ``wait`` and ``hold`` for the times.
+        task: The task's name; empty for a ``Lock``.
+        bucket: Of a time, the upper end in seconds of its bucket: of those that are no shorter than
+            the bucket before; ``sum`` for all of them added up; else empty.
+        value: How many, or the sum in seconds.
+    """
+
+    name: str
+    task: str
+    bucket: str
+    value: float
+
+
+_refused: WeakSet[Store] = WeakSet()  # the stores that are known to refuse counts
+
+
+class Counters:
+    """Counts for the stores where things happened, until they are told."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Store, Counter[str]] = {}
+
+    def add(self, store: Store, name: str, task: str, facts: Mapping[str, Any]) -> None:
+        """
+        Count the event *name*.
+
+        Args:
+            store: Where it happened; one that cannot count is passed over.
+            name: A signal's, or ``swept``.
+            task: The task's name; empty for a ``Lock``.
+            facts: What the signal says; of grants and ends of holds, the times are counted, too.
+        """
+        counted = _COUNTED.get(name)
+        if counted is None or Ability.COUNT not in store.abilities:
+            return
+        counts: Any = self._counts.setdefault(store, Counter())
+        counts[f"{counted}||{task}"] += 1
+        if counted in _TIMED:
+            fact, what = _TIMED[counted]
+            seconds = facts[fact]
+            place = bisect.bisect_left(BUCKETS, seconds)
+            bucket = f"{BUCKETS[place]:g}" if place < len(BUCKETS) else "+Inf"
+            counts[f"{what}|{bucket}|{task}"] += 1
+            counts[f"{what}|sum|{task}"] += seconds
+
+    def tell(self) -> None:
+        """Tell every store what was counted there, once; what it does not hear is not counted."""
+        for store, counts in self._counts.items():
+            try:
+                store.count(counts)
+            except StoreUnavailableError as error:
+                logger.info("what happened at %s is not counted: %s", store.identity, error)
+            except Exception as error:  # noqa: BLE001  # whatever one raises, the next is told
+                report = logger.debug if store in _refused else logger.warning
+                report("%s does not count what happens there: %r", store.identity, error)
+                _refused.add(store)
+
+
+def samples(store: Store) -> list[Sample]:
+    """
+    Return all that was ever counted in *store*.
+
+    Raises:
+        StoreError: It cannot count, or does not answer.
+    """
+    found = []
+    for field, value in store.counts().items():
+        name, _, rest = field.partition("|")
+        bucket, bar, task = rest.partition("|")
+        if bar:  # else it is not of this version
+            found.append(Sample(name, task, bucket, value))
+    return found

@@ -1,0 +1,107 @@
+"""
+Celery events for what happens to locks: ``distlock-acquired``, ``distlock-parked``, ...
+
+Sent where a worker sends events at all (``-E``, or ``celery control enable_events``), and by a
+thread, so that a broker that is away holds up no task. An event has the name of a signal and its
+arguments, besides ``task`` and ``uuid`` where it is about a task. They are in a group of their own:
+one of ``task-`` would be shown as the task's state.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from celery import Celery
+
+from celery_distlock.process import fork_guard
+from celery_distlock.process.background import BackgroundNotifier
+
+__all__ = ["send", "switch", "wanted"]
+
+logger = logging.getLogger(__name__)
+
+QUIET = 5.0  # seconds for which nothing is sent after the broker did not take an event
+
+
+class _Source(NamedTuple):
+    """In whose name events are sent."""
+
+    app: Celery
+    nodename: str
+
+
+class _Line:
+    """The connection that events are sent by, made when the first one is."""
+
+    def __init__(self) -> None:
+        self._connection: Any = None
+        self._dispatcher: Any = None
+        self._source: _Source | None = None
+        self._quiet_until = 0.0
+
+    def send(self, source: _Source, kind: str, fields: Mapping[str, Any]) -> None:
+        if time.monotonic() < self._quiet_until:
+            return
+        try:
+            with fork_guard.no_fork():
+                self._open(source).send(kind, **fields)
+        except Exception as error:  # noqa: BLE001  # a transport's own: whatever it is, it goes on
+            logger.info("events of locks are left out for %g s: %s", QUIET, error)
+            self._quiet_until = time.monotonic() + QUIET
+            self._close()
+
+    def _open(self, source: _Source) -> Any:
+        if self._source != source:
+            self._close()
+            self._connection = source.app.connection_for_write()
+            self._dispatcher = source.app.events.Dispatcher(
+                self._connection, source.nodename, buffer_while_offline=False
+            )
+            self._source = source
+        return self._dispatcher
+
+    def _close(self) -> None:
+        connection, self._connection, self._source = self._connection, None, None
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                connection.release()
+
+
+_source: _Source | None = None
+_line = _Line()
+_teller = BackgroundNotifier("distlock-events")
+
+
+def switch(app: Celery, nodename: str) -> None:
+    """Send events from now on, as those of the worker *nodename*; none if that is empty."""
+    global _source  # noqa: PLW0603  # a process is of one worker
+    _source = _Source(app, nodename) if nodename else None
+
+
+def wanted() -> bool:
+    """Whether there are to be events."""
+    return _source is not None
+
+
+def send(name: str, task: str, facts: Mapping[str, Any]) -> None:
+    """Send what the signal *name* says as an event, if there are to be events."""
+    source = _source
+    if source is None:
+        return
+    fields = {**facts, "timestamp": time.time()}
+    if task:
+        fields |= {"task": task, "uuid": fields.pop("task_id", "")}
+    kind = f"distlock-{name.partition('_')[2]}"
+    _teller.tell(functools.partial(_line.send, source, kind, fields))
+
+
+def _after_fork() -> None:
+    global _line  # noqa: PLW0603  # the connection is the parent's
+    _line = _Line()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,173 @@
+"""The worker's own part: checks when it starts, sweeps while it runs."""
+
+import functools
+import logging
+from typing import Any
+
+import click
+from celery import bootsteps
+
+from celery_distlock.engine.acquisition import defaults
+from celery_distlock.engine.shared_holds import SharedHolds
+from celery_distlock.engine.sweeper import Sweeper
+from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
+from celery_distlock.runtime.app import Runtime
+from celery_distlock.stores import Ability
+from celery_distlock.telemetry.observer import observe
+
+from .options import flags
+from .reaper import Reaper
+
+__all__ = ["LockStep", "ReaperStep"]
+
+logger = logging.getLogger(__name__)
+
+
+class _StartError(ConfigurationError, click.ClickException):
+    """As an option's error, ``celery worker`` says it in one line, and ends."""
+
+
+class LockStep(bootsteps.StartStopStep):
+    """
+    Reads the flags, checks that store, pool and tasks go together, and runs the sweeper.
+
+    Starts after the pool, so that no child inherits the sweeper, and stops before the last tasks
+    of a warm shutdown end: what they wake they send themselves.
+    """
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        given = {k: v for k, v in options.items() if k.startswith("distlock_")}
+        self._runtime = Runtime.of(parent.app)
+        self._sweeper: Sweeper | None = None
+        try:
+            self._runtime.use_flags(flags(given))
+            self.enabled = self._runtime.settings.enabled and any(self._runtime.plans.values())
+            if self.enabled:
+                self._check_abilities(parent)
+        except ConfigurationError as error:
+            raise _StartError(str(error)) from error
+        self._warn(parent.app)
+
+    def start(self, parent: Any) -> None:
+        """Say what is used and what is wrong with it; begin to sweep."""
+        runtime = self._runtime
+        store, settings = runtime.store, runtime.settings
+        logger.info(
+            "locks: %s, prefix %r, lease %g s, on conflict %s",
+            store.identity.rpartition("#")[0],
+            settings.prefix,
+            settings.lease,
+            settings.on_conflict,
+        )
+        try:
+            for doubt in store.check():
+                logger.warning("locks: %s", doubt)
+        except StoreError as error:
+            away = isinstance(error, StoreUnavailableError)
+            become = "do as lock_on_outage says" if away else "fail"
+            logger.warning("locks: %s; until it can, tasks %s", error, become)
+        if Ability.PARK in store.abilities:
+            count = functools.partial(observe, "swept", parent.app, store, {})
+            self._sweeper = Sweeper(store, settings.sweep_interval, on_swept=count)
+            self._sweeper.start()
+
+    def info(self, parent: Any) -> Any:
+        """Return what ``celery inspect stats`` shows."""
+        if not self.enabled:
+            return {"locks": {"enabled": False}}
+        settings, store = self._runtime.settings, self._runtime.store
+        return {
+            "locks": {
+                "store": store.identity.rpartition("#")[0],
+                "prefix": settings.prefix,
+                "lease": settings.lease,
+                "on_conflict": str(settings.on_conflict),
+                "tasks": sum(plan is not None for plan in self._runtime.plans.values()),
+                "desk": self._runtime.desk,
+            }
+        }
+
+    def stop(self, parent: Any) -> None:
+        """Sweep no more."""
+        if self._sweeper is not None:
+            self._sweeper.stop()
+            self._sweeper = None
+
+    terminate = stop
+
+    def _warn(self, app: Any) -> None:
+        """Say what is not as wrong as to end the worker, and is hardly meant."""
+        if not self._runtime.settings.enabled:
+            logger.warning("locks: they are disabled, every task runs WITHOUT its lock")
+        for name in self._runtime.forgotten(app.tasks.values()):
+            logger.warning(
+                "locks: task %s has lock options and is no LockedTask, so it runs WITHOUT a lock:"
+                " declare it with base=LockedTask",
+                name,
+            )
+
+    def _check_abilities(self, parent: Any) -> None:
+        store = self._runtime.store
+        where = store.identity.rpartition("#")[0]
+        if Ability.SHARE not in store.abilities and _forks(parent):
+            raise ConfigurationError(
+                f"{where} cannot lock between the processes of a prefork pool: use a Redis, or"
+                " --pool threads"
+            )
+        for name, plan in self._runtime.plans.items():
+            if plan is None:
+                continue
+            for ability in plan.policy.needs - store.abilities:
+                raise ConfigurationError(
+                    f"task {name}: {plan.policy!r} needs a store that can {ability.value}; {where}"
+                    " cannot"
+                )
+
+
+def _forks(parent: Any) -> bool:
+    pool = parent.pool_cls
+    return "prefork" in (pool if isinstance(pool, str) else pool.__module__)
+
+
+class ReaperStep(bootsteps.StartStopStep):
+    """
+    Frees the keys of a prefork pool's processes as soon as they are gone.
+
+    Does not require the pool, and so ends after it, when the last of its processes is gone.
+    """
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        self._undertaker: Reaper | None = None
+        # Now, because the pool may start before this step: its processes inherit the ledger.
+        self._ledger = defaults.shared_holds = _make_shared_holds() if _forks(parent) else None
+
+    def include_if(self, parent: Any) -> bool:
+        """Whether there are processes to look after."""
+        return self._ledger is not None and any(Runtime.of(parent.app).plans.values())
+
+    def start(self, parent: Any) -> None:
+        """Begin to look."""
+        assert self._ledger is not None
+        self._undertaker = Reaper(self._ledger, parent.app)
+        self._undertaker.start()
+
+    def stop(self, parent: Any) -> None:
+        """Look a last time."""
+        if self._undertaker is not None:
+            self._undertaker.stop()
+            self._undertaker = None
+
+    terminate = stop
+
+
+def _make_shared_holds() -> SharedHolds | None:
+    try:
+        return SharedHolds()
+    except OSError as error:
+        words = "locks: the key of a process that dies is free only after its lease, for there is"
+        logger.warning("%s no room for a ledger: %s", words, error)
+        return None

@@ -1,0 +1,105 @@
+"""``celery inspect locks`` and ``celery control release_lock``: what a worker tells and does."""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+from celery.worker.control import control_command, inspect_command
+
+from celery_distlock import clock
+from celery_distlock.engine.acquisition import defaults
+from celery_distlock.engine.watchdog import watchdog
+from celery_distlock.errors import DistlockError
+from celery_distlock.ops.admin import Admin, Holder, known_time, printable
+from celery_distlock.runtime.app import Runtime
+from celery_distlock.stores import Store
+from celery_distlock.stores.base import KeyState, Status, new_owner
+
+from .event_loop import PATIENCE, BoundedCaller
+
+__all__ = ["locks", "release_lock"]
+
+TURN = 3.0  # seconds in which one of all the workers that are asked releases a key
+
+
+_helper = BoundedCaller("distlock-remote", patience=PATIENCE)
+
+
+def _in_time(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Let *command* be done by a thread, and answer in time what it says, or that it goes on."""
+
+    @functools.wraps(command)
+    def answer(state: Any, **arguments: Any) -> Any:
+        asked = _helper.ask(functools.partial(command, state, **arguments))
+        if asked.done():
+            return asked.result()
+        return {
+            "error": f"no answer of the lock store in {PATIENCE:g} s; the worker goes on to try"
+        }
+
+    return answer
+
+
+@inspect_command(args=[("pattern", str)], signature="[PATTERN]")
+@_in_time
+def locks(state: Any, pattern: str = "*", **_: Any) -> Any:
+    """List the locks that the worker's tasks hold, those whose key is like PATTERN."""
+    store = Runtime.of(state.app).store
+    noted = {key: owner for key, owner in _noted(store) if fnmatchcase(key, pattern)}
+    try:
+        until = clock.monotonic() + PATIENCE
+        looks = [
+            (key, owner, store.inspect(key, max(0.01, until - clock.monotonic())))
+            for key, owner in noted.items()
+        ]
+    except DistlockError as error:
+        return {"error": printable(str(error))}
+    return [_told(key, now) for key, owner, now in looks if now.owner == owner]
+
+
+def _noted(store: Store) -> Iterator[tuple[str, str]]:
+    """Yield key and holder of what this worker's processes hold in *store*, or ask for."""
+    for hold in watchdog(store).holds():
+        yield hold.key, hold.owner
+    if defaults.shared_holds is not None:
+        for noted in defaults.shared_holds.noted():
+            if noted.store == store.identity:
+                yield noted.key, noted.owner
+
+
+def _told(key: str, now: KeyState) -> dict[str, Any]:
+    holder = Holder.of(now.owner)
+    return {
+        "key": key,
+        "task": holder.task,
+        "task_id": holder.task_id,
+        "pid": holder.pid,
+        "since": known_time(now.since) or None,
+        "remaining": now.remaining if math.isfinite(now.remaining) else None,  # has no end
+        "token": now.token,
+        "waiting": now.waiting,
+    }
+
+
+@control_command(args=[("key", str)], signature="KEY")
+@_in_time
+def release_lock(state: Any, key: str, **_: Any) -> dict[str, str]:
+    """Take KEY from whoever holds it, wherever that is; once, however many workers are asked."""
+    admin = Admin(state.app)
+    try:
+        seen = admin.store.inspect(key, PATIENCE)  # before what is asked with more patience
+        if not seen.token:
+            return {"ok": f"nobody holds {key!r}"}
+        turn = Runtime.of(state.app).turns.acquire(key, new_owner("release_lock"), TURN)
+        if turn.status is not Status.GRANTED:
+            return {"ok": "another worker sees to it, or has just done so"}
+        done = admin.release(key, token=seen.token)
+    except DistlockError as error:
+        return {"error": printable(str(error))}
+    if not done.done:
+        return {"ok": f"nobody holds {key!r}"}
+    then = f"{done.after.holder} has it now" if done.after.holder else "it is free now"
+    told = f"which was held by {done.before.holder}; {then}"
+    return {"ok": f"released {key!r}, {printable(told)}"}

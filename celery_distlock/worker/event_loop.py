@@ -1,0 +1,153 @@
+"""
+How the event loop of a worker's main process is kept free, and gets its answers all the same.
+
+The rule: *the worker's main process waits for nothing but its own*. While it waits, nobody is
+pinged, no broker heartbeat is sent and no task is begun, whoever needs it; and whatever it waits
+for, another machine, may hang for as long as a socket's timeout, or for ever. So nothing is done in
+the loop that asks a result backend, a broker or a lock store, that runs users' code, or that grows
+with a message's body. It is done by a `BoundedCaller`, a thread that the loop waits for a moment,
+and that comes back to the loop by `LoopCalls` where the moment was too short.
+"""
+
+import collections
+import contextlib
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from celery_distlock import clock
+
+__all__ = ["PATIENCE", "BoundedCaller", "LoopCalls"]
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 0.25  # seconds that the event loop may be kept waiting at most
+
+T = TypeVar("T")
+Call = Callable[[], object]
+
+
+class LoopCalls:
+    """
+    Calls that any thread hands to the event loop, which does them in the order that they came in.
+
+    Args:
+        hub: The worker's event loop; None where there is none (threads, solo, gevent).
+        otherwise: Has a call done where there is no event loop, in whatever order.
+    """
+
+    def __init__(self, hub: Any, otherwise: Callable[[Call], object]) -> None:
+        self._hub = hub
+        self._otherwise = otherwise
+        self._calls: collections.deque[Call] = collections.deque()
+        self._mutex = threading.Lock()  # nobody may write to a descriptor that is closed meanwhile
+        self._closed = False
+        self._ends: tuple[int, int] | None = None
+        if hub is not None:
+            self._ends = os.pipe()
+            for end in self._ends:
+                os.set_blocking(end, False)
+            hub.add_reader(self._ends[0], self._drain)
+
+    def put(self, call: Call) -> None:
+        """Have *call* done soon; never, if this is closed."""
+        with self._mutex:
+            if self._closed:
+                return
+            self._calls.append(call)
+            if self._ends is not None:
+                with contextlib.suppress(BlockingIOError):  # full: the loop is about to look anyway
+                    os.write(self._ends[1], b"!")
+                return
+        self._otherwise(self._drain)  # Celery 5.5 does first what came last
+
+    def close(self) -> None:
+        """Forget what was not called yet, and take no more. Idempotent."""
+        with self._mutex:
+            self._closed = True
+            self._calls.clear()
+            ends, self._ends = self._ends, None
+        if ends is not None:
+            self._hub.remove(ends[0])
+            for end in ends:
+                os.close(end)
+
+    def _drain(self) -> None:
+        if self._ends is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._ends[0], 4096)
+        while True:
+            try:
+                call = self._calls.popleft()
+            except IndexError:  # where there is no event loop, others may be here, too
+                return
+            try:
+                call()
+            except Exception:
+                logger.exception("something went wrong in the worker's event loop; it goes on")
+
+
+class BoundedCaller:
+    """
+    A thread that does, one after the other, what may take longer than the event loop can wait.
+
+    Args:
+        name: The thread's, which begins when there is something to do, and ends with the process.
+        patience: Seconds that who asks waits at most.
+        pause: Seconds for which, after such a wait was in vain, nobody waits at all.
+    """
+
+    def __init__(self, name: str, *, patience: float, pause: float = 0.0) -> None:
+        self._name = name
+        self._patience = patience
+        self._pause = pause
+        self._hurried_until = 0.0
+        self._last: Future[Any] | None = None
+        # Not before there is work: whoever imports us may have gevent put its own queues in.
+        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
+        self._thread: threading.Thread | None = None
+
+    def ask(self, work: Callable[[], T]) -> "Future[T]":
+        """
+        Have *work* done; return when it is, but after a moment at the latest.
+
+        Does not wait at all behind what is not done yet. For one thread, the loop's.
+        """
+        if self._work is None:
+            self._work = queue.SimpleQueue()
+            self._thread = threading.Thread(
+                target=self._run, args=(self._work,), name=self._name, daemon=True
+            )
+            self._thread.start()
+        busy = self._last is not None and not self._last.done()
+        asked: Future[T] = Future()
+        self._last = asked
+        self._work.put((asked, work))
+        if not busy and clock.monotonic() >= self._hurried_until:
+            try:
+                asked.exception(self._patience)
+            except TimeoutError:
+                self._hurried_until = clock.monotonic() + self._pause
+        return asked
+
+    def close(self) -> None:
+        """End, after what was asked for until now; does not wait for it."""
+        if self._work is not None:
+            self._work.put(None)
+
+    def _run(
+        self, work_to_do: "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
+    ) -> None:
+        while (asked := work_to_do.get()) is not None:
+            future, work = asked
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001  # it is whoever asked that is to know
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            del asked, future, work  # or they would be kept until there is more to do

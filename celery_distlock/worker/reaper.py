@@ -1,0 +1,143 @@
+"""Releases what the pool's processes held when they died; renews what they cannot renew."""
+
+import functools
+import logging
+import queue
+import threading
+from collections import deque
+
+from celery import Celery
+
+from celery_distlock import clock, signals
+from celery_distlock.engine.shared_holds import OrphanedHold, SharedHolds, StalledHold
+from celery_distlock.errors import StoreError
+from celery_distlock.naming import shown
+from celery_distlock.process.background import BackgroundNotifier
+from celery_distlock.runtime.app import Runtime
+from celery_distlock.stores.base import Ownership, RenewOutcome
+
+__all__ = ["Reaper"]
+
+logger = logging.getLogger(__name__)
+
+ROUND = 0.2  # seconds between looks; a look is one wait() for each process, which returns at once
+AGAIN = 0.2  # seconds after a release in vain
+PATIENCE = 1 / 6  # of a lease, for an answer
+
+_teller = BackgroundNotifier("distlock-obituaries")
+
+
+class Reaper:
+    """
+    Looks, in a thread of the worker's main process, whether its children are alive.
+
+    It does not rely on Celery's being told, which can take seconds, and it never takes a key from a
+    process that exists: one that is stuck, or being terminated, holds its key until it is gone. So
+    it renews for such a one, too. What is to be released, another thread releases: where the store
+    is silent that takes its time, and the renewals cannot wait for it.
+    """
+
+    def __init__(self, ledger: SharedHolds, app: Celery) -> None:
+        self._ledger = ledger
+        self._app = app
+        self._store = Runtime.of(app).store
+        self._found: queue.SimpleQueue[OrphanedHold | None] = queue.SimpleQueue()  # None: no more
+        self._stopped = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, name="distlock-undertaker", daemon=True),
+            threading.Thread(
+                target=self._release, name="distlock-undertaker-releases", daemon=True
+            ),
+        ]
+
+    def start(self) -> None:
+        """Begin to look."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End after a last look."""
+        self._stopped.set()
+        until = clock.monotonic() + 5.0
+        for thread in self._threads:
+            thread.join(timeout=max(0.0, until - clock.monotonic()))
+
+    def _run(self) -> None:
+        while not self._stopped.wait(ROUND):
+            self._look()
+        self._look()
+        self._found.put(None)
+
+    def _look(self) -> None:
+        try:
+            for remains in self._ledger.bury():
+                self._found.put(remains)
+            for neglect in self._ledger.neglected():
+                self._renew(neglect)
+        except Exception:
+            logger.exception("the undertaker stumbled and goes on")
+
+    def _renew(self, neglect: StalledHold) -> None:
+        # Those in a store of a task's own are left to it: nobody here knows its address.
+        ours = {p: hold for p, hold in neglect.holds.items() if hold.store == self._store.identity}
+        if not ours:
+            return
+        wanted = [Ownership(hold.key, hold.owner, hold.lease) for hold in ours.values()]
+        outcomes = self._store.renew(wanted, min(hold.lease for hold in wanted) * PATIENCE)
+        renewed = [
+            place
+            for place, (outcome, _) in zip(ours, outcomes, strict=True)
+            if outcome is RenewOutcome.RENEWED
+        ]
+        if renewed:
+            self._ledger.keep(neglect, renewed, min(asked_at for _, asked_at in outcomes))
+            names = ", ".join(repr(shown(ours[place].key)) for place in renewed)
+            logger.info("renewed %s for a busy process", names)
+
+    def _release(self) -> None:
+        left: deque[OrphanedHold] = deque()
+        pause = 0.0
+        while True:
+            try:
+                remains = self._found.get(timeout=pause if left else None)
+            except queue.Empty:
+                remains = left.popleft()
+            if remains is None:
+                break
+            done = self._done(remains)
+            pause = 0.0 if done else AGAIN
+            if not done:
+                left.append(remains)
+        for remains in left:
+            self._done(remains)
+
+    def _done(self, remains: OrphanedHold) -> bool:
+        try:
+            return self._released(remains)
+        except Exception:
+            logger.exception("the undertaker stumbled and goes on")
+            return False
+
+    def _released(self, remains: OrphanedHold) -> bool:
+        """Whether there is nothing more to do about *remains*; false: try again."""
+        if remains.store != self._store.identity:
+            return True  # a store of the task's own: its lease ends by itself
+        try:
+            released = self._store.release(remains.key, remains.owner)
+        except StoreError:
+            return False
+        if released.released:
+            logger.warning(
+                "freed %r, whose holder %s is gone",
+                shown(remains.key),
+                remains.owner,
+                extra={"lock_key": remains.key, "lock_holder": remains.owner},
+            )
+        self._store.dispatch(released.wake)
+        if released.released:
+            facts = {"key": remains.key, "holder": remains.owner, "reason": "its process is gone"}
+            # By another thread: a receiver that takes its time must not keep the next key locked.
+            _teller.tell(
+                functools.partial(signals.send, "lock_freed", self._app, self._store, **facts)
+            )
+        return True
