@@ -22,14 +22,14 @@ def lengthen(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
         )
         for name, longer in seconds.items()
     }
-    scripts = [
+    found = [
         (module, name, script)
         for module in (redis_store, inspection)
         for name, script in vars(module).items()
         if isinstance(script, scripts.Script) and all(text in script.source for text in texts)
     ]
-    assert scripts, f"no script says {list(texts)}"
-    for module, name, script in scripts:
+    assert found, f"no script says {list(texts)}"
+    for module, name, script in found:
         monkeypatch.setattr(module, name, _replaced(script, texts))
     for name, longer in seconds.items():
         monkeypatch.setattr(memory, name, longer)

@@ -32,7 +32,7 @@ def client(redis_url):
 @pytest.fixture
 def relay(store):
     trust = SimpleNamespace(queues_of=lambda exchange, routing_key: [exchange or routing_key])
-    return Relay(SimpleNamespace(store=store, trust=trust))
+    return Relay(lambda: store, trust)
 
 
 @pytest.fixture
