@@ -26,7 +26,9 @@ def test_threads_that_come_and_go_do_not_disturb_those_who_look_for_one_who_wait
     def come_and_go(name):
         try:
             for number in range(1000):
-                inbox = PubSubInbox(f"{name}-{number}", lambda: (post, PushTarget("channel", False)))
+                inbox = PubSubInbox(
+                    f"{name}-{number}", lambda: (post, PushTarget("channel", False))
+                )
                 post._heard(number % 2 == 0)
                 inbox.close()
         except RuntimeError as error:
