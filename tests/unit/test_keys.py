@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kombu.utils.json import dumps, loads
 
-import celery_distlock.runtime  # noqa: F401  # who imports it tells how requests are told apart
+import celery_distlock.runtime.app  # noqa: F401  # who imports it tells how requests are told apart
 from celery_distlock.errors import ConfigurationError, LockKeyError
 from celery_distlock.keys import DEFAULT_TEMPLATE, KeyRule, digest, slot_name
 
