@@ -117,12 +117,12 @@ def test_what_a_sweep_has_found_is_not_kept_while_a_broker_hangs(monkeypatch, ga
 def test_nothing_is_made_until_something_is_sent():
     code = """
 import threading
-from celery_distlock import dispatch
-assert not dispatch._dispatchers  # a hub that is put in later would block in what was made before
+from celery_distlock.process import dispatcher
+assert not dispatcher._dispatchers  # a hub that is put in later would block in what was made before
 put_in = threading.Lock
 threading.Lock = lambda: made.append(1) or put_in()
 made = []
-dispatch.dispatch(lambda: None)
+dispatcher.dispatch(lambda: None)
 assert made
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60.0)

@@ -41,7 +41,7 @@ def test_a_log_line_of_a_long_key_is_short(caplog):
         name = "shop.reserve"
 
     caplog.set_level("DEBUG")
-    Report(Task(), "id").info("parked: {key!r} is held by {holder}", key=LONG, holder=LONG)
+    Report(Task(), "id", None).info("parked: {key!r} is held by {holder}", key=LONG, holder=LONG)
 
     (record,) = caplog.records
     assert len(record.getMessage()) < 600

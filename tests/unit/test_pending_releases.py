@@ -30,7 +30,7 @@ class Store(MemoryStore):
 
 @pytest.fixture(autouse=True)
 def own_errands(monkeypatch):
-    monkeypatch.setattr(pending_releases, "_errands", pending_releases._PendingReleases())
+    monkeypatch.setattr(pending_releases, "_pending", pending_releases._PendingReleases())
     monkeypatch.setattr(pending_releases, "PAUSES", (0.01,) * 7)
 
 

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from celery_distlock.stores.redis.subscriptions import Place, PubSubInbox, WaiterSubscriptions
+from celery_distlock.stores.redis.subscriptions import PubSubInbox, WaiterSubscriptions
+from celery_distlock.stores.redis.topologies import PushTarget
 
 
 class Deaf:
@@ -25,7 +26,9 @@ def test_threads_that_come_and_go_do_not_disturb_those_who_look_for_one_who_wait
     def come_and_go(name):
         try:
             for number in range(1000):
-                inbox = PubSubInbox(f"{name}-{number}", lambda: (post, Place("channel", False)))
+                inbox = PubSubInbox(
+                    f"{name}-{number}", lambda: (post, PushTarget("channel", False))
+                )
                 post._heard(number % 2 == 0)
                 inbox.close()
         except RuntimeError as error:
