@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 from kazoo.exceptions import ConnectionLoss
@@ -405,6 +406,17 @@ def test_a_server_that_is_away_is_given_up_in_time(server, breakable):
     assert renew_once(breakable, 0.1) is UNKNOWN
     server.start()
     wait_until(lambda: renew_once(breakable, 1.0) is RENEWED, what="the renewal")
+
+
+def test_a_server_that_takes_a_connection_and_stays_silent_is_left(prefix):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(30.0)
+        url = f"zookeeper://127.0.0.1:{silent.getsockname()[1]}?session=300"
+        with closing(ZooKeeperStore(url, prefix)) as store, ExitStack() as connections:
+            assert renew_once(store, 0.1) is UNKNOWN
+
+            for _ in range(2):
+                connections.enter_context(silent.accept()[0])
 
 
 def renew_once(store, timeout):
