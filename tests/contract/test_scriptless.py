@@ -37,6 +37,7 @@ class TestNativeStore(NativeContract):
 
 
 class TestNativeStoreOnACluster(NativeContract):
+    any_text = False
     shortest_lease = 0.5
 
     @pytest.fixture

@@ -11,6 +11,7 @@ from tests.contract.grace import lengthen
 
 
 class Contract(StoreContract):
+    any_text = False
     hands_over = True
     shortest_lease = 0.5  # seconds; a request takes two or three hops here
 

@@ -9,7 +9,6 @@ import time
 import pytest
 from kombu.asynchronous import Hub
 
-from celery_distlock.stores import open_store
 from celery_distlock.worker.event_loop import BoundedCaller, LoopCalls
 from tests.waiting import wait_until
 
@@ -143,18 +142,6 @@ def test_what_comes_after_the_end_writes_into_nobody_elses_descriptor(hub):
         os.read(ends[0], 1)
     for end in ends:
         os.close(end)
-
-
-def test_when_a_desk_is_closed_nobody_listens_any_more(redis_url, prefix):
-    store, others = open_store(redis_url, prefix), threading.enumerate()
-    desk = store.desk(lambda wake: None)
-    begun = [each for each in threading.enumerate() if each not in others]
-    (listener,) = [each for each in begun if each.name == "distlock-desk"]
-
-    desk.close()
-
-    assert not listener.is_alive()
-    store.close()
 
 
 # The helpers

@@ -508,6 +508,7 @@ def changes(found: list[list[str]]) -> list[list[str]]:
     return [now for i, now in enumerate(found) if i == 0 or found[i - 1] != now]
 
 
+@pytest.mark.exhaustive
 def test_a_death_at_any_instruction_of_a_note_leaves_the_old_record_or_the_new_one(ledger):
     def action(begin) -> None:
         ledger.after_fork()
@@ -523,6 +524,7 @@ def test_a_death_at_any_instruction_of_a_note_leaves_the_old_record_or_the_new_o
     assert changes(found) == [["old"], ["old", "new"]]
 
 
+@pytest.mark.exhaustive
 def test_a_death_at_any_instruction_of_the_first_note_leaves_nothing_or_it(ledger):
     def action(begin) -> None:
         ledger.after_fork()
@@ -537,6 +539,7 @@ def test_a_death_at_any_instruction_of_the_first_note_leaves_nothing_or_it(ledge
     assert changes(found) == [[], ["first"]]
 
 
+@pytest.mark.exhaustive
 def test_a_death_at_any_instruction_of_a_strike_leaves_the_old_record_or_the_new_one(ledger):
     def action(begin) -> None:
         ledger.after_fork()
