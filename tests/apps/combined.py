@@ -1,5 +1,5 @@
 """
-Locked tasks that write down when they had which keys, for `tests.combinations`.
+Locked tasks that write down when they had which keys, for `tests.acceptance.combinations`.
 
 All have the same parameters: the series that they are one of, their number in it, and names of
 keys, of which each takes as many as it needs. ``DISTLOCK_TEST_CONF`` has more of `app.conf`.

@@ -2,7 +2,7 @@
 Locks that are wrong, to see that `make chaos` finds it.
 
 Who wakes nobody, or forgets, is found at once; the other two if a fault comes at the right moment:
-:mod:`tests.history` goes after those.
+:mod:`tests.faults.history` goes after those.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from celery_distlock.stores.base import Release, Sending, Store
 from celery_distlock.stores.redis.store import RedisStore
-from tests.history import actor
+from tests.faults.history import actor
 
 
 def wake_nobody() -> None:

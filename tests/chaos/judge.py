@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.chaos.terms import SWEEP
-from tests.history import history
-from tests.history.history import Belief
+from tests.faults.history import history
+from tests.faults.history.history import Belief
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

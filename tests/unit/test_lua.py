@@ -7,10 +7,7 @@ from importlib.resources import files
 
 import pytest
 
-from celery_distlock.stores.base import Completion, Ownership, ParkRequest, PeerChannel, Route
 from celery_distlock.stores.redis import scripts
-from celery_distlock.stores.redis.connections import ConnectionPool
-from celery_distlock.stores.redis.store import RedisStore
 
 NAMES = sorted(
     file.name.removesuffix(".lua")
@@ -155,58 +152,3 @@ def test_every_constant_that_is_used_is_defined(name):
 def test_a_script_that_is_not_there_is_an_error():
     with pytest.raises(FileNotFoundError):
         scripts.load("no_such_script")
-
-
-def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
-    sent = []
-    exchange = ConnectionPool.exchange
-
-    def record(wire, calls):
-        sent.extend(calls)
-        return exchange(wire, calls)
-
-    monkeypatch.setattr(ConnectionPool, "exchange", record)
-    store = RedisStore(redis_url, prefix)
-    store.acquire("k", "a", 30.0)
-    store.renew([Ownership("k", "a", 30.0)], 5.0)
-    store.acquire("k", "b", 30.0, queue=store.inbox("k", "b"))
-    store.release("k", "b", inbox=store.inbox("k", "b"))
-    store.acquire("k", "c", 30.0, queue=ParkRequest(b"envelope"), run="run")
-    wake = store.release("k", "a", ended=Completion.YES, run="other").wake
-    store.sent(wake)
-    peer = PeerChannel(store.desk(lambda wake: None).address, 1)
-    store.note_desk(["celery"], peer, 5.0)
-    store.push(wake, [peer.address])
-    store.tend([wake], 5.0)
-    store.came_back(wake)
-    store.drop(wake._replace(run="another"))
-    list(store.sweep(0.05))
-    store.inspect("k")
-    store.waiters("k")
-    store.cancel("k", "another")
-    list(store.rouse("k"))
-    store.count({"what": 1.0})
-    store.turn("k", 0.5, (0.1, 60.0), 5.0)
-    store.acquire("k", "c", 30.0, run="run", repeated=True)
-    store.release("k", "c", run="run", ended=Completion.YES, keep_for=("run", 0.05))
-    store.acquire_all(["l", "m"], ["d", "e"], 30.0)
-    store.stand("n", "standing", Route(("n", "o")), parcel=ParkRequest(b"envelope"))
-    store.stand("o", "standing", Route(("n", "o")), arrival=1)
-    store.depart("o", "standing", first=False)
-    store.check()
-    store.close()
-
-    seen, numbers = set(), set()
-    for call in sent:
-        if call.script is not None:
-            _, _, count, *keys = call.head.split(b"\r\n")[1::2]
-            times = 2 if call.script.name == "acquire_all" else 1
-            assert int(count) == len(keys)
-            number, script = len(call.arguments), call.script
-            assert number in {script.required, len(script.arguments)}, script.name
-            numbers.add((script.name, number))
-            records = [key.rpartition(b":")[2].decode() for key in keys]
-            assert records == times * list(call.script.keys)
-            seen.add(call.script.name)
-    assert seen == set(SCRIPTS) - {"vote"}  # which is the majority's
-    assert {("acquire", 6), ("acquire", 10), ("release", 3), ("release", 6)} <= numbers

@@ -162,31 +162,3 @@ def test_a_sockets_password_is_kept(new_prefix):
 
     assert store._servers._settings[1]["password"] == "secret"
     assert store._servers._settings[1]["username"] == "user"
-
-
-def test_a_store_can_be_used_again_after_it_was_closed(redis_url, prefix):
-    store = RedisStore(redis_url, prefix)
-    store.acquire("k", "a", 30.0)
-    store.close()
-    store.close()
-
-    assert store.release("k", "a").released
-    store.close()
-
-
-def test_a_healthy_server_passes_the_check_but_for_what_it_is_told(redis_url, prefix):
-    store = RedisStore(redis_url, prefix)
-
-    doubts = store.check()
-
-    assert all(isinstance(doubt, str) and doubt for doubt in doubts)
-    assert not any("older" in doubt or "replica" in doubt for doubt in doubts)
-    store.close()
-
-
-def test_the_check_doubts_a_server_that_may_evict_locks(private_server, new_prefix):
-    server = private_server(options={"maxmemory": "64mb", "maxmemory-policy": "allkeys-lru"})
-    store = RedisStore(server.url, new_prefix)
-
-    assert any("maxmemory-policy is allkeys-lru" in doubt for doubt in store.check())
-    store.close()

@@ -10,7 +10,7 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from celery_distlock.ops.admin import Admin
-from tests.history.history import Belief, faults
+from tests.faults.history.history import Belief, faults
 from tests.waiting import wait_until
 
 APP = "tests.apps.several"

@@ -13,7 +13,7 @@ import redis
 from celery_distlock import Lock
 from celery_distlock.stores import open_store
 from tests import servers
-from tests.lock.proxy import Proxy
+from tests.integration.lock.proxy import Proxy
 from tests.waiting import wait_until
 from tests.workers import ROOT
 

@@ -119,22 +119,29 @@ class Session:
         self.timeout = 0.0  # seconds, as agreed
         self._ahead = 0.0  # the ensemble's clock, of ours
         self._inboxes: set[WatchInbox] = set()
-        self._overhear_terms()
+        self._bound_connecting()
         self.client.add_listener(self._changed)
         self.connected = self.client.start_async()
 
-    def _overhear_terms(self) -> None:
-        """Learn the timeout that was agreed, which kazoo keeps to itself."""
-        connection = self.client._connection
-        invoke = connection._invoke
+    def _bound_connecting(self) -> None:
+        """
+        Leave a server that is silent while we connect; learn the timeout that was agreed.
+
+        kazoo would wait for most of a session, and keeps the timeout to itself.
+        """
+        connection, handler = self.client._connection, self.client.handler
+        invoke, create_connection = connection._invoke, handler.create_connection
+
+        def bounded(*arguments: Any, timeout: float, **options: Any) -> Any:
+            return create_connection(*arguments, timeout=min(timeout, TIMEOUT), **options)
 
         def noting(timeout: float, request: Any, xid: int | None = None) -> Any:
-            answer = invoke(timeout, request, xid)
+            answer = invoke(min(timeout, TIMEOUT), request, xid)
             if isinstance(request, Connect) and answer[0].time_out > 0 and not self.lost:
                 self.id, self.timeout = answer[0].session_id, answer[0].time_out / 1000
             return answer
 
-        connection._invoke = noting
+        handler.create_connection, connection._invoke = bounded, noting
 
     def _changed(self, state: str) -> None:
         if state == KazooState.LOST and not self.lost:

@@ -1,0 +1,127 @@
+"""The examples do what they tell, say so by their exit status, and clean up."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from tests.acceptance.examples.scripts import EXAMPLES, TIMEOUT, left_running, run, start
+from tests.waiting import wait_until
+
+STORIES = ["tenants.py", "long_import.py", "web.py"]
+
+AUDIT_TENANTS = """
+from tenants import IMPORTS, TENANTS, Run, report
+
+def runs(number=lambda n: n, begin=lambda t, n: n, length=1.0):
+    return [
+        Run(tenant, number(n), begin(t, n), begin(t, n) + length)
+        for n in range(1, IMPORTS + 1)
+        for t, tenant in enumerate(TENANTS)
+    ]
+
+assert report(runs())
+assert not report(runs(length=1.1)), "two of one tenant at once"
+assert not report(runs(number=lambda n: IMPORTS + 1 - n)), "in another order"
+assert not report(runs(begin=lambda t, n: 10 * t + n)), "one after the other"
+"""
+
+AUDIT_IMPORT = """
+from stage import make_database
+from long_import import ROWS, SCHEMA, is_whole, last_row, StaleWriterError, write
+
+db = make_database(SCHEMA)
+for row in range(1, ROWS + 1):
+    write(db, "prices", row, token=7 if row < 9 else 8)
+assert is_whole(db, "prices")
+
+try:
+    write(db, "prices", ROWS + 1, token=7)
+except StaleWriterError:
+    assert last_row(db, "prices") == ROWS
+    assert db.execute("SELECT * FROM refusals").fetchall() == [("prices", ROWS + 1, 7, 8)]
+else:
+    raise AssertionError("a stale token was accepted")
+assert is_whole(db, "prices")
+
+write(db, "prices", ROWS, token=8)
+assert not is_whole(db, "prices"), "a row twice"
+"""
+
+
+def play(name, folder):
+    """Run an example that has to be right and to leave nothing behind; return what it tells."""
+    story = run(folder, EXAMPLES / name)
+    assert story.returncode == 0, story.stdout + story.stderr
+    assert story.stderr == ""
+    assert list(folder.iterdir()) == []
+    assert left_running(folder) == []
+    return story.stdout
+
+
+@pytest.mark.faults
+def test_tenants_import_one_at_a_time_in_order_and_side_by_side(tmp_path):
+    told = play("tenants.py", tmp_path)
+
+    assert "6 tenants are locked: 30 imports are parked." in told
+    assert re.findall(r"^(\w+) +1 2 3 4 5 +1$", told, re.MULTILINE) == [
+        *("acme", "bolt", "cobalt", "dune", "elm", "fjord")
+    ]
+    assert told.endswith(
+        "one at a time for each tenant: yes\n"
+        "in the order they came: yes\n"
+        "tenants side by side: yes\n"
+    )
+
+
+@pytest.mark.faults
+def test_an_import_that_loses_its_lock_is_taken_over(tmp_path):
+    told = play("long_import.py", tmp_path)
+
+    assert "LockLostError: lock 'import:prices'" in told
+    assert told.count("each of the 60 rows was imported once, in order: yes") == 2
+    (stood, taken_over, refused) = re.search(
+        r"stands still at row (\d+).*went on at row (\d+).*refused row (\d+) from east",
+        told,
+        re.DOTALL,
+    ).groups()
+    assert int(stood) + 1 == int(taken_over) == int(refused)
+    stale, highest = map(int, re.search(r"token (\d+) after (\d+)", told).groups())
+    assert stale < highest
+
+
+@pytest.mark.faults
+def test_web_requests_wait_for_tasks_and_overwrite_nothing(tmp_path):
+    told = play("web.py", tmp_path)
+
+    answers = re.findall(r"POST /restock/(\w+)/10: (\d+)", told)
+    assert answers[:2] == [("TEE", "503"), ("MUG", "200")]
+    assert answers[-1] == ("TEE", "200")
+    assert "110 TEEs before, 150 after; 150 is right" in told
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
+)
+@pytest.mark.parametrize("name", STORIES)
+def test_a_story_that_is_stopped_leaves_nothing_behind(tmp_path, name, signum, status):
+    with start(tmp_path, EXAMPLES / name) as story:
+        assert story.stdout.readline() != ""  # its workers are at work
+        story.send_signal(signum)
+        told, errors = story.communicate(timeout=TIMEOUT)
+
+    assert (story.returncode, errors) == (status, ""), told
+    assert list(tmp_path.iterdir()) == []
+    wait_until(lambda: not left_running(tmp_path), what=f"the end of all that {name} started")
+
+
+@pytest.mark.parametrize("audit", [AUDIT_TENANTS, AUDIT_IMPORT], ids=["tenants", "long import"])
+def test_the_audit_finds_a_fault(tmp_path, audit):
+    env = {"PYTHONPATH": str(EXAMPLES), "EXAMPLE_DB": str(tmp_path / "example.sqlite")}
+
+    checked = run(tmp_path, "-c", audit, env=env)
+
+    assert checked.returncode == 0, checked.stderr

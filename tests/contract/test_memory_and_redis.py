@@ -1,0 +1,99 @@
+"""What every store promises, asked of ours; see `celery_distlock.testing.StoreContract`."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+import pytest
+
+from celery_distlock import clock
+from celery_distlock.stores.base import Ability, new_owner
+from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.testing import StoreContract
+from celery_distlock.testing.contract import take, take_all, work
+from tests import servers
+from tests.contract.grace import lengthen
+
+
+class FullContract(StoreContract):
+    """For a store that can do everything, and has its own clock in its tokens."""
+
+    hands_over = True
+
+    @pytest.fixture(autouse=True)
+    def grace(self, monkeypatch):
+        lengthen(monkeypatch, GRANT=3.0)
+
+    def test_it_can_let_wait_park_and_recognise(self, store):
+        assert {Ability.WAIT, Ability.PARK, Ability.RECOGNISE} <= store.abilities
+
+    def test_it_takes_several_keys_in_one_step(self, store):
+        assert take_all(store, "klm", "abc") is not None
+
+    def test_tokens_are_microseconds_so_they_outlive_their_record(self, store):
+        token = take(store, "k", "a")
+
+        assert abs(token / 1e6 - time.time()) < 60
+
+
+class TestRedisStore(FullContract):
+    @pytest.fixture
+    def open_store(self, redis_url, prefix):
+        return lambda name: RedisStore(redis_url, f"{prefix}-{name}")
+
+    @pytest.fixture
+    def pass_time(self, redis_url, prefix):
+        return lambda seconds: servers.bring_nearer(redis_url, prefix, seconds)
+
+    def test_it_can_push(self, store):
+        with closing(store.desk(lambda wake: None)) as desk:
+            assert desk.address
+
+
+class TestMemoryStore(FullContract):
+    @pytest.fixture
+    def open_store(self):
+        return lambda name: MemoryStore("memory://", name)
+
+    @pytest.fixture
+    def pass_time(self, monkeypatch):
+        now, offset = clock.monotonic, 0.0
+
+        def pass_by(seconds):
+            nonlocal offset
+            offset += seconds
+
+        monkeypatch.setattr(clock, "monotonic", lambda: now() + offset)
+        return pass_by
+
+    def test_tokens_rise_though_this_processes_clock_stands_still(self, store, monkeypatch):
+        monkeypatch.setattr(time, "time_ns", lambda: 1_700_000_000_000_000_000)
+        first = take(store, "k", "a")
+        store.release("k", "a")
+
+        assert take(store, "k", "b") > first
+
+    def test_nothing_remains_in_memory_but_what_has_ended(self, store):
+        take(store, "plain", "a")
+        store.acquire("plain", "b", 30.0)
+        store.release("plain", "a")
+        assert not store._keys
+
+        work(store)
+
+        assert set(store._keys) == {"k"}
+        state = store._keys["k"]
+        left = [state.queue, state.envelopes, state.arrivals, state.sends, state.woken]
+        assert not any(left)
+        assert set(state.done) == {"run-a", "run-d"}  # those whose message may come again
+
+
+def test_owners_are_never_given_twice_and_fit_into_any_record():
+    owners = [new_owner("label with blanks {|} \n"), new_owner("")]
+
+    assert len({*owners, new_owner(""), new_owner("")}) == 4
+    for owner in owners:
+        assert len(owner.split("|")) == 4
+        assert not set(owner) & set("{} \n")

@@ -1,0 +1,229 @@
+"""What the store keeps in Redis, and what it does when that is spoilt, lost or refused."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from celery_distlock.keys import slot_name
+from celery_distlock.stores.base import Completion, ParkRequest, WokenTask
+from celery_distlock.stores.redis.connections import ConnectionPool
+from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.testing.contract import (
+    AGAIN,
+    DONE,
+    GRANTED,
+    HOSTILE_KEYS,
+    holder,
+    park,
+    swept,
+    take,
+    take_all,
+    wait_for,
+    work,
+)
+from tests import servers
+from tests.contract.grace import lengthen
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def redis_store(redis_url: str, prefix: str) -> Iterator[RedisStore]:
+    with closing(RedisStore(redis_url, prefix)) as made:
+        yield made
+
+
+def records(redis_url, prefix):
+    with redis.Redis.from_url(redis_url) as client:
+        return {
+            key.decode().removeprefix(f"{prefix}:"): client.pttl(key)
+            for key in servers.keys(redis_url, prefix)
+        }
+
+
+def test_tokens_rise_though_the_keys_records_are_deleted(redis_store, redis_url, prefix):
+    first = take(redis_store, "k", "a")
+    servers.delete_keys(redis_url, prefix)
+
+    assert take(redis_store, "k", "b") > first
+
+
+def test_tokens_rise_though_the_servers_clock_was_set_back(redis_store, redis_url, prefix):
+    ahead = int((time.time() + 600) * 1e6)
+    with redis.Redis.from_url(redis_url) as client:
+        client.set(f"{prefix}:{{k}}:fence", ahead)
+
+    assert take(redis_store, "k", "a") == ahead + 1
+    redis_store.release("k", "a")
+    assert take(redis_store, "k", "b") == ahead + 2
+
+
+def test_a_waiter_whose_inbox_is_gone_is_passed_over(redis_store, redis_url, prefix, monkeypatch):
+    lengthen(monkeypatch, GRANT=30.0)
+    take(redis_store, "k", "a")
+    dead = RedisStore(redis_url, prefix)
+    wait_for(dead, "k", "dead")
+    wait_for(redis_store, "k", "alive")
+    with redis.Redis.from_url(redis_url) as client:
+        (channel,) = set(client.pubsub_channels(f"{prefix}:inbox:*")) - {
+            redis_store._mailbox.encode()
+        }
+        dead.close()
+        wait_until(lambda: client.pubsub_numsub(channel)[0][1] == 0, what="the inbox to close")
+
+    redis_store.release("k", "a")
+
+    assert holder(redis_store, "k") == "alive"
+
+
+def test_a_repeated_request_for_several_keys_is_the_same(redis_store):
+    assert take_all(redis_store, "kl", "ab") == take_all(redis_store, "kl", "ab")
+
+
+def test_a_repeated_request_for_several_keys_renews_them(redis_store):
+    take_all(redis_store, "kl", "ab")
+    for key, owner in zip("kl", "ab", strict=True):
+        assert redis_store.acquire(key, owner, 30.0).status is GRANTED
+    time_left = redis_store.acquire_all(["k", "l"], ["a", "b"], 60.0, run="run")
+
+    assert time_left is not None
+    assert min(redis_store.inspect(key).remaining for key in "kl") > 50.0
+
+
+def test_what_a_lost_request_for_several_keys_has_taken_is_given_back(
+    redis_store, prefix, monkeypatch
+):
+    # The first attempt is executed, its answer lost; before the second one, a key changes hands.
+    exchange, attempts = ConnectionPool.exchange, []
+
+    def lose_the_first_answer(wire, calls):
+        answers = exchange(wire, calls)
+        if not calls[0].key.startswith(prefix.encode()):
+            return answers  # another store's, in the background
+        attempts.append(calls)
+        if len(attempts) == 1:
+            monkeypatch.setattr(ConnectionPool, "exchange", exchange)
+            redis_store.release("l", "b")
+            take(redis_store, "l", "z")
+            raise redis.ConnectionError("lost")
+        return answers
+
+    monkeypatch.setattr(ConnectionPool, "exchange", lose_the_first_answer)
+
+    assert take_all(redis_store, "kl", "ab") is None
+    assert [holder(redis_store, key) for key in "kl"] == ["", "z"]
+
+
+def test_a_cluster_takes_one_key_at_a_time(private_server):
+    server = private_server(options={"cluster-enabled": "yes"})
+    with server.client() as client:
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        wait_until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
+    with closing(RedisStore(f"redis+cluster://127.0.0.1:{server.port}", "p")) as store:
+        assert take_all(store, "kl", "ab") is None
+        take(store, "k", "a")
+
+
+def test_a_key_whose_records_are_spoilt_does_not_keep_others_from_being_swept(
+    redis_store, redis_url, prefix, caplog
+):
+    for key in ("spoilt", "sound"):
+        take(redis_store, key, "a")
+        park(redis_store, key, f"run-{key}")
+    servers.bring_nearer(redis_url, prefix, 30.0)
+    with redis.Redis.from_url(redis_url) as client:
+        client.set(f"{prefix}:{{spoilt}}:woken", "not a sorted set")
+
+    (wake,) = wait_until(lambda: swept(redis_store), what="the sound key to be swept")
+
+    assert wake.run == "run-sound"
+    wait_until(lambda: swept(redis_store) == [], what="another sweep")
+    told = [record for record in caplog.records if "spoilt" in record.getMessage()]
+    assert len(told) == 1
+
+
+def test_a_run_whose_message_nobody_takes_is_sent_daily_for_a_month_and_then_forgotten(
+    redis_store, redis_url, prefix
+):
+    take(redis_store, "k", "a")
+    park(redis_store, "k", "run")
+    wake = redis_store.release("k", "a").wake
+    tasks, woken = f"{prefix}:{{k}}:tasks", f"{prefix}:{{k}}:woken"
+    days = 0
+    with redis.Redis.from_url(redis_url) as client:
+        while client.hexists(tasks, "e:run") and days < 40:
+            redis_store.sent(wake)
+            days += client.zscore(woken, "run") / 1000 - time.time() > 80_000
+            servers.bring_nearer(redis_url, prefix, 90_000.0)
+            client.delete(f"{prefix}:sweeper")
+            list(redis_store.sweep(1.0))
+
+        assert days == 30
+        left = {key.rpartition(b":")[2] for key in client.scan_iter(f"{prefix}:{{k}}:*")}
+    assert left.isdisjoint({b"tasks", b"woken", b"queue"})
+
+
+def test_a_full_server_remembers_what_is_unsettled(private_server):
+    server = private_server()
+    with closing(RedisStore(server.url, "p")) as full:
+        take(full, "k", "a", run="run")
+        with server.client() as client:
+            client.config_set("maxmemory", "1")
+        full.release("k", "a", run="run", ended=Completion.UNSETTLED)
+        assert full.drop(WokenTask(slot_name("k"), "run", b"")).released
+        with server.client() as client:
+            client.config_set("maxmemory", "0")
+
+        assert full.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
+
+
+def test_a_run_whose_desk_is_closed_is_given_back_to_be_sent(redis_store, redis_url):
+    desk = redis_store.desk(lambda wake: None)
+    take(redis_store, "k", "a")
+    redis_store.acquire("k", "b", 30.0, queue=ParkRequest(b"e", desk.address), run="run")
+    desk.close()
+    desk.close()
+    with redis.Redis.from_url(redis_url) as client:
+        wait_until(
+            lambda: client.pubsub_numsub(desk.address)[0][1] == 0, what="the desk to be closed"
+        )
+
+    assert redis_store.release("k", "a").wake == WokenTask("k", "run", b"e")
+
+
+def test_what_remains_in_redis_is_the_last_token_and_what_has_ended_for_an_hour(
+    redis_store, redis_url, prefix
+):
+    work(redis_store)
+    take(redis_store, "plain", "a")
+    redis_store.release("plain", "a")
+
+    left = records(redis_url, prefix)
+
+    assert set(left) == {"{k}:fence", "{k}:done", "{plain}:fence", "parked"}
+    lasting = {name: ttl for name, ttl in left.items() if name != "parked"}
+    assert all(0 < ttl <= 3_600_000 for ttl in lasting.values())
+
+
+def test_every_record_of_a_key_is_in_one_cluster_slot(redis_store, redis_url, prefix):
+    for n, key in enumerate(HOSTILE_KEYS.values()):
+        if key.isprintable() or "\ud800" not in key:
+            take(redis_store, key, "a", run="r")
+            wait_for(redis_store, key, f"w{n}")
+            park(redis_store, key, "run")
+            redis_store.release(key, "a", run="r", ended=AGAIN)
+
+    tags: dict[bytes, set[bytes]] = {}
+    for record in servers.keys(redis_url, prefix):
+        if b"{" in record:
+            tag = record.split(b"{", 1)[1].split(b"}", 1)[0]
+            tags.setdefault(tag, set()).add(record.rpartition(b":")[2])
+    assert len(tags) == len(HOSTILE_KEYS) - 1
+    assert all({b"lock", b"fence", b"tasks"} <= names for names in tags.values())

@@ -1,0 +1,217 @@
+"""
+Every store answers alike: whatever is asked of both, in any order, is answered by both the same.
+
+Nothing expires here, so that time makes no difference; what time does, other tests show.
+"""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from celery_distlock.stores.base import (
+    Completion,
+    Ownership,
+    ParkRequest,
+    Reply,
+    Status,
+    Store,
+    WokenTask,
+)
+from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.redis.store import RedisStore
+from tests.contract.grace import lengthen
+from tests.schedules import schedules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SETTINGS = schedules(150, steps=30)
+
+LEASE = 600.0  # seconds
+KEYS = st.sampled_from(["a", "b"])
+RUNS = st.sampled_from(["r1", "r2", "r3"])
+FLAGS = st.booleans()
+
+
+class Asked:
+    """Both stores as one: the same request to both, and the one answer that both have to give."""
+
+    def __init__(self, stores: list[Store]) -> None:
+        self._stores = stores
+
+    def __call__(self, ask: Callable[[Store, int], Any], said: Callable[[Any], Any]) -> Any:
+        answers = [ask(store, number) for number, store in enumerate(self._stores)]
+        told = [said(answer) for answer in answers]
+        assert all(each == told[0] for each in told), told
+        return answers[0]
+
+
+def said(reply: Reply) -> tuple[Any, ...]:
+    """What a reply says but for times and tokens, which are each store's own."""
+    if reply.status in (Status.GRANTED, Status.DONE):
+        return (reply.status, reply.wake)
+    return (reply.status, reply.holder, reply.holder_run, reply.place, reply.wake)
+
+
+class Agreement(RuleBasedStateMachine):
+    """See the module."""
+
+    def __init__(self, stores: list[Store]) -> None:
+        super().__init__()
+        self._asked = Asked(stores)
+        self._stores = stores
+        self._world = uuid.uuid4().hex  # keys are of one schedule alone
+        self._owners: list[tuple[str, str, str]] = []  # key, owner, run
+        self._inboxes: dict[str, list[Any]] = {}
+        self._tokens: dict[str, list[int]] = {}
+        self._wakes: list[WokenTask] = []
+        self._count = 0
+
+    def _name(self, key: str) -> str:
+        return f"{key}-{self._world}"
+
+    def _owner(self) -> str:
+        self._count += 1
+        return f"owner-{self._count}"
+
+    def _granted(self, key: str, owner: str, run: str, replies: list[Reply]) -> None:
+        """Note a grant; tokens rise in each store, but for the one who has it already."""
+        if replies[0].status is not Status.GRANTED:
+            return
+        tokens = [reply.token for reply in replies]
+        before = self._tokens.get(key, [0] * len(tokens))
+        assert all(new >= old for new, old in zip(tokens, before, strict=True))
+        self._tokens[key] = tokens
+        self._owners.append((key, owner, run))
+
+    def _acquire(self, key: str, owner: str, run: str, **how: Any) -> None:
+        replies = []
+
+        def ask(store: Store, number: int) -> Reply:
+            queue = how.get("queue")
+            mine = {**how, "queue": queue[number]} if isinstance(queue, list) else how
+            replies.append(store.acquire(self._name(key), owner, LEASE, run=run, **mine))
+            return replies[-1]
+
+        reply = self._asked(ask, said)
+        self._granted(key, owner, run, replies)
+        self._take(reply.wake)
+
+    def _take(self, wake: WokenTask | None) -> None:
+        if wake is not None:
+            self._wakes.append(wake)
+
+    @rule(key=KEYS, run=st.one_of(st.just(""), RUNS), repeated=FLAGS, keep=FLAGS)
+    def somebody_tries(self, key: str, run: str, repeated: bool, keep: bool) -> None:
+        how = {"repeated": repeated, "keep": keep} if run else {}
+        self._acquire(key, self._owner(), run, **how)
+
+    @rule(run=st.one_of(st.just(""), RUNS))
+    def somebody_wants_both(self, run: str) -> None:
+        keys, owners = ["a", "b"], [self._owner(), self._owner()]
+        names = [self._name(key) for key in keys]
+        answers = []
+
+        def ask(store: Store, _: int) -> list[Reply] | None:
+            answers.append(store.acquire_all(names, owners, LEASE, run=run))
+            return answers[-1]
+
+        if self._asked(ask, lambda replies: replies is None) is not None:
+            for key, owner, replies in zip(keys, owners, zip(*answers, strict=True), strict=True):
+                self._granted(key, owner, run, list(replies))
+
+    @rule(key=KEYS, run=RUNS, repeated=FLAGS)
+    def a_run_parks(self, key: str, run: str, repeated: bool) -> None:
+        parcel = ParkRequest(f"envelope of {run}".encode())
+        self._acquire(key, self._owner(), run, queue=parcel, repeated=repeated)
+
+    @rule(key=KEYS, run=st.one_of(st.just(""), RUNS), repeated=FLAGS)
+    def somebody_waits(self, key: str, run: str, repeated: bool) -> None:
+        owner = self._owner()
+        self._inboxes[owner] = [store.inbox("", owner) for store in self._stores]
+        self._owners.append((key, owner, run))
+        how = {"repeated": repeated} if run else {}
+        self._acquire(key, owner, run, queue=self._inboxes[owner], **how)
+
+    @precondition(lambda self: self._owners)
+    @rule(data=st.data())
+    def one_asks_again(self, data: st.DataObject) -> None:
+        key, owner, run = data.draw(st.sampled_from(self._owners))
+        queue = {"queue": self._inboxes[owner]} if owner in self._inboxes else {}
+        self._acquire(key, owner, run, **queue)
+
+    @precondition(lambda self: self._owners)
+    @rule(data=st.data(), ended=st.sampled_from(Completion), keep=st.one_of(st.none(), RUNS))
+    def one_releases(self, data: st.DataObject, ended: Completion, keep: str | None) -> None:
+        key, owner, run = data.draw(st.sampled_from(self._owners))
+        inboxes = self._inboxes.pop(owner, None)
+
+        def ask(store: Store, number: int) -> Any:
+            return store.release(
+                self._name(key),
+                owner,
+                run=run,
+                ended=ended,
+                inbox=inboxes[number] if inboxes else None,
+                keep_for=(keep, LEASE) if keep else None,
+            )
+
+        self._take(self._asked(ask, lambda released: released).wake)
+        for inbox in inboxes or []:
+            inbox.close()
+
+    @precondition(lambda self: self._owners)
+    @rule(data=st.data())
+    def one_renews(self, data: st.DataObject) -> None:
+        key, owner, _ = data.draw(st.sampled_from(self._owners))
+        hold = Ownership(self._name(key), owner, LEASE)
+        self._asked(lambda store, _: store.renew([hold], 5.0)[0][0], lambda outcome: outcome)
+
+    @precondition(lambda self: self._wakes)
+    @rule(data=st.data(), what=st.sampled_from(["sent", "came_back", "drop"]), mark=FLAGS)
+    def a_woken_run_is_told_of(self, data: st.DataObject, what: str, mark: bool) -> None:
+        wake = data.draw(st.sampled_from(self._wakes))
+        if what == "drop":
+            dropped = self._asked(lambda store, _: store.drop(wake, mark=mark), lambda told: told)
+            self._take(dropped.wake)
+        else:
+            self._asked(lambda store, _: getattr(store, what)(wake), lambda told: told)
+
+    @invariant()
+    def the_keys_look_alike(self) -> None:
+        for key in ("a", "b"):
+            self._asked(
+                lambda store, _, key=key: store.inspect(self._name(key)),
+                lambda seen: (seen.owner, bool(seen.token), seen.run, seen.waiting),
+            )
+
+    def teardown(self) -> None:
+        for inboxes in self._inboxes.values():
+            for inbox in inboxes:
+                inbox.close()
+
+
+@pytest.fixture
+def stores(redis_url, prefix, monkeypatch):
+    lengthen(monkeypatch, GRANT=LEASE, CLAIM=LEASE)
+    with (
+        closing(MemoryStore("memory://", prefix)) as memory,
+        closing(RedisStore(redis_url, prefix)) as over_redis,
+    ):
+        yield [memory, over_redis]
+
+
+def test_the_stores_agree(stores):
+    run_state_machine_as_test(lambda: Agreement(stores), settings=SETTINGS)

@@ -1,0 +1,131 @@
+"""
+A process whose threads take, keep and give up keys at random, and write down what they believe.
+
+Run as ``python -m tests.faults.history.actor URL PREFIX FILE SEED [BREAKAGE]`` until a line comes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from celery_distlock import Lock, clock
+from celery_distlock.engine import lease
+from celery_distlock.engine.lease import Hold
+from celery_distlock.errors import LockError, StoreError
+from celery_distlock.stores import open_store
+from celery_distlock.stores.redis.store import RedisStore
+
+THREADS = 6
+KEYS = 16
+LEASES = (0.12, 0.4)  # seconds
+
+
+class Actor:
+    """See the module."""
+
+    def __init__(self, url: str, prefix: str, file: str, seed: str) -> None:
+        self._store = open_store(url, prefix)
+        self._file = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._seed = seed
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        threads = [threading.Thread(target=self._live, args=(n,)) for n in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        sys.stdin.readline()
+        self._ended.set()
+        for thread in threads:
+            thread.join()
+
+    def _live(self, number: int) -> None:
+        choose = random.Random(f"{self._seed}.{number}")
+        while not self._ended.is_set():
+            with suppress(StoreError):
+                self._one_life(choose)
+
+    def _one_life(self, choose: random.Random) -> None:
+        lock = Lock(
+            f"key-{choose.randrange(KEYS)}",
+            lease=choose.uniform(*LEASES),
+            watchdog=choose.random() < 0.7,
+            store=self._store,
+        )
+        if not lock.acquire(timeout=choose.choice([0.0, 0.1, 0.5, 2.0])):
+            return
+        assert lock.lease is not None
+        (hold,) = lock.lease._holds
+        self._begin(hold)
+        if choose.random() < 0.2:
+            with suppress(LockError, StoreError):
+                lock.lease.extend(choose.uniform(*LEASES))
+        with suppress(LockError):
+            self._work(lock, choose)
+        self._end(hold)
+        with suppress(LockError):
+            lock.release()
+
+    def _work(self, lock: Lock, choose: random.Random) -> None:
+        until = clock.monotonic() + choose.choice([0.0, 0.01, 0.1, choose.uniform(0, 1.2)])
+        while clock.monotonic() < until:
+            lock.lease.ensure_held()  # type: ignore[union-attr]
+            if choose.random() < 0.1:
+                with lock:
+                    time.sleep(0.001)
+            time.sleep(0.005)
+
+    def _begin(self, hold: Hold) -> None:
+        facts = {"key": hold.key, "begin": hold.held_since, "token": hold.token, "pid": os.getpid()}
+        self._write(owner=hold.owner, **facts)
+
+    def _end(self, hold: Hold) -> None:
+        # What was lost early, because the store said so, was believed until then at most.
+        self._write(owner=hold.owner, end=min(clock.monotonic(), hold.valid_until))
+
+    def _write(self, **facts: Any) -> None:
+        os.write(self._file, json.dumps(facts).encode() + b"\n")
+
+
+# Locks that are wrong, to see that it is found
+
+
+def release_without_looking() -> None:
+    """A release takes the key from whoever has it."""
+    right = RedisStore.release
+
+    def wrong(self: RedisStore, key: str, owner: str, **more: Any) -> Any:
+        return right(self, key, self.inspect(key).owner or owner, **more)
+
+    RedisStore.release = wrong  # type: ignore[method-assign]
+
+
+def believe_from_the_answer() -> None:
+    """A lease counts from when its answer came."""
+    taken, renewed = Hold.take, Hold.renewed
+    lease.believed = lambda seconds: seconds
+
+    def take(self: Hold, reply: Any) -> bool:
+        return taken(self, reply._replace(asked_at=clock.monotonic()))
+
+    def renew(self: Hold, outcome: Any, asked_at: float, seconds: float) -> None:
+        renewed(self, outcome, clock.monotonic(), seconds)
+
+    Hold.take, Hold.renewed = take, renewed  # type: ignore[method-assign]
+
+
+BREAKAGES = {
+    "releases without looking": release_without_looking,
+    "believes from the answer": believe_from_the_answer,
+}
+
+if __name__ == "__main__":
+    for name in sys.argv[5:]:
+        BREAKAGES[name]()
+    Actor(*sys.argv[1:5]).run()

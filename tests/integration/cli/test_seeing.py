@@ -1,0 +1,357 @@
+"""What the commands show, without a terminal: to pipes and scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import datetime
+
+import pytest
+import redis
+
+from celery_distlock.keys import slot_name
+from tests.integration.cli.conftest import command, environment
+from tests.workers import ROOT
+
+HOSTILE = ["two\nlines", "\x1b[31mred\x1b]0;title\x07", "[red]markup[/red]", "a\tb", "\u202eback"]
+
+
+def records(done: subprocess.CompletedProcess[str]) -> list[dict]:
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    head, *lines = [line.split("\t") for line in text.splitlines()]
+    return [dict(zip(head, line, strict=True)) for line in lines]
+
+
+def test_the_list_has_a_line_for_every_held_key(bare_site, locks, key):
+    with bare_site.held(key), bare_site.held(f"{key}2"):
+        done = locks("list", f"{key}*")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    (row,) = [row for row in rows(done.stdout) if row["KEY"] == key]
+    assert row["HOLDER"] == "MainThread"
+    assert row["WORKER"].endswith(f":{os.getpid()}")
+    assert (row["WAITING"], row["WOKEN"]) == ("0", "0")
+    assert len(rows(done.stdout)) == 2
+
+
+def test_the_list_in_json_has_times_in_two_forms(bare_site, locks, key):
+    with bare_site.held(key):
+        state = bare_site.look(key)
+        (record,) = records(locks("list", key, "--json"))
+
+    assert set(record) == {
+        *("key", "state", "holder", "since", "since_seconds", "age_seconds"),
+        *("remaining_seconds", "token", "waiting", "oldest", "oldest_seconds", "woken"),
+    }
+    assert set(record["holder"]) == {"task", "task_id", "host", "pid", "owner"}
+    assert (record["key"], record["state"], record["token"]) == (key, "held", state.token)
+    assert record["since_seconds"] == state.since
+    assert datetime.fromisoformat(record["since"]).timestamp() == pytest.approx(state.since, abs=1)
+    assert record["age_seconds"] >= 0
+    assert 0 < record["remaining_seconds"] <= 30
+
+
+def test_filters_narrow_the_list(bare_site, invoke, key):
+    def listed(*options: str) -> set[str]:
+        lines = invoke("list", f"{key}*", "--json", *options).stdout.splitlines()
+        return {json.loads(line)["key"] for line in lines}
+
+    with bare_site.held(key), bare_site.held(f"{key}2"):
+        every = {key, f"{key}2"}
+        assert listed() == every
+        assert listed("--task", "MainThread") == every
+        assert listed("--task", "other") == set()
+        assert listed("--waiting") == set()
+        assert listed("--older-than", "0") == every
+        assert listed("--older-than", "1000") == set()
+        assert len(listed("--limit", "1")) == 1
+
+
+@pytest.mark.parametrize("limit", [[], ["--limit", "2"]])
+def test_the_oldest_come_first_when_sorted_by_age(bare_site, invoke, key, limit):
+    with bare_site.held(f"{key}b"), bare_site.held(f"{key}a"), bare_site.held(f"{key}c"):
+        by_age = invoke("list", f"{key}*", "--sort", "age", *limit).stdout
+        by_key = invoke("list", f"{key}*", "--sort", "key", *limit).stdout
+
+    most = 2 if limit else 3
+    assert [row["KEY"] for row in rows(by_age)] == [f"{key}{c}" for c in "bac"][:most]
+    assert [row["KEY"] for row in rows(by_key)] == [f"{key}{c}" for c in "abc"][:most]
+
+
+def test_an_empty_list_says_so_beside_the_output(locks, key):
+    done = locks("list", key)
+
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "There is no such key" in done.stderr
+
+
+def test_a_held_key_is_shown(bare_site, locks, key):
+    with bare_site.held(key):
+        token = bare_site.look(key).token
+        done = locks("show", key)
+
+    shown = dict(line.split("\t") for line in done.stdout.splitlines())
+    assert done.returncode == 0
+    assert (shown["key"], shown["state"], shown["token"]) == (key, "held", str(token))
+    assert shown["worker"].endswith(f":{os.getpid()}")
+
+
+@pytest.fixture
+def endless(bare_site, key):
+    """A lock as no acquire makes it: without an expiry, with a token that tells no time."""
+    with redis.Redis.from_url(bare_site.app.conf.result_backend) as client:
+        fields = {"owner": "host|1|task[id]|1", "token": "9" * 30, "run": ""}
+        client.hset(bare_site.record(key), mapping=fields)
+        yield key
+        client.delete(bare_site.record(key))
+
+
+def test_a_lock_without_an_end_is_listed_and_shown(bare_site, endless, invoke):
+    with bare_site.held(f"{endless}2"):
+        listed = {row["KEY"]: row for row in rows(invoke("list", f"{endless}*").stdout)}
+        top = invoke("top")
+    shown = invoke("show", endless)
+
+    assert set(listed) == {endless, f"{endless}2"}
+    assert (listed[endless]["LEASE"], listed[endless]["AGE"]) == ("no end", "-")
+    assert (top.exit_code, endless in top.stdout) == (0, True)
+    assert shown.exit_code == 0
+    facts = dict(line.split("\t") for line in shown.stdout.splitlines())
+    assert facts["lease"] == "no end, unless it is renewed or released"
+    assert (facts["since"], facts["token"]) == ("-", "-")
+
+
+@pytest.mark.parametrize("sort", ["key", "task", "age", "lease", "waiting"])
+def test_a_lock_without_an_end_is_null_in_json(bare_site, endless, invoke, sort):
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} is no JSON")
+
+    with bare_site.held(f"{endless}2"):
+        lines = invoke("list", f"{endless}*", "--json", "--sort", sort).stdout.splitlines()
+    lines += invoke("show", endless, "--json").stdout.splitlines()
+
+    records = [json.loads(line, parse_constant=refuse) for line in lines]
+    ends = [(each["key"], each["remaining_seconds"] is None) for each in records]
+    assert sorted(ends) == [(endless, True), (endless, True), (f"{endless}2", False)]
+    assert {each["since"] for each in records if each["key"] == endless} == {None}
+
+
+def test_a_lock_without_an_end_is_released(endless, invoke):
+    assert invoke("release", endless, "--force").exit_code == 0
+    assert invoke("show", endless).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("top", "--interval", number) for number in ("nan", "inf", "-inf", "0", "1e300")),
+        *(("list", "--older-than", number) for number in ("nan", "inf", "-1")),
+        *(("list", "--limit", number) for number in ("0", "-1", "nan", "1" + 20 * "0")),
+        *(("queue", "k", "--limit", number) for number in ("0", "nan", "1" + 20 * "0")),
+        *(("queue", "k", "--first", number) for number in ("-1", "1" + 20 * "0")),
+        *(("doctor", "--samples", number) for number in ("0", "1" + 20 * "0")),
+        *(("exporter", "--every", number) for number in ("nan", "inf", "-1")),
+        *(("exporter", "--port", number) for number in ("99999", "-1", "nan")),
+        *(("web", "--interval", number) for number in ("nan", "inf", "0")),
+        *(("web", "--port", number) for number in ("65536", "-1")),
+    ],
+    ids=" ".join,
+)
+def test_a_number_that_makes_no_sense_is_refused(invoke, words):
+    done = invoke(*words)
+
+    assert done.exit_code == 2
+    assert f"Invalid value for '{words[-2]}'" in done.stderr
+
+
+def test_a_free_key_has_status_1(locks, key):
+    done = locks("show", key)
+
+    assert done.returncode == 1
+    assert "state\tfree" in done.stdout
+    assert json.loads(locks("show", key, "--json").stdout)["holder"] is None
+
+
+def test_an_empty_queue_has_status_1(invoke, key):
+    assert invoke("queue", key).exit_code == 1
+    done = invoke("queue", key, "--json")
+    assert (done.exit_code, json.loads(done.stdout)) == (1, {"key": key, "waiters": []})
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_a_hostile_key_is_shown_on_one_line_and_harmlessly(bare_site, invoke, key, hostile):
+    name = f"{key}{hostile}"
+    with bare_site.held(name):
+        listed = invoke("list", f"{key}*", no_color=False)
+        shown = invoke("show", name, no_color=False)
+        record = json.loads(invoke("list", f"{key}*", "--json").stdout)
+
+    (row,) = rows(listed.stdout)
+    assert row["KEY"].isprintable()
+    assert row["KEY"] in shown.stdout
+    if hostile.isprintable():
+        assert row["KEY"] == name
+    assert record["key"] == name
+
+
+def test_a_key_of_10_kb_is_listed_by_a_name_that_show_takes(bare_site, invoke, key):
+    name = key + "x" * 10_000
+    with bare_site.held(name):
+        (row,) = rows(invoke("list", f"{key}*").stdout)
+        shown = invoke("show", row["KEY"])
+
+    assert row["KEY"] == slot_name(name)
+    assert shown.exit_code == 0
+    assert row["TOKEN"] in shown.stdout
+
+
+def test_a_closed_pipe_ends_the_list_quietly(bare_site, key):
+    with bare_site.held(key):
+        process = subprocess.Popen(
+            command(bare_site, "list", key),
+            env=environment(bare_site),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        process.stdout.close()  # long before it has begun to write
+        with process.stderr:
+            said = process.stderr.read()
+        process.wait(60)
+
+    assert said == b""
+
+
+def test_the_url_and_the_prefix_may_be_given(bare_site, locks, key):
+    url, prefix = bare_site.env["DISTLOCK_TEST_BROKER"], bare_site.app.conf.distlock_prefix
+    with bare_site.held(key):
+        assert locks("--prefix", f"{prefix}:other", "show", key).returncode == 1
+        assert locks("--url", url, "--prefix", prefix, "show", key).returncode == 0
+
+
+UNREACHABLE = "redis://user:geheim@127.0.0.1:1/0"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list"],
+        ["show", "k"],
+        ["queue", "k"],
+        ["release", "k", "--force"],
+        ["wake", "k"],
+        ["drop", "t", "--force"],
+        ["top"],
+    ],
+    ids=" ".join,
+)
+def test_an_unreachable_store_is_one_line_without_passwords(invoke, bare_site, words):
+    done = invoke("--url", UNREACHABLE, *words)
+    invoke("--url", bare_site.env["DISTLOCK_TEST_BROKER"], "list")  # flags are the app's
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "127.0.0.1:1" in line
+    assert "geheim" not in line
+
+
+@pytest.mark.parametrize("url", ["nonsense", "nonsense://x", "redis://127.0.0.1:1/0?nonsense=1"])
+def test_a_wrong_url_is_one_line(locks, url):
+    done = locks("--url", url, "list")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_store_of_one_process_cannot_be_seen(locks):
+    done = locks("--url", "memory://", "list")
+
+    assert done.returncode == 2
+    assert "within one process" in done.stderr
+
+
+def test_a_store_that_cannot_list_still_shows_and_releases(bare_site, invoke, key, monkeypatch):
+    able = bare_site.store.abilities
+    lacking = frozenset(ability for ability in able if ability.name != "LIST")
+    monkeypatch.setattr(bare_site.store, "abilities", lacking, raising=False)
+    bare_site.store.acquire(key, "somebody", 60.0)
+    for words in (["list"], ["top"], ["queue", key], ["wake", key], ["drop", "x", "--force"]):
+        done = invoke(*words)
+        assert done.exit_code == 2
+        assert "cannot list its keys" in done.stderr
+    assert invoke("show", key).exit_code == 0
+    assert invoke("release", key, "--force").exit_code == 0
+    assert not bare_site.look(key).token
+
+
+def test_the_help_names_the_commands_and_the_exit_statuses(locks):
+    done = locks("--help")
+
+    assert done.returncode == 0
+    for word in ("list", "show", "queue", "release", "wake", "drop", "top", "doctor"):
+        assert f"\n  {word} " in done.stdout
+    assert "exit status" in done.stdout
+
+
+def test_a_forgotten_app_is_said(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "locks", "list"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 2
+    assert "no app was named, as in: celery -A proj locks" in done.stderr
+
+
+@pytest.mark.parametrize("word", ["show", "queue", "release", "wake"])
+def test_an_empty_key_is_a_usage_error(invoke, word):
+    assert invoke(word, "").exit_code == 2
+
+
+def test_an_unknown_command_is_a_usage_error(invoke):
+    assert invoke("unlock").exit_code == 2
+
+
+def test_an_app_s_own_option_for_every_command_is_taken(celery_env):
+    words = ["-m", "celery", "-A", "tests.apps.preloaded", "locks", "--site", "north", "list"]
+    done = subprocess.run(
+        [sys.executable, *words],
+        env={**os.environ, **celery_env, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 0
+    assert "site north\n" in done.stderr
+
+
+def test_the_broker_does_not_have_to_answer(bare_site, key):
+    away = {"DISTLOCK_TEST_AMQP": "amqp://127.0.0.1:1//"}
+    store = {"DISTLOCK_TEST_STORE": bare_site.env["DISTLOCK_TEST_BROKER"]}
+    with bare_site.held(key):
+        done = subprocess.run(
+            command(bare_site, "show", key),
+            env={**environment(bare_site), **away, **store},
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "state\theld" in done.stdout

@@ -1,0 +1,318 @@
+"""Counts, the exporter that reads them, and the dashboard that shows them."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from celery_distlock.errors import StoreError
+from celery_distlock.ops import prometheus
+from celery_distlock.ops.cli.exporter import only_metrics
+from celery_distlock.ops.prometheus import StoreCollector, described
+from celery_distlock.stores import open_store
+from celery_distlock.telemetry import counters
+from tests.waiting import wait_until
+
+WORKERS = [{"concurrency": 2}]
+DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana-dashboard.json"
+
+
+def read(app):
+    """What the exporter says now: values by metric and task."""
+    registry = CollectorRegistry()
+    registry.register(StoreCollector(app, every=0.0))
+    return parsed(generate_latest(registry).decode())
+
+
+def parsed(text):
+    return {
+        (sample.name, sample.labels.get("task"), sample.labels.get("le")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_what_tasks_go_through_is_counted(site, key):
+    before = read(site.app)
+    with site.held(key):
+        result = site.tasks.work_requeue.delay(key)
+        site.wait_queued(key)
+        now = read(site.app)
+        assert now["distlock_waiting", None, None] == 1
+        assert now["distlock_held", "", None] == 1
+        assert now["distlock_oldest_waiter_seconds", None, None] > 0
+    result.get(timeout=30)
+    site.tasks.work_requeue.delay(f"{key}:free").get(timeout=30)
+
+    def rise(name, le=None):
+        place = (f"distlock_{name}", "work_requeue", le)
+        return read(site.app).get(place, 0) - before.get(place, 0)
+
+    once = ("conflicts_total", "parked_total", "woken_total")
+    # Each process tells when its time has come: who parked it perhaps after who ran it.
+    wait_until(
+        lambda: rise("released_total") == 2 and all(map(rise, once)),
+        what="the workers to tell",
+        timeout=60,
+    )
+    assert rise("acquired_total") == 2
+    assert [rise(name) for name in once] == [1, 1, 1]
+    assert rise("lost_total") == 0
+    assert rise("wait_seconds_count") == rise("hold_seconds_count") == 2
+    assert rise("wait_seconds_bucket", "+Inf") == 2
+    assert rise("wait_seconds_sum") > 0
+
+
+def test_a_lost_lock_is_counted(site, key):
+    lost = "distlock_lost_total", "tests.apps.locked.catch_loss", None
+    before = read(site.app).get(lost, 0)
+    result = site.tasks.catch_loss.delay(key)
+    site.wait_held(key)
+    site.forget(key)
+    result.get(timeout=30)
+
+    wait_until(
+        lambda: read(site.app).get(lost, 0) == before + 1, what="the loss to be told", timeout=60
+    )
+
+
+def test_counts_of_several_processes_add_up(redis_url, prefix):
+    store = open_store(redis_url, prefix)
+
+    store.count({"acquired||t": 2, "wait|sum|t": 0.1})
+    store.count({"acquired||t": 1, "wait|sum|t": 0.2})
+
+    found = {(sample.name, sample.bucket): sample.value for sample in counters.samples(store)}
+    assert found["acquired", ""] == 3
+    assert found["wait", "sum"] == pytest.approx(0.3)
+
+
+def test_a_store_that_is_away_is_told_as_down(private_server, site):
+    server = private_server()
+    app = site.app
+    runtime_store = open_store(server.url, "gone")
+    collector = StoreCollector(app, every=0.0)
+    collector._admin = type("Admin", (), {"store": runtime_store})()
+    registry = CollectorRegistry()
+    registry.register(collector)
+    assert parsed(generate_latest(registry).decode())["distlock_up", None, None] == 1
+
+    server.stop()
+
+    assert parsed(generate_latest(registry).decode())["distlock_up", None, None] == 0
+
+
+@pytest.fixture
+def gated(site):
+    """A collector of a real store, whose reading stands still while the gate is closed."""
+    gate = Gate(open_store(site.app.conf.result_backend, site.app.conf.distlock_prefix))
+    collector = StoreCollector(site.app, every=0.0)
+    collector._admin = SimpleNamespace(store=gate)
+    yield collector, gate
+    gate.opened.set()
+
+
+class Gate:
+    def __init__(self, store) -> None:
+        self._store = store
+        self.opened = threading.Event()
+        self.opened.set()
+        self.readings = 0
+        self.error = None
+
+    def find_keys(self):
+        self.readings += 1
+        assert self.opened.wait(60)
+        if self.error is not None:
+            raise self.error
+        return self._store.find_keys()
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+
+def scrape(collector):
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return parsed(generate_latest(registry).decode())
+
+
+def test_a_reading_that_takes_long_is_no_outage(site, gated, key, monkeypatch):
+    collector, gate = gated
+    monkeypatch.setattr(prometheus, "PATIENCE", 0.01)
+    monkeypatch.setattr(prometheus, "REST", 0.0)
+    with site.held(key):
+        wait_until(
+            lambda: scrape(collector).get(("distlock_held", "", None)), what="a reading", timeout=60
+        )
+        gate.opened.clear()
+        readings = gate.readings
+        wait_until(lambda: (scrape(collector), gate.readings > readings)[1], what="the next one")
+
+        seen = [scrape(collector) for _ in range(3)]
+
+    assert [each["distlock_up", None, None] for each in seen] == [1, 1, 1]
+    assert [each["distlock_held", "", None] for each in seen] == [1, 1, 1]
+    ages = [each["distlock_read_age_seconds", None, None] for each in seen]
+    assert 0 < ages[0] < ages[1] < ages[2]
+
+
+def test_a_store_is_up_before_it_was_read_for_the_first_time(gated, monkeypatch):
+    collector, gate = gated
+    monkeypatch.setattr(prometheus, "PATIENCE", 0.01)
+    gate.opened.clear()
+
+    assert scrape(collector) == {("distlock_up", None, None): 1}
+
+
+def test_a_store_has_rest_after_a_reading(gated, monkeypatch):
+    collector, gate = gated
+    monkeypatch.setattr(prometheus, "REST", 1e6)
+
+    scrape(collector)
+    scrape(collector)
+
+    assert gate.readings == 1
+    monkeypatch.setattr(collector, "_due", 0.0)
+    scrape(collector)
+    assert gate.readings == 2
+
+
+@pytest.mark.parametrize("error", [StoreError("no such right"), ValueError("an odd record")])
+def test_a_store_that_cannot_be_read_is_down_until_it_can(gated, error):
+    collector, gate = gated
+    gate.error = error
+    assert scrape(collector) == {("distlock_up", None, None): 0}
+    gate.error = None
+
+    assert scrape(collector)["distlock_up", None, None] == 1
+
+
+def test_a_store_that_goes_away_while_it_is_read_is_down(private_server, site, monkeypatch):
+    monkeypatch.setattr(prometheus, "PATIENCE", 0.01)
+    server = private_server()
+    gate = Gate(open_store(server.url, "gone"))
+    collector = StoreCollector(site.app, every=0.0)
+    collector._admin = SimpleNamespace(store=gate)
+    gate.opened.clear()
+    assert scrape(collector)["distlock_up", None, None] == 1
+
+    server.stop()
+
+    assert scrape(collector) == {("distlock_up", None, None): 0}
+    gate.opened.set()
+
+
+@pytest.fixture(scope="module")
+def serve_metrics():
+    registry = CollectorRegistry()
+    registry.register(Some())
+    application = only_metrics(make_wsgi_app(registry), [each.name for each in described()])
+
+    def ask(path, query=""):
+        environ = {"PATH_INFO": path, "QUERY_STRING": query, "REQUEST_METHOD": "GET"}
+        said = []
+        body = b"".join(application(environ, lambda status, headers: said.append(status)))
+        return int(said[0][:3]), body.decode()
+
+    return ask
+
+
+class Some(Collector):
+    def describe(self):
+        return described()
+
+    def collect(self):
+        yield CounterMetricFamily("distlock_lost", "Lost.", value=1)
+        yield GaugeMetricFamily("distlock_up", "Up.", value=1)
+
+
+def test_metrics_are_chosen_by_name(serve_metrics):
+    assert set(parsed(serve_metrics("/metrics")[1])) == {
+        ("distlock_lost_total", None, None),
+        ("distlock_up", None, None),
+    }
+    for name in ("distlock_lost_total", "distlock_up"):
+        status, body = serve_metrics("/metrics", f"name[]={name}")
+        assert (status, set(parsed(body))) == (200, {(name, None, None)})
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status", "words"),
+    [
+        ("/", "", 404, "/metrics"),
+        ("/metric", "", 404, "/metrics"),
+        ("/metrics/x", "", 404, "/metrics"),
+        ("/metrics", "task=a", 400, "no parameter 'task'"),
+        ("/metrics", "name=distlock_up", 400, "no parameter 'name'"),
+        ("/metrics", "name[]=distlock_ups", 400, "did you mean 'distlock_up'"),
+        ("/metrics", "name[]=", 400, "no metric ''"),
+    ],
+)
+def test_what_the_exporter_would_not_obey_it_refuses(serve_metrics, path, query, status, words):
+    told, body = serve_metrics(path, query)
+
+    assert told == status
+    assert words in body
+
+
+def test_the_exporter_serves_until_it_is_stopped(site, key):
+    command = [sys.executable, "-m", "celery", "-A", site.tasks.__name__, "locks", "exporter"]
+    process = subprocess.Popen(
+        [*command, "--port", "0", "--every", "0"],
+        env=site.workers[0].env,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        said = process.stdout.readline()
+        url = re.search(r"http://\S+", said)[0]
+        with site.held(key), urllib.request.urlopen(url, timeout=60) as answer:
+            metrics = parsed(answer.read().decode())
+        assert metrics["distlock_held", "", None] == 1
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(url.replace("metrics", "elsewhere"), timeout=60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are(site):
+    text = DASHBOARD.read_text()
+    asked = set(re.findall(r"\bdistlock_\w+", " ".join(_expressions(json.loads(text)))))
+
+    registry = CollectorRegistry()
+    registry.register(StoreCollector(site.app, every=0.0))
+    served = {family.name for family in registry.collect()}
+    assert asked
+    for name in asked:
+        assert re.sub(r"_(total|bucket|sum|count)$", "", name) in served, name
+
+
+def _expressions(part):
+    if isinstance(part, dict):
+        for name, value in part.items():
+            if name == "expr":
+                yield value
+            else:
+                yield from _expressions(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _expressions(value)

@@ -1,0 +1,107 @@
+"""The Redis store's scripts, its check and its threads, on a real server."""
+
+from __future__ import annotations
+
+import threading
+
+from celery_distlock.stores import open_store
+from celery_distlock.stores.base import Completion, Ownership, ParkRequest, PeerChannel, Route
+from celery_distlock.stores.redis.connections import ConnectionPool
+from celery_distlock.stores.redis.store import RedisStore
+from tests import servers
+from tests.unit.test_lua import SCRIPTS
+
+
+def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
+    sent = []
+    exchange = ConnectionPool.exchange
+
+    def record(wire, calls):
+        sent.extend(calls)
+        return exchange(wire, calls)
+
+    monkeypatch.setattr(ConnectionPool, "exchange", record)
+    store = RedisStore(redis_url, prefix)
+    store.acquire("k", "a", 30.0)
+    store.renew([Ownership("k", "a", 30.0)], 5.0)
+    store.acquire("k", "b", 30.0, queue=store.inbox("k", "b"))
+    store.release("k", "b", inbox=store.inbox("k", "b"))
+    store.acquire("k", "c", 30.0, queue=ParkRequest(b"envelope"), run="run")
+    wake = store.release("k", "a", ended=Completion.YES, run="other").wake
+    store.sent(wake)
+    peer = PeerChannel(store.desk(lambda wake: None).address, 1)
+    store.note_desk(["celery"], peer, 5.0)
+    store.push(wake, [peer.address])
+    store.tend([wake], 5.0)
+    store.came_back(wake)
+    store.drop(wake._replace(run="another"))
+    list(store.sweep(0.05))
+    store.inspect("k")
+    store.waiters("k")
+    store.cancel("k", "another")
+    list(store.rouse("k"))
+    store.count({"what": 1.0})
+    store.turn("k", 0.5, (0.1, 60.0), 5.0)
+    store.acquire("k", "c", 30.0, run="run", repeated=True)
+    store.release("k", "c", run="run", ended=Completion.YES, keep_for=("run", 0.05))
+    store.acquire_all(["l", "m"], ["d", "e"], 30.0)
+    store.stand("n", "standing", Route(("n", "o")), parcel=ParkRequest(b"envelope"))
+    store.stand("o", "standing", Route(("n", "o")), arrival=1)
+    store.depart("o", "standing", first=False)
+    store.check()
+    store.close()
+
+    seen, numbers = set(), set()
+    for call in sent:
+        if call.script is not None:
+            _, _, count, *keys = call.head.split(b"\r\n")[1::2]
+            times = 2 if call.script.name == "acquire_all" else 1
+            assert int(count) == len(keys)
+            number, script = len(call.arguments), call.script
+            assert number in {script.required, len(script.arguments)}, script.name
+            numbers.add((script.name, number))
+            records = [key.rpartition(b":")[2].decode() for key in keys]
+            assert records == times * list(call.script.keys)
+            seen.add(call.script.name)
+    assert seen == set(SCRIPTS) - {"vote"}  # which is the majority's
+    assert {("acquire", 6), ("acquire", 10), ("release", 3), ("release", 6)} <= numbers
+
+
+def test_a_store_can_be_used_again_after_it_was_closed(redis_url, prefix):
+    store = RedisStore(redis_url, prefix)
+    store.acquire("k", "a", 30.0)
+    store.close()
+    store.close()
+
+    assert store.release("k", "a").released
+    store.close()
+
+
+def test_a_healthy_server_passes_the_check_but_for_what_it_is_told(redis_url, prefix):
+    store = RedisStore(redis_url, prefix)
+
+    doubts = store.check()
+
+    assert all(isinstance(doubt, str) and doubt for doubt in doubts)
+    assert not any("older" in doubt or "replica" in doubt for doubt in doubts)
+    store.close()
+
+
+def test_the_check_doubts_a_server_that_may_evict_locks(private_server):
+    server = private_server(options={"maxmemory": "64mb", "maxmemory-policy": "allkeys-lru"})
+    store = RedisStore(server.url, servers.new_prefix())
+
+    assert any("maxmemory-policy is allkeys-lru" in doubt for doubt in store.check())
+    store.close()
+
+
+def test_when_a_desk_is_closed_nobody_listens_any_more(redis_url, prefix):
+    store, others = open_store(redis_url, prefix), threading.enumerate()
+    desk = store.desk(lambda wake: None)
+    begun = [each for each in threading.enumerate() if each not in others]
+    (listener,) = [each for each in begun if each.name == "distlock-desk"]
+
+    desk.close()
+
+    assert not listener.is_alive()
+    store.close()

@@ -1,0 +1,112 @@
+"""The page of `tests.apps.locked`, keys for it to show, and a browser to see it with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from celery_distlock.keys import slot_name
+from celery_distlock.ops.admin import Admin
+from celery_distlock.testing import FakeClock, Locks
+from tests.integration.web.page_process import PageProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+REQUIRED = os.environ.get("DISTLOCK_TEST_CHROMIUM") == "require"
+
+
+@pytest.fixture
+def locked(load_app):
+    return load_app("tests.apps.locked")
+
+
+@pytest.fixture
+def admin(locked) -> Admin:
+    return Admin(locked.app)
+
+
+@pytest.fixture
+def hold(locked) -> Iterator[Callable[[str], int]]:
+    """Lets somebody hold a key until the end of the test; returns the token."""
+    locks = Locks(locked.app, FakeClock)
+    with ExitStack() as stack:
+        yield lambda key: stack.enter_context(locks.hold(key)).token
+
+
+@pytest.fixture
+def endless(celery_env, locked) -> Iterator[Callable[[str], SimpleNamespace]]:
+    """Makes a lock as no acquire does: without an expiry, with a token that tells no time."""
+    fields = {"owner": "host|1|task[id]|1", "token": "9" * 30, "run": ""}
+    with redis.Redis.from_url(celery_env["DISTLOCK_TEST_BACKEND"]) as client:
+
+        def make(key: str) -> SimpleNamespace:
+            name = f"{locked.app.conf.distlock_prefix}:{{{slot_name(key)}}}:lock"
+            client.hset(name, mapping=fields)
+            return SimpleNamespace(token=fields["token"])
+
+        yield make
+
+
+@pytest.fixture
+def start_page(celery_env, tmp_path) -> Iterator[Callable[..., PageProcess]]:
+    """Starts pages; arguments are those of the command line."""
+    started: list[PageProcess] = []
+
+    def start(*args: str, **env: str) -> PageProcess:
+        page = PageProcess(tmp_path, args, env)
+        started.append(page)
+        return page
+
+    yield start
+    for page in started:
+        page.stop()
+        print("---- page", page.log(), sep="\n")  # noqa: T201
+
+
+@pytest.fixture
+def page_process(start_page) -> PageProcess:
+    return start_page()
+
+
+# Of a module and no longer: while it lives, this thread can run no other event loop.
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None and not REQUIRED:
+        pytest.skip("NO BROWSER: install chromium to test the page in one")
+    assert CHROMIUM, "DISTLOCK_TEST_CHROMIUM=require, and there is no chromium on the PATH"
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # The second name of this machine is for tests of other sites.
+        rules = "--host-resolver-rules=MAP evil.example 127.0.0.1, MAP page.example 127.0.0.1"
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", rules, "--disable-dev-shm-usage"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(browser) -> Iterator[Page]:
+    """A fresh tab, without cookies; fails if a script of the page fails, or runs from a key."""
+    context = browser.new_context()
+    context.set_default_timeout(60_000)
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("dialog", lambda dialog: (errors.append(dialog.message), dialog.dismiss()))
+    yield page
+    context.close()
+    assert not errors

@@ -1,0 +1,393 @@
+"""The users that docs/places.md describes: they may do all that locks need, and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+import shlex
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from celery_distlock.errors import StoreUnavailableError
+from celery_distlock.stores.base import (
+    Completion,
+    Ownership,
+    ParkRequest,
+    PeerChannel,
+    RenewOutcome,
+    Route,
+    Status,
+    Store,
+    WokenTask,
+)
+from celery_distlock.stores.redis.permissions import IN_A_CLUSTER, REHEARSAL
+from celery_distlock.stores.redis.server_errors import said
+from tests import servers
+from tests.stores.topologies import drill
+from tests.topologies.cluster import slot_of
+from tests.waiting import wait_until
+from tests.workers import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery_distlock.testing import EmbeddedServer
+    from tests.topologies import Cluster
+
+PAGE = (ROOT / "docs/places.md").read_text()
+SHORT, EXACT, OF_A_CLUSTER, OF_SENTINELS = re.findall(
+    r"^ACL SETUSER .+(?:\n    .+)*", PAGE, re.MULTILINE
+)
+LUA = ROOT / "celery_distlock/lua"
+EXECUTABLES = [None, *([servers.REDIS_EXECUTABLE] if servers.REDIS_EXECUTABLE else [])]
+METHODS = {
+    name for name, _ in inspect.getmembers(Store, inspect.isfunction) if not name.startswith("_")
+}
+FORBIDDEN = [
+    "FLUSHALL",
+    "FLUSHDB",
+    "KEYS *",
+    "SWAPDB 0 1",
+    "SCRIPT FLUSH",
+    "FUNCTION FLUSH",
+    "FUNCTION LIST",
+    "MIGRATE 127.0.0.1 1 {prefix}:k 0 100",
+    "CONFIG GET *",
+    "CONFIG SET appendonly no",
+    "ACL LIST",
+    "CLIENT LIST",
+    "CLIENT KILL TYPE normal",
+    "SHUTDOWN",
+    "REPLICAOF NO ONE",
+    "CLUSTER FAILOVER",
+    "CLUSTER RESET",
+    "GET someone-elses",
+    "SET someone-elses x",
+    "DEL someone-elses",
+    "RENAME {prefix}:k someone-elses",
+    "PUBLISH someone-elses x",
+    "SPUBLISH someone-elses x",
+    "SUBSCRIBE someone-elses",
+    "PSUBSCRIBE *",
+    "MONITOR",
+    """EVAL "return redis.call('FLUSHALL')" 0""",
+    """EVAL "return redis.call('KEYS', '*')" 0""",
+    """EVAL "return redis.call('GET', 'someone-elses')" 0""",
+    """EVAL "return redis.call('PUBLISH', 'someone-elses', 'x')" 0""",
+]
+
+
+class Account(NamedTuple):
+    """A user of the servers at *url*, as the page describes one."""
+
+    url: str
+    client: redis.Redis  # of one of them
+
+
+def set_user(node: EmbeddedServer, rules: str, prefix: str) -> None:
+    """Give the user *prefix* the rights that the page describes, for locks of that prefix."""
+    words = [word.replace("distlock:", f"{prefix}:") for word in rules.split()]
+    words[2] = prefix
+    with node.client() as client:
+        client.execute_command(*words)
+
+
+@contextmanager
+def account(node: EmbeddedServer, url: str, prefix: str) -> Iterator[Account]:
+    scheme, _, rest = url.partition("://")
+    with redis.Redis(port=node.port, username=prefix, password="password") as client:
+        yield Account(f"{scheme}://{prefix}:password@{rest}", client)
+
+
+@pytest.fixture(params=EXECUTABLES, ids=["valkey", "redis"][: len(EXECUTABLES)])
+def executable(request: pytest.FixtureRequest) -> str | None:
+    """Of each server that there is."""
+    found: str | None = request.param
+    return found
+
+
+@pytest.fixture(params=[SHORT, EXACT], ids=["short", "exact"])
+def one_server(
+    request: pytest.FixtureRequest,
+    executable: str | None,
+    private_server: Callable[..., Any],
+    prefix: str,
+) -> Iterator[Account]:
+    server = private_server(executable=executable)
+    set_user(server, request.param, prefix)
+    with account(server, server.url, prefix) as user:
+        yield user
+
+
+@pytest.fixture
+def one_server_as_admin(
+    executable: str | None, private_server: Callable[..., EmbeddedServer], prefix: str
+) -> tuple[EmbeddedServer, str]:
+    """A server whose user is to be made yet, and that user's URL."""
+    server = private_server(executable=executable)
+    return server, server.url.replace("redis://", f"redis://{prefix}:password@")
+
+
+@pytest.fixture(params=[SHORT, EXACT], ids=["short", "exact"])
+def cluster(
+    request: pytest.FixtureRequest, shared_cluster: Cluster, prefix: str
+) -> Iterator[Account]:
+    for node in shared_cluster.servers:
+        set_user(node, request.param, prefix)
+        set_user(node, OF_A_CLUSTER, prefix)
+    with account(shared_cluster.masters[0], shared_cluster.url, prefix) as user:
+        yield user
+    for node in shared_cluster.servers:
+        node.ask("ACL", "DELUSER", prefix)
+
+
+def push(store: Store, wake: WokenTask) -> None:
+    """Push what was woken to a desk that it was not parked from."""
+    desk = store.desk(lambda wake: None)
+    assert desk is not None
+    with closing(desk):
+        peer = PeerChannel(desk.address, 1)
+        store.note_desk(["queue"], peer, 60.0)
+        assert store.find_desks(["queue"]) == [peer]
+        assert store.push(wake, [peer.address])
+        store.tend([wake], 60.0)
+
+
+def stand(store: Store) -> None:
+    """Have a run stand at several keys, and nowhere."""
+    route = Route(("stands", "there"))
+    assert (
+        store.stand("stands", "t7:0:0:0", route, parcel=ParkRequest(b"r")).status is Status.RESERVED
+    )
+    assert store.cancel("stands", "t7:0:0:0").released
+    assert not store.depart("there", "t7:0:0:0", first=False).released
+    assert list(store.ready(WokenTask("stands", "t7:0:0:0", b"", route))) == []
+
+
+def every_request(store: Store) -> None:
+    """Ask *store* all that it can be asked, and look what comes of it."""
+    names = noting(store)
+
+    assert [doubt for doubt in store.check() if "persisted" not in doubt] == []
+    drill.hand_over(store, "handed over")
+    drill.push(store, "pushed")
+
+    assert store.acquire("k", "a", 60.0, run="t1:0:0:0").status is Status.GRANTED
+    assert store.renew([Ownership("k", "a", 60.0)], 30.0)[0][0] is RenewOutcome.RENEWED
+    for run in ("t2:0:0:0", "t3:0:0:0"):
+        assert store.line_up("k", run, ParkRequest(b"envelope"), 30.0).status is Status.PARKED
+    parcel = ParkRequest(b"envelope")
+    asked = store.acquire("k", "b", 60.0, queue=parcel, run="t4:0:0:0", repeated=True)
+    assert asked.status is Status.PARKED
+    assert store.inspect("k").waiting == store.look(["k"])[0].waiting == 3
+    assert [len(found) for found in (store.waiters("k"), list(store.find_parked("t2")))] == [3, 1]
+    assert store.parked("k", "t2:0:0:0") is not None
+    assert "k" in {key for found in store.find_keys() for key in found}
+    assert store.cancel("k", "t4:0:0:0").released
+    assert store.turn("k", 0.0, (0.1, 60.0), 30.0)
+
+    released = store.release("k", "a", run="t1:0:0:0", ended=Completion.YES_AND_MAY_COME_AGAIN)
+    assert released.wake is not None
+    push(store, released.wake)
+    store.dispatch(released.wake)
+    store.sent(released.wake)
+    store.came_back(released.wake)
+    found = wait_until(lambda: list(store.sweep(0.01)), what="a sweep")
+    assert [wake.run for wake in found] == ["t2:0:0:0"]
+    assert [wake.run for wake in store.rouse("k")] == ["t2:0:0:0"]
+    assert store.acquire("k", "c", 60.0, run="t2:0:0:0", keep=True).status is Status.GRANTED
+    assert store.release("k", "c", keep_for=("t2:0:0:0", 60.0)).released
+    assert store.drop(released.wake).released
+
+    assert store.line_up("next", "t6:0:0:0", parcel, 30.0, store.time(30.0)).holder == ""
+    assert [wake.run for wake in store.wake_next("next")] == ["t6:0:0:0"]
+
+    assert store.acquire("left", "a", 60.0).status is Status.GRANTED
+    assert store.line_up("left", "t5:0:0:0", ParkRequest(b"envelope"), 30.0).status is Status.PARKED
+    woken = store.release("left", "a").wake
+    assert woken is not None
+    store.left(woken)
+    assert store.drop(woken).released
+
+    together = keys_of_one_slot()
+    replies = store.acquire_all(together, ["a", "b"], 60.0)
+    assert replies is not None
+    assert [reply.status for reply in replies] == [Status.GRANTED] * 2
+
+    stand(store)
+
+    store.count({"acquired||t": 2.0})
+    assert store.counts()["acquired||t"] == 2.0
+    assert not [words for _, words in store.facts() if "does not tell of itself" in words]
+    store.listens("k")
+    store.close()
+
+    assert names == METHODS
+
+
+def noting(store: Store) -> set[str]:
+    """Return what will hold the names of the methods of *store* that are called from now on."""
+    called: set[str] = set()
+
+    def noted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given, **named: (called.add(name), method(*given, **named))[1]
+
+    for name in METHODS:
+        setattr(store, name, noted(name, getattr(store, name)))
+    return called
+
+
+def keys_of_one_slot() -> list[str]:
+    seen: dict[int, str] = {}
+    for key in map(str, itertools.count()):
+        other = seen.setdefault(slot_of(f"{{{key}}}"), key)
+        if other != key:
+            return [other, key]
+    raise AssertionError
+
+
+def allowed(user: Account, command: str) -> bool:
+    try:
+        user.client.execute_command(*shlex.split(command))
+    except redis.RedisError as error:
+        return not re.search(
+            "(?i)no permission|unknown command|executing the script can't", str(error)
+        )
+    return True
+
+
+def test_one_servers_user_may_do_all_that_locks_need(opened, one_server):
+    every_request(opened(one_server.url))
+    assert one_server.client.execute_command("WAIT", 0, 1) == 0  # for distlock_replicas
+
+
+def test_a_clusters_user_may_do_all_that_locks_need(opened, cluster):
+    every_request(opened(cluster.url))
+    assert cluster.client.execute_command("WAIT", 0, 1) is not None
+    assert cluster.client.execute_command("ASKING")
+
+
+def test_a_user_of_servers_and_one_of_sentinels_may_do_all_that_locks_need(
+    opened, shared_sentinels, prefix, monkeypatch
+):
+    monkeypatch.setattr("celery_distlock.stores.redis.topologies.SENTINEL_TIMEOUT", 4.0)
+    users = [(node, SHORT) for node in shared_sentinels.servers]
+    users += [(node, OF_SENTINELS) for node in shared_sentinels.sentinels]
+    for node, rules in users:
+        set_user(node, rules, prefix)
+    try:
+        with account(shared_sentinels.master, shared_sentinels.url(), prefix) as user:
+            sentinels = f"&sentinel_username={prefix}&sentinel_password=password"
+            every_request(opened(user.url + sentinels))
+    finally:
+        for node, _ in users:
+            node.ask("ACL", "DELUSER", prefix)
+
+
+def test_one_servers_user_may_do_nothing_else(one_server, prefix):
+    commands = [command.format(prefix=prefix) for command in FORBIDDEN]
+
+    assert [command for command in commands if allowed(one_server, command)] == []
+
+
+def test_a_clusters_user_may_do_nothing_else(cluster, shared_cluster, prefix):
+    # Others use this one, too, so nothing is done.
+    told = {
+        command: shared_cluster.servers[0].ask("ACL", "DRYRUN", prefix, *shlex.split(command))
+        for command in (each.format(prefix=prefix) for each in FORBIDDEN if "EVAL" not in each)
+    }
+
+    assert [command for command, answer in told.items() if answer == "OK"] == []
+
+
+def test_every_command_of_the_scripts_is_listed_and_rehearsed():
+    scripts = "".join(path.read_text() for path in LUA.glob("*.lua"))
+    called = {name.lower() for name in re.findall(r"redis\.p?call\('(\w+)'", scripts)}
+
+    assert called
+    assert called <= set(re.findall(r"\+(\w+)", EXACT))
+    rehearsed = {words[0].lower() for words in (*REHEARSAL, *IN_A_CLUSTER)}
+    assert called - {"publish"} <= rehearsed  # that is asked for itself
+
+
+def told(store: Store) -> str:
+    """What `Store.check` has to say."""
+    try:
+        return "; ".join(store.check())
+    except StoreUnavailableError as error:
+        return str(error)
+
+
+def test_each_right_that_is_missing_is_named(opened, one_server_as_admin, prefix, monkeypatch):
+    monkeypatch.setattr("celery_distlock.stores.redis.store.PAUSES", (0.0,))
+    server, url = one_server_as_admin
+    for right in [f"+{words[0].lower()}" for words in REHEARSAL] + ["+evalsha", "+publish"]:
+        set_user(server, f"{EXACT} -{right[1:]}", prefix)
+        store = opened(url)
+        if right == "+publish":
+            assert "may not publish" in told(store)
+        else:
+            assert re.search(rf"this user lacks [^;]*{re.escape(right)}\b", told(store))
+        store.close()  # its connections' user is gone
+
+
+def test_keys_or_channels_that_a_user_may_not_use_are_named(opened, one_server_as_admin, prefix):
+    server, url = one_server_as_admin
+
+    set_user(server, EXACT.replace("~distlock:*", "~elsewhere:*"), prefix)
+    with pytest.raises(StoreUnavailableError, match=rf"this user lacks ~{prefix}:\*"):
+        opened(url).acquire("k", "a", 5.0)
+    opened(url).close()
+
+    set_user(server, EXACT.replace("&distlock:*", "&elsewhere:*"), prefix)
+    assert f"may not publish to {prefix}:*" in told(opened(url))
+
+
+def test_a_cluster_that_may_not_be_asked_for_its_nodes_says_so(opened, cluster, shared_cluster):
+    name = urlsplit(cluster.url).username
+    for node in shared_cluster.servers:
+        node.ask("ACL", "SETUSER", name, "-cluster|slots")
+    with pytest.raises(StoreUnavailableError, match=r"lacks \+cluster\|slots") as caught:
+        opened(cluster.url).acquire("k", "a", 5.0)
+    assert "not of a cluster" not in str(caught.value)
+    opened(cluster.url).close()
+
+    for node in shared_cluster.servers:
+        node.ask("ACL", "SETUSER", name, "+cluster|slots", "-command|info", "-spublish")
+    assert "this user lacks the rights +command|info +spublish" in told(opened(cluster.url))
+
+
+def test_sentinels_that_may_not_be_asked_say_so(opened, shared_sentinels, prefix):
+    for node in shared_sentinels.sentinels:
+        set_user(node, "ACL SETUSER _ reset on >password +ping", prefix)
+    url = f"{shared_sentinels.url()}&sentinel_username={prefix}&sentinel_password=password"
+    right = r"lacks \+sentinel\|get-master-addr-by-name"
+    try:
+        with pytest.raises(StoreUnavailableError, match=right):
+            opened(url).acquire("k", "a", 5.0)
+        wrong = url.replace("=password", "=wrong")
+        with pytest.raises(StoreUnavailableError, match="username-password"):
+            opened(wrong).acquire("k", "a", 5.0)
+    finally:
+        for node in shared_sentinels.sentinels:
+            node.ask("ACL", "DELUSER", prefix)
+
+
+def test_a_right_that_scripts_lack_is_an_outage(opened, one_server_as_admin, prefix):
+    server, url = one_server_as_admin
+    set_user(server, f"{EXACT} -hset", prefix)
+
+    with pytest.raises(StoreUnavailableError):
+        opened(url).acquire("k", "a", 5.0)
+
+
+@pytest.mark.parametrize("quote", ["'", "`"])
+def test_scripts_that_are_not_there_are_told_the_way_out_however_that_is_quoted(quote):
+    refusal = redis.ResponseError(f"unknown command {quote}EVALSHA{quote}, with args")
+
+    assert "?scripts=off" in said(refusal, "distlock")

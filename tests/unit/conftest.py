@@ -1,0 +1,32 @@
+"""Unit tests have the code alone: one that opens a socket fails, and says where."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def no_sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Judge by the thread: what another test has left running is not this one's fault."""
+    opened: list[str] = []
+    tested, begin = threading.get_ident(), socket.socket.__init__
+
+    def refuse(self: socket.socket, *arguments: Any, **options: Any) -> None:
+        # One that is made of a file descriptor is one of a pair, or inherited.
+        has_descriptor = len(arguments) > 3 or "fileno" in options
+        if not has_descriptor and threading.get_ident() == tested:
+            opened.append("a socket")
+            raise PermissionError("a unit test opens no socket; others are in tests/integration")
+        begin(self, *arguments, **options)
+
+    monkeypatch.setattr(socket.socket, "__init__", refuse)
+    yield
+    # Also where the code under test took the refusal for an outage.
+    assert not opened, f"a unit test opened {opened[0]}"
