@@ -46,7 +46,8 @@ from celery_distlock.telemetry import events
 
 from . import hold_times
 from .app import Plan, Runtime
-from .messages import HEADER, LockHeader, execution_id_of, publish, seal, with_eta
+from .messages import LockHeader, execution_id_of, publish, seal, with_eta
+from .received import HEADER, Received
 from .reporting import Report
 
 __all__ = [
@@ -114,11 +115,12 @@ class Execution:
         self._plan = plan
         self._store = store
         self._keys = sorted(keys)  # one order for all, so that no two wait for each other
+        self._received = Received.of(request)
         self._passage = LockHeader.of(request.__dict__) if self.message else LockHeader()
         self._run = self._run_id(request.retries or 0) if self.message else ""
         if self.message:
-            events.switch(task.app, self._received.get("events", ""))
-            Runtime.of(task.app).relay.near = self._received.get("desk", "")
+            events.switch(task.app, self._received.events)
+            Runtime.of(task.app).relay.near = self._received.delivery_address
         self._wanted: list[str] = []  # those of the keys that are not held here already
         self._missing: list[str] = []  # and have not been taken yet
         self._taken: list[Hold] = []
@@ -170,21 +172,23 @@ class Execution:
             decision = self._take(self._missing[0])
             if decision is not None:
                 return decision
-        if self._passage.woken or self._received.get("shown") or self._parking:
+        if self._passage.woken or self._received.shown or self._parking:
             self._show_running()
         return None
 
     @property
     def _found_on_arrival(self) -> tuple[str, Reply] | None:
         """The key that was taken when the message came, if that is to count."""
-        taken = self._received.get("taken") if self.message else None
-        if taken is None or taken[0] not in self._keys:
+        taken = self._received.taken if self.message else None
+        if taken is None or taken.key not in self._keys or taken.run == self._run:
             return None
-        key, holder, run, remaining = taken
-        if run == self._run:
-            return None
-        asked_at = self._received["received_at"]
-        return key, Reply(Status.BUSY, asked_at, holder=holder, holder_run=run, remaining=remaining)
+        return taken.key, Reply(
+            Status.BUSY,
+            self._received.received_at or 0.0,
+            holder=taken.holder,
+            holder_run=taken.run,
+            remaining=taken.remaining,
+        )
 
     def _enter(self, key: str) -> bool:
         """Whether *key* is held here already; then it is entered once more."""
@@ -278,7 +282,7 @@ class Execution:
             waited=max(0.0, time.time() - self._passage.since) if self._passage.since else 0.0,
             on_event=self._report.event,
         )
-        hold.arrival = self._received.get("arrival", 0) if self.message else 0
+        hold.arrival = (self._received.arrival or 0) if self.message else 0
         return hold
 
     def _keep(self, hold: Hold) -> None:
@@ -299,7 +303,7 @@ class Execution:
 
         Then the second delivery may have come and gone elsewhere before this, the first, begins.
         """
-        received_at = self._received.get("received_at")
+        received_at = self._received.received_at
         if received_at is None or not self.task.acks_late:
             return False
         options = self.task.app.conf.broker_transport_options or {}
@@ -309,18 +313,12 @@ class Execution:
     @property
     def _kept_by_store(self) -> bool:
         # With early acknowledgement Celery lets a task end with its process, and so do we.
-        return bool(self._received.get("pushed")) and bool(self.task.acks_late)
+        return self._received.pushed and bool(self.task.acks_late)
 
     @property
     def _returns(self) -> bool:
         """Whether the queue of the message is one that it would be sent to when it is woken."""
-        return bool(self._received.get("returns", True))
-
-    @property
-    def _received(self) -> dict[str, Any]:
-        """What `LockedRequest` noted in the worker's main process."""
-        noted: dict[str, Any] = (self._request.properties or {}).get(HEADER) or {}
-        return noted
+        return self._received.returns
 
     def _on_conflict(self, key: str, reply: Reply) -> Decision:
         self._report.conflict(self._request.__dict__, key, reply)
@@ -390,7 +388,7 @@ class Execution:
         parcel: ParkRequest | None = self._seal(self._wanted[0], *route.names)
         self._show_parked(key, reply.holder, reply.place)  # before, as in `_park`
         self._parking = True
-        arrival = int(self._received.get("arrival") or 0)
+        arrival = self._received.arrival or 0
         for here in self._wanted:
             reply, key = self._stand_at(here, route, arrival, parcel), here
             parcel, arrival = None, reply.arrival
@@ -422,7 +420,7 @@ class Execution:
         return Route(tuple(map(slot_name, keys)), str(self.task.name))
 
     def _parcel(self, envelope: bytes) -> ParkRequest:
-        return ParkRequest(envelope, self._received.get("desk", ""), str(self.task.name))
+        return ParkRequest(envelope, self._received.delivery_address, str(self.task.name))
 
     def _wait_here(self, key: str) -> tuple[Hold | None, Reply]:
         """Wait for *key* in this process: were the task parked, nobody would send it again."""

@@ -25,11 +25,11 @@ from kombu.utils.json import dumps, loads
 
 from celery_distlock.process import fork_guard
 
+from .received import HEADER, Received
+
 __all__ = [
-    "HEADER",
     "LockHeader",
     "MalformedError",
-    "Noted",
     "accepted_content",
     "execution_id_of",
     "publish",
@@ -38,8 +38,6 @@ __all__ = [
     "to_message",
     "with_eta",
 ]
-
-HEADER = "distlock"  # the one header of ours
 
 # A property of such a name would say how it is sent.
 _OPTIONS = frozenset(inspect.signature(Producer.publish).parameters)
@@ -76,19 +74,6 @@ _NOT_PROPERTIES = frozenset(
 
 class MalformedError(ValueError):
     """An envelope is none that could be sent."""
-
-
-class Noted(dict[str, Any]):
-    """What this process itself has noted in a message's properties; none comes over a wire."""
-
-    @classmethod
-    def on(cls, message: Message) -> "Noted":
-        """Return what is noted on *message*; who sent it may have put something else there."""
-        properties: dict[str, Any] = message.properties
-        noted = properties.get(HEADER)
-        if not isinstance(noted, cls):
-            noted = properties[HEADER] = cls()
-        return noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +158,10 @@ def seal(request: Any, passage: LockHeader) -> bytes:
     """
     facts = request.__dict__
     properties = dict(request.properties or {})
-    received = properties.get(HEADER) or {}
-    content_type = received.get("content_type") or "application/json"
-    encoding = received.get("content_encoding") or "utf-8"
-    body: Any = received.get("body")
+    received = Received.of(request)
+    content_type = received.content_type or "application/json"
+    encoding = received.content_encoding or "utf-8"
+    body = received.body
     if body is None:
         embedded = {
             name: getattr(request, name) for name in ("callbacks", "errbacks", "chain", "chord")
@@ -252,7 +237,7 @@ def to_message(app: Celery, message: Mapping[str, Any]) -> Message:
         content_type=message["content_type"],
         content_encoding=message["content_encoding"],
         headers=headers,
-        properties={**message["properties"], HEADER: Noted(pushed=True)},
+        properties=dict(message["properties"]),
         delivery_info={
             "exchange": message["exchange"],
             "routing_key": message["routing_key"],
@@ -260,6 +245,7 @@ def to_message(app: Celery, message: Mapping[str, Any]) -> Message:
         },
         accept=accepted_content(app),
     )
+    Received.note(made, pushed=True)
     if compression is not None:
         made.headers["compression"] = compression
     return made

@@ -40,7 +40,8 @@ from celery_distlock.process import fork_guard
 from celery_distlock.process.background import BackgroundNotifier
 from celery_distlock.runtime.app import Plan, Runtime
 from celery_distlock.runtime.execution import PARKED, seconds_until
-from celery_distlock.runtime.messages import LockHeader, Noted, execution_id_of, seal_message
+from celery_distlock.runtime.messages import LockHeader, execution_id_of, seal_message
+from celery_distlock.runtime.received import Received
 from celery_distlock.runtime.reporting import Report
 from celery_distlock.stores import Ability, Store
 from celery_distlock.stores.base import ParkRequest, Reply, Route, Status
@@ -297,7 +298,8 @@ class Parking:
     def take(self, arrival: Arrival) -> None:
         """Park it, or else hand it to the pool: at once, or when that is known."""
         if arrival.look is None:
-            arrival.stamp = Noted.on(arrival.message)["arrival"] = self.stamp()
+            arrival.stamp = self.stamp()
+            Received.note(arrival.message, arrival=arrival.stamp)
         asked = self._helper.ask(functools.partial(self._park, arrival))
         if asked.done() and not any(map(self.holds, arrival.names)):  # not before its elder
             self._settle(arrival, asked.result())
@@ -415,7 +417,7 @@ class Parking:
         now = self._runtime.store.inspect(arrival.key, PATIENCE)
         info = {"key": shown(arrival.key), "holder": shown(now.owner), "place": now.waiting}
         # If it is not parked after all, whoever runs it sets its state right.
-        Noted.on(message)["shown"] = True
+        Received.note(message, shown=True)
         try:
             with fork_guard.no_fork():
                 task.backend.store_result(arrival.identity, info, PARKED)

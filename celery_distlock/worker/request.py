@@ -7,7 +7,8 @@ from celery.worker.request import Request
 from celery_distlock import clock
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.execution import Postponed
-from celery_distlock.runtime.messages import HEADER, LockHeader, Noted
+from celery_distlock.runtime.messages import LockHeader
+from celery_distlock.runtime.received import HEADER, Received
 from celery_distlock.stores.base import WokenTask
 from celery_distlock.telemetry import events
 
@@ -27,23 +28,21 @@ class LockedRequest(Request):
         super().__init__(message, **options)
         facts = self.request_dict
         where = facts["delivery_info"]
-        noted = Noted.on(message)
-        received = {
-            **noted,
-            "arrival": noted["arrival"] if "arrival" in noted else self._stamp(),
-            "returns": self._runtime.trust.knows_route(
+        noted = Received.noted_on(message)
+        self._received = received = noted._replace(
+            arrival=self._stamp() if noted.arrival is None else noted.arrival,
+            returns=self._runtime.trust.knows_route(
                 facts["task"], where.get("exchange") or "", where.get("routing_key") or ""
             ),
-            "content_type": message.content_type,
-            "content_encoding": message.content_encoding,
-            "desk": self._runtime.desk,
-            "received_at": clock.monotonic(),
-            "events": _as_worker(options),
-        }
-        events.switch(options["app"], received["events"])
-        if message.content_type not in _WRITTEN_AGAIN:
-            received["body"] = message.body
-        facts["properties"] = {**facts["properties"], HEADER: received}
+            content_type=message.content_type,
+            content_encoding=message.content_encoding,
+            body=None if message.content_type in _WRITTEN_AGAIN else message.body,
+            delivery_address=self._runtime.desk,
+            received_at=clock.monotonic(),
+            events=_as_worker(options),
+        )
+        events.switch(options["app"], received.events)
+        facts["properties"] = {**facts["properties"], HEADER: received.to_properties()}
 
     def _stamp(self) -> int:
         """When it came, by the store's clock; 0: it comes when it asks for its key."""
@@ -58,8 +57,7 @@ class LockedRequest(Request):
 
     def acknowledge(self) -> None:
         """Tell the broker, or the store for a pushed message, unless the task still waits there."""
-        pushed = self.request_dict["properties"][HEADER].get("pushed")
-        if pushed and getattr(self, "_postponed", False):
+        if self._received.pushed and getattr(self, "_postponed", False):
             self.acknowledged = True
         else:
             super().acknowledge()
