@@ -6,7 +6,8 @@ from celery import Celery, Task
 
 from .engine.lease import Lease
 from .runtime.app import UNSET, Runtime
-from .runtime.execution import Execution, forget_woken, lease_of, unlocked
+from .runtime.current import lease_of, unlocked
+from .runtime.execution import Execution, drop_reservations
 from .worker import install
 
 __all__ = ["LockedTask"]
@@ -89,9 +90,9 @@ class LockedTask(_Task):
             try:
                 keys = plan.rule.keys(args, kwargs)
             except Exception:
-                forget_woken(self, runtime, ())
+                drop_reservations(self, runtime, ())
                 raise
-        forget_woken(self, runtime, keys)
+        drop_reservations(self, runtime, keys)
         run = super().__call__
         if plan is None or not keys:
             with unlocked(self):

@@ -39,10 +39,11 @@ from celery_distlock.policies import Requeue
 from celery_distlock.process import fork_guard
 from celery_distlock.process.background import BackgroundNotifier
 from celery_distlock.runtime.app import Plan, Runtime
-from celery_distlock.runtime.execution import PARKED, seconds_until
+from celery_distlock.runtime.body import seconds_until
 from celery_distlock.runtime.messages import LockHeader, execution_id_of, seal_message
 from celery_distlock.runtime.received import Received
 from celery_distlock.runtime.reporting import Report
+from celery_distlock.runtime.states import PARKED
 from celery_distlock.stores import Ability, Store
 from celery_distlock.stores.base import ParkRequest, Reply, Route, Status
 from celery_distlock.stores.several_keys import begin_at_first_key

@@ -6,9 +6,9 @@ from celery.worker.request import Request
 
 from celery_distlock import clock
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.execution import Postponed
 from celery_distlock.runtime.messages import LockHeader
 from celery_distlock.runtime.received import HEADER, Received
+from celery_distlock.runtime.requeueing import Postponed
 from celery_distlock.stores.base import WokenTask
 from celery_distlock.telemetry import events
 
