@@ -7,10 +7,11 @@ from celery_distlock.engine.lease import Hold
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import Store
 from celery_distlock.stores.base import Reply
+from celery_distlock.stores.identities import ExecutionId
 
 from .app import Plan, Runtime
 from .current import Task
-from .messages import LockHeader, execution_id_of
+from .messages import LockHeader
 from .received import Received
 from .reporting import Report
 from .states import TaskStates
@@ -51,7 +52,7 @@ class Invocation:
         """Return the id of the execution of this task that has that many *retries*."""
         number = self.header.requeues if requeues is None else requeues
         nesting = self.request.replaced_task_nesting or 0
-        return execution_id_of(str(self.request.id), retries, number, nesting)
+        return str(ExecutionId(str(self.request.id), retries, number, nesting))
 
     @property
     def redelivered(self) -> bool:

@@ -31,7 +31,6 @@ __all__ = [
     "LockHeader",
     "MalformedError",
     "accepted_content",
-    "execution_id_of",
     "publish",
     "seal",
     "seal_message",
@@ -178,15 +177,6 @@ def seal_message(message: Message, passage: LockHeader) -> bytes:
     content: Any = message.content_type, message.content_encoding, message.body
     properties, delivery = message.properties or {}, message.delivery_info or {}
     return _sealed(dict(message.headers), properties, content, delivery, passage)
-
-
-def execution_id_of(identity: str, retries: int, requeues: int, nesting: int) -> str:
-    """
-    Return the name of one run of a task: the same for every delivery of one message.
-
-    ``task.replace()`` sends another task under the same id, one nesting deeper.
-    """
-    return f"{identity}:{retries}:{requeues}:{nesting}"
 
 
 def _sealed(

@@ -7,7 +7,8 @@ from typing import Any
 from celery_distlock import signals
 from celery_distlock.naming import shown
 from celery_distlock.stores import Store
-from celery_distlock.stores.base import Reply, task_of
+from celery_distlock.stores.base import Reply
+from celery_distlock.stores.identities import task_id_of
 
 __all__ = ["Report"]
 
@@ -59,7 +60,7 @@ class Report:
     def conflict(self, headers: Mapping[str, Any], key: str, reply: Reply) -> None:
         """Tell that *key* is taken, and name what will hang if its holder waits for the task."""
         self.event("lock_conflict", key=key, holder=reply.holder, remaining=reply.remaining)
-        holder = task_of(reply.holder_run)
+        holder = task_id_of(reply.holder_run)
         if (
             holder
             and holder != headers.get("id")

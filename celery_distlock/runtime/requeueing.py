@@ -22,8 +22,8 @@ from celery_distlock.stores.base import (
     Route,
     Status,
     WokenTask,
-    new_owner,
 )
+from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.several_keys import begin_at_first_key
 
 from .invocation import Invocation

@@ -40,12 +40,13 @@ from celery_distlock.process import fork_guard
 from celery_distlock.process.background import BackgroundNotifier
 from celery_distlock.runtime.app import Plan, Runtime
 from celery_distlock.runtime.body import seconds_until
-from celery_distlock.runtime.messages import LockHeader, execution_id_of, seal_message
+from celery_distlock.runtime.messages import LockHeader, seal_message
 from celery_distlock.runtime.received import Received
 from celery_distlock.runtime.reporting import Report
 from celery_distlock.runtime.states import PARKED
 from celery_distlock.stores import Ability, Store
 from celery_distlock.stores.base import ParkRequest, Reply, Route, Status
+from celery_distlock.stores.identities import ExecutionId
 from celery_distlock.stores.several_keys import begin_at_first_key
 
 from .arrival_times import Arrivals
@@ -205,12 +206,13 @@ class _ParkingStrategy:
 
 def run_of(headers: Mapping[str, Any]) -> str:
     """Return the name of the run that a message of these *headers* is for."""
-    return execution_id_of(
+    execution = ExecutionId(
         headers["id"],
         headers.get("retries") or 0,
         LockHeader.of(headers).requeues,
         headers.get("replaced_task_nesting") or 0,
     )
+    return str(execution)
 
 
 def _is_plain(message: Any) -> bool:
