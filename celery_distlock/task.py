@@ -70,7 +70,7 @@ class LockedTask(_Task):
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
-        """Check the declaration; Celery calls this when the task is declared."""
+        """Check the options; Celery calls this when the task is declared."""
         super().on_bound(app)
         if cls.name is not None:
             install(app)
@@ -78,11 +78,11 @@ class LockedTask(_Task):
 
     @property
     def lock(self) -> Lease:
-        """What this task holds while it runs. It is false, and without keys, if that is nothing."""
+        """What this task holds while it runs; false, and without keys, if that is nothing."""
         return lease_of(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the task under its lock; the worker, ``apply()`` and direct calls all come here."""
+        """Run the task under its lock, for the worker, ``apply()`` and direct calls alike."""
         runtime = Runtime.of(self.app)
         plan = runtime.plans.get(self.name)
         keys: tuple[str, ...] = ()

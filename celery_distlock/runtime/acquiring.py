@@ -122,12 +122,14 @@ class KeyAcquisition:
             return None
         if reply.status is Status.PARKED:
             if self._invocation.is_second_delivery(reply):
-                self._report.info("set aside: the first delivery has not ended", key=key)
+                words = "set aside: the first delivery of its message has {key!r}, and still runs"
+                self._report.info(words, key=key)
             else:
                 self._report.parking(key, reply)
             raise Postponed(f"parked until {shown(key)!r} is free")
         if reply.status is Status.DONE:
-            self._report.info("dropped: a second delivery, the first has ended", key=key)
+            words = "dropped: a second delivery of its message; the first one has ended"
+            self._report.info(words, key=key)
             raise Ignore("a second delivery")
         return None
 

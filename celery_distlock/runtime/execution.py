@@ -46,8 +46,8 @@ class Execution:
         self._invocation = invocation = Invocation(task, plan, store, nested=bool(here.stack))
         if invocation.has_message:
             received = invocation.received
-            events.switch(task.app, received.events)
-            Runtime.of(task.app).relay.near = received.delivery_address
+            events.set_source(task.app, received.events)
+            Runtime.of(task.app).relay.own_address = received.delivery_address
         in_order = tuple(sorted(keys))  # one order for all, so that no two wait for each other
         self._requeueing = Requeueing(invocation, in_order)
         self._keys = KeyAcquisition(invocation, in_order, self._requeueing)
@@ -96,20 +96,20 @@ class Execution:
         entered = self._keys.entered
         while entered:
             entered.pop().depth -= 1
-        wakes: list[WokenTask | None] = []
+        woken_tasks: list[WokenTask | None] = []
         with contextlib.ExitStack() as releases:
-            releases.callback(self._dispatch_all, wakes)  # not before the last one is released
+            releases.callback(self._dispatch, woken_tasks)  # not before the last one is released
             for hold in self._keys.taken:
                 held_here().pop((self._store.identity, hold.key), None)
-                releases.callback(release, hold, completion, keep_for, wakes.append)
+                releases.callback(release, hold, completion, keep_for, woken_tasks.append)
                 if completion is Completion.UNSETTLED:
                     here.unsettled.append((hold, self._around))
         if self in here.stack:
             here.stack.remove(self)
 
-    def _dispatch_all(self, wakes: list[WokenTask | None]) -> None:
-        for wake in wakes:
-            self._store.dispatch(wake)
+    def _dispatch(self, woken_tasks: list[WokenTask | None]) -> None:
+        for woken in woken_tasks:
+            self._store.dispatch(woken)
 
 
 def drop_reservations(task: Task, runtime: Runtime, keys: tuple[str, ...]) -> None:

@@ -120,7 +120,12 @@ class Requeueing:
         """
         key = taken[0].key
         number = self._invocation.header.requeues + 1
-        self._report.warning("failed and is requeued ({n})", error, key=key, n=number)
+        self._report.warning(
+            "failed and goes back to the end of the queue of {key!r} (requeue {n})",
+            error,
+            key=key,
+            n=number,
+        )
         self._invocation.states.parked(key, taken[0].owner, None)
         run = self._next_execution_id(number)
         try:
@@ -204,7 +209,8 @@ class Requeueing:
                 return publish(self._invocation.task.app, envelope)
             except OperationalError as error:
                 # Only this process knows the task now, so it must not stop trying.
-                self._report.warning("waits, the broker is away too: {why}", why=error)
+                words = "waits, the broker is away too; is sent in {pause:g} s or later: {why}"
+                self._report.warning(words, pause=BROKER_PAUSE, why=error)
                 time.sleep(BROKER_PAUSE)
 
 

@@ -85,7 +85,7 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
     def on_message(
         message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **more: Any
     ) -> Any:
-        parking = runtime.parking
+        parking = runtime.parking_thread
         if body is None and parking is not None:
             go_on = functools.partial(handle, message, body, ack, reject, callbacks, **more)
             passage = LockHeader.of(message.headers)
@@ -126,15 +126,15 @@ class ParkingStep(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         """Begin to park, if the store does, and to look."""
         # What is only looked at needs no result backend, and is not to stand behind what does.
-        self._runtime.looking = Parking(parent, self._runtime)
+        self._runtime.inspection_thread = Parking(parent, self._runtime)
         if parks(self._runtime):
-            self._runtime.parking = parking = Parking(parent, self._runtime)
+            self._runtime.parking_thread = parking = Parking(parent, self._runtime)
             parking.begin()
 
     def stop(self, parent: Any) -> None:
         """Park no more; what is not acknowledged by now, the broker delivers again."""
-        parts = self._runtime.parking, self._runtime.looking
-        self._runtime.parking = self._runtime.looking = None
+        parts = self._runtime.parking_thread, self._runtime.inspection_thread
+        self._runtime.parking_thread = self._runtime.inspection_thread = None
         for part in parts:
             if part is not None:
                 part.close()
@@ -190,7 +190,7 @@ class _ParkingStrategy:
             keys = self._plan.rule.keys(args, kwargs)
         except Exception:  # noqa: BLE001  # whatever is wrong with it, the task is to fail with it
             return ()
-        names, parking = [slot_name(key) for key in keys], self._runtime.parking
+        names, parking = [slot_name(key) for key in keys], self._runtime.parking_thread
         taken = any(parking.holds(name) or in_flight.have(name) for name in names)
         if taken and _is_plain(message) and self._returns(message):
             return tuple(sorted(keys))
@@ -439,7 +439,7 @@ class Parking:
             passage = replace(passage, names=names)
         sealed = seal_message(arrival.message, passage)
         envelope = self._runtime.trust.sign(names[0], run, sealed)
-        parcel = ParkRequest(envelope, self._runtime.desk, str(arrival.task.name))
+        parcel = ParkRequest(envelope, self._runtime.delivery_address, str(arrival.task.name))
         if len(names) == 1:
             return store.line_up(arrival.key, run, parcel, PATIENCE, arrival.stamp)
         # It stands at the first key only: here is no time to go further, and others do that.

@@ -82,7 +82,7 @@ class _EarlyRefusal:
 
     def receive(self, message: Any, way: _Way) -> Any:
         """Hand *message* to the pool: at once, or when its key has been looked at."""
-        keys, looking = self._keys(message), self._runtime.looking
+        keys, looking = self._keys(message), self._runtime.inspection_thread
         if not keys or looking is None:
             return way.go_on()
         if not self._waits():
