@@ -6,7 +6,8 @@ from celery import Celery, Task
 
 from .engine.lease import Lease
 from .runtime.app import UNSET, Runtime
-from .runtime.execution import Execution, forget_woken, lease_of, unlocked
+from .runtime.current import lease_of, unlocked
+from .runtime.execution import Execution, drop_reservations
 from .worker import install
 
 __all__ = ["LockedTask"]
@@ -69,7 +70,7 @@ class LockedTask(_Task):
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
-        """Check the declaration; Celery calls this when the task is declared."""
+        """Check the options; Celery calls this when the task is declared."""
         super().on_bound(app)
         if cls.name is not None:
             install(app)
@@ -77,11 +78,11 @@ class LockedTask(_Task):
 
     @property
     def lock(self) -> Lease:
-        """What this task holds while it runs. It is false, and without keys, if that is nothing."""
+        """What this task holds while it runs; false, and without keys, if that is nothing."""
         return lease_of(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the task under its lock; the worker, ``apply()`` and direct calls all come here."""
+        """Run the task under its lock, for the worker, ``apply()`` and direct calls alike."""
         runtime = Runtime.of(self.app)
         plan = runtime.plans.get(self.name)
         keys: tuple[str, ...] = ()
@@ -89,9 +90,9 @@ class LockedTask(_Task):
             try:
                 keys = plan.rule.keys(args, kwargs)
             except Exception:
-                forget_woken(self, runtime, ())
+                drop_reservations(self, runtime, ())
                 raise
-        forget_woken(self, runtime, keys)
+        drop_reservations(self, runtime, keys)
         run = super().__call__
         if plan is None or not keys:
             with unlocked(self):

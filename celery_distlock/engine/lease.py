@@ -31,8 +31,8 @@ from celery_distlock.stores.base import (
     Status,
     Store,
     WokenTask,
-    new_owner,
 )
+from celery_distlock.stores.identities import new_owner
 
 __all__ = ["Hold", "HoldState", "Keeper", "Lease", "Terms", "believed"]
 

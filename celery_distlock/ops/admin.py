@@ -26,8 +26,8 @@ from celery_distlock.stores.base import (
     UnsendableError,
     Waiter,
     WokenTask,
-    task_of,
 )
+from celery_distlock.stores.identities import Owner, task_id_of
 
 __all__ = [
     "Admin",
@@ -72,14 +72,11 @@ class Holder:
 
     @classmethod
     def of(cls, owner: str) -> "Holder":
-        """Read what :func:`~celery_distlock.stores.base.new_owner` has written."""
-        host, _, rest = owner.partition("|")
-        pid, _, rest = rest.partition("|")
-        label = key_of(rest.rpartition("|")[0])
-        task, bracket, task_id = label.removesuffix("]").rpartition("[")
-        if not bracket or not label.endswith("]"):
-            task, task_id = label, ""
-        return cls(task or owner, task_id, key_of(host), int(pid) if pid.isdigit() else 0, owner)
+        """Read the text of an :class:`~celery_distlock.stores.identities.Owner`."""
+        known = Owner.parse(owner)
+        if known is None:
+            return cls(owner, "", owner=owner)
+        return cls(known.task or owner, known.task_id, known.host, known.pid, owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,8 +324,8 @@ class Admin:
         self.store.dispatch(struck.wake)
         for name in (letter.names or names)[1:]:
             self.store.dispatch(self.store.cancel(key_of(name), run).wake)
-        self._revoke(task_of(run), letter, key)
-        dropped = Dropped(key_of(slot_name(key)), letter.task, task_of(run))
+        self._revoke(task_id_of(run), letter, key)
+        dropped = Dropped(key_of(slot_name(key)), letter.task, task_id_of(run))
         sender = self._app.tasks.get(letter.task, self._app)
         facts = {"key": dropped.key, "task_id": dropped.task_id}
         signals.send("task_dropped", sender, self.store, **facts)
@@ -347,7 +344,7 @@ class Admin:
             unknown = isinstance(error, RefusedError) and error.reason is Reason.TASK
             if unknown and not force:
                 raise DistlockError(
-                    f"{shown(task_of(waiter.run))} was not dropped: {error}. Drop it where that"
+                    f"{shown(task_id_of(waiter.run))} was not dropped: {error}. Drop it where that"
                     " task is known, or it is for celery locks drop --force: a chord that waits for"
                     " it goes on waiting then"
                 ) from error
@@ -397,8 +394,8 @@ class Admin:
     def _holder(self, key: str, state: KeyState) -> Holder:
         if not state.waking:
             holder = Holder.of(state.owner)
-            return holder if holder.task_id else replace(holder, task_id=task_of(state.run))
-        return Holder(state.task, task_of(state.run), owner=state.owner)
+            return holder if holder.task_id else replace(holder, task_id=task_id_of(state.run))
+        return Holder(state.task, task_id_of(state.run), owner=state.owner)
 
     def _waiter(self, place: int | None, kind: str, waiter: Waiter) -> WaiterInfo:
         return WaiterInfo(place, kind, self._who(waiter), known_time(waiter.since))
@@ -406,4 +403,4 @@ class Admin:
     def _who(self, waiter: Waiter) -> Holder:
         if not waiter.run:
             return Holder.of(waiter.owner)
-        return Holder(waiter.task, task_of(waiter.run))
+        return Holder(waiter.task, task_id_of(waiter.run))

@@ -1,4 +1,4 @@
-"""What the locked tasks of one app share: its settings, its store, each task's plan."""
+"""What the locked tasks of one app have in common: settings, store, and a plan for each task."""
 
 import contextlib
 import functools
@@ -54,10 +54,11 @@ class Runtime:
         self._app = app
         self._flags: dict[str, Any] = {}
         self.plans: dict[str, Plan | None] = {}
-        self.desk = ""  # where this worker takes woken tasks; empty where there is none
-        self.forget: Callable[[WokenTask], None] | None = None  # drops a woken task, in a worker
-        self.parking: Any = None  # parks what arrives, in a worker that consumes
-        self.looking: Any = None  # looks at the keys of what does, likewise
+        # Set by the worker's bootsteps while it consumes:
+        self.delivery_address = ""  # where it takes woken tasks; empty: nowhere
+        self.drop_woken: Callable[[WokenTask], None] | None = None  # in the store, by a thread
+        self.parking_thread: Any = None  # parks messages that arrive for a taken key
+        self.inspection_thread: Any = None  # inspects the keys of those that are not parked
         self.trust = Trust(app, self.plans, lambda: self.settings.secret)
         self.relay = Relay(lambda: self.store, self.trust)
         self._imported = False
@@ -91,32 +92,32 @@ class Runtime:
 
     @functools.cached_property
     def turns(self) -> Store:
-        """Where workers that are all asked agree which one does it, by locks beside all others."""
+        """The store by whose locks workers agree which of them carries out an order to them all."""
         return self._open(f"{self.settings.prefix}:turns")
 
     def _open(self, prefix: str) -> Store:
         url = self.settings.url or derive_store_url(self._app.conf)
         return open_store(with_option(url, replicas=self.settings.replicas or None), prefix)
 
-    def _send(self, wake: WokenTask) -> bool:
+    def _send(self, woken: WokenTask) -> bool:
         """
-        Send what was woken; true: to a worker, false: to the broker.
+        Send a woken task; true: straight to a worker, false: by the broker.
 
         Raises:
-            RefusedError: It is not for this process to send.
-            UnsendableError: It is for nobody to send.
+            RefusedError: This process may not send it.
+            UnsendableError: Nobody can send it: its envelope is spoilt.
         """
         try:
-            if self.relay.push(wake, self.trust.check(wake)):
+            if self.relay.push(woken, self.trust.check(woken)):
                 return True
-            publish(self._app, wake.envelope)
+            publish(self._app, woken.envelope)
             return False
         except MalformedError as error:
             raise UnsendableError(str(error)) from error
         except RefusedError as refusal:
             if refusal.reason is Reason.MALFORMED:
                 raise UnsendableError(str(refusal)) from refusal
-            self.trust.refuse(wake, refusal)
+            self.trust.refuse(woken, refusal)
             raise
 
     def import_tasks(self) -> None:
@@ -162,8 +163,8 @@ class Runtime:
         """
         self.plans[task.name] = None if task.name.startswith("celery.") else self._plan(task)
 
-    def forgotten(self, tasks: Iterable[Any]) -> Iterator[str]:
-        """Find those of *tasks* that say how they are locked, and are no locked tasks."""
+    def without_base(self, tasks: Iterable[Any]) -> Iterator[str]:
+        """Yield the names of *tasks* that have ``lock_`` options and are no `LockedTask`."""
         ours = [f"lock_{option}" for option in TASK_OPTIONS]
         for task in tasks:
             if task.name not in self.plans and any(hasattr(task, option) for option in ours):
@@ -229,7 +230,7 @@ def _signature(task: type[Any]) -> inspect.Signature:
 
 
 def _refuse_unknown(app: Celery) -> None:
-    """Raise for a setting that would be passed over: an unknown name, or one spelt wrong."""
+    """Raise for a setting that nobody would read: its name is unknown, or misspelt."""
     known = [f"distlock_{name}" for name in _SETTINGS]
     namespace = str(getattr(app, "namespace", None) or "")
     prefix = f"{namespace}_" if namespace else ""

@@ -85,10 +85,10 @@ def _for_locks(url: str) -> tuple[str, dict[str, Any]]:
     known = {*OPTIONS, "virtual_host"} if bare.startswith("redis+socket") else OPTIONS
     own = {}
     for name, value in parse_qsl(query):
-        if name in known or name.startswith("ssl_"):  # of TLS nothing is left out unheard
+        if name in known or name.startswith("ssl_"):  # a wrong TLS option is reported, not dropped
             own[name] = value
         else:
-            logger.debug("the lock store goes without the option %r of Celery's URL", name)
+            logger.debug("the lock store does not use the option %r of Celery's URL", name)
     return bare, own
 
 

@@ -1,4 +1,4 @@
-"""How long this process's tasks had their keys of late; it says when a key may be free again."""
+"""How long tasks of this process hold their keys; it tells when a key may be free again."""
 
 __all__ = ["note", "usual"]
 
@@ -9,7 +9,7 @@ _seconds: dict[str, float] = {}
 
 
 def note(task: str, seconds: float) -> None:
-    """Note that *task* has had its keys for so long."""
+    """Take the *seconds* for which *task* held its keys into its average."""
     known = _seconds.get(task)
     if known is None and len(_seconds) >= MOST:
         _seconds.clear()
@@ -17,5 +17,5 @@ def note(task: str, seconds: float) -> None:
 
 
 def usual(task: str) -> float:
-    """Return the seconds that *task* has its keys for, of late; 0 if it has not run here."""
+    """Return the moving average of the seconds for which *task* holds its keys; 0: not known."""
     return _seconds.get(task, 0.0)

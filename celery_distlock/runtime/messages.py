@@ -25,21 +25,18 @@ from kombu.utils.json import dumps, loads
 
 from celery_distlock.process import fork_guard
 
+from .received import HEADER, Received
+
 __all__ = [
-    "HEADER",
     "LockHeader",
     "MalformedError",
-    "Noted",
     "accepted_content",
-    "execution_id_of",
     "publish",
     "seal",
     "seal_message",
     "to_message",
     "with_eta",
 ]
-
-HEADER = "distlock"  # the one header of ours
 
 # A property of such a name would say how it is sent.
 _OPTIONS = frozenset(inspect.signature(Producer.publish).parameters)
@@ -75,34 +72,21 @@ _NOT_PROPERTIES = frozenset(
 
 
 class MalformedError(ValueError):
-    """An envelope is none that could be sent."""
-
-
-class Noted(dict[str, Any]):
-    """What this process itself has noted in a message's properties; none comes over a wire."""
-
-    @classmethod
-    def on(cls, message: Message) -> "Noted":
-        """Return what is noted on *message*; who sent it may have put something else there."""
-        properties: dict[str, Any] = message.properties
-        noted = properties.get(HEADER)
-        if not isinstance(noted, cls):
-            noted = properties[HEADER] = cls()
-        return noted
+    """An envelope cannot be sent: it is spoilt."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockHeader:
     """
-    What a message has been through because of its lock, as its header tells.
+    What has happened to a message because of its lock; its header ``distlock``.
 
     Attributes:
-        woken: It was parked and its turn came.
-        run: The run that it was parked as.
-        parked_at: The slot name of the key that it was parked at.
-        names: Those of all keys that are kept for it then, if it needs several.
+        woken: It was parked, and now it is its turn.
+        run: The execution id under which it was parked.
+        parked_at: The slot name of the key at which it was parked.
+        names: The slot names of all keys that are reserved for it, if it needs several.
         attempts: How often it was sent again by countdown because its key was taken.
-        outages: How often it was sent again since the store has answered last.
+        outages: How often it was sent again since the store last answered.
         requeues: How often it was requeued because the task failed.
         since: When it first found its key taken, in seconds since the epoch; 0: it has not.
     """
@@ -121,33 +105,33 @@ class LockHeader:
         """
         Read it from a message's headers, or a request's facts.
 
-        ``self.retry()`` copies the header into a new message. What it says of the way there is
-        then over; only the failures count on.
+        ``self.retry()`` copies the header into the message of the next attempt. There only the
+        number of requeues counts; the rest was about the attempt before.
         """
-        told = headers.get(HEADER)
-        if not isinstance(told, Mapping):
+        values = headers.get(HEADER)
+        if not isinstance(values, Mapping):
             return cls()
-        requeues = _whole(told.get("requeues"))
-        if told.get("retries") != (headers.get("retries") or 0):
+        requeues = _whole(values.get("requeues"))
+        if values.get("retries") != (headers.get("retries") or 0):
             return cls(requeues=requeues)
         return cls(
-            woken=bool(told.get("woken")),
-            run=str(told.get("run") or ""),
-            parked_at=str(told.get("parked_at") or ""),
-            names=_texts(told.get("names")),
-            attempts=_whole(told.get("attempts")),
-            outages=_whole(told.get("outages")),
+            woken=bool(values.get("woken")),
+            run=str(values.get("run") or ""),
+            parked_at=str(values.get("parked_at") or ""),
+            names=_texts(values.get("names")),
+            attempts=_whole(values.get("attempts")),
+            outages=_whole(values.get("outages")),
             requeues=requeues,
-            since=_number(told.get("since")),
+            since=_number(values.get("since")),
         )
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The slot names of all keys that may be kept for it."""
+        """The slot names of all keys that may be reserved for it."""
         return self.names or (self.parked_at,)
 
-    def header(self, retries: int) -> dict[str, Any]:
-        """Return what the header says of it."""
+    def to_header(self, retries: int) -> dict[str, Any]:
+        """Return the header of a message that has been retried that often."""
         return {**dataclasses.asdict(self), "retries": retries}
 
 
@@ -164,19 +148,19 @@ def _number(value: Any) -> float:
     return float(value) if known else 0.0
 
 
-def seal(request: Any, passage: LockHeader) -> bytes:
+def seal(request: Any, lock_header: LockHeader) -> bytes:
     """
-    Return the message that *request* came with, and *passage* in its header.
+    Return the message that *request* came with, and *lock_header* in its header.
 
     Its content type, and the body where it cannot be made again, come from the worker's main
     process, see :mod:`celery_distlock.worker.request`.
     """
     facts = request.__dict__
     properties = dict(request.properties or {})
-    received = properties.get(HEADER) or {}
-    content_type = received.get("content_type") or "application/json"
-    encoding = received.get("content_encoding") or "utf-8"
-    body: Any = received.get("body")
+    received = Received.of(request)
+    content_type = received.content_type or "application/json"
+    encoding = received.content_encoding or "utf-8"
+    body = received.body
     if body is None:
         embedded = {
             name: getattr(request, name) for name in ("callbacks", "errbacks", "chain", "chord")
@@ -185,23 +169,14 @@ def seal(request: Any, passage: LockHeader) -> bytes:
         _, _, body = serialize(payload, serializer=registry.type_to_name[content_type])
     headers = {k: v for k, v in facts.items() if k not in _NOT_HEADERS and k[0] != "_"}
     content = content_type, encoding, body
-    return _sealed(headers, properties, content, request.delivery_info or {}, passage)
+    return _sealed(headers, properties, content, request.delivery_info or {}, lock_header)
 
 
-def seal_message(message: Message, passage: LockHeader) -> bytes:
-    """Return *message* as it was received by a worker, and *passage* in its header."""
+def seal_message(message: Message, lock_header: LockHeader) -> bytes:
+    """Return *message* as it was received by a worker, and *lock_header* in its header."""
     content: Any = message.content_type, message.content_encoding, message.body
     properties, delivery = message.properties or {}, message.delivery_info or {}
-    return _sealed(dict(message.headers), properties, content, delivery, passage)
-
-
-def execution_id_of(identity: str, retries: int, requeues: int, nesting: int) -> str:
-    """
-    Return the name of one run of a task: the same for every delivery of one message.
-
-    ``task.replace()`` sends another task under the same id, one nesting deeper.
-    """
-    return f"{identity}:{retries}:{requeues}:{nesting}"
+    return _sealed(dict(message.headers), properties, content, delivery, lock_header)
 
 
 def _sealed(
@@ -209,13 +184,13 @@ def _sealed(
     properties: Mapping[str, Any],
     content: tuple[str, str, Any],
     delivery: Mapping[str, Any],
-    passage: LockHeader,
+    lock_header: LockHeader,
 ) -> bytes:
     content_type, content_encoding, body = content
     text = isinstance(body, str)
     raw: bytes = body.encode() if text else body
     message = {
-        "headers": {**headers, HEADER: passage.header(headers.get("retries") or 0)},
+        "headers": {**headers, HEADER: lock_header.to_header(headers.get("retries") or 0)},
         "properties": {k: v for k, v in properties.items() if k not in _NOT_PROPERTIES},
         "content_type": content_type,
         "content_encoding": content_encoding or "utf-8",  # as kombu reads what does not say
@@ -243,7 +218,7 @@ def to_message(app: Celery, message: Mapping[str, Any]) -> Message:
         app: Says what content it accepts.
         message: An envelope, decoded.
     """
-    # What is parked is not compressed, whatever its sender has said; kombu would believe it.
+    # A parked body is not compressed any more, whatever the header says; kombu would believe it.
     headers = dict(message["headers"])
     compression = headers.pop("compression", None)
     made = Message(
@@ -252,7 +227,7 @@ def to_message(app: Celery, message: Mapping[str, Any]) -> Message:
         content_type=message["content_type"],
         content_encoding=message["content_encoding"],
         headers=headers,
-        properties={**message["properties"], HEADER: Noted(pushed=True)},
+        properties=dict(message["properties"]),
         delivery_info={
             "exchange": message["exchange"],
             "routing_key": message["routing_key"],
@@ -260,6 +235,7 @@ def to_message(app: Celery, message: Mapping[str, Any]) -> Message:
         },
         accept=accepted_content(app),
     )
+    Received.note(made, pushed=True)
     if compression is not None:
         made.headers["compression"] = compression
     return made
@@ -280,7 +256,7 @@ def publish(app: Celery, envelope: bytes) -> None:
     Send *envelope* to the queue that it came from.
 
     Raises:
-        MalformedError: It is none that could be sent.
+        MalformedError: It cannot be sent: it is spoilt.
         kombu.exceptions.OperationalError: The broker cannot be reached, by the app's retry policy.
     """
     try:
@@ -302,7 +278,7 @@ def publish(app: Celery, envelope: bytes) -> None:
 
 
 def _build(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how *message* is published; raise whatever it may be if that is impossible."""
+    """Return the arguments to publish *message*; raise anything at all if that is impossible."""
     headers, properties = dict(message["headers"]), dict(message["properties"])
     expiration = properties.pop("expiration", None)
     built = {

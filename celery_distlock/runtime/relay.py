@@ -1,10 +1,10 @@
 """
-Gives a woken run whose own worker is gone to another one, past what waits in the broker.
+Sends a woken task straight to a worker, ahead of what waits in the broker's queue.
 
-Its turn has come, and its key stands idle until it runs. So it is pushed to the desk of a worker
-that lives and consumes the run's broker queue. Whoever releases a key in a task gives it to its own
-worker, where a slot is about to be free; all others, web code and sweeps say, and where the own
-worker does not take it, to one that has free slots. Where none takes it, the broker does.
+Its key is reserved and idle until it runs. So it is pushed to the delivery channel of a live worker
+that consumes its broker queue. A task that releases a key pushes to its own worker, where a slot is
+about to be free. All others (web code, sweeps) push to a worker with free slots, and so does a task
+whose own worker does not take it. If none takes it, it is sent by the broker.
 """
 
 import logging
@@ -25,7 +25,7 @@ __all__ = ["Relay", "by_room"]
 
 logger = logging.getLogger(__name__)
 
-MOST_TRIED = 3  # desks that turn out to be closed, before the broker is asked
+MOST_TRIED = 3  # delivery channels that turn out to be closed, before the broker is used
 
 
 class Relay:
@@ -34,30 +34,31 @@ class Relay:
     def __init__(self, store: Callable[[], Store], trust: Trust) -> None:
         self._store = store
         self._trust = trust
-        self.near = ""  # the desk of the worker whose task this process runs, or has run last
+        # Where the worker takes woken tasks whose task this process runs, or has run last.
+        self.own_address = ""
 
-    def push(self, wake: WokenTask, message: Mapping[str, Any]) -> bool:
+    def push(self, woken: WokenTask, message: Mapping[str, Any]) -> bool:
         """
-        Push *wake* to a worker; false: the broker is for it.
+        Push a woken task to a worker; false: none took it, so it is for the broker.
 
         Args:
-            wake: What was woken.
+            woken: The task.
             message: Its envelope, decoded and checked.
         """
-        store, near = self._store(), self.near
+        store, own = self._store(), self.own_address
         queues = self._trust.queues_of(message["exchange"], message["routing_key"])
         try:
-            peers = by_room(store.find_desks(queues, [near] if near else []))
-            peers.sort(key=lambda peer: peer.address != near)
-            return store.push(wake, [peer.address for peer in peers[:MOST_TRIED]])
+            peers = by_room(store.find_desks(queues, [own] if own else []))
+            peers.sort(key=lambda peer: peer.address != own)
+            return store.push(woken, [peer.address for peer in peers[:MOST_TRIED]])
         except StoreError as error:
-            words = "what was woken at %r goes by the broker: %s"
-            logger.debug(words, shown(key_of(wake.name)), error)
+            words = "the task woken at %r is sent by the broker, not straight to a worker: %s"
+            logger.debug(words, shown(key_of(woken.name)), error)
             return False
 
 
 def by_room(peers: Iterable[PeerChannel]) -> list[PeerChannel]:
-    """Return *peers* at random: rather those that could start more tasks now, and the full last."""
+    """Return *peers* in random order: more free slots, sooner; those without any come last."""
 
     def draw(peer: PeerChannel) -> tuple[bool, float]:
         return not peer.free, -math.log(1.0 - random.random()) / (peer.free or 1)

@@ -1,4 +1,4 @@
-"""What is told of a locked task: log lines, whose records have the facts besides, and signals."""
+"""Log lines and signals about locked tasks."""
 
 import logging
 from collections.abc import Mapping
@@ -7,7 +7,8 @@ from typing import Any
 from celery_distlock import signals
 from celery_distlock.naming import shown
 from celery_distlock.stores import Store
-from celery_distlock.stores.base import Reply, task_of
+from celery_distlock.stores.base import Reply
+from celery_distlock.stores.identities import task_id_of
 
 __all__ = ["Report"]
 
@@ -16,10 +17,10 @@ logger = logging.getLogger("celery_distlock.tasks")
 
 class Report:
     """
-    Tells of one message for a task.
+    Logs and sends signals about one message for a task.
 
-    Each log record has the facts that its words name, and ``task`` and ``task_id``, as attributes
-    of its own that begin with ``lock_``: for those who write records as JSON.
+    Each log record has the task's name and id, and the facts in its text, as attributes as well:
+    ``lock_task``, ``lock_task_id``, ``lock_key``, ... for log formatters that write JSON.
     """
 
     def __init__(self, task: Any, task_id: object, store: Store) -> None:
@@ -29,7 +30,7 @@ class Report:
         self.name = f"{task.name}[{task_id}]" if task_id else str(task.name)
 
     def info(self, words: str, **facts: Any) -> None:
-        """Log ``Task name[id]`` and *words*, a template over *facts*."""
+        """Log ``Task name[id]`` and *words*, a format string over *facts*."""
         self._log(logging.INFO, words, facts)
 
     def warning(self, words: str, error: BaseException | None = None, **facts: Any) -> None:
@@ -40,26 +41,26 @@ class Report:
         self, level: int, words: str, facts: dict[str, Any], error: BaseException | None = None
     ) -> None:
         if logger.isEnabledFor(level):
-            facts = facts | {name: shown(facts[name]) for name in _NAMES & facts.keys()}
-            told = {"task": self._task.name, "task_id": self._task_id, **facts}
-            extra = {f"lock_{name}": _plain(value) for name, value in told.items()}
-            # Not a template any more: a key may hold anything.
-            said = f"Task {self.name} {words.format_map(facts)}"
-            logger.log(level, "%s", said, exc_info=error, extra=extra)
+            facts = facts | {name: shown(facts[name]) for name in _MAY_BE_LONG & facts.keys()}
+            attributes = {"task": self._task.name, "task_id": self._task_id, **facts}
+            extra = {f"lock_{name}": _plain(value) for name, value in attributes.items()}
+            # Passed as an argument, for a key may contain % signs.
+            line = f"Task {self.name} {words.format_map(facts)}"
+            logger.log(level, "%s", line, exc_info=error, extra=extra)
 
     def event(self, name: str, **facts: Any) -> None:
-        """Send the signal *name* of the task, and log what an operator wants to know of it."""
+        """Send the signal *name* with *facts*, and log it: a loss as an error, others at debug."""
         if name == "lock_lost":
             words = "lost its lock {key!r} (token {token}): {reason}"
             self._log(logging.ERROR, words, facts)
-        elif name in _QUIET:
-            self._log(logging.DEBUG, _QUIET[name], facts)
+        elif name in _DEBUG_LINES:
+            self._log(logging.DEBUG, _DEBUG_LINES[name], facts)
         signals.send(name, self._task, self._store, task_id=self._task_id, **facts)
 
     def conflict(self, headers: Mapping[str, Any], key: str, reply: Reply) -> None:
-        """Tell that *key* is taken, and name what will hang if its holder waits for the task."""
+        """Report that *key* is taken; warn of a deadlock if a parent of the task holds it."""
         self.event("lock_conflict", key=key, holder=reply.holder, remaining=reply.remaining)
-        holder = task_of(reply.holder_run)
+        holder = task_id_of(reply.holder_run)
         if (
             holder
             and holder != headers.get("id")
@@ -73,17 +74,17 @@ class Report:
             )
 
     def parking(self, key: str, reply: Reply) -> None:
-        """Tell that the task is parked."""
+        """Report that the task is parked."""
         facts = {"key": key, "holder": reply.holder, "place": reply.place}
         self.info("parked: {key!r} is held by {holder}, {place} before it", **facts)
         self.event("task_parked", **facts)
 
 
-_NAMES = {"key", "holder"}
-_QUIET = {
+_MAY_BE_LONG = {"key", "holder"}
+_DEBUG_LINES = {
     "lock_acquired": "acquired {key!r} (token {token}) after {waited:.3f} s",
     "lock_released": "released {key!r} (token {token}) after {held:.3f} s",
-    "task_woken": "was woken: {key!r} is its own after {waited:.3f} s",
+    "task_woken": "was woken and has acquired {key!r} after {waited:.3f} s",
 }
 
 

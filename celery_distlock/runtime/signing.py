@@ -1,8 +1,8 @@
 """
-Signs what is parked, so that nobody who lacks the secret can have it sent.
+Signs parked messages, so that nobody without the secret can have one sent.
 
-The signature stands in the envelope, a JSON object, as its last member. It is of the bytes before
-it, and of the key and the run that they were parked as: moved elsewhere, they are not believed.
+The signature is the last member of the envelope, a JSON object. It covers the bytes before it, the
+key, and the execution id: copied to another key or execution, an envelope is refused.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ _LENGTH = len(_OPENING) + 2 * hashlib.sha256().digest_size + len(_CLOSING)
 
 
 def sign(secret: str, name: str, run: str, envelope: bytes) -> bytes:
-    """Return *envelope*, that is to be parked as *run* at the key of that slot name, signed."""
+    """Return *envelope* signed, to be parked as *run* at the key of slot name *name*."""
     digest = _digest(secret, name, run, envelope).encode()
     return envelope[:-1] + _OPENING + digest + _CLOSING
 

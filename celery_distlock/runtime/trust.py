@@ -1,12 +1,17 @@
 """
-What of the lock store's records an app believes: only what it may have parked itself.
+Checks parked messages before they are sent or run: only those that the app may have parked itself.
 
-The store may be shared with others, and a worker has rights that they lack: whatever it sends goes
-to the broker by its credentials, and whatever it takes, it runs. So a process sends and takes what
-is parked only if the message is for a locked task that it knows, comes from and goes to a queue of
-its app, and is written in a way that the app accepts; and with `distlock_secret`, if it is signed.
-Everything else stays where it is: somebody else may know it. And nothing is parked that the worker
-which parks it would not send, so no task of an app is left for good.
+Others may write to the lock store, and a worker has rights that they lack: it sends to the broker
+by its own credentials, and runs what it receives. So a process sends or receives a parked message
+only if all of this is true:
+
+- it is for a locked task that this process knows;
+- it goes to a queue of the app, see :meth:`Trust.knows_route`;
+- its content type is one that the app accepts;
+- with `distlock_secret`, it is signed.
+
+All other messages stay in the store: another process may know them. A worker parks no message that
+it would not send itself, so no task of an app stays there for good.
 """
 
 import enum
@@ -35,7 +40,7 @@ __all__ = ["Reason", "RefusedError", "Trust"]
 
 logger = logging.getLogger(__name__)
 
-MOST_TOLD = 1000  # different refusals that are logged; a hostile store can make up any number
+MOST_LOGGED = 1000  # different refusals that are logged; a hostile store can make up any number
 MOST_SHOWN = 100  # characters of a name that may be anything
 LONGEST_ROUTING_KEY = 255  # AMQP's limit
 
@@ -51,7 +56,7 @@ class Reason(enum.Enum):
 
 
 class RefusedError(NotOursError):
-    """What is parked is not for this process to send, or to take; says why."""
+    """This process may not send or run a parked message; says why."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(f"{reason.value}: {detail}")
@@ -71,28 +76,28 @@ class Trust:
         self._app = app
         self._plans = plans  # of the app's locked tasks, by name
         self._secrets = secrets
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._mutex = threading.Lock()
 
     def sign(self, name: str, run: str, envelope: bytes) -> bytes:
-        """Return what is to be parked as *run* at the key of that slot name: signed, if set so."""
+        """Return *envelope*, to be parked at slot name *name*, signed if there is a secret."""
         secrets = self._secrets()
         return sign(secrets[0], name, run, envelope) if secrets else envelope
 
-    def check(self, wake: WokenTask, *, anywhere: bool = False) -> dict[str, Any]:
+    def check(self, woken: WokenTask, *, anywhere: bool = False) -> dict[str, Any]:
         """
-        Return the envelope of *wake*, decoded; raise if it is not for this process to send or take.
+        Return the envelope of a parked task, decoded, if this process may send and run it.
 
         Args:
-            wake: What is parked.
+            woken: The parked task.
             anywhere: It is only to be read, so it does not matter where it would be sent.
 
         Raises:
-            RefusedError: It is not, because of what it says.
+            RefusedError: This process may not.
         """
-        signed = self._check_signature(wake)
+        signed = self._check_signature(woken)
         try:
-            message = loads(wake.envelope)
+            message = loads(woken.envelope)
             headers = message["headers"]
             task, content_type = headers["task"], message["content_type"]
             exchange, routing_key = message["exchange"], message["routing_key"]
@@ -106,7 +111,7 @@ class Trust:
         except Exception:  # noqa: BLE001  # whatever it may be, it is not ours
             sound = False
         if not sound:
-            raise RefusedError(Reason.MALFORMED, f"what is parked at {_shown(key_of(wake.name))}")
+            raise RefusedError(Reason.MALFORMED, f"what is parked at {_shown(key_of(woken.name))}")
         if not self._knows(task):
             raise RefusedError(Reason.TASK, _shown(task))
         if not self._accepts(content_type):
@@ -114,12 +119,12 @@ class Trust:
         if not anywhere and not self.knows_route(task, exchange, routing_key, signed=signed):
             where = f"exchange {_shown(exchange)}, " if exchange else ""
             raise RefusedError(Reason.ROUTE, f"{where}{_shown(routing_key)}")
-        way = LockHeader.of(headers)
-        if not way.woken or (way.run, way.parked_at) != (wake.run, wake.name):
-            where = f"what is parked at {_shown(key_of(wake.name))} says that it is elsewhere"
+        header = LockHeader.of(headers)
+        if not header.woken or (header.run, header.parked_at) != (woken.run, woken.name):
+            where = f"what is parked at {_shown(key_of(woken.name))} says that it is elsewhere"
             raise RefusedError(Reason.MALFORMED, where)
-        told: dict[str, Any] = message
-        return told
+        checked: dict[str, Any] = message
+        return checked
 
     def knows_route(
         self, task: str, exchange: str, routing_key: str, *, signed: bool = False
@@ -152,36 +157,36 @@ class Trust:
         queues = list(dict.values(self._app.amqp.queues))
         return [each.name for each in queues if _leads_to(each, exchange, routing_key)]
 
-    def refuse(self, wake: WokenTask, refusal: RefusedError) -> None:
+    def refuse(self, woken: WokenTask, refusal: RefusedError) -> None:
         """Log *refusal*, the first time that there is this one."""
         with self._mutex:
-            if str(refusal) in self._told or len(self._told) > MOST_TOLD:
+            if str(refusal) in self._logged or len(self._logged) > MOST_LOGGED:
                 return
-            self._told.add(str(refusal))
-            last = len(self._told) > MOST_TOLD
+            self._logged.add(str(refusal))
+            last = len(self._logged) > MOST_LOGGED
         if last:
             logger.warning(
-                "more that is parked is not sent; it is not told any more: celery locks doctor"
+                "more parked messages are refused, and no longer logged: see `celery locks doctor`"
             )
             return
         logger.warning(
-            "what is parked at %s as %s is left to others, this process does not send it: %s",
-            _shown(key_of(wake.name)),
-            _shown(wake.run),
+            "the task parked at %s as %s is left to others, this process does not send it: %s",
+            _shown(key_of(woken.name)),
+            _shown(woken.run),
             refusal,
         )
 
-    def _check_signature(self, wake: WokenTask) -> bool:
-        """Return whether a secret vouches for *wake*."""
+    def _check_signature(self, woken: WokenTask) -> bool:
+        """Return whether a secret vouches for *woken*."""
         secrets = self._secrets()
         if not secrets:
             return False
         known = [secret for secret in secrets if secret is not None]
-        if is_signed_with(known, wake.name, wake.run, wake.envelope):
+        if is_signed_with(known, woken.name, woken.run, woken.envelope):
             return True
-        if None in secrets and not is_signed(wake.envelope):
+        if None in secrets and not is_signed(woken.envelope):
             return False
-        raise RefusedError(Reason.SIGNATURE, f"what is parked at {_shown(key_of(wake.name))}")
+        raise RefusedError(Reason.SIGNATURE, f"what is parked at {_shown(key_of(woken.name))}")
 
     def _knows(self, task: str) -> bool:
         if self._plans.get(task) is None:
@@ -197,7 +202,7 @@ class Trust:
             return False
 
     def _is_reserved(self, name: str) -> bool:
-        """Whether *name* is one of those by which workers are told what to do, or tell."""
+        """Whether *name* is reserved for the workers' remote control or events."""
         return name.endswith(".pidbox") or name.partition(".")[0] in self._events
 
     @functools.cached_property

@@ -1,12 +1,8 @@
 """What a lock store is: the contract that every one keeps, and the words that it answers with."""
 
 import enum
-import functools
-import itertools
 import logging
 import os
-import secrets
-import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -15,9 +11,11 @@ from weakref import WeakSet
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
-from celery_distlock.keys import key_of, slot_name
+from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
 from celery_distlock.process.dispatcher import Outcome, dispatch
+
+from .identities import task_id_of
 
 __all__ = [
     "UNREADABLE",
@@ -44,8 +42,6 @@ __all__ = [
     "WokenTask",
     "batches",
     "forget_after_fork",
-    "new_owner",
-    "task_of",
 ]
 
 logger = logging.getLogger(__name__)
@@ -106,11 +102,6 @@ class Completion(enum.Enum):
     YES = "1"
     YES_AND_MAY_COME_AGAIN = "2"
     UNSETTLED = "3"
-
-
-def task_of(run: str) -> str:
-    """Return the id of the task that *run* is one of: its name goes on with three numbers."""
-    return run.rsplit(":", 3)[0]
 
 
 class Complaints:
@@ -353,7 +344,7 @@ class Store(ABC):
 
         Args:
             key: Any text but the empty one.
-            owner: Names this acquisition, see `new_owner`.
+            owner: Names this acquisition, see :func:`~celery_distlock.stores.identities.new_owner`.
             lease: Seconds.
             queue: An inbox to queue as a blocked waiter; a park to queue *run*; else do not queue.
             run: Names what runs under the lock, the same for every delivery of one task message.
@@ -752,30 +743,14 @@ def _tell_unsendable(wake: WokenTask, error: UnsendableError) -> None:
         shown(wake.run),
         shown(key_of(wake.name)),
         shown(str(error)),
-        shown(task_of(wake.run)),
+        shown(task_id_of(wake.run)),
     )
 
 
 _complaints = Complaints()
 
 
-class _Origin:
-    """Names this process in owners; made anew after a fork."""
-
-    def __init__(self) -> None:
-        self.prefix = f"{_word(socket.gethostname())}|{os.getpid()}|"
-        self.nonce = secrets.token_hex(8)
-        self.count = itertools.count(1)
-
-
-@functools.lru_cache(maxsize=64)  # threads' names, and the host's
-def _word(text: str) -> str:
-    return slot_name(text).replace("|", "%7C")
-
-
 def _after_fork() -> None:
-    global _origin  # noqa: PLW0603  # a forked child is another process, so it needs other names
-    _origin = _Origin()
     for store in list(_connected):
         store.forget_connections()
 
@@ -798,16 +773,5 @@ def batches(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield things[first : first + size]
 
 
-_origin = _Origin()
 _connected: WeakSet[Connected] = WeakSet()
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def new_owner(label: str) -> str:
-    """
-    Return a name for one acquisition: ``host|pid|label|nonce``, never given twice.
-
-    It is also the request's id, so the store can tell a repeated request from a second one.
-    """
-    origin = _origin
-    return f"{origin.prefix}{_word(label)}|{origin.nonce}{next(origin.count):x}"

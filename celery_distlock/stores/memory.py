@@ -32,8 +32,8 @@ from .base import (
     Status,
     Waiter,
     WokenTask,
-    task_of,
 )
+from .identities import task_id_of
 from .several_keys import SeveralKeys
 
 __all__ = ["MemoryStore"]
@@ -589,7 +589,7 @@ class MemoryStore(SeveralKeys):
                 (key_of(name), run)
                 for name, state in self._keys.items()
                 for run in state.envelopes
-                if task_of(run) == task_id and key in (None, key_of(name))
+                if task_id_of(run) == task_id and key in (None, key_of(name))
             ]
         yield from found
 

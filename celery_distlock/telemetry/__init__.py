@@ -1,1 +1,1 @@
-"""What is told of locks: counters, Celery's events, spans."""
+"""Counters, Celery events and OpenTelemetry spans about locks."""

@@ -1,9 +1,8 @@
 """
 Counts what happens to locks, for metrics: in this process, and every two seconds into the store.
 
-So what a process counted in its last two seconds is lost if it is killed, and a count says nothing
-about a moment. Whoever asks the store, says :meth:`Store.counts`, gets the sums of all processes
-since the store began to count.
+If a process is killed, what it counted in its last two seconds is lost. :meth:`Store.counts`
+returns the sums over all processes, since the store began to count.
 """
 
 import bisect
@@ -63,7 +62,7 @@ _refused: WeakSet[Store] = WeakSet()  # the stores that are known to refuse coun
 
 
 class Counters:
-    """Counts for the stores where things happened, until they are told."""
+    """Counts events by the store in which they happened, until `flush`."""
 
     def __init__(self) -> None:
         self._counts: dict[Store, Counter[str]] = {}
@@ -73,10 +72,10 @@ class Counters:
         Count the event *name*.
 
         Args:
-            store: Where it happened; one that cannot count is passed over.
+            store: Where it happened; if it cannot count, nothing is counted.
             name: A signal's, or ``swept``.
             task: The task's name; empty for a ``Lock``.
-            facts: What the signal says; of grants and ends of holds, the times are counted, too.
+            facts: The signal's arguments; grants and releases have times, which are counted, too.
         """
         counted = _COUNTED.get(name)
         if counted is None or Ability.COUNT not in store.abilities:
@@ -91,16 +90,24 @@ class Counters:
             counts[f"{what}|{bucket}|{task}"] += 1
             counts[f"{what}|sum|{task}"] += seconds
 
-    def tell(self) -> None:
-        """Tell every store what was counted there, once; what it does not hear is not counted."""
+    def flush(self) -> None:
+        """Add the counts to those in the stores, once; a store that does not answer loses them."""
         for store, counts in self._counts.items():
             try:
                 store.count(counts)
             except StoreUnavailableError as error:
-                logger.info("what happened at %s is not counted: %s", store.identity, error)
-            except Exception as error:  # noqa: BLE001  # whatever one raises, the next is told
+                logger.info(
+                    "the last counts of locks are lost, the store %s does not answer: %s",
+                    store.identity,
+                    error,
+                )
+            except Exception as error:  # noqa: BLE001  # whatever one raises, the next one is asked
                 report = logger.debug if store in _refused else logger.warning
-                report("%s does not count what happens there: %r", store.identity, error)
+                report(
+                    "the store %s does not take counts, so metrics lack them: %r",
+                    store.identity,
+                    error,
+                )
                 _refused.add(store)
 
 

@@ -20,7 +20,7 @@ from celery import Celery
 from celery_distlock.process import fork_guard
 from celery_distlock.process.background import BackgroundNotifier
 
-__all__ = ["send", "switch", "wanted"]
+__all__ = ["send", "set_source", "wanted"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +28,14 @@ QUIET = 5.0  # seconds for which nothing is sent after the broker did not take a
 
 
 class _Source(NamedTuple):
-    """In whose name events are sent."""
+    """The worker whose events they are."""
 
     app: Celery
     nodename: str
 
 
-class _Line:
-    """The connection that events are sent by, made when the first one is."""
+class _Sender:
+    """Sends events, by a connection that is made for the first one."""
 
     def __init__(self) -> None:
         self._connection: Any = None
@@ -50,7 +50,11 @@ class _Line:
             with fork_guard.no_fork():
                 self._open(source).send(kind, **fields)
         except Exception as error:  # noqa: BLE001  # a transport's own: whatever it is, it goes on
-            logger.info("events of locks are left out for %g s: %s", QUIET, error)
+            logger.info(
+                "no events about locks are sent for %g s, for the last one could not be: %s",
+                QUIET,
+                error,
+            )
             self._quiet_until = time.monotonic() + QUIET
             self._close()
 
@@ -72,23 +76,23 @@ class _Line:
 
 
 _source: _Source | None = None
-_line = _Line()
-_teller = BackgroundNotifier("distlock-events")
+_sender = _Sender()
+_notifier = BackgroundNotifier("distlock-events")
 
 
-def switch(app: Celery, nodename: str) -> None:
-    """Send events from now on, as those of the worker *nodename*; none if that is empty."""
+def set_source(app: Celery, nodename: str) -> None:
+    """Send events from now on as the worker *nodename*; none at all if that is empty."""
     global _source  # noqa: PLW0603  # a process is of one worker
     _source = _Source(app, nodename) if nodename else None
 
 
 def wanted() -> bool:
-    """Whether there are to be events."""
+    """Whether events are sent."""
     return _source is not None
 
 
 def send(name: str, task: str, facts: Mapping[str, Any]) -> None:
-    """Send what the signal *name* says as an event, if there are to be events."""
+    """Send the event for the signal *name*, if events are sent."""
     source = _source
     if source is None:
         return
@@ -96,12 +100,12 @@ def send(name: str, task: str, facts: Mapping[str, Any]) -> None:
     if task:
         fields |= {"task": task, "uuid": fields.pop("task_id", "")}
     kind = f"distlock-{name.partition('_')[2]}"
-    _teller.tell(functools.partial(_line.send, source, kind, fields))
+    _notifier.tell(functools.partial(_sender.send, source, kind, fields))
 
 
 def _after_fork() -> None:
-    global _line  # noqa: PLW0603  # the connection is the parent's
-    _line = _Line()
+    global _sender  # noqa: PLW0603  # the connection is the parent's
+    _sender = _Sender()
 
 
 os.register_at_fork(after_in_child=_after_fork)

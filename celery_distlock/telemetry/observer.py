@@ -1,8 +1,8 @@
 """
-What the package itself makes of each signal: counts, events and spans.
+Makes counters, events and spans of each signal.
 
-Where it happens, it is only noted: this is code inside of acquire and release, where a time limit
-may strike at any moment and the next one waits.
+:func:`observe` is called inside of acquire and release, where a time limit may strike at any moment
+and the next holder waits. So it only notes what happened; a thread does the rest.
 """
 
 import logging
@@ -23,7 +23,7 @@ __all__ = ["flush", "observe"]
 
 logger = logging.getLogger(__name__)
 
-MOST = 100_000  # things seen between two rounds; what is more than that is not counted
+MOST = 100_000  # signals between two rounds; of more than that, the oldest are not counted
 
 _seen: deque[tuple[str, Any, Store, dict[str, Any]]] = deque(maxlen=MOST)
 
@@ -35,40 +35,40 @@ def observe(name: str, sender: Any, store: Store, facts: dict[str, Any]) -> None
     Args:
         name: The signal's, or ``swept``.
         sender: A task, a lock, or an app.
-        store: where it happened.
+        store: Where it happened.
         facts: The signal's other arguments.
     """
     _seen.append((name, sender, store, facts))
-    _teller.begin()
+    _notifier.begin()
     if tracing.wanted() or events.wanted():
-        told = {**facts, "key": shown(facts["key"])} if "key" in facts else facts
+        facts_shown = {**facts, "key": shown(facts["key"])} if "key" in facts else facts
         if tracing.wanted():
-            tracing.observe(name, _task_of(sender), told)
+            tracing.observe(name, _task_of(sender), facts_shown)
         if events.wanted():
-            events.send(name, _task_of(sender), told)
+            events.send(name, _task_of(sender), facts_shown)
 
 
 def flush() -> None:
-    """Tell the stores what was seen until now; it is done every two seconds anyway."""
-    _teller.go_round()
+    """Count in the stores what was observed until now; a thread does so every two seconds."""
+    _notifier.go_round()
 
 
-def _tell() -> None:
-    tally = Counters()
+def _count() -> None:
+    counters = Counters()
     while _seen:
         name, sender, store, facts = _seen.popleft()
         try:
-            tally.add(store, name, _task_of(sender), facts)
+            counters.add(store, name, _task_of(sender), facts)
         except Exception as error:  # noqa: BLE001  # whatever is wrong with one, the next is counted
             key = shown(str(facts.get("key")))
-            logger.debug("%s of %r is not counted: %r", name, key, error)
-    tally.tell()
+            logger.debug("the signal %s of %r was not counted: %r", name, key, error)
+    counters.flush()
 
 
 def _task_of(sender: Any) -> str:
     return str(getattr(sender, "name", ""))  # locks and apps have none
 
 
-_teller = BackgroundNotifier("distlock-counts", _tell)
+_notifier = BackgroundNotifier("distlock-counts", _count)
 worker_process_shutdown.connect(finish_all)
-os.register_at_fork(after_in_child=_seen.clear)  # what the parent has seen, it tells itself
+os.register_at_fork(after_in_child=_seen.clear)  # the parent counts what it has observed itself

@@ -21,7 +21,7 @@ _ENDS = {"lock_released", "lock_lost"}
 
 
 def wanted() -> bool:
-    """Whether anybody has imported OpenTelemetry: else nobody collects spans."""
+    """Whether OpenTelemetry is imported; if not, nobody collects spans."""
     return "opentelemetry.trace" in sys.modules
 
 

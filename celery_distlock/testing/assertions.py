@@ -11,7 +11,8 @@ from celery import Task
 from celery_distlock import clock
 from celery_distlock.engine.acquisition import defaults
 from celery_distlock.stores import Ability, Store, open_store
-from celery_distlock.stores.base import KeyState, Waiter, task_of
+from celery_distlock.stores.base import KeyState, Waiter
+from celery_distlock.stores.identities import Owner, task_id_of
 
 __all__ = ["assert_free", "assert_locked", "assert_parked"]
 
@@ -88,7 +89,10 @@ def _wanted(task: Any) -> tuple[Callable[[Waiter], bool], str]:
         name = str(task.name)
         return lambda waiter: _is_parked(waiter) and _name(waiter) == name, name
     identity = task if isinstance(task, str) else str(task.id)
-    return lambda waiter: _is_parked(waiter) and task_of(waiter.run) == identity, identity
+    return (
+        lambda waiter: _is_parked(waiter) and task_id_of(waiter.run) == identity,
+        identity,
+    )
 
 
 def _is_parked(waiter: Waiter) -> bool:
@@ -157,18 +161,15 @@ def _describe_waiter(waiter: Waiter) -> str:
     if not waiter.run:
         return f"{describe(waiter.owner)}{_since(waiter.since)}"
     state = "woken" if waiter.woken else "parked"
-    return f"{_name(waiter) or 'task'}[{task_of(waiter.run)}] ({state}{_since(waiter.since)})"
+    return f"{_name(waiter) or 'task'}[{task_id_of(waiter.run)}] ({state}{_since(waiter.since)})"
 
 
 def describe(owner: str) -> str:
     """Return *owner* as people read it."""
     if owner.startswith("parked:"):
-        return f"the parked task {task_of(owner.removeprefix('parked:'))}, whose turn it is,"
-    parts = owner.split("|")
-    if len(parts) != 4:
-        return owner
-    host, pid, label, _ = parts
-    return f"{label} (pid {pid} on {host})"
+        return f"the parked task {task_id_of(owner.removeprefix('parked:'))}, whose turn it is,"
+    known = Owner.parse(owner)
+    return owner if known is None else f"{known.label} (pid {known.pid} on {known.host})"
 
 
 def _since(moment: float) -> str:

@@ -30,8 +30,8 @@ from celery_distlock.stores.base import (
     Store,
     UnsendableError,
     WokenTask,
-    new_owner,
 )
+from celery_distlock.stores.identities import new_owner
 
 __all__ = ["StoreContract"]
 

@@ -86,7 +86,7 @@ class LockStep(bootsteps.StartStopStep):
                 "lease": settings.lease,
                 "on_conflict": str(settings.on_conflict),
                 "tasks": sum(plan is not None for plan in self._runtime.plans.values()),
-                "desk": self._runtime.desk,
+                "desk": self._runtime.delivery_address,
             }
         }
 
@@ -102,7 +102,7 @@ class LockStep(bootsteps.StartStopStep):
         """Say what is not as wrong as to end the worker, and is hardly meant."""
         if not self._runtime.settings.enabled:
             logger.warning("locks: they are disabled, every task runs WITHOUT its lock")
-        for name in self._runtime.forgotten(app.tasks.values()):
+        for name in self._runtime.without_base(app.tasks.values()):
             logger.warning(
                 "locks: task %s has lock options and is no LockedTask, so it runs WITHOUT a lock:"
                 " declare it with base=LockedTask",

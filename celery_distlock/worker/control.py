@@ -15,7 +15,8 @@ from celery_distlock.errors import DistlockError
 from celery_distlock.ops.admin import Admin, Holder, known_time, printable
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Store
-from celery_distlock.stores.base import KeyState, Status, new_owner
+from celery_distlock.stores.base import KeyState, Status
+from celery_distlock.stores.identities import new_owner
 
 from .event_loop import PATIENCE, BoundedCaller
 

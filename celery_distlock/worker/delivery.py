@@ -64,15 +64,15 @@ class DeliveryStep(bootsteps.StartStopStep):
         # with tasks that have an ETA.
         self._calls = calls = LoopCalls(parent.hub, lambda call: call())
         self._desk = store.desk(functools.partial(self._receive, parent, calls))
-        self._runtime.desk = self._desk.address if self._desk else ""
-        self._runtime.forget = self._settler.forget
+        self._runtime.delivery_address = self._desk.address if self._desk else ""
+        self._runtime.drop_woken = self._settler.forget
         if self._desk:
             self._roster = Registration(parent, store, self._desk.address)
 
     def stop(self, parent: Any) -> None:
         """Close it: what wakes now goes through the broker, to another worker."""
-        self._runtime.desk = ""
-        self._runtime.forget = None
+        self._runtime.delivery_address = ""
+        self._runtime.drop_woken = None
         for part in (self._roster, self._desk, self._calls, self._settler):
             if part is not None:
                 part.close()

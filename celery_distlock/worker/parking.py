@@ -39,11 +39,14 @@ from celery_distlock.policies import Requeue
 from celery_distlock.process import fork_guard
 from celery_distlock.process.background import BackgroundNotifier
 from celery_distlock.runtime.app import Plan, Runtime
-from celery_distlock.runtime.execution import PARKED, seconds_until
-from celery_distlock.runtime.messages import LockHeader, Noted, execution_id_of, seal_message
+from celery_distlock.runtime.body import seconds_until
+from celery_distlock.runtime.messages import LockHeader, seal_message
+from celery_distlock.runtime.received import Received
 from celery_distlock.runtime.reporting import Report
+from celery_distlock.runtime.states import PARKED
 from celery_distlock.stores import Ability, Store
 from celery_distlock.stores.base import ParkRequest, Reply, Route, Status
+from celery_distlock.stores.identities import ExecutionId
 from celery_distlock.stores.several_keys import begin_at_first_key
 
 from .arrival_times import Arrivals
@@ -82,7 +85,7 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
     def on_message(
         message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **more: Any
     ) -> Any:
-        parking = runtime.parking
+        parking = runtime.parking_thread
         if body is None and parking is not None:
             go_on = functools.partial(handle, message, body, ack, reject, callbacks, **more)
             passage = LockHeader.of(message.headers)
@@ -123,15 +126,15 @@ class ParkingStep(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         """Begin to park, if the store does, and to look."""
         # What is only looked at needs no result backend, and is not to stand behind what does.
-        self._runtime.looking = Parking(parent, self._runtime)
+        self._runtime.inspection_thread = Parking(parent, self._runtime)
         if parks(self._runtime):
-            self._runtime.parking = parking = Parking(parent, self._runtime)
+            self._runtime.parking_thread = parking = Parking(parent, self._runtime)
             parking.begin()
 
     def stop(self, parent: Any) -> None:
         """Park no more; what is not acknowledged by now, the broker delivers again."""
-        parts = self._runtime.parking, self._runtime.looking
-        self._runtime.parking = self._runtime.looking = None
+        parts = self._runtime.parking_thread, self._runtime.inspection_thread
+        self._runtime.parking_thread = self._runtime.inspection_thread = None
         for part in parts:
             if part is not None:
                 part.close()
@@ -187,7 +190,7 @@ class _ParkingStrategy:
             keys = self._plan.rule.keys(args, kwargs)
         except Exception:  # noqa: BLE001  # whatever is wrong with it, the task is to fail with it
             return ()
-        names, parking = [slot_name(key) for key in keys], self._runtime.parking
+        names, parking = [slot_name(key) for key in keys], self._runtime.parking_thread
         taken = any(parking.holds(name) or in_flight.have(name) for name in names)
         if taken and _is_plain(message) and self._returns(message):
             return tuple(sorted(keys))
@@ -203,12 +206,13 @@ class _ParkingStrategy:
 
 def run_of(headers: Mapping[str, Any]) -> str:
     """Return the name of the run that a message of these *headers* is for."""
-    return execution_id_of(
+    execution = ExecutionId(
         headers["id"],
         headers.get("retries") or 0,
         LockHeader.of(headers).requeues,
         headers.get("replaced_task_nesting") or 0,
     )
+    return str(execution)
 
 
 def _is_plain(message: Any) -> bool:
@@ -297,7 +301,8 @@ class Parking:
     def take(self, arrival: Arrival) -> None:
         """Park it, or else hand it to the pool: at once, or when that is known."""
         if arrival.look is None:
-            arrival.stamp = Noted.on(arrival.message)["arrival"] = self.stamp()
+            arrival.stamp = self.stamp()
+            Received.note(arrival.message, arrival=arrival.stamp)
         asked = self._helper.ask(functools.partial(self._park, arrival))
         if asked.done() and not any(map(self.holds, arrival.names)):  # not before its elder
             self._settle(arrival, asked.result())
@@ -415,7 +420,7 @@ class Parking:
         now = self._runtime.store.inspect(arrival.key, PATIENCE)
         info = {"key": shown(arrival.key), "holder": shown(now.owner), "place": now.waiting}
         # If it is not parked after all, whoever runs it sets its state right.
-        Noted.on(message)["shown"] = True
+        Received.note(message, shown=True)
         try:
             with fork_guard.no_fork():
                 task.backend.store_result(arrival.identity, info, PARKED)
@@ -434,7 +439,7 @@ class Parking:
             passage = replace(passage, names=names)
         sealed = seal_message(arrival.message, passage)
         envelope = self._runtime.trust.sign(names[0], run, sealed)
-        parcel = ParkRequest(envelope, self._runtime.desk, str(arrival.task.name))
+        parcel = ParkRequest(envelope, self._runtime.delivery_address, str(arrival.task.name))
         if len(names) == 1:
             return store.line_up(arrival.key, run, parcel, PATIENCE, arrival.stamp)
         # It stands at the first key only: here is no time to go further, and others do that.

@@ -24,7 +24,8 @@ from celery_distlock import clock
 from celery_distlock.keys import slot_name
 from celery_distlock.policies import Fail, Skip
 from celery_distlock.runtime.app import Plan, Runtime
-from celery_distlock.runtime.messages import LockHeader, Noted
+from celery_distlock.runtime.messages import LockHeader
+from celery_distlock.runtime.received import Received, Taken
 
 from . import parking
 from .in_flight import in_flight
@@ -69,15 +70,6 @@ class _Way(NamedTuple):
     reject: Callable[..., Any]
 
 
-class _Taken(NamedTuple):
-    """A key that was found taken, and by whom; as the process that runs the task is told it."""
-
-    key: str
-    holder: str
-    run: str
-    remaining: float
-
-
 class _EarlyRefusal:
     """Tells which messages for one task come too late for their key. Used by the event loop."""
 
@@ -90,7 +82,7 @@ class _EarlyRefusal:
 
     def receive(self, message: Any, way: _Way) -> Any:
         """Hand *message* to the pool: at once, or when its key has been looked at."""
-        keys, looking = self._keys(message), self._runtime.looking
+        keys, looking = self._keys(message), self._runtime.inspection_thread
         if not keys or looking is None:
             return way.go_on()
         if not self._waits():
@@ -129,9 +121,9 @@ class _EarlyRefusal:
             in_flight.add(slot_name(key), message.headers["id"])
         return way.go_on()
 
-    def _convict(self, taken: _Taken, way: _Way, message: Any) -> Any:
+    def _convict(self, taken: Taken, way: _Way, message: Any) -> Any:
         """Hand *message* on with what was found; it takes no place from others meanwhile."""
-        Noted.on(message)["taken"] = tuple(taken)
+        Received.note(message, taken=taken)
         narrow = _widen(self._consumer.qos)
 
         def after(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,7 +137,7 @@ class _EarlyRefusal:
 
     # In the thread
 
-    def look(self, message: Any, keys: Sequence[str]) -> _Taken | None:
+    def look(self, message: Any, keys: Sequence[str]) -> Taken | None:
         """Return what of *keys* is taken, as far as the store answers."""
         if clock.monotonic() < self._rests_until:
             return None
@@ -153,7 +145,7 @@ class _EarlyRefusal:
             for key in keys:
                 now = self._runtime.store.inspect(key, PATIENCE)
                 if now.token and now.run != run_of(message.headers):
-                    return _Taken(key, now.owner, now.run, now.remaining)
+                    return Taken(key, now.owner, now.run, now.remaining)
         except Exception as error:  # noqa: BLE001  # the pool asks again, and says what is wrong
             words = "for %g s no key is looked at when a task comes, but when it begins: %s"
             logger.info(words, REST, error)
@@ -179,7 +171,7 @@ class _Question:
         self.message = message
         self.keys = keys
         self.way = way
-        self.found: _Taken | None = None
+        self.found: Taken | None = None
 
     def look(self) -> None:
         """Ask; in the thread."""
@@ -190,7 +182,7 @@ class _Question:
         return self._judge.settle(self)
 
 
-def _elder(message: Any, keys: Sequence[str]) -> _Taken | None:
+def _elder(message: Any, keys: Sequence[str]) -> Taken | None:
     """Return whose key *message* wants too, of those that wait for a place in the pool."""
     for key in keys:
         for identity in in_flight.of(slot_name(key)):
@@ -199,7 +191,7 @@ def _elder(message: Any, keys: Sequence[str]) -> _Taken | None:
                 continue
             if request in state.reserved_requests and request not in state.active_requests:
                 name = f"{request.name}[{identity}], which waits for a process"
-                return _Taken(key, name, run_of(request.request_dict), 0.0)
+                return Taken(key, name, run_of(request.request_dict), 0.0)
     return None
 
 

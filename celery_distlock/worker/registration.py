@@ -10,7 +10,8 @@ from celery.worker import state
 from celery_distlock.errors import StoreError
 from celery_distlock.runtime.relay import by_room
 from celery_distlock.stores import Store
-from celery_distlock.stores.base import PeerChannel, WokenTask, task_of
+from celery_distlock.stores.base import PeerChannel, WokenTask
+from celery_distlock.stores.identities import task_id_of
 
 from .in_flight import in_flight
 
@@ -97,7 +98,7 @@ class Registration:
         room = [peer.address for peer in peers for _ in range(peer.free)] if waiting else []
         # Not those that are to come after others of this worker.
         followers = in_flight.followers
-        movable = [wake for wake in waiting if task_of(wake.run) not in followers]
+        movable = [wake for wake in waiting if task_id_of(wake.run) not in followers]
         for wake, address in zip(movable, room, strict=False):
             if self._store.push(wake, [address]):
                 self._waiting.pop((wake.name, wake.run), None)

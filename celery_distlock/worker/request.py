@@ -1,4 +1,4 @@
-"""What the worker's main process knows of a message and hands on to the process that runs it."""
+"""A request that hands what the main process knows of its message to the process that runs it."""
 
 from typing import Any
 
@@ -6,60 +6,58 @@ from celery.worker.request import Request
 
 from celery_distlock import clock
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.execution import Postponed
-from celery_distlock.runtime.messages import HEADER, LockHeader, Noted
+from celery_distlock.runtime.messages import LockHeader
+from celery_distlock.runtime.received import HEADER, Received
+from celery_distlock.runtime.requeueing import Postponed
 from celery_distlock.stores.base import WokenTask
 from celery_distlock.telemetry import events
 
 __all__ = ["LockedRequest"]
 
-# What kombu writes again just as it has read it. Others are parked as they came: YAML's dumper
-# refuses Celery's signatures, and what a sender has signed, a worker would sign in its own name.
-_WRITTEN_AGAIN = frozenset(
+# Content that kombu serializes again just as it was. Other bodies are kept as they came: YAML's
+# dumper refuses Celery's signatures, and a signed body would be signed in the worker's name.
+_SERIALIZED_AGAIN = frozenset(
     {"application/json", "application/x-python-serialize", "application/x-msgpack"}
 )
 
 
 class LockedRequest(Request):
-    """A request that lets its task be parked as it came."""
+    """A request whose message can be parked, and sent again, just as it came."""
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
         facts = self.request_dict
         where = facts["delivery_info"]
-        noted = Noted.on(message)
-        received = {
-            **noted,
-            "arrival": noted["arrival"] if "arrival" in noted else self._stamp(),
-            "returns": self._runtime.trust.knows_route(
+        noted = Received.noted_on(message)
+        self._received = received = noted._replace(
+            arrival=self._stamp() if noted.arrival is None else noted.arrival,
+            returns=self._runtime.trust.knows_route(
                 facts["task"], where.get("exchange") or "", where.get("routing_key") or ""
             ),
-            "content_type": message.content_type,
-            "content_encoding": message.content_encoding,
-            "desk": self._runtime.desk,
-            "received_at": clock.monotonic(),
-            "events": _as_worker(options),
-        }
-        events.switch(options["app"], received["events"])
-        if message.content_type not in _WRITTEN_AGAIN:
-            received["body"] = message.body
-        facts["properties"] = {**facts["properties"], HEADER: received}
+            content_type=message.content_type,
+            content_encoding=message.content_encoding,
+            body=None if message.content_type in _SERIALIZED_AGAIN else message.body,
+            delivery_address=self._runtime.delivery_address,
+            received_at=clock.monotonic(),
+            events=_event_source(options),
+        )
+        events.set_source(options["app"], received.events)
+        facts["properties"] = {**facts["properties"], HEADER: received.to_properties()}
 
     def _stamp(self) -> int:
-        """When it came, by the store's clock; 0: it comes when it asks for its key."""
-        parking = self._runtime.parking
+        """Return when it arrived, in µs by the store's clock; 0: it counts from the acquisition."""
+        parking = self._runtime.parking_thread
         return 0 if parking is None or self.eta is not None else parking.stamp()
 
     def on_failure(self, exc_info: Any, *args: Any, **options: Any) -> Any:
-        """Note whether the task only waits; Celery tells of that as of a failure."""
+        """Note whether the task was only postponed, which Celery reports as a failure."""
         error = exc_info.exception
         self._postponed = isinstance(getattr(error, "exc", error), Postponed)
         return super().on_failure(exc_info, *args, **options)
 
     def acknowledge(self) -> None:
-        """Tell the broker, or the store for a pushed message, unless the task still waits there."""
-        pushed = self.request_dict["properties"][HEADER].get("pushed")
-        if pushed and getattr(self, "_postponed", False):
+        """Acknowledge to the broker, or to the store, unless that pushed the task and keeps it."""
+        if self._received.pushed and getattr(self, "_postponed", False):
             self.acknowledged = True
         else:
             super().acknowledge()
@@ -70,17 +68,17 @@ class LockedRequest(Request):
         return Runtime.of(app)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
-        """Let the next have the keys that a revoked or expired task was woken for."""
+        """Free the keys that are reserved for a revoked or expired task."""
         super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
-        passage = LockHeader.of(self.request_dict)
-        forget = self._runtime.forget
-        if passage.woken and not terminated and forget is not None:
-            for name in passage.places:
-                forget(WokenTask(name, passage.run, b""))
+        header = LockHeader.of(self.request_dict)
+        drop = self._runtime.drop_woken
+        if header.woken and not terminated and drop is not None:
+            for name in header.places:
+                drop(WokenTask(name, header.run, b""))
 
 
-def _as_worker(options: dict[str, Any]) -> str:
-    """Return the name by which this worker sends events; empty while it sends none."""
+def _event_source(options: dict[str, Any]) -> str:
+    """Return the name by which the worker sends events; empty while it sends none."""
     eventer = options.get("eventer")
     if eventer is None or not eventer.enabled:
         return ""

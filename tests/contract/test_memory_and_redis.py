@@ -8,7 +8,8 @@ from contextlib import closing
 import pytest
 
 from celery_distlock import clock
-from celery_distlock.stores.base import Ability, new_owner
+from celery_distlock.stores.base import Ability
+from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.testing import StoreContract

@@ -80,7 +80,7 @@ def send_an_event(busy):
         connection_for_write=lambda: None,
         events=types.SimpleNamespace(Dispatcher=lambda *_, **__: dispatcher),
     )
-    events._Line().send(events._Source(app, "worker@test"), "distlock-lost", {})
+    events._Sender().send(events._Source(app, "worker@test"), "distlock-lost", {})
 
 
 def in_a_child(check):

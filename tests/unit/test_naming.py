@@ -5,6 +5,7 @@ from celery_distlock.keys import slot_name
 from celery_distlock.lock import Lock
 from celery_distlock.naming import SHOWN_LENGTH, shown
 from celery_distlock.runtime.reporting import Report
+from celery_distlock.stores import open_store
 
 LONG = "customer:" + "x" * 1_000_000
 
@@ -41,7 +42,8 @@ def test_a_log_line_of_a_long_key_is_short(caplog):
         name = "shop.reserve"
 
     caplog.set_level("DEBUG")
-    Report(Task(), "id", None).info("parked: {key!r} is held by {holder}", key=LONG, holder=LONG)
+    report = Report(Task(), "id", open_store("memory://"))
+    report.info("parked: {key!r} is held by {holder}", key=LONG, holder=LONG)
 
     (record,) = caplog.records
     assert len(record.getMessage()) < 600

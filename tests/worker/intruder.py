@@ -12,7 +12,8 @@ import redis
 
 from celery_distlock.keys import slot_name
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.messages import HEADER, LockHeader
+from celery_distlock.runtime.messages import LockHeader
+from celery_distlock.runtime.received import HEADER
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def parked_as(run: str, key: str, envelope: bytes) -> bytes:
     """Return *envelope* as a worker parks it, as *run* at *key*."""
     message = json.loads(envelope)
     way = LockHeader(woken=True, run=run, parked_at=slot_name(key))
-    message["headers"][HEADER] = way.header(message["headers"]["retries"])
+    message["headers"][HEADER] = way.to_header(message["headers"]["retries"])
     return json.dumps(message).encode()
 
 

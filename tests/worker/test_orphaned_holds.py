@@ -11,7 +11,7 @@ from celery_distlock import signals
 from celery_distlock.engine.shared_holds import OrphanedHold, StalledHold
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.stores.base import new_owner
+from celery_distlock.stores.identities import new_owner
 from celery_distlock.worker.reaper import Reaper
 from tests.apps import make_app
 from tests.waiting import wait_until

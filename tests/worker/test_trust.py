@@ -230,7 +230,7 @@ def test_an_operator_who_wakes_what_this_process_does_not_send_is_told_why(site,
 
 
 def test_what_a_message_says_of_its_own_way_here_is_not_believed(site, intruder, key):
-    told = {"pushed": True, "shown": True, "body": "another", "desk": "elsewhere"}
+    told = {"pushed": True, "shown": True, "body": "another", "delivery_address": "elsewhere"}
     with site.held(key):
         result = site.tasks.work.apply_async((key, "ran"), distlock=told)
         site.wait_queued(key)

@@ -18,7 +18,8 @@ from celery_distlock.keys import slot_name
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.trust import Reason, RefusedError
 from celery_distlock.stores import Ability, Store
-from celery_distlock.stores.base import WokenTask, task_of
+from celery_distlock.stores.base import WokenTask
+from celery_distlock.stores.identities import task_id_of
 
 from . import command
 from .display import Screen, printable, write_json
@@ -181,7 +182,9 @@ def _left(runtime: Runtime) -> Iterator[Finding]:
         try:
             runtime.trust.check(wake)
         except RefusedError as refusal:
-            refused.setdefault(refusal.reason, []).append(f"{refusal.detail} ({task_of(wake.run)})")
+            refused.setdefault(refusal.reason, []).append(
+                f"{refusal.detail} ({task_id_of(wake.run)})"
+            )
     for reason, details in refused.items():
         shown = ", ".join(details[:NAMED]) + (", …" if len(details) > NAMED else "")
         found = f"{len(details)} of {seen} are left to others, because {reason.value}: {shown}"

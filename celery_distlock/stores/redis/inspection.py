@@ -24,8 +24,8 @@ from celery_distlock.stores.base import (
     Waiter,
     WokenTask,
     batches,
-    task_of,
 )
+from celery_distlock.stores.identities import task_id_of
 
 from . import scripts
 from .connections import TIMEOUT, Command, command, script_call, time_left
@@ -176,7 +176,7 @@ class RedisInspection(Store):
                 for record, kind in (("queue", "p:"), ("woken", "")):
                     for member in self._members(name, record, kind + mask):
                         run = member.removeprefix(kind)
-                        if task_of(run) == task_id:
+                        if task_id_of(run) == task_id:
                             yield key_of(name), run
 
     def parked(self, key: str, run: str) -> Waiter | None:

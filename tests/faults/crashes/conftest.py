@@ -249,14 +249,14 @@ def _wrapped() -> list[tuple[Any, str, Any]]:
     from kombu.message import Message
     from kombu.transport.redis import QoS
 
-    from celery_distlock.runtime import app, execution
+    from celery_distlock.runtime import app, requeueing
     from celery_distlock.stores.redis import connections
     from celery_distlock.worker import delivery
 
     places = [
         (connections.ConnectionPool, "exchange"),
         (app, "publish"),
-        (execution, "publish"),
+        (requeueing, "publish"),
         (delivery.DeliveryStep, "_take"),
         (Message, "ack"),
         (QoS, "append"),

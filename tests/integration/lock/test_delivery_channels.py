@@ -65,7 +65,7 @@ def records(prefix, queue="celery"):
 def test_its_own_worker_has_it_first_though_it_is_full(store, relay, staff):
     own, came = staff(free=0)
     staff(free=100)
-    relay.near = own
+    relay.own_address = own
 
     assert relay.push(wake(store), MESSAGE)
 
@@ -75,7 +75,7 @@ def test_its_own_worker_has_it_first_though_it_is_full(store, relay, staff):
 def test_its_own_worker_does_not_have_it_if_it_does_not_consume_the_queue(store, relay, staff):
     own, _ = staff(queue="other")
     _, came = staff()
-    relay.near = own
+    relay.own_address = own
 
     assert relay.push(wake(store), MESSAGE)
 

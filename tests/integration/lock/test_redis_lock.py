@@ -78,7 +78,7 @@ def uncounted() -> Iterator[None]:
     observers, signals.observers[:] = signals.observers[:], []
     told = threading.Event()
     observer.flush()
-    observer._teller.tell(told.set)  # its thread may be in the midst of a round
+    observer._notifier.tell(told.set)  # its thread may be in the midst of a round
     assert told.wait(60)
     try:
         yield

@@ -191,20 +191,20 @@ class Broker:
 
 def test_events_are_left_out_for_a_while_when_the_broker_is_away(monkeypatch):
     broker = Broker()
-    monkeypatch.setattr(events, "_line", events._Line())
+    monkeypatch.setattr(events, "_sender", events._Sender())
     monkeypatch.setattr(events, "_source", None)
-    events.switch(broker, "worker@test")
+    events.set_source(broker, "worker@test")
 
     for _ in range(100):
         events.send("lock_acquired", "", {"key": "k"})
     wait_until(lambda: broker.tries, what="the first attempt")
     broker.there = True
     heard = threading.Event()
-    events._teller.tell(heard.set)
+    events._notifier.tell(heard.set)
     assert heard.wait(60)
     assert (broker.tries, broker.sent) == (1, [])
 
-    monkeypatch.setattr(events._line, "_quiet_until", 0.0)
+    monkeypatch.setattr(events._sender, "_quiet_until", 0.0)
     events.send("lock_released", "", {"key": "k"})
     wait_until(lambda: broker.sent == ["distlock-released"], what="the event after that")
 

@@ -1,0 +1,218 @@
+"""Which keys an invocation acquires, in which order, and what it does when one is taken."""
+
+import functools
+from typing import Any
+
+from celery.exceptions import Ignore
+
+from celery_distlock import policies
+from celery_distlock.engine.acquisition import acquire, acquire_all, held_here, release_by
+from celery_distlock.engine.lease import Hold, Lease
+from celery_distlock.engine.pending_releases import release_later
+from celery_distlock.errors import StoreUnavailableError
+from celery_distlock.keys import slot_name
+from celery_distlock.naming import shown
+from celery_distlock.policies import Decision
+from celery_distlock.stores.base import ParkRequest, Reply, Route, Status
+
+from .conflicts import Conflicts
+from .invocation import Invocation
+from .requeueing import Postponed, Requeueing
+
+__all__ = ["KeyAcquisition"]
+
+
+class KeyAcquisition:
+    """
+    Acquires the keys of one invocation, all or none.
+
+    Attributes:
+        taken: What it has acquired, in that order.
+        entered: What this thread held already, and holds once more.
+    """
+
+    def __init__(
+        self, invocation: Invocation, keys: tuple[str, ...], requeueing: Requeueing
+    ) -> None:
+        self._invocation = invocation
+        self._store = invocation.store
+        self._report = invocation.report
+        self._requeueing = requeueing
+        self._conflicts = Conflicts(invocation)
+        self._keys = keys
+        self._wanted: list[str] = []  # those of the keys that are not held here already
+        self._missing: list[str] = []  # and have not been taken yet
+        self.taken: list[Hold] = []
+        self.entered: list[Hold] = []
+
+    @property
+    def holds(self) -> tuple[Hold, ...]:
+        """All that is held."""
+        return tuple(self.entered + self.taken)
+
+    @property
+    def lease(self) -> Lease:
+        """What the task sees of it."""
+        return Lease(self.holds, wanted=False)
+
+    def take_all(self) -> Decision | None:
+        """
+        Acquire every key; or return what the policy says of the first that is taken.
+
+        Raises:
+            Ignore: The task is parked, was sent again, or is a second delivery that may not run.
+            LockConflictError: The policy is for failing.
+            StoreUnavailableError: The store is away, and `lock_on_outage` is for failing then.
+        """
+        if (found := self._conflicts.found_on_arrival(self._keys)) is not None:
+            return self._conflicts.decide(*found)
+        self._wanted = wanted = [key for key in self._keys if not self._enter(key)]
+        if len(wanted) > 1 and not self._invocation.redelivered and self._take_at_once(wanted):
+            return None
+        self._missing = list(wanted)
+        while self._missing:
+            decision = self._take(self._missing[0])
+            if decision is not None:
+                return decision
+        invocation = self._invocation
+        shown_parked = invocation.received.shown or self._requeueing.asked_to_park
+        if invocation.header.woken or shown_parked:
+            invocation.states.running()
+        return None
+
+    def _enter(self, key: str) -> bool:
+        """Whether *key* is held here already; then it is entered once more."""
+        held = held_here().get((self._store.identity, key))
+        if held is None:
+            return False
+        held.ensure_held()
+        held.depth += 1
+        self.entered.append(held)
+        return True
+
+    def _take_at_once(self, keys: list[str]) -> bool:
+        """Whether all of *keys* were free and are taken now; if not, none was."""
+        holds = [self._invocation.new_hold(key) for key in keys]
+        try:
+            if not acquire_all(holds):
+                return False
+        except StoreUnavailableError as error:
+            self._requeueing.on_outage(error)
+            return True
+        for hold in holds:
+            self._keep(hold)
+        return True
+
+    def _take(self, key: str) -> Decision | None:
+        hold, reply = self._acquire(key, timeout=self._conflicts.patience)
+        if hold is not None and reply.status is Status.BUSY:
+            decision = self._conflicts.decide(key, reply)
+            if not isinstance(decision, policies.Park):
+                return decision
+            if not self._invocation.received.returns:
+                hold, reply = self._wait_here(key)
+            elif len(self._wanted) > 1 and not self._invocation.is_second_delivery(reply):
+                key, reply = self._park_at_all(key, reply)
+                if reply.status is Status.RESERVED:
+                    return None  # all are, and are there to be taken
+            else:
+                hold, reply = self._park(key, reply)
+        if hold is None:
+            self._missing.remove(key)
+            return None
+        if reply.status is Status.PARKED:
+            if self._invocation.is_second_delivery(reply):
+                words = "set aside: the first delivery of its message has {key!r}, and still runs"
+                self._report.info(words, key=key)
+            else:
+                self._report.parking(key, reply)
+            raise Postponed(f"parked until {shown(key)!r} is free")
+        if reply.status is Status.DONE:
+            words = "dropped: a second delivery of its message; the first one has ended"
+            self._report.info(words, key=key)
+            raise Ignore("a second delivery")
+        return None
+
+    def _acquire(self, key: str, **how: Any) -> tuple[Hold | None, Reply]:
+        """Ask for *key*; the hold is None if the task is to go on, locked or by `on_outage`."""
+        invocation = self._invocation
+        hold = invocation.new_hold(key)
+        try:
+            reply = acquire(hold, repeated=invocation.redelivered, keep=invocation.retained, **how)
+        except StoreUnavailableError as error:
+            self._requeueing.on_outage(error)
+            return None, Reply(Status.GRANTED, 0.0)
+        if reply.status is not Status.GRANTED:
+            return hold, reply
+        self._keep(hold)
+        # Once: at the key that it was parked at. Of several, the others are on its way.
+        if invocation.header.woken and invocation.header.parked_at == slot_name(key):
+            self._report.event("task_woken", key=key, waited=hold.waited)
+        return None, reply
+
+    def _keep(self, hold: Hold) -> None:
+        self.taken.append(hold)
+        held_here()[self._store.identity, hold.key] = hold
+
+    def _wait_here(self, key: str) -> tuple[Hold | None, Reply]:
+        """Wait for *key* in this process: were the task parked, nobody would send it again."""
+        where = self._invocation.request.delivery_info or {}
+        self._report.warning(
+            "waits for {key!r} in its process and is not parked: it came by exchange {exchange!r}"
+            " with routing key {routing_key!r}, which leads to no queue that this worker knows;"
+            " name that in task_queues",
+            key=key,
+            exchange=where.get("exchange"),
+            routing_key=where.get("routing_key"),
+        )
+        return self._acquire(key, timeout=None)
+
+    def _park(self, key: str, reply: Reply) -> tuple[Hold | None, Reply]:
+        request = self._requeueing.park_request(key)
+        if not self._invocation.is_second_delivery(reply):
+            # Before it is parked: from then on it may run elsewhere and end before we write.
+            self._invocation.states.parked(key, reply.holder, reply.place)
+        self._requeueing.asked_to_park = True
+        hold, parked = self._acquire(key, park=request)
+        self._requeueing.leave_reservations(slot_name(key))
+        return hold, parked
+
+    def _park_at_all(self, key: str, reply: Reply) -> tuple[str, Reply]:
+        """
+        Park the run at its keys, one after the other, and keep reserved what it has of them.
+
+        Returns:
+            The last key at which it stands now, and the store's reply there.
+        """
+        route = self._requeueing.route(self._wanted)
+        request: ParkRequest | None
+        request = self._requeueing.park_request(self._wanted[0], *route.names)
+        self._invocation.states.parked(key, reply.holder, reply.place)  # before, as in `_park`
+        self._requeueing.asked_to_park = True
+        arrival = self._invocation.received.arrival or 0
+        for next_key in self._wanted:
+            reply, key = self._park_at(next_key, route, arrival, request), next_key
+            request, arrival = None, reply.arrival
+            self._store.dispatch(reply.wake)
+            if reply.status is not Status.RESERVED:
+                break
+        self._requeueing.leave_reservations(*route.names[: 1 + self._wanted.index(key)])
+        self._missing = list(self._wanted)
+        return key, reply
+
+    def _park_at(self, key: str, route: Route, arrival: int, request: ParkRequest | None) -> Reply:
+        name, store, run = slot_name(key), self._store, self._invocation.execution_id
+        hold = next((hold for hold in self.taken if hold.key == key), None)
+        try:
+            if hold is None:
+                return store.stand(name, run, route, arrival=arrival, parcel=request)
+            stand = functools.partial(store.stand, name, run, route, owner=hold.owner)
+            reply = release_by(hold, lambda: stand(arrival=arrival, parcel=request))
+            self.taken.remove(hold)  # not before: until then it is to be released in any case
+            held_here().pop((store.identity, key), None)
+            if reply.status not in (Status.RESERVED, Status.PARKED):  # it stands nowhere
+                release_later(store, key, hold.owner, run=run)
+            return reply
+        except StoreUnavailableError as error:
+            self._requeueing.on_outage(error)
+            raise

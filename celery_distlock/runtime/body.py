@@ -1,0 +1,101 @@
+"""Runs the body of a locked task, and says how it has ended."""
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+
+from celery_distlock.engine.abort import Guard
+from celery_distlock.errors import LockLostError
+from celery_distlock.settings import MAX_LEASE
+from celery_distlock.stores.base import Completion
+
+from .acquiring import KeyAcquisition
+from .invocation import Invocation
+from .requeueing import Requeueing
+
+__all__ = ["Body", "seconds_until"]
+
+
+class Body:
+    """
+    Runs once, by :meth:`run`, after the keys are acquired.
+
+    Attributes:
+        completion: Whether the execution is over, as the store is to be told at the release.
+        keep_for: The execution id of the next attempt and the seconds for which the keys are kept
+            for it, if they are.
+    """
+
+    def __init__(
+        self, invocation: Invocation, keys: KeyAcquisition, requeueing: Requeueing
+    ) -> None:
+        self._invocation = invocation
+        self._settings = invocation.plan.settings
+        self._keys = keys
+        self._requeueing = requeueing
+        self.completion = Completion.NO
+        self.keep_for: tuple[str, float] | None = None
+
+    def run(self, body: Callable[[], Any]) -> Any:
+        """
+        Run *body*, aborted if a key is lost; return its result.
+
+        Raises:
+            Exception: What the body raises, :exc:`LockLostError` above all.
+            Postponed: It has failed and is requeued.
+        """
+        sealed = None
+        if self._goes_back(lost=True):
+            sealed = self._requeueing.seal_for_failure(self._keys.taken)
+        late = self._invocation.has_message and bool(self._invocation.task.acks_late)
+        may_come_again = self._invocation.redelivered or late
+        ended = Completion.YES_AND_MAY_COME_AGAIN if may_come_again else Completion.YES
+        with_result = Completion.UNSETTLED if late else ended
+        try:
+            result = self._guard().run(body)
+        except Retry as retry:
+            self.completion = ended
+            self._keep_keys(retry)
+            raise
+        except Reject as reject:
+            self.completion = Completion.NO if getattr(reject, "requeue", False) else ended
+            raise
+        except (Ignore, MemoryError) as error:
+            self.completion = ended if isinstance(error, Ignore) else Completion.NO
+            raise
+        except Exception as error:
+            self.completion = ended
+            lost = isinstance(error, LockLostError) and error.key in self._keys.lease.keys
+            if sealed is not None and self._goes_back(lost=lost):
+                self._requeueing.requeue(sealed, self._keys.taken, error)
+            # A run that lost its lock has not ended: a second delivery of it that waits may run.
+            self.completion = Completion.NO if lost else with_result
+            raise
+        self.completion = with_result
+        return result
+
+    def _guard(self) -> Guard:
+        return Guard(self._keys.holds if self._settings.on_lost != "warn" else ())
+
+    def _keep_keys(self, retry: Retry) -> None:
+        if not (self._settings.hold_on_retry and self._invocation.has_message):
+            return
+        seconds = min(MAX_LEASE, seconds_until(retry.when) + self._settings.lease)
+        retries = (self._invocation.request.retries or 0) + 1
+        self.keep_for = self._invocation.execution_id_for(retries), seconds
+
+    def _goes_back(self, *, lost: bool) -> bool:
+        """Whether a task that has failed, or has *lost* its lock, is requeued."""
+        settings = self._settings
+        return settings.on_failure == "requeue" or (lost and settings.on_lost == "requeue")
+
+
+def seconds_until(when: Any) -> float:
+    """Return the seconds until a retry: Celery takes a time without a zone as UTC."""
+    if isinstance(when, str | datetime.datetime):
+        eta = maybe_make_aware(maybe_iso8601(when) or datetime.datetime.now(datetime.UTC))
+        when = (eta - datetime.datetime.now(datetime.UTC)).total_seconds()
+    return max(0.0, float(when or 0))

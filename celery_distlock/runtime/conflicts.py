@@ -1,0 +1,84 @@
+"""What becomes of an invocation whose key is taken: its policy decides."""
+
+from collections.abc import Collection
+
+from celery_distlock import clock, policies
+from celery_distlock.errors import LockConflictError, StoreError
+from celery_distlock.policies import Conflict, Decision
+from celery_distlock.stores.base import Reply, Status
+
+from . import hold_times
+from .invocation import Invocation
+
+__all__ = ["Conflicts"]
+
+TURN_TIMEOUT = 1.0  # seconds that the store has to say when a task is to come again
+
+
+class Conflicts:
+    """Reports that a key is taken, and asks the policy of *invocation* what to do."""
+
+    def __init__(self, invocation: Invocation) -> None:
+        self._invocation = invocation
+        self._report = invocation.report
+
+    def found_on_arrival(self, keys: Collection[str]) -> tuple[str, Reply] | None:
+        """Return that of *keys* which was taken when the message arrived, if that is to count."""
+        received = self._invocation.received
+        taken = received.taken if self._invocation.has_message else None
+        if taken is None or taken.key not in keys or taken.run == self._invocation.execution_id:
+            return None
+        return taken.key, Reply(
+            Status.BUSY,
+            received.received_at or 0.0,
+            holder=taken.holder,
+            holder_run=taken.run,
+            remaining=taken.remaining,
+        )
+
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for a key before it counts as taken."""
+        policy, wait = self._invocation.plan.policy, self._invocation.plan.settings.wait
+        # Without a message nothing can be sent again: what policies say of that means waiting.
+        is_final = isinstance(policy, policies.Skip | policies.Fail | policies.Wait)
+        return policy.patience(wait) if self._invocation.has_message or is_final else wait
+
+    def decide(self, key: str, reply: Reply) -> Decision:
+        """
+        Return what the policy says.
+
+        Raises:
+            LockConflictError: It is for failing, or there is no message that could come again.
+        """
+        invocation, policy = self._invocation, self._invocation.plan.policy
+        self._report.conflict(invocation.request.__dict__, key, reply)
+        if invocation.is_second_delivery(reply):
+            return policies.Park()  # dropped when the first succeeds, run when it dies
+        attempts = invocation.header.attempts
+        decision = policy.decide(Conflict(key, reply.holder, reply.remaining, attempts))
+        if isinstance(decision, policies.Refuse) or (
+            not invocation.has_message and not isinstance(decision, policies.Answer)
+        ):
+            raise LockConflictError(key, holder=reply.holder, remaining=reply.remaining)
+        if isinstance(decision, policies.Answer):
+            self._report.info("skipped: {key!r} is held by {holder}", key=key, holder=reply.holder)
+        elif isinstance(decision, policies.Resend):
+            decision = self._in_turn(key, decision)
+            words = "is sent again in {delay:.1f} s: {key!r} is held by {holder}"
+            self._report.info(words, delay=decision.delay, key=key, holder=reply.holder)
+            invocation.states.parked(key, reply.holder, None)
+        return decision
+
+    def _in_turn(self, key: str, resend: policies.Resend) -> policies.Resend:
+        """Let the store say when the task is to come again, if that is asked for and it can."""
+        if resend.within is None:
+            return resend
+        usual, most = hold_times.usual(str(self._invocation.task.name)), resend.within[1]
+        try:
+            turn = self._invocation.store.turn(key, usual, resend.within, TURN_TIMEOUT)
+        except StoreError:
+            return resend
+        if turn is None:
+            return resend
+        return policies.Resend(turn if turn <= most else most * clock.jitter(0.5, 1.0))

@@ -1,0 +1,74 @@
+"""What locked tasks do in this thread now: the only owner of what is kept per thread about them."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from celery import Task as _Task
+
+from celery_distlock.engine.lease import Hold, Lease
+
+__all__ = ["Task", "UnderWay", "here", "lease_of", "unlocked"]
+
+if TYPE_CHECKING:
+    Task: TypeAlias = _Task[Any, Any]
+else:
+    Task = _Task  # takes parameters only from Celery 5.7 on
+
+
+class UnderWay(Protocol):
+    """A :class:`~celery_distlock.runtime.execution.Execution` that has begun."""
+
+    task: Task
+
+    @property
+    def lease(self) -> Lease:
+        """What it holds."""
+
+    def release(self) -> None:
+        """Release all that it holds; may be called again."""
+
+
+class _ThisThread(threading.local):
+    """
+    The locked tasks of one thread (under gevent, of one greenlet).
+
+    Attributes:
+        stack: The executions under way, the innermost last.
+        unlocked: The locked tasks that run without a lock because they were told to.
+        unsettled: Holds of runs that have ended and whose results are not stored yet, each with
+            the exception that was being handled where its task was called.
+    """
+
+    def __init__(self) -> None:
+        self.stack: list[UnderWay] = []
+        self.unlocked: tuple[Task, ...] = ()
+        self.unsettled: list[tuple[Hold, BaseException | None]] = []
+
+    def take_unsettled(self) -> list[tuple[Hold, BaseException | None]]:
+        """Return what is not settled, and forget it."""
+        unsettled, self.unsettled = self.unsettled, []
+        return unsettled
+
+
+here = _ThisThread()
+
+
+def lease_of(task: Task) -> Lease:
+    """Return what the innermost execution of *task* in this thread holds."""
+    for execution in reversed(here.stack):
+        if execution.task is task:
+            return execution.lease
+    return Lease((), wanted=task not in here.unlocked)
+
+
+@contextlib.contextmanager
+def unlocked(task: Task) -> Iterator[None]:
+    """Let *task* run without a lock, as it was told to."""
+    before = here.unlocked
+    here.unlocked = (*before, task)
+    try:
+        yield
+    finally:
+        here.unlocked = before

@@ -1,0 +1,111 @@
+"""One call of a locked task, by a message or by other code, and what is known about it."""
+
+import time
+
+from celery_distlock import clock
+from celery_distlock.engine.lease import Hold
+from celery_distlock.keys import slot_name
+from celery_distlock.stores import Store
+from celery_distlock.stores.base import Reply
+from celery_distlock.stores.identities import ExecutionId
+
+from .app import Plan, Runtime
+from .current import Task
+from .messages import LockHeader
+from .received import Received
+from .reporting import Report
+from .states import TaskStates
+
+__all__ = ["Invocation"]
+
+# Seconds; RabbitMQ's consumer timeout. Redis's visibility timeout is twice that if it is not set.
+BROKER_TIMEOUT = 1800.0
+
+
+class Invocation:
+    """
+    What the parts of an :class:`~celery_distlock.runtime.execution.Execution` know in common.
+
+    Attributes:
+        has_message: It was called by a message of its own; false for calls by other code, in eager
+            mode, and inside a locked task.
+        header: What the message has been through because of its lock; empty without a message.
+        received: What the worker's main process has told about the message.
+        execution_id: Names the execution to the store; empty without a message.
+    """
+
+    def __init__(self, task: Task, plan: Plan, store: Store, *, nested: bool) -> None:
+        request = task.request
+        self.task = task
+        self.plan = plan
+        self.store = store
+        self.request = request
+        self.has_message = not (request.called_directly or request.is_eager or nested)
+        self.report = Report(task, request.id, store)
+        self.states = TaskStates(task, request, self.report)
+        self.received = Received.of(request)
+        self.header = LockHeader.of(request.__dict__) if self.has_message else LockHeader()
+        retries = request.retries or 0
+        self.execution_id = self.execution_id_for(retries) if self.has_message else ""
+
+    def execution_id_for(self, retries: int, requeues: int | None = None) -> str:
+        """Return the id of the execution of this task that has that many *retries*."""
+        number = self.header.requeues if requeues is None else requeues
+        nesting = self.request.replaced_task_nesting or 0
+        return str(ExecutionId(str(self.request.id), retries, number, nesting))
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether the same execution may have begun before, by another delivery."""
+        delivery = self.request.delivery_info or {}
+        header = self.header
+        again = header.woken or header.attempts or header.outages or delivery.get("redelivered")
+        return self.has_message and bool(again or self._is_overdue)
+
+    @property
+    def _is_overdue(self) -> bool:
+        """
+        Whether a worker had the message for so long that the broker may have delivered it again.
+
+        Then the second delivery may have come and gone elsewhere before this, the first, begins.
+        """
+        received_at = self.received.received_at
+        if received_at is None or not self.task.acks_late:
+            return False
+        options = self.task.app.conf.broker_transport_options or {}
+        timeout = options.get("visibility_timeout", BROKER_TIMEOUT)
+        return bool(clock.monotonic() - received_at > 0.9 * float(timeout))
+
+    @property
+    def retained(self) -> bool:
+        """Whether the store is to retain the message until the task has ended."""
+        # With early acknowledgement Celery lets a task end with its process, and so do we.
+        return self.received.pushed and bool(self.task.acks_late)
+
+    @property
+    def waiting_since(self) -> float:
+        """When it first found its key taken, in seconds since the epoch: now, if it has not."""
+        return self.header.since or time.time()
+
+    def is_second_delivery(self, reply: Reply) -> bool:
+        """Whether the key is held by the same execution: by another delivery of the message."""
+        return bool(self.execution_id) and reply.holder_run == self.execution_id
+
+    def new_hold(self, key: str) -> Hold:
+        """Return a hold on *key*, not acquired yet."""
+        hold = Hold(
+            self.store,
+            key,
+            self.plan.terms,
+            label=self.report.name,
+            run=self.execution_id,
+            waited=max(0.0, time.time() - self.header.since) if self.header.since else 0.0,
+            on_event=self.report.event,
+        )
+        hold.arrival = (self.received.arrival or 0) if self.has_message else 0
+        return hold
+
+    def sign(self, key: str, execution_id: str, envelope: bytes) -> bytes:
+        """Return *envelope*, to be parked at *key*, signed if there is a secret."""
+        trust = Runtime.of(self.task.app).trust
+        return trust.sign(slot_name(key), execution_id, envelope)

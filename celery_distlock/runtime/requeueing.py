@@ -1,0 +1,225 @@
+"""How an invocation that cannot run now runs later: parked in the store, or sent again."""
+
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from celery.exceptions import Ignore
+from kombu.exceptions import OperationalError
+
+from celery_distlock import policies
+from celery_distlock.engine.acquisition import acquire, release
+from celery_distlock.engine.lease import Hold
+from celery_distlock.engine.pending_releases import release_later
+from celery_distlock.errors import StoreError, StoreUnavailableError
+from celery_distlock.keys import slot_name
+from celery_distlock.policies import Conflict
+from celery_distlock.stores import Store
+from celery_distlock.stores.base import (
+    Completion,
+    ParkRequest,
+    Route,
+    Status,
+    WokenTask,
+)
+from celery_distlock.stores.identities import new_owner
+from celery_distlock.stores.several_keys import begin_at_first_key
+
+from .invocation import Invocation
+from .messages import LockHeader, publish, seal, with_eta
+
+__all__ = ["Postponed", "Requeueing", "drop"]
+
+# Seconds; no longer, so that a store that is back does not wait for its tasks.
+OUTAGE = policies.Retry(delay=1.0, max_delay=8.0)
+BROKER_PAUSE = 1.0  # seconds between attempts to send a task while the broker is away, too
+
+
+class Postponed(Ignore):
+    """The task has not run, and is on its way to run later."""
+
+
+class Requeueing:
+    """
+    Parks the message of *invocation*, or sends it again.
+
+    Attributes:
+        asked_to_park: The store was asked to park it, so it may have the message.
+    """
+
+    def __init__(self, invocation: Invocation, keys: Sequence[str]) -> None:
+        self._invocation = invocation
+        self._store = invocation.store
+        self._report = invocation.report
+        self._keys = keys
+        self.asked_to_park = False
+
+    # At keys that are taken
+
+    def park_request(self, key: str, *names: str) -> ParkRequest:
+        """Return what is parked at *key*, for a run that needs the others of those *names*, too."""
+        invocation = self._invocation
+        header = replace(
+            invocation.header,
+            woken=True,
+            run=invocation.execution_id,
+            parked_at=slot_name(key),
+            names=names,
+            since=invocation.waiting_since,
+        )
+        envelope = seal(invocation.request, header)
+        return self._request_for(invocation.sign(key, invocation.execution_id, envelope))
+
+    def route(self, keys: Iterable[str]) -> Route:
+        """Return the way of a run through *keys*, in their order."""
+        return Route(tuple(map(slot_name, keys)), str(self._invocation.task.name))
+
+    def leave_reservations(self, *names: str) -> None:
+        """Free the keys that we were woken for, but for those *names*, at which we wait again."""
+        invocation = self._invocation
+        header = invocation.header
+        for name in set(header.places).difference(names) if header.woken else ():
+            with contextlib.suppress(StoreError):  # it lapses by itself
+                drop(self._store, name, invocation.execution_id, mark=False)
+
+    def _request_for(self, envelope: bytes) -> ParkRequest:
+        invocation = self._invocation
+        address = invocation.received.delivery_address
+        return ParkRequest(envelope, address, str(invocation.task.name))
+
+    # After a failure
+
+    def seal_for_failure(self, taken: Sequence[Hold]) -> bytes | None:
+        """
+        Return what is requeued if the body fails; made before the body changes anything.
+
+        None: it has no message, no key, no queue to return to, or was requeued often enough.
+        """
+        invocation, header = self._invocation, self._invocation.header
+        # Without a queue to return to, nobody would send it again.
+        if not (invocation.has_message and taken and invocation.received.returns):
+            return None
+        if header.requeues >= invocation.plan.settings.max_requeues:
+            return None
+        number = header.requeues + 1
+        run = self._next_execution_id(number)
+        route = self.route(hold.key for hold in taken)
+        names = route.names if len(route.names) > 1 else ()
+        next_header = LockHeader(
+            woken=True, run=run, parked_at=route.names[0], names=names, requeues=number
+        )
+        return invocation.sign(taken[0].key, run, seal(invocation.request, next_header))
+
+    def requeue(self, sealed: bytes, taken: Sequence[Hold], error: Exception) -> None:
+        """
+        Park the failed task at the end of its key's queue, as another execution.
+
+        Raises:
+            Postponed: That is done.
+        """
+        key = taken[0].key
+        number = self._invocation.header.requeues + 1
+        self._report.warning(
+            "failed and goes back to the end of the queue of {key!r} (requeue {n})",
+            error,
+            key=key,
+            n=number,
+        )
+        self._invocation.states.parked(key, taken[0].owner, None)
+        run = self._next_execution_id(number)
+        try:
+            if len(taken) == 1:
+                self._requeue_at(key, run, sealed)
+            else:
+                route = self.route(hold.key for hold in taken)
+                begin_at_first_key(self._store, run, route, self._request_for(sealed))
+        except StoreUnavailableError:
+            self._publish(sealed, OUTAGE.delay)
+        raise Postponed("requeued after a failure")
+
+    def _requeue_at(self, key: str, run: str, sealed: bytes) -> None:
+        terms = self._invocation.plan.terms
+        hold = Hold(self._store, key, terms, label=self._report.name, run=run)
+        reply = acquire(hold, park=self._request_for(sealed))
+        if reply.status is Status.GRANTED:  # ours was lost meanwhile: the new run gets the key
+            release(hold)
+            self._publish(sealed, 0.0)
+
+    def _next_execution_id(self, requeues: int) -> str:
+        retries = self._invocation.request.retries or 0
+        return self._invocation.execution_id_for(retries, requeues)
+
+    # By the broker
+
+    def resend(self, decision: policies.Resend) -> None:
+        """
+        Send the message again, to come after the delay that the policy wants.
+
+        Raises:
+            Postponed: That is done.
+        """
+        invocation = self._invocation
+        header = replace(
+            invocation.header,
+            woken=False,
+            attempts=invocation.header.attempts + 1,
+            outages=0,
+            since=invocation.waiting_since,
+        )
+        self._publish(seal(invocation.request, header), decision.delay)
+        raise Postponed(f"sent again in {decision.delay:.1f} s")
+
+    def on_outage(self, error: StoreUnavailableError) -> None:
+        """
+        Do as `lock_on_outage` says; return only if the task is to run unlocked.
+
+        Raises:
+            Postponed: The message was sent again.
+            StoreUnavailableError: The task is to fail.
+        """
+        invocation = self._invocation
+        what = invocation.plan.settings.on_outage
+        # A message that the store or the broker may have, too, would run beside itself.
+        if what == "run" and not (invocation.redelivered or self.asked_to_park):
+            self._report.warning("runs UNLOCKED, the lock store is away: {why}", why=error)
+            return
+        if what == "fail" or not invocation.has_message:
+            self._drop_parked()
+            raise error
+        outages = invocation.header.outages
+        delay = OUTAGE.decide(Conflict("", "", 0.0, outages)).delay  # type: ignore[union-attr]
+        words = "is sent again in {delay:.1f} s, the lock store is away: {why}"
+        self._report.warning(words, delay=delay, why=error)
+        header = replace(invocation.header, outages=outages + 1)
+        self._publish(seal(invocation.request, header), delay)
+        raise Postponed("the lock store is away") from error
+
+    def _drop_parked(self) -> None:
+        """Let what fails now not run later: a request without an answer may have parked it."""
+        run = self._invocation.execution_id
+        for key in self._keys if run else ():
+            owner = new_owner(self._report.name)
+            release_later(self._store, key, owner, run=run, ended=Completion.YES)
+
+    def _publish(self, envelope: bytes, delay: float) -> None:
+        envelope = with_eta(envelope, delay) if delay else envelope
+        while True:
+            try:
+                return publish(self._invocation.task.app, envelope)
+            except OperationalError as error:
+                # Only this process knows the task now, so it must not stop trying.
+                words = "waits, the broker is away too; is sent in {pause:g} s or later: {why}"
+                self._report.warning(words, pause=BROKER_PAUSE, why=error)
+                time.sleep(BROKER_PAUSE)
+
+
+def drop(store: Store, name: str, run: str, *, mark: bool = True) -> bool:
+    """
+    Have the store drop a run that is parked at the key of slot name *name*; send what that wakes.
+
+    False: the store did not know the run there.
+    """
+    dropped = store.drop(WokenTask(name, run, b""), mark=mark)
+    store.dispatch(dropped.wake)
+    return dropped.released

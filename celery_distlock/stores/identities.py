@@ -1,0 +1,123 @@
+"""The names by which stores know who asks: owners of keys, and executions of tasks."""
+
+import functools
+import itertools
+import os
+import secrets
+import socket
+from typing import NamedTuple, Self
+
+from celery_distlock.keys import key_of, slot_name
+
+__all__ = ["ExecutionId", "Owner", "new_owner", "task_id_of"]
+
+
+class ExecutionId(NamedTuple):
+    """
+    One execution of a task: the same for every delivery of one message.
+
+    Records have its text. ``task.replace()`` sends another task under the same id, one nesting
+    deeper.
+    """
+
+    task_id: str
+    retries: int = 0
+    requeues: int = 0
+    nesting: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the text; of one that somebody else has written, what stands for the task's id."""
+        task_id, *numbers = text.rsplit(":", 3)
+        if len(numbers) == 3 and all(map(_is_count, numbers)):
+            return cls(task_id, *map(int, numbers))
+        return cls(task_id)
+
+    def __str__(self) -> str:
+        return f"{self.task_id}:{self.retries}:{self.requeues}:{self.nesting}"
+
+
+def task_id_of(execution_id: str) -> str:
+    """Return the id of the task that the execution of this text is one of."""
+    return ExecutionId.parse(execution_id).task_id
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
+
+
+class Owner(NamedTuple):
+    """
+    Who acquires a key, as :func:`new_owner` has named it.
+
+    Attributes:
+        host: The host.
+        pid: The process. In a prefork pool, the child.
+        label: ``task[id]``, or the name of a thread.
+        nonce: Tells the acquisitions of one process from each other.
+    """
+
+    host: str
+    pid: int
+    label: str
+    nonce: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Read the text of a record; None: it is of another form."""
+        parts = text.split("|")
+        if len(parts) != 4 or not _is_count(parts[1]):
+            return None
+        host, pid, label, nonce = parts
+        return cls(key_of(host), int(pid), key_of(label), nonce)
+
+    @property
+    def task(self) -> str:
+        """The name of the task, or of the thread."""
+        return self._task_and_id[0]
+
+    @property
+    def task_id(self) -> str:
+        """The id of the task; empty for a thread."""
+        return self._task_and_id[1]
+
+    @property
+    def _task_and_id(self) -> tuple[str, str]:
+        task, bracket, task_id = self.label.removesuffix("]").rpartition("[")
+        return (task, task_id) if bracket and self.label.endswith("]") else (self.label, "")
+
+    def __str__(self) -> str:
+        return f"{_word(self.host)}|{self.pid}|{_word(self.label)}|{self.nonce}"
+
+
+class _Origin:
+    """Names this process in owners; made anew after a fork."""
+
+    def __init__(self) -> None:
+        self.prefix = f"{_word(socket.gethostname())}|{os.getpid()}|"
+        self.nonce = secrets.token_hex(8)
+        self.count = itertools.count(1)
+
+
+@functools.lru_cache(maxsize=64)  # threads' names, and the host's
+def _word(text: str) -> str:
+    return slot_name(text).replace("|", "%7C")
+
+
+def new_owner(label: str) -> str:
+    """
+    Return a name for one acquisition: ``host|pid|label|nonce``, never given twice.
+
+    It is also the request's id, so the store can tell a repeated request from a second one.
+    """
+    origin = _origin  # one f-string, and no `Owner`: this is part of every acquisition
+    return f"{origin.prefix}{_word(label)}|{origin.nonce}{next(origin.count):x}"
+
+
+def _after_fork() -> None:
+    global _origin  # noqa: PLW0603  # a forked child is another process, so it needs other names
+    _origin = _Origin()
+
+
+_origin = _Origin()
+os.register_at_fork(after_in_child=_after_fork)
