@@ -34,6 +34,7 @@ from .base import (
     WokenTask,
     task_of,
 )
+from .findings import Finding
 from .several_keys import SeveralKeys
 
 __all__ = ["MemoryStore"]
@@ -647,7 +648,7 @@ class MemoryStore(SeveralKeys):
             self._counts.clear()
             self._sweep_from = -math.inf
 
-    def check(self) -> list[str]:
+    def check(self) -> list[Finding]:
         return []
 
     def close(self) -> None:

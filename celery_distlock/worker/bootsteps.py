@@ -63,8 +63,8 @@ class LockStep(bootsteps.StartStopStep):
             settings.on_conflict,
         )
         try:
-            for doubt in store.check():
-                logger.warning("locks: %s", doubt)
+            for finding in store.check():
+                logger.warning("locks: %s", finding.message)
         except StoreError as error:
             away = isinstance(error, StoreUnavailableError)
             become = "do as lock_on_outage says" if away else "fail"
