@@ -117,7 +117,16 @@ class LockNotOwnedError(LockError, RuntimeError):
 
 
 class StoreError(DistlockError):
-    """The lock store refused a request."""
+    """
+    The lock store refused a request.
+
+    Attributes:
+        remedy: What an operator can do about it, or an empty string.
+    """
+
+    def __init__(self, *args: object, remedy: str = "") -> None:
+        super().__init__(*args)
+        self.remedy = remedy
 
 
 class StoreUnavailableError(StoreError):
@@ -134,7 +143,8 @@ class QuorumError(StoreUnavailableError):
     """
 
     def __init__(self, message: str = "", votes: int = 0, nodes: int = 0) -> None:
-        super().__init__(message, votes, nodes)
+        remedy = "start the servers that are missing, or ask for fewer"
+        super().__init__(message, votes, nodes, remedy=remedy)
         self.votes = votes
         self.nodes = nodes
 

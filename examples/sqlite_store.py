@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreError, StoreUnavailableError
-from celery_distlock.stores import Ability, Store
+from celery_distlock.stores import Ability, Finding, Store
 from celery_distlock.stores.base import KeyState, Ownership, Release, RenewOutcome, Reply, Status
 
 COLUMNS = "owner TEXT, token INTEGER, run TEXT, since REAL, until REAL"
@@ -96,7 +96,7 @@ class SQLiteStore(Store):
             left = held.until - time.time()
             return KeyState(held.owner, held.token, held.run, held.since, left, 0)
 
-    def check(self) -> list[str]:
+    def check(self) -> list[Finding]:
         with self._transaction():
             return []
 

@@ -10,9 +10,10 @@ from celery_distlock.errors import ConfigurationError
 from celery_distlock.settings import DEFAULT_PREFIX, check_prefix, closest
 
 from .base import Ability, Store
+from .findings import Finding, Severity
 from .urls import redact
 
-__all__ = ["Ability", "Store", "open_store", "redact"]
+__all__ = ["Ability", "Finding", "Severity", "Store", "open_store", "redact"]
 
 _SCHEMES = {
     "redis": "redis.store:RedisStore",

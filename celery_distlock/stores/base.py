@@ -15,6 +15,7 @@ from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
 from celery_distlock.process.dispatcher import Outcome, dispatch
 
+from .findings import Finding
 from .identities import task_id_of
 
 __all__ = [
@@ -645,8 +646,8 @@ class Store(ABC):
         """Return what was ever counted."""
         raise self._cannot(Ability.COUNT)
 
-    def facts(self) -> Iterator[tuple[str, str]]:
-        """Describe the servers, for people: a subject and what there is to say of it."""
+    def facts(self) -> Iterator[Finding]:
+        """Describe the servers: version, memory, clock, ...; what is wrong there is a doubt."""
         yield from ()
 
     def _require(self, ability: Ability) -> None:
@@ -658,8 +659,8 @@ class Store(ABC):
         return StoreError(f"{where} cannot {ability.value}")
 
     @abstractmethod
-    def check(self) -> list[str]:
-        """Return what makes this a bad place for locks, in words; raise if it cannot serve."""
+    def check(self) -> list[Finding]:
+        """Return what speaks against keeping locks here; raise `StoreError` if it cannot serve."""
 
     @abstractmethod
     def close(self) -> None:

@@ -33,6 +33,7 @@ from .base import (
     Waiter,
     WokenTask,
 )
+from .findings import Finding
 from .identities import task_id_of
 from .several_keys import SeveralKeys
 
@@ -647,7 +648,7 @@ class MemoryStore(SeveralKeys):
             self._counts.clear()
             self._sweep_from = -math.inf
 
-    def check(self) -> list[str]:
+    def check(self) -> list[Finding]:
         return []
 
     def close(self) -> None:

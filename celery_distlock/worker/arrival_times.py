@@ -1,4 +1,11 @@
-"""When messages came, by the lock store's clock: the order in which their tasks get a key."""
+"""
+Arrival times of messages by the lock store's clock, by which the tasks at a key are ordered.
+
+- Each is later than the one before, of the same worker.
+- It is behind the store's clock by the time that the store's answer took, so those of two workers
+  differ by a round trip at most.
+- It is 0 while the store has not answered; the task then counts as arrived when it asks.
+"""
 
 import logging
 
@@ -6,21 +13,19 @@ from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.stores import Store
 
-__all__ = ["Arrivals"]
+__all__ = ["ArrivalTimes"]
 
 logger = logging.getLogger(__name__)
 
 EXACT_FOR = 60.0  # seconds after which the store is asked again: clocks do not run at one speed
 
 
-class Arrivals:
+class ArrivalTimes:
     """
-    Stamps messages as they are received, each later than the one before.
+    Stamps messages as they are received.
 
-    A stamp (µs) goes with each request for a key, so a task that asks late, because it has waited
-    for a slot of the pool, stands before those that were received after it. Stamps are behind the
-    store's clock by what its answer took, so two workers' differ by a round trip at most. Without
-    an answer of the store a stamp is 0: its task comes when it asks.
+    A stamp (µs) goes with each request for a key. So a task that asks late, because it has waited
+    for a slot of the pool, stands before those that were received after it.
     """
 
     def __init__(self, store: Store) -> None:
@@ -47,7 +52,10 @@ class Arrivals:
         try:
             now = self._store.time(patience)
         except StoreError as error:
-            logger.debug("the lock store's clock was not read: %s", error)
+            logger.debug(
+                "the lock store's clock was not read; arrival times go by the last reading: %s",
+                error,
+            )
             return
         if now:
             self._ahead = now - _microseconds()

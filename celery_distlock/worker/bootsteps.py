@@ -1,4 +1,4 @@
-"""The worker's own part: checks when it starts, sweeps while it runs."""
+"""Bootsteps of the worker: checks at its start, the sweeper, and the reaper."""
 
 import functools
 import logging
@@ -52,7 +52,7 @@ class LockStep(bootsteps.StartStopStep):
         self._warn(parent.app)
 
     def start(self, parent: Any) -> None:
-        """Say what is used and what is wrong with it; begin to sweep."""
+        """Log the store and what its check finds; start the sweeper."""
         runtime = self._runtime
         store, settings = runtime.store, runtime.settings
         logger.info(
@@ -63,8 +63,8 @@ class LockStep(bootsteps.StartStopStep):
             settings.on_conflict,
         )
         try:
-            for doubt in store.check():
-                logger.warning("locks: %s", doubt)
+            for finding in store.check():
+                logger.warning("locks: %s", finding.message)
         except StoreError as error:
             away = isinstance(error, StoreUnavailableError)
             become = "do as lock_on_outage says" if away else "fail"
@@ -86,12 +86,12 @@ class LockStep(bootsteps.StartStopStep):
                 "lease": settings.lease,
                 "on_conflict": str(settings.on_conflict),
                 "tasks": sum(plan is not None for plan in self._runtime.plans.values()),
-                "desk": self._runtime.delivery_address,
+                "delivery_channel": self._runtime.delivery_address,
             }
         }
 
     def stop(self, parent: Any) -> None:
-        """Sweep no more."""
+        """Stop the sweeper."""
         if self._sweeper is not None:
             self._sweeper.stop()
             self._sweeper = None
@@ -99,7 +99,7 @@ class LockStep(bootsteps.StartStopStep):
     terminate = stop
 
     def _warn(self, app: Any) -> None:
-        """Say what is not as wrong as to end the worker, and is hardly meant."""
+        """Warn about settings that are valid but probably a mistake."""
         if not self._runtime.settings.enabled:
             logger.warning("locks: they are disabled, every task runs WITHOUT its lock")
         for name in self._runtime.without_base(app.tasks.values()):
@@ -134,32 +134,34 @@ def _forks(parent: Any) -> bool:
 
 class ReaperStep(bootsteps.StartStopStep):
     """
-    Frees the keys of a prefork pool's processes as soon as they are gone.
+    Releases the keys of a prefork pool's processes as soon as they are gone.
 
     Does not require the pool, and so ends after it, when the last of its processes is gone.
     """
 
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
-        self._undertaker: Reaper | None = None
-        # Now, because the pool may start before this step: its processes inherit the ledger.
-        self._ledger = defaults.shared_holds = _make_shared_holds() if _forks(parent) else None
+        self._reaper: Reaper | None = None
+        # Now, because the pool may start before this step: its processes inherit the shared memory.
+        self._shared_holds = defaults.shared_holds = (
+            _make_shared_holds() if _forks(parent) else None
+        )
 
     def include_if(self, parent: Any) -> bool:
         """Whether there are processes to look after."""
-        return self._ledger is not None and any(Runtime.of(parent.app).plans.values())
+        return self._shared_holds is not None and any(Runtime.of(parent.app).plans.values())
 
     def start(self, parent: Any) -> None:
-        """Begin to look."""
-        assert self._ledger is not None
-        self._undertaker = Reaper(self._ledger, parent.app)
-        self._undertaker.start()
+        """Start the reaper."""
+        assert self._shared_holds is not None
+        self._reaper = Reaper(self._shared_holds, parent.app)
+        self._reaper.start()
 
     def stop(self, parent: Any) -> None:
-        """Look a last time."""
-        if self._undertaker is not None:
-            self._undertaker.stop()
-            self._undertaker = None
+        """Stop the reaper, after a last look."""
+        if self._reaper is not None:
+            self._reaper.stop()
+            self._reaper = None
 
     terminate = stop
 
@@ -168,6 +170,9 @@ def _make_shared_holds() -> SharedHolds | None:
     try:
         return SharedHolds()
     except OSError as error:
-        words = "locks: the key of a process that dies is free only after its lease, for there is"
-        logger.warning("%s no room for a ledger: %s", words, error)
+        logger.warning(
+            "locks: no room for the shared memory that lists what pool processes hold, so"
+            " the key of a process that dies is free only after its lease: %s",
+            error,
+        )
         return None

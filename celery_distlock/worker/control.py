@@ -1,4 +1,4 @@
-"""``celery inspect locks`` and ``celery control release_lock``: what a worker tells and does."""
+"""The remote control commands ``celery inspect locks`` and ``celery control release_lock``."""
 
 import functools
 import math
@@ -22,18 +22,18 @@ from .event_loop import PATIENCE, BoundedCaller
 
 __all__ = ["locks", "release_lock"]
 
-TURN = 3.0  # seconds in which one of all the workers that are asked releases a key
+RELEASE_LEASE = 3.0  # seconds in which one of all the workers that are asked releases a key
 
 
-_helper = BoundedCaller("distlock-remote", patience=PATIENCE)
+_caller = BoundedCaller("distlock-control", patience=PATIENCE)
 
 
 def _in_time(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Let *command* be done by a thread, and answer in time what it says, or that it goes on."""
+    """Run *command* in a thread; answer with its result, or in time that there is none yet."""
 
     @functools.wraps(command)
     def answer(state: Any, **arguments: Any) -> Any:
-        asked = _helper.ask(functools.partial(command, state, **arguments))
+        asked = _caller.ask(functools.partial(command, state, **arguments))
         if asked.done():
             return asked.result()
         return {
@@ -48,19 +48,19 @@ def _in_time(command: Callable[..., Any]) -> Callable[..., Any]:
 def locks(state: Any, pattern: str = "*", **_: Any) -> Any:
     """List the locks that the worker's tasks hold, those whose key is like PATTERN."""
     store = Runtime.of(state.app).store
-    noted = {key: owner for key, owner in _noted(store) if fnmatchcase(key, pattern)}
+    held = {key: owner for key, owner in _held_here(store) if fnmatchcase(key, pattern)}
     try:
         until = clock.monotonic() + PATIENCE
         looks = [
             (key, owner, store.inspect(key, max(0.01, until - clock.monotonic())))
-            for key, owner in noted.items()
+            for key, owner in held.items()
         ]
     except DistlockError as error:
         return {"error": printable(str(error))}
-    return [_told(key, now) for key, owner, now in looks if now.owner == owner]
+    return [_described(key, now) for key, owner, now in looks if now.owner == owner]
 
 
-def _noted(store: Store) -> Iterator[tuple[str, str]]:
+def _held_here(store: Store) -> Iterator[tuple[str, str]]:
     """Yield key and holder of what this worker's processes hold in *store*, or ask for."""
     for hold in watchdog(store).holds():
         yield hold.key, hold.owner
@@ -70,7 +70,7 @@ def _noted(store: Store) -> Iterator[tuple[str, str]]:
                 yield noted.key, noted.owner
 
 
-def _told(key: str, now: KeyState) -> dict[str, Any]:
+def _described(key: str, now: KeyState) -> dict[str, Any]:
     holder = Holder.of(now.owner)
     return {
         "key": key,
@@ -93,7 +93,7 @@ def release_lock(state: Any, key: str, **_: Any) -> dict[str, str]:
         seen = admin.store.inspect(key, PATIENCE)  # before what is asked with more patience
         if not seen.token:
             return {"ok": f"nobody holds {key!r}"}
-        turn = Runtime.of(state.app).turns.acquire(key, new_owner("release_lock"), TURN)
+        turn = Runtime.of(state.app).turns.acquire(key, new_owner("release_lock"), RELEASE_LEASE)
         if turn.status is not Status.GRANTED:
             return {"ok": "another worker sees to it, or has just done so"}
         done = admin.release(key, token=seen.token)
@@ -102,5 +102,5 @@ def release_lock(state: Any, key: str, **_: Any) -> dict[str, str]:
     if not done.done:
         return {"ok": f"nobody holds {key!r}"}
     then = f"{done.after.holder} has it now" if done.after.holder else "it is free now"
-    told = f"which was held by {done.before.holder}; {then}"
-    return {"ok": f"released {key!r}, {printable(told)}"}
+    outcome = f"which was held by {done.before.holder}; {then}"
+    return {"ok": f"released {key!r}, {printable(outcome)}"}

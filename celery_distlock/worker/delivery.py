@@ -1,4 +1,12 @@
-"""Takes parked tasks whose turn it is straight into the worker, past the broker."""
+"""
+Receives woken tasks directly from the lock store, without a round through the broker.
+
+- The store keeps a pushed task until the process that runs it has its key, or, with late
+  acknowledgement, until it has ended. So it may be dropped at any point here.
+- A task that is not taken within two seconds is sent through the broker.
+- Messages are decoded in the listening thread, started in the event loop, and acknowledged to the
+  store in a third thread.
+"""
 
 import functools
 import logging
@@ -20,7 +28,7 @@ from celery_distlock.stores import Store
 from celery_distlock.stores.base import DeliveryChannel, WokenTask
 
 from .event_loop import LoopCalls
-from .parking import parks
+from .parking import can_park
 from .precedence import Precedence
 from .registration import Registration
 
@@ -28,67 +36,66 @@ __all__ = ["DeliveryStep"]
 
 logger = logging.getLogger(__name__)
 
-_NOT_TAKEN = "a woken task at %r was not taken; the sweep sends it"
+_NOT_STARTED = "unexpected error while starting a woken task of key %r; the sweeper sends it again"
+
+
+_NOT_DROPPED = (
+    "the end of a woken task was not noted; the sweeper sends it again, and it ends if it has run"
+)
 
 
 class DeliveryStep(bootsteps.StartStopStep):
-    """
-    Opens a desk while the worker consumes, and feeds what comes to it to Celery.
-
-    The store keeps a pushed run until the process that runs it has its key, or, with late
-    acknowledgement, until it has ended: here it may be dropped at any point. What is not taken in
-    two seconds comes through the broker.
-    """
+    """Opens a delivery channel while the worker consumes, and gives what arrives to Celery."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
         self._runtime = Runtime.of(parent.app)
-        self._desk: DeliveryChannel | None = None
+        self._channel: DeliveryChannel | None = None
         self._calls: LoopCalls | None = None
-        self._settler: _AckWorker | None = None
-        self._roster: Registration | None = None
+        self._ack_worker: _AckWorker | None = None
+        self._registration: Registration | None = None
         self._first = Precedence(None)
 
     def include_if(self, parent: Any) -> bool:
         """Whether there are locked tasks, and a store that parks."""
-        return parks(self._runtime)
+        return can_park(self._runtime)
 
     def start(self, parent: Any) -> None:
-        """Open the desk."""
+        """Open the channel."""
         store = self._runtime.store
-        self._settler = _AckWorker(store)
+        self._ack_worker = _AckWorker(store)
         self._first = Precedence(parent.controller)
         # Without an event loop they are taken in the thread that listens, as Celery's timer does
         # with tasks that have an ETA.
         self._calls = calls = LoopCalls(parent.hub, lambda call: call())
-        self._desk = store.desk(functools.partial(self._receive, parent, calls))
-        self._runtime.delivery_address = self._desk.address if self._desk else ""
-        self._runtime.drop_woken = self._settler.forget
-        if self._desk:
-            self._roster = Registration(parent, store, self._desk.address)
+        self._channel = store.desk(functools.partial(self._receive, parent, calls))
+        self._runtime.delivery_address = self._channel.address if self._channel else ""
+        self._runtime.drop_woken = self._ack_worker.forget
+        if self._channel:
+            self._registration = Registration(parent, store, self._channel.address)
 
     def stop(self, parent: Any) -> None:
-        """Close it: what wakes now goes through the broker, to another worker."""
+        """Close the channel: tasks woken from now on go elsewhere, or through the broker."""
         self._runtime.delivery_address = ""
         self._runtime.drop_woken = None
-        for part in (self._roster, self._desk, self._calls, self._settler):
+        for part in (self._registration, self._channel, self._calls, self._ack_worker):
             if part is not None:
                 part.close()
-        self._roster = self._desk = self._calls = self._settler = None
+        self._registration = self._channel = self._calls = self._ack_worker = None
 
     terminate = shutdown = stop
 
     def _receive(self, consumer: Any, calls: LoopCalls, wake: WokenTask) -> None:
-        """Hand what is pushed to the event loop; it is read here, for that takes long if it is."""
+        """Decode the message, which may be large, and hand it to the event loop."""
         trust = self._runtime.trust
         try:
             message = to_message(consumer.app, trust.check(wake))
         except RefusedError as refusal:
             trust.refuse(wake, refusal)
         except Exception:
-            logger.exception(_NOT_TAKEN, shown(key_of(wake.name)))
+            logger.exception(_NOT_STARTED, shown(key_of(wake.name)))
         else:
             calls.put(functools.partial(self._try, consumer, wake, message))
 
@@ -96,28 +103,28 @@ class DeliveryStep(bootsteps.StartStopStep):
         try:
             self._take(consumer, wake, message)
         except Exception:
-            logger.exception(_NOT_TAKEN, shown(key_of(wake.name)))
+            logger.exception(_NOT_STARTED, shown(key_of(wake.name)))
 
     def _take(self, consumer: Any, wake: WokenTask, message: Message) -> None:
         name = message.headers.get("task")
-        strategy, settler = consumer.strategies.get(name), self._settler
-        if strategy is None or settler is None:
-            return  # the sweep sends it, to somebody who knows it
+        strategy, ack_worker = consumer.strategies.get(name), self._ack_worker
+        if strategy is None or ack_worker is None:
+            return  # the sweeper sends it to a worker that knows the task
         late = consumer.app.tasks[name].acks_late
-        ack, reject = settler.callbacks(wake._replace(envelope=b""), late=late)
+        ack, reject = ack_worker.callbacks(wake._replace(envelope=b""), late=late)
         with self._first():
             strategy(message, None, ack, reject, consumer.on_task_message)
-        if self._roster is not None:
-            self._roster.add(wake, message.headers["id"])
+        if self._registration is not None:
+            self._registration.add(wake, message.headers["id"])
 
 
 class _AckWorker:
-    """Tells the store what Celery says of a pushed message, off the event loop."""
+    """Passes acknowledgements and rejections of pushed messages to the store, in a thread."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._told: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="distlock-settler", daemon=True).start()
+        self._pending: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="distlock-acks", daemon=True).start()
 
     def callbacks(
         self, wake: WokenTask, *, late: bool
@@ -126,7 +133,7 @@ class _AckWorker:
         Return what Celery calls as ``ack`` and ``reject``.
 
         An early acknowledgement comes before the task has claimed its key, and the claim is then
-        what strikes it from the store.
+        what removes it from the store.
         """
 
         def acknowledge(*_: Any) -> None:
@@ -135,24 +142,24 @@ class _AckWorker:
 
         def reject(_logger: Any, _errors: Any, requeue: bool = False) -> None:
             if requeue:
-                self._told.put(lambda: self._store.came_back(wake))
+                self._pending.put(lambda: self._store.came_back(wake))
             else:
                 self.forget(wake)
 
         return acknowledge, reject
 
     def forget(self, wake: WokenTask) -> None:
-        """Drop a woken run that has ended, or will not run."""
-        self._told.put(lambda: self._store.dispatch(self._store.drop(wake).wake))
+        """Drop a woken task that has ended, or will not run."""
+        self._pending.put(lambda: self._store.dispatch(self._store.drop(wake).wake))
 
     def close(self) -> None:
-        self._told.put(None)
+        self._pending.put(None)
 
     def _run(self) -> None:
-        while (tell := self._told.get()) is not None:
+        while (call := self._pending.get()) is not None:
             try:
-                tell()
+                call()
             except StoreError as error:
-                logger.warning("the end of a woken task was not noted: %s", error)
-            except Exception:  # the next one's is to be noted
-                logger.exception("the end of a woken task was not noted")
+                logger.warning("%s: %s", _NOT_DROPPED, error)
+            except Exception:  # the next call is to be done all the same
+                logger.exception(_NOT_DROPPED)

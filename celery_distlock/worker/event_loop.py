@@ -1,12 +1,14 @@
 """
-How the event loop of a worker's main process is kept free, and gets its answers all the same.
+Threads that work for the event loop of a worker's main process, and calls back into it.
 
-The rule: *the worker's main process waits for nothing but its own*. While it waits, nobody is
-pinged, no broker heartbeat is sent and no task is begun, whoever needs it; and whatever it waits
-for, another machine, may hang for as long as a socket's timeout, or for ever. So nothing is done in
-the loop that asks a result backend, a broker or a lock store, that runs users' code, or that grows
-with a message's body. It is done by a `BoundedCaller`, a thread that the loop waits for a moment,
-and that comes back to the loop by `LoopCalls` where the moment was too short.
+The rule: *the worker's main process waits for nothing but its own*. While it waits, no ping is
+answered, no broker heartbeat is sent and no task begins; and another machine may keep it waiting
+for as long as a socket's timeout, or for ever. So
+
+- nothing in the loop asks a result backend, a broker or a lock store, runs users' code, or takes
+  time that grows with a message's body;
+- a `BoundedCaller` does that in a thread, for which the loop waits 0.25 s at the very most;
+- what takes longer comes back to the loop through `LoopCalls`.
 """
 
 import collections
@@ -25,7 +27,7 @@ __all__ = ["PATIENCE", "BoundedCaller", "LoopCalls"]
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 0.25  # seconds that the event loop may be kept waiting at most
+PATIENCE = 0.25  # seconds that the event loop waits at most
 
 T = TypeVar("T")
 Call = Callable[[], object]
@@ -88,24 +90,26 @@ class LoopCalls:
             try:
                 call()
             except Exception:
-                logger.exception("something went wrong in the worker's event loop; it goes on")
+                logger.exception(
+                    "unexpected error in a call of the worker's event loop; it goes on"
+                )
 
 
 class BoundedCaller:
     """
-    A thread that does, one after the other, what may take longer than the event loop can wait.
+    A thread that does, one after the other, what may take longer than the event loop may wait.
 
     Args:
         name: The thread's, which begins when there is something to do, and ends with the process.
-        patience: Seconds that who asks waits at most.
-        pause: Seconds for which, after such a wait was in vain, nobody waits at all.
+        patience: Seconds that the loop waits for one answer at most.
+        pause: Seconds for which the loop does not wait at all after it has waited in vain.
     """
 
     def __init__(self, name: str, *, patience: float, pause: float = 0.0) -> None:
         self._name = name
         self._patience = patience
         self._pause = pause
-        self._hurried_until = 0.0
+        self._no_wait_until = 0.0
         self._last: Future[Any] | None = None
         # Not before there is work: whoever imports us may have gevent put its own queues in.
         self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
@@ -127,11 +131,11 @@ class BoundedCaller:
         asked: Future[T] = Future()
         self._last = asked
         self._work.put((asked, work))
-        if not busy and clock.monotonic() >= self._hurried_until:
+        if not busy and clock.monotonic() >= self._no_wait_until:
             try:
                 asked.exception(self._patience)
             except TimeoutError:
-                self._hurried_until = clock.monotonic() + self._pause
+                self._no_wait_until = clock.monotonic() + self._pause
         return asked
 
     def close(self) -> None:
@@ -146,7 +150,7 @@ class BoundedCaller:
             future, work = asked
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001  # it is whoever asked that is to know
+            except BaseException as error:  # noqa: BLE001  # whoever asked gets it
                 future.set_exception(error)
             else:
                 future.set_result(result)

@@ -1,4 +1,9 @@
-"""Which unfinished tasks of this worker are for which key, and who comes after them."""
+"""
+The unfinished tasks of this worker by key, and calls that wait for them.
+
+- A task is entered when it goes to the pool, and left out as soon as Celery has forgotten it.
+- `DeferredCalls` polls, because Celery does not report every begin and end of a task.
+"""
 
 import collections
 import logging
@@ -8,37 +13,42 @@ from typing import Any
 
 from celery.worker import state
 
-__all__ = ["ElderQueue", "InFlightKeys", "in_flight"]
+__all__ = ["DeferredCalls", "InFlightKeys", "in_flight"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds between looks at whether a task has finished, while another waits for that; longer and
+# Seconds between polls of whether a task has finished, while another waits for that; longer and
 # longer while none has.
-LOOK, LAST_LOOK = 0.01, 0.1
+POLL, MAX_POLL = 0.01, 0.1
 
 
 class InFlightKeys:
-    """Which unfinished tasks of this worker are for which key, by its slot name."""
+    """
+    The ids of this worker's unfinished tasks, by the slot name of their key.
+
+    Attributes:
+        followers: The ids of woken tasks that wait for earlier tasks of their key to begin.
+    """
 
     def __init__(self) -> None:
         self._ids: dict[str, set[str]] = {}
         self._next_purge = 1000
         self._mutex = threading.Lock()  # without an event loop there are several threads here
-        self.followers: set[str] = set()  # ids of woken tasks that come after their neighbours
+        self.followers: set[str] = set()
 
-    def have(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
         """Whether there is such a task."""
-        return bool(self.of(name))
+        return bool(self.ids(name))
 
-    def queue(self, name: str, but: str = "") -> bool:
+    def has_queued(self, name: str, but: str = "") -> bool:
         """Whether one of them, other than the one whose id is *but*, waits for a slot."""
-        for identity in self.of(name) - {but}:
+        for identity in self.ids(name) - {but}:
             request = state.requests.get(identity)
             if request is not None and request not in state.active_requests:
                 return True
         return False
 
-    def of(self, name: str) -> set[str]:
+    def ids(self, name: str) -> set[str]:
         """Return the ids of such tasks."""
         with self._mutex:
             known = self._ids.get(name)
@@ -48,7 +58,7 @@ class InFlightKeys:
             return known.copy()
 
     def add(self, name: str, identity: str) -> None:
-        """Note that a task goes to the pool, and is for the key of that name."""
+        """Enter a task that goes to the pool, for the key of that slot name."""
         with self._mutex:
             known = self._ids.setdefault(name, set())
             known.add(identity)
@@ -69,16 +79,13 @@ class InFlightKeys:
 in_flight = InFlightKeys()
 
 
-class ElderQueue:
+class DeferredCalls:
     """
-    Calls what is to come after other tasks of a key, one call after the other.
-
-    Celery does not tell of every task that it has begun or finished, so while something waits here
-    it is looked at again and again.
+    Calls that wait for other tasks of their key, one after the other for each key.
 
     Args:
         timer: The worker's.
-        busy: Whether there are such tasks still, by the key's slot name.
+        busy: Whether such a task is left, by the key's slot name.
     """
 
     def __init__(self, timer: Any, busy: Callable[[str], bool]) -> None:
@@ -86,41 +93,41 @@ class ElderQueue:
         self._busy = busy
         self._waiting: dict[str, collections.deque[Callable[[], object]]] = {}
         self._mutex = threading.Lock()  # without an event loop there are several threads here
-        self._looks = False
-        self._pause = LOOK
+        self._polls = False
+        self._pause = POLL
         self._closed = False
 
-    def wait(self, name: str) -> bool:
-        """Whether somebody waits at the key of that name."""
+    def has(self, name: str) -> bool:
+        """Whether a call waits at the key of that slot name."""
         return name in self._waiting
 
     def put(self, name: str, call: Callable[[], object]) -> None:
-        """Have *call* done when those before it have got so far."""
+        """Have *call* done when no task is in its way, after the calls before it."""
         with self._mutex:
             self._waiting.setdefault(name, collections.deque()).append(call)
-            begins, self._looks = not self._looks, True
-            self._pause = LOOK
+            begins, self._polls = not self._polls, True
+            self._pause = POLL
         if begins:
-            self._look_later()
+            self._poll_later()
 
     def close(self) -> None:
         """Forget all that waits."""
         self._closed = True
         self._waiting.clear()
 
-    def _look_later(self) -> None:
-        self._timer.call_after(self._pause, self._look)
+    def _poll_later(self) -> None:
+        self._timer.call_after(self._pause, self._poll)
 
-    def _look(self) -> None:
-        self._pause = min(1.5 * self._pause, LAST_LOOK)
+    def _poll(self) -> None:
+        self._pause = min(1.5 * self._pause, MAX_POLL)
         for name in list(self._waiting):
             if not self._busy(name):
                 self._call_next(name)
-                self._pause = LOOK
+                self._pause = POLL
         with self._mutex:
-            self._looks = bool(self._waiting) and not self._closed
-        if self._looks:
-            self._look_later()
+            self._polls = bool(self._waiting) and not self._closed
+        if self._polls:
+            self._poll_later()
 
     def _call_next(self, name: str) -> None:
         with self._mutex:
@@ -133,4 +140,7 @@ class ElderQueue:
         try:
             call()
         except Exception:
-            logger.exception("something went wrong with a task that had waited; others go on")
+            logger.exception(
+                "unexpected error while starting a task that waited at %r; the sweeper sends it",
+                name,
+            )

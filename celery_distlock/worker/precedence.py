@@ -1,4 +1,11 @@
-"""Lets woken tasks be the next that a prefork pool begins, before others that wait for a slot."""
+"""
+Starts woken tasks first: moves them ahead in the queue for slots of a prefork pool.
+
+- A woken task goes before tasks that were not woken: it came before them, and its key is idle until
+  it runs.
+- It never goes before another woken task.
+- Without an event loop (threads, gevent, solo) tasks begin in the order in which the pool got them.
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -10,11 +17,9 @@ __all__ = ["Precedence"]
 
 class Precedence:
     """
-    The order in which a worker's tasks begin, as far as it can be changed.
+    A context manager: the one task that is given to the pool within it goes ahead.
 
-    A woken task came before those that were fetched since, and its key is idle until it runs; so it
-    goes before what waits for a slot, but not before others that were woken. For the event loop:
-    where there is none (threads, gevent, solo), tasks begin as the pool was given them.
+    For the event loop of the worker's main process.
     """
 
     def __init__(self, controller: Any) -> None:
@@ -24,7 +29,7 @@ class Precedence:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Let the one task that is given to the pool in this block go before."""
+        """Let the one task that is given to the pool in this block go ahead."""
         waiting = self._waiting
         before = len(waiting) if waiting is not None else 0
         yield
@@ -40,6 +45,6 @@ class Precedence:
 
 
 class _Woken(tuple[Any, ...]):
-    """What waits for a slot, marked."""
+    """A woken task that waits for a slot."""
 
     __slots__ = ()

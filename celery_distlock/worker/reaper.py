@@ -1,4 +1,12 @@
-"""Releases what the pool's processes held when they died; renews what they cannot renew."""
+"""
+Releases the locks of pool processes that died; renews those of processes that are busy.
+
+- The worker's main process looks every 0.2 s whether its children live. It does not rely on
+  Celery, which can take seconds to notice.
+- It never takes a key from a process that exists: one that is stuck, or being terminated, holds its
+  key until it is gone. So its lock is renewed.
+- One thread looks and renews, another one releases: a store that is silent must not delay renewals.
+"""
 
 import functools
 import logging
@@ -20,33 +28,32 @@ __all__ = ["Reaper"]
 
 logger = logging.getLogger(__name__)
 
-ROUND = 0.2  # seconds between looks; a look is one wait() for each process, which returns at once
-AGAIN = 0.2  # seconds after a release in vain
+INTERVAL = 0.2  # seconds between looks; a look is one wait() a process, which returns at once
+RETRY_AFTER = 0.2  # seconds after a release in vain
 PATIENCE = 1 / 6  # of a lease, for an answer
 
-_teller = BackgroundNotifier("distlock-obituaries")
+_notifier = BackgroundNotifier("distlock-reaper-signals")
 
 
 class Reaper:
     """
-    Looks, in a thread of the worker's main process, whether its children are alive.
+    See the module.
 
-    It does not rely on Celery's being told, which can take seconds, and it never takes a key from a
-    process that exists: one that is stuck, or being terminated, holds its key until it is gone. So
-    it renews for such a one, too. What is to be released, another thread releases: where the store
-    is silent that takes its time, and the renewals cannot wait for it.
+    Args:
+        shared_holds: What the children hold, written down by themselves.
+        app: The worker's.
     """
 
-    def __init__(self, ledger: SharedHolds, app: Celery) -> None:
-        self._ledger = ledger
+    def __init__(self, shared_holds: SharedHolds, app: Celery) -> None:
+        self._shared_holds = shared_holds
         self._app = app
         self._store = Runtime.of(app).store
         self._found: queue.SimpleQueue[OrphanedHold | None] = queue.SimpleQueue()  # None: no more
         self._stopped = threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, name="distlock-undertaker", daemon=True),
+            threading.Thread(target=self._run, name="distlock-reaper", daemon=True),
             threading.Thread(
-                target=self._release, name="distlock-undertaker-releases", daemon=True
+                target=self._release_found, name="distlock-reaper-releases", daemon=True
             ),
         ]
 
@@ -63,23 +70,25 @@ class Reaper:
             thread.join(timeout=max(0.0, until - clock.monotonic()))
 
     def _run(self) -> None:
-        while not self._stopped.wait(ROUND):
+        while not self._stopped.wait(INTERVAL):
             self._look()
         self._look()
         self._found.put(None)
 
     def _look(self) -> None:
         try:
-            for remains in self._ledger.bury():
-                self._found.put(remains)
-            for neglect in self._ledger.neglected():
-                self._renew(neglect)
+            for orphan in self._shared_holds.bury():
+                self._found.put(orphan)
+            for stalled in self._shared_holds.neglected():
+                self._renew(stalled)
         except Exception:
-            logger.exception("the undertaker stumbled and goes on")
+            logger.exception(
+                "unexpected error while looking after pool processes; retrying in %g s", INTERVAL
+            )
 
-    def _renew(self, neglect: StalledHold) -> None:
+    def _renew(self, stalled: StalledHold) -> None:
         # Those in a store of a task's own are left to it: nobody here knows its address.
-        ours = {p: hold for p, hold in neglect.holds.items() if hold.store == self._store.identity}
+        ours = {p: hold for p, hold in stalled.holds.items() if hold.store == self._store.identity}
         if not ours:
             return
         wanted = [Ownership(hold.key, hold.owner, hold.lease) for hold in ours.values()]
@@ -90,54 +99,59 @@ class Reaper:
             if outcome is RenewOutcome.RENEWED
         ]
         if renewed:
-            self._ledger.keep(neglect, renewed, min(asked_at for _, asked_at in outcomes))
+            self._shared_holds.keep(stalled, renewed, min(asked_at for _, asked_at in outcomes))
             names = ", ".join(repr(shown(ours[place].key)) for place in renewed)
-            logger.info("renewed %s for a busy process", names)
+            logger.info(
+                "renewed %s for a pool process that does not renew it itself at present", names
+            )
 
-    def _release(self) -> None:
+    def _release_found(self) -> None:
         left: deque[OrphanedHold] = deque()
         pause = 0.0
         while True:
             try:
-                remains = self._found.get(timeout=pause if left else None)
+                orphan = self._found.get(timeout=pause if left else None)
             except queue.Empty:
-                remains = left.popleft()
-            if remains is None:
+                orphan = left.popleft()
+            if orphan is None:
                 break
-            done = self._done(remains)
-            pause = 0.0 if done else AGAIN
+            done = self._try_release(orphan)
+            pause = 0.0 if done else RETRY_AFTER
             if not done:
-                left.append(remains)
-        for remains in left:
-            self._done(remains)
+                left.append(orphan)
+        for orphan in left:
+            self._try_release(orphan)
 
-    def _done(self, remains: OrphanedHold) -> bool:
+    def _try_release(self, orphan: OrphanedHold) -> bool:
         try:
-            return self._released(remains)
+            return self._release_orphan(orphan)
         except Exception:
-            logger.exception("the undertaker stumbled and goes on")
+            logger.exception(
+                "unexpected error while releasing locks of dead pool processes; retrying in %g s",
+                RETRY_AFTER,
+            )
             return False
 
-    def _released(self, remains: OrphanedHold) -> bool:
-        """Whether there is nothing more to do about *remains*; false: try again."""
-        if remains.store != self._store.identity:
+    def _release_orphan(self, orphan: OrphanedHold) -> bool:
+        """Whether there is nothing more to do about *orphan*; false: try again."""
+        if orphan.store != self._store.identity:
             return True  # a store of the task's own: its lease ends by itself
         try:
-            released = self._store.release(remains.key, remains.owner)
+            released = self._store.release(orphan.key, orphan.owner)
         except StoreError:
             return False
         if released.released:
             logger.warning(
                 "freed %r, whose holder %s is gone",
-                shown(remains.key),
-                remains.owner,
-                extra={"lock_key": remains.key, "lock_holder": remains.owner},
+                shown(orphan.key),
+                orphan.owner,
+                extra={"lock_key": orphan.key, "lock_holder": orphan.owner},
             )
         self._store.dispatch(released.wake)
         if released.released:
-            facts = {"key": remains.key, "holder": remains.owner, "reason": "its process is gone"}
+            facts = {"key": orphan.key, "holder": orphan.owner, "reason": "its process is gone"}
             # By another thread: a receiver that takes its time must not keep the next key locked.
-            _teller.tell(
+            _notifier.tell(
                 functools.partial(signals.send, "lock_freed", self._app, self._store, **facts)
             )
         return True

@@ -1,15 +1,13 @@
 """
-Finds out when its message arrives whether a task has to be skipped, or has to fail.
+Looks at the key of a ``"skip"`` or ``"fail"`` task when its message arrives.
 
-``"skip"`` and ``"fail"`` say what becomes of a task whose key is taken. One that begins at once
-finds that out by itself, where it runs. One that has to wait until the pool has a place for it
-would look too late: what had the key when it came is over by then. So its key is looked at when it
-comes, and what is found goes with it through the pool, where its policy is applied to that as to
-any conflict: by Celery's own ways, with its links, its chord and its signals.
-
-A key is taken then if somebody has it, or if it is that of an earlier task which waits for a place
-in this pool itself. As in `celery_distlock.worker.parking`, the store is asked in a thread, and
-the keys of large messages, and those that users' code makes, are left to the pool.
+- A task that begins at once looks at its key itself. One that waits for a slot of the pool would
+  look too late, when whoever had the key on its arrival is done; so its key is looked at here.
+- The key is taken if somebody holds it, or if an earlier task that wants it waits for a slot.
+- What is found goes with the message to the pool, whose process applies the policy to it as to any
+  conflict: links, chords and signals are Celery's.
+- As in `celery_distlock.worker.parking`, a thread asks the store, and the pool alone sees to large
+  messages and to keys that users' code makes.
 """
 
 import logging
@@ -27,9 +25,11 @@ from celery_distlock.runtime.app import Plan, Runtime
 from celery_distlock.runtime.messages import LockHeader
 from celery_distlock.runtime.received import Received, Taken
 
-from . import parking
+from . import parking_strategy
+from .arrival import LARGE_BODY, PLAIN_CONTENT, Arrival, execution_id
 from .in_flight import in_flight
-from .parking import LARGE, MOST_HELD, PATIENCE, PLAIN_CONTENT, REST, Arrival, run_of
+from .parker import PATIENCE, STORE_PAUSE
+from .parking import MOST_HELD
 
 __all__ = ["strategy"]
 
@@ -41,9 +41,9 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
     runtime = Runtime.of(app)
     plan = runtime.plans.get(task.name)
     if plan is None or not runtime.settings.enabled or not _decides(task, plan):
-        return parking.strategy(task, app, consumer, **options)
+        return parking_strategy.strategy(task, app, consumer, **options)
     handle: Callable[..., Any] = default(task, app, consumer, **options)
-    judge = _EarlyRefusal(task, plan, runtime, consumer)
+    early_refusal = _EarlyRefusal(task, plan, runtime, consumer)
 
     def on_message(
         message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **more: Any
@@ -51,7 +51,11 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
         def go_on(ack: Any = ack, reject: Any = reject) -> Any:
             return handle(message, body, ack, reject, callbacks, **more)
 
-        return judge.receive(message, _Way(go_on, ack, reject)) if body is None else go_on()
+        return (
+            early_refusal.receive(message, _Delivery(go_on, ack, reject))
+            if body is None
+            else go_on()
+        )
 
     return on_message
 
@@ -62,8 +66,8 @@ def _decides(task: Any, plan: Plan) -> bool:
     return is_final and plan.rule.runs_no_code and not task.rate_limit
 
 
-class _Way(NamedTuple):
-    """On to the pool; and what Celery says there of the message when it leaves its place."""
+class _Delivery(NamedTuple):
+    """How to hand a message to the pool, and what Celery then calls to acknowledge or reject it."""
 
     go_on: Callable[..., Any]
     acknowledge: Callable[..., Any]
@@ -71,27 +75,27 @@ class _Way(NamedTuple):
 
 
 class _EarlyRefusal:
-    """Tells which messages for one task come too late for their key. Used by the event loop."""
+    """Decides which messages for one task find their key taken. Used by the event loop."""
 
     def __init__(self, task: Any, plan: Plan, runtime: Runtime, consumer: Any) -> None:
         self._task = task
         self._plan = plan
         self._runtime = runtime
         self._consumer = consumer
-        self._rests_until = 0.0
+        self._store_away_until = 0.0
 
-    def receive(self, message: Any, way: _Way) -> Any:
+    def receive(self, message: Any, delivery: _Delivery) -> Any:
         """Hand *message* to the pool: at once, or when its key has been looked at."""
         keys, looking = self._keys(message), self._runtime.inspection_thread
         if not keys or looking is None:
-            return way.go_on()
+            return delivery.go_on()
         if not self._waits():
-            return self._let_run(message, keys, way)
-        if (elder := _elder(message, keys)) is not None:
-            return self._convict(elder, way, message)
-        question = _Question(self, message, keys, way)
+            return self._let_run(message, keys, delivery)
+        if (taken := _queued_before(message, keys)) is not None:
+            return self._refuse(taken, delivery, message)
+        lookup = _Lookup(self, message, keys, delivery)
         arrival = Arrival(
-            self._task, message, (keys[0],), _nothing, question.settle, look=question.look
+            self._task, message, (keys[0],), _nothing, lookup.settle, look=lookup.look
         )
         return looking.take(arrival)
 
@@ -102,7 +106,7 @@ class _EarlyRefusal:
             headers.get("eta")  # who knows what is then
             or (message.delivery_info or {}).get("redelivered")  # it may have the key itself
             or LockHeader.of(headers).woken
-            or len(message.body) > LARGE
+            or len(message.body) > LARGE_BODY
             or message.content_type not in PLAIN_CONTENT
         ):
             return ()
@@ -116,13 +120,13 @@ class _EarlyRefusal:
         """Whether a task that comes now waits for others to end."""
         return len(state.reserved_requests) >= int(self._consumer.pool.num_processes)
 
-    def _let_run(self, message: Any, keys: Sequence[str], way: _Way) -> Any:
+    def _let_run(self, message: Any, keys: Sequence[str], delivery: _Delivery) -> Any:
         for key in keys:
             in_flight.add(slot_name(key), message.headers["id"])
-        return way.go_on()
+        return delivery.go_on()
 
-    def _convict(self, taken: Taken, way: _Way, message: Any) -> Any:
-        """Hand *message* on with what was found; it takes no place from others meanwhile."""
+    def _refuse(self, taken: Taken, delivery: _Delivery, message: Any) -> Any:
+        """Hand *message* on with what was found; one more is fetched from the broker meanwhile."""
         Received.note(message, taken=taken)
         narrow = _widen(self._consumer.qos)
 
@@ -133,65 +137,71 @@ class _EarlyRefusal:
 
             return narrow_and_call
 
-        return way.go_on(ack=after(way.acknowledge), reject=after(way.reject))
+        return delivery.go_on(ack=after(delivery.acknowledge), reject=after(delivery.reject))
 
     # In the thread
 
     def look(self, message: Any, keys: Sequence[str]) -> Taken | None:
         """Return what of *keys* is taken, as far as the store answers."""
-        if clock.monotonic() < self._rests_until:
+        if clock.monotonic() < self._store_away_until:
             return None
         try:
             for key in keys:
                 now = self._runtime.store.inspect(key, PATIENCE)
-                if now.token and now.run != run_of(message.headers):
+                if now.token and now.run != execution_id(message.headers):
                     return Taken(key, now.owner, now.run, now.remaining)
         except Exception as error:  # noqa: BLE001  # the pool asks again, and says what is wrong
-            words = "for %g s no key is looked at when a task comes, but when it begins: %s"
-            logger.info(words, REST, error)
-            self._rests_until = clock.monotonic() + REST
+            words = (
+                "the key of task %s[%s] was not looked at on arrival; its process looks, and so do"
+                " those of tasks that arrive in the next %g s: %s"
+            )
+            name, identity = self._task.name, message.headers["id"]
+            logger.info(words, name, identity, STORE_PAUSE, error)
+            self._store_away_until = clock.monotonic() + STORE_PAUSE
         return None
 
     # In the event loop again
 
-    def settle(self, question: "_Question") -> Any:
+    def settle(self, lookup: "_Lookup") -> Any:
         """Hand the message to the pool, with what was found."""
-        # An elder may have been in the thread, too, when this one came.
-        taken = question.found or _elder(question.message, question.keys)
+        # An earlier task may have been in the thread, too, when this one came.
+        taken = lookup.found or _queued_before(lookup.message, lookup.keys)
         if taken is not None:
-            return self._convict(taken, question.way, question.message)
-        return self._let_run(question.message, question.keys, question.way)
+            return self._refuse(taken, lookup.delivery, lookup.message)
+        return self._let_run(lookup.message, lookup.keys, lookup.delivery)
 
 
-class _Question:
-    """What the store is asked about one message, and what it has answered."""
+class _Lookup:
+    """One look at the keys of a message, and its result."""
 
-    def __init__(self, judge: _EarlyRefusal, message: Any, keys: Sequence[str], way: _Way) -> None:
-        self._judge = judge
+    def __init__(
+        self, early_refusal: _EarlyRefusal, message: Any, keys: Sequence[str], delivery: _Delivery
+    ) -> None:
+        self._early_refusal = early_refusal
         self.message = message
         self.keys = keys
-        self.way = way
+        self.delivery = delivery
         self.found: Taken | None = None
 
     def look(self) -> None:
         """Ask; in the thread."""
-        self.found = self._judge.look(self.message, self.keys)
+        self.found = self._early_refusal.look(self.message, self.keys)
 
     def settle(self) -> Any:
         """Go on, in the event loop."""
-        return self._judge.settle(self)
+        return self._early_refusal.settle(self)
 
 
-def _elder(message: Any, keys: Sequence[str]) -> Taken | None:
-    """Return whose key *message* wants too, of those that wait for a place in the pool."""
+def _queued_before(message: Any, keys: Sequence[str]) -> Taken | None:
+    """Return a key that an earlier task wants which waits for a slot of the pool."""
     for key in keys:
-        for identity in in_flight.of(slot_name(key)):
+        for identity in in_flight.ids(slot_name(key)):
             request = state.requests.get(identity)
             if request is None or identity == message.headers["id"]:
                 continue
             if request in state.reserved_requests and request not in state.active_requests:
                 name = f"{request.name}[{identity}], which waits for a process"
-                return Taken(key, name, run_of(request.request_dict), 0.0)
+                return Taken(key, name, execution_id(request.request_dict), 0.0)
     return None
 
 
@@ -203,7 +213,7 @@ def _widen(qos: Any) -> Callable[[], None]:
     """
     Have one more message fetched, and return what ends that; see `MOST_HELD`.
 
-    What only waits to be skipped would else keep away what comes behind it, from its key too.
+    Otherwise tasks that only wait to be skipped would keep those behind them in the broker.
     """
     global _widened  # noqa: PLW0603  # a worker has one pool
     with _widening:

@@ -1,4 +1,15 @@
-"""Says whose woken runs this worker takes, and looks after those that wait in its pool."""
+"""
+Registers this worker with the store as a receiver of woken tasks, and keeps those that it has.
+
+Once a second a thread tells the store
+
+- which broker queues the worker consumes, so that woken tasks of these queues come to its delivery
+  channel, and how many slots are free;
+- which woken tasks wait for a slot here: nobody else sends those, unless this worker dies.
+
+Where another worker has a free slot, a task that waits here is given to that as well. Whoever
+starts it second finds that it has ended.
+"""
 
 import logging
 import threading
@@ -19,84 +30,88 @@ __all__ = ["Registration"]
 
 logger = logging.getLogger(__name__)
 
-BEAT = 1.0  # seconds
-ALIVE = 4.0  # seconds for which a desk is known; a push to one that is closed costs little
-KEPT = 2.5  # seconds for which a run is left to a worker that is not heard of
+INTERVAL = 1.0  # seconds between registrations
+VALID_FOR = 4.0  # seconds of a registration; a push to a closed channel costs little
+KEPT_FOR = 2.5  # seconds for which a task is left to a worker that is not heard of
 
 
 class Registration:
     """
-    A thread that tells the store, once a second, what the others go by.
+    See the module. Begins when it is made.
 
-    Which broker queues the worker consumes, so that other workers' runs come to its desk, and how
-    many slots are free. And which runs it has taken that wait for a slot: nobody else is to send
-    those, unless this worker dies. Where another one has a free slot, such a run is given to that
-    as well; whoever starts it second finds that it has ended.
+    Args:
+        consumer: Celery's.
+        address: Of the worker's delivery channel.
     """
 
     def __init__(self, consumer: Any, store: Store, address: str) -> None:
         self._consumer = consumer
         self._store = store
         self._address = address
-        self._noted: set[str] = set()  # queues
+        self._queues: set[str] = set()  # that are registered
         self._waiting: dict[tuple[str, str], tuple[WokenTask, str]] = {}  # runs, their tasks' ids
         self._stopped = threading.Event()
         self._failing = False
-        self._thread = threading.Thread(target=self._run, name="distlock-roster", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="distlock-registration", daemon=True)
         self._thread.start()
 
     def add(self, wake: WokenTask, task_id: str) -> None:
-        """Look after *wake*, whose task has come to the pool, until that is started."""
+        """Keep *wake* for this worker until its task, which is in the pool, has begun."""
         self._waiting[wake.name, wake.run] = wake, task_id
 
     def close(self) -> None:
-        """Take no more; does not wait until the store knows."""
+        """Withdraw; does not wait for the store."""
         self._stopped.set()
 
     def _run(self) -> None:
-        self._beat(self._meet)
-        while not self._stopped.wait(BEAT):
-            self._beat(self._meet)
-        self._beat(self._leave)
+        self._try(self._register)
+        while not self._stopped.wait(INTERVAL):
+            self._try(self._register)
+        self._try(self._withdraw_all)
 
-    def _beat(self, tell: Callable[[], None]) -> None:
+    def _try(self, step: Callable[[], None]) -> None:
         try:
-            tell()
+            step()
         except Exception as error:
             report = logger.debug if self._failing else logger.info
-            report("woken tasks of other workers may come by the broker alone: %s", error)
+            report(
+                "this worker is not registered for woken tasks, which may come through the broker"
+                " alone until it is; retrying in %g s: %s",
+                INTERVAL,
+                error,
+            )
             if not isinstance(error, StoreError):
-                logger.exception("what this worker takes was not told to others")
+                logger.exception("unexpected error while registering for woken tasks")
             self._failing = True
         else:
             self._failing = False
 
-    def _meet(self) -> None:
+    def _register(self) -> None:
         queues = {queue.name for queue in getattr(self._consumer.task_consumer, "queues", ())}
-        self._withdraw(self._noted - queues)
-        self._noted |= queues
+        self._withdraw(self._queues - queues)
+        self._queues |= queues
         peers: list[PeerChannel] = []
         if queues:
             me = PeerChannel(self._address, self._free)
-            peers = self._store.note_desk(sorted(queues), me, ALIVE)
-        self._look_after(by_room(peer for peer in peers if peer.free))
+            peers = self._store.note_desk(sorted(queues), me, VALID_FOR)
+        self._keep(by_room(peer for peer in peers if peer.free))
 
-    def _leave(self) -> None:
-        self._withdraw(self._noted)
-        # Celery has forgotten its tasks by now. Of those that have come, the store knows that.
+    def _withdraw_all(self) -> None:
+        self._withdraw(self._queues)
+        # Celery has forgotten its tasks by now. The store knows which of them have begun.
         self._store.tend([wake for wake, _ in self._waiting.values()], 0.0)
 
     def _withdraw(self, queues: Iterable[str]) -> None:
         gone = sorted(queues)
         if gone:
             self._store.note_desk(gone, PeerChannel(self._address, 0), 0.0)
-            self._noted.difference_update(gone)
+            self._queues.difference_update(gone)
 
-    def _look_after(self, peers: list[PeerChannel]) -> None:
+    def _keep(self, peers: list[PeerChannel]) -> None:
         waiting = self._still_waiting()
-        self._store.tend(waiting, KEPT)
+        self._store.tend(waiting, KEPT_FOR)
         room = [peer.address for peer in peers for _ in range(peer.free)] if waiting else []
-        # Not those that are to come after others of this worker.
+        # Not those that wait for earlier tasks of this worker.
         followers = in_flight.followers
         movable = [wake for wake in waiting if task_id_of(wake.run) not in followers]
         for wake, address in zip(movable, room, strict=False):

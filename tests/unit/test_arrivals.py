@@ -7,7 +7,7 @@ import pytest
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.testing import FakeClock
-from celery_distlock.worker.arrival_times import EXACT_FOR, Arrivals
+from celery_distlock.worker.arrival_times import EXACT_FOR, ArrivalTimes
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_without_an_answer_of_the_store_nobody_knows_when_a_message_came(store, 
         raise StoreUnavailableError("away")
 
     monkeypatch.setattr(store, "time", refuse)
-    arrivals = Arrivals(store)
+    arrivals = ArrivalTimes(store)
 
     arrivals.read_clock(1.0)
 
@@ -33,7 +33,7 @@ def test_without_an_answer_of_the_store_nobody_knows_when_a_message_came(store, 
 
 def test_stamps_are_the_stores_time_and_rise(store):
     store.ahead = 10**15
-    arrivals = Arrivals(store)
+    arrivals = ArrivalTimes(store)
     arrivals.read_clock(1.0)
 
     before = store.time(1.0)
@@ -44,7 +44,7 @@ def test_stamps_are_the_stores_time_and_rise(store):
 
 
 def test_stamps_rise_when_the_stores_clock_is_set_back(store):
-    arrivals = Arrivals(store)
+    arrivals = ArrivalTimes(store)
     arrivals.read_clock(1.0)
     first = arrivals.stamp()
 
@@ -55,7 +55,7 @@ def test_stamps_rise_when_the_stores_clock_is_set_back(store):
 
 
 def test_a_clock_is_read_again_after_a_while_and_kept_through_an_outage(store, monkeypatch):
-    arrivals = Arrivals(store)
+    arrivals = ArrivalTimes(store)
     assert arrivals.inexact
     with FakeClock().running() as clock:
         arrivals.read_clock(1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from celery.worker import state
 
-from celery_distlock.worker.in_flight import LAST_LOOK, LOOK, ElderQueue, in_flight
+from celery_distlock.worker.in_flight import MAX_POLL, POLL, DeferredCalls, in_flight
 
 
 class Request:
@@ -36,7 +36,7 @@ def timer():
 
 @pytest.fixture
 def turns(timer):
-    return ElderQueue(timer, in_flight.have)
+    return DeferredCalls(timer, in_flight.has)
 
 
 @pytest.fixture
@@ -54,16 +54,16 @@ def begin(monkeypatch):
 
 
 def test_a_task_is_a_neighbour_until_it_has_finished(begin):
-    assert not in_flight.have("k")
+    assert not in_flight.has("k")
     begin("a")
-    assert in_flight.have("k")
-    assert in_flight.queue("k")
-    assert not in_flight.queue("k", but="a")
-    assert not in_flight.have("other")
+    assert in_flight.has("k")
+    assert in_flight.has_queued("k")
+    assert not in_flight.has_queued("k", but="a")
+    assert not in_flight.has("other")
 
     del begin.unfinished["a"]
 
-    assert not in_flight.have("k")
+    assert not in_flight.has("k")
 
 
 def test_calls_are_made_one_after_the_other_each_when_those_before_it_have_finished(
@@ -82,7 +82,7 @@ def test_calls_are_made_one_after_the_other_each_when_those_before_it_have_finis
     for identity in ("b", "c"):
         turns.put("k", call(identity))
     timer.tick()
-    assert (called, turns.wait("k")) == ([], True)
+    assert (called, turns.has("k")) == ([], True)
 
     del begin.unfinished["a"]
     timer.tick()
@@ -91,7 +91,7 @@ def test_calls_are_made_one_after_the_other_each_when_those_before_it_have_finis
 
     del begin.unfinished["b"]
     timer.tick()
-    assert (called, turns.wait("k"), timer.calls) == (["b", "c"], False, [])
+    assert (called, turns.has("k"), timer.calls) == (["b", "c"], False, [])
 
     turns.put("k", call("d"))
     del begin.unfinished["c"]
@@ -108,7 +108,7 @@ def test_a_call_that_fails_holds_nobody_up(turns, timer, caplog):
     timer.tick()
 
     assert called == [1]
-    assert "others go on" in caplog.text
+    assert "the sweeper sends it" in caplog.text
 
 
 def test_nothing_is_called_after_the_end(turns, timer):
@@ -126,12 +126,12 @@ def test_looks_are_rarer_while_nothing_ends(begin, turns, timer):
     turns.put("k", lambda: None)
     for _ in range(10):
         timer.tick()
-    assert timer.pauses[0] == LOOK
+    assert timer.pauses[0] == POLL
     assert timer.pauses == sorted(timer.pauses)
-    assert timer.pauses[-1] == LAST_LOOK
+    assert timer.pauses[-1] == MAX_POLL
 
     turns.put("k", lambda: None)
     timer.tick()
     timer.tick()
 
-    assert LOOK < timer.pauses[-1] < LAST_LOOK
+    assert POLL < timer.pauses[-1] < MAX_POLL

@@ -9,7 +9,8 @@ import pytest
 from celery import Celery
 
 from celery_distlock.stores.memory import MemoryStore
-from celery_distlock.worker.parking import Arrival, Parking
+from celery_distlock.worker.arrival import Arrival
+from celery_distlock.worker.parking import Parking
 
 
 class Consumer:
@@ -46,7 +47,7 @@ def consumer():
 def parking(consumer):
     """One that takes a message as soon as its gate is open."""
     parking = Parking(consumer, SimpleNamespace(store=MemoryStore("memory://", "parking")))
-    parking._park = lambda arrival: arrival.message.gate.wait(60.0)
+    parking._parker.handle = lambda arrival: arrival.message.gate.wait(60.0)
     yield parking
     parking.close()
 
@@ -66,19 +67,19 @@ def arrive(parking):
     return arrive
 
 
-def test_nobody_is_settled_before_its_elder_of_the_same_key(consumer, parking, arrive):
-    gate = arrive("elder", "a", gate=False)
+def test_nobody_is_settled_before_an_earlier_one_of_the_same_key(consumer, parking, arrive):
+    gate = arrive("earlier", "a", gate=False)
     gate.set()
     assert consumer.changed.acquire(timeout=30.0)  # it is parked, and the loop has yet to be told
-    parking._helper._patience, parking._helper._hurried_until = 60.0, 0.0
+    parking._thread._patience, parking._thread._no_wait_until = 60.0, 0.0
 
-    arrive("younger", "a", gate=True)
+    arrive("later", "a", gate=True)
     arrive("of another key", "b", gate=True)
     assert arrive.settled == ["of another key"]
 
     assert consumer.changed.acquire(timeout=30.0)
     consumer.perform_pending_operations()
-    assert arrive.settled == ["of another key", "elder", "younger"]
+    assert arrive.settled == ["of another key", "earlier", "later"]
 
 
 def test_those_that_were_held_are_settled_in_the_order_of_their_arrival(consumer, arrive):

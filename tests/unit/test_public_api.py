@@ -45,7 +45,7 @@ PUBLIC = {
         "task_parked",
         "task_woken",
     ],
-    "celery_distlock.stores": ["Ability", "Store", "open_store", "redact"],
+    "celery_distlock.stores": ["Ability", "Finding", "Severity", "Store", "open_store", "redact"],
     "celery_distlock.testing": [
         "EmbeddedServer",
         "FakeClock",

@@ -1,67 +1,39 @@
 """``celery locks doctor``: can this store be trusted with locks?"""
 
-import enum
 import itertools
-import re
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 
 import click
 from celery import Celery
 from celery.bin.base import CLIContext
 from rich.text import Text
 
-from celery_distlock.errors import QuorumError, StoreError, StoreUnavailableError
+from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.trust import Reason, RefusedError
 from celery_distlock.stores import Ability, Store
 from celery_distlock.stores.base import WokenTask
+from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.identities import task_id_of
 
 from . import command
 from .display import Screen, printable, write_json
 
-__all__ = ["Finding", "Verdict", "doctor_", "examine"]
+__all__ = ["doctor_", "examine"]
 
 SLOW = 0.05  # seconds; a task asks at least twice
 STALLS = 1.0  # seconds; a third of a short lease, which is when a renewal is due
-CLOCKS_APART = 1.0  # seconds
 NAMED = 3  # tasks that are told by name
 MOST_PARKED = 200  # tasks whose messages are looked at: a round trip each
 PARKED_AT_A_KEY = 10
 
 
-class Verdict(enum.Enum):
-    """What a finding means for the locks."""
-
-    OK = "ok"
-    DOUBT = "doubt"
-    BAD = "bad"
-
-
-_STATUS = {Verdict.OK: 0, Verdict.DOUBT: 1, Verdict.BAD: 2}
-_STYLE = {Verdict.OK: "green", Verdict.DOUBT: "yellow", Verdict.BAD: "bold red"}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """
-    One thing that was looked at.
-
-    Attributes:
-        verdict: What it means.
-        subject: What was looked at, in a word.
-        found: What there is to say of it.
-        cure: What to do about it; empty where there is nothing to do.
-    """
-
-    verdict: Verdict
-    subject: str
-    found: str
-    cure: str = ""
+_STATUS = {Severity.OK: 0, Severity.DOUBT: 1, Severity.BAD: 2}
+_STYLE = {Severity.OK: "green", Severity.DOUBT: "yellow", Severity.BAD: "bold red"}
 
 
 @command("doctor")
@@ -82,22 +54,23 @@ def doctor_(obj: CLIContext, samples: int, as_json: bool) -> None:
     """
     Runtime.of(obj.app).import_tasks()  # they tell what they need of the store
     findings = list(examine(obj.app, samples))
-    status = max(_STATUS[finding.verdict] for finding in findings)
+    status = max(_STATUS[finding.severity] for finding in findings)
     if as_json:
-        records = [{**asdict(each), "verdict": each.verdict.value} for each in findings]
+        columns = ("verdict", "subject", "found", "cure")
+        records = [dict(zip(columns, _row(each), strict=True)) for each in findings]
         write_json({"status": status, "findings": records})
     else:
         rows = (
-            (
-                Text(each.verdict.value, style=_STYLE[each.verdict]),
-                each.subject,
-                printable(each.found),
-                printable(each.cure),
-            )
+            (Text(verdict, style=_STYLE[each.severity]), subject, printable(found), printable(cure))
             for each in findings
+            for verdict, subject, found, cure in [_row(each)]
         )
         Screen(obj).table(("verdict", "subject", "found", "cure"), rows)
     click.get_current_context().exit(status)
+
+
+def _row(finding: Finding) -> tuple[str, str, str, str]:
+    return finding.severity.value, finding.subject, finding.message, finding.remedy
 
 
 def examine(app: Celery, samples: int) -> Iterator[Finding]:
@@ -107,48 +80,36 @@ def examine(app: Celery, samples: int) -> Iterator[Finding]:
     where = store.identity.rpartition("#")[0]
     if Ability.SHARE not in store.abilities:
         found = f"{where} is within one process: each worker has locks of its own"
-        yield Finding(Verdict.BAD, "store", found, "set distlock_url to a store that all can reach")
+        yield Finding(
+            Severity.BAD, "store", found, "set distlock_url to a store that all can reach"
+        )
         return
     try:
         doubts = store.check()
-        yield Finding(Verdict.OK, "locks", f"{where} gave a lock and took it back")
-        yield from _facts(store, doubts)
-        yield from map(_doubted, doubts)
+        yield Finding(Severity.OK, "locks", f"{where} gave a lock and took it back")
+        yield from _with_facts(store, doubts)
         yield _latency(store, f"{runtime.settings.prefix}:probe", samples)
         if {Ability.PARK, Ability.LIST} <= store.abilities:
             yield from _seen(runtime)
     except StoreError as error:
-        yield Finding(Verdict.BAD, "locks", str(error), _cure_of(error))
+        yield Finding(Severity.BAD, "locks", str(error), _remedy_of(error))
         return
     yield from _needs(runtime)
 
 
-def _facts(store: Store, doubts: list[str]) -> Iterator[Finding]:
-    """Yield what the servers tell; a doubt about it goes with it, and is taken from *doubts*."""
-    for subject, found in store.facts():
-        doubt = next((doubt for doubt in doubts if _Doubt.of(doubt).subject == subject), None)
+def _with_facts(store: Store, doubts: list[Finding]) -> Iterator[Finding]:
+    """Yield what the servers report, each with the first of *doubts* about it; then the others."""
+    left = list(doubts)
+    for fact in store.facts():
+        doubt = next((each for each in left if each.subject == fact.subject), None)
         if doubt is not None:
-            doubts.remove(doubt)
-            yield Finding(Verdict.DOUBT, subject, f"{found}; {doubt}", _Doubt.of(doubt).cure)
+            left.remove(doubt)
+            yield replace(doubt, message=f"{fact.message}; {doubt.message}")
         else:
-            yield _judged(subject, found)
-    publishes = Ability.PARK in store.abilities
-    if publishes and not any(_Doubt.of(doubt).subject == "publish" for doubt in doubts):
-        yield Finding(Verdict.OK, "publish", "this user may tell waiters that it is their turn")
-
-
-def _judged(subject: str, found: str) -> Finding:
-    if subject == "clock" and (match := re.match(r"([\d.]+) ms", found)):
-        if float(match[1]) / 1000 > CLOCKS_APART:
-            return Finding(Verdict.DOUBT, subject, found, _CLOCK_CURE)
-    elif subject == "persistence" and "(err" in found:
-        return Finding(Verdict.DOUBT, subject, found, _WRITE_CURE)
-    return Finding(Verdict.OK, subject, found)
-
-
-def _doubted(doubt: str) -> Finding:
-    kind = _Doubt.of(doubt)
-    return Finding(Verdict.DOUBT, kind.subject, doubt, kind.cure)
+            yield fact
+    if Ability.PARK in store.abilities and not any(doubt.subject == "publish" for doubt in left):
+        yield Finding(Severity.OK, "publish", "this user may tell waiters that it is their turn")
+    yield from left
 
 
 def _latency(store: Store, key: str, samples: int) -> Finding:
@@ -160,8 +121,8 @@ def _latency(store: Store, key: str, samples: int) -> Finding:
     median, worst = statistics.median(took), max(took)
     found = f"median {median * 1000:.1f} ms, worst {worst * 1000:.1f} ms of {samples} looks"
     if median <= SLOW and worst < STALLS:
-        return Finding(Verdict.OK, "latency", found)
-    return Finding(Verdict.DOUBT, "latency", found, _SLOW_CURE)
+        return Finding(Severity.OK, "latency", found)
+    return Finding(Severity.DOUBT, "latency", found, _SLOW_REMEDY)
 
 
 def _seen(runtime: Runtime) -> list[Finding]:
@@ -170,7 +131,7 @@ def _seen(runtime: Runtime) -> list[Finding]:
         return list(_left(runtime))
     except StoreError as error:
         found = f"what is parked cannot be looked at: {error}"
-        return [Finding(Verdict.DOUBT, "parked", found, _cure_of(error))]
+        return [Finding(Severity.DOUBT, "parked", found, _remedy_of(error))]
 
 
 def _left(runtime: Runtime) -> Iterator[Finding]:
@@ -189,10 +150,10 @@ def _left(runtime: Runtime) -> Iterator[Finding]:
         shown = ", ".join(details[:NAMED]) + (", …" if len(details) > NAMED else "")
         found = f"{len(details)} of {seen} are left to others, because {reason.value}: {shown}"
         # It was not given the queues that the workers consume.
-        verdict = Verdict.OK if reason is Reason.ROUTE else Verdict.DOUBT
-        yield Finding(verdict, "parked", found, _LEFT_CURES[reason])
+        severity = Severity.OK if reason is Reason.ROUTE else Severity.DOUBT
+        yield Finding(severity, "parked", found, _LEFT_REMEDIES[reason])
     if not refused:
-        yield Finding(Verdict.OK, "parked", f"{seen} tasks that were looked at would be sent")
+        yield Finding(Severity.OK, "parked", f"{seen} tasks that were looked at would be sent")
 
 
 def _parked(store: Store) -> Iterator[WokenTask]:
@@ -223,14 +184,14 @@ def _needs(runtime: Runtime) -> Iterator[Finding]:
     for need, names in lacking.items():
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         found = f"{', '.join(names[:NAMED])}{more}: {need}"
-        cure = "another lock_on_conflict, or another distlock_url"
-        yield Finding(Verdict.BAD, "tasks", found, cure)
+        remedy = "another lock_on_conflict, or another distlock_url"
+        yield Finding(Severity.BAD, "tasks", found, remedy)
     if satisfied or not lacking:
         found = f"{satisfied} locked tasks have what their policies need"
-        yield Finding(Verdict.OK, "tasks", found)
+        yield Finding(Severity.OK, "tasks", found)
 
 
-_LEFT_CURES = {
+_LEFT_REMEDIES = {
     Reason.SIGNATURE: "distlock_secret must be the same for all that park and send; what was parked"
     " without one is sent while there is a None at the end of its list; celery locks drop TASK_ID"
     " takes out what is nobody's",
@@ -242,77 +203,13 @@ _LEFT_CURES = {
     Reason.ROUTE: "a worker that consumes the queue sends it; name the queue in task_queues for"
     " others to do so, too",
 }
-_CLOCK_CURE = (
-    "let both hosts keep time by NTP; locks do not depend on it, but the ages that are shown do"
-)
-_WRITE_CURE = (
-    "the server's last write to its disk failed: see its log; it may refuse to take any lock until"
-    " one succeeds"
-)
-_SLOW_CURE = (
+_SLOW_REMEDY = (
     "see SLOWLOG and what else this server does, or move nearer; a lease must be many times longer"
     " than the slowest answer"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Doubt:
-    """What `Store.check` may say, by its words: what it is about, and what to do."""
-
-    words: str
-    subject: str
-    cure: str
-
-    @classmethod
-    def of(cls, doubt: str) -> "_Doubt":
-        return next(kind for kind in _DOUBTS if re.search(kind.words, doubt))
-
-
-_DOUBTS = (
-    _Doubt(
-        "maxmemory-policy",
-        "memory",
-        "CONFIG SET maxmemory-policy noeviction, there and in its configuration file; caches go to"
-        " another server",
-    ),
-    _Doubt(
-        "nothing is persisted",
-        "persistence",
-        "CONFIG SET appendonly yes, there and in its configuration file; or lock_on_conflict ="
-        ' "retry", which keeps nothing there',
-    ),
-    _Doubt("without appendonly", "persistence", "CONFIG SET appendonly yes on each of them"),
-    _Doubt("replica", "server", "name its master, or the sentinels that know who that is"),
-    _Doubt("older than", "server", "use Redis 6.2 or later, or Valkey 7.2 or later"),
-    _Doubt(
-        "lacks the rights",
-        "rights",
-        "give them to the user in the URL by ACL SETUSER, on every server",
-    ),
-    _Doubt("may not publish", "publish", "give that right to the user in the URL"),
-    _Doubt("one node of a cluster", "server", "begin the URL with redis+cluster://"),
-    _Doubt("slots have no node", "server", "mend the cluster: keys of those slots cannot be taken"),
-    _Doubt("sentinel", "sentinels", "start it: without a majority of them there is no failover"),
-    _Doubt("clocks", "clock", "let the nodes keep time by NTP"),
-    _Doubt("does not answer", "server", "start it: the next that fails may cost the majority"),
-    _Doubt("one server", "server", "use servers that fail independently of one another"),
-    _Doubt("", "store", ""),
-)
-
-
-def _cure_of(error: StoreError) -> str:
-    if isinstance(error, QuorumError):
-        return "start the servers that are missing, or ask for fewer"
-    if "lacks" in str(error):
-        return "give the user in the URL that right by ACL SETUSER, on every server"
-    if "password is missing" in str(error):
-        return "set a password in the URL, as in redis://user:password@host:6379/0"
-    if "no database of that number" in str(error):
-        return "correct the number at the end of distlock_url, as in redis://host:6379/0"
-    if "there is no Redis" in str(error):
-        return "correct host and port in distlock_url"
-    if re.search("NOAUTH|WRONGPASS|NOPERM|username-password|Authentication", str(error)):
-        return "correct user and password in distlock_url, or the rights of that user"
-    if isinstance(error, StoreUnavailableError):
-        return "start the server, or correct distlock_url"
-    return ""
+def _remedy_of(error: StoreError) -> str:
+    if error.remedy or not isinstance(error, StoreUnavailableError):
+        return error.remedy
+    return "start the server, or correct distlock_url"

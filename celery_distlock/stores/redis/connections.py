@@ -80,6 +80,10 @@ class TooFewReplicasError(ResponseError):
         self.wanted = wanted
 
 
+class NotRedisError(RedisConnectionError):
+    """What answers at a server's address does not speak Redis' protocol."""
+
+
 class TurnedAwayError(ResponseError):
     """The server has refused what a connection begins with, and with that all that follows."""
 
@@ -356,7 +360,7 @@ def _one_answer(connection: Connection) -> Any:
 
 def _no_redis(error: InvalidResponse) -> RedisConnectionError:
     """Return what *error* comes to: whatever is there, it has not done what was asked for."""
-    return RedisConnectionError(f"what answers there is no Redis ({str(error)[:200]})")
+    return NotRedisError(f"what answers there is no Redis ({str(error)[:200]})")
 
 
 def known(error: ResponseError) -> ResponseError:

@@ -25,6 +25,7 @@ from celery_distlock.stores.base import (
     WokenTask,
     batches,
 )
+from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.identities import task_id_of
 
 from . import scripts
@@ -222,27 +223,28 @@ class RedisInspection(Store):
         asked = self._ask([self._command("counts", "HGETALL", "{}")], "the counters")
         return sum_counters(asked.answers[0])
 
-    def facts(self) -> Iterator[tuple[str, str]]:
+    def facts(self) -> Iterator[Finding]:
         return describe_server(self._servers, self._attempt)
 
 
 def describe_server(
     servers: Topology, attempt: Callable[[Sequence[Command]], Answered]
-) -> Iterator[tuple[str, str]]:
-    """Describe *servers* for people, as `Store.facts` does, by what they answer to *attempt*."""
+) -> Iterator[Finding]:
+    """Describe *servers*, as `Store.facts` does, by what they answer to *attempt*."""
     for node in servers.nodes():
         asked_at = time.time()
         answers = attempt([call._replace(node=node) for call in QUESTIONS]).answers
         yield from told(answers, (asked_at + time.time()) / 2)
 
 
-def told(answers: Sequence[Any], at: float) -> Iterator[tuple[str, str]]:
+def told(answers: Sequence[Any], at: float) -> Iterator[Finding]:
     """Describe a server by its answers to `QUESTIONS`, which it gave *at* about that time."""
     info, save, now = answers
     if isinstance(info, bytes) and isinstance(now, list):
         yield from describe_info(parse_info(info, save), int(now[0]) + int(now[1]) / 1e6 - at)
     else:
-        yield "server", f"does not tell of itself: {next(filter(_failed, (info, now)))}"
+        message = f"does not tell of itself: {next(filter(_failed, (info, now)))}"
+        yield Finding(Severity.OK, "server", message)
 
 
 def _failed(answer: object) -> bool:

@@ -24,6 +24,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from celery_distlock import clock
@@ -52,6 +53,7 @@ from celery_distlock.stores.base import (
     batches,
     forget_after_fork,
 )
+from celery_distlock.stores.findings import CLOCKS_APART, Finding, Severity
 
 from . import scripts
 from .connections import Command, NodeSettings, command, milliseconds, script_call, time_left
@@ -66,7 +68,7 @@ from .inspection import (
     told,
 )
 from .quorum import ANSWER, Answers, QuorumClient
-from .server_errors import memory_doubts, parse_info, said
+from .server_errors import memory_findings, parse_info, said
 from .urls import explained, node_settings, split
 
 __all__ = ["RedlockStore"]
@@ -77,7 +79,6 @@ LEAST = 3  # nodes: of two, both would have to answer always, which is less than
 ROUNDS = 3  # that are asked for one token: the second has it, unless nodes went or came meanwhile
 # Seconds, at most, before each attempt to get a majority where several clients split the votes.
 SPLITS = (0.0, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128)
-CLOCKS_APART = 1.0  # seconds
 
 
 class RedlockStore(Store):
@@ -342,20 +343,20 @@ class RedlockStore(Store):
                 most[what] = max(by, most.get(what, by))
         return most
 
-    def facts(self) -> Iterator[tuple[str, str]]:
+    def facts(self) -> Iterator[Finding]:
         answers = self._nodes.ask(QUESTIONS, enough=_all_have_answered)
         wall = time.time() - clock.monotonic()
         for address, found, heard_at in zip(
             self._nodes.addresses, answers.of, answers.heard_at, strict=True
         ):
             if found is None:
-                yield "server", f"does not answer ({address})"
+                yield Finding(Severity.OK, "server", f"does not answer ({address})")
             else:
                 at = wall + (answers.asked_at + heard_at) / 2
-                for subject, fact in told(found, at):
-                    yield subject, f"{fact} ({address})"
+                for finding in told(found, at):
+                    yield replace(finding, message=f"{finding.message} ({address})")
 
-    def check(self) -> list[str]:
+    def check(self) -> list[Finding]:
         probe = f"{self._prefix}:probe:{os.urandom(8).hex()}"
         reply = self.acquire(probe, "probe", 1.0)
         self.release(probe, "probe")
@@ -363,43 +364,66 @@ class RedlockStore(Store):
             raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
         look = [command(b"", "INFO"), command(b"", "TIME")]
         answers = self._nodes.ask(look, enough=_all_have_answered)
-        return list(self._doubts(answers))
+        return [*self._of_all_nodes(answers), *self._of_each_node(answers)]
 
-    def _doubts(self, answers: Answers) -> Iterator[str]:
-        if len(self._nodes) % 2 == 0:
-            yield (
-                f"{len(self._nodes)} nodes bear as many failures as {len(self._nodes) - 1} do: an"
-                " odd number is better"
+    def _of_all_nodes(self, answers: Answers) -> Iterator[Finding]:
+        count = len(self._nodes)
+        if count % 2 == 0:
+            yield Finding(
+                Severity.DOUBT,
+                "store",
+                f"{count} nodes bear as many failures as {count - 1} do: an odd number is better",
             )
         times = [
             time[0] + time[1] / 1e6
             for time in ([int(part) for part in each] for each in answers.to(1) if each)
         ]
-        if times and max(times) - min(times) > CLOCKS_APART:
-            yield (
-                f"the nodes' clocks are {max(times) - min(times):.1f} s apart: tokens rise over"
-                " the loss of their records only where clocks agree"
+        apart = max(times) - min(times) if times else 0.0
+        if apart > CLOCKS_APART:
+            yield Finding(
+                Severity.DOUBT,
+                "clock",
+                f"the nodes' clocks are {apart:.1f} s apart: tokens rise over the loss of their"
+                " records only where clocks agree",
+                "let the nodes keep time by NTP",
+                {"spread": apart},
             )
+
+    def _of_each_node(self, answers: Answers) -> Iterator[Finding]:
         reasons = dict(self._nodes.failures())
         servers: dict[str, str] = {}
         forgetful = []
         infos = answers.to(0)
         for number, address in enumerate(self._nodes.addresses):
             if answers.of[number] is None:
-                yield f"{address} does not answer: {reasons.get(address) or 'no answer in time'}"
+                yield Finding(
+                    Severity.DOUBT,
+                    "server",
+                    f"{address} does not answer: {reasons.get(address) or 'no answer in time'}",
+                    "start it: the next that fails may cost the majority",
+                )
             if (info := infos[number]) is None:
                 continue
             facts = parse_info(info)
-            yield from (f"{address}: {doubt}" for doubt in memory_doubts(facts))
+            for finding in memory_findings(facts):
+                yield replace(finding, message=f"{address}: {finding.message}")
             if facts.get("aof_enabled") == "0":
                 forgetful.append(address)
             same = servers.setdefault(facts.get("run_id", address), address)
             if same != address:
-                yield f"{address} and {same} are one server, which has two votes"
+                yield Finding(
+                    Severity.DOUBT,
+                    "server",
+                    f"{address} and {same} are one server, which has two votes",
+                    "use servers that fail independently of one another",
+                )
         if forgetful:
-            yield (
+            yield Finding(
+                Severity.DOUBT,
+                "persistence",
                 f"without appendonly, {', '.join(forgetful)} will forget their votes when they"
-                " restart: keep such a node away then for as long as the longest lease"
+                " restart: keep such a node away then for as long as the longest lease",
+                "CONFIG SET appendonly yes on each of them",
             )
 
     def close(self) -> None:

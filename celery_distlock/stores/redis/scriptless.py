@@ -47,6 +47,7 @@ from celery_distlock.stores.base import (
     batches,
     forget_after_fork,
 )
+from celery_distlock.stores.findings import Finding
 
 from .connections import TIMEOUT, Command, TooFewReplicasError, command, milliseconds, time_left
 from .inspection import (
@@ -59,7 +60,7 @@ from .inspection import (
     sum_counters,
     token_of,
 )
-from .server_errors import is_transient, memory_doubts, parse_info, said
+from .server_errors import is_transient, memory_findings, parse_info, remedy_for, said
 from .urls import locate
 
 __all__ = ["ScriptlessStore"]
@@ -428,17 +429,17 @@ class ScriptlessStore(Store):
                 " deleted"
             ) from error
 
-    def check(self) -> list[str]:
+    def check(self) -> list[Finding]:
         probe = f"{self._prefix}:probe:{uuid.uuid4().hex}"
         reply = self.acquire(probe, "probe", 1.0)
         self.release(probe, "probe")
         if reply.status is not Status.GRANTED:
             raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
         (info,) = self._attempt([command(probe.encode(), "INFO")]).answers
-        doubts = list(memory_doubts(parse_info(info))) if isinstance(info, bytes) else []
-        return doubts + self._servers.check()
+        findings = list(memory_findings(parse_info(info))) if isinstance(info, bytes) else []
+        return findings + self._servers.check()
 
-    def facts(self) -> Iterator[tuple[str, str]]:
+    def facts(self) -> Iterator[Finding]:
         return describe_server(self._servers, self._attempt)
 
     def close(self) -> None:
@@ -524,7 +525,9 @@ class ScriptlessStore(Store):
             except ResponseError as error:  # refused while the connection was made
                 answers = [error] * len(calls)
             except RedisError as error:
-                raise StoreUnavailableError(f"{self.address} was not asked: {error}") from error
+                raise StoreUnavailableError(
+                    f"{self.address} was not asked: {error}", remedy=remedy_for(error)
+                ) from error
             if not any(isinstance(each, Exception) and is_transient(each) for each in answers):
                 break
         return _Asked(answers, first_at, repeats)
@@ -543,7 +546,8 @@ class ScriptlessStore(Store):
         if isinstance(failure, ResponseError) and not is_transient(failure):
             raise self._refusal(failure, what) from failure
         raise StoreUnavailableError(
-            f"{self.address} cannot serve: {said(failure, self._prefix)}"
+            f"{self.address} cannot serve: {said(failure, self._prefix)}",
+            remedy=remedy_for(failure),
         ) from failure
 
     def _refusal(self, failure: ResponseError, what: str) -> StoreError:
@@ -554,7 +558,10 @@ class ScriptlessStore(Store):
                 f" ({failure})"
             )
         self._known = None  # another server may have taken its place, with other commands
-        return StoreError(f"{self.address} refused {shown(what)!r}: {said(failure, self._prefix)}")
+        return StoreError(
+            f"{self.address} refused {shown(what)!r}: {said(failure, self._prefix)}",
+            remedy=remedy_for(failure),
+        )
 
 
 class _Record(NamedTuple):

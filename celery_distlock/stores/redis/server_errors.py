@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from redis.exceptions import (
     AuthenticationError,
@@ -15,10 +16,19 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from .connections import ANSWERLESS, TurnedAwayError
+from celery_distlock.stores.findings import Finding, Severity, clock_finding
+
+from .connections import ANSWERLESS, NotRedisError, TurnedAwayError
 from .permissions import missing
 
-__all__ = ["describe_info", "is_transient", "memory_doubts", "parse_info", "said"]
+__all__ = [
+    "describe_info",
+    "is_transient",
+    "memory_findings",
+    "parse_info",
+    "remedy_for",
+    "said",
+]
 
 # The server starts, fails over, is full, or has no place for us. redis-py takes the code away from
 # some of them and makes it their class. Redis 7.0 has none for a right that a script lacks, and
@@ -49,30 +59,51 @@ def is_transient(failure: Exception) -> bool:
     )
 
 
-# What to set, by what the server says.
-_CURES = (
-    (
+class _Diagnosis(NamedTuple):
+    """
+    What a server's words mean.
+
+    Attributes:
+        words: What it says.
+        hint: Is added to the message of the error.
+        remedy: What an operator can do.
+    """
+
+    words: re.Pattern[str]
+    hint: str
+    remedy: str = ""
+
+
+_OTHER_USER = "correct user and password in distlock_url, or the rights of that user"
+_DIAGNOSES = (
+    _Diagnosis(
         re.compile(r"['`]eval", re.IGNORECASE),
         "if scripts are forbidden, ?scripts=off at the URL's end takes the plain lock",
     ),
-    (
+    _Diagnosis(
         re.compile(r"NOAUTH|Authentication required|unauthenticated"),
         "a password is missing in the URL",
+        "set a password in the URL, as in redis://user:password@host:6379/0",
     ),
-    (re.compile(r"without any password configured"), "the URL has a password too many"),
-    (
+    _Diagnosis(re.compile(r"without any password configured"), "the URL has a password too many"),
+    _Diagnosis(
         re.compile(r"username-password|WRONGPASS|invalid password"),
         "user and password in the URL are not the server's",
+        _OTHER_USER,
     ),
-    (
+    _Diagnosis(
         re.compile(r"DB index"),
         "the server has no database of that number; its setting 'databases' says how many it has",
+        "correct the number at the end of distlock_url, as in redis://host:6379/0",
     ),
-    (
+    _Diagnosis(
         re.compile(r"SELECT is not allowed"),
         "a cluster has the database 0 only, and a URL with redis+cluster:// finds all of it",
     ),
-    (re.compile(r"max number of clients"), "its setting 'maxclients' says how many it serves"),
+    _Diagnosis(
+        re.compile(r"max number of clients"),
+        "its setting 'maxclients' says how many it serves",
+    ),
 )
 
 
@@ -81,8 +112,20 @@ def said(failure: Exception, prefix: str) -> str:
     words = str(failure)
     right = missing(words, prefix)
     hints = [f"this user lacks {right}"] if right else []
-    hints += [cure for words_like, cure in _CURES if words_like.search(words)]
+    hints += [each.hint for each in _DIAGNOSES if each.words.search(words)]
     return " ".join([words, *(f"({hint})" for hint in hints)])
+
+
+def remedy_for(failure: Exception) -> str:
+    """Return what an operator can do about a server's refusal; "" if nothing special."""
+    words = str(failure)
+    if missing(words):
+        return "give the user in the URL that right by ACL SETUSER, on every server"
+    if isinstance(failure, NotRedisError):
+        return "correct host and port in distlock_url"
+    remedies = (each.remedy for each in _DIAGNOSES if each.words.search(words))
+    other = _OTHER_USER if re.search("NOPERM|Authentication", words) else ""
+    return next(filter(None, remedies), other)
 
 
 def parse_info(info: bytes, save: object = None) -> dict[str, str]:
@@ -93,21 +136,30 @@ def parse_info(info: bytes, save: object = None) -> dict[str, str]:
     return facts
 
 
-def memory_doubts(facts: Mapping[str, str]) -> Iterator[str]:
+def memory_findings(facts: Mapping[str, str]) -> Iterator[Finding]:
     """Say why a server may not keep the locks that it is given."""
     policy = facts.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
-        yield (
+        yield Finding(
+            Severity.DOUBT,
+            "memory",
             f"maxmemory-policy is {policy}: the server may evict locks and parked tasks when it is"
-            " full; noeviction keeps them"
+            " full; noeviction keeps them",
+            "CONFIG SET maxmemory-policy noeviction, there and in its configuration file; caches go"
+            " to another server",
         )
     if facts.get("role") == "slave":
-        yield "this is a replica: locks cannot be taken here"
+        yield Finding(
+            Severity.DOUBT,
+            "server",
+            "this is a replica: locks cannot be taken here",
+            "name its master, or the sentinels that know who that is",
+        )
 
 
-def describe_info(facts: Mapping[str, str], ahead: float) -> Iterator[tuple[str, str]]:
+def describe_info(facts: Mapping[str, str], ahead: float) -> Iterator[Finding]:
     """
-    Describe a server for people: a subject and what there is to say of it.
+    Describe a server.
 
     Args:
         facts: Its answer to INFO.
@@ -116,24 +168,33 @@ def describe_info(facts: Mapping[str, str], ahead: float) -> Iterator[tuple[str,
     name = "Valkey" if "valkey_version" in facts else "Redis"
     version = facts.get("valkey_version") or facts.get("redis_version", "?")
     role = "master" if facts.get("role") == "master" else "replica"
-    yield "server", f"{name} {version}, {role}, port {facts.get('tcp_port', '?')}"
+    server = f"{name} {version}, {role}, port {facts.get('tcp_port', '?')}"
+    yield Finding(Severity.OK, "server", server)
     limit = facts.get("maxmemory", "0")
     limit = "no limit" if limit == "0" else f"of {facts.get('maxmemory_human', limit)}"
-    yield (
-        "memory",
-        f"{facts.get('used_memory_human', '?')} {limit}, {facts.get('maxmemory_policy', '?')}",
-    )
-    yield "persistence", _persistence(facts)
-    yield "replicas", facts.get("connected_slaves", "?")
-    yield "clock", f"{abs(ahead) * 1000:.1f} ms {'ahead of' if ahead > 0 else 'behind'} this host's"
+    policy = facts.get("maxmemory_policy", "?")
+    yield Finding(Severity.OK, "memory", f"{facts.get('used_memory_human', '?')} {limit}, {policy}")
+    yield _persistence(facts)
+    yield Finding(Severity.OK, "replicas", facts.get("connected_slaves", "?"))
+    yield clock_finding(ahead)
 
 
-def _persistence(facts: Mapping[str, str]) -> str:
-    ways = []
+def _persistence(facts: Mapping[str, str]) -> Finding:
+    writes = {}
     if facts.get("aof_enabled") == "1":
-        ways.append(f"append-only file ({facts.get('aof_last_write_status', '?')})")
+        writes["append-only file"] = facts.get("aof_last_write_status", "?")
     if facts.get("save"):
-        ways.append(f"snapshots ({facts.get('rdb_last_bgsave_status', '?')})")
-    if not ways and "save" not in facts:
-        return "no append-only file; whether there are snapshots, it does not tell"
-    return " and ".join(ways) or "none"
+        writes["snapshots"] = facts.get("rdb_last_bgsave_status", "?")
+    if not writes and "save" not in facts:
+        message = "no append-only file; whether there are snapshots, it does not tell"
+        return Finding(Severity.OK, "persistence", message)
+    message = " and ".join(f"{way} ({status})" for way, status in writes.items()) or "none"
+    if not any(status.startswith("err") for status in writes.values()):
+        return Finding(Severity.OK, "persistence", message)
+    return Finding(
+        Severity.DOUBT,
+        "persistence",
+        message,
+        "the server's last write to its disk failed: see its log; it may refuse to take any lock"
+        " until one succeeds",
+    )

@@ -42,6 +42,7 @@ from celery_distlock.stores.base import (
     WokenTask,
     forget_after_fork,
 )
+from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.several_keys import SeveralKeys
 
 from . import scripts
@@ -57,7 +58,7 @@ from .connections import (
 )
 from .inspection import SWEEP_BATCH, RedisInspection, text, token_of, unreadable, wake_of
 from .permissions import IN_A_CLUSTER, REHEARSAL, lacking
-from .server_errors import is_transient, memory_doubts, parse_info, said
+from .server_errors import is_transient, memory_findings, parse_info, remedy_for, said
 from .subscriptions import PubSubChannel, PubSubInbox, WaiterSubscriptions, woken_task_of
 from .topologies import PushTarget
 from .urls import locate
@@ -487,7 +488,8 @@ class RedisStore(RedisInspection, SeveralKeys):
         if not isinstance(refusal, ResponseError) or is_transient(refusal):
             if self._servers.in_order:
                 raise StoreUnavailableError(
-                    f"{self.address} cannot serve: {said(refusal, self._prefix)}"
+                    f"{self.address} cannot serve: {said(refusal, self._prefix)}",
+                    remedy=remedy_for(refusal),
                 ) from refusal
             # Its node is away; others go on.
             logger.warning("%s is passed over: %s", shown(key_of(name)), refusal)
@@ -504,43 +506,51 @@ class RedisStore(RedisInspection, SeveralKeys):
         answers = self._ask(look, key).answers if timeout is None else self._ask_once(look, timeout)
         return self._state(key, answers[0])
 
-    def check(self) -> list[str]:
+    def check(self) -> list[Finding]:
         probe = f"{self._prefix}:probe:{uuid.uuid4().hex}"
-        rights = self._lacking()
+        rights = self._missing_rights()
         try:
             reply = self.acquire(probe, "probe", 1.0)
             self.release(probe, "probe")
         except StoreUnavailableError as error:
             if rights:
-                raise StoreUnavailableError(f"{error}; {rights}") from error
+                remedy = error.remedy or rights.remedy
+                raise StoreUnavailableError(f"{error}; {rights.message}", remedy=remedy) from error
             raise
         if reply.status is not Status.GRANTED:
             raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
         questions = ("INFO",), ("CONFIG", "GET", "save"), ("PUBLISH", "{}", "")
         calls = [self._command("probe", *words) for words in questions]
         info, save, heard = self._attempt(calls).answers
-        doubts = list(_doubts(parse_info(info, save))) if isinstance(info, bytes) else []
+        findings = list(_server_findings(parse_info(info, save))) if isinstance(info, bytes) else []
         if rights:
-            doubts.append(rights)
+            findings.append(rights)
         if self._servers.in_order and isinstance(info, bytes) and b"cluster_enabled:1" in info:
-            doubts.append(f"this is {_LONE_NODE}")
+            remedy = "begin the URL with redis+cluster://"
+            findings.append(Finding(Severity.DOUBT, "server", f"this is {_LONE_NODE}", remedy))
         if isinstance(heard, ResponseError):
-            doubts.append(
+            message = (
                 f"this user may not publish to {self._prefix}:*, so waiters and parked tasks are"
                 f" served late (ACL SETUSER ... &{self._prefix}:*)"
             )
-        return doubts + self._servers.check()
+            remedy = "give that right to the user in the URL"
+            findings.append(Finding(Severity.DOUBT, "publish", message, remedy))
+        return findings + self._servers.check()
 
-    def _lacking(self) -> str:
-        """Return which rights are missing, in words; "" if none are, or nothing can be learnt."""
+    def _missing_rights(self) -> Finding | None:
+        """Return which rights are missing; None if none are, or nothing can be learnt."""
         calls = [self._command("rights", *words) for words in REHEARSAL]
         if not self._servers.in_order:
             calls += [self._command("rights", *words) for words in IN_A_CLUSTER]
         try:
             rights = lacking(self._exchange(calls, TIMEOUT), self._prefix)
         except RedisError:
-            return ""
-        return f"this user lacks the rights {' '.join(rights)}" if rights else ""
+            return None
+        if not rights:
+            return None
+        message = f"this user lacks the rights {' '.join(rights)}"
+        remedy = "give them to the user in the URL by ACL SETUSER, on every server"
+        return Finding(Severity.DOUBT, "rights", message, remedy)
 
     def close(self) -> None:
         with self._mutex:
@@ -587,7 +597,8 @@ class RedisStore(RedisInspection, SeveralKeys):
         if isinstance(failure, ResponseError) and not is_transient(failure):
             raise self._refusal(failure, what) from failure
         raise StoreUnavailableError(
-            f"{self.address} cannot serve: {said(failure, self._prefix)}"
+            f"{self.address} cannot serve: {said(failure, self._prefix)}",
+            remedy=remedy_for(failure),
         ) from failure
 
     def _attempt(self, calls: Sequence[Command]) -> "_Asked":
@@ -602,7 +613,9 @@ class RedisStore(RedisInspection, SeveralKeys):
             except ResponseError as error:  # refused while the connection was made
                 answers = [error] * len(calls)
             except RedisError as error:
-                raise StoreUnavailableError(f"{self.address} was not asked: {error}") from error
+                raise StoreUnavailableError(
+                    f"{self.address} was not asked: {error}", remedy=remedy_for(error)
+                ) from error
             failures = [answer for answer in answers if isinstance(answer, Exception)]
             if not failures or not _goes_on(number, failures):
                 break
@@ -623,8 +636,10 @@ class RedisStore(RedisInspection, SeveralKeys):
             answers = [error]
         failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
         if failure is not None:
-            why = said(failure, self._prefix)
-            raise StoreUnavailableError(f"{self.address} did not answer: {why}") from failure
+            raise StoreUnavailableError(
+                f"{self.address} did not answer: {said(failure, self._prefix)}",
+                remedy=remedy_for(failure),
+            ) from failure
         return answers
 
     def _exchange(self, calls: Sequence[Command], timeout: float) -> list[Any]:
@@ -637,7 +652,10 @@ class RedisStore(RedisInspection, SeveralKeys):
                 f" something else writes under the prefix {self._prefix!r}, and what it wrote there"
                 f" is to be deleted ({error})"
             )
-        return StoreError(f"{self.address} refused {shown(what)!r}: {said(error, self._prefix)}")
+        return StoreError(
+            f"{self.address} refused {shown(what)!r}: {said(error, self._prefix)}",
+            remedy=remedy_for(error),
+        )
 
 
 class _Asked(NamedTuple):
@@ -664,13 +682,24 @@ def _goes_on(number: int, failures: Sequence[Exception]) -> bool:
     return any(isinstance(failure, TryAgainError) for failure in failures)
 
 
-def _doubts(facts: Mapping[str, str]) -> Iterator[str]:
-    yield from memory_doubts(facts)
+def _server_findings(facts: Mapping[str, str]) -> Iterator[Finding]:
+    yield from memory_findings(facts)
     if facts.get("aof_enabled") == "0" and facts.get("save") == "":
-        yield "nothing is persisted: parked tasks end with the server"
+        yield Finding(
+            Severity.DOUBT,
+            "persistence",
+            "nothing is persisted: parked tasks end with the server",
+            "CONFIG SET appendonly yes, there and in its configuration file; or lock_on_conflict ="
+            ' "retry", which keeps nothing there',
+        )
     version = facts.get("valkey_version") or facts.get("redis_version", "")
     if "valkey_version" not in facts and version and _version(version) < (6, 2):
-        yield f"Redis {version} is older than 6.2, the oldest that is supported"
+        yield Finding(
+            Severity.DOUBT,
+            "server",
+            f"Redis {version} is older than 6.2, the oldest that is supported",
+            "use Redis 6.2 or later, or Valkey 7.2 or later",
+        )
 
 
 def _version(text: str) -> tuple[int, ...]:

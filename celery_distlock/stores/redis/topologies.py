@@ -17,6 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_distlock import clock
+from celery_distlock.stores.findings import Finding, Severity
 
 from .cluster_nodes import SLOW, ClusterNode, beside
 from .connections import (
@@ -101,8 +102,8 @@ class Topology(ABC):
         """Return whether one script may use all of *keys*."""
         return True
 
-    def check(self) -> list[str]:
-        """Return what is wrong with how the servers go together, in words."""
+    def check(self) -> list[Finding]:
+        """Return what is wrong with how the servers work together."""
         return []
 
     @abstractmethod
@@ -267,9 +268,17 @@ class Sentinels(Topology):
     def connect(self, node: Hashable) -> ConnectionFactory:
         return self._master.connect(TIMEOUT)
 
-    def check(self) -> list[str]:
-        silent = [node for node in self._nodes if not _answers(node)]
-        return [f"a sentinel does not answer: {_where(node)}" for node in silent]
+    def check(self) -> list[Finding]:
+        return [
+            Finding(
+                Severity.DOUBT,
+                "sentinels",
+                f"a sentinel does not answer: {_where(node)}",
+                "start it: without a majority of them there is no failover",
+            )
+            for node in self._nodes
+            if not _answers(node)
+        ]
 
     def close(self) -> None:
         self._master.close()
@@ -625,9 +634,14 @@ class Cluster(Topology):
     def share(self, keys: Sequence[bytes]) -> bool:
         return len(set(map(slot_of, keys))) == 1
 
-    def check(self) -> list[str]:
+    def check(self) -> list[Finding]:
         missing = self._map_now().owners.count(None)
-        return [f"{missing} of the cluster's {SLOTS} slots have no node"] if missing else []
+        if not missing:
+            return []
+        message = f"{missing} of the cluster's {SLOTS} slots have no node"
+        remedy = "mend the cluster: keys of those slots cannot be taken"
+        figures = {"slots_without_node": missing}
+        return [Finding(Severity.DOUBT, "server", message, remedy, figures)]
 
 
 class _Patience:

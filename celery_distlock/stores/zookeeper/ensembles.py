@@ -8,8 +8,9 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from celery_distlock.errors import ConfigurationError
+from celery_distlock.stores.findings import Finding, Severity
 
-__all__ = ["Ensemble", "described", "doubts", "locate"]
+__all__ = ["Ensemble", "described", "find_doubts", "locate"]
 
 PORT = 2181
 SESSION = 30.0  # seconds
@@ -96,17 +97,25 @@ def _server(text: str) -> tuple[str, int]:
     return parts.hostname, parts.port or PORT
 
 
-def doubts(ensemble: Ensemble, session: float) -> Iterator[str]:
+def find_doubts(ensemble: Ensemble, session: float) -> Iterator[Finding]:
     """Say what makes it a bad place for locks, if sessions of *session* seconds were agreed."""
     if session != ensemble.session:
-        yield (
+        yield Finding(
+            Severity.DOUBT,
+            "store",
             f"a session lives {session:g} s and not {ensemble.session:g} as asked for (see"
             " minSessionTimeout and maxSessionTimeout): no lease is longer, and the key of a"
-            " process that dies is locked for as long"
+            " process that dies is locked for as long",
+            figures={"timeout": session, "wanted": ensemble.session},
         )
     reports = filter(None, map(_report, ensemble.servers))  # the first that answers will do
     if "Mode: standalone" in next(reports, ""):
-        yield "this is one server and no ensemble: no lock can be had while it is away"
+        yield Finding(
+            Severity.DOUBT,
+            "server",
+            "this is one server and no ensemble: no lock can be had while it is away",
+            "use servers that fail independently of one another",
+        )
 
 
 def described(ensemble: Ensemble) -> Iterator[str]:

@@ -47,10 +47,11 @@ from celery_distlock.stores.base import (
     batches,
     forget_after_fork,
 )
+from celery_distlock.stores.findings import Finding, Severity, clock_finding
 
 from .acquisition import GRANT, Attempt, Request
 from .completions import Completions
-from .ensembles import described, doubts, locate
+from .ensembles import described, find_doubts, locate
 from .node_registry import NodeRegistry, RegisteredNode
 from .queues import Facts, Place, Queue, digest, escaped, find, look_at, unescaped
 from .sessions import FAILURES, TIMEOUT, Exchange, SessionManager, WatchInbox, words
@@ -302,13 +303,13 @@ class ZooKeeperStore(Store):
     def _waiting(self, talk: Exchange, name: str, line: Sequence[Place]) -> list[Waiter]:
         return self._queue(talk, name).waiting(line)
 
-    def facts(self) -> Iterator[tuple[str, str]]:
+    def facts(self) -> Iterator[Finding]:
         timeout, ahead = self._contact.ask(self._terms, "the session")
         for server in described(self._ensemble):
-            yield "server", server
-        yield "session", f"{timeout:g} s, and no lease is longer"
-        side = "ahead of" if ahead > 0 else "behind"
-        yield "clock", f"{abs(ahead) * 1000:.1f} ms {side} this host's"
+            yield Finding(Severity.OK, "server", server)
+        message = f"{timeout:g} s, and no lease is longer"
+        yield Finding(Severity.OK, "session", message, figures={"timeout": timeout})
+        yield clock_finding(ahead)
 
     def _terms(self, talk: Exchange) -> tuple[float, float]:
         """Return how long a session lives, and by how much the ensemble's clock is before ours."""
@@ -316,14 +317,14 @@ class ZooKeeperStore(Store):
         stat = talk.result(talk.client.set_async(self._locks, b""))
         return talk.session.timeout, stat.mtime / 1000 - (asked_at + time.time()) / 2
 
-    def check(self) -> list[str]:
+    def check(self) -> list[Finding]:
         probe = f"probe:{secrets.token_hex(8)}"
         session = self._contact.ask(lambda talk: talk.session, probe)
         reply = self.acquire(probe, "probe", min(1.0, session.timeout))
         self.release(probe, "probe")
         if reply.status is not Status.GRANTED:
             raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
-        return list(doubts(self._ensemble, session.timeout))
+        return list(find_doubts(self._ensemble, session.timeout))
 
     def close(self) -> None:
         """Give the session back, and so end all that is held in it; the next use begins another."""

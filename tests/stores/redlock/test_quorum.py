@@ -443,7 +443,7 @@ def test_a_check_names_what_is_wrong_with_the_nodes(masters, open_redlock):
     masters.servers[0].kill()
     masters.servers[1].ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
 
-    doubts = "\n".join(open_redlock(masters.url).check())
+    doubts = "\n".join(found.message for found in open_redlock(masters.url).check())
 
     assert f"{masters.servers[0].address} does not answer: " in doubts
     assert f"{masters.servers[1].address}: maxmemory-policy is allkeys-lru" in doubts
@@ -453,7 +453,8 @@ def test_a_check_names_what_is_wrong_with_the_nodes(masters, open_redlock):
 def test_a_check_names_an_even_number_and_a_server_that_is_two_nodes(masters, open_redlock):
     first = masters.servers[0]
     hosts = [node.address for node in masters.servers[:3]] + [f"localhost:{first.port}"]
-    doubts = "\n".join(open_redlock(f"redlock://{','.join(hosts)}/0").check())
+    store = open_redlock(f"redlock://{','.join(hosts)}/0")
+    doubts = "\n".join(found.message for found in store.check())
 
     assert "4 nodes bear as many failures as 3 do" in doubts
     assert f"localhost:{first.port} and {first.address} are one server" in doubts
@@ -470,9 +471,9 @@ def test_a_check_names_clocks_that_are_apart(shared_store, monkeypatch):
 
     monkeypatch.setattr(shared_store._nodes, "ask", ask)
 
-    assert any(
-        "clocks are 89." in doubt or "clocks are 90." in doubt for doubt in shared_store.check()
-    )
+    (spread,) = [found.figures["spread"] for found in shared_store.check() if found.figures]
+
+    assert spread == pytest.approx(90.0, abs=1.0)
 
 
 def test_refusals_do_not_leak_and_have_no_password(masters, open_redlock):

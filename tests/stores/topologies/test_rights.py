@@ -173,7 +173,7 @@ def every_request(store: Store) -> None:
     """Ask *store* all that it can be asked, and look what comes of it."""
     names = noting(store)
 
-    assert [doubt for doubt in store.check() if "persisted" not in doubt] == []
+    assert [found for found in store.check() if found.subject != "persistence"] == []
     drill.hand_over(store, "handed over")
     drill.push(store, "pushed")
 
@@ -223,7 +223,7 @@ def every_request(store: Store) -> None:
 
     store.count({"acquired||t": 2.0})
     assert store.counts()["acquired||t"] == 2.0
-    assert not [words for _, words in store.facts() if "does not tell of itself" in words]
+    assert not [fact for fact in store.facts() if "does not tell of itself" in fact.message]
     store.listens("k")
     store.close()
 
@@ -318,7 +318,7 @@ def test_every_command_of_the_scripts_is_listed_and_rehearsed():
 def told(store: Store) -> str:
     """What `Store.check` has to say."""
     try:
-        return "; ".join(store.check())
+        return "; ".join(found.message for found in store.check())
     except StoreUnavailableError as error:
         return str(error)
 

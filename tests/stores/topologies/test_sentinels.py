@@ -188,7 +188,7 @@ def test_a_silent_sentinel_costs_little_and_is_named(sentinels, store):
 
     drill.exclude(store, "k", threads=2, times=3)
 
-    assert [doubt for doubt in store.check() if str(sentinels.sentinels[0].port) in doubt]
+    assert [found for found in store.check() if str(sentinels.sentinels[0].port) in found.message]
 
 
 def test_sentinels_that_all_hang_cost_no_lock(sentinels, store):
@@ -221,6 +221,6 @@ def test_passwords_of_servers_and_of_sentinels(private_topology, prefix):
         Sentinels(replicas=1, password="s3cret/@:", sentinel_password="0ther&pw")
     )
     with closing(RedisStore(sentinels.url(), prefix)) as store:
-        assert [doubt for doubt in store.check() if "persisted" not in doubt] == []
+        assert [found for found in store.check() if found.subject != "persistence"] == []
         drill.hand_over(store, "k")
         assert "s3cret" not in store.identity

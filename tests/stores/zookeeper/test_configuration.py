@@ -144,14 +144,14 @@ def test_a_patience_of_15_seconds_at_most_is_the_rule():
 
 
 def test_a_working_store_passes_its_check_with_a_doubt_about_a_single_server(store):
-    (doubt,) = store.check()
+    (doubt,) = [found.message for found in store.check()]
 
     assert "one server and no ensemble" in doubt
 
 
 def test_a_session_longer_than_asked_is_doubted(shared_server, prefix):
     with closing(ZooKeeperStore(f"{shared_server.url}?session=0.1", prefix)) as brief:
-        assert any("0.4 s and not 0.1" in doubt for doubt in brief.check())
+        assert any("0.4 s and not 0.1" in found.message for found in brief.check())
 
 
 def test_the_nodes_of_a_user_are_for_that_user_alone(shared_server, prefix):

@@ -123,7 +123,7 @@ def test_a_look_goes_on_where_nodes_vanish_meanwhile(store, monkeypatch):
 
 
 def test_the_ensemble_tells_of_itself(store, shared_server):
-    facts = dict(store.facts())
+    facts = {fact.subject: fact.message for fact in store.facts()}
 
     assert facts["server"].startswith("ZooKeeper 3.")
     assert facts["server"].endswith(f", standalone, 127.0.0.1 port {shared_server.port}")
@@ -135,7 +135,7 @@ def test_a_server_that_does_not_tell_of_itself_is_said_to_be_one(shared_server, 
     with_another = f"zookeeper://127.0.0.1:{shared_server.port},127.0.0.1:1?session=30"
     store = ZooKeeperStore(with_another, prefix)
     try:
-        told = [found for subject, found in store.facts() if subject == "server"]
+        told = [fact.message for fact in store.facts() if fact.subject == "server"]
     finally:
         store.close()
 

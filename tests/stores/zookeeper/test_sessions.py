@@ -83,7 +83,7 @@ def test_a_session_that_the_ensemble_has_cut_says_so(shared_server, prefix):
     with closing(ZooKeeperStore(f"{shared_server.url}?session=100", prefix)) as cut:
         with pytest.raises(StoreError, match=r"40 s \(not 100 as asked: .*maxSessionTimeout"):
             cut.acquire("k", "a", 60.0)
-        assert any("40 s and not 100" in doubt for doubt in cut.check())
+        assert any("40 s and not 100" in found.message for found in cut.check())
 
 
 def test_a_renewal_for_longer_than_the_session_is_not_confirmed(store, caplog):

@@ -1,0 +1,94 @@
+"""A message for a locked task that has just arrived, and what can be told from it alone."""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery.worker import state
+
+from celery_distlock import clock
+from celery_distlock.keys import slot_name
+from celery_distlock.runtime.body import seconds_until
+from celery_distlock.runtime.messages import LockHeader
+from celery_distlock.stores.identities import ExecutionId
+
+__all__ = ["LARGE_BODY", "PLAIN_CONTENT", "Arrival", "execution_id", "may_run_at_once"]
+
+LARGE_BODY = 64 * 1024  # bytes; the key of a larger message is made in the pool
+
+# What decodes to plain values: others may run users' code when a template looks into them.
+PLAIN_CONTENT = frozenset({"application/json", "application/x-msgpack"})
+
+
+@dataclass
+class Arrival:
+    """
+    A message whose key a thread has to see to before the pool may have it.
+
+    Attributes:
+        keys: In the order in which they are acquired.
+        acknowledge: Acknowledges the message to the broker.
+        go_on: Hands the message to the pool.
+        came_at: When it was received, by the local clock.
+        stamp: The same by the store's clock, see `ArrivalTimes`.
+        widens: Whether one more message is fetched from the broker while this one is held.
+        came_first: Whether it was parked while nobody had the key.
+        look: What the thread does instead of parking it.
+    """
+
+    task: Any
+    message: Any
+    keys: tuple[str, ...]
+    acknowledge: Callable[[], object]
+    go_on: Callable[[], object]
+    came_at: float = field(default_factory=clock.monotonic)
+    stamp: int = 0
+    widens: bool = False
+    came_first: bool = False
+    look: Callable[[], object] | None = None
+
+    @property
+    def identity(self) -> str:
+        """The task's id."""
+        return str(self.message.headers["id"])
+
+    @property
+    def key(self) -> str:
+        """The first key."""
+        return self.keys[0]
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The keys' slot names."""
+        return tuple(map(slot_name, self.keys))
+
+
+def execution_id(headers: Mapping[str, Any]) -> str:
+    """Return the id of the execution that a message with these *headers* is for."""
+    execution = ExecutionId(
+        headers["id"],
+        headers.get("retries") or 0,
+        LockHeader.of(headers).requeues,
+        headers.get("replaced_task_nesting") or 0,
+    )
+    return str(execution)
+
+
+def may_run_at_once(message: Any) -> bool:
+    """Whether *message* is delivered for the first time, and only its key could delay it."""
+    headers = message.headers
+    return not (
+        headers.get("eta")
+        or _has_expired(headers.get("expires"))
+        or headers.get("stamps")
+        or (message.delivery_info or {}).get("redelivered")
+        or headers["id"] in state.revoked
+    )
+
+
+def _has_expired(expires: Any) -> bool:
+    try:
+        return bool(expires) and not seconds_until(expires)
+    except (TypeError, ValueError, OverflowError):
+        return True  # Celery reports what is wrong with it

@@ -1,0 +1,169 @@
+"""The thread's half of parking a message: it asks the lock store and the result backend."""
+
+import functools
+import logging
+from dataclasses import replace
+
+from celery_distlock import clock
+from celery_distlock.errors import StoreError
+from celery_distlock.naming import shown
+from celery_distlock.process import fork_guard
+from celery_distlock.process.background import BackgroundNotifier
+from celery_distlock.runtime.app import Runtime
+from celery_distlock.runtime.messages import LockHeader, seal_message
+from celery_distlock.runtime.received import Received
+from celery_distlock.runtime.reporting import Report
+from celery_distlock.runtime.states import PARKED
+from celery_distlock.stores import Store
+from celery_distlock.stores.base import ParkRequest, Reply, Route, Status
+from celery_distlock.stores.several_keys import begin_at_first_key
+
+from .arrival import Arrival, execution_id, may_run_at_once
+
+__all__ = ["PATIENCE", "STORE_PAUSE", "Parker"]
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 1.0  # seconds that the lock store has for an answer; then the pool has to ask
+STORE_PAUSE = 5.0  # seconds for which it then is not asked, and the pool parks
+BACKEND_PAUSE = 30.0  # seconds for which no state is stored after the backend did not take one
+
+_notifier = BackgroundNotifier("distlock-parking-signals")
+
+
+class Parker:
+    """
+    Parks one message after the other, in the thread of `Parking`.
+
+    - The state ``PARKED`` is stored before the message is parked: from then on the task may run
+      elsewhere, and end before we write.
+    - What may have been parked without our knowing it goes to the pool as a redelivered message, so
+      that the process asks the store whether it has run.
+    - After `stop` nothing more is parked.
+
+    Args:
+        runtime: The app's.
+        stale_after: Seconds after which the broker may have given the message to another worker.
+    """
+
+    def __init__(self, runtime: Runtime, stale_after: float) -> None:
+        self._runtime = runtime
+        self._stale_after = stale_after
+        self._store_away_until = self._backend_away_until = 0.0
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Park nothing more."""
+        self._stopped = True
+
+    def handle(self, arrival: Arrival) -> bool:
+        """Whether the message is parked now; false: the pool has to see to it."""
+        if arrival.look is not None:
+            if not self._stopped:
+                arrival.look()
+            parked = uncertain = False
+        else:
+            parked, uncertain = self._park(arrival)
+        if not parked and (uncertain or self._is_stale(arrival)):
+            arrival.message.delivery_info["redelivered"] = True  # the pool asks the store
+        return parked
+
+    def wake_next(self, key: str) -> None:
+        """Send the next task that is parked at *key*."""
+        try:
+            for wake in self._runtime.store.wake_next(key):
+                self._runtime.store.dispatch(wake)
+        except StoreError as error:
+            words = "the next task parked at %r was not woken; the sweeper wakes it: %s"
+            logger.debug(words, shown(key), error)
+
+    def _is_stale(self, arrival: Arrival) -> bool:
+        return clock.monotonic() > arrival.came_at + self._stale_after
+
+    def _park(self, arrival: Arrival) -> tuple[bool, bool]:
+        """Return whether the message is parked, and, if not, whether it may be all the same."""
+        if self._stopped or not may_run_at_once(arrival.message):
+            return False, False
+        try:
+            reply = self._request(arrival)
+        except Exception as error:  # noqa: BLE001  # it has to come back to the loop in any case
+            logger.info(
+                "task %s[%s] was not parked at %r on arrival; its process asks for the key, and so"
+                " do those that arrive in the next %g s: %s",
+                arrival.task.name,
+                arrival.identity,
+                shown(arrival.key),
+                STORE_PAUSE,
+                error,
+            )
+            self._store_away_until = clock.monotonic() + STORE_PAUSE
+            return False, True
+        if reply is None or reply.status not in (Status.PARKED, Status.RESERVED):
+            return False, reply is not None and reply.status is Status.DONE
+        arrival.came_first = not reply.holder
+        _notifier.tell(functools.partial(_report, self._runtime.store, arrival, reply))
+        return True, False
+
+    def _request(self, arrival: Arrival) -> Reply | None:
+        """Ask the store to park the message; None: not now."""
+        if clock.monotonic() < self._store_away_until:
+            return None
+        self._show_parked(arrival)
+        return None if self._stopped else self._send_request(arrival)
+
+    def _show_parked(self, arrival: Arrival) -> None:
+        task, message = arrival.task, arrival.message
+        ignored = message.headers.get("ignore_result")
+        if task.ignore_result if ignored is None else ignored:
+            return
+        if clock.monotonic() < self._backend_away_until:
+            return
+        now = self._runtime.store.inspect(arrival.key, PATIENCE)
+        info = {"key": shown(arrival.key), "holder": shown(now.owner), "place": now.waiting}
+        # If it is not parked after all, whoever runs it sets its state right.
+        Received.note(message, shown=True)
+        try:
+            with fork_guard.no_fork():
+                task.backend.store_result(arrival.identity, info, PARKED)
+        except Exception as error:  # noqa: BLE001  # only a state to look at: the task matters more
+            words = (
+                "the result backend did not store state %s of task %s[%s]; tasks are parked without"
+                " it for %g s: %s"
+            )
+            name, identity = task.name, arrival.identity
+            logger.warning(words, PARKED, name, identity, BACKEND_PAUSE, error)
+            self._backend_away_until = clock.monotonic() + BACKEND_PAUSE
+
+    def _send_request(self, arrival: Arrival) -> Reply:
+        store = self._runtime.store
+        request, run, names = self._sealed(arrival)
+        if len(names) == 1:
+            return store.line_up(arrival.key, run, request, PATIENCE, arrival.stamp)
+        # It stands at the first key only: here is no time to go further, and others do that.
+        route = Route(names, request.task)
+        return begin_at_first_key(
+            store, run, route, request, arrival=arrival.stamp, timeout=PATIENCE
+        )
+
+    def _sealed(self, arrival: Arrival) -> tuple[ParkRequest, str, tuple[str, ...]]:
+        """Return what is parked, the execution's id, and the slot names of its keys."""
+        headers = arrival.message.headers
+        header, run, names = LockHeader.of(headers), execution_id(headers), arrival.names
+        since = header.since or clock.wall()
+        header = replace(header, woken=True, run=run, parked_at=names[0], since=since)
+        if len(names) > 1:
+            header = replace(header, names=names)
+        sealed = seal_message(arrival.message, header)
+        envelope = self._runtime.trust.sign(names[0], run, sealed)
+        return (
+            ParkRequest(envelope, self._runtime.delivery_address, str(arrival.task.name)),
+            run,
+            names,
+        )
+
+
+def _report(store: Store, arrival: Arrival, reply: Reply) -> None:
+    # Signals run users' code, so this is neither for the event loop nor for the parking thread.
+    report = Report(arrival.task, arrival.identity, store)
+    report.conflict(arrival.message.headers, arrival.key, reply)
+    report.parking(arrival.key, reply)

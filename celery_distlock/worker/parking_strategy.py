@@ -1,0 +1,89 @@
+"""The Celery strategy of tasks that park: which of their messages wait for a key."""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from celery.worker.strategy import default
+
+from celery_distlock.keys import slot_name
+from celery_distlock.policies import Requeue
+from celery_distlock.runtime.app import Plan, Runtime
+from celery_distlock.runtime.messages import LockHeader
+from celery_distlock.stores import Ability
+
+from .arrival import LARGE_BODY, PLAIN_CONTENT, Arrival, may_run_at_once
+from .in_flight import in_flight
+
+__all__ = ["strategy"]
+
+logger = logging.getLogger(__name__)
+
+
+def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
+    """Return what Celery calls with every message for *task*."""
+    handle: Callable[..., Any] = default(task, app, consumer, **options)
+    runtime = Runtime.of(app)
+    plan = runtime.plans.get(task.name)
+    if plan is None or not runtime.settings.enabled or not _may_park(task, plan, runtime):
+        return handle
+    parking_strategy = _ParkingStrategy(task, plan, runtime)
+
+    def on_message(
+        message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **more: Any
+    ) -> Any:
+        parking = runtime.parking_thread
+        if body is None and parking is not None:
+            go_on = functools.partial(handle, message, body, ack, reject, callbacks, **more)
+            header = LockHeader.of(message.headers)
+            if header.woken:  # its turn has come
+                return parking.start_woken(header.places, message, go_on)
+            keys = parking_strategy.keys_to_wait_for(message)
+            if keys:
+                acknowledge = functools.partial(ack, logger, consumer.connection_errors)
+                return parking.take(Arrival(task, message, keys, acknowledge, go_on))
+        return handle(message, body, ack, reject, callbacks, **more)
+
+    return on_message
+
+
+def _may_park(task: Any, plan: Plan, runtime: Runtime) -> bool:
+    # Users' key functions run where their tasks do. Rate limits are for Celery to keep.
+    return (
+        type(plan.policy) is Requeue
+        and plan.rule.runs_no_code
+        and not task.rate_limit
+        and Ability.PARK in runtime.store.abilities
+    )
+
+
+class _ParkingStrategy:
+    """Decides which messages for one task have to wait."""
+
+    def __init__(self, task: Any, plan: Plan, runtime: Runtime) -> None:
+        self._task = task
+        self._plan = plan
+        self._runtime = runtime
+
+    def keys_to_wait_for(self, message: Any) -> tuple[str, ...]:
+        """Return the keys of *message* if one of them is taken here; none: it goes to the pool."""
+        if len(message.body) > LARGE_BODY or message.content_type not in PLAIN_CONTENT:
+            return ()
+        try:
+            args, kwargs, _ = message.payload
+            keys = self._plan.rule.keys(args, kwargs)
+        except Exception:  # noqa: BLE001  # whatever is wrong with it, the task is to fail with it
+            return ()
+        names, parking = [slot_name(key) for key in keys], self._runtime.parking_thread
+        taken = any(parking.holds(name) or in_flight.has(name) for name in names)
+        if taken and may_run_at_once(message) and self._returns(message):
+            return tuple(sorted(keys))
+        in_flight.add_all(names, message.headers["id"])
+        return ()
+
+    def _returns(self, message: Any) -> bool:
+        """Whether *message* would be sent to its queue again; else its process waits with it."""
+        where = message.delivery_info or {}
+        exchange, routing_key = where.get("exchange") or "", where.get("routing_key") or ""
+        return self._runtime.trust.knows_route(self._task.name, exchange, routing_key)
