@@ -37,7 +37,7 @@ FIRST_SHARE = 0.05  # of `Retry.delay`: what is waited for a holder who is late,
 @dataclass(frozen=True, slots=True)
 class Conflict:
     """
-    What a policy is told.
+    A conflict over a key, as a policy gets it.
 
     Attributes:
         key: The key that is taken.

@@ -58,7 +58,7 @@ task_dropped = Signal(name="task_dropped", providing_args=["key", "task_id"])
 _BY_NAME = {name: globals()[name] for name in __all__}
 
 
-# Told of every signal before its receivers are: what the package itself makes of them.
+# Called with every signal before its receivers, with the store: counters, events and log lines.
 observers: list[Callable[[str, Any, Store, dict[str, Any]], None]] = []
 
 
@@ -66,7 +66,7 @@ def send(name: str, sender: object, store: Store, /, **facts: object) -> None:
     """
     Send the signal *name*; costs little where nobody listens.
 
-    Observers are told the *store* where it happened, too.
+    Observers also get the *store* where it happened.
     """
     for observe in observers:
         observe(name, sender, store, facts)

@@ -1,7 +1,7 @@
 """
-What operators see and do: behind ``celery locks``, remote control, the web page and the exporter.
+The operations of ``celery locks``, remote control, the web page and the exporter.
 
-Everything here asks the store; nothing needs a worker that answers.
+Everything here asks the lock store; no worker has to answer.
 """
 
 import logging
@@ -157,7 +157,7 @@ def printable(text: str) -> str:
 
 
 class _ParkedMessage(NamedTuple):
-    """What a parked message says of its task; no `request` if it cannot be read."""
+    """A parked task's message, decoded; no `request` if that failed."""
 
     task: str
     request: Context | None
@@ -316,23 +316,23 @@ class Admin:
         if names[0] != slot_name(key):  # what is to be known of it lies there
             first = key_of(names[0])
             key, waiter = first, self.store.parked(first, run) or waiter
-        # Before it is struck: what cannot be read is not lost so.
-        letter = self._read(key, waiter, force)
-        struck = self.store.cancel(key, run)
-        if not struck.released:
+        # Read before it is removed: what cannot be read stays in the queue.
+        parked = self._read(key, waiter, force)
+        removed = self.store.cancel(key, run)
+        if not removed.released:
             return None  # it has come to its key meanwhile
-        self.store.dispatch(struck.wake)
-        for name in (letter.names or names)[1:]:
+        self.store.dispatch(removed.wake)
+        for name in (parked.names or names)[1:]:
             self.store.dispatch(self.store.cancel(key_of(name), run).wake)
-        self._revoke(task_id_of(run), letter, key)
-        dropped = Dropped(key_of(slot_name(key)), letter.task, task_id_of(run))
-        sender = self._app.tasks.get(letter.task, self._app)
+        self._revoke(task_id_of(run), parked, key)
+        dropped = Dropped(key_of(slot_name(key)), parked.task, task_id_of(run))
+        sender = self._app.tasks.get(parked.task, self._app)
         facts = {"key": dropped.key, "task_id": dropped.task_id}
         signals.send("task_dropped", sender, self.store, **facts)
         return dropped
 
     def _read(self, key: str, waiter: Waiter, force: bool) -> "_ParkedMessage":
-        """Return what is to be known of a parked task; of one that cannot be read, little."""
+        """Decode a parked task's message; without a `request` where that fails."""
         try:
             # Its chord's errbacks would be sent.
             wake = WokenTask(slot_name(key), waiter.run, waiter.envelope)
@@ -349,7 +349,8 @@ class Admin:
                     " it goes on waiting then"
                 ) from error
             why = shown(str(error))
-            logger.warning("the message of %r cannot be read: %r", shown(waiter.run), why)
+            words = "the message of %r, parked at %r, cannot be read; it is dropped unread: %r"
+            logger.warning(words, shown(waiter.run), shown(key), why)
             return _ParkedMessage(self._who(waiter).task, None, ignored=False)
         name = str(headers.get("task", ""))
         task = self._app.tasks.get(name)
@@ -359,17 +360,17 @@ class Admin:
         request = Context({**headers, **embedded, "args": args, "kwargs": kwargs})
         return _ParkedMessage(name, request, bool(ignored), LockHeader.of(headers).names)
 
-    def _revoke(self, task_id: str, letter: "_ParkedMessage", key: str) -> None:
-        """Let whoever waits for the task's result know."""
-        task = self._app.tasks.get(letter.task)
+    def _revoke(self, task_id: str, parked: "_ParkedMessage", key: str) -> None:
+        """Store the state ``REVOKED``, for those who wait for the task's result."""
+        task = self._app.tasks.get(parked.task)
         backend: Any = task.backend if task is not None else self._app.backend
         try:
             backend.mark_as_revoked(
-                task_id, DROPPED, request=letter.request, store_result=not letter.ignored
+                task_id, DROPPED, request=parked.request, store_result=not parked.ignored
             )
         except Exception as error:
             raise DistlockError(
-                f"task {letter.task}[{task_id}] was dropped from the queue of {shown(key)!r}, but"
+                f"task {parked.task}[{task_id}] was dropped from the queue of {shown(key)!r}, but"
                 f" its result could not be stored, so whoever waits for it does not know: {error}"
             ) from error
 

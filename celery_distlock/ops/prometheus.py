@@ -1,4 +1,4 @@
-"""What the store knows, for Prometheus; needs ``celery-distlock[metrics]``."""
+"""Metrics of the lock store for Prometheus; needs ``celery-distlock[metrics]``."""
 
 import logging
 import math
@@ -74,11 +74,11 @@ class StoreCollector(Collector):
     """
     Reads the store of *app* when Prometheus asks, at most every *every* seconds.
 
-    Looks at every key that is held or waited for, so that it costs the server about a second for
-    each 100,000 of them, in short steps; then it has rest for three times as long as that took.
-    Who asks meanwhile is told what was read last, and how old that is. What was counted is told if
-    the store has the ability ``COUNT``; a counter never falls while the exporter runs, also if the
-    store's does, because it came back with older data.
+    - It looks at every key that is held or waited for, in short steps; that takes the server about
+      a second for each 100,000 keys. Then it leaves the store alone for three times as long.
+    - A scrape meanwhile gets the last values, and their age.
+    - Counters need the ability ``COUNT``. They never fall while the exporter runs, also if those of
+      the store do because it came back with older data.
     """
 
     def __init__(self, app: Celery, *, every: float = 5.0) -> None:
@@ -93,11 +93,11 @@ class StoreCollector(Collector):
         self._floors: dict[Sample, tuple[float, float]] = {}  # what was read last, and added to it
 
     def describe(self) -> list[Metric]:
-        """Return what there is, without values: the registry chooses by these names."""
+        """Return all metrics without values: the registry needs their names."""
         return described()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics; of a store that does not answer now, only that."""
+        """Yield all metrics; if the store does not answer now, only ``distlock_up``."""
         asked_at = time.monotonic()
         self._refresh()
         last = self._last
@@ -130,13 +130,13 @@ class StoreCollector(Collector):
         try:
             metrics = list(self._metrics())
         except StoreUnavailableError as error:
-            logger.warning("the store does not answer: %s", error)
+            logger.warning("the metrics were not read: the lock store does not answer: %s", error)
         except Exception as error:
-            # Said at once by `distlock_up`: it will not end by itself.
+            # `distlock_up` shows it at once: it will not end by itself.
             self._refused = True
-            logger.warning("the store cannot be read: %s", error)
+            logger.warning("distlock_up is 0: the lock store cannot be read: %s", error)
             if not isinstance(error, StoreError):
-                logger.exception("reading the store stumbled")
+                logger.exception("unexpected error while reading the lock store")
         else:
             took = time.monotonic() - began
             self._last = Reading(metrics, began, took)
@@ -152,7 +152,7 @@ class StoreCollector(Collector):
         try:
             self._admin.store.inspect("", ANSWER)
         except StoreError as error:
-            logger.warning("the store does not answer: %s", error)
+            logger.warning("distlock_up is 0: the lock store does not answer: %s", error)
             return False
         return True
 
@@ -162,17 +162,17 @@ class StoreCollector(Collector):
             yield from self._counted(self._never_falling(samples(self._admin.store)))
 
     def _never_falling(self, found: list[Sample]) -> list[Sample]:
-        told = []
+        raised = []
         for sample in found:
             place = sample._replace(value=0.0)
             last, added = self._floors.get(place, (0.0, 0.0))
             added += max(0.0, last - sample.value)
             self._floors[place] = sample.value, added
-            told.append(sample._replace(value=sample.value + added))
-        return told
+            raised.append(sample._replace(value=sample.value + added))
+        return raised
 
     def _counted(self, found: list[Sample]) -> Iterator[Metric]:
-        """What was ever counted; 0 is told, too, lest Prometheus miss the first."""
+        """Yield the counters, those at 0 too: Prometheus would else miss the first increment."""
         plans = Runtime.of(self._app).plans
         tasks = {name for name, plan in plans.items() if plan} | {each.task for each in found}
         values = {(each.name, each.task): each.value for each in found if not each.bucket}
@@ -188,7 +188,7 @@ class StoreCollector(Collector):
             yield _histogram(name, words, [sample for sample in found if sample.name == name])
 
     def _keys(self) -> Iterator[Metric]:
-        """What is the case now."""
+        """Yield the gauges: held keys, waiters, the oldest waiter, by task where they have one."""
         now, store = time.time(), self._admin.store
         held: Counter[str] = Counter()
         longest: defaultdict[str, float] = defaultdict(float)

@@ -1,4 +1,4 @@
-"""Assertions about keys and parked tasks, whose messages say how things are instead."""
+"""Assertions about keys and parked tasks; their messages describe the state that was found."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -76,7 +76,7 @@ def assert_parked(
 
     def is_parked() -> bool:
         keys = [key] if key is not None else [found for found, _ in place.find_parked(what)]
-        return any(wanted(waiter) for each in keys for waiter in _waiters(place, each))
+        return any(wanted(waiter) for each in keys for waiter in _all_waiters(place, each))
 
     if not _comes_true(is_parked, within):
         situation = "its id is in no key's queue" if key is None else _situation(place, key)
@@ -84,7 +84,7 @@ def assert_parked(
 
 
 def _wanted(task: Any) -> tuple[Callable[[Waiter], bool], str]:
-    """Return what tells a parked run of *task*, and its name or id."""
+    """Return a test for a parked waiter that is *task*, and the task's name or id."""
     if isinstance(task, Task):
         name = str(task.name)
         return lambda waiter: _is_parked(waiter) and _name(waiter) == name, name
@@ -123,7 +123,7 @@ def _fail(message: str) -> NoReturn:
     raise AssertionError(message)
 
 
-def _waiters(store: Store, key: str) -> Iterator[Waiter]:
+def _all_waiters(store: Store, key: str) -> Iterator[Waiter]:
     for page in count():
         found = store.waiters(key, first=page * PAGE, limit=PAGE)
         yield from found
@@ -165,7 +165,7 @@ def _describe_waiter(waiter: Waiter) -> str:
 
 
 def describe(owner: str) -> str:
-    """Return *owner* as people read it."""
+    """Return *owner* for people: label, process and host."""
     if owner.startswith("parked:"):
         return f"the parked task {task_id_of(owner.removeprefix('parked:'))}, whose turn it is,"
     known = Owner.parse(owner)

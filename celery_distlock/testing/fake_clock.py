@@ -57,8 +57,8 @@ class FakeClock:
         """
         Let *seconds* pass: leases end, but for those that a watchdog renews all along.
 
-        Whoever waits for a key in another thread is told to look again, and does so a moment after
-        this has returned. Inside a task whose lease ends, the task is aborted, as in a worker.
+        Threads that wait for a key look again, a moment after this has returned. Inside a task
+        whose lease ends, the task is aborted, as in a worker.
 
         Raises:
             ValueError: *seconds* is negative.

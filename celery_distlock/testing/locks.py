@@ -20,7 +20,7 @@ __all__ = ["Locks", "moved", "tested_app"]
 
 class Locks:
     """
-    What a test does to one app's locks, and asks of them.
+    The locks of one app under test: hold keys, assert what is held or parked.
 
     Attributes:
         app: The app.

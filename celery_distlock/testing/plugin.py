@@ -95,7 +95,7 @@ def distlock_redis(
     with moved(distlock_app, url=distlock_server.url, prefix=prefix, replicas=0):
         locks = _locks(request, distlock_app)
         yield locks
-        observer.flush()  # what is told later else, when the server may be gone
+        observer.flush()  # else counters would be sent when the server may be gone
         locks.store.close()
 
 

@@ -1,4 +1,4 @@
-"""``celery locks``: what operators see of the locks, and do about them."""
+"""``celery locks``: commands for operators, to see locks and to free what is stuck."""
 
 import logging
 from collections.abc import Callable
@@ -99,20 +99,20 @@ def locks(ctx: click.Context, url: str | None, prefix: str | None, **_preload: A
     """
     from celery_distlock.runtime.app import Runtime
 
-    _show_remarks(ctx)
+    _log_to_stderr(ctx)
     given = {"url": url, "prefix": prefix}
     flags = {name: value for name, value in given.items() if value is not None}
     if flags:
         Runtime.of(ctx.obj.app).use_flags(flags)
 
 
-def _show_remarks(ctx: click.Context) -> None:
-    logger, remarks = logging.getLogger("celery_distlock"), _LogToStderr(ctx.obj)
+def _log_to_stderr(ctx: click.Context) -> None:
+    logger, handler = logging.getLogger("celery_distlock"), _LogToStderr(ctx.obj)
     propagates, logger.propagate = logger.propagate, False
-    logger.addHandler(remarks)
+    logger.addHandler(handler)
 
     def restore() -> None:
-        logger.removeHandler(remarks)
+        logger.removeHandler(handler)
         logger.propagate = propagates
 
     ctx.call_on_close(restore)

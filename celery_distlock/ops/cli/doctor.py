@@ -27,7 +27,7 @@ __all__ = ["doctor_", "examine"]
 
 SLOW = 0.05  # seconds; a task asks at least twice
 STALLS = 1.0  # seconds; a third of a short lease, which is when a renewal is due
-NAMED = 3  # tasks that are told by name
+NAMED = 3  # tasks that a finding names
 MOST_PARKED = 200  # tasks whose messages are looked at: a round trip each
 PARKED_AT_A_KEY = 10
 

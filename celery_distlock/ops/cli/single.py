@@ -1,4 +1,4 @@
-"""What is done with one key, or with one parked task."""
+"""``celery locks show``, ``queue``, ``release``, ``wake`` and ``drop``: one key or one task."""
 
 import math
 import sys
@@ -48,7 +48,7 @@ force_option: Decorator = click.option(
 
 def admin_of(obj: CLIContext, *needs: Ability) -> Admin:
     """
-    Return what asks the app's store.
+    Return the operations on the app's store.
 
     Raises:
         StoreError: The store lacks one of the *needs*, or each process has one of its own.
@@ -180,12 +180,12 @@ def release_(obj: CLIContext, key: str, force: bool, as_json: bool) -> None:
         record = {"released": done.done, "before": lock_record(done.before, now)}
         write_json({**record, "after": lock_record(done.after, now)})
     else:
-        obj.echo(_told(done, asked=bool(seen)))
+        obj.echo(_outcome(done, asked=bool(seen)))
     if not done.done:
         click.get_current_context().exit(1)
 
 
-def _told(done: Released, *, asked: bool) -> str:
+def _outcome(done: Released, *, asked: bool) -> str:
     key, now = printable(done.before.key), _having(done.after.holder)
     if done.done:
         return f"{key} was taken from {_named(done.before.holder)}. {now}"

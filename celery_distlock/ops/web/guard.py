@@ -1,4 +1,4 @@
-"""Who is let in, and what is obeyed: everything that a request has to pass before it is served."""
+"""The checks of a request before it is served: host, origin, log-in, CSRF header, read-only."""
 
 import hmac
 import json
@@ -109,7 +109,7 @@ def host_name(host: str) -> str | None:
 
 class RequestGuard:
     """
-    Stands before all of the page: what is not open to all by name needs the log-in.
+    ASGI middleware: what is not listed as open to all needs the log-in.
 
     It goes by the path that the server routes, never by a URL: that is made of the header Host, in
     which anybody can write another path.
@@ -131,7 +131,7 @@ class RequestGuard:
         self._read_only = read_only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or say why not."""
+        """Serve one request, or refuse it with the reason."""
         assert scope["type"] == "http"
 
         async def send_guarded(message: Message) -> None:

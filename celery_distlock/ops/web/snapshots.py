@@ -1,4 +1,4 @@
-"""What the store holds, looked at once for all who watch."""
+"""Snapshots of all keys, taken once for all viewers of the page."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -16,8 +16,8 @@ from celery_distlock.ops.admin import Admin, LockInfo
 __all__ = ["COLUMNS", "Selection", "Snapshot", "SnapshotCache"]
 
 MOST_KEYS = 200_000  # looked at; about 200 MB, and ten seconds of the store's time
-PATIENCE = 1.0  # seconds that one who asks waits for a fresh look where there is an older one
-REST = 3.0  # times as long as a look took, the store has rest from the next one
+PATIENCE = 1.0  # seconds that one who asks waits for a fresh snapshot where there is an older one
+REST = 3.0  # times as long as a snapshot took, none is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ COLUMNS: dict[str, Callable[[LockInfo], Any]] = {
 
 class SnapshotCache:
     """
-    Looks at the store when somebody asks, and at most every *interval* seconds.
+    Takes a snapshot of the store when somebody asks, and at most every *interval* seconds.
 
-    A store with very many keys is looked at less often: it has rest for three times as long as it
-    took, and who asks meanwhile is shown the last look.
+    A store with very many keys is read less often: for three times as long as a snapshot took,
+    everybody gets the last one.
     """
 
     def __init__(self, admin: Admin, interval: float) -> None:
@@ -94,49 +94,49 @@ class SnapshotCache:
         self._interval = interval
         self._last: Snapshot | None = None
         self._error: StoreError | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._refreshing: asyncio.Task[None] | None = None
         self._due = 0.0
         self._changed = False
 
-    async def look(self) -> Snapshot:
+    async def latest(self) -> Snapshot:
         """
-        Return what there is.
+        Return a snapshot: a new one if it is time for that.
 
         Raises:
-            StoreError: The last attempt to look has failed.
+            StoreError: The last attempt to take one has failed.
         """
-        if self._looking is None and (self._changed or clock.monotonic() >= self._due):
+        if self._refreshing is None and (self._changed or clock.monotonic() >= self._due):
             self._changed = False
-            self._looking = asyncio.create_task(self._refresh())
-        looking = self._looking
-        if looking is not None:
+            self._refreshing = asyncio.create_task(self._refresh())
+        refreshing = self._refreshing
+        if refreshing is not None:
             known = self._last is not None or self._error is not None
-            await asyncio.wait([looking], timeout=PATIENCE if known else None)
-            if looking.done():
-                looking.result()
+            await asyncio.wait([refreshing], timeout=PATIENCE if known else None)
+            if refreshing.done():
+                refreshing.result()
         if self._error is not None:
             raise self._error
         assert self._last is not None
         return self._last
 
     def changed(self) -> None:
-        """Let the next who asks see what is now."""
+        """Have a new snapshot taken at the next request."""
         self._changed = True
 
     async def _refresh(self) -> None:
         began = clock.monotonic()
         self._due = began
         try:
-            self._last = await run_in_threadpool(self._look)
+            self._last = await run_in_threadpool(self._take)
             self._error = None
             now = clock.monotonic()
             self._due = now + max(self._interval / 2, REST * (now - began))
         except StoreError as error:
             self._error = error
         finally:
-            self._looking = None
+            self._refreshing = None
 
-    def _look(self) -> Snapshot:
+    def _take(self) -> Snapshot:
         at, locks = clock.wall(), self._admin.locks()
         found = sorted(islice(locks, MOST_KEYS), key=COLUMNS["key"])
         return Snapshot(found, at, whole=next(locks, None) is None)

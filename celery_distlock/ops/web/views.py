@@ -49,7 +49,7 @@ class Views:
     def __init__(
         self,
         admin: Admin,
-        board: SnapshotCache,
+        snapshots: SnapshotCache,
         sessions: Sessions,
         *,
         title: str,
@@ -57,7 +57,7 @@ class Views:
         interval: float,
     ) -> None:
         self._admin = admin
-        self._board = board
+        self._snapshots = snapshots
         self._sessions = sessions
         self._about = {"title": title, "readOnly": read_only, "interval": interval}
 
@@ -84,12 +84,12 @@ class Views:
         )
 
     async def page(self, request: Request) -> Response:
-        """Return the page itself, which tells nothing yet."""
+        """Return the page itself, without any data."""
         _query(request)
         return FileResponse(FILES / "index.html")
 
     async def session(self, request: Request) -> Response:
-        """Tell the page how it stands; the one thing that is told to everybody."""
+        """Return whether a log-in is needed, and the settings; open to everybody."""
         _query(request)
         if not self._sessions.admits(request):
             return Json({"login": True, "csrf": self._sessions.csrf})
@@ -132,16 +132,16 @@ class Views:
             _choice("desc", asked.get("desc", "1"), ("0", "1")) == "1",
             _number("limit", asked.get("limit", "200"), 1, MOST_SHOWN),
         )
-        look = await self._board.look()
-        shown, matching = await run_in_threadpool(selection.of, look.locks)
+        snapshot = await self._snapshots.latest()
+        shown, matching = await run_in_threadpool(selection.of, snapshot.locks)
         now = clock.wall()
         return Json(
             {
                 "locks": [_lock(lock, now) for lock in shown],
                 "matching": matching,
-                "total": len(look.locks),
-                "whole": look.whole,
-                "age": max(0.0, now - look.at),
+                "total": len(snapshot.locks),
+                "whole": snapshot.whole,
+                "age": max(0.0, now - snapshot.at),
             }
         )
 
@@ -201,7 +201,7 @@ class Views:
         try:
             return await run_in_threadpool(change)
         finally:
-            self._board.changed()
+            self._snapshots.changed()
 
 
 def _lock(lock: LockInfo, now: float) -> dict[str, Any]:
