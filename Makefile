@@ -21,11 +21,10 @@ test-unit: $(READY)  ## run the tests of the code alone, in seconds
 # more keys, or of what a change seldom touches.
 CORE := tests/unit tests/chaos tests/contract/test_memory_and_redis.py \
   tests/contract/test_redis_records.py tests/integration tests/worker
-LATER := tests/integration/web tests/integration/cli/test_scale.py tests/integration/cli/test_terminal.py \
-  tests/integration/lock/test_lives.py tests/worker/test_deploys.py tests/worker/test_full_pool.py \
-  tests/worker/test_hanging_services.py tests/worker/test_orphaned_holds.py tests/worker/test_pools.py \
-  tests/worker/test_several_keys_and_workers.py tests/worker/test_threads.py \
-  tests/worker/test_trust_certificates.py tests/worker/test_trust_signed.py
+LATER := tests/integration/web $(patsubst %,tests/integration/cli/test_%.py,completion scale terminal) \
+  tests/integration/lock/test_lives.py $(patsubst %,tests/worker/test_%.py,deploys fidelity full_pool \
+  hanging_services order orphaned_holds pools retries several_keys several_keys_and_workers threads \
+  trust_certificates trust_signed)
 
 # Three at a time, also on two cores: they wait for servers more than they compute.
 TOGETHER := -n 3 --dist loadscope

@@ -102,7 +102,7 @@ def browser() -> Iterator[Browser]:
 def tab(browser) -> Iterator[Page]:
     """A fresh tab, without cookies; fails if a script of the page fails, or runs from a key."""
     context = browser.new_context()
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(120_000)
     page = context.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect, PlaywrightError = playwright.expect, playwright.Error
-expect.set_options(timeout=60_000)
+expect.set_options(timeout=120_000)
 
 TOKEN = "correct horse battery staple"
 HOSTILE = (
