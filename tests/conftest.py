@@ -34,7 +34,7 @@ def apps_of_this_test_alone() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_to_tell() -> None:
     """Forgets what locks of other tests would have counted, in the background, in this one."""
-    with observer._teller._rounds:
+    with observer._notifier._rounds:
         observer._seen.clear()
 
 

@@ -5,11 +5,9 @@ For a request whose outcome is unknown when its caller has to go on. Each store 
 that as long as there is something to do, so that one that hangs holds up nothing else.
 """
 
-import atexit
 import heapq
 import itertools
 import logging
-import os
 import queue
 import threading
 import time
@@ -20,6 +18,7 @@ from typing import Any
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.naming import shown
+from celery_distlock.process.forks import ExitStage, ForkStage, PerProcess, at_exit
 from celery_distlock.stores.base import Completion, Inbox, Store
 
 __all__ = ["release_later"]
@@ -160,20 +159,19 @@ def release_later(
     The arguments are those of :meth:`Store.release`; *on_done* is called when it has, or when
     there is nothing more to try.
     """
-    _pending.add(store, key, owner, run, ended, inbox, on_done)
+    _pending.value.add(store, key, owner, run, ended, inbox, on_done)
 
 
-def _after_fork() -> None:
-    global _pending  # noqa: PLW0603  # the parent's thread does not run in a forked child
-    _pending = _PendingReleases()
+def finish() -> None:
+    """Wait a moment for what is still to be released."""
+    if _pending.is_made:
+        _pending.value.finish()
 
 
-_pending = _PendingReleases()
-os.register_at_fork(after_in_child=_after_fork)
+def forget() -> None:
+    """Leave what is still to be released to its lease."""
+    _pending.reset()
 
 
-def _at_exit() -> None:
-    _pending.finish()
-
-
-atexit.register(_at_exit)
+_pending = PerProcess(_PendingReleases, ForkStage.THREADS)  # the parent's threads release its own
+at_exit(finish, ExitStage.RELEASES)

@@ -18,6 +18,7 @@ from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.naming import shown
 from celery_distlock.process.dispatcher import Outcome, dispatch
+from celery_distlock.process.forks import ForkStage, PerProcess, begin_anew
 
 __all__ = [
     "UNREADABLE",
@@ -773,9 +774,7 @@ def _word(text: str) -> str:
     return slot_name(text).replace("|", "%7C")
 
 
-def _after_fork() -> None:
-    global _origin  # noqa: PLW0603  # a forked child is another process, so it needs other names
-    _origin = _Origin()
+def _forget_connections() -> None:
     for store in list(_connected):
         store.forget_connections()
 
@@ -798,9 +797,10 @@ def batches(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield things[first : first + size]
 
 
-_origin = _Origin()
+# A forked child is another process, so it needs other names.
+_origin = PerProcess(_Origin, ForkStage.IDENTITY)
 _connected: WeakSet[Connected] = WeakSet()
-os.register_at_fork(after_in_child=_after_fork)
+begin_anew(_forget_connections, ForkStage.CONNECTIONS)
 
 
 def new_owner(label: str) -> str:
@@ -809,5 +809,5 @@ def new_owner(label: str) -> str:
 
     It is also the request's id, so the store can tell a repeated request from a second one.
     """
-    origin = _origin
+    origin = _origin.value
     return f"{origin.prefix}{_word(label)}|{origin.nonce}{next(origin.count):x}"

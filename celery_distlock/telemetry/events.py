@@ -10,14 +10,13 @@ one of ``task-`` would be shown as the task's state.
 import contextlib
 import functools
 import logging
-import os
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from celery import Celery
 
-from celery_distlock.process import fork_guard
+from celery_distlock.process import forks
 from celery_distlock.process.background import BackgroundNotifier
 
 __all__ = ["send", "switch", "wanted"]
@@ -47,7 +46,7 @@ class _Line:
         if time.monotonic() < self._quiet_until:
             return
         try:
-            with fork_guard.no_fork():
+            with forks.no_fork():
                 self._open(source).send(kind, **fields)
         except Exception as error:  # noqa: BLE001  # a transport's own: whatever it is, it goes on
             logger.info("events of locks are left out for %g s: %s", QUIET, error)
@@ -72,8 +71,8 @@ class _Line:
 
 
 _source: _Source | None = None
-_line = _Line()
-_teller = BackgroundNotifier("distlock-events")
+_line = forks.PerProcess(_Line, forks.ForkStage.TELEMETRY)  # the connection is the parent's
+_notifier = BackgroundNotifier("distlock-events")
 
 
 def switch(app: Celery, nodename: str) -> None:
@@ -96,12 +95,4 @@ def send(name: str, task: str, facts: Mapping[str, Any]) -> None:
     if task:
         fields |= {"task": task, "uuid": fields.pop("task_id", "")}
     kind = f"distlock-{name.partition('_')[2]}"
-    _teller.tell(functools.partial(_line.send, source, kind, fields))
-
-
-def _after_fork() -> None:
-    global _line  # noqa: PLW0603  # the connection is the parent's
-    _line = _Line()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    _notifier.submit(functools.partial(_line.value.send, source, kind, fields))

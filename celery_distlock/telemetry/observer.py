@@ -6,7 +6,6 @@ may strike at any moment and the next one waits.
 """
 
 import logging
-import os
 from collections import deque
 from typing import Any
 
@@ -14,6 +13,7 @@ from celery.signals import worker_process_shutdown
 
 from celery_distlock.naming import shown
 from celery_distlock.process.background import BackgroundNotifier, finish_all
+from celery_distlock.process.forks import ForkStage, begin_anew
 from celery_distlock.stores import Store
 
 from . import events, tracing
@@ -39,7 +39,7 @@ def observe(name: str, sender: Any, store: Store, facts: dict[str, Any]) -> None
         facts: The signal's other arguments.
     """
     _seen.append((name, sender, store, facts))
-    _teller.begin()
+    _notifier.start()
     if tracing.wanted() or events.wanted():
         told = {**facts, "key": shown(facts["key"])} if "key" in facts else facts
         if tracing.wanted():
@@ -50,7 +50,7 @@ def observe(name: str, sender: Any, store: Store, facts: dict[str, Any]) -> None
 
 def flush() -> None:
     """Tell the stores what was seen until now; it is done every two seconds anyway."""
-    _teller.go_round()
+    _notifier.go_round()
 
 
 def _tell() -> None:
@@ -69,6 +69,6 @@ def _task_of(sender: Any) -> str:
     return str(getattr(sender, "name", ""))  # locks and apps have none
 
 
-_teller = BackgroundNotifier("distlock-counts", _tell)
+_notifier = BackgroundNotifier("distlock-counts", _tell)
 worker_process_shutdown.connect(finish_all)
-os.register_at_fork(after_in_child=_seen.clear)  # what the parent has seen, it tells itself
+begin_anew(_seen.clear, ForkStage.TELEMETRY)  # what the parent has seen, it reports itself

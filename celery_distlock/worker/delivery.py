@@ -2,8 +2,6 @@
 
 import functools
 import logging
-import queue
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +11,7 @@ from kombu.message import Message
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
+from celery_distlock.process.background import Background
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.messages import to_message
 from celery_distlock.runtime.trust import RefusedError
@@ -116,8 +115,7 @@ class _AckWorker:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._told: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="distlock-settler", daemon=True).start()
+        self._background = Background("distlock-acks", "the end of a woken task was not noted")
 
     def callbacks(
         self, wake: WokenTask, *, late: bool
@@ -135,7 +133,7 @@ class _AckWorker:
 
         def reject(_logger: Any, _errors: Any, requeue: bool = False) -> None:
             if requeue:
-                self._told.put(lambda: self._store.came_back(wake))
+                self._submit(lambda: self._store.came_back(wake))
             else:
                 self.forget(wake)
 
@@ -143,16 +141,17 @@ class _AckWorker:
 
     def forget(self, wake: WokenTask) -> None:
         """Drop a woken run that has ended, or will not run."""
-        self._told.put(lambda: self._store.dispatch(self._store.drop(wake).wake))
+        self._submit(lambda: self._store.dispatch(self._store.drop(wake).wake))
 
     def close(self) -> None:
-        self._told.put(None)
+        """End after what was told until now; does not wait for it."""
+        self._background.stop()
 
-    def _run(self) -> None:
-        while (tell := self._told.get()) is not None:
+    def _submit(self, tell: Callable[[], object]) -> None:
+        def report() -> None:
             try:
                 tell()
             except StoreError as error:
                 logger.warning("the end of a woken task was not noted: %s", error)
-            except Exception:  # the next one's is to be noted
-                logger.exception("the end of a woken task was not noted")
+
+        self._background.submit(report)

@@ -36,7 +36,7 @@ from celery_distlock.errors import StoreError
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
 from celery_distlock.policies import Requeue
-from celery_distlock.process import fork_guard
+from celery_distlock.process import forks
 from celery_distlock.process.background import BackgroundNotifier
 from celery_distlock.runtime.app import Plan, Runtime
 from celery_distlock.runtime.execution import PARKED, seconds_until
@@ -67,7 +67,7 @@ LARGE = 64 * 1024  # bytes of a body whose key is made in the pool
 # What decodes to plain values: others may run users' code when a template looks into them.
 PLAIN_CONTENT = frozenset({"application/json", "application/x-msgpack"})
 
-_teller = BackgroundNotifier("distlock-parkings")
+_notifier = BackgroundNotifier("distlock-parked-signals")
 
 
 def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
@@ -384,7 +384,7 @@ class Parking:
                 doubtful = True
         if reply is not None and reply.status in (Status.PARKED, Status.RESERVED):
             arrival.came_first = not reply.holder
-            _teller.tell(functools.partial(_tell, self._runtime.store, arrival, reply))
+            _notifier.submit(functools.partial(_tell, self._runtime.store, arrival, reply))
             return True
         done = reply is not None and reply.status is Status.DONE
         if doubtful or done:
@@ -417,7 +417,7 @@ class Parking:
         # If it is not parked after all, whoever runs it sets its state right.
         Noted.on(message)["shown"] = True
         try:
-            with fork_guard.no_fork():
+            with forks.no_fork():
                 task.backend.store_result(arrival.identity, info, PARKED)
         except Exception as error:  # noqa: BLE001  # only a state to look at: the task matters more
             words = "for %g s tasks are parked whose state %s is not stored: %s"

@@ -24,7 +24,7 @@ ROUND = 0.2  # seconds between looks; a look is one wait() for each process, whi
 AGAIN = 0.2  # seconds after a release in vain
 PATIENCE = 1 / 6  # of a lease, for an answer
 
-_teller = BackgroundNotifier("distlock-obituaries")
+_notifier = BackgroundNotifier("distlock-freed-signals")
 
 
 class Reaper:
@@ -137,7 +137,7 @@ class Reaper:
         if released.released:
             facts = {"key": remains.key, "holder": remains.owner, "reason": "its process is gone"}
             # By another thread: a receiver that takes its time must not keep the next key locked.
-            _teller.tell(
+            _notifier.submit(
                 functools.partial(signals.send, "lock_freed", self._app, self._store, **facts)
             )
         return True

@@ -30,7 +30,7 @@ class Store(MemoryStore):
 
 @pytest.fixture(autouse=True)
 def own_errands(monkeypatch):
-    monkeypatch.setattr(pending_releases, "_errands", pending_releases._PendingReleases())
+    pending_releases.forget()
     monkeypatch.setattr(pending_releases, "PAUSES", (0.01,) * 7)
 
 
@@ -122,7 +122,7 @@ def test_an_errand_that_is_done_keeps_nothing_alive():
     on_done = Done()
     kept = weakref.ref(on_done)
 
-    pending_releases._pending.add(Store(), "k", "a", "", Completion.NO, None, on_done)
+    pending_releases._pending.value.add(Store(), "k", "a", "", Completion.NO, None, on_done)
     del on_done
 
     wait_until(lambda: gc.collect() >= 0 and kept() is None, what="it to be forgotten")
