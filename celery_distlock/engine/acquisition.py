@@ -161,12 +161,12 @@ def _release_later(hold: Hold, ended: Completion = Completion.NO) -> None:
 
 def _record(hold: Hold) -> None:
     if defaults.shared_holds is not None:
-        defaults.shared_holds.note(hold)
+        defaults.shared_holds.record(hold)
 
 
 def _erase(hold: Hold, owner: str | None = None) -> None:
     if defaults.shared_holds is not None:
-        defaults.shared_holds.strike(owner or hold.owner)
+        defaults.shared_holds.erase(owner or hold.owner)
 
 
 def _ask(hold: Hold, queue: Inbox | ParkRequest | None, repeated: bool, keep: bool) -> Reply:

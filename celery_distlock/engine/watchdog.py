@@ -45,7 +45,7 @@ class _Watched(ref[Hold]):
     def abandon(self) -> None:
         """See that nobody else renews it either, now that it is gone."""
         if self._keeper is not None:
-            self._keeper.strike(self._owner)
+            self._keeper.erase(self._owner)
 
 
 class Watchdog:

@@ -141,25 +141,27 @@ class ReaperStep(bootsteps.StartStopStep):
 
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
-        self._undertaker: Reaper | None = None
-        # Now, because the pool may start before this step: its processes inherit the ledger.
-        self._ledger = defaults.shared_holds = _make_shared_holds() if _forks(parent) else None
+        self._reaper: Reaper | None = None
+        # Now, because the pool may start before this step: its processes inherit the table.
+        self._shared_holds = defaults.shared_holds = (
+            _make_shared_holds() if _forks(parent) else None
+        )
 
     def include_if(self, parent: Any) -> bool:
         """Whether there are processes to look after."""
-        return self._ledger is not None and any(Runtime.of(parent.app).plans.values())
+        return self._shared_holds is not None and any(Runtime.of(parent.app).plans.values())
 
     def start(self, parent: Any) -> None:
         """Begin to look."""
-        assert self._ledger is not None
-        self._undertaker = Reaper(self._ledger, parent.app)
-        self._undertaker.start()
+        assert self._shared_holds is not None
+        self._reaper = Reaper(self._shared_holds, parent.app)
+        self._reaper.start()
 
     def stop(self, parent: Any) -> None:
         """Look a last time."""
-        if self._undertaker is not None:
-            self._undertaker.stop()
-            self._undertaker = None
+        if self._reaper is not None:
+            self._reaper.stop()
+            self._reaper = None
 
     terminate = stop
 
@@ -169,5 +171,5 @@ def _make_shared_holds() -> SharedHolds | None:
         return SharedHolds()
     except OSError as error:
         words = "locks: the key of a process that dies is free only after its lease, for there is"
-        logger.warning("%s no room for a ledger: %s", words, error)
+        logger.warning("%s no shared memory for the table of what they hold: %s", words, error)
         return None

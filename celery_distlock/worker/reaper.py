@@ -9,7 +9,7 @@ from collections import deque
 from celery import Celery
 
 from celery_distlock import clock, signals
-from celery_distlock.engine.shared_holds import OrphanedHold, SharedHolds, StalledHold
+from celery_distlock.engine.shared_holds import OrphanedHold, SharedHolds, StalledHolds
 from celery_distlock.errors import StoreError
 from celery_distlock.naming import shown
 from celery_distlock.process.background import BackgroundNotifier
@@ -24,6 +24,8 @@ ROUND = 0.2  # seconds between looks; a look is one wait() for each process, whi
 AGAIN = 0.2  # seconds after a release in vain
 PATIENCE = 1 / 6  # of a lease, for an answer
 
+_FAILED = "unexpected error while releasing or renewing for pool processes; trying again in 0.2 s"
+
 _notifier = BackgroundNotifier("distlock-freed-signals")
 
 
@@ -37,17 +39,15 @@ class Reaper:
     is silent that takes its time, and the renewals cannot wait for it.
     """
 
-    def __init__(self, ledger: SharedHolds, app: Celery) -> None:
-        self._ledger = ledger
+    def __init__(self, shared_holds: SharedHolds, app: Celery) -> None:
+        self._shared_holds = shared_holds
         self._app = app
         self._store = Runtime.of(app).store
         self._found: queue.SimpleQueue[OrphanedHold | None] = queue.SimpleQueue()  # None: no more
         self._stopped = threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, name="distlock-undertaker", daemon=True),
-            threading.Thread(
-                target=self._release, name="distlock-undertaker-releases", daemon=True
-            ),
+            threading.Thread(target=self._run, name="distlock-reaper", daemon=True),
+            threading.Thread(target=self._release, name="distlock-reaper-releases", daemon=True),
         ]
 
     def start(self) -> None:
@@ -70,28 +70,30 @@ class Reaper:
 
     def _look(self) -> None:
         try:
-            for remains in self._ledger.bury():
-                self._found.put(remains)
-            for neglect in self._ledger.neglected():
-                self._renew(neglect)
+            for orphan in self._shared_holds.reap():
+                self._found.put(orphan)
+            for stalled in self._shared_holds.stalled():
+                self._renew(stalled)
         except Exception:
-            logger.exception("the undertaker stumbled and goes on")
+            logger.exception(
+                "unexpected error while looking after pool processes; trying again in 0.2 s"
+            )
 
-    def _renew(self, neglect: StalledHold) -> None:
+    def _renew(self, stalled: StalledHolds) -> None:
         # Those in a store of a task's own are left to it: nobody here knows its address.
-        ours = {p: hold for p, hold in neglect.holds.items() if hold.store == self._store.identity}
+        ours = {i: hold for i, hold in stalled.holds.items() if hold.store == self._store.identity}
         if not ours:
             return
         wanted = [Ownership(hold.key, hold.owner, hold.lease) for hold in ours.values()]
         outcomes = self._store.renew(wanted, min(hold.lease for hold in wanted) * PATIENCE)
         renewed = [
-            place
-            for place, (outcome, _) in zip(ours, outcomes, strict=True)
+            index
+            for index, (outcome, _) in zip(ours, outcomes, strict=True)
             if outcome is RenewOutcome.RENEWED
         ]
         if renewed:
-            self._ledger.keep(neglect, renewed, min(asked_at for _, asked_at in outcomes))
-            names = ", ".join(repr(shown(ours[place].key)) for place in renewed)
+            self._shared_holds.extend(stalled, renewed, min(asked_at for _, asked_at in outcomes))
+            names = ", ".join(repr(shown(ours[index].key)) for index in renewed)
             logger.info("renewed %s for a busy process", names)
 
     def _release(self) -> None:
@@ -99,43 +101,45 @@ class Reaper:
         pause = 0.0
         while True:
             try:
-                remains = self._found.get(timeout=pause if left else None)
+                orphan = self._found.get(timeout=pause if left else None)
             except queue.Empty:
-                remains = left.popleft()
-            if remains is None:
+                orphan = left.popleft()
+            if orphan is None:
                 break
-            done = self._done(remains)
+            done = self._done(orphan)
             pause = 0.0 if done else AGAIN
             if not done:
-                left.append(remains)
-        for remains in left:
-            self._done(remains)
+                left.append(orphan)
+        for orphan in left:
+            self._done(orphan)
 
-    def _done(self, remains: OrphanedHold) -> bool:
+    def _done(self, orphan: OrphanedHold) -> bool:
         try:
-            return self._released(remains)
+            return self._released(orphan)
         except Exception:
-            logger.exception("the undertaker stumbled and goes on")
+            logger.exception(
+                "unexpected error while looking after pool processes; trying again in 0.2 s"
+            )
             return False
 
-    def _released(self, remains: OrphanedHold) -> bool:
-        """Whether there is nothing more to do about *remains*; false: try again."""
-        if remains.store != self._store.identity:
+    def _released(self, orphan: OrphanedHold) -> bool:
+        """Whether there is nothing more to do about *orphan*; false: try again."""
+        if orphan.store != self._store.identity:
             return True  # a store of the task's own: its lease ends by itself
         try:
-            released = self._store.release(remains.key, remains.owner)
+            released = self._store.release(orphan.key, orphan.owner)
         except StoreError:
             return False
         if released.released:
             logger.warning(
                 "freed %r, whose holder %s is gone",
-                shown(remains.key),
-                remains.owner,
-                extra={"lock_key": remains.key, "lock_holder": remains.owner},
+                shown(orphan.key),
+                orphan.owner,
+                extra={"lock_key": orphan.key, "lock_holder": orphan.owner},
             )
         self._store.dispatch(released.wake)
         if released.released:
-            facts = {"key": remains.key, "holder": remains.owner, "reason": "its process is gone"}
+            facts = {"key": orphan.key, "holder": orphan.owner, "reason": "its process is gone"}
             # By another thread: a receiver that takes its time must not keep the next key locked.
             _notifier.submit(
                 functools.partial(signals.send, "lock_freed", self._app, self._store, **facts)

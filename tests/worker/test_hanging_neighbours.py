@@ -280,5 +280,5 @@ def test_a_worker_without_room_for_its_ledger_says_so_and_works(start, key):
     with files_of_at_most(1 << 20):
         site = start()
 
-    assert "no room for a ledger" in site.log()
+    assert "no shared memory for the table" in site.log()
     assert site.tasks.work.delay(key, 1).get(timeout=30) == 1
