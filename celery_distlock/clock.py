@@ -4,10 +4,11 @@ The one clock that leases are measured with, and the chance that spreads what wo
 Call its functions by the module: :class:`celery_distlock.testing.FakeClock` puts others in.
 """
 
-import os
 import random
 import threading
 import time
+
+from celery_distlock.process.forks import ForkStage, begin_anew
 
 __all__ = ["jitter", "monotonic", "wait", "wall"]
 
@@ -43,4 +44,4 @@ def jitter(low: float, high: float) -> float:
     return _chance.uniform(low, high)
 
 
-os.register_at_fork(after_in_child=_chance.seed)
+begin_anew(_chance.seed, ForkStage.IDENTITY)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
 from celery_distlock.naming import shown
+from celery_distlock.process.forks import ForkStage, PerProcess, begin_anew
 from celery_distlock.stores import Store
 from celery_distlock.stores.base import Completion, Inbox, ParkRequest, Reply, Status, WokenTask
 
@@ -29,25 +30,23 @@ BACKSTOP = 1.0  # seconds, times the place in the queue, after which a waiter lo
 PATIENCE = 30.0  # seconds that one who is queued already bears with a store that does not answer
 OUTAGE_PAUSE = 0.25  # seconds between its attempts
 
-_here = threading.local()
+_here = PerProcess(threading.local, ForkStage.HOLDS)  # the forking thread's are the parent's
 
 
-def _after_fork() -> None:
-    global _here  # noqa: PLW0603  # the forking thread's holds are the parent's
-    _here = threading.local()
+def _reset_shared_holds() -> None:
     if defaults.shared_holds is not None:
         defaults.shared_holds.after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+begin_anew(_reset_shared_holds, ForkStage.HOLDS)
 
 
 def held_here() -> dict[tuple[str, str], Hold]:
     """Return what this thread holds, by store identity and key."""
     try:
-        holds: dict[tuple[str, str], Hold] = _here.holds
+        holds: dict[tuple[str, str], Hold] = _here.value.holds
     except AttributeError:
-        holds = _here.holds = {}
+        holds = _here.value.holds = {}
     return holds
 
 
@@ -162,12 +161,12 @@ def _release_later(hold: Hold, ended: Completion = Completion.NO) -> None:
 
 def _record(hold: Hold) -> None:
     if defaults.shared_holds is not None:
-        defaults.shared_holds.note(hold)
+        defaults.shared_holds.record(hold)
 
 
 def _erase(hold: Hold, owner: str | None = None) -> None:
     if defaults.shared_holds is not None:
-        defaults.shared_holds.strike(owner or hold.owner)
+        defaults.shared_holds.erase(owner or hold.owner)
 
 
 def _ask(hold: Hold, queue: Inbox | ParkRequest | None, repeated: bool, keep: bool) -> Reply:

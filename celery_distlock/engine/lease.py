@@ -74,13 +74,13 @@ class Terms:
 class Keeper(Protocol):
     """Renews this process's leases while it cannot: `celery_distlock.engine.shared_holds`."""
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Note that this process renews its leases itself."""
 
-    def kept_until(self, owner: str) -> float:
+    def renewed_until(self, owner: str) -> float:
         """Return until when, by the local clock, what *owner* has was renewed for it; or 0."""
 
-    def strike(self, owner: str) -> None:
+    def erase(self, owner: str) -> None:
         """Renew no more what *owner* had."""
 
 
@@ -202,7 +202,7 @@ class Hold:
     def lasts(self, now: float) -> bool:
         """Whether the lease has not run out, also if it was another who renewed it."""
         if now >= self.valid_until and self.keeper is not None:
-            self.valid_until = max(self.valid_until, self.keeper.kept_until(self.owner))
+            self.valid_until = max(self.valid_until, self.keeper.renewed_until(self.owner))
         return now < self.valid_until
 
     @property
@@ -250,7 +250,7 @@ class Hold:
                     return
                 self.valid_until = max(self.valid_until, asked_at + believed(lease))
             if self.keeper is not None:
-                self.keeper.beat()
+                self.keeper.heartbeat()
             self._tell("lock_renewed")
         elif outcome is RenewOutcome.HELD:
             self.lose("somebody else holds it")

@@ -1,15 +1,15 @@
 """
-Gives back, in the background, what may or may not have been taken.
+Releases, in the background, what may or may not have been acquired.
 
 For a request whose outcome is unknown when its caller has to go on. Each store has a thread for
 that as long as there is something to do, so that one that hangs holds up nothing else.
+It is no `Background`: releases are due at times, and the thread ends when it is idle, so that a
+store that nobody uses any more is not kept.
 """
 
-import atexit
 import heapq
 import itertools
 import logging
-import os
 import queue
 import threading
 import time
@@ -20,6 +20,7 @@ from typing import Any
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.naming import shown
+from celery_distlock.process.forks import ExitStage, ForkStage, PerProcess, at_exit
 from celery_distlock.stores.base import Completion, Inbox, Store
 
 __all__ = ["release_later"]
@@ -27,8 +28,8 @@ __all__ = ["release_later"]
 logger = logging.getLogger(__name__)
 
 PAUSES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)  # seconds between attempts
-LAST_MOMENT = 1.0  # seconds that the end of the process waits for what is still to be given back
-IDLE = 5.0  # seconds that a thread waits for another errand before it ends
+LAST_MOMENT = 1.0  # seconds that the end of the process waits for what is still to be released
+IDLE = 5.0  # seconds that a thread waits for another release before it ends
 ANSWERS = 2  # the request itself may still be in a socket when the first release is answered
 
 
@@ -48,38 +49,38 @@ class _PendingRelease:
     unfinished: bool = field(default=True, compare=False)
 
 
-def _attempt(errand: _PendingRelease) -> None:
+def _attempt(release: _PendingRelease) -> None:
     try:
-        released = errand.store.release(
-            errand.key,
-            errand.owner,
-            run=errand.run,
-            ended=errand.ended,
-            inbox=errand.inbox,
+        released = release.store.release(
+            release.key,
+            release.owner,
+            run=release.run,
+            ended=release.ended,
+            inbox=release.inbox,
         )
     except StoreError as error:
-        logger.debug("%r is not given back yet: %s", shown(errand.key), error)
+        logger.debug("%r is not released yet: %s", shown(release.key), error)
     else:
-        errand.answers += 1
-        errand.store.dispatch(released.wake)
-    errand.unfinished = errand.answers < ANSWERS and errand.attempts < len(PAUSES)
-    if errand.unfinished:
-        errand.due = clock.monotonic() + PAUSES[errand.attempts]
-        errand.attempts += 1
-    elif errand.on_done is not None:
-        errand.on_done()
+        release.answers += 1
+        release.store.dispatch(released.wake)
+    release.unfinished = release.answers < ANSWERS and release.attempts < len(PAUSES)
+    if release.unfinished:
+        release.due = clock.monotonic() + PAUSES[release.attempts]
+        release.attempts += 1
+    elif release.on_done is not None:
+        release.on_done()
 
 
 class _ReleaseThread:
     """What is to be done at one store, and the thread that does it."""
 
-    def __init__(self, errands: "_PendingReleases", store: Store) -> None:
+    def __init__(self, releases: "_PendingReleases", store: Store) -> None:
         self.new: queue.SimpleQueue[_PendingRelease] = queue.SimpleQueue()
-        self._errands = errands
-        self._store = store  # its id is that of the line: nobody else may get it meanwhile
+        self._releases = releases
+        self._store = store  # its id is that of the thread: nobody else may get it meanwhile
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="distlock-errands", daemon=True).start()
+        threading.Thread(target=self._run, name="distlock-releases", daemon=True).start()
 
     def _run(self) -> None:
         waiting: list[_PendingRelease] = []
@@ -90,51 +91,53 @@ class _ReleaseThread:
                 continue
             except queue.Empty:
                 if not waiting:
-                    if self._errands.end(self._store, self):
+                    if self._releases.end(self._store, self):
                         return
                     continue
-                errand = heapq.heappop(waiting)
+                release = heapq.heappop(waiting)
             try:
-                _attempt(errand)
+                _attempt(release)
             except Exception:
-                key = shown(errand.key)
-                logger.exception("giving %r back went wrong; its lease ends it", key)
-                errand.unfinished = False
-            if errand.unfinished:
-                heapq.heappush(waiting, errand)
+                key = shown(release.key)
+                logger.exception(
+                    "unexpected error while releasing %r; it stays locked until its lease ends", key
+                )
+                release.unfinished = False
+            if release.unfinished:
+                heapq.heappush(waiting, release)
             else:
-                self._errands.done(errand)
-            del errand  # or whoever waited there would be kept until the next one comes
+                self._releases.done(release)
+            del release  # or whoever waited there would be kept until the next one comes
 
 
 class _PendingReleases:
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._mutex = threading.Lock()
-        self._lines: dict[int, _ReleaseThread] = {}  # by the store's id
+        self._threads: dict[int, _ReleaseThread] = {}  # by the store's id
         self._unfinished: set[int] = set()
 
-    def add(self, store: Store, *errand: Any) -> None:
-        made = _PendingRelease(clock.monotonic(), next(self._numbers), store, *errand)
+    def add(self, store: Store, *release: Any) -> None:
+        made = _PendingRelease(clock.monotonic(), next(self._numbers), store, *release)
         self._unfinished.add(made.number)
         with self._mutex:
-            line = self._lines.get(id(store))
-            if line is None:
-                line = _ReleaseThread(self, store)
-                line.start()
-                self._lines[id(store)] = line
-            line.new.put(made)
+            thread = self._threads.get(id(store))
+            if thread is None:
+                thread = _ReleaseThread(self, store)
+                thread.start()
+                self._threads[id(store)] = thread
+            thread.new.put(made)
 
-    def done(self, errand: _PendingRelease) -> None:
-        self._unfinished.discard(errand.number)
+    def done(self, release: _PendingRelease) -> None:
+        self._unfinished.discard(release.number)
 
-    def end(self, store: Store, line: _ReleaseThread) -> bool:
-        """Whether *line* has nothing to do, and is forgotten."""
+    def end(self, store: Store, thread: _ReleaseThread) -> bool:
+        """Whether *thread* has nothing to do, and is forgotten."""
         with self._mutex:
-            if not line.new.empty():
+            if not thread.new.empty():
                 return False
-            if self._lines.get(id(store)) is line:
-                del self._lines[id(store)]
+            if self._threads.get(id(store)) is thread:
+                del self._threads[id(store)]
             return True
 
     def finish(self) -> None:
@@ -160,20 +163,19 @@ def release_later(
     The arguments are those of :meth:`Store.release`; *on_done* is called when it has, or when
     there is nothing more to try.
     """
-    _pending.add(store, key, owner, run, ended, inbox, on_done)
+    _pending.value.add(store, key, owner, run, ended, inbox, on_done)
 
 
-def _after_fork() -> None:
-    global _pending  # noqa: PLW0603  # the parent's thread does not run in a forked child
-    _pending = _PendingReleases()
+def finish() -> None:
+    """Wait a moment for what is still to be released."""
+    if _pending.is_made:
+        _pending.value.finish()
 
 
-_pending = _PendingReleases()
-os.register_at_fork(after_in_child=_after_fork)
+def forget() -> None:
+    """Leave what is still to be released to its lease."""
+    _pending.reset()
 
 
-def _at_exit() -> None:
-    _pending.finish()
-
-
-atexit.register(_at_exit)
+_pending = PerProcess(_PendingReleases, ForkStage.THREADS)  # the parent's threads release its own
+at_exit(finish, ExitStage.RELEASES)

@@ -1,20 +1,30 @@
 """
-What the processes of one worker hold, written where their parent can read it after their death.
+A table in shared memory of what a worker's processes hold, which their parent reads.
 
-A page of memory that a parent shares with the children it forks. A child notes what it is about to
-ask for and what it has got, and strikes what it has given back: writes to memory, no system call.
-When a child is gone, for whatever reason, its parent releases what it left; while a child is alive
-and does not renew its leases, in C code that does not let go of the interpreter say, its parent
-renews them. Between processes that do not share the page (spawned ones, other workers) neither is
-done: there a lease ends.
+A parent makes it and shares it with the children that it forks. When a child is gone, for whatever
+reason, its parent releases what it held; while a child is alive and does not renew its leases, in C
+code that does not let go of the interpreter say, its parent renews them. Processes that do not
+share the table (spawned ones, other workers) rely on the ends of leases. The invariants:
+
+- A page belongs to one child: the one whose pid its head has. A child takes a free page with its
+  first hold, under the file's lock; only the parent frees it, once that child is gone.
+- Only the child writes a page, but for `_Head.renewal`, which only the parent writes. Writes go to
+  memory, without system calls.
+- A child records a hold before it asks for the key, and erases it after the key was released: what
+  it may hold is always on its page.
+- A page has two halves. A child writes the one that is not current, then one byte makes it current:
+  a child that is killed at any moment leaves the old entries or the new ones.
+- Each write has a new `version`. The parent refers to entries by their index at a version; a child
+  believes a renewal only of the version that its page has, and saves it before it makes another.
+- What does not fit, a page or an entry, is left to its lease.
 """
 
+import ctypes
 import fcntl
 import json
 import math
 import mmap
 import os
-import struct
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -25,20 +35,46 @@ from celery_distlock.keys import key_of, slot_name
 
 from .lease import Hold, HoldState, believed
 
-__all__ = ["OrphanedHold", "SharedHolds", "StalledHold"]
+__all__ = ["OrphanedHold", "SharedHolds", "StalledHolds"]
 
 PAGES = 512  # children at once that have a page; any further one is freed by its lease
 PAGE = 8192  # bytes
-# Of each page: pid, which half counts, the lengths of both, a number that every write raises; when
-# the child last renewed a lease (seconds); until when the parent did, at which number, and which of
-# the first 64 that were noted then (bits).
-_HEAD = struct.Struct("=iB3xHHIddI4xQ")
-_KEEPING = struct.Struct("=dI4xQ")
-_LENGTHS, _NUMBER, _BEAT, _KEPT = 8, 12, 16, 24
-_HALF = (PAGE - _HEAD.size) // 2
+RENEWABLE = 64  # entries of a page that the parent renews: the bits of `_Renewal.entries`
 
-NEGLECTED = 0.5  # of a lease; a watchdog renews after a third, and again after each ninth
-AGAIN = 1 / 9  # of a lease, between attempts of the parent's
+STALLED = 0.5  # of a lease without a renewal; a watchdog renews after a third, and after each ninth
+RETRY = 1 / 9  # of a lease, between attempts of the parent's
+
+
+class _Renewal(ctypes.Structure):
+    """What the parent has renewed for a child; written and read as a whole."""
+
+    _fields_ = (
+        ("until", ctypes.c_double),  # by the local clock; 0: nothing
+        ("version", ctypes.c_uint32),
+        ("entries", ctypes.c_uint64),  # a bit for each, by its index at that version
+    )
+
+
+class _Head(ctypes.Structure):
+    """The head of a page; zeros are those of a page that is free."""
+
+    _fields_ = (
+        ("pid", ctypes.c_int32),
+        ("current", ctypes.c_uint8),  # which half counts
+        ("lengths", ctypes.c_uint16 * 2),  # of the halves' entries, in bytes
+        ("version", ctypes.c_uint32),
+        ("heartbeat", ctypes.c_double),  # when the child last renewed a lease
+        ("renewal", _Renewal),
+    )
+
+    def assign(self, pid: int) -> None:
+        """Clear the page for the process *pid*, or for nobody (0)."""
+        rest = ctypes.addressof(self) + _Head.current.offset
+        ctypes.memset(rest, 0, ctypes.sizeof(self) - _Head.current.offset)
+        self.pid = pid  # last: whoever sees it sees a page that is clear
+
+
+_HALF = (PAGE - ctypes.sizeof(_Head)) // 2
 
 
 class OrphanedHold(NamedTuple):
@@ -51,47 +87,45 @@ class OrphanedHold(NamedTuple):
     limit: float | None = None  # until when, by the local clock
 
 
-class StalledHold(NamedTuple):
+class StalledHolds(NamedTuple):
     """What a living process holds and has not renewed for half a lease."""
 
     page: int
-    number: int
-    holds: dict[int, OrphanedHold]  # by their place on the page
+    version: int
+    holds: dict[int, OrphanedHold]  # by their index on the page
 
 
 class SharedHolds:
     """
-    See the module. Made by the parent before it forks; each process then writes its own page.
-
-    A write goes to the half that does not count, then one byte makes it count, so that a process
-    killed in the middle of it leaves what it had written before.
+    The table; see the module. Made by the parent before it forks.
 
     Raises:
         OSError: There is no room for it.
     """
 
     def __init__(self) -> None:
-        self._file = _make_file(PAGES * PAGE)  # open for as long as the ledger is: its lock counts
+        self._file = _make_file(PAGES * PAGE)  # open as long as the table is: its lock counts
         self._memory = mmap.mmap(self._file.fileno(), PAGES * PAGE)
+        self._heads = [_Head.from_buffer(self._memory, page * PAGE) for page in range(PAGES)]
         self._mutex = threading.Lock()
         self._parent = os.getpid()
         self._page: int | None = None
         self._page_of = 0  # the process that `_page` belongs to
-        self._number = 0
-        self._noted: dict[str, OrphanedHold] = {}
-        self._kept: dict[str, float] = {}  # by owner
-        self._alive: dict[int, tuple[int, int, float]] = {}  # by page: pid, number, since when
+        self._version = 0
+        self._entries: dict[str, OrphanedHold] = {}  # by owner
+        self._renewed: dict[str, float] = {}  # until when, by owner
+        self._alive: dict[int, tuple[int, int, float]] = {}  # by page: pid, version, since when
         self._tried: dict[int, float] = {}  # by page: when the parent last renewed
 
-    def note(self, hold: Hold) -> None:
+    def record(self, hold: Hold) -> None:
         """Write down how *hold* stands: before its key is asked for, and when that has changed."""
         renewed = hold.state is HoldState.HELD and hold.renewable
         limit = hold.terms.max_hold and hold.held_since + hold.terms.max_hold
         with self._mutex:
-            self._begin()
+            self._take_page()
             hold.keeper = self if self._page is not None else None
-            self._turn_over()
-            self._noted[hold.owner] = OrphanedHold(
+            self._begin_version()
+            self._entries[hold.owner] = OrphanedHold(
                 hold.store.identity,
                 slot_name(hold.key),  # which is short
                 hold.owner,
@@ -100,114 +134,127 @@ class SharedHolds:
             )
             self._write()
 
-    def strike(self, owner: str) -> None:
-        """Cross out what *owner* had, after it was given back."""
+    def erase(self, owner: str) -> None:
+        """Remove what *owner* had, after it was released."""
         with self._mutex:
-            if self._page_of == os.getpid() and owner in self._noted:
-                self._turn_over()
-                del self._noted[owner]
-                self._kept.pop(owner, None)
+            if self._page_of == os.getpid() and owner in self._entries:
+                self._begin_version()
+                del self._entries[owner]
+                self._renewed.pop(owner, None)
                 self._write()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
+        """Note that this process renews its leases itself."""
         if self._page is not None and self._page_of == os.getpid():
-            struct.pack_into("=d", self._memory, self._page * PAGE + _BEAT, clock.monotonic())
+            self._heads[self._page].heartbeat = clock.monotonic()
 
-    def kept_until(self, owner: str) -> float:
-        # Without the mutex: a signal's handler may ask while this thread is in `note`.
-        return max(self._kept.get(owner, 0.0), self._told().get(owner, 0.0))
+    def renewed_until(self, owner: str) -> float:
+        """Return until when, by the local clock, the parent has renewed what *owner* has; or 0."""
+        # Without the mutex: a signal's handler may ask while this thread is in `record`.
+        return max(self._renewed.get(owner, 0.0), self._parents_renewals().get(owner, 0.0))
 
-    def _told(self) -> dict[str, float]:
-        """Return what the parent has renewed of what is on the page now, and until when."""
+    def _parents_renewals(self) -> dict[str, float]:
+        """Return what the parent has renewed of the entries as they are now, and until when."""
         if self._page is None or self._page_of != os.getpid():
             return {}
-        kept = _KEEPING.unpack_from(self._memory, self._page * PAGE + _KEPT)
-        until, at_number, places = kept
-        if not until or at_number != self._number:
+        renewal = _Renewal.from_buffer_copy(self._heads[self._page].renewal)
+        if not renewal.until or renewal.version != self._version:
             return {}
-        return {o: until for place, o in enumerate(list(self._noted)) if places >> place & 1}
+        owners = enumerate(list(self._entries))
+        return {owner: renewal.until for index, owner in owners if renewal.entries >> index & 1}
 
-    def _turn_over(self) -> None:
-        """Keep what the parent has told: it tells by places on the page, and they change now."""
-        told = self._told()
-        self._number = (self._number + 1) % 2**32
-        for owner, until in told.items():
-            self._kept[owner] = max(until, self._kept.get(owner, 0.0))
+    def _begin_version(self) -> None:
+        """Save the parent's renewals before entries are renumbered: it refers to them by index."""
+        renewals = self._parents_renewals()
+        self._version = (self._version + 1) % 2**32
+        for owner, until in renewals.items():
+            self._renewed[owner] = max(until, self._renewed.get(owner, 0.0))
 
-    def noted(self) -> list[OrphanedHold]:
+    def recorded(self) -> list[OrphanedHold]:
         """Return what the living children hold or ask for; for the parent."""
-        return [entry for page, _ in self._children() for entry in _parsed(self._read(page))]
+        return [entry for page, _ in self._children() for entry in _decode(self._read(page))]
 
-    def bury(self) -> Iterator[OrphanedHold]:
-        """Yield what is left of each child that is gone, and clear its page; for the parent."""
+    def reap(self) -> Iterator[OrphanedHold]:
+        """Yield what is left of each child that is gone, and free its page; for the parent."""
         for page, pid in self._children():
-            if _gone(pid):
-                yield from _parsed(self._read(page))
-                _HEAD.pack_into(self._memory, page * PAGE, *(0,) * 9)
+            if _is_gone(pid):
+                yield from _decode(self._read(page))
+                self._heads[page].assign(0)
                 self._alive.pop(page, None)
                 self._tried.pop(page, None)
 
-    def neglected(self) -> Iterator[StalledHold]:
+    def stalled(self) -> Iterator[StalledHolds]:
         """Yield what each living child holds and does not renew; for the parent, who may do it."""
         now = clock.monotonic()
         for page, pid in self._children():
-            number, beat = struct.unpack_from("=Id", self._memory, page * PAGE + _NUMBER)
+            head = self._heads[page]
+            version, heartbeat = head.version, head.heartbeat
             known = self._alive.get(page)
-            if known is None or known[:2] != (pid, number):
-                self._alive[page] = (pid, number, now)
+            if known is None or known[:2] != (pid, version):
+                self._alive[page] = (pid, version, now)
                 continue
             written = self._read(page)
-            if struct.unpack_from("=I", self._memory, page * PAGE + _NUMBER) != (number,):
+            if head.version != version:
                 continue  # it writes just now, so it is not stuck; this may be half of it
             holds = {
-                place: noted
-                for place, noted in enumerate(_parsed(written)[:64])
-                if noted.lease and (noted.limit is None or now < noted.limit)
+                index: entry
+                for index, entry in enumerate(_decode(written)[:RENEWABLE])
+                if entry.lease and (entry.limit is None or now < entry.limit)
             }
             shortest = min((hold.lease for hold in holds.values()), default=math.inf)
-            renewed = max(known[2], beat) + shortest * NEGLECTED
-            if now >= max(renewed, self._tried.get(page, 0.0) + shortest * AGAIN):
+            due = max(known[2], heartbeat) + shortest * STALLED
+            if now >= max(due, self._tried.get(page, 0.0) + shortest * RETRY):
                 self._tried[page] = now
-                yield StalledHold(page, number, holds)
+                yield StalledHolds(page, version, holds)
 
-    def keep(self, neglect: StalledHold, places: Sequence[int], asked_at: float) -> None:
-        """Tell a child which *places* of *neglect* were renewed, as asked for at *asked_at*."""
-        until = asked_at + believed(min(neglect.holds[place].lease for place in places))
-        known = self._alive.get(neglect.page)
+    def extend(self, stalled: StalledHolds, indexes: Sequence[int], asked_at: float) -> None:
+        """Tell a child which of its *stalled* holds were renewed, as asked for at *asked_at*."""
+        until = asked_at + believed(min(stalled.holds[index].lease for index in indexes))
+        known = self._alive.get(stalled.page)
         if known is not None:
-            self._alive[neglect.page] = (*known[:2], asked_at)
-        start = neglect.page * PAGE + _KEPT
-        _KEEPING.pack_into(self._memory, start, 0.0, 0, 0)  # never half of the one and the other
-        _KEEPING.pack_into(
-            self._memory, start, until, neglect.number, sum(1 << place for place in places)
-        )
+            self._alive[stalled.page] = (*known[:2], asked_at)
+        head = self._heads[stalled.page]
+        head.renewal = _Renewal()  # first: never half of the one and half of the other
+        entries = sum(1 << index for index in indexes)
+        head.renewal = _Renewal(until, stalled.version, entries)
+
+    def pages_taken(self) -> int:
+        """Return how many pages belong to a child, or did until it died."""
+        return sum(head.pid != 0 for head in self._heads)
+
+    def close(self) -> None:
+        """Give the memory back; only where no child needs the table any more."""
+        self._heads.clear()
+        self._memory.close()
+        self._file.close()
 
     def _children(self) -> Iterator[tuple[int, int]]:
-        for page in range(PAGES):
-            (pid,) = struct.unpack_from("=i", self._memory, page * PAGE)
+        for page, head in enumerate(self._heads):
+            pid = head.pid
             if pid and pid != os.getpid():
                 yield page, pid
 
     def _read(self, page: int) -> bytes:
-        _, half, *lengths = _HEAD.unpack_from(self._memory, page * PAGE)[:4]
-        start = page * PAGE + _HEAD.size + half * _HALF
-        return self._memory[start : start + lengths[half]]
+        head = self._heads[page]
+        half = head.current
+        start = _start_of(page, half)
+        return self._memory[start : start + head.lengths[half]]
 
-    def _begin(self) -> None:
-        """Take a page, if this process has none; what a parent has noted is not its child's."""
+    def _take_page(self) -> None:
+        """Take a page, if this process has none; what a parent has recorded is not its child's."""
         if self._page_of == os.getpid():
             return
         self._page_of = os.getpid()
-        self._noted = {}
-        self._kept = {}
+        self._entries = {}
+        self._renewed = {}
         self._page = None
         if os.getppid() != self._parent:
             return  # the parent itself, or a process of a child's, which nobody here waits for
         fcntl.lockf(self._file, fcntl.LOCK_EX)
         try:
-            for page in range(PAGES):
-                if not _HEAD.unpack_from(self._memory, page * PAGE)[0]:
-                    _HEAD.pack_into(self._memory, page * PAGE, self._page_of, *(0,) * 8)
+            for page, head in enumerate(self._heads):
+                if not head.pid:
+                    head.assign(self._page_of)
                     self._page = page
                     return
         finally:
@@ -216,20 +263,24 @@ class SharedHolds:
     def _write(self) -> None:
         if self._page is None:
             return
-        head = self._page * PAGE
-        half = 1 - self._memory[head + 4]
-        text = json.dumps(list(self._noted.values())).encode() if self._noted else b""
+        head = self._heads[self._page]
+        half = 1 - head.current
+        text = json.dumps(list(self._entries.values())).encode() if self._entries else b""
         if len(text) > _HALF:
             text = b""  # too much for a page: these are freed by their leases
-        start = head + _HEAD.size + half * _HALF
+        start = _start_of(self._page, half)
         self._memory[start : start + len(text)] = text
-        struct.pack_into("=H", self._memory, head + _LENGTHS + 2 * half, len(text))
-        self._memory[head + 4] = half
-        struct.pack_into("=I", self._memory, head + _NUMBER, self._number)
+        head.lengths[half] = len(text)
+        head.current = half
+        head.version = self._version
 
     def after_fork(self) -> None:
         """Make a mutex that no thread of the parent holds."""
         self._mutex = threading.Lock()
+
+
+def _start_of(page: int, half: int) -> int:
+    return page * PAGE + ctypes.sizeof(_Head) + half * _HALF
 
 
 def _make_file(size: int) -> BinaryIO:
@@ -258,12 +309,12 @@ def _fill(number: int, size: int) -> None:
         os.pwrite(number, bytes(size), 0)
 
 
-def _parsed(written: bytes) -> list[OrphanedHold]:
+def _decode(written: bytes) -> list[OrphanedHold]:
     entries = json.loads(written or b"[]")
     return [OrphanedHold(store, key_of(name), *others) for store, name, *others in entries]
 
 
-def _gone(pid: int) -> bool:
+def _is_gone(pid: int) -> bool:
     """Whether our child *pid* runs no more, without reaping it: that is its pool's to do."""
     try:
         state = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

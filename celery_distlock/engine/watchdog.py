@@ -9,13 +9,13 @@ that began together do not stay together. What falls due at about one time share
 """
 
 import logging
-import os
 import threading
 from collections.abc import Iterable
 from weakref import WeakKeyDictionary, ref
 
 from celery_distlock import clock
 from celery_distlock.naming import shown
+from celery_distlock.process.forks import ForkStage, begin_anew
 from celery_distlock.stores.base import RenewOutcome, Store
 
 from .lease import Hold, HoldState
@@ -45,7 +45,7 @@ class _Watched(ref[Hold]):
     def abandon(self) -> None:
         """See that nobody else renews it either, now that it is gone."""
         if self._keeper is not None:
-            self._keeper.strike(self._owner)
+            self._keeper.erase(self._owner)
 
 
 class Watchdog:
@@ -108,7 +108,7 @@ class Watchdog:
             try:
                 self._pass()
             except Exception:
-                logger.exception("the watchdog stumbled and goes on")
+                logger.exception("unexpected error while renewing leases; trying again")
 
     def _pass(self) -> None:
         now = clock.monotonic()
@@ -181,9 +181,5 @@ def watchdog(store: Store) -> Watchdog:
         return _watchdogs.setdefault(store, Watchdog())
 
 
-def _after_fork() -> None:
-    _watchdogs.clear()  # the parent's threads do not run in a forked child
-
-
 _watchdogs: "WeakKeyDictionary[Store, Watchdog]" = WeakKeyDictionary()
-os.register_at_fork(after_in_child=_after_fork)
+begin_anew(_watchdogs.clear, ForkStage.THREADS)

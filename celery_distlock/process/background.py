@@ -1,117 +1,184 @@
-"""A thread that tells others what has happened, so that no task waits for them."""
+"""Threads that do in the background what nobody is to wait for: one queue and one thread each."""
 
-import atexit
-import contextlib
 import logging
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable
+from weakref import WeakSet
 
-__all__ = ["BackgroundNotifier", "finish_all"]
+from .forks import ExitStage, ForkStage, at_exit, begin_anew
+
+__all__ = ["Background", "BackgroundNotifier", "finish_all"]
 
 logger = logging.getLogger(__name__)
 
 INTERVAL = 2.0  # seconds between rounds
-MOST = 10_000  # things to tell; while nobody listens, what comes then is left out
-LAST_MOMENT = 1.0  # seconds that the end of the process waits for what is still to be told
+MOST = 10_000  # notifications that wait; while nobody takes them, further ones are dropped
+LAST_MOMENT = 1.0  # seconds that the end of the process waits for each notifier
+
+Call = Callable[[], object]
+_Calls = queue.SimpleQueue[Call | None]
 
 
-class BackgroundNotifier:
+class Background:
     """
-    See the module; lasts as long as the process, and goes on in a forked child with nothing to say.
+    A named daemon thread that does calls one after the other, and survives what they raise.
+
+    It starts with the first call, and again with the first one in a forked child, where nothing
+    waits: the parent does what was submitted there. All methods may be called from any thread.
 
     Args:
-        name: The thread's, which begins when there is something to tell.
+        name: The thread's.
+        failed: What the log says when a call raises.
+        limit: Calls that wait at most; further ones are dropped. None: any number.
+    """
+
+    def __init__(self, name: str, failed: str, *, limit: int | None = None) -> None:
+        self._name = name
+        self._failed = failed
+        self._limit = limit
+        self._calls: _Calls | None = None
+        self._mutex = threading.Lock()
+        _backgrounds.add(self)
+
+    def submit(self, call: Call) -> bool:
+        """
+        Have *call* done soon; return False if it was dropped because too many wait.
+
+        Raises:
+            RuntimeError: The interpreter ends, and starts no more threads.
+        """
+        calls = self._calls or self._start()
+        if self._limit is not None and calls.qsize() >= self._limit:
+            return False
+        calls.put(call)
+        return True
+
+    def start(self) -> None:
+        """See that the thread runs."""
+        if self._calls is None:
+            self._start()
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait, without the one that is being done."""
+        return self._calls.qsize() if self._calls is not None else 0
+
+    def discard(self, unwanted: Callable[[Call], bool]) -> None:
+        """Drop the *unwanted* of the calls that wait; the others may change their order."""
+        calls = self._calls
+        for _ in range(self.waiting):
+            try:
+                call = calls.get_nowait()  # type: ignore[union-attr]  # or none waited
+            except queue.Empty:
+                return
+            if call is None or not unwanted(call):
+                calls.put(call)  # type: ignore[union-attr]
+
+    def stop(self) -> None:
+        """End the thread after what was submitted until now; does not wait for it."""
+        if self._calls is not None:
+            self._calls.put(None)
+
+    def finish(self, timeout: float) -> None:
+        """Do what was submitted until now, for *timeout* seconds at most, and end the thread."""
+        if self._calls is not None:
+            self._calls.put(None)
+            self._thread.join(timeout)
+
+    def begin_anew(self) -> None:
+        """Forget the thread and what waits for it, in a forked child."""
+        self._calls = None
+        self._mutex = threading.Lock()
+
+    def _start(self) -> _Calls:
+        with self._mutex:
+            if self._calls is None:
+                # Not before: whoever imports us may have gevent put its own queues and threads in.
+                # A simple queue is C code: an exception that a time limit raises in a thread that
+                # submits cannot leave it locked.
+                calls: _Calls = queue.SimpleQueue()
+                self._thread = threading.Thread(
+                    target=self._run, args=(calls,), name=self._name, daemon=True
+                )
+                self._thread.start()
+                self._calls = calls
+            return self._calls
+
+    def _run(self, calls: _Calls) -> None:
+        while (call := calls.get()) is not None:
+            self._do(call)
+            del call  # or it would be kept until the next one comes
+
+    def _do(self, call: Call) -> None:
+        try:
+            call()
+        except BaseException:  # whatever it is, the next one is to be done
+            logger.exception(self._failed)
+
+
+class BackgroundNotifier(Background):
+    """
+    Tells others what happened to locks, and is given a last moment at the end of the process.
+
+    Args:
+        name: The thread's, which starts when there is something to tell.
         every_round: Called every two seconds from then on, and at the process's end; never twice at
             a time.
     """
 
-    def __init__(self, name: str, every_round: Callable[[], object] | None = None) -> None:
-        self._name = name
+    def __init__(self, name: str, every_round: Call | None = None) -> None:
+        super().__init__(name, "could not deliver a lock notification", limit=MOST)
         self._every_round = every_round
-        self._said: queue.SimpleQueue[Callable[[], object] | None] | None = None
-        self._mutex = threading.Lock()
         self._rounds = threading.Lock()
-        _notifiers.append(self)
-
-    def tell(self, say: Callable[[], object]) -> None:
-        """Call *say* soon, in the thread; what it raises is logged."""
-        said = self._said or self._begin()
-        if said.qsize() < MOST:
-            said.put(say)
-
-    def begin(self) -> None:
-        """See that the thread runs."""
-        if self._said is None:
-            self._begin()
-
-    def _begin(self) -> "queue.SimpleQueue[Callable[[], object] | None]":
-        with self._mutex:
-            if self._said is None:
-                # Not before: whoever imports us may have gevent put its own queues and threads in.
-                # A simple one is C code, that a time limit's exception cannot leave locked.
-                said: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-                self._thread = threading.Thread(
-                    target=self._run, args=(said,), name=self._name, daemon=True
-                )
-                self._thread.start()
-                self._said = said
-            return self._said
+        _notifiers.add(self)
 
     def go_round(self) -> None:
         """Do a round now, in this thread, after one that is under way."""
         with self._rounds:
-            _call(self._every_round)
+            if self._every_round is not None:
+                self._do(self._every_round)
 
-    def finish(self) -> None:
-        """Tell what is left, but for a moment only; for the end of the process."""
-        if self._said is not None:
-            self._said.put(None)
-            self._thread.join(LAST_MOMENT)
-
-    def forget(self) -> None:
-        """Begin anew, in a forked child: the parent's thread does not run there."""
-        self._said = None
-        self._mutex = threading.Lock()
+    def begin_anew(self) -> None:
+        super().begin_anew()
         self._rounds = threading.Lock()
 
-    def _run(self, said: "queue.SimpleQueue[Callable[[], object] | None]") -> None:
+    def _run(self, calls: _Calls) -> None:
+        if self._every_round is None:
+            super()._run(calls)
+            return
         next_round = time.monotonic() + INTERVAL
         ending = False
         while not ending:
-            pause = max(0.0, next_round - time.monotonic()) if self._every_round else None
-            with contextlib.suppress(queue.Empty):
-                say = said.get(timeout=pause)
-                ending = say is None
-                _call(say)
+            try:
+                call = calls.get(timeout=max(0.0, next_round - time.monotonic()))
+            except queue.Empty:
+                call = None
+            else:
+                ending = call is None
+            if call is not None:
+                self._do(call)
+            del call
             if ending or time.monotonic() >= next_round:
                 self.go_round()
                 next_round = time.monotonic() + INTERVAL
 
 
-def _call(say: Callable[[], object] | None) -> None:
-    if say is not None:
-        try:
-            say()
-        except Exception:
-            logger.exception("something that happened to locks was not told")
+_backgrounds: WeakSet[Background] = WeakSet()
+_notifiers: WeakSet[BackgroundNotifier] = WeakSet()
 
 
-_notifiers: list[BackgroundNotifier] = []
+def _begin_anew() -> None:
+    for each in list(_backgrounds):
+        each.begin_anew()
 
 
-def _after_fork() -> None:
-    for each in _notifiers:
-        each.forget()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-@atexit.register
 def finish_all(**_: object) -> None:
-    """Have all of them tell what is left; for the end of the process, told by whoever ends it."""
-    for each in _notifiers:
-        each.finish()
+    """Have all notifiers tell what is left, for a moment each; called where a process ends."""
+    for each in list(_notifiers):
+        each.finish(LAST_MOMENT)
+
+
+begin_anew(_begin_anew, ForkStage.THREADS)
+at_exit(finish_all, ExitStage.NOTIFICATIONS)

@@ -8,19 +8,21 @@ as long as a broker that hangs keeps a socket busy. What is not sent in time, a 
 
 import enum
 import logging
-import os
-import queue
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from .background import Background
+from .forks import ForkStage, PerProcess
+
 __all__ = ["PATIENCE", "UNSENT", "Outcome", "dispatch"]
 
 logger = logging.getLogger(__name__)
 
 PATIENCE = 0.25  # seconds that who releases waits at most
+_NOT_SENT = "what a release has woken was not sent; the next sweep sends it"
 UNSENT = 2.0  # seconds after which a sweep sends it
 MOST = 300  # calls that wait while the broker hangs, each with a message; a sweep finds the others
 
@@ -36,12 +38,18 @@ class Outcome(enum.Enum):
 @dataclass(slots=True)
 class _Entry:
     send: Callable[[], object]
+    work: Callable[["_Entry"], None]
     done: Any = field(init=False)
     came_at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
+        # A plain lock is C code, as the queue is: an exception that a time limit raises in the
+        # thread that waits cannot leave it in a state that would hang the one that sends.
         self.done = threading.Lock()
         self.done.acquire()
+
+    def __call__(self) -> None:
+        self.work(self)
 
     @property
     def is_late(self) -> bool:
@@ -50,25 +58,32 @@ class _Entry:
 
 class _Dispatcher:
     def __init__(self) -> None:
-        # A simple queue and plain locks are C code, which a time limit's exception that strikes
-        # who waits cannot leave in a state that would hang this thread.
-        self._waiting: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
+        self._background = Background("distlock-send-woken", _NOT_SENT)
         self._mutex = threading.Lock()
-        self._thread: threading.Thread | None = None
         self._hangs = False
 
+    @property
+    def hangs(self) -> bool:
+        """Whether the broker has kept somebody waiting in vain and has not answered since."""
+        return self._hangs
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait behind the one that is being sent."""
+        return self._background.waiting
+
     def dispatch(self, send: Callable[[], object], patience: float | None) -> Outcome:
-        hangs, entry = self._hangs, _Entry(send)
+        hangs, entry = self._hangs, _Entry(send, self._work)
         if hangs:
-            self._drop_late()
-            if self._waiting.qsize() >= MOST:
+            # What a sweep sends by now is left out, so that its messages are not kept.
+            self._background.discard(lambda each: isinstance(each, _Entry) and each.is_late)
+            if self.waiting >= MOST:
                 return Outcome.REFUSED
         try:
-            self._begin()
-        except RuntimeError:  # the interpreter ends, and begins no more threads
+            self._background.submit(entry)
+        except RuntimeError:  # the interpreter ends, and starts no more threads
             send()
             return Outcome.DONE
-        self._waiting.put(entry)
         if patience is None:
             patience = 0.0 if hangs else PATIENCE  # one wait is enough
         if entry.done.acquire(timeout=patience):
@@ -79,35 +94,15 @@ class _Dispatcher:
             self._hangs = True  # until it goes on
         return Outcome.PENDING
 
-    def _begin(self) -> None:
-        with self._mutex:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="distlock-dispatch", daemon=True)
-                thread.start()
-                self._thread = thread
-
-    def _drop_late(self) -> None:
-        """Leave out what a sweep sends by now, so that its messages are not kept."""
-        for _ in range(self._waiting.qsize()):
-            try:
-                entry = self._waiting.get_nowait()
-            except queue.Empty:
-                return
+    def _work(self, entry: _Entry) -> None:
+        try:
             if not entry.is_late:
-                self._waiting.put(entry)
-
-    def _run(self) -> None:
-        while True:
-            entry = self._waiting.get()
-            try:
-                if not entry.is_late:
-                    entry.send()
-            except BaseException:  # whatever it is, the next one is to be sent
-                logger.exception("what a release has woken was not sent; the next sweep sends it")
-            with self._mutex:
-                self._hangs = False
-                entry.done.release()
-            del entry  # or it would be kept until the next one comes
+                entry.send()
+        except BaseException:  # whatever it is, who waits is to know that it is over
+            logger.exception(_NOT_SENT)
+        with self._mutex:
+            self._hangs = False
+            entry.done.release()
 
 
 def dispatch(send: Callable[[], object], *, patience: float | None = None) -> Outcome:
@@ -121,14 +116,7 @@ def dispatch(send: Callable[[], object], *, patience: float | None = None) -> Ou
         send: What to call.
         patience: Seconds to wait instead, whatever is known of the broker.
     """
-    # Not before: whoever imports us may have gevent put its own queues, locks and threads in.
-    dispatcher = _dispatchers.get("it") or _dispatchers.setdefault("it", _Dispatcher())
-    return dispatcher.dispatch(send, patience)
+    return _dispatcher.value.dispatch(send, patience)
 
 
-def _after_fork() -> None:
-    _dispatchers.clear()  # the parent's thread does not run in a forked child
-
-
-_dispatchers: dict[str, _Dispatcher] = {}
-os.register_at_fork(after_in_child=_after_fork)
+_dispatcher = PerProcess(_Dispatcher, ForkStage.THREADS)

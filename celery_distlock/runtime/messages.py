@@ -23,7 +23,7 @@ from kombu.serialization import dumps as serialize
 from kombu.serialization import prepare_accept_content, registry  # type: ignore[attr-defined]
 from kombu.utils.json import dumps, loads
 
-from celery_distlock.process import fork_guard
+from celery_distlock.process import forks
 
 from .received import HEADER, Received
 
@@ -268,7 +268,7 @@ def publish(app: Celery, envelope: bytes) -> None:
     declare = [
         queue for queue in app.amqp.queues.values() if exchange and exchange in _exchanges(queue)
     ]
-    with fork_guard.no_fork(), app.producer_or_acquire() as producer:
+    with forks.no_fork(), app.producer_or_acquire() as producer:
         producer.publish(
             **built,
             declare=declare,

@@ -1,12 +1,12 @@
 """Lock stores: from a URL to the class that speaks to it."""
 
-import os
 import threading
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
 
 from celery_distlock.errors import ConfigurationError
+from celery_distlock.process.forks import ForkStage, PerProcess
 from celery_distlock.settings import DEFAULT_PREFIX, check_prefix, closest
 
 from .base import Ability, Store
@@ -31,15 +31,8 @@ _SCHEMES = {
 }
 _OTHERS = "celery_distlock.stores"  # the entry points of stores that other packages bring
 _open: dict[tuple[str, str], Store] = {}
-_mutex = threading.Lock()
-
-
-def _after_fork() -> None:
-    global _mutex  # noqa: PLW0603  # a thread of the parent's may have held it
-    _mutex = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+# A thread of the parent's may have held it.
+_mutex = PerProcess(threading.Lock, ForkStage.CONNECTIONS)
 
 
 def open_store(url: str, prefix: str = DEFAULT_PREFIX) -> Store:
@@ -56,7 +49,7 @@ def open_store(url: str, prefix: str = DEFAULT_PREFIX) -> Store:
         ConfigurationError: The scheme is unknown, the URL does not parse, or *prefix* is wrong.
     """
     check_prefix(prefix, "a prefix")
-    with _mutex:
+    with _mutex.value:
         store = _open.get((url, prefix))
         if store is None:
             store = _open[url, prefix] = _new_store(url, prefix)

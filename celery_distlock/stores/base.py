@@ -2,7 +2,6 @@
 
 import enum
 import logging
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
 from celery_distlock.process.dispatcher import Outcome, dispatch
+from celery_distlock.process.forks import ForkStage, begin_anew
 
 from .findings import Finding
 from .identities import task_id_of
@@ -751,7 +751,7 @@ def _tell_unsendable(wake: WokenTask, error: UnsendableError) -> None:
 _complaints = Complaints()
 
 
-def _after_fork() -> None:
+def _forget_connections() -> None:
     for store in list(_connected):
         store.forget_connections()
 
@@ -775,4 +775,4 @@ def batches(things: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 _connected: WeakSet[Connected] = WeakSet()
-os.register_at_fork(after_in_child=_after_fork)
+begin_anew(_forget_connections, ForkStage.CONNECTIONS)

@@ -10,14 +10,13 @@ one of ``task-`` would be shown as the task's state.
 import contextlib
 import functools
 import logging
-import os
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from celery import Celery
 
-from celery_distlock.process import fork_guard
+from celery_distlock.process import forks
 from celery_distlock.process.background import BackgroundNotifier
 
 __all__ = ["send", "set_source", "wanted"]
@@ -47,7 +46,7 @@ class _Sender:
         if time.monotonic() < self._quiet_until:
             return
         try:
-            with fork_guard.no_fork():
+            with forks.no_fork():
                 self._open(source).send(kind, **fields)
         except Exception as error:  # noqa: BLE001  # a transport's own: whatever it is, it goes on
             logger.info(
@@ -76,7 +75,7 @@ class _Sender:
 
 
 _source: _Source | None = None
-_sender = _Sender()
+_sender = forks.PerProcess(_Sender, forks.ForkStage.TELEMETRY)  # the connection is the parent's
 _notifier = BackgroundNotifier("distlock-events")
 
 
@@ -100,12 +99,4 @@ def send(name: str, task: str, facts: Mapping[str, Any]) -> None:
     if task:
         fields |= {"task": task, "uuid": fields.pop("task_id", "")}
     kind = f"distlock-{name.partition('_')[2]}"
-    _notifier.tell(functools.partial(_sender.send, source, kind, fields))
-
-
-def _after_fork() -> None:
-    global _sender  # noqa: PLW0603  # the connection is the parent's
-    _sender = _Sender()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    _notifier.submit(functools.partial(_sender.value.send, source, kind, fields))

@@ -6,7 +6,6 @@ and the next holder waits. So it only notes what happened; a thread does the res
 """
 
 import logging
-import os
 from collections import deque
 from typing import Any
 
@@ -14,6 +13,7 @@ from celery.signals import worker_process_shutdown
 
 from celery_distlock.naming import shown
 from celery_distlock.process.background import BackgroundNotifier, finish_all
+from celery_distlock.process.forks import ForkStage, begin_anew
 from celery_distlock.stores import Store
 
 from . import events, tracing
@@ -39,7 +39,7 @@ def observe(name: str, sender: Any, store: Store, facts: dict[str, Any]) -> None
         facts: The signal's other arguments.
     """
     _seen.append((name, sender, store, facts))
-    _notifier.begin()
+    _notifier.start()
     if tracing.wanted() or events.wanted():
         facts_shown = {**facts, "key": shown(facts["key"])} if "key" in facts else facts
         if tracing.wanted():
@@ -71,4 +71,4 @@ def _task_of(sender: Any) -> str:
 
 _notifier = BackgroundNotifier("distlock-counts", _count)
 worker_process_shutdown.connect(finish_all)
-os.register_at_fork(after_in_child=_seen.clear)  # the parent counts what it has observed itself
+begin_anew(_seen.clear, ForkStage.TELEMETRY)  # the parent counts what it has observed itself

@@ -6,11 +6,12 @@ the grant; ``lock hold`` from there to the release. Both are children of the spa
 was granted, in a task that of its run. A lost lock is an error of its ``lock hold``.
 """
 
-import os
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
+
+from celery_distlock.process.forks import ForkStage, begin_anew
 
 __all__ = ["observe", "wanted"]
 
@@ -56,4 +57,4 @@ def _begin(trace: Any, task: str, facts: Mapping[str, Any]) -> None:
         _open[facts["holder"]] = span
 
 
-os.register_at_fork(after_in_child=_open.clear)
+begin_anew(_open.clear, ForkStage.TELEMETRY)

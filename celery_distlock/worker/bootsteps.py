@@ -142,7 +142,7 @@ class ReaperStep(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
         self._reaper: Reaper | None = None
-        # Now, because the pool may start before this step: its processes inherit the shared memory.
+        # Now, because the pool may start before this step: its processes inherit the table.
         self._shared_holds = defaults.shared_holds = (
             _make_shared_holds() if _forks(parent) else None
         )

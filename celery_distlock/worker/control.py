@@ -65,7 +65,7 @@ def _held_here(store: Store) -> Iterator[tuple[str, str]]:
     for hold in watchdog(store).holds():
         yield hold.key, hold.owner
     if defaults.shared_holds is not None:
-        for noted in defaults.shared_holds.noted():
+        for noted in defaults.shared_holds.recorded():
             if noted.store == store.identity:
                 yield noted.key, noted.owner
 

@@ -10,8 +10,6 @@ Receives woken tasks directly from the lock store, without a round through the b
 
 import functools
 import logging
-import queue
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +19,7 @@ from kombu.message import Message
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
+from celery_distlock.process.background import Background
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.messages import to_message
 from celery_distlock.runtime.trust import RefusedError
@@ -123,8 +122,7 @@ class _AckWorker:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._pending: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="distlock-acks", daemon=True).start()
+        self._background = Background("distlock-acks", _NOT_DROPPED)
 
     def callbacks(
         self, wake: WokenTask, *, late: bool
@@ -142,7 +140,7 @@ class _AckWorker:
 
         def reject(_logger: Any, _errors: Any, requeue: bool = False) -> None:
             if requeue:
-                self._pending.put(lambda: self._store.came_back(wake))
+                self._submit(lambda: self._store.came_back(wake))
             else:
                 self.forget(wake)
 
@@ -150,16 +148,17 @@ class _AckWorker:
 
     def forget(self, wake: WokenTask) -> None:
         """Drop a woken task that has ended, or will not run."""
-        self._pending.put(lambda: self._store.dispatch(self._store.drop(wake).wake))
+        self._submit(lambda: self._store.dispatch(self._store.drop(wake).wake))
 
     def close(self) -> None:
-        self._pending.put(None)
+        """End after what was asked for until now; does not wait for it."""
+        self._background.stop()
 
-    def _run(self) -> None:
-        while (call := self._pending.get()) is not None:
+    def _submit(self, call: Callable[[], object]) -> None:
+        def report() -> None:
             try:
                 call()
             except StoreError as error:
                 logger.warning("%s: %s", _NOT_DROPPED, error)
-            except Exception:  # the next call is to be done all the same
-                logger.exception(_NOT_DROPPED)
+
+        self._background.submit(report)

@@ -13,15 +13,16 @@ for as long as a socket's timeout, or for ever. So
 
 import collections
 import contextlib
+import functools
 import logging
 import os
-import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from celery_distlock import clock
+from celery_distlock.process.background import Background
 
 __all__ = ["PATIENCE", "BoundedCaller", "LoopCalls"]
 
@@ -106,14 +107,11 @@ class BoundedCaller:
     """
 
     def __init__(self, name: str, *, patience: float, pause: float = 0.0) -> None:
-        self._name = name
         self._patience = patience
         self._pause = pause
         self._no_wait_until = 0.0
         self._last: Future[Any] | None = None
-        # Not before there is work: whoever imports us may have gevent put its own queues in.
-        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
-        self._thread: threading.Thread | None = None
+        self._background = Background(name, "a call for the worker's event loop went wrong")
 
     def ask(self, work: Callable[[], T]) -> "Future[T]":
         """
@@ -121,16 +119,10 @@ class BoundedCaller:
 
         Does not wait at all behind what is not done yet. For one thread, the loop's.
         """
-        if self._work is None:
-            self._work = queue.SimpleQueue()
-            self._thread = threading.Thread(
-                target=self._run, args=(self._work,), name=self._name, daemon=True
-            )
-            self._thread.start()
         busy = self._last is not None and not self._last.done()
         asked: Future[T] = Future()
         self._last = asked
-        self._work.put((asked, work))
+        self._background.submit(functools.partial(_resolve, asked, work))
         if not busy and clock.monotonic() >= self._no_wait_until:
             try:
                 asked.exception(self._patience)
@@ -140,18 +132,17 @@ class BoundedCaller:
 
     def close(self) -> None:
         """End, after what was asked for until now; does not wait for it."""
-        if self._work is not None:
-            self._work.put(None)
+        self._background.stop()
 
-    def _run(
-        self, work_to_do: "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
-    ) -> None:
-        while (asked := work_to_do.get()) is not None:
-            future, work = asked
-            try:
-                result = work()
-            except BaseException as error:  # noqa: BLE001  # whoever asked gets it
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-            del asked, future, work  # or they would be kept until there is more to do
+    def finish(self, timeout: float) -> None:
+        """End, and wait *timeout* seconds at most until what was asked for is done."""
+        self._background.finish(timeout)
+
+
+def _resolve(future: Future[T], work: Callable[[], T]) -> None:
+    try:
+        result = work()
+    except BaseException as error:  # noqa: BLE001  # it is whoever asked that is to know
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.naming import shown
-from celery_distlock.process import fork_guard
+from celery_distlock.process import forks
 from celery_distlock.process.background import BackgroundNotifier
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.messages import LockHeader, seal_message
@@ -101,7 +101,7 @@ class Parker:
         if reply is None or reply.status not in (Status.PARKED, Status.RESERVED):
             return False, reply is not None and reply.status is Status.DONE
         arrival.came_first = not reply.holder
-        _notifier.tell(functools.partial(_report, self._runtime.store, arrival, reply))
+        _notifier.submit(functools.partial(_report, self._runtime.store, arrival, reply))
         return True, False
 
     def _request(self, arrival: Arrival) -> Reply | None:
@@ -123,7 +123,7 @@ class Parker:
         # If it is not parked after all, whoever runs it sets its state right.
         Received.note(message, shown=True)
         try:
-            with fork_guard.no_fork():
+            with forks.no_fork():
                 task.backend.store_result(arrival.identity, info, PARKED)
         except Exception as error:  # noqa: BLE001  # only a state to look at: the task matters more
             words = (

@@ -17,7 +17,7 @@ from collections import deque
 from celery import Celery
 
 from celery_distlock import clock, signals
-from celery_distlock.engine.shared_holds import OrphanedHold, SharedHolds, StalledHold
+from celery_distlock.engine.shared_holds import OrphanedHold, SharedHolds, StalledHolds
 from celery_distlock.errors import StoreError
 from celery_distlock.naming import shown
 from celery_distlock.process.background import BackgroundNotifier
@@ -77,30 +77,30 @@ class Reaper:
 
     def _look(self) -> None:
         try:
-            for orphan in self._shared_holds.bury():
+            for orphan in self._shared_holds.reap():
                 self._found.put(orphan)
-            for stalled in self._shared_holds.neglected():
+            for stalled in self._shared_holds.stalled():
                 self._renew(stalled)
         except Exception:
             logger.exception(
                 "unexpected error while looking after pool processes; retrying in %g s", INTERVAL
             )
 
-    def _renew(self, stalled: StalledHold) -> None:
+    def _renew(self, stalled: StalledHolds) -> None:
         # Those in a store of a task's own are left to it: nobody here knows its address.
-        ours = {p: hold for p, hold in stalled.holds.items() if hold.store == self._store.identity}
+        ours = {i: hold for i, hold in stalled.holds.items() if hold.store == self._store.identity}
         if not ours:
             return
         wanted = [Ownership(hold.key, hold.owner, hold.lease) for hold in ours.values()]
         outcomes = self._store.renew(wanted, min(hold.lease for hold in wanted) * PATIENCE)
         renewed = [
-            place
-            for place, (outcome, _) in zip(ours, outcomes, strict=True)
+            index
+            for index, (outcome, _) in zip(ours, outcomes, strict=True)
             if outcome is RenewOutcome.RENEWED
         ]
         if renewed:
-            self._shared_holds.keep(stalled, renewed, min(asked_at for _, asked_at in outcomes))
-            names = ", ".join(repr(shown(ours[place].key)) for place in renewed)
+            self._shared_holds.extend(stalled, renewed, min(asked_at for _, asked_at in outcomes))
+            names = ", ".join(repr(shown(ours[index].key)) for index in renewed)
             logger.info(
                 "renewed %s for a pool process that does not renew it itself at present", names
             )
@@ -151,7 +151,7 @@ class Reaper:
         if released.released:
             facts = {"key": orphan.key, "holder": orphan.owner, "reason": "its process is gone"}
             # By another thread: a receiver that takes its time must not keep the next key locked.
-            _notifier.tell(
+            _notifier.submit(
                 functools.partial(signals.send, "lock_freed", self._app, self._store, **facts)
             )
         return True

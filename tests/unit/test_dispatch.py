@@ -19,8 +19,10 @@ from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
-def _own_dispatcher(monkeypatch):
-    monkeypatch.setattr(dispatcher, "_dispatchers", {})
+def _own_dispatcher():
+    dispatcher._dispatcher.reset()
+    yield
+    dispatcher._dispatcher.reset()
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def test_when_it_goes_on_it_is_waited_for_again(monkeypatch, gate):
     assert not sent
     gate.set()
     wait_until(lambda: sent, what="what was behind it")
-    wait_until(lambda: not dispatcher._dispatchers["it"]._hangs, what="that to be noted")
+    wait_until(lambda: not dispatcher._dispatcher.value.hangs, what="that to be noted")
     monkeypatch.setattr(dispatcher, "PATIENCE", 60.0)
 
     dispatcher.dispatch(lambda: sent.append(2))
@@ -73,8 +75,7 @@ def test_what_a_sweep_has_found_meanwhile_is_not_sent_by_us(monkeypatch, gate):
     dispatcher.dispatch(lambda: sent.append(1))
     gate.set()
     monkeypatch.setattr(dispatcher, "PATIENCE", 60.0)
-    waiting = dispatcher._dispatchers["it"]._waiting
-    wait_until(lambda: not waiting.qsize(), what="it to be left out")
+    wait_until(lambda: not dispatcher._dispatcher.value.waiting, what="it to be left out")
     monkeypatch.setattr(dispatcher, "UNSENT", 60.0)
 
     dispatcher.dispatch(lambda: sent.append(2), patience=60.0)
@@ -96,7 +97,7 @@ def test_one_that_goes_wrong_keeps_no_other_from_being_sent(monkeypatch, caplog)
 def test_what_waits_while_a_broker_hangs_is_bounded(gate):
     became = [dispatcher.dispatch(lambda: gate.wait(60.0)) for _ in range(dispatcher.MOST + 100)]
 
-    assert dispatcher._dispatchers["it"]._waiting.qsize() == dispatcher.MOST
+    assert dispatcher._dispatcher.value.waiting == dispatcher.MOST
     assert set(became[-50:]) == {dispatcher.Outcome.REFUSED}
 
 
@@ -118,7 +119,7 @@ def test_nothing_is_made_until_something_is_sent():
     code = """
 import threading
 from celery_distlock.process import dispatcher
-assert not dispatcher._dispatchers  # a hub that is put in later would block in what was made before
+assert not dispatcher._dispatcher.is_made  # a hub put in later would block in it
 put_in = threading.Lock
 threading.Lock = lambda: made.append(1) or put_in()
 made = []

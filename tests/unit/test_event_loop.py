@@ -31,9 +31,7 @@ def helpers():
 
     yield make
     for helper in made:
-        helper.close()
-        if helper._thread is not None:
-            helper._thread.join(10.0)
+        helper.finish(10.0)
 
 
 def turn(hub, done):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 from celery import Celery
 
-from celery_distlock.process import fork_guard
+from celery_distlock.process import forks
 from celery_distlock.runtime.messages import LockHeader, publish, seal_message
 from celery_distlock.telemetry import events
 from tests.waiting import wait_until
@@ -48,7 +48,7 @@ class Busy(threading.Thread):
 
 
 def hold_off(busy):
-    with fork_guard.no_fork():
+    with forks.no_fork():
         busy.stay()
 
 
@@ -92,17 +92,17 @@ def in_a_child(check):
 
 
 def can_hold_off():
-    with fork_guard.no_fork():
+    with forks.no_fork():
         return True
 
 
 @pytest.mark.parametrize("work", [hold_off, send_a_task, send_an_event])
 def test_a_fork_waits_until_a_thread_is_out(work, monkeypatch):
-    monkeypatch.setattr(fork_guard, "PATIENCE", 60.0)
+    monkeypatch.setattr(forks, "PATIENCE", 60.0)
     with Busy(work) as busy:
 
         def let_go():
-            wait_until(fork_guard._gate.locked, what="the fork to wait")
+            wait_until(forks._gate.locked, what="the fork to wait")
             busy.may_leave.set()
 
         threading.Thread(target=let_go).start()
@@ -111,14 +111,14 @@ def test_a_fork_waits_until_a_thread_is_out(work, monkeypatch):
 
 
 def test_a_thread_that_stays_does_not_keep_the_process_from_forking(monkeypatch):
-    monkeypatch.setattr(fork_guard, "PATIENCE", 0.01)
+    monkeypatch.setattr(forks, "PATIENCE", 0.01)
     with Busy(hold_off) as busy:
         assert in_a_child(lambda: busy.inside and can_hold_off())
         assert can_hold_off()
 
 
 def test_a_thread_that_stays_is_waited_for_once(monkeypatch):
-    monkeypatch.setattr(fork_guard, "PATIENCE", 1.0)
+    monkeypatch.setattr(forks, "PATIENCE", 1.0)
     with Busy(hold_off):
         begun = time.monotonic()
         for _ in range(8):
@@ -127,13 +127,13 @@ def test_a_thread_that_stays_is_waited_for_once(monkeypatch):
 
 
 def test_a_thread_that_forks_does_not_wait_for_itself(monkeypatch):
-    monkeypatch.setattr(fork_guard, "PATIENCE", 60.0)
-    with fork_guard.no_fork():
+    monkeypatch.setattr(forks, "PATIENCE", 60.0)
+    with forks.no_fork():
         assert in_a_child(can_hold_off)
 
 
 def test_threads_that_fork_at_a_time_leave_no_gate_closed(monkeypatch):
-    monkeypatch.setattr(fork_guard, "PATIENCE", 0.02)
+    monkeypatch.setattr(forks, "PATIENCE", 0.02)
     with Busy(hold_off):
         threads = [threading.Thread(target=in_a_child, args=[can_hold_off]) for _ in range(4)]
         for thread in threads:

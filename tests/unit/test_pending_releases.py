@@ -30,7 +30,7 @@ class Store(MemoryStore):
 
 @pytest.fixture(autouse=True)
 def own_errands(monkeypatch):
-    monkeypatch.setattr(pending_releases, "_pending", pending_releases._PendingReleases())
+    pending_releases.forget()
     monkeypatch.setattr(pending_releases, "PAUSES", (0.01,) * 7)
 
 
@@ -122,7 +122,7 @@ def test_an_errand_that_is_done_keeps_nothing_alive():
     on_done = Done()
     kept = weakref.ref(on_done)
 
-    pending_releases._pending.add(Store(), "k", "a", "", Completion.NO, None, on_done)
+    pending_releases._pending.value.add(Store(), "k", "a", "", Completion.NO, None, on_done)
     del on_done
 
     wait_until(lambda: gc.collect() >= 0 and kept() is None, what="it to be forgotten")
@@ -154,7 +154,7 @@ def test_a_store_that_has_nothing_to_be_done_has_no_thread(monkeypatch):
     for number in range(1, 4):
         made.add(stores[0], "k", "a", "", Completion.NO)
         wait_until(lambda n=number: stores[0].releases == 2 * n, what="the errand")
-        wait_until(lambda: not made._lines, what="the thread's end")
+        wait_until(lambda: not made._threads, what="the thread's end")
     stores.clear()
 
     wait_until(lambda: gc.collect() >= 0 and kept() is None, what="it to be forgotten")

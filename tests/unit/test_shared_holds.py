@@ -104,28 +104,28 @@ def _serve(ledger: SharedHolds, orders: int, answers: int) -> None:
         answer: object = os.getpid()
         if verb == "note":
             noted[what] = hold(what)
-            ledger.note(noted[what])
+            ledger.record(noted[what])
             answer = noted[what].owner
         elif verb == "take":
             noted[what].state = HoldState.HELD
-            ledger.note(noted[what])
+            ledger.record(noted[what])
         elif verb == "end":
             noted[what].end()
-            ledger.note(noted[what])
+            ledger.record(noted[what])
         elif verb == "beat":
             at = clock.monotonic() + float(what)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(clock, "monotonic", lambda at=at: at)
-                ledger.beat()
+                ledger.heartbeat()
         elif verb == "kept":
-            answer = ledger.kept_until(noted[what].owner)
+            answer = ledger.renewed_until(noted[what].owner)
         elif verb == "strike":
-            ledger.strike(noted[what].owner)
+            ledger.erase(noted[what].owner)
         elif verb == "fork":
             answer = os.fork()
             if answer == 0:
                 ledger.after_fork()
-                ledger.note(hold(what))
+                ledger.record(hold(what))
                 answer = os.getpid()
                 os.write(answers, json.dumps(answer).encode() + b"\n")
                 signal.pause()
@@ -137,8 +137,7 @@ def _serve(ledger: SharedHolds, orders: int, answers: int) -> None:
 def ledger():
     ledger = SharedHolds()
     yield ledger
-    ledger._memory.close()
-    ledger._file.close()
+    ledger.close()
 
 
 @pytest.fixture
@@ -177,13 +176,13 @@ def holder(ledger, child, later):
     one = child()
     one.note("a")
     one.tell("take", "a")
-    assert not list(ledger.neglected())  # seen for the first time
+    assert not list(ledger.stalled())  # seen for the first time
     later(16.0)
     return one
 
 
 def test_what_a_child_has_not_renewed_for_half_a_lease_is_neglected(ledger, holder):
-    (neglect,) = ledger.neglected()
+    (neglect,) = ledger.stalled()
 
     assert [(hold.key, hold.lease) for hold in neglect.holds.values()] == [("a", 30.0)]
 
@@ -193,66 +192,66 @@ def test_what_it_has_held_for_less_is_not(ledger, child, later):
     one.note("a")
     one.tell("take", "a")
     for _ in range(2):
-        assert not list(ledger.neglected())
+        assert not list(ledger.stalled())
         later(14.0)
 
 
 def test_what_it_renews_itself_is_not(ledger, holder):
     holder.tell("beat", "10.0")
 
-    assert not list(ledger.neglected())
+    assert not list(ledger.stalled())
 
 
 def test_what_it_has_asked_for_and_not_got_is_not(ledger, child, later):
     child().note("a")
-    assert not list(ledger.neglected())
+    assert not list(ledger.stalled())
     later(16.0)
 
-    assert not list(ledger.neglected())
+    assert not list(ledger.stalled())
 
 
 def test_what_it_is_giving_back_is_not(ledger, holder, later):
     holder.tell("end", "a")
-    assert not list(ledger.neglected())
+    assert not list(ledger.stalled())
     later(16.0)
 
-    assert not list(ledger.neglected())
+    assert not list(ledger.stalled())
 
 
 def test_what_a_dead_child_held_is_not(ledger, holder):
     holder.kill()
-    list(ledger.bury())
+    list(ledger.reap())
 
-    assert not list(ledger.neglected())
+    assert not list(ledger.stalled())
 
 
 def keep_all(ledger, neglect, asked_at):
-    ledger.keep(neglect, list(neglect.holds), asked_at)
+    ledger.extend(neglect, list(neglect.holds), asked_at)
 
 
 def test_a_child_believes_what_its_parent_has_renewed(ledger, holder):
-    (neglect,) = ledger.neglected()
+    (neglect,) = ledger.stalled()
     asked_at = clock.monotonic()
 
     keep_all(ledger, neglect, asked_at)
 
     assert holder.tell("kept", "a") == asked_at + believed(30.0)
-    assert not list(ledger.neglected())
+    assert not list(ledger.stalled())
 
 
 def test_what_its_parent_renews_goes_on_being_neglected(ledger, holder, later):
     for _ in range(3):
-        (neglect,) = ledger.neglected()
+        (neglect,) = ledger.stalled()
         keep_all(ledger, neglect, clock.monotonic())
         later(16.0)
 
 
 def test_what_could_not_be_renewed_is_tried_again_after_a_ninth_of_the_lease(ledger, holder, later):
-    assert list(ledger.neglected())
+    assert list(ledger.stalled())
     later(3.0)
-    assert not list(ledger.neglected())
+    assert not list(ledger.stalled())
     later(0.5)
-    assert list(ledger.neglected())
+    assert list(ledger.stalled())
 
 
 def test_a_child_believes_only_of_what_was_renewed(ledger, child, later):
@@ -261,18 +260,18 @@ def test_a_child_believes_only_of_what_was_renewed(ledger, child, later):
         one.note(key)
         one.tell("take", key)
     one.note("d")  # asked for
-    assert not list(ledger.neglected())
+    assert not list(ledger.stalled())
     later(16.0)
-    (neglect,) = ledger.neglected()
+    (neglect,) = ledger.stalled()
 
-    ledger.keep(neglect, [0, 2], clock.monotonic())
+    ledger.extend(neglect, [0, 2], clock.monotonic())
 
     assert list(neglect.holds) == [0, 1, 2]
     assert [bool(one.tell("kept", key)) for key in "abcd"] == [True, False, True, False]
 
 
 def test_a_child_goes_on_to_believe_it_when_it_writes_again(ledger, holder):
-    (neglect,) = ledger.neglected()
+    (neglect,) = ledger.stalled()
     asked_at = clock.monotonic()
     keep_all(ledger, neglect, asked_at)
 
@@ -284,7 +283,7 @@ def test_a_child_goes_on_to_believe_it_when_it_writes_again(ledger, holder):
 
 
 def test_a_child_does_not_believe_it_of_what_it_has_taken_since(ledger, holder):
-    (neglect,) = ledger.neglected()
+    (neglect,) = ledger.stalled()
     holder.note("b")
     holder.tell("take", "b")
 
@@ -302,11 +301,11 @@ def test_what_a_dead_child_noted_is_told_once(ledger, child):
     one.note("b")
     one.kill()
 
-    assert sorted(ledger.bury()) == [
+    assert sorted(ledger.reap()) == [
         OrphanedHold("redis://here#p", "a", owner),
         OrphanedHold("redis://here#p", "b", owner[:-1] + "2"),
     ]
-    assert not list(ledger.bury())
+    assert not list(ledger.reap())
 
 
 def test_what_it_struck_is_not(ledger, child):
@@ -315,7 +314,7 @@ def test_what_it_struck_is_not(ledger, child):
     one.strike("b")
     one.kill()
 
-    assert keys(ledger.bury()) == ["a", "c"]
+    assert keys(ledger.reap()) == ["a", "c"]
 
 
 def test_a_child_that_struck_everything_leaves_nothing(ledger, child):
@@ -325,7 +324,7 @@ def test_a_child_that_struck_everything_leaves_nothing(ledger, child):
     one.strike("b")
     one.kill()
 
-    assert not list(ledger.bury())
+    assert not list(ledger.reap())
 
 
 def test_a_second_strike_does_nothing(ledger, child):
@@ -335,7 +334,7 @@ def test_a_second_strike_does_nothing(ledger, child):
     one.strike("a")
     one.kill()
 
-    assert keys(ledger.bury()) == ["b"]
+    assert keys(ledger.reap()) == ["b"]
 
 
 def test_any_text_is_a_key(ledger, child):
@@ -344,7 +343,7 @@ def test_any_text_is_a_key(ledger, child):
     one.note(*texts)
     one.kill()
 
-    assert keys(ledger.bury()) == texts
+    assert keys(ledger.reap()) == texts
 
 
 def test_children_do_not_mix(ledger, child):
@@ -354,9 +353,9 @@ def test_children_do_not_mix(ledger, child):
     stays.note("kept too")
     gone.kill()
 
-    assert keys(ledger.bury()) == ["left"]
+    assert keys(ledger.reap()) == ["left"]
     stays.kill()
-    assert keys(ledger.bury()) == ["kept", "kept too"]
+    assert keys(ledger.reap()) == ["kept", "kept too"]
 
 
 # Who is gone
@@ -365,7 +364,7 @@ def test_children_do_not_mix(ledger, child):
 def test_a_child_that_lives_is_left_alone(ledger, child):
     child().note("a")
 
-    assert not list(ledger.bury())
+    assert not list(ledger.reap())
 
 
 def test_a_child_that_is_stopped_is_left_alone(ledger, child):
@@ -374,7 +373,7 @@ def test_a_child_that_is_stopped_is_left_alone(ledger, child):
     os.kill(one.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, one.pid, os.WSTOPPED | os.WNOWAIT)
 
-    assert not list(ledger.bury())
+    assert not list(ledger.reap())
 
 
 def test_a_dead_child_need_not_have_been_reaped_and_still_can_be(ledger, child):
@@ -382,7 +381,7 @@ def test_a_dead_child_need_not_have_been_reaped_and_still_can_be(ledger, child):
     one.note("a")
     one.kill(reap=False)
 
-    assert keys(ledger.bury()) == ["a"]
+    assert keys(ledger.reap()) == ["a"]
     assert os.waitpid(one.pid, 0) == (one.pid, signal.SIGKILL)
     one.reaped = True
 
@@ -396,7 +395,7 @@ def test_a_process_that_a_child_forked_is_left_alone_while_it_lives(ledger, chil
             one.kill()
 
         assert processes.alive(grandchild)
-        assert not list(ledger.bury())
+        assert not list(ledger.reap())
     finally:
         os.kill(grandchild, signal.SIGKILL)
 
@@ -406,31 +405,31 @@ def test_a_process_that_a_child_forked_is_left_alone_while_it_lives(ledger, chil
 
 def test_the_parents_own_notes_are_told_of_nobody(ledger, child):
     ours = hold("ours")
-    ledger.note(ours)
+    ledger.record(ours)
     one = child()
     one.note("its")
     one.kill()
 
-    assert keys(ledger.bury()) == ["its"]
-    ledger.strike(ours.owner)
+    assert keys(ledger.reap()) == ["its"]
+    ledger.erase(ours.owner)
 
 
 def test_a_child_cannot_strike_its_parents_notes_nor_write_them_as_its_own(ledger):
     ours = hold("ours")
-    ledger.note(ours)
+    ledger.record(ours)
     pid = fork()
     if pid == 0:
         try:
             ledger.after_fork()
-            ledger.strike(ours.owner)
-            ledger.note(hold("its"))
-            ledger.strike(ours.owner)
+            ledger.erase(ours.owner)
+            ledger.record(hold("its"))
+            ledger.erase(ours.owner)
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
 
-    assert keys(ledger.bury()) == ["its"]
-    assert ours.owner in ledger._noted
+    assert keys(ledger.reap()) == ["its"]
+    assert ours.owner in ledger._entries
 
 
 def test_a_child_writes_though_a_thread_of_its_parent_was_writing_at_the_fork(ledger, child):
@@ -452,19 +451,19 @@ def test_a_child_writes_though_a_thread_of_its_parent_was_writing_at_the_fork(le
         thread.join()
     one.kill()
 
-    assert keys(ledger.bury()) == ["a"]
+    assert keys(ledger.reap()) == ["a"]
 
 
 def test_a_process_that_was_not_forked_has_a_ledger_of_its_own(ledger):
     code = (
         "from tests.unit.test_shared_holds import SharedHolds, hold\n"
         "ledger = SharedHolds()\n"
-        "ledger.note(hold('a'))\n"
-        "assert not list(ledger.bury())\n"
+        "ledger.record(hold('a'))\n"
+        "assert not list(ledger.reap())\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
-    assert not list(ledger.bury())
+    assert not list(ledger.reap())
 
 
 # Deaths in the middle of a write
@@ -497,7 +496,7 @@ def outcomes(ledger, action) -> list[list[str]]:
     found = []
     for instruction in range(2000):
         status = die_at(instruction, action)
-        found.append(keys(ledger.bury()))
+        found.append(keys(ledger.reap()))
         if os.WIFEXITED(status):
             assert os.WEXITSTATUS(status) == 0
             return found
@@ -512,10 +511,10 @@ def changes(found: list[list[str]]) -> list[list[str]]:
 def test_a_death_at_any_instruction_of_a_note_leaves_the_old_record_or_the_new_one(ledger):
     def action(begin) -> None:
         ledger.after_fork()
-        ledger.note(hold("old"))
+        ledger.record(hold("old"))
         new = hold("new")
         begin()
-        ledger.note(new)
+        ledger.record(new)
         sys.settrace(None)
 
     found = outcomes(ledger, action)
@@ -530,7 +529,7 @@ def test_a_death_at_any_instruction_of_the_first_note_leaves_nothing_or_it(ledge
         ledger.after_fork()
         first = hold("first")
         begin()
-        ledger.note(first)
+        ledger.record(first)
         sys.settrace(None)
 
     found = outcomes(ledger, action)
@@ -544,10 +543,10 @@ def test_a_death_at_any_instruction_of_a_strike_leaves_the_old_record_or_the_new
     def action(begin) -> None:
         ledger.after_fork()
         gone = hold("gone")
-        ledger.note(gone)
-        ledger.note(hold("kept"))
+        ledger.record(gone)
+        ledger.record(hold("kept"))
         begin()
-        ledger.strike(gone.owner)
+        ledger.erase(gone.owner)
         sys.settrace(None)
 
     assert changes(outcomes(ledger, action)) == [["gone", "kept"], ["kept"]]
@@ -571,24 +570,22 @@ def test_a_death_while_the_text_is_copied_leaves_the_old_record(ledger):
         try:
             ledger.after_fork()
             for key in ("a", "b"):
-                ledger.note(hold(key))
-            ledger._told = dict  # which would read it
+                ledger.record(hold(key))
+            ledger._parents_renewals = dict  # which would read it
             ledger._memory = HalfCopied(ledger._memory)
-            ledger.note(hold("c"))
+            ledger.record(hold("c"))
         finally:
             os._exit(0)
 
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-    assert keys(ledger.bury()) == ["a", "b"]
+    assert keys(ledger.reap()) == ["a", "b"]
 
 
 # Pages
 
 
 def pages_taken(ledger) -> int:
-    page, head = ledger_module.PAGE, ledger_module._HEAD
-    count = len(ledger._memory) // page
-    return sum(head.unpack_from(ledger._memory, i * page)[0] != 0 for i in range(count))
+    return ledger.pages_taken()
 
 
 def test_a_page_is_taken_by_the_first_note_and_used_again_after_a_death(ledger, child):
@@ -598,7 +595,7 @@ def test_a_page_is_taken_by_the_first_note_and_used_again_after_a_death(ledger, 
         one.note(f"{number} first", f"{number} second")
         assert pages_taken(ledger) == 1
         one.kill()
-        assert keys(ledger.bury()) == [f"{number} first", f"{number} second"]
+        assert keys(ledger.reap()) == [f"{number} first", f"{number} second"]
     assert pages_taken(ledger) == 0
 
 
@@ -606,13 +603,13 @@ def test_a_page_tells_nothing_of_who_had_it_before(ledger, child):
     before = child()
     before.note("a" * 1000, "b" * 1000, "c")
     before.kill()
-    list(ledger.bury())
+    list(ledger.reap())
 
     after = child()
     after.note("d")
     after.strike("d")
     after.kill()
-    assert not list(ledger.bury())
+    assert not list(ledger.reap())
 
 
 def test_a_child_for_whom_there_is_no_page_goes_on_without(monkeypatch, child):
@@ -624,18 +621,17 @@ def test_a_child_for_whom_there_is_no_page_goes_on_without(monkeypatch, child):
             each.note(str(number), f"{number} again")
             each.strike(str(number))
             each.kill()
-        assert keys(small.bury()) == ["0 again", "1 again"]
+        assert keys(small.reap()) == ["0 again", "1 again"]
 
         late = Child(small)
         children.append(late)
         late.note("late")
         late.kill()
-        assert keys(small.bury()) == ["late"]
+        assert keys(small.reap()) == ["late"]
     finally:
         for each in children:
             each.close()
-        small._memory.close()
-        small._file.close()
+        small.close()
 
 
 def test_children_that_begin_at_one_time_take_a_page_each(ledger):
@@ -648,7 +644,7 @@ def test_children_that_begin_at_one_time_take_a_page_each(ledger):
                 ledger.after_fork()
                 os.close(start[1])
                 os.read(start[0], 1)  # ends for all of them when the parent closes it
-                ledger.note(hold(str(number)))
+                ledger.record(hold(str(number)))
             finally:
                 os._exit(0)
         pids.append(pid)
@@ -657,7 +653,7 @@ def test_children_that_begin_at_one_time_take_a_page_each(ledger):
     for pid in pids:
         os.waitpid(pid, 0)
 
-    assert sorted(keys(ledger.bury()), key=int) == [str(number) for number in range(count)]
+    assert sorted(keys(ledger.reap()), key=int) == [str(number) for number in range(count)]
 
 
 def test_a_key_that_is_longer_than_a_page_is_noted_by_the_name_of_its_records(ledger, child):
@@ -666,7 +662,7 @@ def test_a_key_that_is_longer_than_a_page_is_noted_by_the_name_of_its_records(le
     one.note("a", key)
     one.kill()
 
-    short, long = keys(ledger.bury())
+    short, long = keys(ledger.reap())
     assert (short, slot_name(long)) == ("a", slot_name(key))
 
 
@@ -679,7 +675,7 @@ def test_too_much_for_a_page_is_left_to_the_leases_until_it_is_struck(ledger, ch
     one.kill()
     two.kill()
 
-    assert keys(ledger.bury()) == ["c"]
+    assert keys(ledger.reap()) == ["c"]
 
 
 def test_what_just_fits_a_page_is_kept_whole_in_either_half(ledger, child, small_page):
@@ -693,9 +689,9 @@ def test_what_just_fits_a_page_is_kept_whole_in_either_half(ledger, child, small
             if number < 2:
                 one.strike(key)
         one.kill()
-        assert keys(ledger.bury()) == ["2" * longest]
+        assert keys(ledger.reap()) == ["2" * longest]
         neighbour.kill()
-        assert keys(ledger.bury()) == ["n"]
+        assert keys(ledger.reap()) == ["n"]
 
 
 def test_the_file_is_nowhere_to_be_found_and_ends_with_the_ledger():
@@ -703,8 +699,7 @@ def test_the_file_is_nowhere_to_be_found_and_ends_with_the_ledger():
     number = ledger._file.fileno()
     with contextlib.suppress(FileNotFoundError):
         assert not os.path.exists(os.readlink(f"/proc/self/fd/{number}"))  # noqa: PTH110, PTH115
-    ledger._memory.close()
-    ledger._file.close()
+    ledger.close()
 
 
 SIZE = ledger_module.PAGES * ledger_module.PAGE  # bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_a_task_s_id_cannot_forge_a_line_of_the_log(caplog):
 @pytest.fixture
 def hanging(monkeypatch):
     """A store with three runs to find, a broker that hangs, and what lets that go on."""
-    monkeypatch.setattr(dispatcher, "_dispatchers", {})
+    monkeypatch.setattr(dispatcher, "_dispatcher", SimpleNamespace(value=dispatcher._Dispatcher()))
     monkeypatch.setattr(sweeper, "UNSENT", 0.2)
     gate, store = threading.Event(), MemoryStore("memory://", "test")
     store.courier = lambda wake: gate.wait(60.0)
@@ -70,7 +71,7 @@ def test_one_that_is_sent_late_is_counted_when_it_is_sent(hanging):
 
 
 def test_a_broker_that_is_slow_is_one_that_sends(monkeypatch):
-    monkeypatch.setattr(dispatcher, "_dispatchers", {})
+    monkeypatch.setattr(dispatcher, "_dispatcher", SimpleNamespace(value=dispatcher._Dispatcher()))
     monkeypatch.setattr(dispatcher, "PATIENCE", 0.0)
     store, swept, gate = MemoryStore("memory://", "test"), [], threading.Event()
     store.courier = lambda wake: gate.wait(0.05)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from celery_distlock import signals
-from celery_distlock.engine.shared_holds import OrphanedHold, StalledHold
+from celery_distlock.engine.shared_holds import OrphanedHold, StalledHolds
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores.identities import new_owner
@@ -27,14 +27,14 @@ class TwoChildren:
         self._busy = busy
         self.kept = 0
 
-    def bury(self):
+    def reap(self):
         gone, self._gone = self._gone, []
         return iter(gone)
 
-    def neglected(self):
-        yield StalledHold(0, 1, {0: self._busy})
+    def stalled(self):
+        yield StalledHolds(0, 1, {0: self._busy})
 
-    def keep(self, neglect, places, asked_at):
+    def extend(self, stalled, indexes, asked_at):
         self.kept += 1
 
 
@@ -79,12 +79,12 @@ def freed():
 
 @contextmanager
 def at_work(app, ledger):
-    undertaker = Reaper(ledger, app)
-    undertaker.start()
+    reaper = Reaper(ledger, app)
+    reaper.start()
     try:
         yield
     finally:
-        undertaker.stop()
+        reaper.stop()
 
 
 def test_a_release_that_hangs_keeps_no_busy_child_from_being_renewed(

@@ -68,4 +68,4 @@ def store(server: EmbeddedServer) -> Iterator[RedisStore]:
 def no_errands() -> Iterator[None]:
     """Forgets what this test left to do at servers that are gone: it would slow down others."""
     yield
-    pending_releases._pending = pending_releases._PendingReleases()
+    pending_releases.forget()

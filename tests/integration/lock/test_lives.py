@@ -53,7 +53,7 @@ def test_ten_thousand_lives_of_locks_leave_nothing_behind(private_server):
         after = left()
         assert after["watched"] == 0
         assert set(after["threads"]) - set(before["threads"]) <= {
-            "distlock-errands",
+            "distlock-releases",
             "distlock-counts",
             "distlock-watchdog",
         }

@@ -78,7 +78,7 @@ def uncounted() -> Iterator[None]:
     observers, signals.observers[:] = signals.observers[:], []
     told = threading.Event()
     observer.flush()
-    observer._notifier.tell(told.set)  # its thread may be in the midst of a round
+    observer._notifier.submit(told.set)  # its thread may be in the midst of a round
     assert told.wait(60)
     try:
         yield
@@ -1014,7 +1014,7 @@ def test_waiters_that_are_torn_out_leave_somebody_who_listens(redis_store, monke
     blocker.release()
     assert min(took) < 0.3  # about 0.7 s each, if nobody listens
     # What was torn out is given back in the background; other tests count requests.
-    lines = pending_releases._pending._lines
+    lines = pending_releases._pending.value._threads
     wait_until(lambda: id(redis_store) not in lines, what="the errands", timeout=90.0)
 
 

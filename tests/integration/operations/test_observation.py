@@ -191,7 +191,7 @@ class Broker:
 
 def test_events_are_left_out_for_a_while_when_the_broker_is_away(monkeypatch):
     broker = Broker()
-    monkeypatch.setattr(events, "_sender", events._Sender())
+    monkeypatch.setattr(events, "_sender", types.SimpleNamespace(value=events._Sender()))
     monkeypatch.setattr(events, "_source", None)
     events.set_source(broker, "worker@test")
 
@@ -200,22 +200,21 @@ def test_events_are_left_out_for_a_while_when_the_broker_is_away(monkeypatch):
     wait_until(lambda: broker.tries, what="the first attempt")
     broker.there = True
     heard = threading.Event()
-    events._notifier.tell(heard.set)
+    events._notifier.submit(heard.set)
     assert heard.wait(60)
     assert (broker.tries, broker.sent) == (1, [])
 
-    monkeypatch.setattr(events._sender, "_quiet_until", 0.0)
+    monkeypatch.setattr(events._sender.value, "_quiet_until", 0.0)
     events.send("lock_released", "", {"key": "k"})
     wait_until(lambda: broker.sent == ["distlock-released"], what="the event after that")
 
 
 def test_one_that_cannot_be_told_does_not_keep_the_next_from_being_told(caplog):
     told = threading.Event()
-    mine = background.BackgroundNotifier("test-teller")
+    mine = background.BackgroundNotifier("test-notifier")
 
-    mine.tell(lambda: {}["nothing"])
-    mine.tell(told.set)
+    mine.submit(lambda: {}["nothing"])
+    mine.submit(told.set)
 
     assert told.wait(60)
-    mine.finish()
-    background._notifiers.remove(mine)
+    mine.finish(60)

@@ -66,4 +66,4 @@ def shared_store(shared_masters, patience) -> Iterator[RedlockStore]:
 def no_errands() -> Iterator[None]:
     """Forgets what this test left to do at servers that are gone: it would slow down others."""
     yield
-    pending_releases._pending = pending_releases._PendingReleases()
+    pending_releases.forget()

@@ -79,4 +79,4 @@ def brief_store(shared_server: ZooKeeperServer, prefix: str) -> Iterator[ZooKeep
 def no_errands() -> Iterator[None]:
     """Forgets what this test left to do at servers that are gone: it would slow down others."""
     yield
-    pending_releases._pending = pending_releases._PendingReleases()
+    pending_releases.forget()
