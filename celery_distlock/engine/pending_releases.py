@@ -20,6 +20,7 @@ from typing import Any
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.naming import shown
+from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Completion, Inbox, Store
 
 __all__ = ["release_later"]
@@ -51,11 +52,13 @@ class _PendingRelease:
 def _attempt(errand: _PendingRelease) -> None:
     try:
         released = errand.store.release(
-            errand.key,
-            errand.owner,
-            run=errand.run,
-            ended=errand.ended,
-            inbox=errand.inbox,
+            ReleaseRequest(
+                errand.key,
+                errand.owner,
+                run=errand.run,
+                completion=errand.ended,
+                inbox=errand.inbox,
+            )
         )
     except StoreError as error:
         logger.debug("%r is not given back yet: %s", shown(errand.key), error)
