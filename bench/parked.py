@@ -6,7 +6,7 @@ from typing import Any
 
 from figures import Figure, Part, Row, in_turn, median, ratio
 
-from celery_distlock.stores import open_store
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, open_store
 from celery_distlock.stores.base import ParkRequest
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.testing import EmbeddedServer
@@ -50,7 +50,7 @@ class Queue:
         self._store = store
         self._key = key
         self._owner = new_owner("holder")
-        store.acquire(key, self._owner, 600.0)
+        store.acquire(AcquireRequest(key, self._owner, 600.0))
         for number in range(size):
             self._park(f"{key}-{number}")
 
@@ -58,15 +58,17 @@ class Queue:
         # Release hands the key to the first in the queue, which claims it and goes to the end.
         begin = time.perf_counter()
         for _ in range(TURNS):
-            wake = self._store.release(self._key, self._owner).wake
+            wake = self._store.release(ReleaseRequest(self._key, self._owner)).wake
             self._owner = new_owner("holder")
-            self._store.acquire(self._key, self._owner, 600.0, run=wake.run)
+            self._store.acquire(AcquireRequest(self._key, self._owner, 600.0, run=wake.run))
             self._park(f"{wake.run}+")
         return (time.perf_counter() - begin) / TURNS
 
     def _park(self, run: str) -> None:
         parcel = ParkRequest(ENVELOPE, task="shop.reserve")
-        self._store.acquire(self._key, new_owner("waiter"), 1.0, queue=parcel, run=run)
+        self._store.acquire(
+            AcquireRequest(self._key, new_owner("waiter"), 1.0, queue=parcel, run=run)
+        )
 
 
 def _used_memory(server: EmbeddedServer) -> int:

@@ -10,13 +10,24 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreError, StoreUnavailableError
-from celery_distlock.stores import Ability, Finding, Store
-from celery_distlock.stores.base import KeyState, Ownership, Release, RenewOutcome, Reply, Status
+from celery_distlock.stores import (
+    Ability,
+    AcquireRequest,
+    Finding,
+    KeyState,
+    Ownership,
+    Release,
+    ReleaseRequest,
+    RenewOutcome,
+    Reply,
+    Status,
+    Store,
+)
 
 COLUMNS = "owner TEXT, token INTEGER, run TEXT, since REAL, until REAL"
 TABLE = f"CREATE TABLE IF NOT EXISTS locks (name BLOB PRIMARY KEY, {COLUMNS})"
@@ -43,10 +54,9 @@ class SQLiteStore(Store):
         self._prefix = prefix
         self.identity = f"sqlite://{self._path}#{prefix}"
 
-    # What it ignores goes with abilities that it does not have.
-    def acquire(
-        self, key: str, owner: str, lease: float, *, run: str = "", **_ignored: Any
-    ) -> Reply:
+    # What it ignores of a request goes with abilities that it does not have.
+    def acquire(self, request: AcquireRequest) -> Reply:
+        key, owner, run = request.key, request.owner, request.run
         asked_at = clock.monotonic()
         with self._transaction() as db:
             now, held = time.time(), self._find(db, key)
@@ -57,7 +67,9 @@ class SQLiteStore(Store):
             elif held.owner not in {owner, f"parked:{run}"}:
                 left = held.until - now
                 return Reply(Status.BUSY, asked_at, held.token, held.owner, held.run, left)
-            self._write(db, key, held._replace(owner=owner, run=run or held.run, until=now + lease))
+            self._write(
+                db, key, held._replace(owner=owner, run=run or held.run, until=now + request.lease)
+            )
             return Reply(Status.GRANTED, asked_at, held.token)
 
     def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
@@ -76,16 +88,14 @@ class SQLiteStore(Store):
         self._write(db, hold.key, held._replace(until=until))
         return RenewOutcome.RENEWED
 
-    def release(
-        self, key: str, owner: str, *, keep_for: tuple[str, float] | None = None, **_ignored: Any
-    ) -> Release:
+    def release(self, request: ReleaseRequest) -> Release:
         with self._transaction() as db:
-            now, held = time.time(), self._find(db, key)
-            if held.owner != owner:
+            now, held = time.time(), self._find(db, request.key)
+            if held.owner != request.owner:
                 return Release(False)
-            heir, seconds = keep_for or ("", 0.0)
+            heir, seconds = request.keep_for or ("", 0.0)
             left = Record(heir and f"parked:{heir}", held.token, heir, held.since, now + seconds)
-            self._write(db, key, left)
+            self._write(db, request.key, left)
             return Release(True)
 
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:

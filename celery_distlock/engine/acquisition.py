@@ -14,7 +14,7 @@ from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
 from celery_distlock.naming import shown
 from celery_distlock.process.forks import ForkStage, PerProcess, begin_anew
-from celery_distlock.stores import Store
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, Store
 from celery_distlock.stores.base import Completion, Inbox, ParkRequest, Reply, Status, WokenTask
 
 from .lease import Hold, HoldState
@@ -171,14 +171,16 @@ def _erase(hold: Hold, owner: str | None = None) -> None:
 
 def _ask(hold: Hold, queue: Inbox | ParkRequest | None, repeated: bool, keep: bool) -> Reply:
     reply = hold.store.acquire(
-        hold.key,
-        hold.owner,
-        hold.terms.lease,
-        queue=queue,
-        run=hold.run,
-        repeated=repeated,
-        keep=keep,
-        arrival=hold.arrival,
+        AcquireRequest(
+            hold.key,
+            hold.owner,
+            hold.terms.lease,
+            queue=queue,
+            run=hold.run,
+            redelivered=repeated,
+            retain=keep,
+            arrival=hold.arrival,
+        )
     )
     hold.arrival = reply.arrival or hold.arrival
     if hold.take(reply):
@@ -208,7 +210,7 @@ def _wait(hold: Hold, deadline: float, repeated: bool, keep: bool, *, answered: 
                 if reply.status is not Status.BUSY:
                     return reply
                 if clock.monotonic() >= deadline:
-                    released = hold.store.release(hold.key, hold.owner, inbox=inbox)
+                    released = hold.store.release(ReleaseRequest(hold.key, hold.owner, inbox=inbox))
                     hold.store.dispatch(released.wake)
                     return reply
             inbox.wait(max(0.0, min(pause, deadline - clock.monotonic())))

@@ -23,6 +23,7 @@ from celery_distlock import clock
 from celery_distlock.errors import LockLostError, LockNotOwnedError, StoreError
 from celery_distlock.naming import shown
 from celery_distlock.settings import MAX_LEASE
+from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import (
     Completion,
     Ownership,
@@ -315,7 +316,7 @@ class Hold:
         False: the key was not ours any more.
         """
         released = self.store.release(
-            self.key, self.owner, run=self.run, ended=ended, keep_for=keep_for
+            ReleaseRequest(self.key, self.owner, run=self.run, completion=ended, keep_for=keep_for)
         )
         (dispatch or self.store.dispatch)(released.wake)
         return released.released

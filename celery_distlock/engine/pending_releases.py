@@ -21,6 +21,7 @@ from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.naming import shown
 from celery_distlock.process.forks import ExitStage, ForkStage, PerProcess, at_exit
+from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Completion, Inbox, Store
 
 __all__ = ["release_later"]
@@ -52,11 +53,13 @@ class _PendingRelease:
 def _attempt(release: _PendingRelease) -> None:
     try:
         released = release.store.release(
-            release.key,
-            release.owner,
-            run=release.run,
-            ended=release.ended,
-            inbox=release.inbox,
+            ReleaseRequest(
+                release.key,
+                release.owner,
+                run=release.run,
+                completion=release.ended,
+                inbox=release.inbox,
+            )
         )
     except StoreError as error:
         logger.debug("%r is not released yet: %s", shown(release.key), error)

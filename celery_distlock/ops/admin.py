@@ -19,7 +19,7 @@ from celery_distlock.naming import shown
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.messages import LockHeader, to_message
 from celery_distlock.runtime.trust import Reason, RefusedError
-from celery_distlock.stores import Store
+from celery_distlock.stores import ReleaseRequest, Store
 from celery_distlock.stores.base import (
     KeyState,
     NotOursError,
@@ -234,7 +234,7 @@ class Admin:
         before = self._info(key, state)
         done = False
         if state.token and token in (0, state.token):
-            released = store.release(key, state.owner)
+            released = store.release(ReleaseRequest(key, state.owner))
             store.dispatch(released.wake)
             done = released.released
         if done:

@@ -9,11 +9,63 @@ from celery_distlock.errors import ConfigurationError
 from celery_distlock.process.forks import ForkStage, PerProcess
 from celery_distlock.settings import DEFAULT_PREFIX, check_prefix, closest
 
-from .base import Ability, Store
+from .base import (
+    Ability,
+    AcquireRequest,
+    Completion,
+    DeliveryChannel,
+    Inbox,
+    KeyState,
+    NotOursError,
+    Ownership,
+    ParkRequest,
+    PeerChannel,
+    PollingInbox,
+    Release,
+    ReleaseRequest,
+    RenewOutcome,
+    Reply,
+    Route,
+    Sending,
+    Status,
+    Store,
+    UnsendableError,
+    Waiter,
+    WokenTask,
+)
 from .findings import Finding, Severity
+from .identities import new_owner
 from .urls import redact
 
-__all__ = ["Ability", "Finding", "Severity", "Store", "open_store", "redact"]
+__all__ = [
+    "Ability",
+    "AcquireRequest",
+    "Completion",
+    "DeliveryChannel",
+    "Finding",
+    "Inbox",
+    "KeyState",
+    "NotOursError",
+    "Ownership",
+    "ParkRequest",
+    "PeerChannel",
+    "PollingInbox",
+    "Release",
+    "ReleaseRequest",
+    "RenewOutcome",
+    "Reply",
+    "Route",
+    "Sending",
+    "Severity",
+    "Status",
+    "Store",
+    "UnsendableError",
+    "Waiter",
+    "WokenTask",
+    "new_owner",
+    "open_store",
+    "redact",
+]
 
 _SCHEMES = {
     "redis": "redis.store:RedisStore",

@@ -21,6 +21,7 @@ from .identities import task_id_of
 __all__ = [
     "UNREADABLE",
     "Ability",
+    "AcquireRequest",
     "Complaints",
     "Completion",
     "DeliveryChannel",
@@ -32,6 +33,7 @@ __all__ = [
     "PeerChannel",
     "PollingInbox",
     "Release",
+    "ReleaseRequest",
     "RenewOutcome",
     "Reply",
     "Route",
@@ -300,6 +302,60 @@ class DeliveryChannel(ABC):
         """Take no more. Idempotent."""
 
 
+class AcquireRequest(NamedTuple):
+    """
+    What is asked of a store to take a key; see :meth:`Store.acquire`.
+
+    Attributes:
+        key: Any text but the empty one.
+        owner: Names this acquisition, see :func:`~celery_distlock.stores.new_owner`.
+        lease: Seconds.
+        queue: An inbox, to wait in the queue while the caller blocks; a park request, to leave
+            *run* in the queue; None: do not queue.
+        run: Names what runs under the lock, the same for every delivery of one task message.
+        redelivered: The run's message may have been delivered before.
+        retain: The store alone has the run's message (it was pushed to a worker), and keeps it
+            until the run has ended: to send it again if the run's process dies.
+        arrival: When the caller came, by :meth:`Store.time` or as an earlier `Reply` told; 0: it
+            comes now.
+    """
+
+    key: str
+    owner: str
+    lease: float
+    queue: Inbox | ParkRequest | None = None
+    run: str = ""
+    redelivered: bool = False
+    retain: bool = False
+    arrival: int = 0
+
+    @property
+    def may_have_ended(self) -> bool:
+        """Whether the store has to ask if another delivery of the run has ended."""
+        return self.redelivered and bool(self.run)
+
+
+class ReleaseRequest(NamedTuple):
+    """
+    What is asked of a store to release a key; see :meth:`Store.release`.
+
+    Attributes:
+        key: The key.
+        owner: That of the request by which it was acquired.
+        run: Likewise.
+        completion: Whether a second delivery of the run is to be dropped.
+        inbox: The inbox of a waiter that gives up.
+        keep_for: A run and seconds: the key stays locked for it instead of becoming free.
+    """
+
+    key: str
+    owner: str
+    run: str = ""
+    completion: Completion = Completion.NO
+    inbox: Inbox | None = None
+    keep_for: tuple[str, float] | None = None
+
+
 class Store(ABC):
     """
     A place that keeps locks.
@@ -325,35 +381,12 @@ class Store(ABC):
     courier: Callable[[WokenTask], bool | None] | None = None
 
     @abstractmethod
-    def acquire(
-        self,
-        key: str,
-        owner: str,
-        lease: float,
-        *,
-        queue: Inbox | ParkRequest | None = None,
-        run: str = "",
-        repeated: bool = False,
-        keep: bool = False,
-        arrival: int = 0,
-    ) -> Reply:
+    def acquire(self, request: AcquireRequest) -> Reply:
         """
-        Take the key for *lease* seconds, or join its queue, or learn who holds it: one step.
+        Take the key for the request's lease, join its queue, or learn who holds it: in one step.
 
         The key goes to the first in the queue; one who does not queue does not overtake. While the
-        first is on his way, one who is here and came before him has it.
-
-        Args:
-            key: Any text but the empty one.
-            owner: Names this acquisition, see :func:`~celery_distlock.stores.identities.new_owner`.
-            lease: Seconds.
-            queue: An inbox to queue as a blocked waiter; a park to queue *run*; else do not queue.
-            run: Names what runs under the lock, the same for every delivery of one task message.
-            repeated: The run's message may have been delivered before.
-            keep: The store alone has the run's message (it came by a desk), and is to keep it until
-                the run has ended: to send it again if the run's process dies.
-            arrival: When the caller came, by :meth:`time` or as an earlier `Reply` told; 0: it
-                comes now.
+        first is on its way, one who is here and came before it has the key.
         """
 
     def acquire_all(
@@ -475,27 +508,8 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def release(
-        self,
-        key: str,
-        owner: str,
-        *,
-        run: str = "",
-        ended: Completion = Completion.NO,
-        inbox: Inbox | None = None,
-        keep_for: tuple[str, float] | None = None,
-    ) -> Release:
-        """
-        Give the key up, and the place in its queue; the first waiter has it then.
-
-        Args:
-            key: The key.
-            owner: What :meth:`acquire` was called with.
-            run: Likewise.
-            ended: Whether a second delivery of the run is to be dropped.
-            inbox: The inbox of a waiter that gives up.
-            keep_for: A run and seconds: the key stays locked for it instead of becoming free.
-        """
+    def release(self, request: ReleaseRequest) -> Release:
+        """Release the key, or leave its queue; the first waiter has it then."""
 
     def listens(self, key: str) -> bool:
         """Whether an inbox for *key* costs nothing now: one may queue with the first request."""

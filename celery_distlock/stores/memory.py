@@ -20,12 +20,14 @@ from celery_distlock.keys import key_of, slot_name
 
 from .base import (
     Ability,
+    AcquireRequest,
     Completion,
     Inbox,
     KeyState,
     Ownership,
     ParkRequest,
     Release,
+    ReleaseRequest,
     RenewOutcome,
     Reply,
     Route,
@@ -209,25 +211,15 @@ class MemoryStore(SeveralKeys):
         self._epoch = clock.wall() - clock.monotonic()  # what arrivals are told from
         self._counts: Counter[str] = Counter()
 
-    def acquire(
-        self,
-        key: str,
-        owner: str,
-        lease: float,
-        *,
-        queue: Inbox | ParkRequest | None = None,
-        run: str = "",
-        repeated: bool = False,
-        keep: bool = False,
-        arrival: int = 0,
-    ) -> Reply:
+    def acquire(self, request: AcquireRequest) -> Reply:
+        key, owner, lease, queue, run, redelivered, retain, arrival = request
         asked_at = clock.monotonic()
         with self._mutex:
             name = slot_name(key)
             state = self._keys.setdefault(name, _Key())
             claims = bool(run) and state.holder == f"parked:{run}"
             granted = claims or (bool(run) and state.holder == owner and state.run != run)
-            if granted and repeated and state.knows_end(run):
+            if granted and redelivered and state.knows_end(run):
                 # Its turn came, but the first delivery has ended.
                 state.until = -math.inf
                 handed = self._hand_over(name, state)
@@ -239,9 +231,9 @@ class MemoryStore(SeveralKeys):
                 state.until = lasting if claims else max(state.until, lasting)
                 if claims or (run and state.run != run):
                     state.run = run
-                    state.arrive(run, lease if keep else None)
+                    state.arrive(run, lease if retain else None)
                 return Reply(Status.GRANTED, asked_at, state.token)
-            if (repeated or isinstance(queue, ParkRequest)) and state.knows_end(run):
+            if (redelivered or isinstance(queue, ParkRequest)) and state.knows_end(run):
                 state.leave(f"b:{owner}")
                 return _second_delivery(state, run, queue, asked_at)
             member = f"b:{owner}" if isinstance(queue, Inbox) else f"p:{run}" if run else ""
@@ -255,7 +247,7 @@ class MemoryStore(SeveralKeys):
                 handed = None if straight else self._hand_over(name, state, member, stands)
                 if handed is None or handed is True:
                     state.grant(owner, run, lease)
-                    state.arrive(run, lease if keep else None)
+                    state.arrive(run, lease if retain else None)
                     state.leave(member)
                     return Reply(Status.GRANTED, asked_at, state.token)
                 wake = handed if isinstance(handed, WokenTask) else None
@@ -421,16 +413,8 @@ class MemoryStore(SeveralKeys):
                 return RenewOutcome.RENEWED, asked_at
             return RenewOutcome.HELD if state.holder else RenewOutcome.LOST, asked_at
 
-    def release(
-        self,
-        key: str,
-        owner: str,
-        *,
-        run: str = "",
-        ended: Completion = Completion.NO,
-        inbox: Inbox | None = None,
-        keep_for: tuple[str, float] | None = None,
-    ) -> Release:
+    def release(self, request: ReleaseRequest) -> Release:
+        key, owner, run, ended, inbox, keep_for = request
         with self._mutex:
             return self._release(slot_name(key), owner, run, ended, inbox, keep_for)
 

@@ -13,6 +13,7 @@ import pytest
 from celery_distlock import Lock, clock
 from celery_distlock.engine.lease import believed
 from celery_distlock.keys import slot_name
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import (
     Ability,
     Completion,
@@ -122,7 +123,7 @@ class Waiter(NamedTuple):
 
 def take(store: Store, key: str, owner: str, lease: float = 30.0, **more: Any) -> int:
     """Acquire a key that has to be granted; return the token."""
-    reply = store.acquire(key, owner, lease, **more)
+    reply = store.acquire(AcquireRequest(key, owner, lease, **more))
     assert reply.status is GRANTED
     return reply.token
 
@@ -130,7 +131,9 @@ def take(store: Store, key: str, owner: str, lease: float = 30.0, **more: Any) -
 def wait_for(store: Store, key: str, name: str, lease: float = 30.0, **more: Any) -> Waiter:
     """Join the queue of a taken key as a blocked waiter."""
     waiter = Waiter(name, store.inbox(key, name))
-    assert store.acquire(key, name, lease, queue=waiter.inbox, **more).status is BUSY
+    assert (
+        store.acquire(AcquireRequest(key, name, lease, queue=waiter.inbox, **more)).status is BUSY
+    )
     return waiter
 
 
@@ -138,7 +141,10 @@ def park(store: Store, key: str, run: str, envelope: bytes | None = None, **more
     """Park a run at a taken key; it was delivered to an owner that is over by now."""
     parcel = ParkRequest(run.encode() if envelope is None else envelope, task="shop.reserve")
     owner = new_owner("delivery")
-    assert store.acquire(key, owner, 30.0, queue=parcel, run=run, **more).status is PARKED
+    assert (
+        store.acquire(AcquireRequest(key, owner, 30.0, queue=parcel, run=run, **more)).status
+        is PARKED
+    )
 
 
 def join_before_the_end(
@@ -163,7 +169,7 @@ def join_before_the_end(
             newcomer = holder(store, key)
             if newcomer in {"", owner} or lease > PATIENCE:
                 raise
-            store.release(key, newcomer)
+            store.release(ReleaseRequest(key, newcomer))
             lease *= 4
 
 
@@ -196,7 +202,7 @@ def woken(store: Store, key: str, run: str, envelope: bytes = b"envelope") -> Wo
     """Park a run at a key that is taken, and give that up."""
     take(store, key, "a")
     park(store, key, run, envelope)
-    wake = store.release(key, "a").wake
+    wake = store.release(ReleaseRequest(key, "a")).wake
     assert wake is not None
     return wake
 
@@ -249,14 +255,16 @@ def goes_on(store: Store, wake: WokenTask | None) -> list[WokenTask]:
 def unsettled(store: Store) -> None:
     """Let a run end whose result is not stored yet."""
     take(store, "k", "a", run="run")
-    assert store.release("k", "a", run="run", ended=Completion.UNSETTLED).released
+    assert store.release(
+        ReleaseRequest("k", "a", run="run", completion=Completion.UNSETTLED)
+    ).released
 
 
 def kept(store: Store, lease: float) -> WokenTask:
     """Let a run hold the key whose message nobody but the store has."""
     take(store, "k", "a")
     park(store, "k", "run", b"envelope")
-    wake = store.release("k", "a").wake
+    wake = store.release(ReleaseRequest("k", "a")).wake
     assert wake is not None
     take(store, "k", "b", lease, run="run", keep=True)
     return wake
@@ -270,16 +278,16 @@ def work(store: Store) -> None:
     park(store, "k", "run-c")
     park(store, "k", "run-d")
     park(store, "k", "run-a", repeated=True)
-    store.release("k", "gone", inbox=gone.inbox)
-    store.release("k", "a", run="run-a", ended=AGAIN)
+    store.release(ReleaseRequest("k", "gone", inbox=gone.inbox))
+    store.release(ReleaseRequest("k", "a", run="run-a", completion=AGAIN))
     take(store, "k", "b", queue=waiter.inbox)
-    wake = store.release("k", "b").wake
+    wake = store.release(ReleaseRequest("k", "b")).wake
     assert wake is not None
     store.sent(wake)
     take(store, "k", "c", run="run-c", keep=True)
-    store.release("k", "c", run="run-c", keep_for=("run-c", 30.0))
+    store.release(ReleaseRequest("k", "c", run="run-c", keep_for=("run-c", 30.0)))
     take(store, "k", "c2", run="run-c")
-    wake = store.release("k", "c2", run="run-c", ended=YES).wake
+    wake = store.release(ReleaseRequest("k", "c2", run="run-c", completion=YES)).wake
     assert wake is not None
     store.came_back(wake)
     store.drop(wake)
@@ -336,7 +344,7 @@ class Taking(Given):
     def test_a_free_key_is_granted(self, store: Store) -> None:
         before = clock.monotonic()
 
-        reply = store.acquire("k", "a", 30.0)
+        reply = store.acquire(AcquireRequest("k", "a", 30.0))
 
         assert reply.status is GRANTED
         assert reply.token > 0
@@ -346,7 +354,7 @@ class Taking(Given):
     def test_a_taken_key_is_busy_and_says_who_holds_it(self, store: Store) -> None:
         token = take(store, "k", "a", run="run-a")
 
-        reply = store.acquire("k", "b", 30.0)
+        reply = store.acquire(AcquireRequest("k", "b", 30.0))
 
         assert (reply.status, reply.token, reply.holder, reply.holder_run) == (
             BUSY,
@@ -364,7 +372,7 @@ class Taking(Given):
         assert take(store, "k", "a", 30.0) == token
 
         assert 15.0 < store.inspect("k").remaining <= 30.0
-        assert store.release("k", "a").released
+        assert store.release(ReleaseRequest("k", "a")).released
         assert not holder(store, "k")
 
     def test_keys_are_independent(self, store: Store) -> None:
@@ -387,7 +395,7 @@ class Taking(Given):
 
         def ask(name: str) -> None:
             start.wait()
-            replies.append(store.acquire("k", name, 30.0))
+            replies.append(store.acquire(AcquireRequest("k", name, 30.0)))
 
         threads = [threading.Thread(target=ask, args=(f"t{n}",)) for n in range(8)]
         for thread in threads:
@@ -405,9 +413,11 @@ class Taking(Given):
         take(store, "k", "b")
 
     def test_a_lease_lasts_for_as_long_as_its_holder_believes_in_it(self, store: Store) -> None:
-        first = store.acquire("k", "a", self.shortest_lease)
+        first = store.acquire(AcquireRequest("k", "a", self.shortest_lease))
 
-        wait_until(lambda: store.acquire("k", "b", 30.0).status is GRANTED, "the key")
+        wait_until(
+            lambda: store.acquire(AcquireRequest("k", "b", 30.0)).status is GRANTED, "the key"
+        )
 
         assert clock.monotonic() >= first.asked_at + believed(self.shortest_lease)
 
@@ -450,7 +460,7 @@ class Renewing(Given):
 
         pass_time(1.5)
 
-        assert store.acquire("k", "b", 30.0).status is BUSY
+        assert store.acquire(AcquireRequest("k", "b", 30.0)).status is BUSY
 
     def test_renewing_keeps_the_token(self, store: Store) -> None:
         token = take(store, "k", "a")
@@ -471,7 +481,7 @@ class Renewing(Given):
     def test_renewing_never_makes_a_lock_anew(self, store: Store, end: str) -> None:
         if end == "released":
             take(store, "k", "a")
-            store.release("k", "a")
+            store.release(ReleaseRequest("k", "a"))
         elif end == "expired":
             take(store, "k", "a", self.shortest_lease)
             expire(store, "k")
@@ -502,7 +512,7 @@ class GivingBack(Given):
     def test_a_released_key_is_free(self, store: Store) -> None:
         take(store, "k", "a")
 
-        released = store.release("k", "a")
+        released = store.release(ReleaseRequest("k", "a"))
 
         assert released == (True, None)
         take(store, "k", "b")
@@ -510,25 +520,25 @@ class GivingBack(Given):
     def test_who_does_not_hold_the_key_cannot_release_it(self, store: Store) -> None:
         take(store, "k", "a")
 
-        assert store.release("k", "b") == (False, None)
+        assert store.release(ReleaseRequest("k", "b")) == (False, None)
 
         assert holder(store, "k") == "a"
 
     def test_a_second_release_finds_nothing(self, store: Store) -> None:
         take(store, "k", "a")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
 
-        assert not store.release("k", "a").released
+        assert not store.release(ReleaseRequest("k", "a")).released
 
     def test_a_key_nobody_has_taken_cannot_be_released(self, store: Store) -> None:
-        assert store.release("k", "a") == (False, None)
+        assert store.release(ReleaseRequest("k", "a")) == (False, None)
 
     def test_a_late_release_does_not_free_the_next_holders_key(self, store: Store) -> None:
         take(store, "k", "a", self.shortest_lease)
         expire(store, "k")
         take(store, "k", "b")
 
-        assert not store.release("k", "a").released
+        assert not store.release(ReleaseRequest("k", "a")).released
 
         assert holder(store, "k") == "b"
 
@@ -539,17 +549,17 @@ class GivingBack(Given):
         take(store, "k", "b")
         park(store, "k", "run")
 
-        assert store.release("k", "a") == (False, None)
+        assert store.release(ReleaseRequest("k", "a")) == (False, None)
 
         assert store.inspect("k").waiting == 1
 
     def test_a_key_can_stay_locked_for_a_run_that_comes_later(self, store: Store) -> None:
         token = take(store, "k", "a", run="run")
 
-        released = store.release("k", "a", run="run", keep_for=("run", 30.0))
+        released = store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", 30.0)))
 
         assert released == (True, None)
-        assert store.acquire("k", "b", 30.0).status is BUSY
+        assert store.acquire(AcquireRequest("k", "b", 30.0)).status is BUSY
         assert take(store, "k", "c", run="run") == token
 
     @parks
@@ -557,15 +567,15 @@ class GivingBack(Given):
         token = take(store, "k", "a", run="run")
         park(store, "k", "other")
 
-        released = store.release("k", "a", run="run", keep_for=("run", 30.0))
+        released = store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", 30.0)))
 
         assert released == (True, None)
-        assert store.acquire("k", "b", 30.0).status is BUSY
+        assert store.acquire(AcquireRequest("k", "b", 30.0)).status is BUSY
         assert take(store, "k", "c", run="run") == token
 
     def test_a_key_that_was_kept_in_vain_is_free(self, store: Store) -> None:
         take(store, "k", "a", run="run")
-        store.release("k", "a", run="run", keep_for=("run", self.shortest_lease))
+        store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", self.shortest_lease)))
 
         wait_until(lambda: not store.inspect("k").token, "the end of what the key was kept for")
         take(store, "k", "b")
@@ -574,7 +584,7 @@ class GivingBack(Given):
     def test_a_key_that_was_kept_in_vain_goes_to_the_next(self, store: Store) -> None:
         take(store, "k", "a", run="run")
         park(store, "k", "other")
-        store.release("k", "a", run="run", keep_for=("run", self.shortest_lease))
+        store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", self.shortest_lease)))
         wait_until(lambda: not store.inspect("k").token, "the end of what the key was kept for")
 
         (wake,) = swept(store)
@@ -584,7 +594,9 @@ class GivingBack(Given):
     def test_who_does_not_hold_the_key_cannot_keep_it(self, store: Store) -> None:
         take(store, "k", "a", run="run")
 
-        assert not store.release("k", "b", run="other", keep_for=("other", 30.0)).released
+        assert not store.release(
+            ReleaseRequest("k", "b", run="other", keep_for=("other", 30.0))
+        ).released
 
         assert holder(store, "k") == "a"
 
@@ -596,7 +608,7 @@ class Tokens(Given):
         tokens = []
         for n in range(20):
             tokens.append(take(store, "k", f"o{n}"))
-            store.release("k", f"o{n}")
+            store.release(ReleaseRequest("k", f"o{n}"))
 
         assert tokens == sorted(set(tokens))
 
@@ -613,7 +625,7 @@ class Tokens(Given):
         waiters = [wait_for(store, "k", f"w{n}") for n in range(3)]
         before = "a"
         for waiter in waiters:
-            store.release("k", before)
+            store.release(ReleaseRequest("k", before))
             before = waiter.owner
             tokens.append(take(store, "k", before, queue=waiter.inbox))
 
@@ -625,9 +637,9 @@ class Tokens(Given):
         tokens = [take(store, "k", "a")]
         waiter = wait_for(store, "k", "b")
         park(store, "k", "run")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
         tokens.append(take(store, "k", "b", queue=waiter.inbox))
-        store.release("k", "b")
+        store.release(ReleaseRequest("k", "b"))
         tokens.append(take(store, "k", "c", run="run"))
 
         assert tokens == sorted(set(tokens))
@@ -641,7 +653,7 @@ class Waiting(Given):
         take(store, "k", "a")
         waiters = [wait_for(store, "k", f"w{n}") for n in range(3)]
 
-        assert store.release("k", "a") == (True, None)
+        assert store.release(ReleaseRequest("k", "a")) == (True, None)
 
         assert len(self.granted(store, waiters)) == 1
 
@@ -674,7 +686,7 @@ class Waiting(Given):
 
         served: list[str] = []
         for before in ["first", *(waiter.owner for waiter in waiters[:-1])]:
-            store.release("k", before)
+            store.release(ReleaseRequest("k", before))
             served += self.granted(store, waiters[len(served) :])
 
         assert served == [waiter.owner for waiter in waiters]
@@ -696,7 +708,7 @@ class Waiting(Given):
         served = []
         current, run = "first", ""
         for _ in arrivals:
-            wake = store.release("k", current, run=run, ended=YES).wake
+            wake = store.release(ReleaseRequest("k", current, run=run, completion=YES)).wake
             if wake is not None:
                 run = current = wake.run
                 take(store, "k", current, run=run)
@@ -714,7 +726,8 @@ class Waiting(Given):
         got = [
             waiter.owner
             for waiter in reversed(waiters)
-            if store.acquire("k", waiter.owner, 30.0, queue=waiter.inbox).status is GRANTED
+            if store.acquire(AcquireRequest("k", waiter.owner, 30.0, queue=waiter.inbox)).status
+            is GRANTED
         ]
         assert got == [before] or not self.hands_over
         return got
@@ -727,8 +740,8 @@ class Waiting(Given):
         places = []
         for n in range(3):
             inbox = store.inbox("k", f"w{n}")
-            places.append(store.acquire("k", f"w{n}", 30.0, queue=inbox).place)
-            places.append(store.acquire("k", f"w{n}", 30.0, queue=inbox).place)
+            places.append(store.acquire(AcquireRequest("k", f"w{n}", 30.0, queue=inbox)).place)
+            places.append(store.acquire(AcquireRequest("k", f"w{n}", 30.0, queue=inbox)).place)
 
         assert places == [0, 0, 1, 1, 2, 2]
         assert store.inspect("k").waiting == 3
@@ -740,7 +753,7 @@ class Waiting(Given):
         wait_for(store, "k", "b")
         wait_for(store, "k", "c")
 
-        assert store.acquire("k", "d", 30.0).place == 2
+        assert store.acquire(AcquireRequest("k", "d", 30.0)).place == 2
 
     @waits
     @parks
@@ -749,7 +762,7 @@ class Waiting(Given):
         wait_for(store, "k", "b")
         park(store, "k", "run")
 
-        assert store.acquire("k", "c", 30.0).place == 2
+        assert store.acquire(AcquireRequest("k", "c", 30.0)).place == 2
 
     @waits
     def test_a_release_tells_the_waiter(self, store: Store) -> None:
@@ -758,7 +771,7 @@ class Waiting(Given):
         thread = threading.Thread(target=waiter.inbox.wait, args=(2 * PATIENCE,), daemon=True)
         thread.start()
 
-        assert store.release("k", "a") == (True, None)
+        assert store.release(ReleaseRequest("k", "a")) == (True, None)
 
         assert holder(store, "k") == "b" or not self.hands_over
         thread.join(PATIENCE)
@@ -770,7 +783,7 @@ class Waiting(Given):
     def test_what_came_before_the_wait_is_not_missed(self, store: Store) -> None:
         take(store, "k", "a")
         waiter = wait_for(store, "k", "b")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
 
         started = time.monotonic()
         waiter.inbox.wait(2 * PATIENCE)
@@ -793,9 +806,9 @@ class Waiting(Given):
     def test_a_handed_over_key_is_not_free_to_others(self, store: Store) -> None:
         take(store, "k", "a")
         wait_for(store, "k", "b")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
 
-        assert store.acquire("k", "c", 30.0).status is BUSY
+        assert store.acquire(AcquireRequest("k", "c", 30.0)).status is BUSY
 
     @waits
     def test_a_waiter_that_does_not_confirm_loses_his_turn(
@@ -804,11 +817,14 @@ class Waiting(Given):
         take(store, "k", "a")
         wait_for(store, "k", "stopped", 1.0)
         alive = wait_for(store, "k", "alive")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
         pass_time(2.0)
 
         wait_until(
-            lambda: store.acquire("k", "alive", 30.0, queue=alive.inbox).status is GRANTED,
+            lambda: (
+                store.acquire(AcquireRequest("k", "alive", 30.0, queue=alive.inbox)).status
+                is GRANTED
+            ),
             "the key to pass the one who does not answer",
         )
 
@@ -820,11 +836,11 @@ class Waiting(Given):
         waiter = wait_for(store, "k", "b")
         waiter.inbox.close()
 
-        released = store.release("k", "b", inbox=waiter.inbox)
+        released = store.release(ReleaseRequest("k", "b", inbox=waiter.inbox))
 
         assert not released.released
         assert store.inspect("k").waiting == 0
-        assert store.release("k", "a") == (True, None)
+        assert store.release(ReleaseRequest("k", "a")) == (True, None)
         assert not holder(store, "k")
 
     @waits
@@ -833,9 +849,9 @@ class Waiting(Given):
     ) -> None:
         take(store, "k", "a")
         first, second = wait_for(store, "k", "b"), wait_for(store, "k", "c")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
 
-        released = store.release("k", "b", inbox=first.inbox)
+        released = store.release(ReleaseRequest("k", "b", inbox=first.inbox))
 
         assert released.released or not self.hands_over
         assert released.wake is None
@@ -849,9 +865,9 @@ class Waiting(Given):
         take(store, "k", "a")
         waiter = wait_for(store, "k", "b")
         park(store, "k", "run")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
 
-        released = store.release("k", "b", inbox=waiter.inbox)
+        released = store.release(ReleaseRequest("k", "b", inbox=waiter.inbox))
 
         assert released.released or not self.hands_over
         assert released.wake is not None
@@ -863,7 +879,7 @@ class Waiting(Given):
         join_before_the_end(store, self.shortest_lease, lambda: wait_for(store, "k", "b"))
         expire(store, "k")
 
-        reply = store.acquire("k", "newcomer", 30.0)
+        reply = store.acquire(AcquireRequest("k", "newcomer", 30.0))
 
         assert reply.status is BUSY
         assert reply.holder == "b" or not self.hands_over
@@ -875,7 +891,7 @@ class Waiting(Given):
         second = wait_for(store, "k", "c")
         expire(store, "k")
 
-        assert store.acquire("k", "c", 30.0, queue=second.inbox).status is BUSY
+        assert store.acquire(AcquireRequest("k", "c", 30.0, queue=second.inbox)).status is BUSY
         take(store, "k", "b", queue=first.inbox)
 
     @waits
@@ -888,7 +904,7 @@ class Waiting(Given):
         expire(store, "k")
         take(store, "k", "b", queue=waiter.inbox, run="run")
 
-        store.release("k", "b", run="run", ended=YES)
+        store.release(ReleaseRequest("k", "b", run="run", completion=YES))
 
         assert not holder(store, "k")
         assert store.inspect("k").waiting == 0
@@ -905,7 +921,7 @@ class Parking(Given):
         take(store, "k", "a")
         park(store, "k", "run", envelope)
 
-        wake = store.release("k", "a").wake
+        wake = store.release(ReleaseRequest("k", "a")).wake
 
         assert wake == WokenTask(slot_name("k"), "run", envelope)
 
@@ -914,7 +930,7 @@ class Parking(Given):
         take(store, "k", "a", run="run-a")
         park(store, "k", "first")
 
-        reply = store.acquire("k", "b", 30.0, queue=ParkRequest(b"e"), run="second")
+        reply = store.acquire(AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"e"), run="second"))
 
         assert (reply.status, reply.holder, reply.holder_run, reply.place) == (
             PARKED,
@@ -925,10 +941,10 @@ class Parking(Given):
 
     @parks
     def test_a_free_key_is_granted_and_not_parked_at(self, store: Store) -> None:
-        reply = store.acquire("k", "a", 30.0, queue=ParkRequest(b"e"), run="run")
+        reply = store.acquire(AcquireRequest("k", "a", 30.0, queue=ParkRequest(b"e"), run="run"))
 
         assert reply.status is GRANTED
-        assert store.release("k", "a", run="run", ended=YES) == (True, None)
+        assert store.release(ReleaseRequest("k", "a", run="run", completion=YES)) == (True, None)
 
     @parks
     def test_a_newcomer_does_not_overtake_a_parked_run_and_is_given_it_to_send(
@@ -939,7 +955,7 @@ class Parking(Given):
         )
         expire(store, "k")
 
-        reply = store.acquire("k", "newcomer", 30.0)
+        reply = store.acquire(AcquireRequest("k", "newcomer", 30.0))
 
         assert (reply.status, reply.holder, reply.holder_run) == (BUSY, "parked:run", "run")
         assert reply.wake == WokenTask(slot_name("k"), "run", b"envelope")
@@ -948,9 +964,9 @@ class Parking(Given):
     def test_the_key_is_reserved_while_a_woken_run_is_on_its_way(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
 
-        reply = store.acquire("k", "b", 30.0)
+        reply = store.acquire(AcquireRequest("k", "b", 30.0))
 
         assert (reply.status, reply.holder, reply.wake) == (BUSY, "parked:run", None)
         assert reply.remaining > 0
@@ -959,7 +975,7 @@ class Parking(Given):
     def test_a_woken_run_claims_its_key_whoever_brings_it(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
         token = store.inspect("k").token
 
         assert take(store, "k", "another-worker", run="run") == token
@@ -971,10 +987,10 @@ class Parking(Given):
     def test_a_claimed_run_is_waiting_no_more(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
         take(store, "k", "b", run="run")
 
-        assert store.release("k", "b", run="run", ended=YES) == (True, None)
+        assert store.release(ReleaseRequest("k", "b", run="run", completion=YES)) == (True, None)
         assert swept(store) == []
         assert store.inspect("k").waiting == 0
 
@@ -982,8 +998,8 @@ class Parking(Given):
     def test_a_late_woken_run_is_still_served_before_the_queue(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
-        store.release("k", "a")
-        store.release("k", "parked:run")  # its reservation ends
+        store.release(ReleaseRequest("k", "a"))
+        store.release(ReleaseRequest("k", "parked:run"))  # its reservation ends
 
         take(store, "k", new_owner("late"), run="run")
 
@@ -995,7 +1011,9 @@ class Parking(Given):
         park(store, "k", "run", b"second")
 
         assert store.inspect("k").waiting == 2
-        assert store.release("k", "a").wake == WokenTask(slot_name("k"), "run", b"second")
+        assert store.release(ReleaseRequest("k", "a")).wake == WokenTask(
+            slot_name("k"), "run", b"second"
+        )
 
     @parks
     def test_a_woken_run_that_finds_the_key_taken_keeps_its_turn(self, store: Store) -> None:
@@ -1004,7 +1022,9 @@ class Parking(Given):
 
         park(store, "k", "first", repeated=True)
 
-        again = store.release("k", "second", run="second", ended=Completion.YES).wake
+        again = store.release(
+            ReleaseRequest("k", "second", run="second", completion=Completion.YES)
+        ).wake
         assert again is not None
         assert again.run == "first"
 
@@ -1016,7 +1036,12 @@ class Parking(Given):
 
         take(store, "k", "first", run="first", repeated=True)
 
-        assert store.acquire("k", "second", 30.0, run="second", repeated=True).status is BUSY
+        assert (
+            store.acquire(
+                AcquireRequest("k", "second", 30.0, run="second", redelivered=True)
+            ).status
+            is BUSY
+        )
 
     @parks
     def test_a_run_that_was_overtaken_on_its_way_has_the_key_next_and_is_not_sent_again(
@@ -1026,11 +1051,16 @@ class Parking(Given):
         park(store, "k", "third", repeated=True)
         take(store, "k", "first", run="first", repeated=True)
 
-        assert store.release("k", "first", run="first", ended=Completion.YES).wake is None
+        assert (
+            store.release(ReleaseRequest("k", "first", run="first", completion=Completion.YES)).wake
+            is None
+        )
 
         assert holder(store, "k") == "parked:second"
         take(store, "k", "second", run="second", repeated=True)
-        wake = store.release("k", "second", run="second", ended=Completion.YES).wake
+        wake = store.release(
+            ReleaseRequest("k", "second", run="second", completion=Completion.YES)
+        ).wake
         assert wake is not None
         assert wake.run == "third"
 
@@ -1041,7 +1071,7 @@ class Parking(Given):
         park(store, "k", "first")
         park(store, "k", "second")
         for owner in ("a", "parked:first"):  # what ends a reservation in time, too
-            wake = store.release("k", owner).wake
+            wake = store.release(ReleaseRequest("k", owner)).wake
             assert wake is not None
             store.sent(wake)
         assert holder(store, "k") == "parked:second"
@@ -1052,17 +1082,22 @@ class Parking(Given):
     ) -> None:
         take(store, "k", "a")
         waiters = [Waiter(name, store.inbox("k", name)) for name in ("w1", "w2")]
-        arrivals = [store.acquire("k", name, 30.0, queue=inbox).arrival for name, inbox in waiters]
+        arrivals = [
+            store.acquire(AcquireRequest("k", name, 30.0, queue=inbox)).arrival
+            for name, inbox in waiters
+        ]
         assert arrivals[0] < arrivals[1]
-        store.release("k", "a")
-        store.release("k", "w1")  # what ends its grant in time, too
+        store.release(ReleaseRequest("k", "a"))
+        store.release(ReleaseRequest("k", "w1"))  # what ends its grant in time, too
         assert holder(store, "k") == "w2"
 
         take(store, "k", "w1", queue=waiters[0].inbox, arrival=arrivals[0])
 
-        again = store.acquire("k", "w2", 30.0, queue=waiters[1].inbox, arrival=arrivals[1])
+        again = store.acquire(
+            AcquireRequest("k", "w2", 30.0, queue=waiters[1].inbox, arrival=arrivals[1])
+        )
         assert (again.status, again.arrival) == (BUSY, arrivals[1])
-        store.release("k", "w1")
+        store.release(ReleaseRequest("k", "w1"))
         assert holder(store, "k") == "w2"
         for waiter in waiters:
             waiter.inbox.close()
@@ -1071,10 +1106,10 @@ class Parking(Given):
     def test_nobody_overtakes_one_who_has_come(self, store: Store) -> None:
         take(store, "k", "a")
         first, second = wait_for(store, "k", "w1"), wait_for(store, "k", "w2")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
         take(store, "k", "w1", queue=first.inbox)
 
-        early = store.acquire("k", "w2", 30.0, queue=second.inbox, arrival=1)
+        early = store.acquire(AcquireRequest("k", "w2", 30.0, queue=second.inbox, arrival=1))
 
         assert early.status is BUSY
         for waiter in (first, second):
@@ -1095,16 +1130,18 @@ class Parking(Given):
             reply = store.line_up("k", f"run{number}", parcel, 10.0, first + number)
             assert (reply.status, reply.holder, reply.wake) == (PARKED, "", None)
 
-        late = store.acquire("k", "late", 30.0, run="late", arrival=first + 3)
+        late = store.acquire(AcquireRequest("k", "late", 30.0, run="late", arrival=first + 3))
         assert late.status is BUSY
         assert late.wake == WokenTask(slot_name("k"), "run1", b"1")
 
-        early = store.acquire("k", "early", 30.0, run="early", arrival=first)
+        early = store.acquire(AcquireRequest("k", "early", 30.0, run="early", arrival=first))
         assert early.status is GRANTED
-        wake = store.release("k", "early").wake
+        wake = store.release(ReleaseRequest("k", "early")).wake
         assert wake is None  # it is on its way
         take(store, "k", "b", run="run1")
-        assert store.release("k", "b", run="run1").wake == WokenTask(slot_name("k"), "run2", b"2")
+        assert store.release(ReleaseRequest("k", "b", run="run1")).wake == WokenTask(
+            slot_name("k"), "run2", b"2"
+        )
 
     @parks
     def test_nobody_comes_later_than_now(self, store: Store) -> None:
@@ -1112,7 +1149,9 @@ class Parking(Given):
         store.line_up("k", "ahead", ParkRequest(b"1"), 10.0, store.time(10.0) + 10**12)
         store.line_up("k", "next", ParkRequest(b"2"), 10.0)
 
-        assert store.release("k", "a").wake == WokenTask(slot_name("k"), "ahead", b"1")
+        assert store.release(ReleaseRequest("k", "a")).wake == WokenTask(
+            slot_name("k"), "ahead", b"1"
+        )
 
     @parks
     def test_the_first_in_line_is_woken_if_the_key_is_free(self, store: Store) -> None:
@@ -1133,13 +1172,13 @@ class Parking(Given):
         assert status in {Status.FREE, PARKED}
         assert holder(store, "k") == "a"
         wake = WokenTask(slot_name("k"), "run", b"e") if status is PARKED else None
-        assert store.release("k", "a") == (True, wake)
+        assert store.release(ReleaseRequest("k", "a")) == (True, wake)
 
     @parks
     def test_a_run_that_came_back_is_sent_by_the_next_sweep(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run", b"envelope")
-        wake = store.release("k", "a").wake
+        wake = store.release(ReleaseRequest("k", "a")).wake
         assert wake is not None
         assert swept(store) == []
 
@@ -1152,7 +1191,7 @@ class Parking(Given):
         take(store, "k", "a")
         park(store, "k", "run")
         park(store, "k", "next")
-        wake = store.release("k", "a").wake
+        wake = store.release(ReleaseRequest("k", "a")).wake
         assert wake is not None
 
         released = store.drop(wake)
@@ -1165,7 +1204,7 @@ class Parking(Given):
     def test_a_run_that_was_dropped_is_not_sent_again(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
-        wake = store.release("k", "a").wake
+        wake = store.release(ReleaseRequest("k", "a")).wake
         assert wake is not None
         store.drop(wake)
 
@@ -1182,7 +1221,7 @@ class Parking(Given):
         take(store, "k", "a")
         park(store, "k", "run", b"envelope")
 
-        store.dispatch(store.release("k", "a").wake)
+        store.dispatch(store.release(ReleaseRequest("k", "a")).wake)
 
         wait_until(lambda: sent, "its way")
         assert sent == [WokenTask(slot_name("k"), "run", b"envelope")]
@@ -1200,7 +1239,7 @@ class Parking(Given):
         take(store, "k", "a")
         park(store, "k", "run")
 
-        store.dispatch(store.release("k", "a").wake)
+        store.dispatch(store.release(ReleaseRequest("k", "a")).wake)
 
         wait_until(lambda: "the next sweep sends it" in caplog.text, "the warning")
         assert noted == []
@@ -1215,7 +1254,7 @@ class Parking(Given):
         monkeypatch.setattr(store, "sent", noted.append)
         take(store, "k", "a")
         park(store, "k", run, b"{ no json")
-        wake = store.release("k", "a").wake
+        wake = store.release(ReleaseRequest("k", "a")).wake
 
         store.dispatch(wake)
         store.dispatch(wake)
@@ -1230,7 +1269,7 @@ class Parking(Given):
         take(store, "k", "a")
         park(store, "k", "first")
         park(store, "k", "second")
-        wake = store.release("k", "a").wake
+        wake = store.release(ReleaseRequest("k", "a")).wake
         assert wake is not None
 
         store.left(wake)
@@ -1244,7 +1283,7 @@ class Parking(Given):
         store.courier = refuse
         take(store, "k", "a")
         park(store, "k", "run", b"envelope")
-        wake = store.release("k", "a").wake
+        wake = store.release(ReleaseRequest("k", "a")).wake
         assert wake is not None
 
         assert store.dispatch(wake) is not Sending.SENT
@@ -1298,7 +1337,7 @@ class Keeping(Given):
     def test_a_kept_run_is_forgotten_when_it_has_ended(self, store: Store) -> None:
         kept(store, 30.0)
 
-        store.release("k", "b", run="run", ended=YES)
+        store.release(ReleaseRequest("k", "b", run="run", completion=YES))
 
         assert swept(store) == []
         assert not holder(store, "k")
@@ -1310,7 +1349,7 @@ class Keeping(Given):
     ) -> None:
         kept(store, self.shortest_lease)
         take(store, "k", "b", 30.0)
-        store.release("k", "b", run="run", ended=Completion.UNSETTLED)
+        store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
         assert swept(store) == []
 
         pass_time(31.0)
@@ -1325,7 +1364,7 @@ class Keeping(Given):
     ) -> None:
         kept(store, self.shortest_lease)
         take(store, "k", "b", 30.0)
-        store.release("k", "b", run="run", ended=Completion.UNSETTLED)
+        store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
 
         store.came_back(WokenTask(slot_name("k"), "run", b""))
 
@@ -1346,9 +1385,9 @@ class Pushing(Given):
         address, close = self.open_desk(store, received.append)
         take(store, "{k} 1", "a")
         parcel = ParkRequest(envelope, address)
-        store.acquire("{k} 1", "b", 30.0, queue=parcel, run="run 7")
+        store.acquire(AcquireRequest("{k} 1", "b", 30.0, queue=parcel, run="run 7"))
 
-        released = store.release("{k} 1", "a")
+        released = store.release(ReleaseRequest("{k} 1", "a"))
 
         assert released == (True, None)
         wake = WokenTask(slot_name("{k} 1"), "run 7", envelope)
@@ -1360,8 +1399,8 @@ class Pushing(Given):
     def test_a_pushed_run_that_nobody_takes_is_swept_up(self, store: Store) -> None:
         address, close = self.open_desk(store, lambda _: None)
         take(store, "k", "a")
-        store.acquire("k", "b", 30.0, queue=ParkRequest(b"e", address), run="run")
-        store.release("k", "a")
+        store.acquire(AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"e", address), run="run"))
+        store.release(ReleaseRequest("k", "a"))
 
         assert wait_until(lambda: swept(store), "a sweep") == [
             WokenTask(slot_name("k"), "run", b"e")
@@ -1516,16 +1555,18 @@ class Pushing(Given):
         take(store, "k", "a")
         for number in range(3):
             parcel = ParkRequest(b"e", silent)
-            store.acquire("k", f"p{number}", 30.0, queue=parcel, run=f"run {number}")
+            store.acquire(
+                AcquireRequest("k", f"p{number}", 30.0, queue=parcel, run=f"run {number}")
+            )
         peer, close = self.open_noted(store, ["celery"])
-        assert store.release("k", "a").wake is None
+        assert store.release(ReleaseRequest("k", "a")).wake is None
         pass_time(2.0)
         (first,) = wait_until(lambda: swept(store), "a sweep")
 
         assert store.push(first, [peer.address])
 
         take(store, "k", "b", run="run 0", repeated=True)
-        second = store.release("k", "b", run="run 0", ended=YES).wake
+        second = store.release(ReleaseRequest("k", "b", run="run 0", completion=YES)).wake
         assert second == WokenTask(slot_name("k"), "run 1", b"e")
         close()
         close_silent()
@@ -1553,7 +1594,7 @@ class Pushing(Given):
     ) -> None:
         woken(store, "k", "run", b"e")
         take(store, "k", "b", 1.0, run="run", repeated=True, keep=True)
-        store.release("k", "b", run="run", ended=Completion.UNSETTLED)
+        store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
         pass_time(6.0)
         (wake,) = wait_until(lambda: swept(store), "a sweep")
         received: list[WokenTask] = []
@@ -1617,7 +1658,7 @@ class Sweeping(Given):
     ) -> None:
         take(store, "k", "a")
         park(store, "k", "run", b"envelope")
-        wake = store.release("k", "a").wake
+        wake = store.release(ReleaseRequest("k", "a")).wake
         assert swept(store) == []
         pass_time(2.0)
 
@@ -1630,12 +1671,12 @@ class Sweeping(Given):
     ) -> None:
         take(store, "k", "a")
         park(store, "k", "sent")
-        wake = store.release("k", "a").wake
+        wake = store.release(ReleaseRequest("k", "a")).wake
         assert wake is not None
         store.sent(wake)
         take(store, "k2", "a")
         park(store, "k2", "unsent")
-        store.release("k2", "a")
+        store.release(ReleaseRequest("k2", "a"))
         pass_time(2.0)
 
         (wake,) = wait_until(lambda: swept(store), "the other one to be swept up")
@@ -1682,7 +1723,9 @@ class Sweeping(Given):
     def test_a_sweep_finds_every_key(self, store: Store) -> None:
         for n in range(250):
             take(store, f"k{n}", "dead", self.shortest_lease)
-            store.acquire(f"k{n}", "b", 30.0, queue=ParkRequest(b"e"), run=f"run{n}")
+            store.acquire(
+                AcquireRequest(f"k{n}", "b", 30.0, queue=ParkRequest(b"e"), run=f"run{n}")
+            )
         # Some were granted at once: their holders had expired already.
         waiting = [n for n in range(250) if store.inspect(f"k{n}").waiting]
         for n in waiting:
@@ -1709,32 +1752,35 @@ class SecondDeliveries(Given):
     @recognises
     def test_a_second_delivery_of_a_finished_run_is_recognised(self, store: Store) -> None:
         take(store, "k", "a", run="run")
-        store.release("k", "a", run="run", ended=AGAIN)
+        store.release(ReleaseRequest("k", "a", run="run", completion=AGAIN))
 
-        assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
+        assert (
+            store.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True)).status
+            is DONE
+        )
 
     def test_a_first_delivery_is_never_taken_for_a_second(self, store: Store) -> None:
         take(store, "k", "a", run="run")
-        store.release("k", "a", run="run", ended=AGAIN)
+        store.release(ReleaseRequest("k", "a", run="run", completion=AGAIN))
 
         take(store, "k", "b", run="run", repeated=False)
 
     def test_a_second_delivery_of_a_run_that_has_not_ended_runs(self, store: Store) -> None:
         take(store, "k", "a", run="run")
-        store.release("k", "a", run="run", ended=Completion.NO)
+        store.release(ReleaseRequest("k", "a", run="run", completion=Completion.NO))
 
         take(store, "k", "b", run="run", repeated=True)
 
     def test_a_second_delivery_of_another_run_runs(self, store: Store) -> None:
         take(store, "k", "a", run="run")
-        store.release("k", "a", run="run", ended=AGAIN)
+        store.release(ReleaseRequest("k", "a", run="run", completion=AGAIN))
 
         take(store, "k", "b", run="other", repeated=True)
 
     def test_a_second_delivery_does_not_run_beside_the_first(self, store: Store) -> None:
         take(store, "k", "a", run="run")
 
-        reply = store.acquire("k", "b", 30.0, run="run", repeated=True)
+        reply = store.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True))
 
         assert (reply.status, reply.holder_run) == (BUSY, "run")
 
@@ -1745,12 +1791,15 @@ class SecondDeliveries(Given):
         park(store, "k", "run", repeated=True)
         park(store, "k", "other")
 
-        wake = store.release("k", "a", run="run", ended=YES).wake
+        wake = store.release(ReleaseRequest("k", "a", run="run", completion=YES)).wake
 
         assert wake is not None
         assert wake.run == "other"
         assert store.inspect("k").waiting == 0
-        assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
+        assert (
+            store.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True)).status
+            is DONE
+        )
 
     @parks
     @recognises
@@ -1758,7 +1807,9 @@ class SecondDeliveries(Given):
         take(store, "k", "a", run="run")
         park(store, "k", "run", b"again", repeated=True)
 
-        assert store.release("k", "a", run="run").wake == WokenTask(slot_name("k"), "run", b"again")
+        assert store.release(ReleaseRequest("k", "a", run="run")).wake == WokenTask(
+            slot_name("k"), "run", b"again"
+        )
         take(store, "k", "b", run="run", repeated=True)
 
     @waits
@@ -1772,13 +1823,15 @@ class SecondDeliveries(Given):
         waiter = wait_for(store, "k", "b", run="run", repeated=True)
         other = wait_for(store, "k", "c")
 
-        store.release("k", "a", run="run", ended=ended)
-        told = store.acquire("k", "b", 30.0, queue=waiter.inbox, run="run", repeated=True)
+        store.release(ReleaseRequest("k", "a", run="run", completion=ended))
+        told = store.acquire(
+            AcquireRequest("k", "b", 30.0, queue=waiter.inbox, run="run", redelivered=True)
+        )
 
         assert told.status is (DONE if ended is AGAIN else BUSY)
         assert holder(store, "k") == "c" or not self.hands_over
         take(store, "k", "c", queue=other.inbox)
-        store.release("k", "c")
+        store.release(ReleaseRequest("k", "c"))
         assert not holder(store, "k")
 
     @parks
@@ -1796,9 +1849,11 @@ class SecondDeliveries(Given):
         expire(store, "k")
         (wake,) = wait_until(lambda: swept(store), "the free key to be handed over")
         assert wake.run == "run"
-        store.release("k", "a", run="run", ended=AGAIN)  # it had lost its lease, and has ended
+        store.release(
+            ReleaseRequest("k", "a", run="run", completion=AGAIN)
+        )  # it had lost its lease, and has ended
 
-        told = store.acquire("k", "b", 30.0, run="run", repeated=True)
+        told = store.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True))
 
         assert told.status is DONE
         assert told.wake is not None
@@ -1813,7 +1868,7 @@ class SecondDeliveries(Given):
     def test_the_second_delivery_of_an_unsettled_run_does_not_run(self, store: Store) -> None:
         unsettled(store)
 
-        reply = store.acquire("k", "b", 30.0, run="run", repeated=True)
+        reply = store.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True))
 
         assert (reply.status, reply.holder_run) == (BUSY, "run")
         assert 25.0 < reply.remaining < 30.1
@@ -1828,7 +1883,9 @@ class SecondDeliveries(Given):
         park(store, "k", "run", repeated=True)
         park(store, "k", "other")
 
-        wake = store.release("k", "a", run="run", ended=Completion.UNSETTLED).wake
+        wake = store.release(
+            ReleaseRequest("k", "a", run="run", completion=Completion.UNSETTLED)
+        ).wake
 
         assert wake is not None
         assert wake.run == "other"
@@ -1839,7 +1896,10 @@ class SecondDeliveries(Given):
         unsettled(store)
         assert store.drop(WokenTask(slot_name("k"), "run", b"")).released
 
-        assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
+        assert (
+            store.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True)).status
+            is DONE
+        )
 
     @parks
     @recognises
@@ -1852,7 +1912,10 @@ class SecondDeliveries(Given):
             park(store, "k", "run", repeated=True)
         assert store.drop(WokenTask(slot_name("k"), "run", b"")).released
 
-        assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
+        assert (
+            store.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True)).status
+            is DONE
+        )
         pass_time(120.0)
         assert swept(store) == []
 
@@ -1865,7 +1928,7 @@ class SecondDeliveries(Given):
         take(store, "k", "a", run="run")
         if parked == "before its end":
             park(store, "k", "run", b"again", repeated=True)
-        store.release("k", "a", run="run", ended=Completion.UNSETTLED)
+        store.release(ReleaseRequest("k", "a", run="run", completion=Completion.UNSETTLED))
         if parked == "after its end":
             park(store, "k", "run", b"again", repeated=True)
         assert swept(store) == []
@@ -1881,10 +1944,13 @@ class SecondDeliveries(Given):
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a", 0.5, run="run")
-        store.release("k", "a", run="run", ended=Completion.UNSETTLED)
+        store.release(ReleaseRequest("k", "a", run="run", completion=Completion.UNSETTLED))
 
         pass_time(2.5)  # not more: real time passes too
-        assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is BUSY
+        assert (
+            store.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True)).status
+            is BUSY
+        )
 
         pass_time(2.6)
         take(store, "k", "b", run="run", repeated=True)
@@ -1932,12 +1998,12 @@ class SeveralKeys(Given):
     def test_several_keys_are_given_up_one_by_one(self, store: Store) -> None:
         take_all_or_skip(store, "kl", "ab")
 
-        assert store.release("k", "a", run="run").released
-        assert store.release("l", "b", run="run").released
+        assert store.release(ReleaseRequest("k", "a", run="run")).released
+        assert store.release(ReleaseRequest("l", "b", run="run")).released
 
     def test_tokens_rise_however_a_key_was_taken(self, store: Store) -> None:
         first = take(store, "k", "z")
-        store.release("k", "z")
+        store.release(ReleaseRequest("k", "z"))
 
         second, _ = take_all_or_skip(store, "kl", "ab")
 
@@ -1952,16 +2018,18 @@ class StandingAtKeys(Given):
         first, second = take(store, "k", "a"), take(store, "l", "b")
 
         assert [reply.status for reply in stand(store, "kl")] == [PARKED]
-        assert goes_on(store, store.release("k", "a").wake) == []
+        assert goes_on(store, store.release(ReleaseRequest("k", "a")).wake) == []
         assert holder(store, "k") == "parked:run"
-        (wake,) = goes_on(store, store.release("l", "b").wake)
+        (wake,) = goes_on(store, store.release(ReleaseRequest("l", "b")).wake)
 
         assert wake == WokenTask("k", "run", b"run")
         assert holder(store, "l") == "parked:run"
         assert take(store, "k", "c", run="run", repeated=True) > first
         assert take(store, "l", "d", run="run", repeated=True) > second
         for key, owner in (("k", "c"), ("l", "d")):
-            assert store.release(key, owner, run="run", ended=AGAIN) == Release(True, None)
+            assert store.release(
+                ReleaseRequest(key, owner, run="run", completion=AGAIN)
+            ) == Release(True, None)
             assert store.inspect(key)[-4:] == (0, 0.0, 0, "")
 
     @parks
@@ -1970,8 +2038,10 @@ class StandingAtKeys(Given):
         take(store, "m", "b")
         stand(store, "mkl")
 
-        assert goes_on(store, store.release("m", "b").wake) == []
-        assert goes_on(store, store.release("k", "a").wake) == [WokenTask("m", "run", b"run")]
+        assert goes_on(store, store.release(ReleaseRequest("m", "b")).wake) == []
+        assert goes_on(store, store.release(ReleaseRequest("k", "a")).wake) == [
+            WokenTask("m", "run", b"run")
+        ]
         assert holder(store, "l") == "parked:run"
 
     @parks
@@ -1982,7 +2052,7 @@ class StandingAtKeys(Given):
         assert len({reply.arrival for reply in replies}) == 1
         for key in "kl":
             assert holder(store, key) == "parked:run"
-            assert store.acquire(key, "newcomer", 30.0).status is BUSY
+            assert store.acquire(AcquireRequest(key, "newcomer", 30.0)).status is BUSY
             take(store, key, f"{key}'s", run="run")
 
     @parks
@@ -1993,8 +2063,8 @@ class StandingAtKeys(Given):
         take(store, "l", "b")
         stand(store, "kl")
 
-        store.dispatch(store.release("l", "b").wake)
-        store.dispatch(store.release("k", "a").wake)
+        store.dispatch(store.release(ReleaseRequest("l", "b")).wake)
+        store.dispatch(store.release(ReleaseRequest("k", "a")).wake)
 
         wait_until(lambda: sent, "its way")
         assert sent == [WokenTask("k", "run", b"run")]
@@ -2005,7 +2075,7 @@ class StandingAtKeys(Given):
         take(store, "l", "b")
         stand(store, "kl")
 
-        store.dispatch(store.release("k", "a").wake)
+        store.dispatch(store.release(ReleaseRequest("k", "a")).wake)
 
         wait_until(lambda: store.inspect("l").waiting, "the next key")
         assert holder(store, "k") == "parked:run"
@@ -2016,9 +2086,9 @@ class StandingAtKeys(Given):
         take(store, "l", "b")
         (reply,) = stand(store, "kl")
         park(store, "l", "later")
-        goes_on(store, store.release("k", "a").wake)
+        goes_on(store, store.release(ReleaseRequest("k", "a")).wake)
 
-        wake = store.release("l", "b").wake
+        wake = store.release(ReleaseRequest("l", "b")).wake
 
         assert wake is not None
         assert wake.run == "run"
@@ -2034,13 +2104,15 @@ class StandingAtKeys(Given):
         stand(store, "kl", "first")
         assert [reply.status for reply in stand(store, "lm", "second")] == [RESERVED, PARKED]
 
-        assert goes_on(store, store.release("k", "a").wake) == [WokenTask("k", "first", b"first")]
+        assert goes_on(store, store.release(ReleaseRequest("k", "a")).wake) == [
+            WokenTask("k", "first", b"first")
+        ]
 
         assert holder(store, "l") == "parked:first"
-        assert goes_on(store, store.release("m", "b").wake) == []
+        assert goes_on(store, store.release(ReleaseRequest("m", "b")).wake) == []
         take(store, "k", "c", run="first")
         take(store, "l", "d", run="first")
-        wake = store.release("l", "d", run="first", ended=AGAIN).wake
+        wake = store.release(ReleaseRequest("l", "d", run="first", completion=AGAIN)).wake
         assert goes_on(store, wake) == [WokenTask("l", "second", b"second")]
 
     @parks
@@ -2049,9 +2121,11 @@ class StandingAtKeys(Given):
         stand(store, "kl", "first")
         take(store, "l", "b")
         stand(store, "lm", "second")
-        assert goes_on(store, store.release("l", "b").wake) == [WokenTask("l", "second", b"second")]
+        assert goes_on(store, store.release(ReleaseRequest("l", "b")).wake) == [
+            WokenTask("l", "second", b"second")
+        ]
 
-        assert goes_on(store, store.release("k", "a").wake) == []
+        assert goes_on(store, store.release(ReleaseRequest("k", "a")).wake) == []
 
         assert holder(store, "l") == "parked:second"
         assert [waiter.run for waiter in store.waiters("l") if not waiter.woken] == ["first"]
@@ -2066,9 +2140,11 @@ class StandingAtKeys(Given):
 
         assert reply.status is RESERVED
         assert reply.token > token
-        assert not store.release("k", "a").released
+        assert not store.release(ReleaseRequest("k", "a")).released
         assert store.stand("l", "run", route, arrival=reply.arrival).status is PARKED
-        assert goes_on(store, store.release("l", "b").wake) == [WokenTask("k", "run", b"run")]
+        assert goes_on(store, store.release(ReleaseRequest("l", "b")).wake) == [
+            WokenTask("k", "run", b"run")
+        ]
 
     @parks
     def test_a_key_that_was_taken_for_it_goes_to_who_stands_before_it(self, store: Store) -> None:
@@ -2084,7 +2160,7 @@ class StandingAtKeys(Given):
     def test_one_that_comes_again_has_its_old_place(self, store: Store) -> None:
         take(store, "k", "a")
         (before,) = stand(store, "kl")
-        (wake,) = goes_on(store, store.release("k", "a").wake)
+        (wake,) = goes_on(store, store.release(ReleaseRequest("k", "a")).wake)
         stand(store, "kl", "later")
         take(store, "k", "b", run=wake.run, repeated=True)
 
@@ -2098,7 +2174,7 @@ class StandingAtKeys(Given):
         take(store, "l", "b")
 
         told = [[reply[:1] + reply[2:5] for reply in stand(store, "kl")] for _ in range(2)]
-        store.release("l", "b")
+        store.release(ReleaseRequest("l", "b"))
         departed = [store.depart(key, "run", first=key == "k") for key in "llkk"]
 
         assert told[0] == told[1]
@@ -2112,9 +2188,9 @@ class StandingAtKeys(Given):
         take(store, "k", "a")
         take(store, "l", "b")
         stand(store, "kl")
-        before = store.release("k", "a").wake
+        before = store.release(ReleaseRequest("k", "a")).wake
         assert goes_on(store, before) == []
-        late = store.release("l", "b").wake
+        late = store.release(ReleaseRequest("l", "b")).wake
         assert goes_on(store, late) == [WokenTask("k", "run", b"run")]
 
         assert goes_on(store, before) == goes_on(store, late) == []
@@ -2137,7 +2213,7 @@ class StandingAtKeys(Given):
     @recognises
     def test_one_that_has_ended_stands_nowhere(self, store: Store) -> None:
         take(store, "k", "a", run="run")
-        store.release("k", "a", run="run", ended=AGAIN)
+        store.release(ReleaseRequest("k", "a", run="run", completion=AGAIN))
 
         assert [reply.status for reply in stand(store, "kl")] == [DONE]
         assert not store.inspect("k").token
@@ -2154,7 +2230,9 @@ class StandingAtKeys(Given):
         assert store.cancel("k", "run").released
 
         assert not store.inspect("k").token
-        assert goes_on(store, store.release("l", "b").wake) == [WokenTask("l", "next", b"next")]
+        assert goes_on(store, store.release(ReleaseRequest("l", "b")).wake) == [
+            WokenTask("l", "next", b"next")
+        ]
         assert [at for at, _ in store.find_parked("run")] == []
 
     @parks
@@ -2185,7 +2263,9 @@ class StandingAtKeys(Given):
 
         assert goes_on(store, wake) == []
         assert holder(store, "k") == "parked:run"
-        assert goes_on(store, store.release("l", "b").wake) == [WokenTask("k", "run", b"run")]
+        assert goes_on(store, store.release(ReleaseRequest("l", "b")).wake) == [
+            WokenTask("k", "run", b"run")
+        ]
 
     @parks
     def test_one_whose_waker_has_died_goes_on_soon(
@@ -2193,7 +2273,7 @@ class StandingAtKeys(Given):
     ) -> None:
         take(store, "k", "a")
         stand(store, "kl")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
         pass_time(2.5)
         expire(store, "k", "parked:run")
 
@@ -2215,8 +2295,8 @@ class StandingAtKeys(Given):
         assert swept(store) == []
 
         take(store, "k", "b2", 60.0, queue=waiter.inbox)
-        store.release("l", "b")
-        wake = store.release("k", "b2").wake
+        store.release(ReleaseRequest("l", "b"))
+        wake = store.release(ReleaseRequest("k", "b2")).wake
         assert goes_on(store, wake) == [WokenTask("k", "run", b"run")]
 
 
@@ -2226,11 +2306,11 @@ class AnyText(Given):
     @hostile_keys
     def test_a_key_may_hold_any_text(self, store: Store, key: str) -> None:
         token = take(store, key, "a")
-        assert store.acquire(key, "b", 30.0).status is BUSY
+        assert store.acquire(AcquireRequest(key, "b", 30.0)).status is BUSY
         assert renew(store, (key, "a", 30.0)) == [RenewOutcome.RENEWED]
         assert store.inspect(key).token == token
 
-        assert store.release(key, "a") == (True, None)
+        assert store.release(ReleaseRequest(key, "a")) == (True, None)
         assert not store.inspect(key).token
 
     def test_keys_that_look_alike_are_different(self, store: Store) -> None:
@@ -2247,7 +2327,7 @@ class AnyText(Given):
         take(store, key, "a")
         park(store, key, "run", b"envelope")
 
-        wake = store.release(key, "a").wake
+        wake = store.release(ReleaseRequest(key, "a")).wake
         assert wake is not None
         assert wake.envelope == b"envelope"
         store.sent(wake)
@@ -2262,7 +2342,7 @@ class AnyText(Given):
         take(store, key, "a")
         waiter = wait_for(store, key, "b")
 
-        store.release(key, "a")
+        store.release(ReleaseRequest(key, "a"))
 
         waiter.inbox.wait(PATIENCE)
         take(store, key, "b", queue=waiter.inbox)
@@ -2271,9 +2351,9 @@ class AnyText(Given):
     def test_a_holders_run_may_have_any_name(self, store: Store, run: str) -> None:
         take(store, "k", "a", run=run)
 
-        assert store.acquire("k", "b", 30.0).holder_run == run
+        assert store.acquire(AcquireRequest("k", "b", 30.0)).holder_run == run
         assert store.inspect("k").run == run
-        assert store.release("k", "a", run=run).released
+        assert store.release(ReleaseRequest("k", "a", run=run)).released
 
     @parks
     @recognises
@@ -2282,12 +2362,14 @@ class AnyText(Given):
         take(store, "k", "a")
         park(store, "k", run)
 
-        wake = store.release("k", "a").wake
+        wake = store.release(ReleaseRequest("k", "a")).wake
         assert wake is not None
         assert wake.run == run
         take(store, "k", "b", run=run)
-        store.release("k", "b", run=run, ended=AGAIN)
-        assert store.acquire("k", "c", 30.0, run=run, repeated=True).status is DONE
+        store.release(ReleaseRequest("k", "b", run=run, completion=AGAIN))
+        assert (
+            store.acquire(AcquireRequest("k", "c", 30.0, run=run, redelivered=True)).status is DONE
+        )
 
 
 class Looking(Given):
@@ -2352,7 +2434,7 @@ class Looking(Given):
         store.close()
 
         take(store, "another key", "b")
-        assert store.release("another key", "b").released
+        assert store.release(ReleaseRequest("another key", "b")).released
 
 
 class Sharing(Given):
@@ -2366,7 +2448,7 @@ class Sharing(Given):
     def test_what_one_process_holds_another_cannot_take(self, store: Store, another: Store) -> None:
         token = take(store, "k", "a", run="run-a")
 
-        reply = another.acquire("k", "b", 30.0)
+        reply = another.acquire(AcquireRequest("k", "b", 30.0))
 
         assert (reply.status, reply.token, reply.holder, reply.holder_run) == (
             BUSY,
@@ -2386,7 +2468,7 @@ class Sharing(Given):
         assert take(another, "k", "a") == token
         assert renew(another, ("k", "a", 60.0)) == [RenewOutcome.RENEWED]
         assert store.inspect("k").remaining > 30.0
-        assert another.release("k", "a").released
+        assert another.release(ReleaseRequest("k", "a")).released
         assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.LOST]
 
     @shares
@@ -2396,25 +2478,27 @@ class Sharing(Given):
     ) -> None:
         take(store, "k", "a")
 
-        assert another.acquire("k", "a", 30.0).status is BUSY
+        assert another.acquire(AcquireRequest("k", "a", 30.0)).status is BUSY
         assert renew(another, ("k", "a", 30.0)) != [RenewOutcome.RENEWED]
         assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.RENEWED]
-        assert another.release("k", "a").released
+        assert another.release(ReleaseRequest("k", "a")).released
         assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.LOST]
 
     @shares
     def test_what_one_process_gives_up_another_can_take(self, store: Store, another: Store) -> None:
         first = take(store, "k", "a")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
 
         assert take(another, "k", "b") > first
         assert holder(store, "k") == "b"
 
     @shares
     def test_a_lease_ends_for_all(self, store: Store, another: Store) -> None:
-        first = store.acquire("k", "a", self.shortest_lease)
+        first = store.acquire(AcquireRequest("k", "a", self.shortest_lease))
 
-        wait_until(lambda: another.acquire("k", "b", 30.0).status is GRANTED, "the key")
+        wait_until(
+            lambda: another.acquire(AcquireRequest("k", "b", 30.0)).status is GRANTED, "the key"
+        )
 
         assert clock.monotonic() >= first.asked_at + believed(self.shortest_lease)
         assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.HELD]
@@ -2427,7 +2511,7 @@ class Sharing(Given):
         take(store, "k", "a")
         waiter = wait_for(another, "k", "b")
 
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
 
         started = time.monotonic()
         waiter.inbox.wait(2 * PATIENCE)
@@ -2440,11 +2524,11 @@ class Sharing(Given):
     def test_a_queue_is_one_for_all_processes(self, store: Store, another: Store) -> None:
         take(store, "k", "a")
         here, there = wait_for(store, "k", "b"), wait_for(another, "k", "c")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
 
-        assert another.acquire("k", "c", 30.0, queue=there.inbox).status is BUSY
+        assert another.acquire(AcquireRequest("k", "c", 30.0, queue=there.inbox)).status is BUSY
         take(store, "k", "b", queue=here.inbox)
-        store.release("k", "b")
+        store.release(ReleaseRequest("k", "b"))
         take(another, "k", "c", queue=there.inbox)
 
     @shares
@@ -2457,10 +2541,13 @@ class Sharing(Given):
         alive = wait_for(store, "k", "alive")
         another.close()
 
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
 
         wait_until(
-            lambda: store.acquire("k", "alive", 30.0, queue=alive.inbox).status is GRANTED,
+            lambda: (
+                store.acquire(AcquireRequest("k", "alive", 30.0, queue=alive.inbox)).status
+                is GRANTED
+            ),
             "the key to pass the one who is gone",
         )
 
@@ -2472,7 +2559,9 @@ class Sharing(Given):
         take(store, "k", "a")
         park(another, "k", "run", b"envelope")
 
-        assert store.release("k", "a").wake == WokenTask(slot_name("k"), "run", b"envelope")
+        assert store.release(ReleaseRequest("k", "a")).wake == WokenTask(
+            slot_name("k"), "run", b"envelope"
+        )
         take(another, "k", "b", run="run")
 
     @shares
@@ -2492,9 +2581,12 @@ class Sharing(Given):
         self, store: Store, another: Store
     ) -> None:
         take(store, "k", "a", run="run")
-        store.release("k", "a", run="run", ended=AGAIN)
+        store.release(ReleaseRequest("k", "a", run="run", completion=AGAIN))
 
-        assert another.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
+        assert (
+            another.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True)).status
+            is DONE
+        )
 
 
 class StoreContract(
@@ -2584,13 +2676,13 @@ class StoreContract(
         (found,) = found_keys(store)
 
         assert store.inspect(found).token == token
-        assert store.release(found, "a").released
+        assert store.release(ReleaseRequest(found, "a")).released
         assert store.inspect(key).token == 0
 
     @lists
     def test_a_key_that_is_free_is_not_found(self, store: Store) -> None:
         take(store, "k", "a")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
 
         assert found_keys(store) == []
 
@@ -2651,7 +2743,7 @@ class StoreContract(
         take(store, "k", "a")
         park(store, "k", "run1")
         park(store, "k", "run2")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
 
         woken, queued = store.waiters("k")
 
@@ -2666,7 +2758,7 @@ class StoreContract(
     def test_a_run_that_came_is_not_on_its_way(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
 
         take(store, "k", "b", run="run", repeated=True, keep=True)
 
@@ -2702,7 +2794,7 @@ class StoreContract(
     def test_what_is_on_its_way_is_found_again_at_once(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
-        wake = store.release("k", "a").wake
+        wake = store.release(ReleaseRequest("k", "a")).wake
         assert wake is not None
         store.sent(wake)
 
@@ -2718,7 +2810,7 @@ class StoreContract(
         park(store, "k", "run")
 
         assert list(store.rouse("k")) == []
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
         take(store, "k", "b", run="run", repeated=True, keep=True)
         assert list(store.rouse("k")) == []
 
@@ -2765,12 +2857,15 @@ class StoreContract(
     ) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
         take(store, "k", "b", run="run", repeated=True, keep=True)
-        store.release("k", "b", run="run", ended=Completion.UNSETTLED)
+        store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
 
         assert list(store.rouse("k")) == []
-        assert store.acquire("k", "c", 30.0, run="run", repeated=True).status is BUSY
+        assert (
+            store.acquire(AcquireRequest("k", "c", 30.0, run="run", redelivered=True)).status
+            is BUSY
+        )
 
     # Cancelling
 
@@ -2785,7 +2880,10 @@ class StoreContract(
         assert store.cancel("k", "run1") == Release(True)
 
         assert [waiter.run for waiter in store.waiters("k")] == ["run2"]
-        assert store.acquire("k", "b", 30.0, run="run1", repeated=True).status is DONE
+        assert (
+            store.acquire(AcquireRequest("k", "b", 30.0, run="run1", redelivered=True)).status
+            is DONE
+        )
 
     @lists
     @parks
@@ -2795,7 +2893,7 @@ class StoreContract(
         take(store, "k", "a")
         park(store, "k", "run1")
         park(store, "k", "run2")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
 
         cancelled = store.cancel("k", "run1")
 
@@ -2807,12 +2905,12 @@ class StoreContract(
     def test_a_run_that_has_come_is_not_cancelled(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
         token = take(store, "k", "b", run="run", repeated=True, keep=True)
 
         assert not store.cancel("k", "run").released
         assert store.inspect("k").token == token
-        store.release("k", "b", run="run", ended=Completion.UNSETTLED)
+        store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
         assert not store.cancel("k", "run").released
 
     @lists

@@ -14,7 +14,7 @@ from celery_distlock.engine.watchdog import watchdog
 from celery_distlock.errors import DistlockError
 from celery_distlock.ops.admin import Admin, Holder, known_time, printable
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.stores import Store
+from celery_distlock.stores import AcquireRequest, Store
 from celery_distlock.stores.base import KeyState, Status
 from celery_distlock.stores.identities import new_owner
 
@@ -93,7 +93,9 @@ def release_lock(state: Any, key: str, **_: Any) -> dict[str, str]:
         seen = admin.store.inspect(key, PATIENCE)  # before what is asked with more patience
         if not seen.token:
             return {"ok": f"nobody holds {key!r}"}
-        turn = Runtime.of(state.app).turns.acquire(key, new_owner("release_lock"), RELEASE_LEASE)
+        turn = Runtime.of(state.app).turns.acquire(
+            AcquireRequest(key, new_owner("release_lock"), RELEASE_LEASE)
+        )
         if turn.status is not Status.GRANTED:
             return {"ok": "another worker sees to it, or has just done so"}
         done = admin.release(key, token=seen.token)

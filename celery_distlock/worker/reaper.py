@@ -22,6 +22,7 @@ from celery_distlock.errors import StoreError
 from celery_distlock.naming import shown
 from celery_distlock.process.background import BackgroundNotifier
 from celery_distlock.runtime.app import Runtime
+from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Ownership, RenewOutcome
 
 __all__ = ["Reaper"]
@@ -137,7 +138,7 @@ class Reaper:
         if orphan.store != self._store.identity:
             return True  # a store of the task's own: its lease ends by itself
         try:
-            released = self._store.release(orphan.key, orphan.owner)
+            released = self._store.release(ReleaseRequest(orphan.key, orphan.owner))
         except StoreError:
             return False
         if released.released:

@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 
 from celery_distlock import clock
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Ability
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.memory import MemoryStore
@@ -72,14 +73,14 @@ class TestMemoryStore(FullContract):
     def test_tokens_rise_though_this_processes_clock_stands_still(self, store, monkeypatch):
         monkeypatch.setattr(time, "time_ns", lambda: 1_700_000_000_000_000_000)
         first = take(store, "k", "a")
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
 
         assert take(store, "k", "b") > first
 
     def test_nothing_remains_in_memory_but_what_has_ended(self, store):
         take(store, "plain", "a")
-        store.acquire("plain", "b", 30.0)
-        store.release("plain", "a")
+        store.acquire(AcquireRequest("plain", "b", 30.0))
+        store.release(ReleaseRequest("plain", "a"))
         assert not store._keys
 
         work(store)

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from celery_distlock.keys import slot_name
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Completion, ParkRequest, WokenTask
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.store import RedisStore
@@ -61,7 +62,7 @@ def test_tokens_rise_though_the_servers_clock_was_set_back(redis_store, redis_ur
         client.set(f"{prefix}:{{k}}:fence", ahead)
 
     assert take(redis_store, "k", "a") == ahead + 1
-    redis_store.release("k", "a")
+    redis_store.release(ReleaseRequest("k", "a"))
     assert take(redis_store, "k", "b") == ahead + 2
 
 
@@ -78,7 +79,7 @@ def test_a_waiter_whose_inbox_is_gone_is_passed_over(redis_store, redis_url, pre
         dead.close()
         wait_until(lambda: client.pubsub_numsub(channel)[0][1] == 0, what="the inbox to close")
 
-    redis_store.release("k", "a")
+    redis_store.release(ReleaseRequest("k", "a"))
 
     assert holder(redis_store, "k") == "alive"
 
@@ -90,7 +91,7 @@ def test_a_repeated_request_for_several_keys_is_the_same(redis_store):
 def test_a_repeated_request_for_several_keys_renews_them(redis_store):
     take_all(redis_store, "kl", "ab")
     for key, owner in zip("kl", "ab", strict=True):
-        assert redis_store.acquire(key, owner, 30.0).status is GRANTED
+        assert redis_store.acquire(AcquireRequest(key, owner, 30.0)).status is GRANTED
     time_left = redis_store.acquire_all(["k", "l"], ["a", "b"], 60.0, run="run")
 
     assert time_left is not None
@@ -110,7 +111,7 @@ def test_what_a_lost_request_for_several_keys_has_taken_is_given_back(
         attempts.append(calls)
         if len(attempts) == 1:
             monkeypatch.setattr(ConnectionPool, "exchange", exchange)
-            redis_store.release("l", "b")
+            redis_store.release(ReleaseRequest("l", "b"))
             take(redis_store, "l", "z")
             raise redis.ConnectionError("lost")
         return answers
@@ -154,7 +155,7 @@ def test_a_run_whose_message_nobody_takes_is_sent_daily_for_a_month_and_then_for
 ):
     take(redis_store, "k", "a")
     park(redis_store, "k", "run")
-    wake = redis_store.release("k", "a").wake
+    wake = redis_store.release(ReleaseRequest("k", "a")).wake
     tasks, woken = f"{prefix}:{{k}}:tasks", f"{prefix}:{{k}}:woken"
     days = 0
     with redis.Redis.from_url(redis_url) as client:
@@ -176,18 +177,22 @@ def test_a_full_server_remembers_what_is_unsettled(private_server):
         take(full, "k", "a", run="run")
         with server.client() as client:
             client.config_set("maxmemory", "1")
-        full.release("k", "a", run="run", ended=Completion.UNSETTLED)
+        full.release(ReleaseRequest("k", "a", run="run", completion=Completion.UNSETTLED))
         assert full.drop(WokenTask(slot_name("k"), "run", b"")).released
         with server.client() as client:
             client.config_set("maxmemory", "0")
 
-        assert full.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
+        assert (
+            full.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True)).status is DONE
+        )
 
 
 def test_a_run_whose_desk_is_closed_is_given_back_to_be_sent(redis_store, redis_url):
     desk = redis_store.desk(lambda wake: None)
     take(redis_store, "k", "a")
-    redis_store.acquire("k", "b", 30.0, queue=ParkRequest(b"e", desk.address), run="run")
+    redis_store.acquire(
+        AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"e", desk.address), run="run")
+    )
     desk.close()
     desk.close()
     with redis.Redis.from_url(redis_url) as client:
@@ -195,7 +200,7 @@ def test_a_run_whose_desk_is_closed_is_given_back_to_be_sent(redis_store, redis_
             lambda: client.pubsub_numsub(desk.address)[0][1] == 0, what="the desk to be closed"
         )
 
-    assert redis_store.release("k", "a").wake == WokenTask("k", "run", b"e")
+    assert redis_store.release(ReleaseRequest("k", "a")).wake == WokenTask("k", "run", b"e")
 
 
 def test_what_remains_in_redis_is_the_last_token_and_what_has_ended_for_an_hour(
@@ -203,7 +208,7 @@ def test_what_remains_in_redis_is_the_last_token_and_what_has_ended_for_an_hour(
 ):
     work(redis_store)
     take(redis_store, "plain", "a")
-    redis_store.release("plain", "a")
+    redis_store.release(ReleaseRequest("plain", "a"))
 
     left = records(redis_url, prefix)
 
@@ -218,7 +223,7 @@ def test_every_record_of_a_key_is_in_one_cluster_slot(redis_store, redis_url, pr
             take(redis_store, key, "a", run="r")
             wait_for(redis_store, key, f"w{n}")
             park(redis_store, key, "run")
-            redis_store.release(key, "a", run="r", ended=AGAIN)
+            redis_store.release(ReleaseRequest(key, "a", run="r", completion=AGAIN))
 
     tags: dict[bytes, set[bytes]] = {}
     for record in servers.keys(redis_url, prefix):

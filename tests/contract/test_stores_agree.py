@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import (
     Completion,
     Ownership,
@@ -102,7 +103,9 @@ class Agreement(RuleBasedStateMachine):
         def ask(store: Store, number: int) -> Reply:
             queue = how.get("queue")
             mine = {**how, "queue": queue[number]} if isinstance(queue, list) else how
-            replies.append(store.acquire(self._name(key), owner, LEASE, run=run, **mine))
+            replies.append(
+                store.acquire(AcquireRequest(self._name(key), owner, LEASE, run=run, **mine))
+            )
             return replies[-1]
 
         reply = self._asked(ask, said)
@@ -160,12 +163,14 @@ class Agreement(RuleBasedStateMachine):
 
         def ask(store: Store, number: int) -> Any:
             return store.release(
-                self._name(key),
-                owner,
-                run=run,
-                ended=ended,
-                inbox=inboxes[number] if inboxes else None,
-                keep_for=(keep, LEASE) if keep else None,
+                ReleaseRequest(
+                    self._name(key),
+                    owner,
+                    run=run,
+                    completion=ended,
+                    inbox=inboxes[number] if inboxes else None,
+                    keep_for=(keep, LEASE) if keep else None,
+                )
             )
 
         self._take(self._asked(ask, lambda released: released).wake)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from celery_distlock.stores import open_store
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, open_store
 from celery_distlock.stores.base import Completion, Ownership, ParkRequest, PeerChannel, Route
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.store import RedisStore
@@ -22,12 +22,12 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
 
     monkeypatch.setattr(ConnectionPool, "exchange", record)
     store = RedisStore(redis_url, prefix)
-    store.acquire("k", "a", 30.0)
+    store.acquire(AcquireRequest("k", "a", 30.0))
     store.renew([Ownership("k", "a", 30.0)], 5.0)
-    store.acquire("k", "b", 30.0, queue=store.inbox("k", "b"))
-    store.release("k", "b", inbox=store.inbox("k", "b"))
-    store.acquire("k", "c", 30.0, queue=ParkRequest(b"envelope"), run="run")
-    wake = store.release("k", "a", ended=Completion.YES, run="other").wake
+    store.acquire(AcquireRequest("k", "b", 30.0, queue=store.inbox("k", "b")))
+    store.release(ReleaseRequest("k", "b", inbox=store.inbox("k", "b")))
+    store.acquire(AcquireRequest("k", "c", 30.0, queue=ParkRequest(b"envelope"), run="run"))
+    wake = store.release(ReleaseRequest("k", "a", completion=Completion.YES, run="other")).wake
     store.sent(wake)
     peer = PeerChannel(store.desk(lambda wake: None).address, 1)
     store.note_desk(["celery"], peer, 5.0)
@@ -42,8 +42,10 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     list(store.rouse("k"))
     store.count({"what": 1.0})
     store.turn("k", 0.5, (0.1, 60.0), 5.0)
-    store.acquire("k", "c", 30.0, run="run", repeated=True)
-    store.release("k", "c", run="run", ended=Completion.YES, keep_for=("run", 0.05))
+    store.acquire(AcquireRequest("k", "c", 30.0, run="run", redelivered=True))
+    store.release(
+        ReleaseRequest("k", "c", run="run", completion=Completion.YES, keep_for=("run", 0.05))
+    )
     store.acquire_all(["l", "m"], ["d", "e"], 30.0)
     store.stand("n", "standing", Route(("n", "o")), parcel=ParkRequest(b"envelope"))
     store.stand("o", "standing", Route(("n", "o")), arrival=1)
@@ -69,11 +71,11 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
 
 def test_a_store_can_be_used_again_after_it_was_closed(redis_url, prefix):
     store = RedisStore(redis_url, prefix)
-    store.acquire("k", "a", 30.0)
+    store.acquire(AcquireRequest("k", "a", 30.0))
     store.close()
     store.close()
 
-    assert store.release("k", "a").released
+    assert store.release(ReleaseRequest("k", "a")).released
     store.close()
 
 

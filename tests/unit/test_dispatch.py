@@ -13,6 +13,7 @@ import weakref
 import pytest
 
 from celery_distlock.process import dispatcher
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import ParkRequest
 from celery_distlock.stores.memory import MemoryStore
 from tests.waiting import wait_until
@@ -37,10 +38,10 @@ def test_it_is_sent_when_the_release_returns(monkeypatch):
     monkeypatch.setattr(dispatcher, "PATIENCE", 60.0)
     store, sent = MemoryStore("memory://", "test"), []
     store.courier = sent.append
-    store.acquire("k", "a", 60.0)
-    store.acquire("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run")
+    store.acquire(AcquireRequest("k", "a", 60.0))
+    store.acquire(AcquireRequest("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run"))
 
-    store.dispatch(store.release("k", "a").wake)
+    store.dispatch(store.release(ReleaseRequest("k", "a")).wake)
 
     assert [wake.run for wake in sent] == ["run"]
 

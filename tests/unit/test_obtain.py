@@ -21,8 +21,8 @@ class SlowStore(MemoryStore):
         self.clock = clock
         self.slow = 1
 
-    def acquire(self, *arguments, **options):
-        reply = super().acquire(*arguments, **options)
+    def acquire(self, request):
+        reply = super().acquire(request)
         if self.slow:
             self.slow -= 1
             self.clock.now += LEASE + 1

@@ -8,6 +8,7 @@ import pytest
 
 from celery_distlock.engine import pending_releases
 from celery_distlock.errors import StoreUnavailableError
+from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.base import Completion, ParkRequest
 from celery_distlock.stores.memory import MemoryStore
 from tests.waiting import wait_until
@@ -21,11 +22,11 @@ class Store(MemoryStore):
         self.failures = failures
         self.releases = 0
 
-    def release(self, *arguments, **options):
+    def release(self, request):
         self.releases += 1
         if self.releases <= self.failures:
             raise StoreUnavailableError("away")
-        return super().release(*arguments, **options)
+        return super().release(request)
 
 
 @pytest.fixture(autouse=True)
@@ -36,10 +37,10 @@ def own_errands(monkeypatch):
 
 def test_a_key_is_given_back_even_if_it_is_granted_after_the_first_release():
     class Late(Store):
-        def release(self, *arguments, **options):
-            released = super().release(*arguments, **options)
+        def release(self, request):
+            released = super().release(request)
             if self.releases == 1:
-                self.acquire("k", "a", 60.0)
+                self.acquire(AcquireRequest("k", "a", 60.0))
             return released
 
     store = Late()
@@ -52,7 +53,7 @@ def test_a_key_is_given_back_even_if_it_is_granted_after_the_first_release():
 
 def test_it_is_tried_again_until_the_store_answers():
     store = Store(failures=3)
-    store.acquire("k", "a", 60.0)
+    store.acquire(AcquireRequest("k", "a", 60.0))
 
     pending_releases.release_later(store, "k", "a")
 
@@ -76,8 +77,8 @@ def test_whoever_is_next_is_sent():
     store = Store()
     sent = []
     store.courier = sent.append
-    store.acquire("k", "a", 60.0)
-    store.acquire("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run")
+    store.acquire(AcquireRequest("k", "a", 60.0))
+    store.acquire(AcquireRequest("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run"))
 
     pending_releases.release_later(store, "k", "a")
 
@@ -87,7 +88,7 @@ def test_whoever_is_next_is_sent():
 
 def test_somebody_elses_key_is_left_alone():
     store = Store()
-    store.acquire("k", "b", 60.0)
+    store.acquire(AcquireRequest("k", "b", 60.0))
 
     pending_releases.release_later(store, "k", "a")
 

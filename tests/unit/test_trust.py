@@ -19,7 +19,7 @@ from celery_distlock.runtime.messages import LockHeader
 from celery_distlock.runtime.received import HEADER
 from celery_distlock.runtime.signing import is_signed, is_signed_with, sign
 from celery_distlock.runtime.trust import Reason, RefusedError
-from celery_distlock.stores import base
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, base
 from celery_distlock.stores.base import ParkRequest, WokenTask
 
 if TYPE_CHECKING:
@@ -286,9 +286,9 @@ def release_one(new_app, monkeypatch):
         store, noted = Runtime.of(app).store, []
         for name in ("sent", "left"):
             monkeypatch.setattr(store, name, lambda _, name=name: noted.append(name))
-        store.acquire("sku", "somebody", 60.0)
-        store.acquire("sku", "o", 60.0, queue=ParkRequest(told), run="i:0:0:0")
-        store._deliver(store.release("sku", "somebody").wake)
+        store.acquire(AcquireRequest("sku", "somebody", 60.0))
+        store.acquire(AcquireRequest("sku", "o", 60.0, queue=ParkRequest(told), run="i:0:0:0"))
+        store._deliver(store.release(ReleaseRequest("sku", "somebody")).wake)
         return " ".join(noted)
 
     return make

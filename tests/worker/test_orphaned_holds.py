@@ -11,6 +11,7 @@ from celery_distlock import signals
 from celery_distlock.engine.shared_holds import OrphanedHold, StalledHolds
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.runtime.app import Runtime
+from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.worker.reaper import Reaper
 from tests.apps import make_app
@@ -58,7 +59,7 @@ def hold(store):
 
     def hold(key: str) -> OrphanedHold:
         owner = new_owner("child")
-        assert store.acquire(key, owner, LEASE).token
+        assert store.acquire(AcquireRequest(key, owner, LEASE)).token
         return OrphanedHold(store.identity, key, owner, LEASE)
 
     return hold

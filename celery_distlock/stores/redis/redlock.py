@@ -38,13 +38,14 @@ from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
 from celery_distlock.stores.base import (
     Ability,
+    AcquireRequest,
     Complaints,
     Completion,
-    Inbox,
     KeyState,
     Ownership,
     ParkRequest,
     Release,
+    ReleaseRequest,
     RenewOutcome,
     Reply,
     Status,
@@ -100,21 +101,9 @@ class RedlockStore(Store):
         self._majority = self._nodes.majority
         self._ahead: list[float | None] = [None] * len(self._nodes)  # clocks, µs before ours
 
-    def acquire(
-        self,
-        key: str,
-        owner: str,
-        lease: float,
-        *,
-        queue: Inbox | ParkRequest | None = None,
-        run: str = "",
-        repeated: bool = False,
-        keep: bool = False,
-        arrival: int = 0,
-    ) -> Reply:
-        if isinstance(queue, ParkRequest):
+    def acquire(self, request: AcquireRequest) -> Reply:
+        if isinstance(request.queue, ParkRequest):
             raise StoreError(f"{self.address}: no task can be parked at several masters")
-        request = _Request(slot_name(key), owner, lease, run, repeated and bool(run))
         for pause in SPLITS:
             time.sleep(clock.jitter(0.0, pause))
             election = self._elect(request)
@@ -122,19 +111,21 @@ class RedlockStore(Store):
                 return election.reply
             self._undo(request, election)
             if election.reply is None:
-                raise self._too_few(election.answers, key)
+                raise self._too_few(election.answers, request.key)
             reply = election.reply
             if not election.split:
                 break
         return reply
 
-    def _elect(self, request: "_Request") -> "_Election":
+    def _elect(self, request: AcquireRequest) -> "_Election":
         """Ask for the votes, and settle the token; what was granted in vain is not undone here."""
+        name, known = slot_name(request.key), int(request.may_have_ended)
+        own = request.owner, milliseconds(request.lease), request.run, known
         wish, asked_at = self._time(), None
         votes: list[_Vote | None] = []
         sent = [False] * len(self._nodes)
         for number in range(ROUNDS):
-            call = self._call(_VOTE, request.name, *request.arguments(wish, settle=number > 0))
+            call = self._call(_VOTE, name, *own, wish, int(number > 0))
             answers = self._nodes.ask([call], enough=self._decides)
             votes = self._votes(answers)
             asked_at = answers.asked_at if asked_at is None else asked_at
@@ -198,7 +189,7 @@ class RedlockStore(Store):
         ahead = [each for each in self._ahead if each is not None]
         return int(clock.monotonic() * 1e6 + max(ahead)) if ahead else 0
 
-    def _undo(self, request: "_Request", election: "_Election") -> None:
+    def _undo(self, request: AcquireRequest, election: "_Election") -> None:
         """Give back what was or may have been granted, everywhere; nobody waits for that."""
         kept = [
             number
@@ -206,7 +197,7 @@ class RedlockStore(Store):
             if not election.answers.sent[number] or (vote and vote.status != "granted")
         ]
         release = self._call(
-            _RELEASE, request.name, request.owner, "", Completion.NO.value, "", "", 0
+            _RELEASE, slot_name(request.key), request.owner, "", Completion.NO.value, "", "", 0
         )
         self._nodes.ask([release], timeout=0.0, owed=True, but=kept)
 
@@ -235,20 +226,12 @@ class RedlockStore(Store):
             return RenewOutcome.UNKNOWN
         return RenewOutcome.HELD if answers.count(0) >= self._majority else RenewOutcome.LOST
 
-    def release(
-        self,
-        key: str,
-        owner: str,
-        *,
-        run: str = "",
-        ended: Completion = Completion.NO,
-        inbox: Inbox | None = None,
-        keep_for: tuple[str, float] | None = None,
-    ) -> Release:
+    def release(self, request: ReleaseRequest) -> Release:
+        key, owner, run, completion, _, keep_for = request
         keep_run, keep_s = keep_for or ("", 0.0)
         keep_ms = milliseconds(keep_s) if keep_for else 0
         release = self._call(
-            _RELEASE, slot_name(key), owner, run, ended.value, "", keep_run, keep_ms
+            _RELEASE, slot_name(key), owner, run, completion.value, "", keep_run, keep_ms
         )
         answers = self._ask(release, key, owed=True)
         # A repeated release finds nothing if the first one was executed and its answer lost.
@@ -358,8 +341,8 @@ class RedlockStore(Store):
 
     def check(self) -> list[Finding]:
         probe = f"{self._prefix}:probe:{os.urandom(8).hex()}"
-        reply = self.acquire(probe, "probe", 1.0)
-        self.release(probe, "probe")
+        reply = self.acquire(AcquireRequest(probe, "probe", 1.0))
+        self.release(ReleaseRequest(probe, "probe"))
         if reply.status is not Status.GRANTED:
             raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
         look = [command(b"", "INFO"), command(b"", "TIME")]
@@ -492,20 +475,6 @@ class RedlockStore(Store):
         ]
         refused = [said(refusal, self._prefix) for refusal in answers.refusals]
         return "; ".join([*refused, *failed]) or "no answer in time"
-
-
-class _Request(NamedTuple):
-    """One owner's request for a key."""
-
-    name: str
-    owner: str
-    lease: float
-    run: str
-    repeated: bool
-
-    def arguments(self, wish: int, *, settle: bool) -> tuple[Any, ...]:
-        own = self.owner, milliseconds(self.lease), self.run, int(self.repeated)
-        return *own, wish, int(settle)
 
 
 class _Vote(NamedTuple):

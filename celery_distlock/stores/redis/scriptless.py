@@ -32,13 +32,14 @@ from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
 from celery_distlock.stores.base import (
     Ability,
+    AcquireRequest,
     Complaints,
     Completion,
-    Inbox,
     KeyState,
     Ownership,
     ParkRequest,
     Release,
+    ReleaseRequest,
     RenewOutcome,
     Reply,
     Status,
@@ -101,58 +102,47 @@ class ScriptlessStore(Store):
         if forked:
             self._servers.after_fork()
 
-    def acquire(
-        self,
-        key: str,
-        owner: str,
-        lease: float,
-        *,
-        queue: Inbox | ParkRequest | None = None,
-        run: str = "",
-        repeated: bool = False,
-        keep: bool = False,
-        arrival: int = 0,
-    ) -> Reply:
-        if isinstance(queue, ParkRequest):
+    def acquire(self, request: AcquireRequest) -> Reply:
+        key = request.key
+        if isinstance(request.queue, ParkRequest):
             raise StoreError(f"{self.address}: no task can be parked without scripts")
         self._commands(key)
-        wanted = _Wanted(key, slot_name(key), owner, lease, run, repeated and bool(run))
         for _ in range(TURNS):
-            seen = self._make(wanted)
+            seen = self._make(request)
             if seen.record is None:
                 continue  # it ended just after it had been in the way
-            if not seen.record.is_for(wanted):
+            if not seen.record.is_for(request):
                 return seen.busy()
-            told = self._second_delivery(wanted, seen)
+            told = self._second_delivery(request, seen)
             if told is not None:
                 return told
-            reply = self._settle(wanted, seen)
+            reply = self._settle(request, seen)
             if reply is not None:
                 return reply
         raise StoreUnavailableError(
             f"{self.address}: the record of {shown(key)!r} is gone at each look"
         )
 
-    def _make(self, wanted: "_Wanted") -> "_Seen":
+    def _make(self, request: AcquireRequest) -> "_Seen":
         """Make the record if there is none, and look at what there is then."""
-        name = self._record(wanted.name)
-        lease_ms = max(_ms(wanted.lease), UNSETTLED_MS)
-        record = _Record(wanted.owner, wanted.run)
+        name = self._record(slot_name(request.key))
+        lease_ms = max(_ms(request.lease), UNSETTLED_MS)
+        record = _Record(request.owner, request.run)
         make = command(name, "SET", name, record.text, "NX", "PX", lease_ms)
-        fence = self._record(wanted.name, "fence")
+        fence = self._record(slot_name(request.key), "fence")
         look = [
-            *self._look(wanted.name),
+            *self._look(slot_name(request.key)),
             command(name, "TIME"),
             command(fence, "ZSCORE", fence, "last"),
         ]
-        if wanted.repeated:
-            mark = self._record(wanted.name, f"ended:{wanted.run}")
+        if request.may_have_ended:
+            mark = self._record(slot_name(request.key), f"ended:{request.run}")
             look += [command(mark, "GET", mark), command(mark, "PTTL", mark)]
-        asked = self._ask([[make], look], wanted.key)
+        asked = self._ask([[make], look], request.key)
         _, text, ttl_ms, now, last, *mark_found = asked.answers
         return _Seen(
             asked.first_at,
-            self._parsed(text, wanted.key),
+            self._parsed(text, request.key),
             time_left(ttl_ms),
             int(now[0]) * 1_000_000 + int(now[1]),
             max(0, token_of(last)),
@@ -160,41 +150,44 @@ class ScriptlessStore(Store):
             time_left(mark_found[1]) if mark_found else 0.0,
         )
 
-    def _second_delivery(self, wanted: "_Wanted", seen: "_Seen") -> Reply | None:
+    def _second_delivery(self, request: AcquireRequest, seen: "_Seen") -> Reply | None:
         """Say what a second delivery is told, and give back what was taken for it."""
         record = seen.record
         if seen.mark is None or record is None:
             return None
-        if record.owner == wanted.owner and record.token:
+        if record.owner == request.owner and record.token:
             return None
-        self._remove(wanted.name, record, wanted.key)
+        self._remove(slot_name(request.key), record, request.key)
         if seen.mark == b"done":
             return Reply(Status.DONE, seen.asked_at)
         return Reply(
-            Status.BUSY, seen.asked_at, holder_run=wanted.run, remaining=seen.mark_remaining
+            Status.BUSY, seen.asked_at, holder_run=request.run, remaining=seen.mark_remaining
         )
 
-    def _settle(self, wanted: "_Wanted", seen: "_Seen") -> Reply | None:
+    def _settle(self, request: AcquireRequest, seen: "_Seen") -> Reply | None:
         """Raise the fence, then write the token; None if the record was lost before that."""
         old = seen.record
         assert old is not None
         token = old.token or max(seen.last + 1, seen.time)
-        new = _Record(wanted.owner, wanted.run, token)
+        new = _Record(request.owner, request.run, token)
         # As long as was asked for, and never shorter than what was granted before.
-        again = bool(old.token) and old.owner == wanted.owner
-        lease_ms = max(_ms(wanted.lease), _ms(seen.remaining) if again else 0)
-        name, fence = self._record(wanted.name), self._record(wanted.name, "fence")
+        again = bool(old.token) and old.owner == request.owner
+        lease_ms = max(_ms(request.lease), _ms(seen.remaining) if again else 0)
+        name, fence = (
+            self._record(slot_name(request.key)),
+            self._record(slot_name(request.key), "fence"),
+        )
         raise_it = [
             command(fence, "ZADD", fence, "GT", token, "last"),
             command(fence, "PEXPIRE", fence, FENCE_MS),
         ]
-        commands = self._commands(wanted.key)
+        commands = self._commands(request.key)
         write = self._confirmed(commands.swap(name, old.text, new.text, lease_ms))
-        asked = self._ask([raise_it, [write, command(name, "GET", name)]], wanted.key)
+        asked = self._ask([raise_it, [write, command(name, "GET", name)]], request.key)
         *_, swapped, found = asked.answers
         if not _done(swapped) and found != new.text:
             return None
-        self._remember(wanted.name, new, asked.first_at + lease_ms / 1000)
+        self._remember(slot_name(request.key), new, asked.first_at + lease_ms / 1000)
         return Reply(Status.GRANTED, asked.first_at, token)
 
     def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
@@ -288,24 +281,16 @@ class ScriptlessStore(Store):
             logger.warning("%s did not answer a renewal: %s", self.address, failure)
         return answers
 
-    def release(
-        self,
-        key: str,
-        owner: str,
-        *,
-        run: str = "",
-        ended: Completion = Completion.NO,
-        inbox: Inbox | None = None,
-        keep_for: tuple[str, float] | None = None,
-    ) -> Release:
+    def release(self, request: ReleaseRequest) -> Release:
+        key, owner, run, completion, _, keep_for = request
         name = slot_name(key)
         held = self._held.pop((name, owner), None)
         if held is None:
             held = self._find(name, key)
-        if run and ended in (Completion.YES_AND_MAY_COME_AGAIN, Completion.UNSETTLED):
+        if run and completion in (Completion.YES_AND_MAY_COME_AGAIN, Completion.UNSETTLED):
             # First: whoever finds the key free is to find this too.
             left = held.until - clock.monotonic() if held is not None else 0.0
-            unsettled_ms = _ms(max(left, CLAIM)) if ended is Completion.UNSETTLED else 0
+            unsettled_ms = _ms(max(left, CLAIM)) if completion is Completion.UNSETTLED else 0
             self._ask([[self._mark(name, run, unsettled_ms)]], key)
         repeats = 0
         for _ in range(TURNS):
@@ -431,8 +416,8 @@ class ScriptlessStore(Store):
 
     def check(self) -> list[Finding]:
         probe = f"{self._prefix}:probe:{uuid.uuid4().hex}"
-        reply = self.acquire(probe, "probe", 1.0)
-        self.release(probe, "probe")
+        reply = self.acquire(AcquireRequest(probe, "probe", 1.0))
+        self.release(ReleaseRequest(probe, "probe"))
         if reply.status is not Status.GRANTED:
             raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
         (info,) = self._attempt([command(probe.encode(), "INFO")]).answers
@@ -580,9 +565,9 @@ class _Record(NamedTuple):
         words = isinstance(self.owner, str) and isinstance(self.run, str)
         return words and type(self.token) is int and 0 <= self.token < EXACT
 
-    def is_for(self, wanted: "_Wanted") -> bool:
-        kept_for = f"parked:{wanted.run}" if wanted.run else ""
-        return self.owner in (wanted.owner, kept_for)
+    def is_for(self, request: AcquireRequest) -> bool:
+        kept_for = f"parked:{request.run}" if request.run else ""
+        return self.owner in (request.owner, kept_for)
 
 
 class _Held(NamedTuple):
@@ -598,17 +583,6 @@ def _state(held: _Held | None) -> KeyState:
     owner, run, token = held.record
     left = max(0.0, held.until - clock.monotonic())
     return KeyState(owner, token, run, token / 1e6, left, 0)
-
-
-class _Wanted(NamedTuple):
-    """One owner's request for a key."""
-
-    key: str
-    name: str
-    owner: str
-    lease: float
-    run: str
-    repeated: bool
 
 
 class _Seen(NamedTuple):

@@ -26,8 +26,8 @@ from celery_distlock.keys import key_of, slot_name
 from celery_distlock.naming import shown
 from celery_distlock.stores.base import (
     Ability,
+    AcquireRequest,
     Complaints,
-    Completion,
     DeliveryChannel,
     Inbox,
     KeyState,
@@ -35,6 +35,7 @@ from celery_distlock.stores.base import (
     ParkRequest,
     PeerChannel,
     Release,
+    ReleaseRequest,
     RenewOutcome,
     Reply,
     Route,
@@ -106,18 +107,8 @@ class RedisStore(RedisInspection, SeveralKeys):
             self._desk = None
             self._servers.after_fork()
 
-    def acquire(
-        self,
-        key: str,
-        owner: str,
-        lease: float,
-        *,
-        queue: Inbox | ParkRequest | None = None,
-        run: str = "",
-        repeated: bool = False,
-        keep: bool = False,
-        arrival: int = 0,
-    ) -> Reply:
+    def acquire(self, request: AcquireRequest) -> Reply:
+        key, owner, lease, queue, run, redelivered, retain, arrival = request
         mode, detail, desk, task = "try", b"", "", ""
         name = slot_name(key)
         if isinstance(queue, ParkRequest):
@@ -126,9 +117,9 @@ class RedisStore(RedisInspection, SeveralKeys):
             self._ask([self._index("add", name)], key)
         elif queue is not None:
             mode, detail = "wait", queue.address.encode()
-        arguments: list[Any] = [owner, milliseconds(lease), mode, run, int(repeated), arrival]
-        if mode != "try" or keep:  # most requests are shorter
-            arguments += [int(keep), detail, desk, task]
+        arguments: list[Any] = [owner, milliseconds(lease), mode, run, int(redelivered), arrival]
+        if mode != "try" or retain:  # most requests are shorter
+            arguments += [int(retain), detail, desk, task]
         asked = self._ask([self._call(_ACQUIRE, name, *arguments, confirmed=True)], key)
         return self._reply(key, asked.answers[0], asked.asked_at)
 
@@ -149,7 +140,7 @@ class RedisStore(RedisInspection, SeveralKeys):
         if not tokens and asked.unanswered:
             # The request before, whose answer was lost, may have taken what is left of them.
             for key, owner in zip(keys, owners, strict=True):
-                self.dispatch(self.release(key, owner).wake)
+                self.dispatch(self.release(ReleaseRequest(key, owner)).wake)
         return [
             Reply(Status.GRANTED, asked.asked_at, self._token(key, each))
             for key, each in zip(keys, tokens, strict=bool(tokens))
@@ -278,17 +269,9 @@ class RedisStore(RedisInspection, SeveralKeys):
             logger.warning("%s did not answer a renewal: %s", self.address, failure)
         return [(_RENEWALS.get(_plain(a), RenewOutcome.UNKNOWN), asked_at) for a in answers]
 
-    def release(
-        self,
-        key: str,
-        owner: str,
-        *,
-        run: str = "",
-        ended: Completion = Completion.NO,
-        inbox: Inbox | None = None,
-        keep_for: tuple[str, float] | None = None,
-    ) -> Release:
-        arguments: list[Any] = [owner, run, ended.value]
+    def release(self, request: ReleaseRequest) -> Release:
+        key, owner, run, completion, inbox, keep_for = request
+        arguments: list[Any] = [owner, run, completion.value]
         if inbox is not None or keep_for:  # most requests are shorter
             keep_run, keep_s = keep_for or ("", 0.0)
             address = inbox.address if inbox is not None else ""
@@ -510,8 +493,8 @@ class RedisStore(RedisInspection, SeveralKeys):
         probe = f"{self._prefix}:probe:{uuid.uuid4().hex}"
         rights = self._missing_rights()
         try:
-            reply = self.acquire(probe, "probe", 1.0)
-            self.release(probe, "probe")
+            reply = self.acquire(AcquireRequest(probe, "probe", 1.0))
+            self.release(ReleaseRequest(probe, "probe"))
         except StoreUnavailableError as error:
             if rights:
                 remedy = error.remedy or rights.remedy

@@ -1,32 +1,18 @@
 """How a key is taken in ZooKeeper: join its queue, be the first, or watch the one before."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from celery_distlock import clock
-from celery_distlock.stores.base import Inbox, Reply, Status
+from celery_distlock.stores.base import AcquireRequest, Reply, Status
 
 from .completions import Completions
 from .node_registry import NodeRegistry, RegisteredNode
 from .queues import ROUNDS, Facts, Place, Queue, digest, find
 from .sessions import Exchange, WatchInbox, zk
 
-__all__ = ["GRANT", "Attempt", "Request"]
+__all__ = ["GRANT", "Attempt"]
 
 GRANT = 5.0  # seconds for a waiter of this process to take what has become its own
-
-
-class Request(NamedTuple):
-    """What is asked with :meth:`~celery_distlock.stores.Store.acquire`."""
-
-    node: RegisteredNode
-    lease: float
-    inbox: Inbox | None
-    run: str
-    repeated: bool
-
-    def facts(self, token: int = 0) -> Facts:
-        return Facts(self.node.owner, self.run, self.lease, token)
 
 
 @dataclass
@@ -35,13 +21,13 @@ class Attempt:
 
     talk: Exchange
     queue: Queue
-    request: Request
+    request: AcquireRequest
+    node: RegisteredNode
     warden: NodeRegistry
     marks: Completions
 
     def __post_init__(self) -> None:
         self.asked_at = clock.monotonic()
-        self.node = self.request.node
 
     def take(self) -> Reply:
         """Look at the queue until it holds still for a reply."""
@@ -70,9 +56,9 @@ class Attempt:
                 return self._second_delivery(line[0]) or self._claim(line[0], state.token)
         own, joins = find(line, node.owner), False
         if own is None:
-            node.path, joins = "", request.inbox is not None or not line
+            node.path, joins = "", request.queue is not None or not line
             if joins:
-                line = self.queue.join(node, request.facts())
+                line = self.queue.join(node, self._facts())
                 own = find(line, node.owner)
                 if own is None:
                     return None
@@ -98,7 +84,7 @@ class Attempt:
         if node.lease == request.lease:
             there = self.talk.done(self.talk.ask_quorum(node.path))
         else:
-            there = self.talk.rewrite(node.path, request.facts(node.token).data())
+            there = self.talk.rewrite(node.path, self._facts(node.token).data())
         if there:
             node.lease = request.lease
         else:
@@ -111,7 +97,7 @@ class Attempt:
 
     def _busy(self, line: list[Place], index: int) -> Reply | None:
         """Say who holds the key; one who waits is told when whoever is before him has gone."""
-        node, inbox = self.node, self.request.inbox
+        node, inbox = self.node, self.request.queue
         if inbox is None and node.path:
             self.queue.remove(node)
         elif isinstance(inbox, WatchInbox):
@@ -128,7 +114,7 @@ class Attempt:
     def _second_delivery(self, kept: Place | None = None) -> Reply | None:
         """Return what a second delivery is told, and leave the queue; None if it may run."""
         request, node = self.request, self.node
-        if not request.repeated:
+        if not request.may_have_ended:
             return None
         marks = self.marks.find(self.talk, node.name, request.run)
         if not marks or (marks[0].held_back and not marks[0].left):
@@ -142,7 +128,7 @@ class Attempt:
 
     def _claim(self, kept: Place, token: int) -> Reply | None:
         """Put the node where the key was kept for the run."""
-        node, facts = self.node, self.request.facts(token)
+        node, facts = self.node, self._facts(token)
         if node.path:
             self.queue.remove(node)
         path = self.queue.replace(kept, digest(node.owner), facts, ephemeral=True)
@@ -151,3 +137,7 @@ class Attempt:
         self.warden.drop(node.name, kept.nonce)  # if it was this process that kept it
         node.found(self.talk.session, path, token, facts.seconds)
         return self._granted()
+
+    def _facts(self, token: int = 0) -> Facts:
+        """Return what stands in the node."""
+        return Facts(self.node.owner, self.request.run, self.request.lease, token)

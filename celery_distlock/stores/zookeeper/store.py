@@ -32,12 +32,14 @@ from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.stores.base import (
     Ability,
+    AcquireRequest,
     Completion,
     Inbox,
     KeyState,
     Ownership,
     ParkRequest,
     Release,
+    ReleaseRequest,
     RenewOutcome,
     Reply,
     Status,
@@ -49,7 +51,7 @@ from celery_distlock.stores.base import (
 )
 from celery_distlock.stores.findings import Finding, Severity, clock_finding
 
-from .acquisition import GRANT, Attempt, Request
+from .acquisition import GRANT, Attempt
 from .completions import Completions
 from .ensembles import described, find_doubts, locate
 from .node_registry import NodeRegistry, RegisteredNode
@@ -90,24 +92,13 @@ class ZooKeeperStore(Store):
         self._warden = NodeRegistry(self._end)
         forget_after_fork(self)
 
-    def acquire(
-        self,
-        key: str,
-        owner: str,
-        lease: float,
-        *,
-        queue: Inbox | ParkRequest | None = None,
-        run: str = "",
-        repeated: bool = False,
-        keep: bool = False,
-        arrival: int = 0,
-    ) -> Reply:
-        if isinstance(queue, ParkRequest):
+    def acquire(self, request: AcquireRequest) -> Reply:
+        if isinstance(request.queue, ParkRequest):
             raise StoreError(f"{self.address}: no task can be parked in ZooKeeper")
-        node = self._warden.asked_for(slot_name(key), owner)
-        request = Request(node, lease, queue, run, repeated and bool(run))
+        key = request.key
+        node = self._warden.asked_for(slot_name(key), request.owner)
         try:
-            reply = self._contact.ask(lambda talk: self._attempt(talk, request), key)
+            reply = self._contact.ask(lambda talk: self._attempt(talk, request, node), key)
         except BaseException:
             # The node may be there all the same. If nobody asks again, it must not stay.
             self._warden.end_at(node, max(node.believed_until, clock.monotonic() + GRANT))
@@ -116,11 +107,11 @@ class ZooKeeperStore(Store):
             self._warden.forget(node)
         return reply
 
-    def _attempt(self, talk: Exchange, request: Request) -> Reply:
+    def _attempt(self, talk: Exchange, request: AcquireRequest, node: RegisteredNode) -> Reply:
         if request.lease > talk.session.timeout:
             raise StoreError(self._too_long(talk, request.lease))
-        queue = self._queue(talk, request.node.name)
-        return Attempt(talk, queue, request, self._warden, self._marks).take()
+        queue = self._queue(talk, node.name)
+        return Attempt(talk, queue, request, node, self._warden, self._marks).take()
 
     def _too_long(self, talk: Exchange, lease: float) -> str:
         asked, given = self._ensemble.session, talk.session.timeout
@@ -176,26 +167,18 @@ class ZooKeeperStore(Store):
             line.remove(own)
         return RenewOutcome.HELD if line else RenewOutcome.LOST
 
-    def release(
-        self,
-        key: str,
-        owner: str,
-        *,
-        run: str = "",
-        ended: Completion = Completion.NO,
-        inbox: Inbox | None = None,
-        keep_for: tuple[str, float] | None = None,
-    ) -> Release:
+    def release(self, request: ReleaseRequest) -> Release:
+        key, owner, run, completion, _, keep_for = request
         departure = _Departure(slot_name(key), owner, keep_for)
         node = self._warden.find(departure.name, owner)
 
         def leave(talk: Exchange) -> bool:
             # Marked first: whoever finds the key free is to find this too.
-            if run and ended is Completion.UNSETTLED:
+            if run and completion is Completion.UNSETTLED:
                 left = node.until - clock.monotonic() if node is not None and node.held else 0.0
                 held_back = max(left, CLAIM) if left < math.inf else CLAIM
                 self._marks.make(talk, departure.name, run, held_back)
-            elif run and ended is Completion.YES_AND_MAY_COME_AGAIN:
+            elif run and completion is Completion.YES_AND_MAY_COME_AGAIN:
                 self._marks.make(talk, departure.name, run)
             return self._leave(talk, departure)
 
@@ -320,8 +303,8 @@ class ZooKeeperStore(Store):
     def check(self) -> list[Finding]:
         probe = f"probe:{secrets.token_hex(8)}"
         session = self._contact.ask(lambda talk: talk.session, probe)
-        reply = self.acquire(probe, "probe", min(1.0, session.timeout))
-        self.release(probe, "probe")
+        reply = self.acquire(AcquireRequest(probe, "probe", min(1.0, session.timeout)))
+        self.release(ReleaseRequest(probe, "probe"))
         if reply.status is not Status.GRANTED:
             raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
         return list(find_doubts(self._ensemble, session.timeout))

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from celery_distlock.engine.lease import Hold, Terms
 from celery_distlock.errors import StoreUnavailableError
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import (
     Completion,
     Inbox,
@@ -391,7 +392,9 @@ class World(RuleBasedStateMachine):
 
     def acquire(self, hold: Hold, queue: Any, repeated: bool = False, keep: bool = False) -> Reply:
         how = {"queue": queue, "run": hold.run, "repeated": repeated, "keep": keep}
-        reply = self.store.acquire(hold.key, hold.owner, LEASE, arrival=hold.arrival, **how)
+        reply = self.store.acquire(
+            AcquireRequest(hold.key, hold.owner, LEASE, arrival=hold.arrival, **how)
+        )
         hold.arrival = reply.arrival or hold.arrival
         return reply
 
@@ -464,7 +467,9 @@ class World(RuleBasedStateMachine):
     def release(self, hold: Hold, ended: Completion = Completion.NO, **how: Any) -> bool:
         """Give the key up, or later if the store is away; whether the process has survived it."""
         try:
-            released = self.store.release(hold.key, hold.owner, run=hold.run, ended=ended, **how)
+            released = self.store.release(
+                ReleaseRequest(hold.key, hold.owner, run=hold.run, completion=ended, **how)
+            )
         except StoreUnavailableError:
             how.pop("keep_for", None)
             self.belated.append(lambda: self.release(hold, ended, **how))
@@ -599,8 +604,10 @@ class World(RuleBasedStateMachine):
     def leave_nothing(self) -> None:
         self.store.pass_time(DAY)
         for key in KEYS:  # a blocked waiter that died is struck by the next one who has the key
-            assert self.store.acquire(key, "newcomer", LEASE).status is Status.GRANTED
-            self.store.release(key, "newcomer")
+            assert (
+                self.store.acquire(AcquireRequest(key, "newcomer", LEASE)).status is Status.GRANTED
+            )
+            self.store.release(ReleaseRequest(key, "newcomer"))
         assert not list(self.store.sweep(SWEEP))
         self.store.pass_time(HOUR + 1)
         assert not self.store.records()

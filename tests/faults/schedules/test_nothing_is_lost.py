@@ -10,13 +10,14 @@ from __future__ import annotations
 import collections
 import logging
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from celery_distlock import clock
+from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.redis import store as redis_store
 from tests.schedules import schedules
 
@@ -36,8 +37,8 @@ SETTINGS = schedules(300, steps=20)
 class ForgetfulStore(UnluckyStore):
     """Forgets to say whom a release has woken."""
 
-    def release(self, *args: Any, **options: Any) -> Release:
-        return super().release(*args, **options)._replace(wake=None)
+    def release(self, request: ReleaseRequest) -> Release:
+        return super().release(request)._replace(wake=None)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import pytest
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Completion, ParkRequest, Route, Status, WokenTask
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis import store as redis_store
@@ -64,7 +65,9 @@ class World:
     def execute(self, run: Run, taken: dict[str, str], *, repeated: bool) -> Iterator[None]:
         for key in run.keys:
             owner = f"{run.name}/{self.rng.random()}"
-            reply = self.store.acquire(key, owner, LEASE, run=run.name, repeated=repeated)
+            reply = self.store.acquire(
+                AcquireRequest(key, owner, LEASE, run=run.name, redelivered=repeated)
+            )
             self.wake(reply.wake)
             yield
             if reply.status is Status.GRANTED:
@@ -89,7 +92,9 @@ class World:
 
     def give_up(self, run: Run, taken: dict[str, str], ended: Completion) -> Iterator[None]:
         for key, owner in reversed(taken.items()):
-            self.wake(self.store.release(key, owner, run=run.name, ended=ended).wake)
+            self.wake(
+                self.store.release(ReleaseRequest(key, owner, run=run.name, completion=ended)).wake
+            )
             yield
 
     def stand(self, run: Run, taken: dict[str, str]) -> Iterator[None]:

@@ -12,6 +12,7 @@ from celery.exceptions import ChordError, TaskRevokedError
 
 from celery_distlock.errors import LockLostError
 from celery_distlock.runtime.app import Runtime
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}]
@@ -122,18 +123,18 @@ def test_who_says_no_changes_nothing(site, terminal, key, running):
 
 
 def test_a_holder_that_came_after_the_question_keeps_the_key(bare_site, terminal, key):
-    bare_site.store.acquire(key, "first", 60.0)
+    bare_site.store.acquire(AcquireRequest(key, "first", 60.0))
     screen = terminal("release", key)
     screen.wait("[y/N]:")
-    bare_site.store.release(key, "first")
-    token = bare_site.store.acquire(key, "second", 60.0).token
+    bare_site.store.release(ReleaseRequest(key, "first"))
+    token = bare_site.store.acquire(AcquireRequest(key, "second", 60.0)).token
 
     screen.type("y\n")
 
     assert screen.status() == 1
     assert "has changed hands" in screen.text
     assert bare_site.look(key).token == token
-    bare_site.store.release(key, "second")
+    bare_site.store.release(ReleaseRequest(key, "second"))
 
 
 @pytest.mark.parametrize("by_key", [False, True], ids=["searched", "by key"])
@@ -214,11 +215,11 @@ def abandoned(load_app, worker):
     store = Runtime.of(module.app).store
     key = f"key-{uuid.uuid4().hex[:8]}"
     process = worker("tests.apps.locked")
-    store.acquire(key, "somebody", 600.0)
+    store.acquire(AcquireRequest(key, "somebody", 600.0))
     result = module.work_requeue.delay(key)
     wait_until(lambda: list(store.find_parked(result.id)), timeout=60, what="it to be parked")
     process.stop()
-    store.dispatch(store.release(key, "somebody").wake)
+    store.dispatch(store.release(ReleaseRequest(key, "somebody")).wake)
     transport = module.app.conf.broker_transport_options
     with redis.Redis.from_url(module.app.conf.broker_url) as broker:
         assert broker.delete(f"{transport['global_keyprefix']}celery") == 1

@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from celery_distlock.keys import slot_name
+from celery_distlock.stores import AcquireRequest
 from tests.integration.cli.conftest import command, environment
 from tests.workers import ROOT
 
@@ -279,7 +280,7 @@ def test_a_store_that_cannot_list_still_shows_and_releases(bare_site, invoke, ke
     able = bare_site.store.abilities
     lacking = frozenset(ability for ability in able if ability.name != "LIST")
     monkeypatch.setattr(bare_site.store, "abilities", lacking, raising=False)
-    bare_site.store.acquire(key, "somebody", 60.0)
+    bare_site.store.acquire(AcquireRequest(key, "somebody", 60.0))
     for words in (["list"], ["top"], ["queue", key], ["wake", key], ["drop", "x", "--force"]):
         done = invoke(*words)
         assert done.exit_code == 2

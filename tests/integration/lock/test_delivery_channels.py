@@ -10,6 +10,7 @@ import pytest
 from redis import Redis
 
 from celery_distlock.runtime.relay import Relay, by_room
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import ParkRequest, PeerChannel
 from celery_distlock.stores.redis.store import RedisStore
 from tests.waiting import wait_until
@@ -53,9 +54,9 @@ def staff(store):
 
 
 def wake(store, run="run"):
-    store.acquire("k", "a", 60.0)
-    store.acquire("k", "b", 60.0, queue=ParkRequest(b"envelope"), run=run)
-    return store.release("k", "a").wake
+    store.acquire(AcquireRequest("k", "a", 60.0))
+    store.acquire(AcquireRequest("k", "b", 60.0, queue=ParkRequest(b"envelope"), run=run))
+    return store.release(ReleaseRequest("k", "a")).wake
 
 
 def records(prefix, queue="celery"):

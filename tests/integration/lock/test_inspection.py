@@ -12,6 +12,7 @@ from celery import Celery
 from kombu.message import Message
 
 from celery_distlock.runtime.messages import LockHeader, seal_message, to_message
+from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.base import ParkRequest
 from celery_distlock.stores.redis.store import RedisStore
 
@@ -46,10 +47,10 @@ def test_the_body_of_an_envelope_is_not_decompressed(bomb):
 
 def test_the_envelopes_of_those_who_wait_are_not_fetched(redis_url, prefix):
     with closing(RedisStore(redis_url, prefix)) as store:
-        store.acquire("k", "o", 60.0)
+        store.acquire(AcquireRequest("k", "o", 60.0))
         for number in range(5):
             parcel = ParkRequest(b"x" * 1_000_000, task="shop.reserve")
-            store.acquire("k", "d", 1.0, queue=parcel, run=f"id{number}:0:0:0")
+            store.acquire(AcquireRequest("k", "d", 1.0, queue=parcel, run=f"id{number}:0:0:0"))
         tracemalloc.start()
         waiters = store.waiters("k")
         _, peak = tracemalloc.get_traced_memory()
@@ -61,8 +62,8 @@ def test_the_envelopes_of_those_who_wait_are_not_fetched(redis_url, prefix):
 
 def test_a_run_that_was_parked_without_its_tasks_name_is_listed_without_one(redis_url, prefix):
     with closing(RedisStore(redis_url, prefix)) as store:
-        store.acquire("k", "o", 60.0)
-        store.acquire("k", "d", 1.0, queue=ParkRequest(b"{}"), run="id:0:0:0")
+        store.acquire(AcquireRequest("k", "o", 60.0))
+        store.acquire(AcquireRequest("k", "d", 1.0, queue=ParkRequest(b"{}"), run="id:0:0:0"))
 
         (waiter,) = store.waiters("k")
 

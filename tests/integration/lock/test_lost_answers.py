@@ -13,6 +13,7 @@ from celery_distlock import clock
 from celery_distlock.engine.lease import believed
 from celery_distlock.errors import LockLostError
 from celery_distlock.lock import Lock
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Completion, Ownership, ParkRequest, Status
 from celery_distlock.stores.redis.store import RedisStore
 from tests.integration.lock.proxy import Proxy
@@ -111,14 +112,14 @@ def test_a_renewal_is_repeated_in_time(store, proxy, events, executed, times):
 @once_or_twice
 @executed_or_not
 def test_one_who_waits_has_one_place(store, redis_store, proxy, executed, times):
-    redis_store.acquire("k", "holder", 60.0)
+    redis_store.acquire(AcquireRequest("k", "holder", 60.0))
     lock = Lock("k", store=store)
     proxy.lose("acquire", executed=executed, times=times)
     thread, outcome = begin(lambda: lock.acquire(timeout=60) and lock.release())
     wait_until(lambda: proxy.lost and redis_store.inspect("k").waiting, what="the waiter")
     assert redis_store.inspect("k").waiting == 1
 
-    redis_store.release("k", "holder")
+    redis_store.release(ReleaseRequest("k", "holder"))
     thread.join(60)
 
     assert outcome == [None]
@@ -128,7 +129,7 @@ def test_one_who_waits_has_one_place(store, redis_store, proxy, executed, times)
 
 @executed_or_not
 def test_one_who_gives_up_waiting_leaves_the_queue(store, redis_store, proxy, executed):
-    redis_store.acquire("k", "holder", 60.0)
+    redis_store.acquire(AcquireRequest("k", "holder", 60.0))
     proxy.lose("release", executed=executed)
 
     assert Lock("k", store=store).acquire(timeout=0.05) is False
@@ -162,18 +163,22 @@ def test_a_renewal_that_comes_after_the_release_changes_nothing(store, redis_sto
 @once_or_twice
 @executed_or_not
 def test_what_is_parked_is_parked_once(store, redis_store, proxy, executed, times):
-    redis_store.acquire("k", "holder", 60.0)
-    redis_store.acquire("k", "first", 60.0, queue=ParkRequest(b"first"), run="first")
+    redis_store.acquire(AcquireRequest("k", "holder", 60.0))
+    redis_store.acquire(
+        AcquireRequest("k", "first", 60.0, queue=ParkRequest(b"first"), run="first")
+    )
     proxy.lose("acquire", executed=executed, times=times)
 
-    reply = store.acquire("k", "delivery", 60.0, queue=PARCEL, run="run")
+    reply = store.acquire(AcquireRequest("k", "delivery", 60.0, queue=PARCEL, run="run"))
 
     assert proxy.lost
     assert (reply.status, reply.place) == (Status.PARKED, 1)
     assert redis_store.inspect("k").waiting == 2
-    served = [redis_store.release("k", owner).wake for owner in ("holder", "parked:first")]
+    served = [
+        redis_store.release(ReleaseRequest("k", owner)).wake for owner in ("holder", "parked:first")
+    ]
     assert [wake.envelope for wake in served] == [b"first", b"envelope"]
-    assert redis_store.release("k", "parked:run").wake is None
+    assert redis_store.release(ReleaseRequest("k", "parked:run")).wake is None
 
 
 @once_or_twice
@@ -181,26 +186,30 @@ def test_what_is_parked_is_parked_once(store, redis_store, proxy, executed, time
 def test_what_is_parked_at_a_free_key_is_granted_once(store, redis_store, proxy, executed, times):
     proxy.lose("acquire", executed=executed, times=times)
 
-    reply = store.acquire("k", "delivery", 60.0, queue=PARCEL, run="run")
+    reply = store.acquire(AcquireRequest("k", "delivery", 60.0, queue=PARCEL, run="run"))
 
     assert proxy.lost
     assert reply.status is Status.GRANTED
     known = redis_store.inspect("k")
     assert (known.owner, known.token, known.waiting) == ("delivery", reply.token, 0)
-    assert redis_store.release("k", "delivery").wake is None
+    assert redis_store.release(ReleaseRequest("k", "delivery")).wake is None
 
 
 def test_what_was_parked_and_has_run_meanwhile_does_not_run_again(store, redis_store, proxy):
-    redis_store.acquire("k", "holder", 60.0)
+    redis_store.acquire(AcquireRequest("k", "holder", 60.0))
 
     def run_elsewhere():
-        redis_store.release("k", "holder")
-        redis_store.acquire("k", "elsewhere", 60.0, run="run", repeated=True)
-        redis_store.release("k", "elsewhere", run="run", ended=Completion.YES_AND_MAY_COME_AGAIN)
+        redis_store.release(ReleaseRequest("k", "holder"))
+        redis_store.acquire(AcquireRequest("k", "elsewhere", 60.0, run="run", redelivered=True))
+        redis_store.release(
+            ReleaseRequest(
+                "k", "elsewhere", run="run", completion=Completion.YES_AND_MAY_COME_AGAIN
+            )
+        )
 
     proxy.lose("acquire", executed=True, meanwhile=run_elsewhere)
 
-    reply = store.acquire("k", "delivery", 60.0, queue=PARCEL, run="run")
+    reply = store.acquire(AcquireRequest("k", "delivery", 60.0, queue=PARCEL, run="run"))
 
     assert reply.status is Status.DONE
     after = redis_store.inspect("k")
@@ -208,19 +217,19 @@ def test_what_was_parked_and_has_run_meanwhile_does_not_run_again(store, redis_s
 
 
 def test_what_was_parked_and_runs_meanwhile_does_not_run_beside_itself(store, redis_store, proxy):
-    redis_store.acquire("k", "holder", 60.0)
+    redis_store.acquire(AcquireRequest("k", "holder", 60.0))
 
     def begin_elsewhere():
-        redis_store.release("k", "holder")
-        redis_store.acquire("k", "elsewhere", 60.0, run="run", repeated=True)
+        redis_store.release(ReleaseRequest("k", "holder"))
+        redis_store.acquire(AcquireRequest("k", "elsewhere", 60.0, run="run", redelivered=True))
 
     proxy.lose("acquire", executed=True, meanwhile=begin_elsewhere)
 
-    reply = store.acquire("k", "delivery", 60.0, queue=PARCEL, run="run")
+    reply = store.acquire(AcquireRequest("k", "delivery", 60.0, queue=PARCEL, run="run"))
 
     assert reply.status is Status.PARKED
     ended = redis_store.release(
-        "k", "elsewhere", run="run", ended=Completion.YES_AND_MAY_COME_AGAIN
+        ReleaseRequest("k", "elsewhere", run="run", completion=Completion.YES_AND_MAY_COME_AGAIN)
     )
     assert ended.wake is None
     assert redis_store.inspect("k").waiting == 0
@@ -240,11 +249,11 @@ def swept(store: RedisStore) -> bytes:
 def test_a_wake_that_is_lost_with_a_releases_answer_is_found_by_the_sweep(
     store, redis_store, proxy
 ):
-    store.acquire("k", "holder", 60.0)
-    redis_store.acquire("k", "delivery", 60.0, queue=PARCEL, run="run")
+    store.acquire(AcquireRequest("k", "holder", 60.0))
+    redis_store.acquire(AcquireRequest("k", "delivery", 60.0, queue=PARCEL, run="run"))
     proxy.lose("release", executed=True)
 
-    released = store.release("k", "holder")
+    released = store.release(ReleaseRequest("k", "holder"))
 
     assert (released.released, released.wake) == (True, None)
     assert swept(redis_store) == b"envelope"
@@ -253,12 +262,12 @@ def test_a_wake_that_is_lost_with_a_releases_answer_is_found_by_the_sweep(
 def test_a_wake_that_is_lost_with_an_acquisitions_answer_is_found_by_the_sweep(
     store, redis_store, proxy, redis_url, prefix
 ):
-    redis_store.acquire("k", "holder", 60.0)
-    redis_store.acquire("k", "delivery", 60.0, queue=PARCEL, run="run")
+    redis_store.acquire(AcquireRequest("k", "holder", 60.0))
+    redis_store.acquire(AcquireRequest("k", "delivery", 60.0, queue=PARCEL, run="run"))
     expire(redis_url, prefix)
     proxy.lose("acquire", executed=True)
 
-    reply = store.acquire("k", "newcomer", 60.0)
+    reply = store.acquire(AcquireRequest("k", "newcomer", 60.0))
 
     assert (reply.status, reply.wake) == (Status.BUSY, None)
     assert swept(redis_store) == b"envelope"
@@ -282,9 +291,9 @@ def admin(server) -> Iterator[redis.Redis]:
 def direct(server, admin) -> Iterator[RedisStore]:
     """The store on that server, with its scripts loaded."""
     with closing(RedisStore(server.url, "test")) as made:
-        made.acquire("warm", "a", 1.0, queue=ParkRequest(b""), run="run")
+        made.acquire(AcquireRequest("warm", "a", 1.0, queue=ParkRequest(b""), run="run"))
         made.renew([Ownership("warm", "a", 1.0)], 5.0)
-        made.release("warm", "a", run="run")
+        made.release(ReleaseRequest("warm", "a", run="run"))
         yield made
 
 
@@ -336,21 +345,21 @@ def test_an_acquisition_in_trouble_is_one_hold(direct, trouble):
 
 
 def test_a_release_in_trouble_frees_the_key(direct, trouble):
-    direct.acquire("k", "a", 60.0)
+    direct.acquire(AcquireRequest("k", "a", 60.0))
 
-    assert trouble(lambda: direct.release("k", "a")).released is True
+    assert trouble(lambda: direct.release(ReleaseRequest("k", "a"))).released is True
 
     assert not direct.inspect("k").token
 
 
 def test_what_is_parked_in_trouble_is_parked_once(direct, trouble):
-    direct.acquire("k", "a", 60.0)
+    direct.acquire(AcquireRequest("k", "a", 60.0))
 
-    reply = trouble(lambda: direct.acquire("k", "b", 60.0, queue=PARCEL, run="run"))
+    reply = trouble(lambda: direct.acquire(AcquireRequest("k", "b", 60.0, queue=PARCEL, run="run")))
 
     assert reply.status is Status.PARKED
     assert direct.inspect("k").waiting == 1
-    assert direct.release("k", "a").wake.envelope == b"envelope"
+    assert direct.release(ReleaseRequest("k", "a")).wake.envelope == b"envelope"
 
 
 def test_a_renewal_in_trouble_is_repeated_in_time(direct, trouble, events):
@@ -405,12 +414,12 @@ def test_renewals_that_are_held_back_are_a_loss_within_a_lease(direct, admin, ev
 
 def test_a_waiter_whose_subscription_is_cut_gets_the_key(direct, admin):
     lock = Lock("k", store=direct)
-    direct.acquire("k", "a", 60.0)
+    direct.acquire(AcquireRequest("k", "a", 60.0))
     thread, outcome = begin(lambda: lock.acquire(timeout=90) and lock.release())
     wait_until(lambda: direct.inspect("k").waiting == 1, what="the waiter")
 
     wait_until(lambda: admin.client_kill_filter(_type="pubsub") == 1, what="the subscription")
-    direct.release("k", "a")
+    direct.release(ReleaseRequest("k", "a"))
     thread.join(60)
 
     assert outcome == [None]
@@ -420,20 +429,22 @@ def test_a_waiter_whose_subscription_is_cut_gets_the_key(direct, admin):
 def test_a_run_that_was_woken_before_it_knew_that_it_was_parked_runs_once(
     redis_store, redis_url, prefix
 ):
-    redis_store.acquire("k", "holder", 60.0)
+    redis_store.acquire(AcquireRequest("k", "holder", 60.0))
     wakes = []
     with Proxy(redis_url) as proxy, closing(RedisStore(proxy.url, prefix)) as far:
         proxy.lose(
             "acquire",
             executed=True,
-            meanwhile=lambda: wakes.append(redis_store.release("k", "holder").wake),
+            meanwhile=lambda: wakes.append(redis_store.release(ReleaseRequest("k", "holder")).wake),
         )
-        reply = far.acquire("k", "delivery", 60.0, queue=ParkRequest(b"envelope"), run="run")
+        reply = far.acquire(
+            AcquireRequest("k", "delivery", 60.0, queue=ParkRequest(b"envelope"), run="run")
+        )
         assert reply.status is Status.GRANTED
-        far.release("k", "delivery", run="run", ended=Completion.YES)
+        far.release(ReleaseRequest("k", "delivery", run="run", completion=Completion.YES))
 
     (wake,) = wakes  # its message is on its way as well
-    again = redis_store.acquire("k", "second", 60.0, run=wake.run, repeated=True)
+    again = redis_store.acquire(AcquireRequest("k", "second", 60.0, run=wake.run, redelivered=True))
     assert again.status is Status.DONE
 
 
@@ -441,18 +452,20 @@ def test_a_run_that_was_woken_before_it_knew_that_it_was_parked_runs_once(
 
 
 def wake(store: RedisStore) -> None:
-    store.release("k", "holder")
+    store.release(ReleaseRequest("k", "holder"))
 
 
 def wake_in_vain(store: RedisStore) -> None:
     wake(store)
-    store.release("k", "parked:run")  # as if its reservation had lapsed
+    store.release(ReleaseRequest("k", "parked:run"))  # as if its reservation had lapsed
 
 
 def wake_and_run(store: RedisStore) -> None:
     wake(store)
-    store.acquire("k", "elsewhere", 60.0, run="run", repeated=True)
-    store.release("k", "elsewhere", run="run", ended=Completion.YES_AND_MAY_COME_AGAIN)
+    store.acquire(AcquireRequest("k", "elsewhere", 60.0, run="run", redelivered=True))
+    store.release(
+        ReleaseRequest("k", "elsewhere", run="run", completion=Completion.YES_AND_MAY_COME_AGAIN)
+    )
 
 
 @pytest.mark.parametrize(
@@ -462,7 +475,7 @@ def wake_and_run(store: RedisStore) -> None:
 def test_a_line_up_that_comes_twice_tells_that_the_run_is_here_or_was(
     redis_store, meanwhile, status
 ):
-    redis_store.acquire("k", "holder", 60.0)
+    redis_store.acquire(AcquireRequest("k", "holder", 60.0))
     assert redis_store.line_up("k", "run", PARCEL, 10.0).status is Status.PARKED
     meanwhile(redis_store)
 

@@ -11,6 +11,7 @@ import redis
 from celery_distlock import clock
 from celery_distlock.errors import LockLostError
 from celery_distlock.lock import Lock
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Ownership, ParkRequest, RenewOutcome, Status
 from celery_distlock.stores.redis.store import RedisStore
 from tests.waiting import wait_until
@@ -88,7 +89,7 @@ def test_the_holder_is_told_within_a_lease_and_tokens_rise(server, store, events
 
 @every_way
 def test_waiters_go_on_one_after_the_other(server, store, forget):
-    store.acquire("k", "holder", 3600.0)
+    store.acquire(AcquireRequest("k", "holder", 3600.0))
     lock = Lock("k", store=store)
     tokens: list[int] = []
     inside = []
@@ -128,16 +129,16 @@ def test_a_renewal_gives_a_persistent_lock_its_end_back(redis_store, client, rec
 def test_an_acquisition_of_the_holders_gives_a_persistent_lock_its_end_back(
     redis_store, client, record
 ):
-    redis_store.acquire("k", "a", 60.0)
+    redis_store.acquire(AcquireRequest("k", "a", 60.0))
     client.persist(record)
 
-    redis_store.acquire("k", "a", 60.0)
+    redis_store.acquire(AcquireRequest("k", "a", 60.0))
 
     assert 0 < client.pttl(record) <= 60_000
 
 
 def test_waiting_for_a_persistent_lock_ends_in_time(redis_store, client, record):
-    redis_store.acquire("k", "dead", 60.0)
+    redis_store.acquire(AcquireRequest("k", "dead", 60.0))
     client.persist(record)
     began = clock.monotonic()
 
@@ -150,7 +151,7 @@ def test_waiting_for_a_persistent_lock_ends_in_time(redis_store, client, record)
 def test_one_who_waits_for_a_persistent_lock_gets_it_when_it_is_deleted(
     redis_store, client, record
 ):
-    redis_store.acquire("k", "dead", 60.0)
+    redis_store.acquire(AcquireRequest("k", "dead", 60.0))
     client.persist(record)
     lock = Lock("k", store=redis_store)
     thread, outcome = begin(lambda: lock.acquire(timeout=60) and lock.release())
@@ -163,11 +164,11 @@ def test_one_who_waits_for_a_persistent_lock_gets_it_when_it_is_deleted(
 
 
 def test_the_release_of_a_persistent_lock_serves_the_next(redis_store, client, record):
-    redis_store.acquire("k", "a", 60.0)
+    redis_store.acquire(AcquireRequest("k", "a", 60.0))
     client.persist(record)
-    redis_store.acquire("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run")
+    redis_store.acquire(AcquireRequest("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run"))
 
-    wake = redis_store.release("k", "a").wake
+    wake = redis_store.release(ReleaseRequest("k", "a")).wake
 
     assert wake is not None
     assert wake.envelope == b"envelope"
@@ -217,5 +218,5 @@ def test_a_renewal_at_a_leases_last_millisecond_either_holds_or_is_a_loss(
     for hold in holds[:kept]:
         assert client.pttl(f"{prefix}:{{{hold.key}}}:lock") > 30_000
     assert not any(client.exists(f"{prefix}:{{{hold.key}}}:lock") for hold in holds[kept:])
-    assert redis_store.acquire(holds[kept - 1].key, "b", 1.0).status is Status.BUSY
-    assert redis_store.acquire(holds[kept].key, "b", 1.0).status is Status.GRANTED
+    assert redis_store.acquire(AcquireRequest(holds[kept - 1].key, "b", 1.0)).status is Status.BUSY
+    assert redis_store.acquire(AcquireRequest(holds[kept].key, "b", 1.0)).status is Status.GRANTED

@@ -30,6 +30,7 @@ from celery_distlock.errors import (
     StoreUnavailableError,
 )
 from celery_distlock.lock import Lock
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Ownership, ParkRequest, Status
 from celery_distlock.stores.redis.connections import KEPT, ConnectionFactory, ConnectionPool
 from celery_distlock.stores.redis.store import RedisStore
@@ -303,13 +304,15 @@ def test_one_cluster_node_runs_every_script(private_server):
         with lock:
             assert elsewhere(lambda: lock.acquire(timeout=0.01)) is False
             lock.lease.extend(60)
-            parked = store.acquire("{a}", "b", 30.0, queue=ParkRequest(b"e"), run="run")
+            parked = store.acquire(
+                AcquireRequest("{a}", "b", 30.0, queue=ParkRequest(b"e"), run="run")
+            )
             assert parked.status is Status.PARKED
             store.courier = lambda wake: None
         assert store.inspect("{a}").owner == "parked:run"
         assert list(store.sweep(0.05)) == []
-        assert store.acquire("{a}", "c", 30.0, run="run").status is Status.GRANTED
-        assert store.release("{a}", "c", run="run").released
+        assert store.acquire(AcquireRequest("{a}", "c", 30.0, run="run")).status is Status.GRANTED
+        assert store.release(ReleaseRequest("{a}", "c", run="run")).released
 
 
 def _raw(info: Any) -> bytes:
@@ -334,7 +337,7 @@ def test_a_lock_is_held_for_many_leases(redis_store, events):
 
     assert len(events.of("lock_renewed")) >= 3
     assert "lock_lost" not in events.names()
-    assert redis_store.acquire("k", "next", 1.0).token > token
+    assert redis_store.acquire(AcquireRequest("k", "next", 1.0)).token > token
 
 
 def test_a_lock_without_a_watchdog_ends_with_its_lease(redis_store, events):
@@ -485,7 +488,7 @@ def test_a_lock_that_somebody_else_got_is_noticed_and_stays_his(
     lock = Lock("k", store=redis_store, lease=LEASE)
     lock.acquire()
     delete(redis_url, prefix)
-    redis_store.acquire("k", "other", 60.0)
+    redis_store.acquire(AcquireRequest("k", "other", 60.0))
 
     wait_until(lambda: events.of("lock_lost"), what="the loss")
 
@@ -753,11 +756,11 @@ def test_a_full_server_grants_nothing_but_renews_and_releases(server, store, eve
 
 
 def test_a_full_server_does_not_forget_who_waits(server, store):
-    store.acquire("k", "a", 60.0)
-    store.acquire("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run")
+    store.acquire(AcquireRequest("k", "a", 60.0))
+    store.acquire(AcquireRequest("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run"))
     with server.client() as client:
         client.config_set("maxmemory", "1")
-        released = store.release("k", "a")
+        released = store.release(ReleaseRequest("k", "a"))
         client.config_set("maxmemory", "0")
 
     wakes = [released.wake] if released.wake else list(store.sweep(0.05))
@@ -1010,7 +1013,7 @@ def test_waiters_that_are_torn_out_leave_somebody_who_listens(redis_store, monke
         first.release()
         second.join(60)
         took.append(times[0] - started)
-        redis_store.release("k", redis_store.inspect("k").owner)
+        redis_store.release(ReleaseRequest("k", redis_store.inspect("k").owner))
     blocker.release()
     assert min(took) < 0.3  # about 0.7 s each, if nobody listens
     # What was torn out is given back in the background; other tests count requests.
@@ -1026,7 +1029,7 @@ def test_refusals_before_a_release_do_not_make_it_one(redis_store, monkeypatch):
 
     monkeypatch.setattr(ConnectionPool, "exchange", refuse_once)
 
-    assert not redis_store.release("k", "nobody").released
+    assert not redis_store.release(ReleaseRequest("k", "nobody")).released
 
 
 def test_where_scripts_are_forbidden_the_way_out_is_named(private_server):
@@ -1094,7 +1097,9 @@ def test_a_lost_answer_to_a_release_does_not_free_the_next_holders_key(redis_sto
     lock = Lock("k", store=redis_store)
     lock.acquire()
     # Parked, because a blocked waiter's grant ends after a second.
-    redis_store.acquire("k", "waiter", 60.0, queue=ParkRequest(b"envelope"), run="run")
+    redis_store.acquire(
+        AcquireRequest("k", "waiter", 60.0, queue=ParkRequest(b"envelope"), run="run")
+    )
     lose_answers(2)
 
     lock.release()
@@ -1406,7 +1411,7 @@ def test_what_is_held_here_is_known_by_store_and_key(redis_store):
 
 
 def test_a_renewal_that_comes_late_does_not_shorten_an_extended_lease(store):
-    store.acquire("k", "a", 30.0)
+    store.acquire(AcquireRequest("k", "a", 30.0))
     store.renew([Ownership("k", "a", 300.0)], 5.0)
 
     store.renew([Ownership("k", "a", 30.0)], 5.0)
@@ -1422,10 +1427,12 @@ def test_a_user_who_may_not_publish_is_served_all_the_same(private_server, prefi
         )
     url = server.url.replace("redis://", "redis://quiet:secret@")
     with closing(RedisStore(url, prefix)) as store:
-        store.acquire("k", "a", 30.0)
-        store.acquire("k", "b", 1.0, queue=ParkRequest(b"envelope", "desk"), run="run")
+        store.acquire(AcquireRequest("k", "a", 30.0))
+        store.acquire(
+            AcquireRequest("k", "b", 1.0, queue=ParkRequest(b"envelope", "desk"), run="run")
+        )
 
-        wake = store.release("k", "a").wake
+        wake = store.release(ReleaseRequest("k", "a")).wake
 
         assert wake is not None
         assert wake.envelope == b"envelope"
@@ -1476,7 +1483,7 @@ def test_the_release_of_a_lock_that_is_not_ours_any_more_says_so(
     with redis.Redis.from_url(redis_url) as client:
         client.delete(f"{prefix}:{{k}}:lock")
     if taken:
-        assert redis_store.acquire("k", "other", 60.0).status is Status.GRANTED
+        assert redis_store.acquire(AcquireRequest("k", "other", 60.0)).status is Status.GRANTED
 
     with pytest.raises(LockLostError):
         lock.release()

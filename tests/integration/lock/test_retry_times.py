@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from celery_distlock.errors import StoreError
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import ParkRequest
 from celery_distlock.stores.redis.store import RedisStore
 
@@ -27,13 +28,13 @@ def turn(redis_store):
 
 
 def test_the_first_comes_when_the_hold_is_likely_to_end(redis_store, turn):
-    redis_store.acquire("k", "a", LEASE)
+    redis_store.acquire(AcquireRequest("k", "a", LEASE))
 
     assert 8.0 < turn(usual=10.0) <= 10.0
 
 
 def test_each_further_one_comes_a_part_of_a_hold_later(redis_store, turn):
-    redis_store.acquire("k", "a", LEASE)
+    redis_store.acquire(AcquireRequest("k", "a", LEASE))
 
     turns = [turn(usual=10.0) for _ in range(5)]
 
@@ -42,22 +43,24 @@ def test_each_further_one_comes_a_part_of_a_hold_later(redis_store, turn):
 
 
 def test_those_who_wait_in_the_queue_go_before(redis_store, turn):
-    redis_store.acquire("k", "a", LEASE)
+    redis_store.acquire(AcquireRequest("k", "a", LEASE))
     for number in range(3):
-        redis_store.acquire("k", f"b{number}", LEASE, queue=ParkRequest(b"e"), run=f"run{number}")
+        redis_store.acquire(
+            AcquireRequest("k", f"b{number}", LEASE, queue=ParkRequest(b"e"), run=f"run{number}")
+        )
 
     assert 35.0 < turn(usual=10.0) <= 40.0
 
 
 def test_who_does_not_know_how_long_it_takes_is_told_by_what_others_know(redis_store, turn):
-    redis_store.acquire("k", "a", LEASE)
+    redis_store.acquire(AcquireRequest("k", "a", LEASE))
     turn(usual=10.0)
 
     assert 13.0 < turn(usual=0.0) <= 15.0
 
 
 def test_what_others_know_follows_what_is_seen(redis_store, turn, redis_url, prefix):
-    redis_store.acquire("k", "a", LEASE)
+    redis_store.acquire(AcquireRequest("k", "a", LEASE))
     for _ in range(8):
         turn(usual=20.0)
     for _ in range(8):
@@ -68,14 +71,14 @@ def test_what_others_know_follows_what_is_seen(redis_store, turn, redis_url, pre
 
 
 def test_a_holder_who_is_late_is_left_alone_for_the_least(redis_store, turn):
-    redis_store.acquire("k", "a", LEASE)
+    redis_store.acquire(AcquireRequest("k", "a", LEASE))
     time.sleep(0.1)
 
     assert 4.9 <= turn(usual=0.01, within=(5.0, 60.0)) <= 5.1
 
 
 def test_a_holder_who_is_very_late_is_given_three_quarters_of_that(redis_store, turn):
-    redis_store.acquire("k", "a", LEASE)
+    redis_store.acquire(AcquireRequest("k", "a", LEASE))
     begin = time.monotonic()
     time.sleep(1.0)
     told = turn(usual=0.01, within=(0.001, 60.0))
@@ -84,25 +87,25 @@ def test_a_holder_who_is_very_late_is_given_three_quarters_of_that(redis_store, 
 
 
 def test_what_is_too_long_is_said_and_no_turn_kept(redis_store, turn):
-    redis_store.acquire("k", "a", LEASE)
+    redis_store.acquire(AcquireRequest("k", "a", LEASE))
 
     assert turn(usual=10.0, within=(0.1, 5.0)) == math.inf
     assert 8.0 < turn(usual=10.0) <= 10.0
 
 
 def test_a_turn_keeps_nobody_out(redis_store, turn):
-    redis_store.acquire("k", "a", LEASE)
+    redis_store.acquire(AcquireRequest("k", "a", LEASE))
     turn(usual=30.0)
-    redis_store.release("k", "a")
+    redis_store.release(ReleaseRequest("k", "a"))
 
-    assert redis_store.acquire("k", "b", LEASE).token
+    assert redis_store.acquire(AcquireRequest("k", "b", LEASE)).token
 
 
 @pytest.mark.parametrize("most", [60.0, 1.0])
 def test_what_is_noted_is_forgotten_a_minute_after_the_last_turn_that_may_be(
     redis_store, turn, redis_url, prefix, most
 ):
-    redis_store.acquire("k", "a", LEASE)
+    redis_store.acquire(AcquireRequest("k", "a", LEASE))
     turn(usual=10.0, within=(0.1, most))
 
     with closing(redis.Redis.from_url(redis_url)) as client:
@@ -115,7 +118,7 @@ def test_what_is_noted_is_forgotten_a_minute_after_the_last_turn_that_may_be(
 def test_what_somebody_else_wrote_there_counts_for_nothing(
     redis_store, turn, redis_url, prefix, field, value
 ):
-    redis_store.acquire("k", "a", LEASE)
+    redis_store.acquire(AcquireRequest("k", "a", LEASE))
     record = "lock" if field == "token" else "returns"
     with closing(redis.Redis.from_url(redis_url)) as client:
         client.hset(f"{prefix}:{{k}}:{record}", field, value)
@@ -124,7 +127,7 @@ def test_what_somebody_else_wrote_there_counts_for_nothing(
 
 
 def test_a_record_of_another_type_is_a_store_error(redis_store, turn, redis_url, prefix):
-    redis_store.acquire("k", "a", LEASE)
+    redis_store.acquire(AcquireRequest("k", "a", LEASE))
     with closing(redis.Redis.from_url(redis_url)) as client:
         client.set(f"{prefix}:{{k}}:returns", "x")
 
@@ -134,7 +137,7 @@ def test_a_record_of_another_type_is_a_store_error(redis_store, turn, redis_url,
 
 def test_a_full_server_tells_turns_all_the_same(server, prefix):
     with closing(RedisStore(server.url, prefix)) as store, server.client() as client:
-        store.acquire("k", "a", LEASE)
+        store.acquire(AcquireRequest("k", "a", LEASE))
         client.config_set("maxmemory", "1kb")
 
         assert 8.0 < store.turn("k", 10.0, WITHIN, 5.0) <= 10.0

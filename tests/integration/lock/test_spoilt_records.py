@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from celery_distlock.errors import StoreError
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import (
     UNREADABLE,
     Completion,
@@ -92,11 +93,13 @@ def use(store: RedisStore) -> None:
         lambda: store.line_up("bad", RUN, parcel, 5.0),
         lambda: store.renew([Ownership("bad", "h|1|t|n", 5.0)], 5.0),
         lambda: store.acquire_all(["bad"], ["h|1|t|n"], 5.0),
-        lambda: store.acquire("bad", "h|1|t|n", 5.0, repeated=True, run="run"),
-        lambda: store.acquire("bad", "other", 5.0, queue=parcel, run=RUN),
+        lambda: store.acquire(AcquireRequest("bad", "h|1|t|n", 5.0, redelivered=True, run="run")),
+        lambda: store.acquire(AcquireRequest("bad", "other", 5.0, queue=parcel, run=RUN)),
         lambda: store.sent(WokenTask("bad", RUN, b"")),
         lambda: list(store.rouse("bad")),
-        lambda: store.release("bad", "h|1|t|n", run="run", ended=Completion.UNSETTLED),
+        lambda: store.release(
+            ReleaseRequest("bad", "h|1|t|n", run="run", completion=Completion.UNSETTLED)
+        ),
         lambda: store.drop(WokenTask("bad", "run", b"")),
         lambda: store.cancel("bad", RUN),
     ):
@@ -120,9 +123,11 @@ def test_whatever_a_record_has_the_other_keys_are_found_looked_at_and_swept(
         redis_store._ask([redis_store._index("add", "bad")], "bad")
     for record, kind, value in writes:
         write(client, f"{prefix}:{{bad}}:{record}", kind, value)
-    redis_store.acquire("good", "dead", 5.0)
+    redis_store.acquire(AcquireRequest("good", "dead", 5.0))
     redis_store.acquire(
-        "good", "o", 5.0, queue=ParkRequest(b"e", "", "shop.reserve"), run="good:0:0:0"
+        AcquireRequest(
+            "good", "o", 5.0, queue=ParkRequest(b"e", "", "shop.reserve"), run="good:0:0:0"
+        )
     )
 
     assert "good" in found(redis_store)
@@ -149,26 +154,26 @@ def test_a_lock_whose_token_cannot_be_read_is_listed_and_can_be_freed(
     assert (state.owner, state.token, state.since) == ("o", UNREADABLE, 0.0)
     assert "'k'" in caplog.text
     assert "locks release --force" in caplog.text
-    assert redis_store.acquire("k", "another", 5.0).status is Status.BUSY
+    assert redis_store.acquire(AcquireRequest("k", "another", 5.0)).status is Status.BUSY
     with pytest.raises(StoreError, match=r"'k' is spoilt.*locks release --force"):
-        redis_store.acquire("k", "o", 5.0)
-    assert redis_store.release("k", state.owner).released
+        redis_store.acquire(AcquireRequest("k", "o", 5.0))
+    assert redis_store.release(ReleaseRequest("k", state.owner)).released
 
 
 def test_a_holder_whose_name_is_no_utf8_can_be_released(redis_store, client, prefix):
     client.hset(f"{prefix}:{{k}}:lock", mapping={"owner": b"\xff\xfe", "token": 5, "run": ""})
 
-    assert redis_store.acquire("k", "another", 5.0).status is Status.BUSY
-    assert redis_store.release("k", redis_store.inspect("k").owner).released
-    assert redis_store.acquire("k", "another", 5.0).status is Status.GRANTED
+    assert redis_store.acquire(AcquireRequest("k", "another", 5.0)).status is Status.BUSY
+    assert redis_store.release(ReleaseRequest("k", redis_store.inspect("k").owner)).released
+    assert redis_store.acquire(AcquireRequest("k", "another", 5.0)).status is Status.GRANTED
 
 
 def test_a_name_in_the_index_that_is_no_utf8_keeps_nothing_from_being_swept_or_found(
     redis_store, client, prefix
 ):
     client.zadd(f"{prefix}:parked", {b"\xff": 1, b"}{": 2})
-    redis_store.acquire("k", "dead", 60.0)
-    redis_store.acquire("k", "o", 5.0, queue=ParkRequest(b"e"), run="run")
+    redis_store.acquire(AcquireRequest("k", "dead", 60.0))
+    redis_store.acquire(AcquireRequest("k", "o", 5.0, queue=ParkRequest(b"e"), run="run"))
     client.delete(f"{prefix}:{{k}}:lock")
 
     assert "k" in found(redis_store)
@@ -180,7 +185,7 @@ def test_an_index_of_another_type_hides_only_keys_that_nobody_holds(
     redis_store, client, prefix, caplog
 ):
     client.set(f"{prefix}:parked", "x")
-    redis_store.acquire("k", "o", 5.0)
+    redis_store.acquire(AcquireRequest("k", "o", 5.0))
 
     assert found(redis_store) == ["k"]
     assert "of another type" in caplog.text
@@ -193,8 +198,8 @@ def test_a_spoilt_turn_keeps_nobody_from_sweeping(redis_store, client, prefix, s
         client.rpush(name, "x")
     else:
         client.set(name, "x", ex=None if spoilt == "for ever" else 10**8)
-    redis_store.acquire("k", "dead", 60.0)
-    redis_store.acquire("k", "o", 5.0, queue=ParkRequest(b"e"), run="run")
+    redis_store.acquire(AcquireRequest("k", "dead", 60.0))
+    redis_store.acquire(AcquireRequest("k", "o", 5.0, queue=ParkRequest(b"e"), run="run"))
     client.delete(f"{prefix}:{{k}}:lock")
 
     assert [wake.run for wake in redis_store.sweep(60.0)] == ["run"]
@@ -204,8 +209,8 @@ def test_a_spoilt_turn_keeps_nobody_from_sweeping(redis_store, client, prefix, s
 def test_a_last_token_that_is_none_keeps_nobody_from_the_key(redis_store, client, prefix):
     for last in ("abc", "inf", "nan", "9" * 30):
         client.set(f"{prefix}:{{k}}:fence", last)
-        reply = redis_store.acquire("k", "o", 5.0)
-        redis_store.release("k", "o")
+        reply = redis_store.acquire(AcquireRequest("k", "o", 5.0))
+        redis_store.release(ReleaseRequest("k", "o"))
 
         assert 10**15 < reply.token < 2**53
 
@@ -221,9 +226,9 @@ def test_a_counter_that_is_no_number_spoils_no_other(redis_store, client, prefix
 def test_a_run_that_was_sent_an_unknown_number_of_times_is_not_sent_every_time(
     redis_store, client, prefix
 ):
-    redis_store.acquire("k", "dead", 60.0)
-    redis_store.acquire("k", "o", 5.0, queue=ParkRequest(b"e"), run="run")
-    wake = redis_store.release("k", "dead").wake
+    redis_store.acquire(AcquireRequest("k", "dead", 60.0))
+    redis_store.acquire(AcquireRequest("k", "o", 5.0, queue=ParkRequest(b"e"), run="run"))
+    wake = redis_store.release(ReleaseRequest("k", "dead")).wake
     for times in ("abc", "-inf", "nan"):
         client.hset(f"{prefix}:{{k}}:tasks", "n:run", times)
         redis_store.sent(wake)

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from celery_distlock import clock
+from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.base import ParkRequest
 from celery_distlock.stores.redis.store import RedisStore
 
@@ -35,8 +36,10 @@ def other(redis_url: str, prefix: str) -> Iterator[RedisStore]:
 def parked(redis_store: RedisStore, client: redis.Redis, prefix: str) -> set[str]:
     """The runs that wait at keys whose holders have died."""
     for number in range(KEYS):
-        redis_store.acquire(f"k{number}", "dead", 600.0)
-        redis_store.acquire(f"k{number}", "o", 1.0, queue=ParkRequest(b"e"), run=f"run{number}")
+        redis_store.acquire(AcquireRequest(f"k{number}", "dead", 600.0))
+        redis_store.acquire(
+            AcquireRequest(f"k{number}", "o", 1.0, queue=ParkRequest(b"e"), run=f"run{number}")
+        )
     client.delete(*(f"{prefix}:{{k{number}}}:lock" for number in range(KEYS)))
     return {f"run{number}" for number in range(KEYS)}
 

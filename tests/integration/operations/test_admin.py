@@ -10,6 +10,7 @@ from celery.exceptions import ChordError, TaskRevokedError
 from celery_distlock.errors import DistlockError, LockLostError
 from celery_distlock.keys import Name
 from celery_distlock.ops.admin import Admin
+from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.base import ParkRequest
 from tests.waiting import wait_until
 
@@ -234,7 +235,9 @@ def test_a_task_that_comes_to_its_key_while_it_is_dropped_is_left_alone(
 def test_a_message_that_cannot_be_read_is_listed_and_can_be_dropped(site, admin, key):
     run = f"{key}:0:0:0"
     with site.held(key):
-        site.store.acquire(key, "o", 1.0, queue=ParkRequest(b"\xff not ours"), run=run)
+        site.store.acquire(
+            AcquireRequest(key, "o", 1.0, queue=ParkRequest(b"\xff not ours"), run=run)
+        )
 
         (waiter,) = admin.queue(key)
         assert (waiter.who.task, waiter.who.task_id) == ("", key)

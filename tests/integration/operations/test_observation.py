@@ -16,7 +16,7 @@ from celery import Celery
 from celery_distlock import Lock, install
 from celery_distlock.errors import StoreError
 from celery_distlock.process import background
-from celery_distlock.stores import open_store
+from celery_distlock.stores import ReleaseRequest, open_store
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.telemetry import events, observer
 from celery_distlock.telemetry.counters import samples
@@ -100,7 +100,7 @@ def test_a_lost_lock_is_not_counted_as_released(redis_url, prefix):
     store = open_store(redis_url, prefix)
     lock = Lock("k", store=store)
     lock.acquire()
-    store.release("k", store.inspect("k").owner)
+    store.release(ReleaseRequest("k", store.inspect("k").owner))
     with pytest.raises(Exception, match="no longer knew"):
         lock.release()
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import redis
 
+from celery_distlock.stores import AcquireRequest
 from celery_distlock.worker import control
 from tests.waiting import wait_until
 
@@ -99,7 +100,7 @@ def test_a_lock_s_key_that_reads_like_the_command_is_in_nobody_s_way(site, celer
 
 
 def test_a_holder_s_name_is_told_without_what_a_terminal_would_obey(site, celery, key):
-    site.store.acquire(key, "host|1|\x1b]0;pwned\x07[id]|1", 30.0)
+    site.store.acquire(AcquireRequest(key, "host|1|\x1b]0;pwned\x07[id]|1", 30.0))
 
     answers = [answer["ok"] for answer in celery("control", "release_lock", key).values()]
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from celery_distlock import Lock
-from celery_distlock.stores import open_store
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, open_store
 from celery_distlock.stores.base import ParkRequest, Status
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.testing import assert_free, assert_locked, assert_parked
@@ -26,15 +26,18 @@ def store(request, prefix, redis_url):
 @contextmanager
 def held(store, key="k"):
     owner = new_owner("shop.reserve[42]")
-    assert store.acquire(key, owner, 30.0, run="42:0:0:0").status is Status.GRANTED
+    assert store.acquire(AcquireRequest(key, owner, 30.0, run="42:0:0:0")).status is Status.GRANTED
     yield
-    store.release(key, owner, run="42:0:0:0")
+    store.release(ReleaseRequest(key, owner, run="42:0:0:0"))
 
 
 def park(store, task_id, key="k"):
     owner, run = new_owner("shop.reserve"), f"{task_id}:0:0:0"
     parcel = ParkRequest(b"", task="shop.reserve")
-    assert store.acquire(key, owner, 30.0, queue=parcel, run=run).status is Status.PARKED
+    assert (
+        store.acquire(AcquireRequest(key, owner, 30.0, queue=parcel, run=run)).status
+        is Status.PARKED
+    )
 
 
 def message(check, *args, **kwargs) -> str:
@@ -116,15 +119,15 @@ def test_another_task_is_not_taken_for_the_one_asked_for(store):
 
 def test_it_may_come_true_within_a_time(store):
     with held(store):
-        over = threading.Timer(0.1, store.release, ("other", "nobody"))
+        over = threading.Timer(0.1, store.release, [ReleaseRequest("other", "nobody")])
         over.start()
         over.join()
         owner = new_owner("late")
-        late = threading.Timer(0.2, store.acquire, ("late", owner, 30.0))
+        late = threading.Timer(0.2, store.acquire, [AcquireRequest("late", owner, 30.0)])
         late.start()
         assert_locked("late", store, within=30)
         late.join()
-    store.release("late", owner)
+    store.release(ReleaseRequest("late", owner))
 
 
 def test_a_url_names_a_store(redis_url):

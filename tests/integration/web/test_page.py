@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from celery_distlock import Lock
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from tests import servers
 from tests.waiting import wait_until
 from tests.worker.intruder import Intruder, envelope
@@ -261,7 +262,7 @@ def test_a_hundred_thousand_keys_are_searched_at_once(start_page, locked, redis_
     prefix = locked.app.conf.distlock_prefix
     now = int(time.time() * 1e6)
     with servers.redis.Redis.from_url(redis_url) as client:
-        admin.store.acquire("pattern", "vm|1|task[id]|00", 600.0)
+        admin.store.acquire(AcquireRequest("pattern", "vm|1|task[id]|00", 600.0))
         (record,) = [key for key in servers.keys(redis_url, prefix) if key.endswith(b":lock")]
         fields = client.hgetall(record)
         for first in range(0, 100_000, 5_000):
@@ -279,4 +280,4 @@ def test_a_hundred_thousand_keys_are_searched_at_once(start_page, locked, redis_
     began = time.monotonic()
     page.get("/api/locks", sort="key")
     assert time.monotonic() - began < 30, "it is not usable"
-    admin.store.release("pattern", "vm|1|task[id]|00")
+    admin.store.release(ReleaseRequest("pattern", "vm|1|task[id]|00"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from celery_distlock.keys import slot_name
+from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.base import Ownership, RenewOutcome, Status, Store
 from celery_distlock.stores.redis.store import RedisStore
 
@@ -29,12 +30,12 @@ def record(key: str, name: str) -> str:
 def vote(node: Node, key: str, owner: str, lease: float = 30.0) -> None:
     """Let a node alone vote for somebody."""
     store = RedisStore(node.url, PREFIX)
-    assert store.acquire(key, owner, lease).status is Status.GRANTED
+    assert store.acquire(AcquireRequest(key, owner, lease)).status is Status.GRANTED
     store.close()
 
 
 def take(store: Store, owner: str, key: str = "k", lease: float = 30.0, **more: object) -> int:
-    reply = store.acquire(key, owner, lease, **more)  # type: ignore[arg-type]
+    reply = store.acquire(AcquireRequest(key, owner, lease, **more))  # type: ignore[arg-type]
     assert reply.status is Status.GRANTED
     return reply.token
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_distlock.errors import QuorumError, StoreError
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Status
 from tests.stores.redlock.records import PREFIX, record, take, vote
 from tests.waiting import wait_until
@@ -174,8 +175,8 @@ def test_votes_that_cannot_be_read_spoil_their_own_key_alone(masters, store, fie
     state, good = store.look(["bad", "good"])
 
     assert good.owner == "a"
-    assert store.acquire("bad", "b", 30.0).status is Status.BUSY
-    assert store.release("bad", state.owner).released
+    assert store.acquire(AcquireRequest("bad", "b", 30.0)).status is Status.BUSY
+    assert store.release(ReleaseRequest("bad", state.owner)).released
     take(store, "b", "bad")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_distlock.errors import QuorumError
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Completion, RenewOutcome, Status
 from tests.losses import Losses
 from tests.stores.redlock.records import owners, renewed, take
@@ -32,7 +33,7 @@ def test_an_acquisition_is_one_hold(masters, store, losses, executed, times):
 
     assert losses.lost
     assert store.inspect("k").token == token
-    assert store.release("k", "a").released
+    assert store.release(ReleaseRequest("k", "a")).released
     wait_until(lambda: owners(masters) == [""] * 5, what="all votes to be given back")
 
 
@@ -41,7 +42,7 @@ def test_an_acquisition_that_no_node_answers_leaves_nothing(masters, store, loss
     losses.lose("vote", executed=executed, times=10)
 
     with pytest.raises(QuorumError):
-        store.acquire("k", "a", 30.0)
+        store.acquire(AcquireRequest("k", "a", 30.0))
 
     wait_until(lambda: owners(masters) == [""] * 5, what="all votes to be given back")
 
@@ -52,7 +53,7 @@ def test_a_release_is_one_release(masters, store, losses, executed, times):
     take(store, "a")
     losses.lose("release", executed=executed, times=times)
 
-    assert store.release("k", "a").released
+    assert store.release(ReleaseRequest("k", "a")).released
 
     assert losses.lost
     wait_until(lambda: owners(masters) == [""] * 5, what="all votes to be given back")
@@ -64,10 +65,15 @@ def test_a_release_that_no_node_answers_is_done_all_the_same(masters, store, los
     losses.lose("release", executed=executed, times=10)
 
     with pytest.raises(QuorumError):
-        store.release("k", "a", run="run", ended=Completion.YES_AND_MAY_COME_AGAIN)
+        store.release(
+            ReleaseRequest("k", "a", run="run", completion=Completion.YES_AND_MAY_COME_AGAIN)
+        )
 
     wait_until(lambda: owners(masters) == [""] * 5, what="all votes to be given back")
-    assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is Status.DONE
+    assert (
+        store.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True)).status
+        is Status.DONE
+    )
 
 
 @some_times

@@ -11,6 +11,7 @@ import pytest
 
 from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError, QuorumError, StoreError
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import (
     Completion,
     Ownership,
@@ -81,7 +82,7 @@ def test_an_identity_has_no_password():
 
 def test_nothing_can_be_parked(shared_store):
     with pytest.raises(StoreError, match="no task can be parked"):
-        shared_store.acquire("k", "a", 30.0, queue=ParkRequest(b"e"), run="run")
+        shared_store.acquire(AcquireRequest("k", "a", 30.0, queue=ParkRequest(b"e"), run="run"))
 
 
 # Two of five nodes are away
@@ -94,9 +95,9 @@ def test_a_lock_is_taken_renewed_and_released_without_two_of_five_nodes(masters,
 
     take(store, "a")
     assert renewed(store, "a") is RenewOutcome.RENEWED
-    assert store.acquire("k", "b", 30.0).holder == "a"
+    assert store.acquire(AcquireRequest("k", "b", 30.0)).holder == "a"
     assert store.inspect("k").owner == "a"
-    assert store.release("k", "a").released
+    assert store.release(ReleaseRequest("k", "a")).released
     take(store, "b")
 
 
@@ -107,8 +108,8 @@ def test_a_lock_is_kept_when_two_of_five_nodes_go(masters, store, broken):
         broken(node)
 
     assert renewed(store, "a") is RenewOutcome.RENEWED
-    assert store.acquire("k", "b", 30.0).status is Status.BUSY
-    assert store.release("k", "a").released
+    assert store.acquire(AcquireRequest("k", "b", 30.0)).status is Status.BUSY
+    assert store.release(ReleaseRequest("k", "a")).released
     take(store, "b")
 
 
@@ -122,7 +123,7 @@ def test_nodes_that_hang_cost_their_time_once(masters, store):
     started = time.monotonic()
     for n in range(40):
         take(store, "a", f"k{n}")
-        assert store.release(f"k{n}", "a").released
+        assert store.release(ReleaseRequest(f"k{n}", "a")).released
 
     assert time.monotonic() - started < 40 * ANSWER / 2
 
@@ -160,12 +161,12 @@ def test_too_few_nodes_are_a_quorum_error_that_says_how_many(masters, store, bro
         broken(node)
 
     with pytest.raises(QuorumError, match="2 of 5 nodes have answered, and 3 are needed") as caught:
-        store.acquire("k", "a", 30.0)
+        store.acquire(AcquireRequest("k", "a", 30.0))
 
     assert (caught.value.votes, caught.value.nodes) == (2, 5)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     with pytest.raises(QuorumError):
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
     with pytest.raises(QuorumError):
         store.inspect("k")
     with pytest.raises(QuorumError):
@@ -180,7 +181,7 @@ def test_what_a_minority_granted_is_undone(masters, store, broken):
         broken(node)
 
     with pytest.raises(QuorumError):
-        store.acquire("k", "a", 300.0)
+        store.acquire(AcquireRequest("k", "a", 300.0))
 
     wait_until(lambda: owners(masters) == [None, None, None, "", ""], what="the votes to be undone")
 
@@ -190,7 +191,7 @@ def test_what_a_node_grants_that_hung_is_undone_when_it_is_back(masters, store):
     for node in masters.servers[:3]:
         node.pause()
     with pytest.raises(QuorumError):
-        store.acquire("k", "a", 300.0)
+        store.acquire(AcquireRequest("k", "a", 300.0))
 
     for node in masters.servers[:3]:
         node.resume()
@@ -226,7 +227,7 @@ def test_a_node_that_was_not_asked_is_not_told_to_forget(masters, store):
     wait_until(store._nodes.failures, what="the node to be known as silent")
 
     for n in range(20):
-        assert store.acquire("k", f"o{n}", 30.0).status is Status.BUSY
+        assert store.acquire(AcquireRequest("k", f"o{n}", 30.0)).status is Status.BUSY
 
     assert not store._nodes._lanes[0]._owed
 
@@ -234,7 +235,7 @@ def test_a_node_that_was_not_asked_is_not_told_to_forget(masters, store):
 def test_a_release_reaches_a_node_that_hung(masters, store):
     take(store, "a", lease=300.0)
     masters.servers[0].pause()
-    assert store.release("k", "a").released
+    assert store.release(ReleaseRequest("k", "a")).released
     wait_until(store._nodes.failures, what="the node to be known as silent")
 
     masters.servers[0].resume()
@@ -248,7 +249,7 @@ def test_a_release_reaches_a_node_that_was_cut_off_for_long(masters, store):
     masters.servers[0].pause()
     store.inspect("k")
     wait_until(lambda: lane.failure is not None, what="the connection to be given up")
-    assert store.release("k", "a").released
+    assert store.release(ReleaseRequest("k", "a")).released
 
     masters.servers[0].resume()
 
@@ -272,7 +273,7 @@ def test_who_finds_the_key_taken_leaves_no_vote_behind(masters, store):
     for node in masters.servers[:3]:
         vote(node, "k", "x")
 
-    reply = store.acquire("k", "a", 30.0)
+    reply = store.acquire(AcquireRequest("k", "a", 30.0))
 
     assert (reply.status, reply.holder) == (Status.BUSY, "x")
     assert 0 < reply.remaining <= 30.0
@@ -291,7 +292,7 @@ def test_votes_that_stay_split_leave_the_key_busy(masters, store):
     for node, owner in zip(masters.servers, ["x", "x", "y", "y"], strict=False):
         vote(node, "k", owner)
 
-    reply = store.acquire("k", "a", 30.0)
+    reply = store.acquire(AcquireRequest("k", "a", 30.0))
 
     assert reply.status is Status.BUSY
     assert reply.holder in ("x", "y")
@@ -339,7 +340,7 @@ def test_a_lock_that_a_majority_has_forgotten_is_lost(masters, store):
     assert renewed(store, "a") is RenewOutcome.LOST
 
     assert owners(masters) == ["", "", "", "a", "a"]
-    assert not store.release("k", "a").released
+    assert not store.release(ReleaseRequest("k", "a")).released
 
 
 def test_a_lock_that_somebody_else_has_by_majority_is_held(masters, store):
@@ -394,7 +395,7 @@ def test_a_mark_is_found_by_another_majority_than_that_it_was_written_to(masters
     take(store, "a", run="run")
     fourth.pause()
     fifth.pause()
-    store.release("k", "a", run="run", ended=Completion.YES_AND_MAY_COME_AGAIN)
+    store.release(ReleaseRequest("k", "a", run="run", completion=Completion.YES_AND_MAY_COME_AGAIN))
     fourth.kill()  # what it was sent in vain dies with it
     fifth.kill()
     fourth.start()
@@ -407,7 +408,10 @@ def test_a_mark_is_found_by_another_majority_than_that_it_was_written_to(masters
         what="the others to be heard",
     )
 
-    assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is Status.DONE
+    assert (
+        store.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True)).status
+        is Status.DONE
+    )
     wait_until(lambda: owners(masters) == [None, None, "", "", ""], what="the votes to be undone")
 
 
@@ -418,21 +422,24 @@ def _answers(store, but):
 
 def test_a_run_is_settled_though_a_node_has_missed_it(masters, store):
     take(store, "a", run="run")
-    store.release("k", "a", run="run", ended=Completion.UNSETTLED)
+    store.release(ReleaseRequest("k", "a", run="run", completion=Completion.UNSETTLED))
     masters.servers[0].pause()
     assert store.drop(WokenTask("k", "run", b"")).released
     masters.servers[0].resume()
 
-    assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is Status.DONE
+    assert (
+        store.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True)).status
+        is Status.DONE
+    )
 
 
 def test_a_key_kept_for_a_run_is_kept_by_a_majority(masters, store):
     masters.servers[0].kill()
     token = take(store, "a", run="run")
-    assert store.release("k", "a", run="run", keep_for=("run", 30.0)).released
+    assert store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", 30.0))).released
     masters.servers[1].kill()
 
-    assert store.acquire("k", "b", 30.0).status is Status.BUSY
+    assert store.acquire(AcquireRequest("k", "b", 30.0)).status is Status.BUSY
     assert take(store, "c", run="run") == token
 
 
@@ -480,7 +487,7 @@ def test_refusals_do_not_leak_and_have_no_password(masters, open_redlock):
     store = open_redlock(masters.url.replace("redlock://", "redlock://user:secret@"))
 
     with pytest.raises(QuorumError) as caught:
-        store.acquire("k", "a", 30.0)
+        store.acquire(AcquireRequest("k", "a", 30.0))
 
     assert "secret" not in str(caught.value)
 
@@ -490,7 +497,7 @@ def test_records_of_another_type_are_named(masters, store):
         node.ask("SET", record("k", "lock"), "something")
 
     with pytest.raises(StoreError, match="of another type"):
-        store.acquire("k", "a", 30.0)
+        store.acquire(AcquireRequest("k", "a", 30.0))
 
 
 # Processes
@@ -502,9 +509,13 @@ def test_a_forked_child_has_connections_of_its_own(shared_store):
     pid = os.fork()
     if not pid:
         try:
-            reply = shared_store.acquire("k", "b", 30.0)
+            reply = shared_store.acquire(AcquireRequest("k", "b", 30.0))
             good = reply.status is Status.BUSY and reply.token == token
-            good = good and shared_store.acquire("child", "c", 30.0).status is Status.GRANTED
+            good = (
+                good
+                and shared_store.acquire(AcquireRequest("child", "c", 30.0)).status
+                is Status.GRANTED
+            )
             os._exit(0 if good else 1)
         finally:
             os._exit(2)
@@ -513,12 +524,12 @@ def test_a_forked_child_has_connections_of_its_own(shared_store):
 
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert shared_store.inspect("child").owner == "c"
-    assert shared_store.release("k", "a").released
+    assert shared_store.release(ReleaseRequest("k", "a")).released
 
 
 def test_the_belief_begins_before_the_first_request(shared_store):
     before = clock.monotonic()
 
-    reply = shared_store.acquire("k", "a", 30.0)
+    reply = shared_store.acquire(AcquireRequest("k", "a", 30.0))
 
     assert before <= reply.asked_at <= clock.monotonic()

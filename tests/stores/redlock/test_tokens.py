@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Status
 from tests.losses import Losses
 from tests.stores.redlock.records import record, take
@@ -50,7 +51,7 @@ def test_the_nodes_agree_on_the_token(masters, store):
 @pytest.mark.parametrize("ahead", [1, 2, 3, 5])
 def test_a_token_is_above_what_nodes_noted_whose_clocks_are_ahead(masters, store, ahead):
     take(store, "a")
-    store.release("k", "a")
+    store.release(ReleaseRequest("k", "a"))
     fast = now() + HOUR
     for node in masters.servers[:ahead]:
         note(node, fast)
@@ -72,14 +73,14 @@ def test_a_token_that_one_node_knows_of_the_majority_is_exceeded(masters, store)
     for node in (first, second, third):
         note(node, now() + HOUR)
     before = take(store, "a")
-    store.release("k", "a")
+    store.release(ReleaseRequest("k", "a"))
     assert before > now()
     fourth.start()
     fifth.start()
     first.kill()
     second.kill()
     wait_until(
-        lambda: store.acquire("warm", "a", 30.0).status is Status.GRANTED,
+        lambda: store.acquire(AcquireRequest("warm", "a", 30.0)).status is Status.GRANTED,
         what="the nodes to be heard",
     )
 
@@ -101,7 +102,7 @@ def test_tokens_rise_whichever_nodes_grant_them(masters, open_redlock):
             # A node that was stopped hears of the last release a moment later.
             reply = wait_until(lambda s=store, o=owner: granted(s, o), what="the key")
             tokens.append(reply.token)
-            store.release("k", owner)
+            store.release(ReleaseRequest("k", owner))
         one.resume()
         other.resume()
         for store in stores:
@@ -111,7 +112,7 @@ def test_tokens_rise_whichever_nodes_grant_them(masters, open_redlock):
 
 
 def granted(store, owner):
-    reply = store.acquire("k", owner, 30.0)
+    reply = store.acquire(AcquireRequest("k", owner, 30.0))
     return reply if reply.status is Status.GRANTED else None
 
 
@@ -123,12 +124,12 @@ def heard(store):
 def test_one_round_is_enough_for_most_grants(shared_store, monkeypatch):
     for n in range(5):
         take(shared_store, f"warm{n}", "warm")
-        shared_store.release("warm", f"warm{n}")
+        shared_store.release(ReleaseRequest("warm", f"warm{n}"))
     losses = Losses(monkeypatch)
 
     for n in range(100):
         take(shared_store, f"o{n}")
-        shared_store.release("k", f"o{n}")
+        shared_store.release(ReleaseRequest("k", f"o{n}"))
 
     votes = [call for calls in losses.sent for call in calls if call.script.name == "vote"]
     assert len(votes) < 5 * 110

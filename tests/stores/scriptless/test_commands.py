@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from celery_distlock.errors import ConfigurationError, StoreError
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Completion, Ownership, ParkRequest, RenewOutcome, Status
 from celery_distlock.stores.redis.scriptless import ScriptlessStore
 from celery_distlock.stores.redis.store import RedisStore
@@ -19,25 +20,28 @@ from tests.topologies.node import Node
 
 def live(store, key="k"):
     """Take a key, keep it, hand it on and give it up; return what came of it."""
-    first = store.acquire(key, "a", 30.0, run="run")
-    assert store.acquire(key, "b", 30.0).holder == "a"
+    first = store.acquire(AcquireRequest(key, "a", 30.0, run="run"))
+    assert store.acquire(AcquireRequest(key, "b", 30.0)).holder == "a"
     ((renewed, _),) = store.renew([Ownership(key, "a", 60.0)], 5.0)
     assert renewed is RenewOutcome.RENEWED
     ((held, _),) = store.renew([Ownership(key, "b", 60.0)], 5.0)
     assert held is RenewOutcome.HELD
     assert store.inspect(key).remaining > 31
-    assert not store.release(key, "b").released
-    assert store.release(key, "a", run="run", keep_for=("run", 30.0)).released
-    assert store.acquire(key, "b", 30.0).holder == "parked:run"
-    claimed = store.acquire(key, "c", 30.0, run="run")
+    assert not store.release(ReleaseRequest(key, "b")).released
+    assert store.release(ReleaseRequest(key, "a", run="run", keep_for=("run", 30.0))).released
+    assert store.acquire(AcquireRequest(key, "b", 30.0)).holder == "parked:run"
+    claimed = store.acquire(AcquireRequest(key, "c", 30.0, run="run"))
     assert claimed.token == first.token
     ended = Completion.YES_AND_MAY_COME_AGAIN
-    assert store.release(key, "c", run="run", ended=ended).released
-    assert store.acquire(key, "d", 30.0, run="run", repeated=True).status is Status.DONE
+    assert store.release(ReleaseRequest(key, "c", run="run", completion=ended)).released
+    assert (
+        store.acquire(AcquireRequest(key, "d", 30.0, run="run", redelivered=True)).status
+        is Status.DONE
+    )
     ((lost, _),) = store.renew([Ownership(key, "c", 60.0)], 5.0)
     assert lost is RenewOutcome.LOST
-    assert store.acquire(key, "e", 30.0).token > first.token
-    return store.release(key, "e").released
+    assert store.acquire(AcquireRequest(key, "e", 30.0)).token > first.token
+    return store.release(ReleaseRequest(key, "e")).released
 
 
 @pytest.mark.parametrize(
@@ -75,7 +79,7 @@ def test_the_commands_are_asked_for_once(monkeypatch, store):
 def test_a_server_without_such_commands_is_named_with_what_is_missing():
     """With a fake server that has neither; an old Redis is one in truth."""
     with FakeServer(NOTHING) as server, closing(ScriptlessStore(server.url, "test")) as store:
-        for call in (store.check, lambda: store.acquire("k", "a", 30.0)):
+        for call in (store.check, lambda: store.acquire(AcquireRequest("k", "a", 30.0))):
             with pytest.raises(StoreError, match=r"compare and set .*SET with IFEQ .* CAS"):
                 call()
 
@@ -83,7 +87,7 @@ def test_a_server_without_such_commands_is_named_with_what_is_missing():
 def test_it_works_for_a_user_who_may_not_run_scripts(redis_server, prefix):
     url = url_of_user(redis_server, "scriptless", "secret", "~* &* +@all -@scripting")
     with closing(RedisStore(url, prefix)) as scripted, pytest.raises(StoreError):
-        scripted.acquire("k", "a", 30.0)
+        scripted.acquire(AcquireRequest("k", "a", 30.0))
 
     with closing(ScriptlessStore(f"{url}?scripts=off", prefix)) as store:
         assert live(store)
@@ -101,19 +105,19 @@ def test_no_script_is_ever_sent(monkeypatch, store):
 def test_a_password_is_in_no_message():
     with closing(ScriptlessStore("redis://u:secret@127.0.0.1:1/0?scripts=off", "p")) as store:
         with pytest.raises(StoreError) as caught:
-            store.acquire("k", "a", 30.0)
+            store.acquire(AcquireRequest("k", "a", 30.0))
         assert "secret" not in f"{caught.value} {store.identity}"
 
 
 def test_records_that_scripts_have_made_are_refused(redis_server, store, prefix):
     with closing(RedisStore(redis_server.url, prefix)) as scripted:
-        scripted.acquire("k", "a", 30.0)
+        scripted.acquire(AcquireRequest("k", "a", 30.0))
 
         with pytest.raises(StoreError, match="with scripts"):
-            store.acquire("k", "b", 30.0)
-        store.acquire("l", "b", 30.0)
+            store.acquire(AcquireRequest("k", "b", 30.0))
+        store.acquire(AcquireRequest("l", "b", 30.0))
         with pytest.raises(StoreError, match="of another type"):
-            scripted.acquire("l", "a", 30.0)
+            scripted.acquire(AcquireRequest("l", "a", 30.0))
         assert scripted.identity != store.identity
 
 
@@ -122,12 +126,12 @@ def test_a_record_that_is_none_of_ours_is_refused(redis_server, store, prefix):
         client.set(f"{prefix}:{{k}}:lock", "something")
 
     with pytest.raises(StoreError, match="none of ours"):
-        store.acquire("k", "a", 30.0)
+        store.acquire(AcquireRequest("k", "a", 30.0))
 
 
 def test_nothing_can_be_parked(store):
     with pytest.raises(StoreError, match="no task can be parked without scripts"):
-        store.acquire("k", "a", 30.0, queue=ParkRequest(b"e"), run="run")
+        store.acquire(AcquireRequest("k", "a", 30.0, queue=ParkRequest(b"e"), run="run"))
 
 
 def test_it_follows_sentinels(shared_sentinels, prefix):
@@ -145,14 +149,14 @@ def test_it_follows_a_cluster(shared_cluster, prefix):
 
 def test_a_full_server_refuses_renewals_and_grants_and_takes_releases(prefix):
     with Node() as server, closing(ScriptlessStore(f"{server.url}?scripts=off", prefix)) as store:
-        assert store.acquire("k", "a", 30.0).status is Status.GRANTED
+        assert store.acquire(AcquireRequest("k", "a", 30.0)).status is Status.GRANTED
         server.ask("CONFIG", "SET", "maxmemory", "1")
 
         with pytest.raises(StoreError):
-            store.acquire("l", "b", 30.0)
+            store.acquire(AcquireRequest("l", "b", 30.0))
         ((outcome, _),) = store.renew([Ownership("k", "a", 30.0)], 5.0)
         assert outcome is RenewOutcome.UNKNOWN
-        assert store.release("k", "a").released
+        assert store.release(ReleaseRequest("k", "a")).released
 
 
 @pytest.mark.parametrize(

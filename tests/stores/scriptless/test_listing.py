@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_distlock.errors import StoreError, StoreUnavailableError
+from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.base import Status
 from celery_distlock.stores.redis.scriptless import ScriptlessStore
 from tests import servers
@@ -14,7 +15,7 @@ MONTH = 30 * 86400  # seconds
 
 def take(store, *keys):
     for key in keys:
-        assert store.acquire(key, "a", 30.0).status is Status.GRANTED
+        assert store.acquire(AcquireRequest(key, "a", 30.0)).status is Status.GRANTED
 
 
 def found(store, pattern="*"):

@@ -10,6 +10,7 @@ import pytest
 
 from celery_distlock import Lock
 from celery_distlock.errors import LockLostError, StoreError, StoreUnavailableError
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Completion, Ownership, RenewOutcome, Status
 from celery_distlock.stores.redis.scriptless import ScriptlessStore
 from tests.losses import Losses
@@ -27,12 +28,12 @@ def another(redis_server, prefix):
 
 @pytest.fixture
 def losses(monkeypatch, store):
-    store.acquire("warm", "warm", 30.0)
+    store.acquire(AcquireRequest("warm", "warm", 30.0))
     return Losses(monkeypatch)
 
 
 def take(store, owner, key="k", lease=30.0, **more):
-    reply = store.acquire(key, owner, lease, **more)
+    reply = store.acquire(AcquireRequest(key, owner, lease, **more))
     assert reply.status is Status.GRANTED
     return reply.token
 
@@ -47,7 +48,7 @@ def renewed(store, owner, lease=30.0):
 
 def test_a_token_is_above_the_last_though_the_clock_was_set_back(redis_server, store, prefix):
     before = take(store, "a")
-    store.release("k", "a")
+    store.release(ReleaseRequest("k", "a"))
     with redis_server.client() as client:
         client.zadd(f"{prefix}:{{k}}:fence", {"last": before + HOUR})
 
@@ -56,7 +57,7 @@ def test_a_token_is_above_the_last_though_the_clock_was_set_back(redis_server, s
 
 def test_a_token_is_the_time_though_its_record_is_gone(redis_server, store, prefix):
     before = take(store, "a")
-    store.release("k", "a")
+    store.release(ReleaseRequest("k", "a"))
     with redis_server.client() as client:
         client.delete(f"{prefix}:{{k}}:fence")
 
@@ -78,13 +79,13 @@ def test_one_who_was_too_slow_with_the_fence_is_not_granted(
 
     monkeypatch.setattr(ScriptlessStore, "_settle", slow)
 
-    assert store.acquire("k", "slow", 30.0).holder == "quick"
-    another.release("k", "quick")
+    assert store.acquire(AcquireRequest("k", "slow", 30.0)).holder == "quick"
+    another.release(ReleaseRequest("k", "quick"))
     assert take(store, "next") > tokens[0]
 
 
 def test_the_fence_is_raised_before_the_token_is_written(monkeypatch, store):
-    store.acquire("warm", "warm", 30.0)
+    store.acquire(AcquireRequest("warm", "warm", 30.0))
     losses = Losses(monkeypatch)
 
     take(store, "a")
@@ -95,16 +96,16 @@ def test_the_fence_is_raised_before_the_token_is_written(monkeypatch, store):
 
 
 def test_a_grant_takes_two_round_trips_and_a_look_one(monkeypatch, store):
-    store.acquire("warm", "warm", 30.0)
+    store.acquire(AcquireRequest("warm", "warm", 30.0))
     losses = Losses(monkeypatch)
 
     take(store, "a")
     assert len(losses.sent) == 2
-    store.acquire("k", "b", 30.0)
+    store.acquire(AcquireRequest("k", "b", 30.0))
     assert len(losses.sent) == 3
     renewed(store, "a")
     assert len(losses.sent) == 4
-    store.release("k", "a")
+    store.release(ReleaseRequest("k", "a"))
     assert len(losses.sent) == 5
 
 
@@ -124,7 +125,7 @@ def test_many_renewals_share_a_round_trip(store, another, monkeypatch):
     holds = [Ownership(f"k{n}", "a", 30.0) for n in range(50)]
     for hold in holds:
         take(store, "a", hold.key)
-    another.acquire("warm", "warm", 30.0)
+    another.acquire(AcquireRequest("warm", "warm", 30.0))
     losses = Losses(monkeypatch)
 
     assert {outcome for outcome, _ in store.renew(holds, 5.0)} == {RenewOutcome.RENEWED}
@@ -159,7 +160,7 @@ def test_an_acquisition_is_one_hold(store, losses, word, executed, times):
     assert losses.lost
     assert store.inspect("k").token == token
     assert renewed(store, "a") is RenewOutcome.RENEWED
-    assert store.release("k", "a").released
+    assert store.release(ReleaseRequest("k", "a")).released
     assert not store.inspect("k").token
 
 
@@ -169,7 +170,7 @@ def test_a_release_is_one_release(store, losses, executed, times):
     take(store, "a")
     losses.lose("DELIFEQ", executed=executed, times=times)
 
-    assert store.release("k", "a").released
+    assert store.release(ReleaseRequest("k", "a")).released
 
     assert losses.lost
     assert not store.inspect("k").token
@@ -180,7 +181,7 @@ def test_a_key_is_kept_for_a_run_though_the_answer_was_lost(store, losses, execu
     token = take(store, "a", run="run")
     losses.lose("IFEQ", executed=executed, times=1)
 
-    assert store.release("k", "a", run="run", keep_for=("run", 30.0)).released
+    assert store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", 30.0))).released
 
     assert take(store, "b", run="run") == token
 
@@ -197,9 +198,9 @@ def test_a_request_that_is_never_answered_is_an_outage(store, losses):
     losses.lose("NX", executed=True, times=3)
 
     with pytest.raises(StoreUnavailableError):
-        store.acquire("k", "a", 30.0)
+        store.acquire(AcquireRequest("k", "a", 30.0))
 
-    store.release("k", "a")
+    store.release(ReleaseRequest("k", "a"))
     assert take(store, "b")
 
 
@@ -207,7 +208,7 @@ def test_a_run_is_marked_as_ended_before_its_key_is_free(store, losses):
     take(store, "a", run="run")
     del losses.sent[:]
 
-    store.release("k", "a", run="run", ended=Completion.YES_AND_MAY_COME_AGAIN)
+    store.release(ReleaseRequest("k", "a", run="run", completion=Completion.YES_AND_MAY_COME_AGAIN))
 
     words = [call.head.split(b"\r\n")[1] for calls in losses.sent for call in calls]
     assert words == [b"SET", b"DELIFEQ"]
@@ -238,9 +239,11 @@ def test_a_forked_child_has_connections_of_its_own(store):
     pid = os.fork()
     if not pid:
         try:
-            reply = store.acquire("k", "b", 30.0)
+            reply = store.acquire(AcquireRequest("k", "b", 30.0))
             good = reply.status is Status.BUSY and reply.token == token
-            good = good and store.acquire("child", "c", 30.0).status is Status.GRANTED
+            good = (
+                good and store.acquire(AcquireRequest("child", "c", 30.0)).status is Status.GRANTED
+            )
             os._exit(0 if good else 1)
         finally:
             os._exit(2)
@@ -283,7 +286,7 @@ def test_a_record_that_is_none_of_ours_spoils_its_own_key_alone(
     for use in (
         store.inspect,
         lambda key: take(store, "b", key),
-        lambda key: store.release(key, "b"),
+        lambda key: store.release(ReleaseRequest(key, "b")),
     ):
         with pytest.raises(StoreError, match="'bad'") as caught:
             use("bad")

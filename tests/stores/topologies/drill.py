@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_distlock import Lock
 from celery_distlock.errors import StoreUnavailableError
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Ownership, ParkRequest, RenewOutcome, Status
 from celery_distlock.testing.contract import join_before_the_end, park
 from tests.waiting import wait_until
@@ -60,7 +61,7 @@ def push(store: Store, key: str) -> None:
     desk = store.desk(came.append)
     assert desk is not None
     with closing(desk):
-        store.acquire(key, "holder", 60.0)
+        store.acquire(AcquireRequest(key, "holder", 60.0))
         # A server that does not know of the desk yet gives the run to the one who releases.
         wait_until(lambda: _pushed(store, key, desk.address, came), what="a run to be pushed")
         assert came[0].envelope == b"envelope"
@@ -68,13 +69,16 @@ def push(store: Store, key: str) -> None:
 
 def _pushed(store: Store, key: str, address: str, came: list[WokenTask]) -> bool:
     parcel = ParkRequest(b"envelope", address)
-    store.acquire(key, "holder", 60.0)
-    assert store.acquire(key, "late", 60.0, queue=parcel, run="run").status is Status.PARKED
-    released = store.release(key, "holder")
+    store.acquire(AcquireRequest(key, "holder", 60.0))
+    assert (
+        store.acquire(AcquireRequest(key, "late", 60.0, queue=parcel, run="run")).status
+        is Status.PARKED
+    )
+    released = store.release(ReleaseRequest(key, "holder"))
     if released.wake is None:
         wait_until(lambda: came, what="the push")
-    store.acquire(key, "late", 60.0, run="run")
-    store.release(key, "late", run="run")
+    store.acquire(AcquireRequest(key, "late", 60.0, run="run"))
+    store.release(ReleaseRequest(key, "late", run="run"))
     return bool(came)
 
 
@@ -103,7 +107,7 @@ def renew(store: Store, keys: list[str]) -> set[RenewOutcome]:
     """Take and renew all of *keys* in one go."""
     holds = [Ownership(key, f"owner {key}", 60.0) for key in keys]
     for hold in holds:
-        store.acquire(hold.key, hold.owner, 60.0)
+        store.acquire(AcquireRequest(hold.key, hold.owner, 60.0))
     return {outcome for outcome, _ in store.renew(holds, 5.0)}
 
 

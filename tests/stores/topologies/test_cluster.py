@@ -12,6 +12,7 @@ import pytest
 from celery_distlock import Lock
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import (
     Ownership,
     ParkRequest,
@@ -110,7 +111,7 @@ def trips(monkeypatch) -> list[int]:
 
 def test_keys_of_one_slot_are_taken_in_one_request_and_others_are_not(store, trips):
     beside = next(key for key in map(str, range(100_000)) if slot(key) == slot("k"))
-    store.acquire("warm", "up", 1.0)
+    store.acquire(AcquireRequest("warm", "up", 1.0))
     trips.clear()
 
     assert len(store.acquire_all(["k", beside], ["a", "b"], 60.0)) == 2
@@ -121,7 +122,7 @@ def test_keys_of_one_slot_are_taken_in_one_request_and_others_are_not(store, tri
 def test_renewals_of_many_keys_go_to_each_node_once(cluster, store, trips):
     holds = [Ownership(f"k{n}", "a", 60.0) for n in range(60)]
     for hold in holds:
-        store.acquire(hold.key, hold.owner, 60.0)
+        store.acquire(AcquireRequest(hold.key, hold.owner, 60.0))
     store.renew(holds, 5.0)
     trips.clear()
 
@@ -187,19 +188,19 @@ def _owned(cluster: Cluster, slots: range) -> range:
 
 def test_a_slot_half_way_can_be_renewed_and_given_up(cluster, store):
     held, free = "k", next(key for key in map(str, range(100_000)) if slot(key) == slot("k"))
-    store.acquire(held, "a", 60.0)
+    store.acquire(AcquireRequest(held, "a", 60.0))
     record = f"{store._prefix}:{{{held}}}:lock"
     with cluster.moving(slot(held), other(cluster, held)) as move:
         assert store.renew([Ownership(held, "a", 60.0)], 5.0)[0][0] is RenewOutcome.RENEWED
         move.migrate(record)  # the node that had it now sends us on
         assert store.renew([Ownership(held, "a", 60.0)], 5.0)[0][0] is RenewOutcome.RENEWED
         with pytest.raises(StoreUnavailableError, match="cannot serve"):
-            store.acquire(held, "b", 60.0)
+            store.acquire(AcquireRequest(held, "b", 60.0))
         with pytest.raises(StoreUnavailableError):
-            store.acquire(free, "b", 60.0)
-    assert store.acquire(held, "b", 60.0).status is Status.BUSY
-    assert store.release(held, "a").released
-    assert store.acquire(free, "b", 60.0).status is Status.GRANTED
+            store.acquire(AcquireRequest(free, "b", 60.0))
+    assert store.acquire(AcquireRequest(held, "b", 60.0)).status is Status.BUSY
+    assert store.release(ReleaseRequest(held, "a")).released
+    assert store.acquire(AcquireRequest(free, "b", 60.0)).status is Status.GRANTED
 
 
 def test_a_waiter_is_told_though_its_slot_has_moved(cluster, store):
@@ -225,8 +226,10 @@ def test_locks_waiters_and_parked_runs_outlast_their_master(cluster, store):
     wait_until(lambda: store.inspect("k").waiting, what="the waiter to queue")
     parked = keys_on(cluster, old, 3)
     for key in parked:
-        store.acquire(key, "holder", 60.0)
-        store.acquire(key, "late", 60.0, queue=ParkRequest(b"envelope"), run=f"run {key}")
+        store.acquire(AcquireRequest(key, "holder", 60.0))
+        store.acquire(
+            AcquireRequest(key, "late", 60.0, queue=ParkRequest(b"envelope"), run=f"run {key}")
+        )
     copied(old)
 
     cluster.fail_over(old)
@@ -236,7 +239,7 @@ def test_locks_waiters_and_parked_runs_outlast_their_master(cluster, store):
     assert got.wait(60)
     waiter.join(60)
     for key in parked:
-        assert store.release(key, "holder").wake.run == f"run {key}"
+        assert store.release(ReleaseRequest(key, "holder")).wake.run == f"run {key}"
 
 
 def _extended(lock: Lock) -> bool:
@@ -252,7 +255,7 @@ def test_a_silent_master_costs_the_others_keys_nothing(cluster, store):
     elsewhere = [keys_on(cluster, each, 5) for each in cluster.masters if each is not silent]
     holds = [Ownership(key, "a", 60.0) for key in ("k", *elsewhere[0], *elsewhere[1])]
     for hold in holds:
-        store.acquire(hold.key, hold.owner, 60.0)
+        store.acquire(AcquireRequest(hold.key, hold.owner, 60.0))
     silent.pause()
 
     outcomes = [outcome for outcome, _ in store.renew(holds, 2.0)]
@@ -269,8 +272,8 @@ def test_an_answer_that_comes_late_from_a_master_that_is_none_any_more_is_none(
         closing(RedisStore(cluster.url, prefix)) as one,
         closing(RedisStore(cluster.url, prefix)) as two,
     ):
-        one.acquire("k", "warm", 60.0)
-        one.release("k", "warm")
+        one.acquire(AcquireRequest("k", "warm", 60.0))
+        one.release(ReleaseRequest("k", "warm"))
         copied(old)
         answers: list[object] = []
         old.pause()
@@ -287,7 +290,7 @@ def test_an_answer_that_comes_late_from_a_master_that_is_none_any_more_is_none(
 
 def _acquired(store: RedisStore, owner: str) -> Status | None:
     try:
-        return store.acquire("k", owner, 60.0).status
+        return store.acquire(AcquireRequest("k", owner, 60.0)).status
     except StoreUnavailableError:
         return None
 
@@ -308,7 +311,7 @@ def test_a_far_cluster_is_not_asked_for_its_map_again_and_again(cluster, store, 
     monkeypatch.setattr(ConnectionPool, "send", note)
     monkeypatch.setattr(cluster_nodes, "SLOW", 0.03)
     for key in keys * 10:
-        store.acquire(key, "a", 60.0)
+        store.acquire(AcquireRequest(key, "a", 60.0))
 
     assert len(maps) < 15  # a busy machine has slow answers besides
 
@@ -320,9 +323,9 @@ def test_a_node_that_is_gone_is_forgotten(cluster, prefix):
         closing(store.desk(lambda wake: None)) as desk,
     ):
         drill.hand_over(store, "k")
-        store.acquire("k", "holder", 60.0)
+        store.acquire(AcquireRequest("k", "holder", 60.0))
         parcel = ParkRequest(b"envelope", desk.address)
-        store.acquire("k", "late", 60.0, queue=parcel, run="run")
+        store.acquire(AcquireRequest("k", "late", 60.0, queue=parcel, run="run"))
         copied(old)
         where = ("127.0.0.1", old.port)
         assert [where in known for known in _known(store, desk)] == [True] * 3
@@ -330,7 +333,7 @@ def test_a_node_that_is_gone_is_forgotten(cluster, prefix):
         new = cluster.fail_over(old)
         wait_until(lambda: _acquired(store, "two"), what="an answer of the new master")
         drill.hand_over(store, next(key for key in keys_on(cluster, new, 2) if key != "k"))
-        store.acquire("k", "later", 60.0, queue=parcel, run="another")
+        store.acquire(AcquireRequest("k", "later", 60.0, queue=parcel, run="another"))
 
         assert [where in known for known in _known(store, desk)] == [False] * 3
 
@@ -369,8 +372,10 @@ def test_sweeps_go_on_while_a_master_is_gone(private_topology, prefix):
         pytest.skip("both of the sweeper's records would have to be elsewhere")
     with closing(RedisStore(cluster.url, prefix)) as store:
         lost, *kept = keys_on(cluster, dead, 1) + keys_on(cluster, index, 3)
-        store.acquire(lost, "holder", 0.1)
-        store.acquire(lost, "late", 60.0, queue=ParkRequest(b"envelope"), run=f"run {lost}")
+        store.acquire(AcquireRequest(lost, "holder", 0.1))
+        store.acquire(
+            AcquireRequest(lost, "late", 60.0, queue=ParkRequest(b"envelope"), run=f"run {lost}")
+        )
         dead.kill()
 
         assert drill.park_and_sweep(store, kept) == {f"run {key}" for key in kept}
@@ -388,15 +393,15 @@ def test_a_server_that_is_no_cluster_is_named(redis_server):
         closing(RedisStore(url, "p")) as store,
         pytest.raises(StoreUnavailableError, match="is not of a cluster"),
     ):
-        store.acquire("k", "a", 30.0)
+        store.acquire(AcquireRequest("k", "a", 30.0))
 
 
 def test_a_node_that_is_taken_for_a_lone_server_says_so(cluster, prefix):
     server = node(cluster, "k")
     with closing(RedisStore(f"redis://{server.address}/0", prefix)) as store:
-        store.acquire("k", "a", 1.0)
+        store.acquire(AcquireRequest("k", "a", 1.0))
         with pytest.raises(StoreError, match=r"one node of a cluster.* redis\+cluster://"):
-            store.acquire(keys_on(cluster, other(cluster, "k"), 1)[0], "a", 1.0)
+            store.acquire(AcquireRequest(keys_on(cluster, other(cluster, "k"), 1)[0], "a", 1.0))
 
 
 def test_a_run_of_keys_in_several_slots_goes_from_one_to_the_other(store):
@@ -405,15 +410,18 @@ def test_a_run_of_keys_in_several_slots_goes_from_one_to_the_other(store):
     route, sent = Route(tuple(keys)), []
     store.courier = sent.append
     for key in keys:
-        store.acquire(key, "before", 60.0)
+        store.acquire(AcquireRequest(key, "before", 60.0))
     reply = store.stand("far", "run", route, parcel=ParkRequest(b"run"))
     assert reply.status is Status.PARKED
 
     for key in reversed(keys):
-        store.dispatch(store.release(key, "before").wake)
+        store.dispatch(store.release(ReleaseRequest(key, "before")).wake)
 
     wait_until(lambda: sent, what="its way")
     assert sent == [WokenTask("far", "run", b"run")]
     for key in keys:
-        assert store.acquire(key, key, 60.0, run="run", repeated=True).status is Status.GRANTED
+        assert (
+            store.acquire(AcquireRequest(key, key, 60.0, run="run", redelivered=True)).status
+            is Status.GRANTED
+        )
         assert store.inspect(key).waiting == 0

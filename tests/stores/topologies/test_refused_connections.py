@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_distlock.errors import QuorumError, StoreUnavailableError
+from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.redis.connections import TurnedAwayError
 from celery_distlock.stores.redis.server_errors import said
 from tests import servers
@@ -32,7 +33,7 @@ def ask(opened, request):
         store = opened(url + request.param)
         for _ in range(2):
             with pytest.raises(StoreUnavailableError, match=match) as caught:
-                store.acquire("k", "a", 5.0)
+                store.acquire(AcquireRequest("k", "a", 5.0))
             assert "hunter2" not in str(caught.value)
 
     return try_it
@@ -87,7 +88,7 @@ def test_a_database_that_is_not_there_of_most_servers_of_several(opened, server)
     store = opened(f"redlock://{','.join(hosts * 1)},localhost:{server.port},[::1]:1/99")
 
     with pytest.raises(QuorumError, match="no database of that number"):
-        store.acquire("k", "a", 5.0)
+        store.acquire(AcquireRequest("k", "a", 5.0))
 
 
 def test_a_password_that_is_missing(ask, server):

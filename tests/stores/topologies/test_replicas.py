@@ -11,6 +11,7 @@ import pytest
 
 from celery_distlock import Lock
 from celery_distlock.errors import ConfigurationError, QuorumError
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Ownership, ParkRequest, RenewOutcome, Status
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.store import RedisStore
@@ -37,9 +38,12 @@ def store(replicated: Replicated, prefix: str) -> Iterator[RedisStore]:
 
 
 def test_a_failover_after_a_grant_keeps_it(replicated, store, prefix):
-    token = store.acquire("k", "a", 60.0).token
+    token = store.acquire(AcquireRequest("k", "a", 60.0)).token
     parcel = ParkRequest(b"envelope")
-    assert store.acquire("k", "b", 60.0, queue=parcel, run="run").status is Status.PARKED
+    assert (
+        store.acquire(AcquireRequest("k", "b", 60.0, queue=parcel, run="run")).status
+        is Status.PARKED
+    )
     replicated.master.kill()
     replicated.promote(replicated.replicas[0])
 
@@ -47,7 +51,7 @@ def test_a_failover_after_a_grant_keeps_it(replicated, store, prefix):
         state = after.inspect("k")
         assert state.token == token
         assert state.waiting == 1
-        released = after.release("k", state.owner)
+        released = after.release(ReleaseRequest("k", state.owner))
         assert released.wake.envelope == b"envelope"
 
 
@@ -71,7 +75,7 @@ def test_several_keys_that_replicas_do_not_confirm_are_undone(replicated, store)
 def test_a_renewal_that_replicas_do_not_confirm_is_none(replicated, store):
     holds = [Ownership(key, "a", 60.0) for key in "kl"]
     for hold in holds:
-        store.acquire(hold.key, hold.owner, 60.0)
+        store.acquire(AcquireRequest(hold.key, hold.owner, 60.0))
     replicated.replicas[0].pause()
 
     assert [outcome for outcome, _ in store.renew(holds, 0.5)] == [RenewOutcome.UNKNOWN] * 2
@@ -84,12 +88,12 @@ def test_a_renewal_that_replicas_do_not_confirm_is_none(replicated, store):
 
 
 def test_one_who_is_refused_does_not_wait_for_replicas(replicated, store):
-    store.acquire("k", "a", 60.0)
+    store.acquire(AcquireRequest("k", "a", 60.0))
     replicated.replicas[0].pause()
     for n in range(3):  # on connections whose own grants were not confirmed, too
         with pytest.raises(QuorumError):
-            store.acquire(f"free {n}", "b", 60.0)
-        assert store.acquire("k", "b", 60.0).status is Status.BUSY
+            store.acquire(AcquireRequest(f"free {n}", "b", 60.0))
+        assert store.acquire(AcquireRequest("k", "b", 60.0)).status is Status.BUSY
 
 
 def test_it_costs_no_round_trip(store, monkeypatch):
@@ -104,9 +108,9 @@ def test_it_costs_no_round_trip(store, monkeypatch):
 
     monkeypatch.setattr(ConnectionPool, "exchange", note)
 
-    store.acquire("k", "a", 60.0)
+    store.acquire(AcquireRequest("k", "a", 60.0))
     store.renew([Ownership("k", "a", 60.0)], 5.0)
-    store.release("k", "a")
+    store.release(ReleaseRequest("k", "a"))
 
     assert trips == [1, 1, 1]
 
@@ -118,14 +122,14 @@ def test_in_a_cluster_each_node_has_its_own(private_topology, prefix):
         (lame,) = cluster.replicas_of(cluster.node_of(f"{prefix}:{{k}}:lock"))
         lame.pause()
         with pytest.raises(QuorumError, match="0 of 1"):
-            store.acquire("k", "a", 60.0)
+            store.acquire(AcquireRequest("k", "a", 60.0))
         elsewhere = next(
             key
             for key in map(str, range(100))
             if cluster.node_of(f"{prefix}:{{{key}}}:lock")
             is not cluster.node_of(f"{prefix}:{{k}}:lock")
         )
-        assert store.acquire(elsewhere, "a", 60.0).status is Status.GRANTED
+        assert store.acquire(AcquireRequest(elsewhere, "a", 60.0)).status is Status.GRANTED
 
 
 def test_a_replica_that_stands_still_costs_the_other_nodes_keys_nothing(private_topology, prefix):
@@ -135,7 +139,7 @@ def test_a_replica_that_stands_still_costs_the_other_nodes_keys_nothing(private_
         keys = [f"k{n}" for n in range(60)]
         holds = [Ownership(key, "a", 60.0) for key in keys]
         for hold in holds:
-            store.acquire(hold.key, hold.owner, 60.0)
+            store.acquire(AcquireRequest(hold.key, hold.owner, 60.0))
         (lame,) = cluster.replicas_of(lame_node)
         lame.pause()
 

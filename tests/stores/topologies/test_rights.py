@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from celery_distlock.errors import StoreUnavailableError
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import (
     Completion,
     Ownership,
@@ -177,12 +178,14 @@ def every_request(store: Store) -> None:
     drill.hand_over(store, "handed over")
     drill.push(store, "pushed")
 
-    assert store.acquire("k", "a", 60.0, run="t1:0:0:0").status is Status.GRANTED
+    assert store.acquire(AcquireRequest("k", "a", 60.0, run="t1:0:0:0")).status is Status.GRANTED
     assert store.renew([Ownership("k", "a", 60.0)], 30.0)[0][0] is RenewOutcome.RENEWED
     for run in ("t2:0:0:0", "t3:0:0:0"):
         assert store.line_up("k", run, ParkRequest(b"envelope"), 30.0).status is Status.PARKED
     parcel = ParkRequest(b"envelope")
-    asked = store.acquire("k", "b", 60.0, queue=parcel, run="t4:0:0:0", repeated=True)
+    asked = store.acquire(
+        AcquireRequest("k", "b", 60.0, queue=parcel, run="t4:0:0:0", redelivered=True)
+    )
     assert asked.status is Status.PARKED
     assert store.inspect("k").waiting == store.look(["k"])[0].waiting == 3
     assert [len(found) for found in (store.waiters("k"), list(store.find_parked("t2")))] == [3, 1]
@@ -191,7 +194,9 @@ def every_request(store: Store) -> None:
     assert store.cancel("k", "t4:0:0:0").released
     assert store.turn("k", 0.0, (0.1, 60.0), 30.0)
 
-    released = store.release("k", "a", run="t1:0:0:0", ended=Completion.YES_AND_MAY_COME_AGAIN)
+    released = store.release(
+        ReleaseRequest("k", "a", run="t1:0:0:0", completion=Completion.YES_AND_MAY_COME_AGAIN)
+    )
     assert released.wake is not None
     push(store, released.wake)
     store.dispatch(released.wake)
@@ -200,16 +205,19 @@ def every_request(store: Store) -> None:
     found = wait_until(lambda: list(store.sweep(0.01)), what="a sweep")
     assert [wake.run for wake in found] == ["t2:0:0:0"]
     assert [wake.run for wake in store.rouse("k")] == ["t2:0:0:0"]
-    assert store.acquire("k", "c", 60.0, run="t2:0:0:0", keep=True).status is Status.GRANTED
-    assert store.release("k", "c", keep_for=("t2:0:0:0", 60.0)).released
+    assert (
+        store.acquire(AcquireRequest("k", "c", 60.0, run="t2:0:0:0", retain=True)).status
+        is Status.GRANTED
+    )
+    assert store.release(ReleaseRequest("k", "c", keep_for=("t2:0:0:0", 60.0))).released
     assert store.drop(released.wake).released
 
     assert store.line_up("next", "t6:0:0:0", parcel, 30.0, store.time(30.0)).holder == ""
     assert [wake.run for wake in store.wake_next("next")] == ["t6:0:0:0"]
 
-    assert store.acquire("left", "a", 60.0).status is Status.GRANTED
+    assert store.acquire(AcquireRequest("left", "a", 60.0)).status is Status.GRANTED
     assert store.line_up("left", "t5:0:0:0", ParkRequest(b"envelope"), 30.0).status is Status.PARKED
-    woken = store.release("left", "a").wake
+    woken = store.release(ReleaseRequest("left", "a")).wake
     assert woken is not None
     store.left(woken)
     assert store.drop(woken).released
@@ -341,7 +349,7 @@ def test_keys_or_channels_that_a_user_may_not_use_are_named(opened, one_server_a
 
     set_user(server, EXACT.replace("~distlock:*", "~elsewhere:*"), prefix)
     with pytest.raises(StoreUnavailableError, match=rf"this user lacks ~{prefix}:\*"):
-        opened(url).acquire("k", "a", 5.0)
+        opened(url).acquire(AcquireRequest("k", "a", 5.0))
     opened(url).close()
 
     set_user(server, EXACT.replace("&distlock:*", "&elsewhere:*"), prefix)
@@ -353,7 +361,7 @@ def test_a_cluster_that_may_not_be_asked_for_its_nodes_says_so(opened, cluster, 
     for node in shared_cluster.servers:
         node.ask("ACL", "SETUSER", name, "-cluster|slots")
     with pytest.raises(StoreUnavailableError, match=r"lacks \+cluster\|slots") as caught:
-        opened(cluster.url).acquire("k", "a", 5.0)
+        opened(cluster.url).acquire(AcquireRequest("k", "a", 5.0))
     assert "not of a cluster" not in str(caught.value)
     opened(cluster.url).close()
 
@@ -369,10 +377,10 @@ def test_sentinels_that_may_not_be_asked_say_so(opened, shared_sentinels, prefix
     right = r"lacks \+sentinel\|get-master-addr-by-name"
     try:
         with pytest.raises(StoreUnavailableError, match=right):
-            opened(url).acquire("k", "a", 5.0)
+            opened(url).acquire(AcquireRequest("k", "a", 5.0))
         wrong = url.replace("=password", "=wrong")
         with pytest.raises(StoreUnavailableError, match="username-password"):
-            opened(wrong).acquire("k", "a", 5.0)
+            opened(wrong).acquire(AcquireRequest("k", "a", 5.0))
     finally:
         for node in shared_sentinels.sentinels:
             node.ask("ACL", "DELUSER", prefix)
@@ -383,7 +391,7 @@ def test_a_right_that_scripts_lack_is_an_outage(opened, one_server_as_admin, pre
     set_user(server, f"{EXACT} -hset", prefix)
 
     with pytest.raises(StoreUnavailableError):
-        opened(url).acquire("k", "a", 5.0)
+        opened(url).acquire(AcquireRequest("k", "a", 5.0))
 
 
 @pytest.mark.parametrize("quote", ["'", "`"])

@@ -10,6 +10,7 @@ import pytest
 
 from celery_distlock import Lock
 from celery_distlock.errors import LockLostError, StoreError, StoreUnavailableError
+from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.base import Ownership, RenewOutcome, Status
 from celery_distlock.stores.redis.store import RedisStore
 from tests.stores.topologies import drill
@@ -127,13 +128,13 @@ def test_what_was_parked_is_found_after_a_failover(sentinels, store):
 
 
 def test_a_demoted_master_is_noticed_by_those_who_still_talk_to_it(sentinels, store):
-    store.acquire("k", "a", 60.0)
+    store.acquire(AcquireRequest("k", "a", 60.0))
     copied(sentinels)
     old = sentinels.master
     sentinels.fail_over()
     assert old.ask("ROLE")[0] == "slave"
 
-    assert store.acquire("k", "b", 60.0).status is Status.BUSY
+    assert store.acquire(AcquireRequest("k", "b", 60.0)).status is Status.BUSY
     assert store.renew([Ownership("k", "a", 60.0)], 5.0)[0][0] is RenewOutcome.RENEWED
 
 
@@ -162,7 +163,7 @@ def test_nobody_believes_in_a_lock_at_a_master_that_was_cut_off(sentinels, store
 
 def _taken(store: RedisStore) -> int:
     try:
-        return store.acquire("k", "other", 60.0).token
+        return store.acquire(AcquireRequest("k", "other", 60.0)).token
     except StoreUnavailableError:
         return 0
 
@@ -180,7 +181,7 @@ def test_without_any_sentinel_the_last_master_serves(sentinels, store):
         closing(RedisStore(sentinels.url(), "other")) as stranger,
         pytest.raises(StoreUnavailableError, match="no sentinel names a master 'locks'"),
     ):
-        stranger.acquire("k", "a", 30.0)
+        stranger.acquire(AcquireRequest("k", "a", 30.0))
 
 
 def test_a_silent_sentinel_costs_little_and_is_named(sentinels, store):
@@ -213,7 +214,7 @@ def test_a_service_that_there_is_not_is_named(sentinels):
         closing(RedisStore(url, "p")) as store,
         pytest.raises(StoreUnavailableError, match="'lockz'"),
     ):
-        store.acquire("k", "a", 30.0)
+        store.acquire(AcquireRequest("k", "a", 30.0))
 
 
 def test_passwords_of_servers_and_of_sentinels(private_topology, prefix):

@@ -12,6 +12,7 @@ import redis
 
 from celery_distlock import Lock
 from celery_distlock.keys import slot_name
+from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.base import Ownership, ParkRequest, RenewOutcome
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.redis.topologies import SLOTS
@@ -93,7 +94,7 @@ def test_renewals_go_to_the_others_at_once_and_nobody_waits_twice(masters, store
     silent, *others = masters
     keys = one_each(masters)
     for key in keys:
-        store.acquire(key, "a", 60.0)
+        store.acquire(AcquireRequest(key, "a", 60.0))
     holds = [Ownership(key, "a", 600.0) for key in keys]
     outcomes: list[list[RenewOutcome]] = []
 
@@ -128,7 +129,7 @@ def test_renewals_go_to_the_others_at_once_and_nobody_waits_twice(masters, store
 def test_a_node_that_is_back_is_renewed_at_once(masters, store, pause):
     keys = one_each(masters)
     for key in keys:
-        store.acquire(key, "a", 600.0)
+        store.acquire(AcquireRequest(key, "a", 600.0))
     holds = [Ownership(key, "a", 600.0) for key in keys]
     pause(masters[:1])
     assert store.renew(holds, 0.5)[0][0] is RenewOutcome.UNKNOWN
@@ -171,7 +172,7 @@ def test_a_slow_answer_is_confirmed_though_others_are_silent(masters, pause):
     *silent, _, owner = masters
     key = one_each(masters)[-1]
     with closing(new_store(masters)) as store:
-        store.acquire(key, "a", 60.0)
+        store.acquire(AcquireRequest(key, "a", 60.0))
         store.renew([Ownership(key, "a", 60.0)], PATIENCE)
         pause(silent[:4])
         owner.pause()
@@ -189,12 +190,12 @@ def test_a_slow_answer_is_confirmed_though_others_are_silent(masters, pause):
 def test_keys_of_the_others_wait_for_no_map(masters, pause):
     first, *_, last = one_each(masters)
     with closing(new_store(masters)) as store:
-        store.acquire(first, "a", 60.0)
+        store.acquire(AcquireRequest(first, "a", 60.0))
         pause(masters[:4])
         began = time.monotonic()
         assert store.renew([Ownership(first, "a", 60.0)], 0.5)[0][0] is RenewOutcome.UNKNOWN
 
-        assert store.acquire(last, "a", 60.0).token
+        assert store.acquire(AcquireRequest(last, "a", 60.0)).token
         assert time.monotonic() < began + 2
 
 
@@ -204,15 +205,17 @@ def test_a_first_request_passes_over_those_who_do_not_answer(masters, pause):
         pause(masters[:4])
         began = time.monotonic()
 
-        assert store.acquire(last, "a", 60.0).token
+        assert store.acquire(AcquireRequest(last, "a", 60.0)).token
         assert time.monotonic() < began + 2
 
 
 def test_a_sweep_does_not_wait_again_and_again(masters, store, pause):
     lost, *_, kept = one_each(masters)
     for key in (lost, kept):
-        store.acquire(key, "holder", 0.1)
-        store.acquire(key, "late", 60.0, queue=ParkRequest(b"envelope"), run=f"run {key}")
+        store.acquire(AcquireRequest(key, "holder", 0.1))
+        store.acquire(
+            AcquireRequest(key, "late", 60.0, queue=ParkRequest(b"envelope"), run=f"run {key}")
+        )
     pause(masters[:1])
     store.renew([Ownership(lost, "a", 60.0)], 0.5)
     began = time.monotonic()

@@ -14,6 +14,7 @@ from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
 from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Ability, Ownership, ParkRequest
 from celery_distlock.stores.zookeeper import ZooKeeperStore, sessions
 from celery_distlock.testing import die_with_parent
@@ -97,7 +98,7 @@ def test_it_cannot_park():
 
     assert store.abilities == set(Ability) - {Ability.PARK, Ability.COUNT}
     with pytest.raises(StoreError, match="no task can be parked"):
-        store.acquire("k", "a", 30.0, queue=ParkRequest(b"e"), run="run")
+        store.acquire(AcquireRequest("k", "a", 30.0, queue=ParkRequest(b"e"), run="run"))
 
 
 def run_python(source, *arguments):
@@ -125,7 +126,7 @@ def test_a_server_that_never_was_is_given_up_in_time(monkeypatch):
         started = time.monotonic()
 
         with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1") as caught:
-            store.acquire("k", "a", 10.0)
+            store.acquire(AcquireRequest("k", "a", 10.0))
 
         assert time.monotonic() - started < 12.0  # it would be fifteen
         assert "secret" not in str(caught.value)
@@ -165,10 +166,10 @@ def test_the_nodes_of_a_user_are_for_that_user_alone(shared_server, prefix):
         assert renew(mine, ("k", "a", 30.0)) == [RENEWED]
         for other in (yours, nobodys):
             with pytest.raises(StoreError, match="NoAuth") as caught:
-                other.acquire("k", "b", 30.0)
+                other.acquire(AcquireRequest("k", "b", 30.0))
             assert not isinstance(caught.value, StoreUnavailableError)
             assert "cret" not in str(caught.value)
-        assert mine.release("k", "a", keep_for=("run", 5.0)).released
+        assert mine.release(ReleaseRequest("k", "a", keep_for=("run", 5.0))).released
         take(mine, "k", "c", run="run")
 
 
@@ -192,7 +193,7 @@ def test_it_mends_itself_when_all_its_folders_are_deleted(store):
 
     assert renew(store, ("k", "a", 30.0)) != [RENEWED]
     assert take(store, "k2", "b") > first
-    assert not store.release("k", "a").released
+    assert not store.release(ReleaseRequest("k", "a")).released
 
 
 def test_foreign_nodes_do_not_stop_it_where_they_are_like_ours(store):
@@ -200,9 +201,9 @@ def test_foreign_nodes_do_not_stop_it_where_they_are_like_ours(store):
     store._contact.session.client.set(nodes(store, "k")[0], b"not ours")
     store._contact.session.client.create(f"{folder(store, 'k')}/neither")
 
-    assert store.acquire("k", "b", 30.0).status is BUSY
+    assert store.acquire(AcquireRequest("k", "b", 30.0)).status is BUSY
     assert not holder(store, "k")
-    assert store.release("k", "a").released
+    assert store.release(ReleaseRequest("k", "a")).released
 
 
 GEVENT = """

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.ops.prometheus import StoreCollector
+from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.zookeeper import ZooKeeperStore
 from tests.stores.zookeeper.znodes import folder, nodes, take, wait_for
 from tests.waiting import wait_until
@@ -56,7 +57,7 @@ def test_who_gave_up_waits_no_more(store):
     take(store, "k", "a")
     inboxes = [wait_for(store, "k", name) for name in ("b", "c")]
 
-    store.release("k", "b", inbox=inboxes[0])
+    store.release(ReleaseRequest("k", "b", inbox=inboxes[0]))
 
     assert [waiter.owner for waiter in store.waiters("k")] == ["c"]
 
@@ -85,7 +86,7 @@ def test_nobody_waits_for_a_key_without_a_queue(store):
 
 def test_a_key_that_is_kept_for_a_run_is_listed(store):
     take(store, "k", "a", run="run")
-    store.release("k", "a", run="run", keep_for=("run", 30.0))
+    store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", 30.0)))
 
     assert found(store) == ["k"]
     (state,) = store.look(["k"])
@@ -95,7 +96,7 @@ def test_a_key_that_is_kept_for_a_run_is_listed(store):
 def test_a_key_that_was_kept_for_too_long_is_free_in_a_look(store, monkeypatch):
     monkeypatch.setattr(store._warden, "_end", lambda _: None)  # as if its process were gone
     take(store, "k", "a", run="run")
-    store.release("k", "a", run="run", keep_for=("run", 0.1))
+    store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", 0.1)))
 
     wait_until(lambda: not store.look(["k"])[0].token, what="the end of the time")
 
@@ -111,7 +112,7 @@ def test_a_look_goes_on_where_nodes_vanish_meanwhile(store, monkeypatch):
     def vanish(self, ask, paths):
         times.append(list(paths))
         if len(times) == 2:
-            store.release("k3", "a")
+            store.release(ReleaseRequest("k3", "a"))
         return each(self, ask, paths)
 
     monkeypatch.setattr(type(talk), "each", vanish)

@@ -14,6 +14,7 @@ from kazoo.protocol.serialization import Create2, Delete, Transaction
 from celery_distlock import Lock
 from celery_distlock.engine import pending_releases
 from celery_distlock.errors import StoreUnavailableError
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.zookeeper import ZooKeeperStore, sessions
 from celery_distlock.stores.zookeeper import store as zookeeper
 from celery_distlock.stores.zookeeper.sessions import Exchange
@@ -55,7 +56,7 @@ class Losses:
 @pytest.fixture
 def losses(store, monkeypatch):
     take(store, "before", "x")  # connects
-    store.release("before", "x")
+    store.release(ReleaseRequest("before", "x"))
     return Losses(store, monkeypatch)
 
 
@@ -69,7 +70,7 @@ def test_a_lost_answer_to_a_request_makes_no_second_node(store, losses, executed
     assert losses.left == 0
     assert len(nodes(store, "k")) == 1
     assert renew(store, ("k", "a", 30.0)) == [RENEWED]
-    assert store.release("k", "a").released
+    assert store.release(ReleaseRequest("k", "a")).released
     assert nodes(store, "k") == []
 
 
@@ -79,11 +80,11 @@ def test_a_waiter_whose_answer_is_lost_keeps_one_place(store, losses, executed):
     losses.lose("create", executed=executed)
     inbox = store.inbox("k", "b")
 
-    assert store.acquire("k", "b", 30.0, queue=inbox).status is BUSY
+    assert store.acquire(AcquireRequest("k", "b", 30.0, queue=inbox)).status is BUSY
 
     assert losses.left == 0
     assert len(nodes(store, "k")) == 2
-    store.release("k", "a")
+    store.release(ReleaseRequest("k", "a"))
     inbox.wait(30.0)
     take(store, "k", "b", queue=inbox)
 
@@ -93,7 +94,7 @@ def test_a_release_whose_answer_is_lost_is_a_release(store, losses, executed):
     take(store, "k", "a")
     losses.lose("delete", executed=executed)
 
-    assert store.release("k", "a").released
+    assert store.release(ReleaseRequest("k", "a")).released
 
     assert losses.left == 0
     assert nodes(store, "k") == []
@@ -103,8 +104,8 @@ def test_a_release_whose_answer_is_lost_is_a_release(store, losses, executed):
 def test_a_key_is_kept_and_claimed_once_though_answers_are_lost(store, losses, executed):
     token = take(store, "k", "a", run="run 1")
     losses.lose("transaction", executed=executed)
-    assert store.release("k", "a", run="run 1", keep_for=("run 2", 30.0)).released
-    assert store.acquire("k", "b", 30.0).status is BUSY
+    assert store.release(ReleaseRequest("k", "a", run="run 1", keep_for=("run 2", 30.0))).released
+    assert store.acquire(AcquireRequest("k", "b", 30.0)).status is BUSY
     losses.lose("transaction", executed=executed)
 
     assert take(store, "k", "c", run="run 2") == token
@@ -128,7 +129,7 @@ def test_what_a_request_without_any_answer_took_is_ended_soon(store, losses, mon
     with monkeypatch.context() as patch:
         patch.setattr(Exchange, "result", fail)
         with pytest.raises(StoreUnavailableError):
-            store.acquire("k", "a", 30.0)
+            store.acquire(AcquireRequest("k", "a", 30.0))
 
     wait_until(lambda: nodes(store, "k") == [], what="the node to be ended")
 
@@ -237,7 +238,7 @@ def test_a_hanging_connection_is_broken_so_that_another_server_is_asked(store, m
 
     with monkeypatch.context() as briefly, suppress(StoreUnavailableError):
         briefly.setattr(sessions, "TIMEOUT", 0.2)
-        store.acquire("k", "b", 30.0)
+        store.acquire(AcquireRequest("k", "b", 30.0))
 
     wait_until(
         lambda: client._connection._socket is not broken and client.connected,

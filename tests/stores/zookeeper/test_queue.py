@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 
 from celery_distlock.errors import StoreError
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.zookeeper import ZooKeeperStore, acquisition, queues
 from tests.stores.zookeeper.znodes import (
     BUSY,
@@ -62,7 +63,7 @@ def test_a_release_wakes_the_next_waiter_and_nobody_else(store, open_store):
 
     current = store
     for n, other in enumerate(others, 1):
-        current.release("k", f"w{n - 1}")
+        current.release(ReleaseRequest("k", f"w{n - 1}"))
         inboxes[f"w{n}"].wait(30.0)
         take(other, "k", f"w{n}", queue=inboxes[f"w{n}"])
         assert sum(counts.values()) == n
@@ -86,8 +87,8 @@ def test_a_waiter_that_looks_again_and_again_leaves_one_watch(store):
     take(store, "k", "a")
     for n in range(20):
         inbox = store.inbox("k", f"w{n}")
-        assert store.acquire("k", f"w{n}", 30.0, queue=inbox).status is BUSY
-        store.release("k", f"w{n}", inbox=inbox)
+        assert store.acquire(AcquireRequest("k", f"w{n}", 30.0, queue=inbox)).status is BUSY
+        store.release(ReleaseRequest("k", f"w{n}", inbox=inbox))
 
     (watchers,) = store._contact.session.client._data_watchers.values()
     assert len(watchers) == 1
@@ -99,11 +100,11 @@ def test_a_waiter_that_gives_up_does_not_let_the_next_one_overtake(store):
     middle = wait_for(store, "k", "b")
     last = wait_for(store, "k", "c")
 
-    store.release("k", "b", inbox=middle)
+    store.release(ReleaseRequest("k", "b", inbox=middle))
     last.wait(30.0)
 
-    assert store.acquire("k", "c", 30.0, queue=last).status is BUSY
-    store.release("k", "a")
+    assert store.acquire(AcquireRequest("k", "c", 30.0, queue=last)).status is BUSY
+    store.release(ReleaseRequest("k", "a"))
     last.wait(30.0)
     take(store, "k", "c", queue=last)
 
@@ -112,11 +113,11 @@ def test_who_only_tries_leaves_no_node_behind_and_does_not_overtake(store):
     take(store, "k", "a")
     inbox = wait_for(store, "k", "b")
 
-    assert store.acquire("k", "c", 30.0).status is BUSY
+    assert store.acquire(AcquireRequest("k", "c", 30.0)).status is BUSY
     assert len(nodes(store, "k")) == 2
 
-    store.release("k", "a")
-    assert store.acquire("k", "c", 30.0).status is BUSY
+    store.release(ReleaseRequest("k", "a"))
+    assert store.acquire(AcquireRequest("k", "c", 30.0)).status is BUSY
     assert len(nodes(store, "k")) == 1
     inbox.wait(30.0)
     take(store, "k", "b", queue=inbox)
@@ -130,7 +131,7 @@ def test_of_many_who_try_at_once_one_has_it_and_no_other_node_stays(open_store):
 
         def ask(n, start=start, replies=replies, key=f"k{round_}"):
             start.wait()
-            replies.append(stores[n % 3].acquire(key, f"t{n}", 30.0).status)
+            replies.append(stores[n % 3].acquire(AcquireRequest(key, f"t{n}", 30.0)).status)
 
         threads = [threading.Thread(target=ask, args=(n,)) for n in range(9)]
         for thread in threads:
@@ -146,8 +147,8 @@ def test_an_owner_has_one_node_however_often_he_asks(store):
     take(store, "k", "a")
     inbox = wait_for(store, "k", "b")
     for _ in range(5):
-        assert store.acquire("k", "a", 30.0).status is GRANTED
-        assert store.acquire("k", "b", 30.0, queue=inbox).status is BUSY
+        assert store.acquire(AcquireRequest("k", "a", 30.0)).status is GRANTED
+        assert store.acquire(AcquireRequest("k", "b", 30.0, queue=inbox)).status is BUSY
 
     assert len(nodes(store, "k")) == 2
 
@@ -158,11 +159,11 @@ def test_a_waiter_that_was_woken_and_does_not_come_is_passed_over(store, monkeyp
     wait_for(store, "k", "gone")
     alive = wait_for(store, "k", "alive")
 
-    store.release("k", "a")
+    store.release(ReleaseRequest("k", "a"))
 
     alive.wait(30.0)
     wait_until(
-        lambda: store.acquire("k", "alive", 30.0, queue=alive).status is GRANTED,
+        lambda: store.acquire(AcquireRequest("k", "alive", 30.0, queue=alive)).status is GRANTED,
         what="the key to pass the one who does not come",
     )
 
@@ -174,11 +175,11 @@ def test_tokens_rise_over_waiters_that_made_their_nodes_early(store, open_store)
     for n in range(5):  # transactions, and a grant elsewhere, between the node and its grant
         take(other, f"other{n}", "x")
     late = wait_for(other, "k", "c")
-    store.release("k", "a")
+    store.release(ReleaseRequest("k", "a"))
     tokens.append(take(store, "k", "b", queue=early))
-    store.release("k", "b")
+    store.release(ReleaseRequest("k", "b"))
     tokens.append(take(other, "k", "c", queue=late))
-    other.release("k", "c")
+    other.release(ReleaseRequest("k", "c"))
     tokens.append(take(store, "k", "d"))
 
     assert tokens == sorted(set(tokens))
@@ -187,7 +188,7 @@ def test_tokens_rise_over_waiters_that_made_their_nodes_early(store, open_store)
 def test_tokens_rise_though_the_keys_folder_was_deleted_and_numbers_begin_anew(store):
     first = take(store, "k", "a")
     (path,) = nodes(store, "k")
-    store.release("k", "a")
+    store.release(ReleaseRequest("k", "a"))
     client = store._contact.session.client
     wait_until(lambda: client.exists(folder(store, "k")) is None, what="the empty folder to go")
 
@@ -224,15 +225,15 @@ def test_tokens_of_several_processes_rise_in_the_order_of_their_grants(url, pref
 def test_a_key_may_hold_any_text(store, key):
     token = take(store, key, "a")
     inbox = wait_for(store, key, "b")
-    assert store.acquire(key, "c", 30.0).status is BUSY
+    assert store.acquire(AcquireRequest(key, "c", 30.0)).status is BUSY
     assert renew(store, (key, "a", 30.0), (key, "c", 30.0)) == [RENEWED, HELD]
     assert store.inspect(key)[:2] == ("a", token)
     assert store.inspect(key).waiting == 1
 
-    assert store.release(key, "a").released
+    assert store.release(ReleaseRequest(key, "a")).released
     inbox.wait(30.0)
     take(store, key, "b", queue=inbox)
-    assert store.release(key, "b").released
+    assert store.release(ReleaseRequest(key, "b")).released
     assert renew(store, (key, "a", 30.0)) == [LOST]
 
 
@@ -250,7 +251,7 @@ def test_prefixes_that_look_alike_are_other_places(url, prefix):
     for name in names:
         with closing(ZooKeeperStore(url, name)) as one:
             take(one, "k", "a")
-            one.release("k", "a")
+            one.release(ReleaseRequest("k", "a"))
     assert len({ZooKeeperStore(url, name)._locks for name in names}) == len(names)
 
 
@@ -258,6 +259,6 @@ def test_a_folder_whose_numbers_are_used_up_is_refused(store, monkeypatch):
     monkeypatch.setattr(queues, "LAST_NUMBER", 0)
 
     with pytest.raises(StoreError, match="no more numbers"):
-        store.acquire("k", "a", 30.0)
+        store.acquire(AcquireRequest("k", "a", 30.0))
 
     assert nodes(store, "k") == []

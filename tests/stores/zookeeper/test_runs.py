@@ -8,6 +8,7 @@ import pytest
 
 from celery_distlock import clock
 from celery_distlock.keys import slot_name
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Completion, WokenTask
 from tests.stores.zookeeper.znodes import (
     BUSY,
@@ -41,13 +42,16 @@ def skip(monkeypatch):
 
 def test_another_process_recognises_a_run_that_has_ended(store, open_store):
     take(store, "k", "a", run="run")
-    store.release("k", "a", run="run", ended=AGAIN)
+    store.release(ReleaseRequest("k", "a", run="run", completion=AGAIN))
 
     other = open_store()
 
-    assert other.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
+    assert other.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True)).status is DONE
     take(other, "k", "c", run="another", repeated=True)
-    assert other.acquire("k2", "d", 30.0, run="run", repeated=True).status is GRANTED
+    assert (
+        other.acquire(AcquireRequest("k2", "d", 30.0, run="run", redelivered=True)).status
+        is GRANTED
+    )
 
 
 def test_a_blocked_second_delivery_leaves_the_queue_when_the_first_has_ended(store, open_store):
@@ -56,10 +60,15 @@ def test_a_blocked_second_delivery_leaves_the_queue_when_the_first_has_ended(sto
     inbox = wait_for(other, "k", "b", run="run", repeated=True)
     last = wait_for(store, "k", "c")
 
-    store.release("k", "a", run="run", ended=AGAIN)
+    store.release(ReleaseRequest("k", "a", run="run", completion=AGAIN))
     inbox.wait(30.0)
 
-    assert other.acquire("k", "b", 30.0, queue=inbox, run="run", repeated=True).status is DONE
+    assert (
+        other.acquire(
+            AcquireRequest("k", "b", 30.0, queue=inbox, run="run", redelivered=True)
+        ).status
+        is DONE
+    )
     last.wait(30.0)
     take(store, "k", "c", queue=last)
 
@@ -67,20 +76,20 @@ def test_a_blocked_second_delivery_leaves_the_queue_when_the_first_has_ended(sto
 def test_an_unsettled_run_is_held_back_until_it_is_dropped(store, open_store):
     wake = WokenTask(slot_name("k"), "run", b"")
     take(store, "k", "a", run="run")
-    store.release("k", "a", run="run", ended=UNSETTLED)
+    store.release(ReleaseRequest("k", "a", run="run", completion=UNSETTLED))
 
-    reply = open_store().acquire("k", "b", 30.0, run="run", repeated=True)
+    reply = open_store().acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True))
 
     assert (reply.status, reply.holder_run) == (BUSY, "run")
     assert 5.0 <= reply.remaining <= 30.0
     assert store.drop(wake).released
-    assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is DONE
+    assert store.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True)).status is DONE
     assert not store.drop(wake).released
 
 
 def test_an_unsettled_run_that_is_dropped_without_a_mark_may_run_again(store):
     take(store, "k", "a", run="run")
-    store.release("k", "a", run="run", ended=UNSETTLED)
+    store.release(ReleaseRequest("k", "a", run="run", completion=UNSETTLED))
 
     assert store.drop(WokenTask(slot_name("k"), "run", b""), mark=False).released
 
@@ -89,9 +98,9 @@ def test_an_unsettled_run_that_is_dropped_without_a_mark_may_run_again(store):
 
 def test_an_unsettled_run_that_is_never_dropped_runs_again(store, skip):
     take(store, "k", "a", run="run")
-    store.release("k", "a", run="run", ended=UNSETTLED)
+    store.release(ReleaseRequest("k", "a", run="run", completion=UNSETTLED))
     skip(25.0)
-    assert store.acquire("k", "b", 30.0, run="run", repeated=True).status is BUSY
+    assert store.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True)).status is BUSY
 
     skip(10.0)
 
@@ -100,26 +109,28 @@ def test_an_unsettled_run_that_is_never_dropped_runs_again(store, skip):
 
 def test_marks_outlive_an_hour_and_are_deleted_afterwards(store, skip):
     take(store, "k", "a", run="run")
-    store.release("k", "a", run="run", ended=AGAIN)
+    store.release(ReleaseRequest("k", "a", run="run", completion=AGAIN))
     skip(3600.0)
-    assert store.acquire("k", "b", 1.0, run="run", repeated=True).status is DONE
+    assert store.acquire(AcquireRequest("k", "b", 1.0, run="run", redelivered=True)).status is DONE
     client = store._contact.session.client
     hours = client.get_children(store._marks.folder)
     assert len(hours) == 1
 
     skip(3600.0)
-    store.release("k2", "nobody", run="later", ended=AGAIN)
+    store.release(ReleaseRequest("k2", "nobody", run="later", completion=AGAIN))
 
     wait_until(
         lambda: not set(hours) & set(client.get_children(store._marks.folder)),
         what="the marks to be deleted",
     )
-    assert store.acquire("k", "b", 1.0, run="run", repeated=True).status is GRANTED
+    assert (
+        store.acquire(AcquireRequest("k", "b", 1.0, run="run", redelivered=True)).status is GRANTED
+    )
 
 
 def test_of_several_processes_one_tidies_in_a_minute(store, open_store, skip):
     take(store, "k", "a", run="run")
-    store.release("k", "a", run="run", ended=AGAIN)
+    store.release(ReleaseRequest("k", "a", run="run", completion=AGAIN))
     skip(100.0)
     store._marks.tidy()
     version = store._contact.session.client.get(store._marks.folder)[1].version
@@ -136,15 +147,15 @@ def test_a_key_is_kept_for_its_run_ahead_of_all_who_wait(store, open_store):
     token = take(store, "k", "a", run="run 1")
     inbox = wait_for(other, "k", "b")
 
-    assert store.release("k", "a", run="run 1", keep_for=("run 2", 30.0)).released
+    assert store.release(ReleaseRequest("k", "a", run="run 1", keep_for=("run 2", 30.0))).released
 
     inbox.wait(30.0)
-    reply = other.acquire("k", "b", 30.0, queue=inbox)
+    reply = other.acquire(AcquireRequest("k", "b", 30.0, queue=inbox))
     assert (reply.status, reply.holder, reply.token) == (BUSY, "parked:run 2", token)
     assert store.inspect("k")[:3] == ("parked:run 2", token, "run 2")
     assert take(other, "k", "c", run="run 2") == token
     assert renew(other, ("k", "c", 30.0)) == [RENEWED]
-    other.release("k", "c", run="run 2")
+    other.release(ReleaseRequest("k", "c", run="run 2"))
     inbox.wait(30.0)
     assert take(other, "k", "b", queue=inbox) > token
 
@@ -158,7 +169,7 @@ tell(kept=store.release("k", "a", run="run 1", keep_for=("run 2", 30.0)).release
         assert process.heard()["kept"]
         process.ended()
 
-    assert store.acquire("k", "b", 30.0).status is BUSY
+    assert store.acquire(AcquireRequest("k", "b", 30.0)).status is BUSY
     take(store, "k", "c", run="run 2")
 
 
@@ -175,7 +186,7 @@ tell(kept=store.release("k", "a", run="run 1", keep_for=("run 2", 2.5)).released
 
     inbox = store.inbox("k", "b")
     wait_until(
-        lambda: store.acquire("k", "b", 30.0, queue=inbox).status is GRANTED,
+        lambda: store.acquire(AcquireRequest("k", "b", 30.0, queue=inbox)).status is GRANTED,
         what="the end of the reservation",
     )
     assert len(nodes(store, "k")) == 1
@@ -183,7 +194,7 @@ tell(kept=store.release("k", "a", run="run 1", keep_for=("run 2", 2.5)).released
 
 def test_the_process_that_kept_a_key_in_vain_ends_it(store):
     take(store, "k", "a", run="run 1")
-    store.release("k", "a", run="run 1", keep_for=("run 2", 2.5))
+    store.release(ReleaseRequest("k", "a", run="run 1", keep_for=("run 2", 2.5)))
     assert holder(store, "k") == "parked:run 2"
 
     wait_until(lambda: nodes(store, "k") == [], what="the end of the reservation")
@@ -191,7 +202,7 @@ def test_the_process_that_kept_a_key_in_vain_ends_it(store):
 
 def test_a_kept_run_that_is_dropped_frees_its_key(store):
     take(store, "k", "a", run="run 1")
-    store.release("k", "a", run="run 1", keep_for=("run 2", 30.0))
+    store.release(ReleaseRequest("k", "a", run="run 1", keep_for=("run 2", 30.0)))
 
     assert store.drop(WokenTask(slot_name("k"), "run 2", b"")).released
 
@@ -200,10 +211,12 @@ def test_a_kept_run_that_is_dropped_frees_its_key(store):
 
 def test_a_second_delivery_does_not_claim_what_was_kept_for_a_run_that_has_ended(store):
     take(store, "k", "a", run="run 1")
-    store.release("k", "a", run="run 1", keep_for=("run 2", 30.0))
-    store.release("k", "nobody", run="run 2", ended=AGAIN)
+    store.release(ReleaseRequest("k", "a", run="run 1", keep_for=("run 2", 30.0)))
+    store.release(ReleaseRequest("k", "nobody", run="run 2", completion=AGAIN))
 
-    assert store.acquire("k", "b", 30.0, run="run 2", repeated=True).status is DONE
+    assert (
+        store.acquire(AcquireRequest("k", "b", 30.0, run="run 2", redelivered=True)).status is DONE
+    )
 
     take(store, "k", "c")
 
@@ -212,8 +225,10 @@ def test_who_does_not_hold_the_key_cannot_keep_it(store):
     take(store, "k", "a", run="run")
     inbox = wait_for(store, "k", "b")
 
-    assert not store.release("k", "b", inbox=inbox, keep_for=("other", 30.0)).released
-    assert not store.release("k", "c", keep_for=("other", 30.0)).released
+    assert not store.release(
+        ReleaseRequest("k", "b", inbox=inbox, keep_for=("other", 30.0))
+    ).released
+    assert not store.release(ReleaseRequest("k", "c", keep_for=("other", 30.0))).released
 
     assert holder(store, "k") == "a"
     assert len(nodes(store, "k")) == 1
@@ -222,11 +237,11 @@ def test_who_does_not_hold_the_key_cannot_keep_it(store):
 def test_a_full_life_leaves_nothing_but_marks(store):
     take(store, "k", "a", run="run 1")
     inbox = wait_for(store, "k", "b")
-    store.release("k", "a", run="run 1", ended=AGAIN, keep_for=("run 2", 30.0))
+    store.release(ReleaseRequest("k", "a", run="run 1", completion=AGAIN, keep_for=("run 2", 30.0)))
     take(store, "k", "c", run="run 2")
-    store.release("k", "c", run="run 2")
+    store.release(ReleaseRequest("k", "c", run="run 2"))
     take(store, "k", "b", queue=inbox)
-    store.release("k", "b")
+    store.release(ReleaseRequest("k", "b"))
     client = store._contact.session.client
 
     wait_until(lambda: not client.get_children(store._locks), what="the key's folder to go")

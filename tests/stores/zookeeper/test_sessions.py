@@ -15,6 +15,7 @@ from kazoo.exceptions import ConnectionLoss
 from celery_distlock import Lock, clock
 from celery_distlock.engine.lease import believed
 from celery_distlock.errors import LockLostError, StoreError, StoreUnavailableError
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Ownership
 from celery_distlock.stores.zookeeper import ZooKeeperStore
 from celery_distlock.stores.zookeeper.sessions import Exchange
@@ -47,9 +48,13 @@ ask()
 
 def test_a_fixed_lease_ends_though_its_process_lives(store, open_store):
     other = open_store()
-    reply = store.acquire("k", "a", 0.3)
+    reply = store.acquire(AcquireRequest("k", "a", 0.3))
 
-    wait_until(lambda: other.acquire("k", "b", 30.0).status is GRANTED, what="the key", poll=0.01)
+    wait_until(
+        lambda: other.acquire(AcquireRequest("k", "b", 30.0)).status is GRANTED,
+        what="the key",
+        poll=0.01,
+    )
 
     assert clock.monotonic() >= reply.asked_at + believed(0.3)
     assert renew(store, ("k", "a", 30.0)) == [HELD]
@@ -74,7 +79,7 @@ def test_an_owner_whose_lease_has_ended_may_ask_again(store):
 
 def test_a_lease_longer_than_the_session_is_refused_with_both_figures(store):
     with pytest.raises(StoreError, match=r"60 s is longer .* 30 s.*\?session=60"):
-        store.acquire("k", "a", 60.0)
+        store.acquire(AcquireRequest("k", "a", 60.0))
 
     assert nodes(store, "k") == []
 
@@ -82,7 +87,7 @@ def test_a_lease_longer_than_the_session_is_refused_with_both_figures(store):
 def test_a_session_that_the_ensemble_has_cut_says_so(shared_server, prefix):
     with closing(ZooKeeperStore(f"{shared_server.url}?session=100", prefix)) as cut:
         with pytest.raises(StoreError, match=r"40 s \(not 100 as asked: .*maxSessionTimeout"):
-            cut.acquire("k", "a", 60.0)
+            cut.acquire(AcquireRequest("k", "a", 60.0))
         assert any("40 s and not 100" in found.message for found in cut.check())
 
 
@@ -121,7 +126,7 @@ def test_the_loss_of_the_session_is_the_loss_of_all_locks(store, open_store):
     assert renew(store, ("k1", "a", 30.0), ("k2", "b", 30.0)) == [LOST, LOST]
     take(open_store(), "k1", "c")
     assert renew(store, ("k1", "a", 30.0)) in ([LOST], [HELD])
-    assert not store.release("k1", "a").released
+    assert not store.release(ReleaseRequest("k1", "a")).released
     assert holder(store, "k1") == "c"
     take(store, "k2", "d")
     assert store._contact.session is not first
@@ -145,8 +150,8 @@ def test_a_waiter_whose_session_is_lost_queues_anew(store, open_store):
     end_session(store)
     inbox.wait(60.0)
 
-    assert store.acquire("k", "b", 30.0, queue=inbox).status is BUSY
-    other.release("k", "a")
+    assert store.acquire(AcquireRequest("k", "b", 30.0, queue=inbox)).status is BUSY
+    other.release(ReleaseRequest("k", "a"))
     inbox.wait(60.0)
     take(store, "k", "b", queue=inbox)
 
@@ -240,10 +245,10 @@ ask()
         inbox = wait_for(store, "k", "b")
         process.signal(signal.SIGKILL)
         process.ended()
-        store.release("k", "a")
+        store.release(ReleaseRequest("k", "a"))
 
         wait_until(
-            lambda: store.acquire("k", "b", 30.0, queue=inbox).status is GRANTED,
+            lambda: store.acquire(AcquireRequest("k", "b", 30.0, queue=inbox)).status is GRANTED,
             what="the dead one to be passed over",
         )
 
@@ -253,9 +258,9 @@ def test_another_process_releases_but_does_not_renew(url, store, prefix):
         process.heard()
         assert renew(store, ("k", "dead", 0.5)) == [UNKNOWN]
 
-        assert store.release("k", "dead").released
+        assert store.release(ReleaseRequest("k", "dead")).released
 
-        assert not store.release("k", "dead").released
+        assert not store.release(ReleaseRequest("k", "dead")).released
         assert renew(store, ("k", "dead", 0.5)) == [LOST]
         take(store, "k", "b")
         assert renew(store, ("k", "dead", 0.5)) == [HELD]
@@ -265,20 +270,20 @@ def test_a_hold_that_somebody_else_has_ended_is_found_lost_and_not_made_anew(sto
     other = open_store()
     take(store, "k", "a")
     take(store, "k2", "a")
-    assert other.release("k", "a").released
-    assert other.release("k2", "a").released
+    assert other.release(ReleaseRequest("k", "a")).released
+    assert other.release(ReleaseRequest("k2", "a")).released
     take(other, "k2", "b")
 
     assert renew(store, ("k", "a", 30.0), ("k2", "a", 30.0)) == [LOST, HELD]
 
     assert nodes(store, "k") == []
-    assert not store.release("k", "a").released
+    assert not store.release(ReleaseRequest("k", "a")).released
 
 
 def test_who_lost_his_hold_and_waits_anew_does_not_hold_it(store, open_store):
     other = open_store()
     take(store, "k", "a")
-    other.release("k", "a")
+    other.release(ReleaseRequest("k", "a"))
     take(other, "k", "b")
     wait_for(store, "k", "a")
 
@@ -296,7 +301,7 @@ def test_who_did_not_hold_the_key_did_not_release_it_though_answers_were_lost(st
 
     monkeypatch.setattr(Exchange, "catch_up", failing_once)
 
-    assert not store.release("k", "nobody").released
+    assert not store.release(ReleaseRequest("k", "nobody")).released
     assert not failures
 
 
@@ -305,7 +310,7 @@ def test_another_process_leaves_the_queue_for_a_dead_waiter(url, store, open_sto
     take(other, "k", "a")
     wait_for(other, "k", "waiter")
 
-    assert not store.release("k", "waiter").released
+    assert not store.release(ReleaseRequest("k", "waiter")).released
 
     assert store.inspect("k")[0] == "a"
     assert store.inspect("k").waiting == 0
@@ -314,7 +319,7 @@ def test_another_process_leaves_the_queue_for_a_dead_waiter(url, store, open_sto
 def test_who_has_the_name_of_another_processes_owner_does_not_take_its_key(store, open_store):
     take(store, "k", "a")
 
-    reply = open_store().acquire("k", "a", 30.0)
+    reply = open_store().acquire(AcquireRequest("k", "a", 30.0))
 
     assert (reply.status, reply.holder) == (BUSY, "a")
     assert renew(store, ("k", "a", 30.0)) == [RENEWED]
@@ -328,8 +333,8 @@ def test_a_forked_child_has_a_session_of_its_own_and_leaves_the_parents_alone(st
     if not child:
         told = "nothing"
         try:
-            busy = store.acquire("k", "child", 20.0).status is BUSY
-            granted = store.acquire("k2", "child", 20.0).status is GRANTED
+            busy = store.acquire(AcquireRequest("k", "child", 20.0)).status is BUSY
+            granted = store.acquire(AcquireRequest("k2", "child", 20.0)).status is GRANTED
             told = f"{busy} {granted}"
             store.close()
         except BaseException as error:  # noqa: BLE001
@@ -344,7 +349,7 @@ def test_a_forked_child_has_a_session_of_its_own_and_leaves_the_parents_alone(st
 
     assert renew(store, ("k", "a", 20.0)) == [RENEWED]
     take(store, "k2", "b")
-    assert store.release("k", "a").released
+    assert store.release(ReleaseRequest("k", "a")).released
 
 
 COUNTER = """
@@ -400,7 +405,7 @@ def test_a_server_that_is_away_is_given_up_in_time(server, breakable):
     started = time.monotonic()
 
     with pytest.raises(StoreUnavailableError, match="cannot serve"):
-        breakable.acquire("k", "b", 40.0)
+        breakable.acquire(AcquireRequest("k", "b", 40.0))
 
     assert 5.0 < time.monotonic() - started < 35.0
     assert renew_once(breakable, 0.1) is UNKNOWN
@@ -430,11 +435,11 @@ def test_a_server_that_hangs_is_given_up_in_time(server, breakable):
     started = time.monotonic()
 
     with pytest.raises(StoreUnavailableError, match="cannot serve"):
-        breakable.acquire("k2", "b", 40.0)
+        breakable.acquire(AcquireRequest("k2", "b", 40.0))
 
     assert time.monotonic() - started < 35.0
     server.resume()
-    assert breakable.acquire("k2", "b", 40.0).status is GRANTED
+    assert breakable.acquire(AcquireRequest("k2", "b", 40.0)).status is GRANTED
 
 
 def test_a_restarted_server_knows_the_locks_and_wakes_the_waiters(server, breakable):
@@ -444,9 +449,9 @@ def test_a_restarted_server_knows_the_locks_and_wakes_the_waiters(server, breaka
     server.start()
 
     inbox.wait(30.0)  # a broken connection has no watches
-    assert breakable.acquire("k", "b", 40.0, queue=inbox).status is BUSY
+    assert breakable.acquire(AcquireRequest("k", "b", 40.0, queue=inbox)).status is BUSY
     assert renew(breakable, ("k", "a", 40.0)) == [RENEWED]
-    breakable.release("k", "a")
+    breakable.release(ReleaseRequest("k", "a"))
     inbox.wait(30.0)
     take(breakable, "k", "b", 40.0, queue=inbox)
 
@@ -459,6 +464,8 @@ def test_a_server_paused_for_longer_than_the_session_grants_nothing_twice(server
         server.pause()
         wait_until(lambda: not lock.lease.held, what="the end of the belief")
         server.resume()
-        wait_until(lambda: two.acquire("k", "b", 0.5).status is GRANTED, what="the key")
+        wait_until(
+            lambda: two.acquire(AcquireRequest("k", "b", 0.5)).status is GRANTED, what="the key"
+        )
         with pytest.raises(LockLostError):
             lock.release()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
 
+from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.base import Ownership, RenewOutcome, Status
 from tests.integration.lock.processes import Script
 from tests.waiting import wait_until
@@ -30,7 +31,7 @@ def script(source: str, url: str, prefix: str, *arguments: str) -> Script:
 
 
 def take(store: ZooKeeperStore, key: str, owner: str, lease: float = 30.0, **more: Any) -> int:
-    reply = store.acquire(key, owner, lease, **more)
+    reply = store.acquire(AcquireRequest(key, owner, lease, **more))
     assert reply.status is GRANTED
     return reply.token
 
@@ -38,7 +39,7 @@ def take(store: ZooKeeperStore, key: str, owner: str, lease: float = 30.0, **mor
 def wait_for(store: ZooKeeperStore, key: str, owner: str, **more: Any) -> Inbox:
     """Join the queue of a taken key."""
     inbox = store.inbox(key, owner)
-    assert store.acquire(key, owner, 30.0, queue=inbox, **more).status is BUSY
+    assert store.acquire(AcquireRequest(key, owner, 30.0, queue=inbox, **more)).status is BUSY
     return inbox
 
 
