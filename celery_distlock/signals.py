@@ -64,7 +64,7 @@ observers: list[Callable[[str, Any, Store, dict[str, Any]], None]] = []
 
 def send(name: str, sender: object, store: Store, /, **facts: object) -> None:
     """
-    Send the signal *name*; costs little where nobody listens.
+    Send the signal *name*; costs little where nobody subscribed.
 
     Observers also get the *store* where it happened.
     """

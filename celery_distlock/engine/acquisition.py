@@ -80,7 +80,7 @@ def acquire(
         while True:
             _record(hold)
             waits = park is None and timeout != 0
-            if waits and hold.store.listens(hold.key):  # one request to be granted or to queue
+            if waits and hold.store.subscribed(hold.key):  # one request to be granted or to queue
                 reply = _wait(hold, deadline, repeated, keep, answered=False)
             else:
                 reply = _ask(hold, park, repeated, keep)

@@ -190,7 +190,7 @@ class Admin:
         """
         store = self.store
         for keys in store.find_keys(pattern):
-            for key, state in zip(keys, store.look(keys), strict=True):
+            for key, state in zip(keys, store.inspect_many(keys), strict=True):
                 if state.token or state.waiting or state.woken:
                     yield self._info(key, state)
 
@@ -258,7 +258,9 @@ class Admin:
         Runtime.of(self._app).import_tasks()  # likewise
         sent = 0
         store, refusal = self.store, None
-        for wake in (each for found in store.rouse(as_key(key)) for each in store.ready(found)):
+        for wake in (
+            each for found in store.wake_again(as_key(key)) for each in store.ready(found)
+        ):
             try:
                 self._send(store, wake)
                 sent += 1
@@ -272,9 +274,9 @@ class Admin:
         return sent
 
     def _send(self, store: Store, wake: WokenTask) -> None:
-        assert store.courier is not None, "the runtime gives its store one"
+        assert store.publisher is not None, "the runtime gives its store one"
         try:
-            if store.courier(wake):
+            if store.publisher(wake):
                 return
         except (NotOursError, UnsendableError):
             raise
@@ -282,7 +284,7 @@ class Admin:
             raise DistlockError(
                 f"the broker does not take what waits for {key_of(wake.name)!r}: {error}"
             ) from error
-        store.sent(wake)
+        store.mark_published(wake)
 
     def drop(self, task_id: str, key: str | None = None, *, force: bool = False) -> list[Dropped]:
         """

@@ -195,7 +195,7 @@ class StoreCollector(Collector):
         waiting = woken = 0
         oldest = 0.0
         for keys in store.find_keys():
-            for state in store.look(keys):
+            for state in store.inspect_many(keys):
                 waiting += state.waiting
                 woken += state.woken
                 oldest = max(oldest, now - (known_time(state.oldest) or now))

@@ -87,7 +87,7 @@ class Runtime:
             ConfigurationError: No URL is set, and neither broker nor result backend is a Redis.
         """
         store = self._open(self.settings.prefix)
-        store.courier = self._send
+        store.publisher = self._send
         return store
 
     @functools.cached_property

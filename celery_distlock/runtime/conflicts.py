@@ -76,7 +76,7 @@ class Conflicts:
             return resend
         usual, most = hold_times.usual(str(self._invocation.task.name)), resend.within[1]
         try:
-            turn = self._invocation.store.turn(key, usual, resend.within, TURN_TIMEOUT)
+            turn = self._invocation.store.retry_delay(key, usual, resend.within, TURN_TIMEOUT)
         except StoreError:
             return resend
         if turn is None:

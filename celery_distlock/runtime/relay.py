@@ -48,7 +48,7 @@ class Relay:
         store, own = self._store(), self.own_address
         queues = self._trust.queues_of(message["exchange"], message["routing_key"])
         try:
-            peers = by_room(store.find_desks(queues, [own] if own else []))
+            peers = by_room(store.find_channels(queues, [own] if own else []))
             peers.sort(key=lambda peer: peer.address != own)
             return store.push(woken, [peer.address for peer in peers[:MOST_TRIED]])
         except StoreError as error:

@@ -160,11 +160,11 @@ class WokenTask(NamedTuple):
 
 
 class NotOursError(Exception):
-    """A courier is not to send a woken run; it stays where it is, for whoever is."""
+    """A publisher is not to send a woken run; it stays where it is, for whoever is."""
 
 
 class UnsendableError(Exception):
-    """No courier can send a woken run, whatever the broker's state: its envelope is spoilt."""
+    """No publisher can send a woken run, whatever the broker's state: its envelope is spoilt."""
 
 
 class Reply(NamedTuple):
@@ -370,7 +370,7 @@ class Store(ABC):
 
     Attributes:
         identity: Equal for stores in which a key is the same lock.
-        courier: Called with each `Wake` that a release brings, to send its envelope; returns true
+        publisher: Called with each `Wake` that a release brings, to send its envelope; returns true
             if it was pushed to a worker (see `push`), and not given to the broker. Raises
             `NotOursError` for one that others have to send, and `UnsendableError` for one that
             nobody can.
@@ -378,7 +378,7 @@ class Store(ABC):
 
     abilities: ClassVar[frozenset[Ability]]
     identity: str
-    courier: Callable[[WokenTask], bool | None] | None = None
+    publisher: Callable[[WokenTask], bool | None] | None = None
 
     @abstractmethod
     def acquire(self, request: AcquireRequest) -> Reply:
@@ -448,7 +448,7 @@ class Store(ABC):
         """
         yield wake
 
-    def line_up(
+    def park_if_held(
         self, key: str, run: str, parcel: ParkRequest, timeout: float, arrival: int = 0
     ) -> Reply:
         """
@@ -469,7 +469,7 @@ class Store(ABC):
         """
         return Reply(Status.FREE, 0.0)
 
-    def turn(
+    def retry_delay(
         self, key: str, usual: float, within: tuple[float, float], timeout: float
     ) -> float | None:
         """
@@ -511,7 +511,7 @@ class Store(ABC):
     def release(self, request: ReleaseRequest) -> Release:
         """Release the key, or leave its queue; the first waiter has it then."""
 
-    def listens(self, key: str) -> bool:
+    def subscribed(self, key: str) -> bool:
         """Whether an inbox for *key* costs nothing now: one may queue with the first request."""
         return False
 
@@ -519,7 +519,7 @@ class Store(ABC):
         """Return where *owner* can wait for *key*, listening already."""
         return PollingInbox(owner)
 
-    def desk(self, receive: Callable[[WokenTask], object]) -> DeliveryChannel | None:
+    def open_channel(self, receive: Callable[[WokenTask], object]) -> DeliveryChannel | None:
         """
         Open a desk: from now on *receive* is called, in a thread, with each run pushed to it.
 
@@ -527,17 +527,17 @@ class Store(ABC):
         """
         return None
 
-    def note_desk(
+    def register_channel(
         self, queues: Sequence[str], peer: PeerChannel, seconds: float
     ) -> list[PeerChannel]:
         """
         Note that a desk of this process takes woken runs of these broker queues, for *seconds*.
 
-        0: not any more. Returns those others that do, as `find_desks`.
+        0: not any more. Returns those others that do, as `find_channels`.
         """
         return []
 
-    def find_desks(self, queues: Sequence[str], near: Sequence[str] = ()) -> list[PeerChannel]:
+    def find_channels(self, queues: Sequence[str], near: Sequence[str] = ()) -> list[PeerChannel]:
         """
         Return desks that take woken runs of any of these broker queues, of workers that live.
 
@@ -553,20 +553,20 @@ class Store(ABC):
         """
         return False
 
-    def tend(self, wakes: Sequence[WokenTask], seconds: float) -> None:  # noqa: B027  # likewise
+    def keep_reserved(self, wakes: Sequence[WokenTask], seconds: float) -> None:  # noqa: B027  # likewise
         """
         Note that runs are with this process, which starts them when it can.
 
         For *seconds* nobody sends them elsewhere; 0: it does not start them any more.
         """
 
-    def sent(self, wake: WokenTask) -> None:  # noqa: B027  # without a queue there is nothing to note
+    def mark_published(self, wake: WokenTask) -> None:  # noqa: B027  # without a queue there is nothing to note
         """Note that a woken run's message is with the broker."""
 
-    def left(self, wake: WokenTask) -> None:  # noqa: B027  # likewise
+    def mark_left(self, wake: WokenTask) -> None:  # noqa: B027  # likewise
         """Note that this process does not send a woken run: the next sweep, whosever, finds it."""
 
-    def came_back(self, wake: WokenTask) -> None:  # noqa: B027  # likewise
+    def mark_returned(self, wake: WokenTask) -> None:  # noqa: B027  # likewise
         """Note that a run that was pushed has not ended, and is to be sent again."""
 
     def drop(self, wake: WokenTask, *, mark: bool = True) -> Release:
@@ -606,7 +606,7 @@ class Store(ABC):
         """
         raise self._cannot(Ability.LIST)
 
-    def look(self, keys: Sequence[str]) -> list[KeyState]:
+    def inspect_many(self, keys: Sequence[str]) -> list[KeyState]:
         """Inspect several keys; in as few requests as can be."""
         return [self.inspect(key) for key in keys]
 
@@ -643,7 +643,7 @@ class Store(ABC):
         self._require(Ability.LIST)
         return Release(False)
 
-    def rouse(self, key: str) -> Iterator[WokenTask]:
+    def wake_again(self, key: str) -> Iterator[WokenTask]:
         """WokenTask the next one if *key* is free, and find again every run that is on its way."""
         self._require(Ability.LIST)
         return iter(())
@@ -660,7 +660,7 @@ class Store(ABC):
         """Return what was ever counted."""
         raise self._cannot(Ability.COUNT)
 
-    def facts(self) -> Iterator[Finding]:
+    def describe(self) -> Iterator[Finding]:
         """Describe the servers: version, memory, clock, ...; what is wrong there is a doubt."""
         yield from ()
 
@@ -698,7 +698,7 @@ class Store(ABC):
             on_sent: Called when it is sent, which may be later, and in another thread.
             patience: Seconds to wait, instead of that moment.
         """
-        if wake is None or (self.courier is None and wake.route is None):
+        if wake is None or (self.publisher is None and wake.route is None):
             return Sending.LEFT
         became: list[Sending] = []
 
@@ -719,16 +719,16 @@ class Store(ABC):
         return Sending.LEFT if Sending.LEFT in became else Sending.SENT
 
     def _send(self, wake: WokenTask, on_sent: Callable[[], object] | None) -> Sending:
-        if self.courier is None:
+        if self.publisher is None:
             return Sending.LEFT
         try:
             try:
-                pushed = self.courier(wake)
+                pushed = self.publisher(wake)
             except UnsendableError as error:
                 _tell_unsendable(wake, error)
                 pushed, on_sent = False, None
             if not pushed:
-                self.sent(wake)
+                self.mark_published(wake)
         except NotOursError:
             self._note_left(wake)
             return Sending.LEFT
@@ -745,7 +745,7 @@ class Store(ABC):
 
     def _note_left(self, wake: WokenTask) -> None:
         try:
-            self.left(wake)
+            self.mark_left(wake)
         except StoreError as error:
             logger.debug("that %r is left to others was not noted: %s", shown(wake.run), error)
 

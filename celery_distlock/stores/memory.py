@@ -258,7 +258,7 @@ class MemoryStore(SeveralKeys):
                 stands = state.join(member, stands)
             return state.taken(status, member, asked_at, stands)._replace(wake=wake)
 
-    def line_up(
+    def park_if_held(
         self, key: str, run: str, parcel: ParkRequest, timeout: float, arrival: int = 0
     ) -> Reply:
         asked_at = clock.monotonic()
@@ -476,7 +476,7 @@ class MemoryStore(SeveralKeys):
     def inbox(self, key: str, owner: str) -> Inbox:
         return _MemoryInbox(owner, self._inboxes)
 
-    def sent(self, wake: WokenTask) -> None:
+    def mark_published(self, wake: WokenTask) -> None:
         with self._mutex:
             state = self._keys.get(wake.name)
             if state is not None and wake.run in state.woken:
@@ -484,7 +484,7 @@ class MemoryStore(SeveralKeys):
                 pause = RESEND * 2 ** (times - 1) if times <= RESENDS else DAY
                 state.woken[wake.run] = clock.monotonic() + pause
 
-    def left(self, wake: WokenTask) -> None:
+    def mark_left(self, wake: WokenTask) -> None:
         with self._mutex:
             state = self._keys.get(wake.name)
             if state is not None and wake.run in state.woken:
@@ -492,7 +492,7 @@ class MemoryStore(SeveralKeys):
                 if state.holder == f"parked:{wake.run}":
                     self._release(wake.name, state.owner, "", Completion.NO)
 
-    def came_back(self, wake: WokenTask) -> None:
+    def mark_returned(self, wake: WokenTask) -> None:
         with self._mutex:
             state = self._keys.get(wake.name)
             if state is not None and wake.run in state.woken:
@@ -602,7 +602,7 @@ class MemoryStore(SeveralKeys):
             handed = self._release(name, f"parked:{run}", "", Completion.NO) if reserved else None
             return Release(True, handed.wake if handed else None)
 
-    def rouse(self, key: str) -> Iterator[WokenTask]:
+    def wake_again(self, key: str) -> Iterator[WokenTask]:
         name = slot_name(key)
         with self._mutex:
             state = self._keys.get(name)

@@ -208,12 +208,12 @@ def woken(store: Store, key: str, run: str, envelope: bytes = b"envelope") -> Wo
 
 
 def refuse(_wake: WokenTask) -> None:
-    """As a courier whose process is not to send it."""
+    """As a publisher whose process is not to send it."""
     raise NotOursError
 
 
 def spoilt(_wake: WokenTask) -> None:
-    """As a courier that has found an envelope which nobody can send."""
+    """As a publisher that has found an envelope which nobody can send."""
     raise UnsendableError("no JSON")
 
 
@@ -283,13 +283,13 @@ def work(store: Store) -> None:
     take(store, "k", "b", queue=waiter.inbox)
     wake = store.release(ReleaseRequest("k", "b")).wake
     assert wake is not None
-    store.sent(wake)
+    store.mark_published(wake)
     take(store, "k", "c", run="run-c", keep=True)
     store.release(ReleaseRequest("k", "c", run="run-c", keep_for=("run-c", 30.0)))
     take(store, "k", "c2", run="run-c")
     wake = store.release(ReleaseRequest("k", "c2", run="run-c", completion=YES)).wake
     assert wake is not None
-    store.came_back(wake)
+    store.mark_returned(wake)
     store.drop(wake)
     assert not store.inspect("k").token
 
@@ -1073,7 +1073,7 @@ class Parking(Given):
         for owner in ("a", "parked:first"):  # what ends a reservation in time, too
             wake = store.release(ReleaseRequest("k", owner)).wake
             assert wake is not None
-            store.sent(wake)
+            store.mark_published(wake)
         assert holder(store, "k") == "parked:second"
 
     @parks
@@ -1116,7 +1116,7 @@ class Parking(Given):
             waiter.inbox.close()
 
     def test_lining_up_never_takes_a_free_key(self, store: Store) -> None:
-        status = store.line_up("k", "run", ParkRequest(b"e"), 10.0).status
+        status = store.park_if_held("k", "run", ParkRequest(b"e"), 10.0).status
 
         assert status in {Status.FREE, PARKED}
         look = store.inspect("k")
@@ -1127,7 +1127,7 @@ class Parking(Given):
         first = store.time(10.0)
         for number in (1, 2):
             parcel = ParkRequest(b"%d" % number)
-            reply = store.line_up("k", f"run{number}", parcel, 10.0, first + number)
+            reply = store.park_if_held("k", f"run{number}", parcel, 10.0, first + number)
             assert (reply.status, reply.holder, reply.wake) == (PARKED, "", None)
 
         late = store.acquire(AcquireRequest("k", "late", 30.0, run="late", arrival=first + 3))
@@ -1146,8 +1146,8 @@ class Parking(Given):
     @parks
     def test_nobody_comes_later_than_now(self, store: Store) -> None:
         take(store, "k", "a")
-        store.line_up("k", "ahead", ParkRequest(b"1"), 10.0, store.time(10.0) + 10**12)
-        store.line_up("k", "next", ParkRequest(b"2"), 10.0)
+        store.park_if_held("k", "ahead", ParkRequest(b"1"), 10.0, store.time(10.0) + 10**12)
+        store.park_if_held("k", "next", ParkRequest(b"2"), 10.0)
 
         assert store.release(ReleaseRequest("k", "a")).wake == WokenTask(
             slot_name("k"), "ahead", b"1"
@@ -1156,18 +1156,18 @@ class Parking(Given):
     @parks
     def test_the_first_in_line_is_woken_if_the_key_is_free(self, store: Store) -> None:
         assert list(store.wake_next("k")) == []
-        store.line_up("k", "run", ParkRequest(b"e"), 10.0)
+        store.park_if_held("k", "run", ParkRequest(b"e"), 10.0)
 
         assert list(store.wake_next("k")) == [WokenTask(slot_name("k"), "run", b"e")]
         assert list(store.wake_next("k")) == []
         take(store, "k", "a", run="run")
-        store.line_up("k", "other", ParkRequest(b"o"), 10.0)
+        store.park_if_held("k", "other", ParkRequest(b"o"), 10.0)
         assert list(store.wake_next("k")) == []
 
     def test_lining_up_at_a_taken_key_parks_the_run_or_does_nothing(self, store: Store) -> None:
         take(store, "k", "a")
 
-        status = store.line_up("k", "run", ParkRequest(b"e"), 10.0).status
+        status = store.park_if_held("k", "run", ParkRequest(b"e"), 10.0).status
 
         assert status in {Status.FREE, PARKED}
         assert holder(store, "k") == "a"
@@ -1182,7 +1182,7 @@ class Parking(Given):
         assert wake is not None
         assert swept(store) == []
 
-        store.came_back(wake)
+        store.mark_returned(wake)
 
         assert wait_until(lambda: swept(store), "a sweep") == [wake]
 
@@ -1208,8 +1208,8 @@ class Parking(Given):
         assert wake is not None
         store.drop(wake)
 
-        store.came_back(wake)
-        store.sent(wake)
+        store.mark_returned(wake)
+        store.mark_published(wake)
 
         assert swept(store) == []
         assert not store.inspect("k").token
@@ -1217,7 +1217,7 @@ class Parking(Given):
     @parks
     def test_dispatching_sends_and_notes_it(self, store: Store) -> None:
         sent: list[WokenTask] = []
-        store.courier = sent.append
+        store.publisher = sent.append
         take(store, "k", "a")
         park(store, "k", "run", b"envelope")
 
@@ -1234,7 +1234,7 @@ class Parking(Given):
             raise ConnectionRefusedError
 
         noted: list[WokenTask] = []
-        store.courier = away
+        store.publisher = away
         monkeypatch.setattr(store, "sent", noted.append)
         take(store, "k", "a")
         park(store, "k", "run")
@@ -1250,7 +1250,7 @@ class Parking(Given):
     ) -> None:
         noted: list[WokenTask] = []
         run = new_owner("run")  # of no other test
-        store.courier = spoilt
+        store.publisher = spoilt
         monkeypatch.setattr(store, "sent", noted.append)
         take(store, "k", "a")
         park(store, "k", run, b"{ no json")
@@ -1272,7 +1272,7 @@ class Parking(Given):
         wake = store.release(ReleaseRequest("k", "a")).wake
         assert wake is not None
 
-        store.left(wake)
+        store.mark_left(wake)
 
         assert holder(store, "k") == "parked:second"
 
@@ -1280,7 +1280,7 @@ class Parking(Given):
     def test_what_is_left_to_others_is_swept_up_again_and_again(
         self, store: Store, caplog: pytest.LogCaptureFixture
     ) -> None:
-        store.courier = refuse
+        store.publisher = refuse
         take(store, "k", "a")
         park(store, "k", "run", b"envelope")
         wake = store.release(ReleaseRequest("k", "a")).wake
@@ -1366,7 +1366,7 @@ class Keeping(Given):
         take(store, "k", "b", 30.0)
         store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
 
-        store.came_back(WokenTask(slot_name("k"), "run", b""))
+        store.mark_returned(WokenTask(slot_name("k"), "run", b""))
 
         (wake,) = wait_until(lambda: swept(store), "the run to be swept up")
         assert wake.run == "run"
@@ -1412,26 +1412,26 @@ class Pushing(Given):
         peer, close = self.open_noted(store, ["celery", "{} \n", "é" * 300], free=3)
 
         for queue in ("celery", "{} \n", "é" * 300):
-            assert store.find_desks([queue]) == [peer]
-        assert store.find_desks(["other"]) == store.find_desks([]) == []
-        assert store.find_desks(["other", "celery", "{} \n"]) == [peer]
+            assert store.find_channels([queue]) == [peer]
+        assert store.find_channels(["other"]) == store.find_channels([]) == []
+        assert store.find_channels(["other", "celery", "{} \n"]) == [peer]
         close()
 
     @parks
     def test_a_desk_that_takes_no_more_of_a_queue_is_not_found_there(self, store: Store) -> None:
         peer, close = self.open_noted(store, ["celery", "other"])
 
-        store.note_desk(["other"], peer, 0.0)
+        store.register_channel(["other"], peer, 0.0)
 
-        assert store.find_desks(["other"]) == []
-        assert store.find_desks(["celery"]) == [peer]
+        assert store.find_channels(["other"]) == []
+        assert store.find_channels(["celery"]) == [peer]
         close()
 
     @parks
     def test_a_desk_that_nothing_was_heard_of_is_not_found(self, store: Store) -> None:
         peer, close = self.open_noted(store, ["celery"], seconds=0.05)
 
-        wait_until(lambda: not store.find_desks(["celery"], [peer.address]), "the end")
+        wait_until(lambda: not store.find_channels(["celery"], [peer.address]), "the end")
 
         close()
 
@@ -1440,9 +1440,9 @@ class Pushing(Given):
         mine, close = self.open_noted(store, ["celery"], free=2)
         other, close_other = self.open_noted(store, ["celery"], free=5)
 
-        assert store.note_desk(["celery"], mine, 30.0) == [other]
-        assert store.note_desk(["celery"], other._replace(free=0), 30.0) == [mine]
-        assert set(store.find_desks(["celery"])) == {mine, other._replace(free=0)}
+        assert store.register_channel(["celery"], mine, 30.0) == [other]
+        assert store.register_channel(["celery"], other._replace(free=0), 30.0) == [mine]
+        assert set(store.find_channels(["celery"])) == {mine, other._replace(free=0)}
         close()
         close_other()
 
@@ -1453,9 +1453,9 @@ class Pushing(Given):
         near, close = self.open_noted(store, ["celery"], free=0)
         stem = near.address.removesuffix(near.address[-32:])
         for free in range(1, 51):
-            store.note_desk(["celery"], PeerChannel(f"{stem}{free:032x}", free), 30.0)
+            store.register_channel(["celery"], PeerChannel(f"{stem}{free:032x}", free), 30.0)
 
-        first, *others = store.find_desks(["celery"], [f"{stem}{0:032x}", near.address])
+        first, *others = store.find_channels(["celery"], [f"{stem}{0:032x}", near.address])
 
         assert first == near
         assert max(others, key=lambda peer: peer.free).free == 50
@@ -1541,7 +1541,7 @@ class Pushing(Given):
             assert wait_until(lambda: swept(store), "a sweep") == [wake]
         assert pushes > 1
 
-        store.sent(wake)
+        store.mark_published(wake)
         pass_time(2.0)
 
         assert swept(store) == []
@@ -1578,12 +1578,12 @@ class Pushing(Given):
         peer, close = self.open_noted(store, ["celery"])
         wake = woken(store, "k", "run", b"e")
         store.push(wake, [peer.address])
-        store.tend([wake], 60.0)
+        store.keep_reserved([wake], 60.0)
         pass_time(2.0)
         time.sleep(0.05)
         assert swept(store) == []
 
-        store.tend([wake], 0.0)
+        store.keep_reserved([wake], 0.0)
 
         assert wait_until(lambda: swept(store), "a sweep") == [wake]
         close()
@@ -1611,7 +1611,7 @@ class Pushing(Given):
         wake = woken(store, "k", "run")
         take(store, "k", "b", run="run", repeated=True, keep=True)
 
-        store.tend([wake, WokenTask("nobody", "run", b"")], 0.0)
+        store.keep_reserved([wake, WokenTask("nobody", "run", b"")], 0.0)
 
         assert swept(store) == []
         assert holder(store, "k") == "b"
@@ -1629,14 +1629,14 @@ class Pushing(Given):
         """Return a desk that takes from these broker queues, and what closes it."""
         address, close = self.open_desk(store, receive)
         peer = PeerChannel(address, free)
-        store.note_desk(queues, peer, seconds)
+        store.register_channel(queues, peer, seconds)
         return peer, close
 
     def open_desk(
         self, store: Store, receive: Callable[[WokenTask], object]
     ) -> tuple[str, Callable[[], None]]:
         """Return the address of a desk, and what closes it."""
-        desk = store.desk(receive)
+        desk = store.open_channel(receive)
         if desk is None:
             pytest.skip("the store cannot push")
         return desk.address, desk.close
@@ -1673,7 +1673,7 @@ class Sweeping(Given):
         park(store, "k", "sent")
         wake = store.release(ReleaseRequest("k", "a")).wake
         assert wake is not None
-        store.sent(wake)
+        store.mark_published(wake)
         take(store, "k2", "a")
         park(store, "k2", "unsent")
         store.release(ReleaseRequest("k2", "a"))
@@ -2058,7 +2058,7 @@ class StandingAtKeys(Given):
     @parks
     def test_it_is_dispatched_as_any_other(self, store: Store) -> None:
         sent: list[WokenTask] = []
-        store.courier = sent.append
+        store.publisher = sent.append
         take(store, "k", "a")
         take(store, "l", "b")
         stand(store, "kl")
@@ -2330,8 +2330,8 @@ class AnyText(Given):
         wake = store.release(ReleaseRequest(key, "a")).wake
         assert wake is not None
         assert wake.envelope == b"envelope"
-        store.sent(wake)
-        store.came_back(wake)
+        store.mark_published(wake)
+        store.mark_returned(wake)
         assert wait_until(lambda: swept(store), "a sweep") == [wake]
         store.drop(wake)
         assert not store.inspect(key).token
@@ -2701,7 +2701,7 @@ class StoreContract(
             take(store, f"k{number}", f"o{number}")
         keys = [f"k{number}" for number in range(260)]
 
-        states = store.look(keys)
+        states = store.inspect_many(keys)
 
         assert [state.owner for state in states] == [f"o{n}" if n < 250 else "" for n in range(260)]
         assert [state.token for state in states] == [store.inspect(key).token for key in keys]
@@ -2796,9 +2796,9 @@ class StoreContract(
         park(store, "k", "run")
         wake = store.release(ReleaseRequest("k", "a")).wake
         assert wake is not None
-        store.sent(wake)
+        store.mark_published(wake)
 
-        (again,) = store.rouse("k")
+        (again,) = store.wake_again("k")
 
         assert again == wake
         assert list(store.find_parked("nobody")) == []
@@ -2809,10 +2809,10 @@ class StoreContract(
         take(store, "k", "a")
         park(store, "k", "run")
 
-        assert list(store.rouse("k")) == []
+        assert list(store.wake_again("k")) == []
         store.release(ReleaseRequest("k", "a"))
         take(store, "k", "b", run="run", repeated=True, keep=True)
-        assert list(store.rouse("k")) == []
+        assert list(store.wake_again("k")) == []
 
     @lists
     def test_a_waiter_that_blocks_is_told_or_not_known(self, store: Store) -> None:
@@ -2837,7 +2837,7 @@ class StoreContract(
         assert store.waiters("k") == []
         assert list(store.find_parked("task")) == []
         assert store.parked("k", "run") is None
-        assert list(store.rouse("k")) == []
+        assert list(store.wake_again("k")) == []
         assert not store.cancel("k", "run").released
 
     @counts
@@ -2861,7 +2861,7 @@ class StoreContract(
         take(store, "k", "b", run="run", repeated=True, keep=True)
         store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
 
-        assert list(store.rouse("k")) == []
+        assert list(store.wake_again("k")) == []
         assert (
             store.acquire(AcquireRequest("k", "c", 30.0, run="run", redelivered=True)).status
             is BUSY

@@ -66,10 +66,10 @@ class DeliveryStep(bootsteps.StartStopStep):
         store = self._runtime.store
         self._ack_worker = _AckWorker(store)
         self._first = Precedence(parent.controller)
-        # Without an event loop they are taken in the thread that listens, as Celery's timer does
+        # Without an event loop they are taken in the thread that subscribed, as Celery's timer does
         # with tasks that have an ETA.
         self._calls = calls = LoopCalls(parent.hub, lambda call: call())
-        self._channel = store.desk(functools.partial(self._receive, parent, calls))
+        self._channel = store.open_channel(functools.partial(self._receive, parent, calls))
         self._runtime.delivery_address = self._channel.address if self._channel else ""
         self._runtime.drop_woken = self._ack_worker.forget
         if self._channel:
@@ -140,7 +140,7 @@ class _AckWorker:
 
         def reject(_logger: Any, _errors: Any, requeue: bool = False) -> None:
             if requeue:
-                self._submit(lambda: self._store.came_back(wake))
+                self._submit(lambda: self._store.mark_returned(wake))
             else:
                 self.forget(wake)
 

@@ -138,7 +138,7 @@ class Parker:
         store = self._runtime.store
         request, run, names = self._sealed(arrival)
         if len(names) == 1:
-            return store.line_up(arrival.key, run, request, PATIENCE, arrival.stamp)
+            return store.park_if_held(arrival.key, run, request, PATIENCE, arrival.stamp)
         # It stands at the first key only: here is no time to go further, and others do that.
         route = Route(names, request.task)
         return begin_at_first_key(

@@ -93,23 +93,23 @@ class Registration:
         peers: list[PeerChannel] = []
         if queues:
             me = PeerChannel(self._address, self._free)
-            peers = self._store.note_desk(sorted(queues), me, VALID_FOR)
+            peers = self._store.register_channel(sorted(queues), me, VALID_FOR)
         self._keep(by_room(peer for peer in peers if peer.free))
 
     def _withdraw_all(self) -> None:
         self._withdraw(self._queues)
         # Celery has forgotten its tasks by now. The store knows which of them have begun.
-        self._store.tend([wake for wake, _ in self._waiting.values()], 0.0)
+        self._store.keep_reserved([wake for wake, _ in self._waiting.values()], 0.0)
 
     def _withdraw(self, queues: Iterable[str]) -> None:
         gone = sorted(queues)
         if gone:
-            self._store.note_desk(gone, PeerChannel(self._address, 0), 0.0)
+            self._store.register_channel(gone, PeerChannel(self._address, 0), 0.0)
             self._queues.difference_update(gone)
 
     def _keep(self, peers: list[PeerChannel]) -> None:
         waiting = self._still_waiting()
-        self._store.tend(waiting, KEPT_FOR)
+        self._store.keep_reserved(waiting, KEPT_FOR)
         room = [peer.address for peer in peers for _ in range(peer.free)] if waiting else []
         # Not those that wait for earlier tasks of this worker.
         followers = in_flight.followers

@@ -296,7 +296,7 @@ class Stage:
 
     def _look_once(self) -> None:
         begin = clock.monotonic()
-        states = self._store.look(KEYS)
+        states = self._store.inspect_many(KEYS)
         end = clock.monotonic()
         for key, state in zip(KEYS, states, strict=True):
             wanted = state.waiting + state.woken

@@ -50,7 +50,7 @@ class TestRedisStore(FullContract):
         return lambda seconds: servers.bring_nearer(redis_url, prefix, seconds)
 
     def test_it_can_push(self, store):
-        with closing(store.desk(lambda wake: None)) as desk:
+        with closing(store.open_channel(lambda wake: None)) as desk:
             assert desk.address
 
 

@@ -160,7 +160,7 @@ def test_a_run_whose_message_nobody_takes_is_sent_daily_for_a_month_and_then_for
     days = 0
     with redis.Redis.from_url(redis_url) as client:
         while client.hexists(tasks, "e:run") and days < 40:
-            redis_store.sent(wake)
+            redis_store.mark_published(wake)
             days += client.zscore(woken, "run") / 1000 - time.time() > 80_000
             servers.bring_nearer(redis_url, prefix, 90_000.0)
             client.delete(f"{prefix}:sweeper")
@@ -188,7 +188,7 @@ def test_a_full_server_remembers_what_is_unsettled(private_server):
 
 
 def test_a_run_whose_desk_is_closed_is_given_back_to_be_sent(redis_store, redis_url):
-    desk = redis_store.desk(lambda wake: None)
+    desk = redis_store.open_channel(lambda wake: None)
     take(redis_store, "k", "a")
     redis_store.acquire(
         AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"e", desk.address), run="run")

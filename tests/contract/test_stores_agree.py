@@ -185,7 +185,7 @@ class Agreement(RuleBasedStateMachine):
         self._asked(lambda store, _: store.renew([hold], 5.0)[0][0], lambda outcome: outcome)
 
     @precondition(lambda self: self._wakes)
-    @rule(data=st.data(), what=st.sampled_from(["sent", "came_back", "drop"]), mark=FLAGS)
+    @rule(data=st.data(), what=st.sampled_from(["mark_published", "mark_returned", "drop"]), mark=FLAGS)
     def a_woken_run_is_told_of(self, data: st.DataObject, what: str, mark: bool) -> None:
         wake = data.draw(st.sampled_from(self._wakes))
         if what == "drop":

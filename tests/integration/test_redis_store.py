@@ -28,20 +28,20 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     store.release(ReleaseRequest("k", "b", inbox=store.inbox("k", "b")))
     store.acquire(AcquireRequest("k", "c", 30.0, queue=ParkRequest(b"envelope"), run="run"))
     wake = store.release(ReleaseRequest("k", "a", completion=Completion.YES, run="other")).wake
-    store.sent(wake)
-    peer = PeerChannel(store.desk(lambda wake: None).address, 1)
-    store.note_desk(["celery"], peer, 5.0)
+    store.mark_published(wake)
+    peer = PeerChannel(store.open_channel(lambda wake: None).address, 1)
+    store.register_channel(["celery"], peer, 5.0)
     store.push(wake, [peer.address])
-    store.tend([wake], 5.0)
-    store.came_back(wake)
+    store.keep_reserved([wake], 5.0)
+    store.mark_returned(wake)
     store.drop(wake._replace(run="another"))
     list(store.sweep(0.05))
     store.inspect("k")
     store.waiters("k")
     store.cancel("k", "another")
-    list(store.rouse("k"))
+    list(store.wake_again("k"))
     store.count({"what": 1.0})
-    store.turn("k", 0.5, (0.1, 60.0), 5.0)
+    store.retry_delay("k", 0.5, (0.1, 60.0), 5.0)
     store.acquire(AcquireRequest("k", "c", 30.0, run="run", redelivered=True))
     store.release(
         ReleaseRequest("k", "c", run="run", completion=Completion.YES, keep_for=("run", 0.05))
@@ -99,7 +99,7 @@ def test_the_check_doubts_a_server_that_may_evict_locks(private_server):
 
 def test_when_a_desk_is_closed_nobody_listens_any_more(redis_url, prefix):
     store, others = open_store(redis_url, prefix), threading.enumerate()
-    desk = store.desk(lambda wake: None)
+    desk = store.open_channel(lambda wake: None)
     begun = [each for each in threading.enumerate() if each not in others]
     (listener,) = [each for each in begun if each.name == "distlock-desk"]
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 if TYPE_CHECKING:
     from celery_distlock.testing import EmbeddedServer
 
-# Options of a server that listens on a Unix socket too. The path is relative to its folder: an
+# Options of a server that subscribed on a Unix socket too. The path is relative to its folder: an
 # absolute one has to be known before the folder is, and must not be longer than about 100 bytes.
 UNIX_SOCKET = {"unixsocket": "server.sock", "unixsocketperm": "700"}
 

@@ -141,7 +141,7 @@ class Topology:
         return node
 
     def _at(self, address: str) -> Node:
-        """The server with data that listens there."""
+        """The server with data that subscribed there."""
         return next(server for server in self.servers if server.address == address)
 
 

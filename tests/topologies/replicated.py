@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # A replica is in sync within milliseconds; with the defaults, within one to six seconds: the master
 # waits for others that want the same, and the replica looks once a second whether all has come.
 REPLICATION = {"repl-diskless-sync-delay": "0", "repl-diskless-load": "swapdb"}
-_NOBODY = ("127.0.0.1", 1)  # a port where nobody listens
+_NOBODY = ("127.0.0.1", 1)  # a port where nobody subscribed
 
 
 class Replicated(Topology):

@@ -62,7 +62,7 @@ def lose_while_guarded(losses: Losses, errors: list[str]) -> None:
         if type(error) is not LockLostError:
             errors.append(f"{type(error)} does not pickle")
     if hold.on_lost is not None:
-        errors.append("it still listens")
+        errors.append("it still subscribed")
 
 
 def test_a_guard_that_was_left_listens_no_more_and_raises_what_pickles():

@@ -61,12 +61,12 @@ def test_what_is_refused_does_not_come_to_the_event_loop(app, caplog):
 def test_an_end_that_cannot_be_noted_keeps_no_other_from_being_noted(caplog):
     noted = threading.Event()
 
-    def came_back(wake):
+    def mark_returned(wake):
         if not wake.run:
             raise ValueError("of a record")
         noted.set()
 
-    settler = _AckWorker(SimpleNamespace(came_back=came_back))
+    settler = _AckWorker(SimpleNamespace(mark_returned=mark_returned))
     for run in ("", "run"):
         _, reject = settler.callbacks(WokenTask("k", run, b""), late=False)
         reject(None, None, requeue=True)

@@ -284,7 +284,7 @@ def release_one(new_app, monkeypatch):
         app.conf.distlock_prefix = str(uuid.uuid4())
         monkeypatch.setattr(base, "_complaints", base.Complaints())
         store, noted = Runtime.of(app).store, []
-        for name in ("sent", "left"):
+        for name in ("mark_published", "mark_left"):
             monkeypatch.setattr(store, name, lambda _, name=name: noted.append(name))
         store.acquire(AcquireRequest("sku", "somebody", 60.0))
         store.acquire(AcquireRequest("sku", "o", 60.0, queue=ParkRequest(told), run="i:0:0:0"))

@@ -100,7 +100,7 @@ def examine(app: Celery, samples: int) -> Iterator[Finding]:
 def _with_facts(store: Store, doubts: list[Finding]) -> Iterator[Finding]:
     """Yield what the servers report, each with the first of *doubts* about it; then the others."""
     left = list(doubts)
-    for fact in store.facts():
+    for fact in store.describe():
         doubt = next((each for each in left if each.subject == fact.subject), None)
         if doubt is not None:
             left.remove(doubt)
@@ -159,7 +159,7 @@ def _left(runtime: Runtime) -> Iterator[Finding]:
 def _parked(store: Store) -> Iterator[WokenTask]:
     """Find what is parked at some keys, the first ones of each."""
     for keys in store.find_keys():
-        states = zip(keys, store.look(keys), strict=True)
+        states = zip(keys, store.inspect_many(keys), strict=True)
         for key in [key for key, state in states if state.waiting or state.woken]:
             for waiter in store.waiters(key, limit=PARKED_AT_A_KEY):
                 found = store.parked(key, waiter.run) if waiter.run else None

@@ -1,4 +1,4 @@
-"""The page's own server: a socket, and what listens at it."""
+"""The page's own server: a socket, and what subscribed at it."""
 
 import socket
 from dataclasses import dataclass

@@ -142,7 +142,7 @@ class RedisInspection(Store):
             if found:
                 yield list(dict.fromkeys(text(name) for name in found[::2]))
 
-    def look(self, keys: Sequence[str]) -> list[KeyState]:
+    def inspect_many(self, keys: Sequence[str]) -> list[KeyState]:
         states = []
         for some in batches(keys, SWEEP_BATCH):
             calls = [self._call(_INSPECT, slot_name(key)) for key in some]
@@ -207,7 +207,7 @@ class RedisInspection(Store):
             cursor.at, found = answer
             yield from map(text, found[::2])
 
-    def rouse(self, key: str) -> Iterator[WokenTask]:
+    def wake_again(self, key: str) -> Iterator[WokenTask]:
         name = slot_name(key)
         self._ask([self._index("add", name)], key)  # lest it was lost
         calls = [self._call(script, name, SWEEP_BATCH) for script in (_ROUSE, _SWEEP)]
@@ -223,14 +223,14 @@ class RedisInspection(Store):
         asked = self._ask([self._command("counts", "HGETALL", "{}")], "the counters")
         return sum_counters(asked.answers[0])
 
-    def facts(self) -> Iterator[Finding]:
+    def describe(self) -> Iterator[Finding]:
         return describe_server(self._servers, self._attempt)
 
 
 def describe_server(
     servers: Topology, attempt: Callable[[Sequence[Command]], Answered]
 ) -> Iterator[Finding]:
-    """Describe *servers*, as `Store.facts` does, by what they answer to *attempt*."""
+    """Describe *servers*, as `Store.describe` does, by what they answer to *attempt*."""
     for node in servers.nodes():
         asked_at = time.time()
         answers = attempt([call._replace(node=node) for call in QUESTIONS]).answers

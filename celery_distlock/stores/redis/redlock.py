@@ -287,7 +287,7 @@ class RedlockStore(Store):
         others = [each for each in range(len(self._nodes)) if each != number]
         answers.of[number] = self._nodes.ask([call], but=others).of[number]
 
-    def look(self, keys: Sequence[str]) -> list[KeyState]:
+    def inspect_many(self, keys: Sequence[str]) -> list[KeyState]:
         states = []
         for some in batches(keys, SWEEP_BATCH):
             looks = [self._call(_INSPECT, slot_name(key)) for key in some]
@@ -326,7 +326,7 @@ class RedlockStore(Store):
                 most[what] = max(by, most.get(what, by))
         return most
 
-    def facts(self) -> Iterator[Finding]:
+    def describe(self) -> Iterator[Finding]:
         answers = self._nodes.ask(QUESTIONS, enough=_all_have_answered)
         wall = time.time() - clock.monotonic()
         for address, found, heard_at in zip(

@@ -350,7 +350,7 @@ class ScriptlessStore(Store):
 
         yield from keys_of(held_at(self._servers, HeldKeys(self._stem, pattern), ask), pattern)
 
-    def look(self, keys: Sequence[str]) -> list[KeyState]:
+    def inspect_many(self, keys: Sequence[str]) -> list[KeyState]:
         states = []
         for some in batches(keys, SWEEP_BATCH):
             looks = [call for key in some for call in self._look(slot_name(key))]
@@ -424,7 +424,7 @@ class ScriptlessStore(Store):
         findings = list(memory_findings(parse_info(info))) if isinstance(info, bytes) else []
         return findings + self._servers.check()
 
-    def facts(self) -> Iterator[Finding]:
+    def describe(self) -> Iterator[Finding]:
         return describe_server(self._servers, self._attempt)
 
     def close(self) -> None:

@@ -173,7 +173,7 @@ class RedisStore(RedisInspection, SeveralKeys):
             int(arrival) if arrival.isdigit() else 0,
         )
 
-    def line_up(
+    def park_if_held(
         self, key: str, run: str, parcel: ParkRequest, timeout: float, arrival: int = 0
     ) -> Reply:
         name, asked_at = slot_name(key), clock.monotonic()
@@ -246,7 +246,9 @@ class RedisStore(RedisInspection, SeveralKeys):
         asked = self._ask([depart], key_of(name))
         return _released(name, asked._replace(unanswered=0))
 
-    def turn(self, key: str, usual: float, within: tuple[float, float], timeout: float) -> float:
+    def retry_delay(
+        self, key: str, usual: float, within: tuple[float, float], timeout: float
+    ) -> float:
         usual_ms = milliseconds(usual) if usual else 0
         call = self._call(_RETURN, slot_name(key), usual_ms, *map(milliseconds, within))
         (turn_ms,) = self._ask_once([call], timeout)
@@ -287,7 +289,7 @@ class RedisStore(RedisInspection, SeveralKeys):
         name = slot_name(key)
         return _released(name, self._ask([self._call(_CANCEL, name, run)], key))
 
-    def listens(self, key: str) -> bool:
+    def subscribed(self, key: str) -> bool:
         if not self._posts:
             return False
         place = self._place(slot_name(key), self._mailbox)
@@ -311,7 +313,7 @@ class RedisStore(RedisInspection, SeveralKeys):
 
         return PubSubInbox(owner, find)
 
-    def desk(self, receive: Callable[[WokenTask], object]) -> DeliveryChannel:
+    def open_channel(self, receive: Callable[[WokenTask], object]) -> DeliveryChannel:
         channel = f"{self._prefix}:{_DESK}:{uuid.uuid4().hex}"
         self._desk = desk = PubSubChannel(channel, self._servers, receive)
         if self._servers.in_order:
@@ -327,7 +329,7 @@ class RedisStore(RedisInspection, SeveralKeys):
             desk.attend(place, patience)
         return place.channel
 
-    def note_desk(
+    def register_channel(
         self, queues: Sequence[str], peer: PeerChannel, seconds: float
     ) -> list[PeerChannel]:
         desk, for_ms = self._desk, milliseconds(seconds) if seconds else 0
@@ -337,7 +339,7 @@ class RedisStore(RedisInspection, SeveralKeys):
         found = self._peers([self._of_queue(queue, *note) for queue in queues])
         return [each for each in found if each.address != peer.address]
 
-    def find_desks(self, queues: Sequence[str], near: Sequence[str] = ()) -> list[PeerChannel]:
+    def find_channels(self, queues: Sequence[str], near: Sequence[str] = ()) -> list[PeerChannel]:
         words = "", 0, 0, MOST_PEERS, " ".join(filter(self._is_desk, near))
         return self._peers([self._of_queue(queue, *words) for queue in queues])
 
@@ -388,7 +390,7 @@ class RedisStore(RedisInspection, SeveralKeys):
         except (RedisError, OSError) as error:
             raise StoreUnavailableError(f"{self.address} cannot serve: {error}") from error
 
-    def tend(self, wakes: Sequence[WokenTask], seconds: float) -> None:
+    def keep_reserved(self, wakes: Sequence[WokenTask], seconds: float) -> None:
         for_ms = milliseconds(seconds) if seconds else 0
         if wakes:
             self._attempt([self._call(_TEND, wake.name, wake.run, for_ms) for wake in wakes])
@@ -399,10 +401,10 @@ class RedisStore(RedisInspection, SeveralKeys):
         except (RedisError, OSError) as error:
             raise StoreUnavailableError(f"{self.address} cannot serve: {error}") from error
 
-    def sent(self, wake: WokenTask) -> None:
+    def mark_published(self, wake: WokenTask) -> None:
         self._ask([self._call(_SENT, wake.name, wake.run, 0)], wake.name)
 
-    def left(self, wake: WokenTask) -> None:
+    def mark_left(self, wake: WokenTask) -> None:
         if (wake.name, wake.run) not in self._left:
             # Whoever looks next may know it; else it would be up to chance who gets the turn.
             if len(self._left) >= MOST_LEFT:
@@ -411,7 +413,7 @@ class RedisStore(RedisInspection, SeveralKeys):
             self._gives_way = True
         self._ask([self._call(_SENT, wake.name, wake.run, 2)], wake.name)
 
-    def came_back(self, wake: WokenTask) -> None:
+    def mark_returned(self, wake: WokenTask) -> None:
         self._ask([self._call(_SENT, wake.name, wake.run, 1)], wake.name)
 
     def sweep(self, interval: float) -> Iterator[WokenTask]:

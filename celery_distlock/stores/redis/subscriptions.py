@@ -313,7 +313,7 @@ class PubSubInbox(Inbox):
     An inbox that is called by the server that has the key.
 
     Args:
-        address: The channel that this process listens to, for any key.
+        address: The channel that this process subscribed to, for any key.
         owner: Who waits.
         find: Returns the post of the server that has the key now, and the place that it pushes to.
     """
@@ -356,7 +356,7 @@ class PubSubInbox(Inbox):
 
 
 class PubSubChannel(DeliveryChannel):
-    """A desk that servers push to, each over a connection with a thread that listens to it."""
+    """A desk that servers push to, each over a connection with a thread that subscribed to it."""
 
     def __init__(
         self, channel: str, servers: Topology, receive: Callable[[WokenTask], object]
@@ -423,7 +423,7 @@ def _pushed(payload: bytes) -> WokenTask:
 
 
 class _Listener:
-    """A thread that listens to one server."""
+    """A thread that subscribed to one server."""
 
     def __init__(self, connect: ConnectionFactory, receive: Callable[[bytes], None]) -> None:
         self._ear = PubSubConnection(connect, receive, self._note_change)

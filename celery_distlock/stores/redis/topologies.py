@@ -84,7 +84,7 @@ class Topology(ABC):
 
     @abstractmethod
     def place(self, key: bytes, channel: str) -> PushTarget:
-        """Return where pushes about *key* go, for one who listens to *channel*."""
+        """Return where pushes about *key* go, for one who subscribed to *channel*."""
 
     @abstractmethod
     def connect(self, node: Hashable) -> ConnectionFactory:

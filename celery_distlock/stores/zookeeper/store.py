@@ -239,7 +239,7 @@ class ZooKeeperStore(Store):
 
         return Release(self._contact.ask(forget, wake.name))
 
-    def listens(self, key: str) -> bool:
+    def subscribed(self, key: str) -> bool:
         return True
 
     def inbox(self, key: str, owner: str) -> Inbox:
@@ -266,7 +266,7 @@ class ZooKeeperStore(Store):
         found = zip(folders, stats, strict=True)
         return [key_of(unescaped(each)) for each, stat in found if stat and stat.numChildren]
 
-    def look(self, keys: Sequence[str]) -> list[KeyState]:
+    def inspect_many(self, keys: Sequence[str]) -> list[KeyState]:
         states = []
         for some in batches(keys, BATCH):
             states += self._contact.ask(partial(self._look, keys=some), "the keys")
@@ -286,7 +286,7 @@ class ZooKeeperStore(Store):
     def _waiting(self, talk: Exchange, name: str, line: Sequence[Place]) -> list[Waiter]:
         return self._queue(talk, name).waiting(line)
 
-    def facts(self) -> Iterator[Finding]:
+    def describe(self) -> Iterator[Finding]:
         timeout, ahead = self._contact.ask(self._terms, "the session")
         for server in described(self._ensemble):
             yield Finding(Severity.OK, "server", server)

@@ -150,7 +150,7 @@ class World(RuleBasedStateMachine):
         self.calm = self.slow = self.pushes = False
         self.mishap = ""
         self.error_outside = sys.exc_info()[1]
-        store.courier = self.publish
+        store.publisher = self.publish
 
     @initialize(calm=st.booleans(), pushes=st.booleans())
     def begin(self, calm: bool, pushes: bool) -> None:
@@ -334,7 +334,7 @@ class World(RuleBasedStateMachine):
         if "lobby" in run.kind and not (message.woken or message.again or run.revoked):
             parcel = ParkRequest(run.wake.envelope, worker.desk)
             try:
-                reply = self.store.line_up(run.key, run.name, parcel, 0.25)
+                reply = self.store.park_if_held(run.key, run.name, parcel, 0.25)
                 if reply.status is Status.PARKED:
                     if not reply.holder:  # whoever was before it has ended meanwhile
                         self.sweep(self.store.wake_next(run.key))
@@ -490,7 +490,7 @@ class World(RuleBasedStateMachine):
 
     def put_back(self, run: Run) -> None:
         with contextlib.suppress(StoreUnavailableError):  # its lease's end brings it back too
-            self.store.came_back(run.wake)
+            self.store.mark_returned(run.wake)
 
     def die(self, process: Process) -> None:
         self.processes.remove(process)
@@ -535,7 +535,7 @@ class World(RuleBasedStateMachine):
 
     def say_sent(self, wake: WokenTask) -> None:
         with contextlib.suppress(StoreUnavailableError):
-            self.store.sent(wake)
+            self.store.mark_published(wake)
 
     def do(self, errand: Callable[[], object]) -> None:
         self.belated.remove(errand)

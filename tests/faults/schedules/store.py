@@ -62,7 +62,7 @@ class UnluckyStore(RedisStore):
         self.losses = ""
         self.numbers = itertools.count()
         self._time = time
-        self._ear = self._servers.connect(None)()  # for everybody who listens
+        self._ear = self._servers.connect(None)()  # for everybody who subscribed
         self._channels: dict[bytes, Callable[[bytes], None]] = {}
         self.workers = [Worker(self), Worker(self)]
         records = [record for key in KEYS for record in self._records(key)]

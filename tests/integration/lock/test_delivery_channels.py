@@ -43,9 +43,9 @@ def staff(store):
 
     def begin(*, free=1, queue="celery"):
         came = []
-        desk = store.desk(came.append)
+        desk = store.open_channel(came.append)
         opened.append(desk)
-        store.note_desk([queue], PeerChannel(desk.address, free), 60.0)
+        store.register_channel([queue], PeerChannel(desk.address, free), 60.0)
         return desk.address, came
 
     yield begin
@@ -136,7 +136,7 @@ def test_what_is_no_desk_is_told_nothing(store, relay, staff, client, prefix, sc
         pass
 
     relay.push(wake(store), MESSAGE)
-    found = store.find_desks(["celery"])
+    found = store.find_channels(["celery"])
 
     assert all(peer.address.startswith(f"{prefix}:desk:") for peer in found)
     assert ear.get_message(timeout=0.2) is None
@@ -148,7 +148,7 @@ def test_so_many_free_slots_are_not_believed(store, staff, client, prefix):
     address, _ = staff()
     client.zadd(records(prefix)[1], {address: "inf"})
 
-    (found,) = store.find_desks(["celery"])
+    (found,) = store.find_channels(["celery"])
 
     assert found.free <= 10_000
 
@@ -157,6 +157,6 @@ def test_nothing_is_left_of_desks_that_are_gone(store, staff, client, prefix):
     address, _ = staff()
     assert all(0 < client.pttl(record) <= 60_000 for record in records(prefix))
 
-    store.note_desk(["celery"], PeerChannel(address, 0), 0.0)
+    store.register_channel(["celery"], PeerChannel(address, 0), 0.0)
 
     assert not client.exists(*records(prefix))

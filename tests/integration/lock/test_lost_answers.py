@@ -476,7 +476,7 @@ def test_a_line_up_that_comes_twice_tells_that_the_run_is_here_or_was(
     redis_store, meanwhile, status
 ):
     redis_store.acquire(AcquireRequest("k", "holder", 60.0))
-    assert redis_store.line_up("k", "run", PARCEL, 10.0).status is Status.PARKED
+    assert redis_store.park_if_held("k", "run", PARCEL, 10.0).status is Status.PARKED
     meanwhile(redis_store)
 
-    assert redis_store.line_up("k", "run", PARCEL, 10.0).status is status
+    assert redis_store.park_if_held("k", "run", PARCEL, 10.0).status is status

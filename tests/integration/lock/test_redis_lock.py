@@ -308,7 +308,7 @@ def test_one_cluster_node_runs_every_script(private_server):
                 AcquireRequest("{a}", "b", 30.0, queue=ParkRequest(b"e"), run="run")
             )
             assert parked.status is Status.PARKED
-            store.courier = lambda wake: None
+            store.publisher = lambda wake: None
         assert store.inspect("{a}").owner == "parked:run"
         assert list(store.sweep(0.05)) == []
         assert store.acquire(AcquireRequest("{a}", "c", 30.0, run="run")).status is Status.GRANTED
@@ -1015,7 +1015,7 @@ def test_waiters_that_are_torn_out_leave_somebody_who_listens(redis_store, monke
         took.append(times[0] - started)
         redis_store.release(ReleaseRequest("k", redis_store.inspect("k").owner))
     blocker.release()
-    assert min(took) < 0.3  # about 0.7 s each, if nobody listens
+    assert min(took) < 0.3  # about 0.7 s each, if nobody subscribed
     # What was torn out is given back in the background; other tests count requests.
     lines = pending_releases._pending.value._threads
     wait_until(lambda: id(redis_store) not in lines, what="the errands", timeout=90.0)

@@ -22,7 +22,7 @@ WITHIN = (0.2, 60.0)
 @pytest.fixture
 def turn(redis_store):
     def ask(usual: float = 0.0, within: tuple[float, float] = WITHIN) -> float:
-        return redis_store.turn("k", usual, within, 5.0)
+        return redis_store.retry_delay("k", usual, within, 5.0)
 
     return ask
 
@@ -140,4 +140,4 @@ def test_a_full_server_tells_turns_all_the_same(server, prefix):
         store.acquire(AcquireRequest("k", "a", LEASE))
         client.config_set("maxmemory", "1kb")
 
-        assert 8.0 < store.turn("k", 10.0, WITHIN, 5.0) <= 10.0
+        assert 8.0 < store.retry_delay("k", 10.0, WITHIN, 5.0) <= 10.0

@@ -18,7 +18,7 @@ GARBAGE = [
 def test_garbage_on_a_desks_channel_costs_a_line_in_the_log_and_no_more(redis_url, prefix, caplog):
     taken = []
     with closing(RedisStore(redis_url, prefix)) as store, Redis.from_url(redis_url) as client:
-        desk = store.desk(taken.append)
+        desk = store.open_channel(taken.append)
         for payload in GARBAGE:
             client.publish(desk.address, payload)
         client.publish(desk.address, b"5 3 p:{k}run{}")

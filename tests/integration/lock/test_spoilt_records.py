@@ -90,13 +90,13 @@ def use(store: RedisStore) -> None:
         lambda: store.waiters("bad"),
         lambda: store.parked("bad", RUN),
         lambda: list(store.find_parked("id", "bad")),
-        lambda: store.line_up("bad", RUN, parcel, 5.0),
+        lambda: store.park_if_held("bad", RUN, parcel, 5.0),
         lambda: store.renew([Ownership("bad", "h|1|t|n", 5.0)], 5.0),
         lambda: store.acquire_all(["bad"], ["h|1|t|n"], 5.0),
         lambda: store.acquire(AcquireRequest("bad", "h|1|t|n", 5.0, redelivered=True, run="run")),
         lambda: store.acquire(AcquireRequest("bad", "other", 5.0, queue=parcel, run=RUN)),
-        lambda: store.sent(WokenTask("bad", RUN, b"")),
-        lambda: list(store.rouse("bad")),
+        lambda: store.mark_published(WokenTask("bad", RUN, b"")),
+        lambda: list(store.wake_again("bad")),
         lambda: store.release(
             ReleaseRequest("bad", "h|1|t|n", run="run", completion=Completion.UNSETTLED)
         ),
@@ -135,7 +135,7 @@ def test_whatever_a_record_has_the_other_keys_are_found_looked_at_and_swept(
     for record, kind, value in writes:
         write(client, f"{prefix}:{{bad}}:{record}", kind, value)
     keys = found(redis_store)
-    states = dict(zip(keys, redis_store.look(keys), strict=True))
+    states = dict(zip(keys, redis_store.inspect_many(keys), strict=True))
     assert (states["good"].owner, states["good"].waiting) == ("dead", 1)
 
     client.delete(f"{prefix}:{{good}}:lock")  # its holder's process is gone
@@ -149,7 +149,7 @@ def test_a_lock_whose_token_cannot_be_read_is_listed_and_can_be_freed(
 ):
     client.hset(f"{prefix}:{{k}}:lock", mapping={"owner": "o", "token": token, "run": ""})
 
-    (state,) = redis_store.look(["k"])
+    (state,) = redis_store.inspect_many(["k"])
 
     assert (state.owner, state.token, state.since) == ("o", UNREADABLE, 0.0)
     assert "'k'" in caplog.text
@@ -231,7 +231,7 @@ def test_a_run_that_was_sent_an_unknown_number_of_times_is_not_sent_every_time(
     wake = redis_store.release(ReleaseRequest("k", "dead")).wake
     for times in ("abc", "-inf", "nan"):
         client.hset(f"{prefix}:{{k}}:tasks", "n:run", times)
-        redis_store.sent(wake)
+        redis_store.mark_published(wake)
 
         seconds, _ = client.time()
         assert client.zscore(f"{prefix}:{{k}}:woken", "run") / 1000 > seconds + 30

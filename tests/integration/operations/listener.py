@@ -1,4 +1,4 @@
-"""What listens to events, as Flower does."""
+"""What subscribed to events, as Flower does."""
 
 from __future__ import annotations
 

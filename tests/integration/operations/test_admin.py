@@ -182,13 +182,13 @@ def test_a_woken_task_whose_message_is_lost_is_sent_again_at_once(site, bare_sit
         result = site.tasks.work_requeue.delay(key)
         site.wait_queued(key, 1)
         site.forget_desk(key)
-        site.store.courier, courier = (lambda wake: None), site.store.courier
+        site.store.publisher, publisher = (lambda wake: None), site.store.publisher
     try:
         lost = admin.show(key)
         assert (lost.state, lost.holder.task_id, lost.woken) == ("waking", result.id, 1)
         assert [each.kind for each in admin.queue(key)] == ["woken"]
     finally:
-        site.store.courier = courier
+        site.store.publisher = publisher
 
     assert admin.wake(key) == 1
 

@@ -41,7 +41,7 @@ def test_keys_are_listed_without_two_of_five_nodes(masters, store, broken):
 
     assert found(store) == sorted(names)
     assert found(store, "k11?") == [f"k11{digit}" for digit in range(10)]
-    assert [state.owner for state in store.look(["k0", "k1", "x"])] == ["a", "a", ""]
+    assert [state.owner for state in store.inspect_many(["k0", "k1", "x"])] == ["a", "a", ""]
 
 
 def test_a_key_that_a_minority_has_votes_for_is_not_listed(masters, store):
@@ -50,7 +50,7 @@ def test_a_key_that_a_minority_has_votes_for_is_not_listed(masters, store):
         vote(node, "k", "b")
 
     assert found(store) == ["held"]
-    assert [state.owner for state in store.look(["held", "k"])] == ["a", ""]
+    assert [state.owner for state in store.inspect_many(["held", "k"])] == ["a", ""]
 
 
 def test_nodes_that_do_not_answer_count_as_votes_as_in_a_look(masters, store):
@@ -59,7 +59,7 @@ def test_nodes_that_do_not_answer_count_as_votes_as_in_a_look(masters, store):
     masters.servers[4].kill()
 
     assert found(store) == ["k"]
-    assert store.look(["k"])[0] == store.inspect("k")._replace(
+    assert store.inspect_many(["k"])[0] == store.inspect("k")._replace(
         remaining=pytest.approx(30.0, abs=30.0)
     )
     assert store.inspect("k").owner == "b"
@@ -73,7 +73,7 @@ def test_without_a_majority_nothing_is_told(masters, store, broken):
 
     for ask in (
         lambda: list(store.find_keys()),
-        lambda: store.look(["k"]),
+        lambda: store.inspect_many(["k"]),
         lambda: store.count({"acquired||t": 1.0}),
         store.counts,
     ):
@@ -142,7 +142,7 @@ def test_counters_go_a_month_after_the_last_count(masters, store):
 def test_each_node_tells_of_itself(masters, store):
     masters.servers[3].kill()
 
-    facts = list(store.facts())
+    facts = list(store.describe())
 
     told = [fact.message for fact in facts if fact.subject == "server"]
     for node, found_of_it in zip(masters.servers, told, strict=True):
@@ -158,7 +158,7 @@ def test_a_key_whose_records_somebody_has_spoilt_hides_no_other(masters, store, 
     for node in masters.servers[:3]:
         node.ask("RPUSH", record("bad", "lock"), "x")
 
-    assert [state.owner for state in store.look(["bad", "good"])] == ["", "a"]
+    assert [state.owner for state in store.inspect_many(["bad", "good"])] == ["", "a"]
     assert "'bad' are of another type" in caplog.text
 
 
@@ -172,7 +172,7 @@ def test_votes_that_cannot_be_read_spoil_their_own_key_alone(masters, store, fie
         node.ask("HSET", record("bad", "lock"), *fields)
     take(store, "a", "good")
 
-    state, good = store.look(["bad", "good"])
+    state, good = store.inspect_many(["bad", "good"])
 
     assert good.owner == "a"
     assert store.acquire(AcquireRequest("bad", "b", 30.0)).status is Status.BUSY

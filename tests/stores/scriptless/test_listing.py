@@ -36,7 +36,7 @@ def test_a_key_that_is_not_granted_yet_is_held_by_nobody(redis_server, store, pr
     with redis_server.client() as client:
         client.set(f"{prefix}:{{k}}:lock", '{"owner": "a", "run": "", "token": 0}', px=60_000)
 
-    (state,) = store.look(["k"])
+    (state,) = store.inspect_many(["k"])
 
     assert (state.owner, state.token, state.waiting) == ("", 0, 0)
 
@@ -49,7 +49,7 @@ def test_a_look_at_many_keys_takes_a_round_trip_for_a_hundred(store, monkeypatch
         store._servers, "exchange", lambda *words: asked.append(1) or exchange(*words)
     )
 
-    store.look([f"k{number}" for number in range(250)])
+    store.inspect_many([f"k{number}" for number in range(250)])
 
     assert len(asked) == 3
 
@@ -92,7 +92,7 @@ def test_a_count_is_asked_once(store, monkeypatch):
     "ask",
     [
         lambda store: list(store.find_keys()),
-        lambda store: store.look(["k"]),
+        lambda store: store.inspect_many(["k"]),
         lambda store: store.count({"acquired||t": 1.0}),
         lambda store: store.counts(),
     ],

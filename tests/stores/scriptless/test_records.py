@@ -281,7 +281,7 @@ def test_a_record_that_is_none_of_ours_spoils_its_own_key_alone(
         else:
             client.set(f"{prefix}:{{bad}}:lock", text.encode("latin-1"))
 
-    states = store.look(["bad", "good"])
+    states = store.inspect_many(["bad", "good"])
     assert sorted(key for keys in store.find_keys() for key in keys) == ["bad", "good"]
     for use in (
         store.inspect,

@@ -58,7 +58,7 @@ def hand_over(store: Store, key: str) -> None:
 def push(store: Store, key: str) -> None:
     """Park a run whose turn comes, and is pushed to the desk."""
     came: list[WokenTask] = []
-    desk = store.desk(came.append)
+    desk = store.open_channel(came.append)
     assert desk is not None
     with closing(desk):
         store.acquire(AcquireRequest(key, "holder", 60.0))

@@ -320,7 +320,7 @@ def test_a_node_that_is_gone_is_forgotten(cluster, prefix):
     old, where_to_begin = node(cluster, "k"), other(cluster, "k").address
     with (
         closing(RedisStore(f"redis+cluster://{where_to_begin}/0", prefix)) as store,
-        closing(store.desk(lambda wake: None)) as desk,
+        closing(store.open_channel(lambda wake: None)) as desk,
     ):
         drill.hand_over(store, "k")
         store.acquire(AcquireRequest("k", "holder", 60.0))
@@ -408,7 +408,7 @@ def test_a_run_of_keys_in_several_slots_goes_from_one_to_the_other(store):
     keys = ["far", "k", "away"]
     assert len({slot(key) for key in keys}) == 3
     route, sent = Route(tuple(keys)), []
-    store.courier = sent.append
+    store.publisher = sent.append
     for key in keys:
         store.acquire(AcquireRequest(key, "before", 60.0))
     reply = store.stand("far", "run", route, parcel=ParkRequest(b"run"))

@@ -149,14 +149,14 @@ def cluster(
 
 def push(store: Store, wake: WokenTask) -> None:
     """Push what was woken to a desk that it was not parked from."""
-    desk = store.desk(lambda wake: None)
+    desk = store.open_channel(lambda wake: None)
     assert desk is not None
     with closing(desk):
         peer = PeerChannel(desk.address, 1)
-        store.note_desk(["queue"], peer, 60.0)
-        assert store.find_desks(["queue"]) == [peer]
+        store.register_channel(["queue"], peer, 60.0)
+        assert store.find_channels(["queue"]) == [peer]
         assert store.push(wake, [peer.address])
-        store.tend([wake], 60.0)
+        store.keep_reserved([wake], 60.0)
 
 
 def stand(store: Store) -> None:
@@ -181,18 +181,18 @@ def every_request(store: Store) -> None:
     assert store.acquire(AcquireRequest("k", "a", 60.0, run="t1:0:0:0")).status is Status.GRANTED
     assert store.renew([Ownership("k", "a", 60.0)], 30.0)[0][0] is RenewOutcome.RENEWED
     for run in ("t2:0:0:0", "t3:0:0:0"):
-        assert store.line_up("k", run, ParkRequest(b"envelope"), 30.0).status is Status.PARKED
+        assert store.park_if_held("k", run, ParkRequest(b"envelope"), 30.0).status is Status.PARKED
     parcel = ParkRequest(b"envelope")
     asked = store.acquire(
         AcquireRequest("k", "b", 60.0, queue=parcel, run="t4:0:0:0", redelivered=True)
     )
     assert asked.status is Status.PARKED
-    assert store.inspect("k").waiting == store.look(["k"])[0].waiting == 3
+    assert store.inspect("k").waiting == store.inspect_many(["k"])[0].waiting == 3
     assert [len(found) for found in (store.waiters("k"), list(store.find_parked("t2")))] == [3, 1]
     assert store.parked("k", "t2:0:0:0") is not None
     assert "k" in {key for found in store.find_keys() for key in found}
     assert store.cancel("k", "t4:0:0:0").released
-    assert store.turn("k", 0.0, (0.1, 60.0), 30.0)
+    assert store.retry_delay("k", 0.0, (0.1, 60.0), 30.0)
 
     released = store.release(
         ReleaseRequest("k", "a", run="t1:0:0:0", completion=Completion.YES_AND_MAY_COME_AGAIN)
@@ -200,11 +200,11 @@ def every_request(store: Store) -> None:
     assert released.wake is not None
     push(store, released.wake)
     store.dispatch(released.wake)
-    store.sent(released.wake)
-    store.came_back(released.wake)
+    store.mark_published(released.wake)
+    store.mark_returned(released.wake)
     found = wait_until(lambda: list(store.sweep(0.01)), what="a sweep")
     assert [wake.run for wake in found] == ["t2:0:0:0"]
-    assert [wake.run for wake in store.rouse("k")] == ["t2:0:0:0"]
+    assert [wake.run for wake in store.wake_again("k")] == ["t2:0:0:0"]
     assert (
         store.acquire(AcquireRequest("k", "c", 60.0, run="t2:0:0:0", retain=True)).status
         is Status.GRANTED
@@ -212,14 +212,17 @@ def every_request(store: Store) -> None:
     assert store.release(ReleaseRequest("k", "c", keep_for=("t2:0:0:0", 60.0))).released
     assert store.drop(released.wake).released
 
-    assert store.line_up("next", "t6:0:0:0", parcel, 30.0, store.time(30.0)).holder == ""
+    assert store.park_if_held("next", "t6:0:0:0", parcel, 30.0, store.time(30.0)).holder == ""
     assert [wake.run for wake in store.wake_next("next")] == ["t6:0:0:0"]
 
     assert store.acquire(AcquireRequest("left", "a", 60.0)).status is Status.GRANTED
-    assert store.line_up("left", "t5:0:0:0", ParkRequest(b"envelope"), 30.0).status is Status.PARKED
+    assert (
+        store.park_if_held("left", "t5:0:0:0", ParkRequest(b"envelope"), 30.0).status
+        is Status.PARKED
+    )
     woken = store.release(ReleaseRequest("left", "a")).wake
     assert woken is not None
-    store.left(woken)
+    store.mark_left(woken)
     assert store.drop(woken).released
 
     together = keys_of_one_slot()
@@ -231,8 +234,8 @@ def every_request(store: Store) -> None:
 
     store.count({"acquired||t": 2.0})
     assert store.counts()["acquired||t"] == 2.0
-    assert not [fact for fact in store.facts() if "does not tell of itself" in fact.message]
-    store.listens("k")
+    assert not [fact for fact in store.describe() if "does not tell of itself" in fact.message]
+    store.subscribed("k")
     store.close()
 
     assert names == METHODS

@@ -17,9 +17,9 @@ from tests.waiting import wait_until
 
 ALL_ASKED = {
     "find_keys": lambda store: list(store.find_keys()),
-    "look": lambda store: store.look(["k"]),
+    "look": lambda store: store.inspect_many(["k"]),
     "waiters": lambda store: store.waiters("k"),
-    "facts": lambda store: list(store.facts()),
+    "facts": lambda store: list(store.describe()),
 }
 asking = pytest.mark.parametrize("ask", ALL_ASKED.values(), ids=list(ALL_ASKED))
 
@@ -74,7 +74,7 @@ def test_a_waiter_s_time_is_when_it_came(store):
     # The server's clock and ours are one; it tells milliseconds.
     assert before - 0.01 <= first.since <= second.since <= after + 0.01
     assert store.inspect("k").oldest == first.since
-    assert store.look(["k"])[0].oldest == first.since
+    assert store.inspect_many(["k"])[0].oldest == first.since
 
 
 def test_nobody_waits_for_a_key_without_a_queue(store):
@@ -89,7 +89,7 @@ def test_a_key_that_is_kept_for_a_run_is_listed(store):
     store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", 30.0)))
 
     assert found(store) == ["k"]
-    (state,) = store.look(["k"])
+    (state,) = store.inspect_many(["k"])
     assert (state.owner, state.run) == ("parked:run", "run")
 
 
@@ -98,7 +98,7 @@ def test_a_key_that_was_kept_for_too_long_is_free_in_a_look(store, monkeypatch):
     take(store, "k", "a", run="run")
     store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", 0.1)))
 
-    wait_until(lambda: not store.look(["k"])[0].token, what="the end of the time")
+    wait_until(lambda: not store.inspect_many(["k"])[0].token, what="the end of the time")
 
     assert len(nodes(store, "k")) == 1
 
@@ -117,14 +117,14 @@ def test_a_look_goes_on_where_nodes_vanish_meanwhile(store, monkeypatch):
 
     monkeypatch.setattr(type(talk), "each", vanish)
 
-    states = store.look([f"k{number}" for number in range(5)])
+    states = store.inspect_many([f"k{number}" for number in range(5)])
 
     assert [state.owner for state in states] == ["a", "a", "a", "", "a"]
     assert times[2] == [folder(store, "k3")]
 
 
 def test_the_ensemble_tells_of_itself(store, shared_server):
-    facts = {fact.subject: fact.message for fact in store.facts()}
+    facts = {fact.subject: fact.message for fact in store.describe()}
 
     assert facts["server"].startswith("ZooKeeper 3.")
     assert facts["server"].endswith(f", standalone, 127.0.0.1 port {shared_server.port}")
@@ -136,7 +136,7 @@ def test_a_server_that_does_not_tell_of_itself_is_said_to_be_one(shared_server, 
     with_another = f"zookeeper://127.0.0.1:{shared_server.port},127.0.0.1:1?session=30"
     store = ZooKeeperStore(with_another, prefix)
     try:
-        told = [fact.message for fact in store.facts() if fact.subject == "server"]
+        told = [fact.message for fact in store.describe() if fact.subject == "server"]
     finally:
         store.close()
 
