@@ -55,8 +55,8 @@ def acquire(
     *,
     timeout: float | None = 0.0,
     park: ParkRequest | None = None,
-    repeated: bool = False,
-    keep: bool = False,
+    redelivered: bool = False,
+    retain: bool = False,
 ) -> Reply:
     """
     Ask for the key of *hold*; begin to hold and to renew it if it is granted.
@@ -65,8 +65,8 @@ def acquire(
         hold: A new hold.
         timeout: Seconds to wait for the key; 0 does not wait, None waits for ever.
         park: Leave the run in the key's queue instead of waiting.
-        repeated: See :meth:`Store.acquire`.
-        keep: Likewise.
+        redelivered: See :class:`~celery_distlock.stores.AcquireRequest`.
+        retain: Likewise.
 
     Returns:
         The store's last answer. If it is not ``GRANTED`` nothing is left behind but what was
@@ -81,11 +81,11 @@ def acquire(
             _record(hold)
             waits = park is None and timeout != 0
             if waits and hold.store.subscribed(hold.key):  # one request to be granted or to queue
-                reply = _wait(hold, deadline, repeated, keep, answered=False)
+                reply = _wait(hold, deadline, redelivered, retain, answered=False)
             else:
-                reply = _ask(hold, park, repeated, keep)
+                reply = _ask(hold, park, redelivered, retain)
                 if waits and reply.status is Status.BUSY:
-                    reply = _wait(hold, deadline, repeated, keep, answered=True)
+                    reply = _wait(hold, deadline, redelivered, retain, answered=True)
             if hold.state is HoldState.HELD:
                 _record(hold)
                 return reply
@@ -169,7 +169,7 @@ def _erase(hold: Hold, owner: str | None = None) -> None:
         defaults.shared_holds.erase(owner or hold.owner)
 
 
-def _ask(hold: Hold, queue: Inbox | ParkRequest | None, repeated: bool, keep: bool) -> Reply:
+def _ask(hold: Hold, queue: Inbox | ParkRequest | None, redelivered: bool, retain: bool) -> Reply:
     reply = hold.store.acquire(
         AcquireRequest(
             hold.key,
@@ -177,8 +177,8 @@ def _ask(hold: Hold, queue: Inbox | ParkRequest | None, repeated: bool, keep: bo
             hold.terms.lease,
             queue=queue,
             run=hold.run,
-            redelivered=repeated,
-            retain=keep,
+            redelivered=redelivered,
+            retain=retain,
             arrival=hold.arrival,
         )
     )
@@ -190,13 +190,13 @@ def _ask(hold: Hold, queue: Inbox | ParkRequest | None, repeated: bool, keep: bo
     return reply
 
 
-def _wait(hold: Hold, deadline: float, repeated: bool, keep: bool, *, answered: bool) -> Reply:
+def _wait(hold: Hold, deadline: float, redelivered: bool, retain: bool, *, answered: bool) -> Reply:
     inbox = hold.store.inbox(hold.key, hold.owner)
     silent_since = None
     try:
         while True:
             try:
-                reply = _ask(hold, inbox, repeated, keep)
+                reply = _ask(hold, inbox, redelivered, retain)
                 pause, silent_since, answered = _backstop(reply), None, True
             except StoreUnavailableError:
                 if not answered:

@@ -138,7 +138,9 @@ class KeyAcquisition:
         invocation = self._invocation
         hold = invocation.new_hold(key)
         try:
-            reply = acquire(hold, repeated=invocation.redelivered, keep=invocation.retained, **how)
+            reply = acquire(
+                hold, redelivered=invocation.redelivered, retain=invocation.retained, **how
+            )
         except StoreUnavailableError as error:
             self._requeueing.on_outage(error)
             return None, Reply(Status.GRANTED, 0.0)

@@ -85,6 +85,7 @@ class _Key:
     since: float = 0.0
     until: float = -math.inf
     due: int = 0  # when the one came who was handed the key and has not come for it
+    again: bool = False  # the holder asked to be parked twice: another message of it is on its way
     queue: list[_Waiter] = field(default_factory=list)
     envelopes: dict[str, bytes] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)  # of tasks
@@ -111,7 +112,7 @@ class _Key:
         return [run for run in self.woken if run != running]
 
     def grant(self, owner: str, run: str, lease: float, due: int = 0) -> None:
-        self.due = due
+        self.due, self.again = due, False
         self.stamps.clear()
         self.token = _next_token()
         self.owner, self.run, self.since = owner, run, clock.wall()
@@ -231,6 +232,7 @@ class MemoryStore(SeveralKeys):
                 state.until = lasting if claims else max(state.until, lasting)
                 if claims or (run and state.run != run):
                     state.run = run
+                    state.again |= claims and isinstance(queue, ParkRequest)
                     state.arrive(run, lease if retain else None)
                 return Reply(Status.GRANTED, asked_at, state.token)
             if (redelivered or isinstance(queue, ParkRequest)) and state.knows_end(run):
@@ -450,7 +452,8 @@ class MemoryStore(SeveralKeys):
                 state.woken[run] = until
         elif run and ended is not Completion.NO:
             parked = state.unpark(run)
-            if parked or ended is Completion.YES_AND_MAY_COME_AGAIN:
+            again = bool(state.holder) and state.again
+            if parked or again or ended is Completion.YES_AND_MAY_COME_AGAIN:
                 state.done[run] = clock.monotonic()
         if inbox is not None:
             state.leave(f"b:{owner}")

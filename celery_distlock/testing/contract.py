@@ -266,7 +266,7 @@ def kept(store: Store, lease: float) -> WokenTask:
     park(store, "k", "run", b"envelope")
     wake = store.release(ReleaseRequest("k", "a")).wake
     assert wake is not None
-    take(store, "k", "b", lease, run="run", keep=True)
+    take(store, "k", "b", lease, run="run", retain=True)
     return wake
 
 
@@ -277,14 +277,14 @@ def work(store: Store) -> None:
     waiter = wait_for(store, "k", "b")
     park(store, "k", "run-c")
     park(store, "k", "run-d")
-    park(store, "k", "run-a", repeated=True)
+    park(store, "k", "run-a", redelivered=True)
     store.release(ReleaseRequest("k", "gone", inbox=gone.inbox))
     store.release(ReleaseRequest("k", "a", run="run-a", completion=AGAIN))
     take(store, "k", "b", queue=waiter.inbox)
     wake = store.release(ReleaseRequest("k", "b")).wake
     assert wake is not None
     store.mark_published(wake)
-    take(store, "k", "c", run="run-c", keep=True)
+    take(store, "k", "c", run="run-c", retain=True)
     store.release(ReleaseRequest("k", "c", run="run-c", keep_for=("run-c", 30.0)))
     take(store, "k", "c2", run="run-c")
     wake = store.release(ReleaseRequest("k", "c2", run="run-c", completion=YES)).wake
@@ -1016,11 +1016,24 @@ class Parking(Given):
         )
 
     @parks
+    @recognises
+    def test_a_run_that_was_parked_and_claims_its_key_by_parking_again_is_recognised(
+        self, store: Store
+    ) -> None:
+        take(store, "k", "a", run="run")
+        store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", 60.0)))
+        again = AcquireRequest("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run")
+        assert store.acquire(again).status is GRANTED
+        store.release(ReleaseRequest("k", "b", run="run", completion=YES))
+
+        assert store.acquire(again._replace(owner="c", redelivered=True)).status is DONE
+
+    @parks
     def test_a_woken_run_that_finds_the_key_taken_keeps_its_turn(self, store: Store) -> None:
         self._pass_to_the_second(store)
-        take(store, "k", "second", run="second", repeated=True)
+        take(store, "k", "second", run="second", redelivered=True)
 
-        park(store, "k", "first", repeated=True)
+        park(store, "k", "first", redelivered=True)
 
         again = store.release(
             ReleaseRequest("k", "second", run="second", completion=Completion.YES)
@@ -1034,7 +1047,7 @@ class Parking(Given):
     ) -> None:
         self._pass_to_the_second(store)
 
-        take(store, "k", "first", run="first", repeated=True)
+        take(store, "k", "first", run="first", redelivered=True)
 
         assert (
             store.acquire(
@@ -1048,8 +1061,8 @@ class Parking(Given):
         self, store: Store
     ) -> None:
         self._pass_to_the_second(store)
-        park(store, "k", "third", repeated=True)
-        take(store, "k", "first", run="first", repeated=True)
+        park(store, "k", "third", redelivered=True)
+        take(store, "k", "first", run="first", redelivered=True)
 
         assert (
             store.release(ReleaseRequest("k", "first", run="first", completion=Completion.YES)).wake
@@ -1057,7 +1070,7 @@ class Parking(Given):
         )
 
         assert holder(store, "k") == "parked:second"
-        take(store, "k", "second", run="second", repeated=True)
+        take(store, "k", "second", run="second", redelivered=True)
         wake = store.release(
             ReleaseRequest("k", "second", run="second", completion=Completion.YES)
         ).wake
@@ -1235,7 +1248,7 @@ class Parking(Given):
 
         noted: list[WokenTask] = []
         store.publisher = away
-        monkeypatch.setattr(store, "sent", noted.append)
+        monkeypatch.setattr(store, "mark_published", noted.append)
         take(store, "k", "a")
         park(store, "k", "run")
 
@@ -1251,7 +1264,7 @@ class Parking(Given):
         noted: list[WokenTask] = []
         run = new_owner("run")  # of no other test
         store.publisher = spoilt
-        monkeypatch.setattr(store, "sent", noted.append)
+        monkeypatch.setattr(store, "mark_published", noted.append)
         take(store, "k", "a")
         park(store, "k", run, b"{ no json")
         wake = store.release(ReleaseRequest("k", "a")).wake
@@ -1323,7 +1336,7 @@ class Keeping(Given):
         kept(store, lease)
         wait_until(  # at once, but for a machine that is too busy to ask before the end
             lambda: (
-                take(store, "k", "b", lease, run="run", keep=True)
+                take(store, "k", "b", lease, run="run", retain=True)
                 and renew(store, ("k", "b", 30.0)) == [RenewOutcome.RENEWED]
             ),
             "a renewal in time",
@@ -1370,7 +1383,7 @@ class Keeping(Given):
 
         (wake,) = wait_until(lambda: swept(store), "the run to be swept up")
         assert wake.run == "run"
-        take(store, "k", "c", run="run", repeated=True)
+        take(store, "k", "c", run="run", redelivered=True)
 
 
 class Pushing(Given):
@@ -1474,7 +1487,7 @@ class Pushing(Given):
         assert store.push(wake, [peer.address])
 
         assert wait_until(lambda: received, "the push") == [wake]
-        take(store, "{k} 1", "b", run="run 7", repeated=True)
+        take(store, "{k} 1", "b", run="run 7", redelivered=True)
         close()
 
     @parks
@@ -1518,7 +1531,7 @@ class Pushing(Given):
         received: list[WokenTask] = []
         peer, close = self.open_noted(store, ["celery"], receive=received.append)
         wake = woken(store, "k", "run")
-        take(store, "k", "b", run="run", repeated=True)
+        take(store, "k", "b", run="run", redelivered=True)
 
         assert store.push(wake, [peer.address])
 
@@ -1565,7 +1578,7 @@ class Pushing(Given):
 
         assert store.push(first, [peer.address])
 
-        take(store, "k", "b", run="run 0", repeated=True)
+        take(store, "k", "b", run="run 0", redelivered=True)
         second = store.release(ReleaseRequest("k", "b", run="run 0", completion=YES)).wake
         assert second == WokenTask(slot_name("k"), "run 1", b"e")
         close()
@@ -1593,7 +1606,7 @@ class Pushing(Given):
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
         woken(store, "k", "run", b"e")
-        take(store, "k", "b", 1.0, run="run", repeated=True, keep=True)
+        take(store, "k", "b", 1.0, run="run", redelivered=True, retain=True)
         store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
         pass_time(6.0)
         (wake,) = wait_until(lambda: swept(store), "a sweep")
@@ -1609,7 +1622,7 @@ class Pushing(Given):
     def test_what_is_tended_too_late_stays_as_it_is(self, store: Store) -> None:
         _, close = self.open_noted(store, ["celery"])
         wake = woken(store, "k", "run")
-        take(store, "k", "b", run="run", repeated=True, keep=True)
+        take(store, "k", "b", run="run", redelivered=True, retain=True)
 
         store.keep_reserved([wake, WokenTask("nobody", "run", b"")], 0.0)
 
@@ -1763,19 +1776,19 @@ class SecondDeliveries(Given):
         take(store, "k", "a", run="run")
         store.release(ReleaseRequest("k", "a", run="run", completion=AGAIN))
 
-        take(store, "k", "b", run="run", repeated=False)
+        take(store, "k", "b", run="run", redelivered=False)
 
     def test_a_second_delivery_of_a_run_that_has_not_ended_runs(self, store: Store) -> None:
         take(store, "k", "a", run="run")
         store.release(ReleaseRequest("k", "a", run="run", completion=Completion.NO))
 
-        take(store, "k", "b", run="run", repeated=True)
+        take(store, "k", "b", run="run", redelivered=True)
 
     def test_a_second_delivery_of_another_run_runs(self, store: Store) -> None:
         take(store, "k", "a", run="run")
         store.release(ReleaseRequest("k", "a", run="run", completion=AGAIN))
 
-        take(store, "k", "b", run="other", repeated=True)
+        take(store, "k", "b", run="other", redelivered=True)
 
     def test_a_second_delivery_does_not_run_beside_the_first(self, store: Store) -> None:
         take(store, "k", "a", run="run")
@@ -1788,7 +1801,7 @@ class SecondDeliveries(Given):
     @recognises
     def test_a_parked_second_delivery_of_a_finished_run_is_dropped(self, store: Store) -> None:
         take(store, "k", "a", run="run")
-        park(store, "k", "run", repeated=True)
+        park(store, "k", "run", redelivered=True)
         park(store, "k", "other")
 
         wake = store.release(ReleaseRequest("k", "a", run="run", completion=YES)).wake
@@ -1805,12 +1818,12 @@ class SecondDeliveries(Given):
     @recognises
     def test_a_parked_second_delivery_of_a_run_that_died_runs(self, store: Store) -> None:
         take(store, "k", "a", run="run")
-        park(store, "k", "run", b"again", repeated=True)
+        park(store, "k", "run", b"again", redelivered=True)
 
         assert store.release(ReleaseRequest("k", "a", run="run")).wake == WokenTask(
             slot_name("k"), "run", b"again"
         )
-        take(store, "k", "b", run="run", repeated=True)
+        take(store, "k", "b", run="run", redelivered=True)
 
     @waits
     @fair
@@ -1820,7 +1833,7 @@ class SecondDeliveries(Given):
         self, store: Store, ended: Completion
     ) -> None:
         take(store, "k", "a", run="run")
-        waiter = wait_for(store, "k", "b", run="run", repeated=True)
+        waiter = wait_for(store, "k", "b", run="run", redelivered=True)
         other = wait_for(store, "k", "c")
 
         store.release(ReleaseRequest("k", "a", run="run", completion=ended))
@@ -1842,7 +1855,7 @@ class SecondDeliveries(Given):
         join_before_the_end(
             store,
             self.shortest_lease,
-            lambda: park(store, "k", "run", repeated=True),
+            lambda: park(store, "k", "run", redelivered=True),
             run="run",
         )
         park(store, "k", "other")
@@ -1880,7 +1893,7 @@ class SecondDeliveries(Given):
         self, store: Store
     ) -> None:
         take(store, "k", "a", run="run")
-        park(store, "k", "run", repeated=True)
+        park(store, "k", "run", redelivered=True)
         park(store, "k", "other")
 
         wake = store.release(
@@ -1909,7 +1922,7 @@ class SecondDeliveries(Given):
     ) -> None:
         unsettled(store)
         if when == "before":
-            park(store, "k", "run", repeated=True)
+            park(store, "k", "run", redelivered=True)
         assert store.drop(WokenTask(slot_name("k"), "run", b"")).released
 
         assert (
@@ -1927,17 +1940,17 @@ class SecondDeliveries(Given):
     ) -> None:
         take(store, "k", "a", run="run")
         if parked == "before its end":
-            park(store, "k", "run", b"again", repeated=True)
+            park(store, "k", "run", b"again", redelivered=True)
         store.release(ReleaseRequest("k", "a", run="run", completion=Completion.UNSETTLED))
         if parked == "after its end":
-            park(store, "k", "run", b"again", repeated=True)
+            park(store, "k", "run", b"again", redelivered=True)
         assert swept(store) == []
 
         pass_time(31.0)
 
         found = wait_until(lambda: swept(store), "the run to be swept up")
         assert found == [WokenTask(slot_name("k"), "run", b"again")]
-        take(store, "k", "b", run="run", repeated=True)
+        take(store, "k", "b", run="run", redelivered=True)
 
     @recognises
     def test_a_run_with_a_short_lease_has_five_seconds_to_be_settled(
@@ -1953,7 +1966,7 @@ class SecondDeliveries(Given):
         )
 
         pass_time(2.6)
-        take(store, "k", "b", run="run", repeated=True)
+        take(store, "k", "b", run="run", redelivered=True)
 
 
 class SeveralKeys(Given):
@@ -2024,8 +2037,8 @@ class StandingAtKeys(Given):
 
         assert wake == WokenTask("k", "run", b"run")
         assert holder(store, "l") == "parked:run"
-        assert take(store, "k", "c", run="run", repeated=True) > first
-        assert take(store, "l", "d", run="run", repeated=True) > second
+        assert take(store, "k", "c", run="run", redelivered=True) > first
+        assert take(store, "l", "d", run="run", redelivered=True) > second
         for key, owner in (("k", "c"), ("l", "d")):
             assert store.release(
                 ReleaseRequest(key, owner, run="run", completion=AGAIN)
@@ -2162,7 +2175,7 @@ class StandingAtKeys(Given):
         (before,) = stand(store, "kl")
         (wake,) = goes_on(store, store.release(ReleaseRequest("k", "a")).wake)
         stand(store, "kl", "later")
-        take(store, "k", "b", run=wake.run, repeated=True)
+        take(store, "k", "b", run=wake.run, redelivered=True)
 
         replies = stand(store, "kl", owner="b")
 
@@ -2196,9 +2209,9 @@ class StandingAtKeys(Given):
         assert goes_on(store, before) == goes_on(store, late) == []
 
         assert (holder(store, "k"), holder(store, "l")) == ("parked:run", "parked:run")
-        take(store, "k", "c", run="run", repeated=True)
+        take(store, "k", "c", run="run", redelivered=True)
         assert goes_on(store, late) == []
-        take(store, "l", "d", run="run", repeated=True)
+        take(store, "l", "d", run="run", redelivered=True)
 
     @parks
     def test_it_does_not_depart_from_what_is_not_kept_for_it(self, store: Store) -> None:
@@ -2760,7 +2773,7 @@ class StoreContract(
         park(store, "k", "run")
         store.release(ReleaseRequest("k", "a"))
 
-        take(store, "k", "b", run="run", repeated=True, keep=True)
+        take(store, "k", "b", run="run", redelivered=True, retain=True)
 
         assert store.inspect("k").woken == 0
 
@@ -2811,7 +2824,7 @@ class StoreContract(
 
         assert list(store.wake_again("k")) == []
         store.release(ReleaseRequest("k", "a"))
-        take(store, "k", "b", run="run", repeated=True, keep=True)
+        take(store, "k", "b", run="run", redelivered=True, retain=True)
         assert list(store.wake_again("k")) == []
 
     @lists
@@ -2858,7 +2871,7 @@ class StoreContract(
         take(store, "k", "a")
         park(store, "k", "run")
         store.release(ReleaseRequest("k", "a"))
-        take(store, "k", "b", run="run", repeated=True, keep=True)
+        take(store, "k", "b", run="run", redelivered=True, retain=True)
         store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
 
         assert list(store.wake_again("k")) == []
@@ -2906,7 +2919,7 @@ class StoreContract(
         take(store, "k", "a")
         park(store, "k", "run")
         store.release(ReleaseRequest("k", "a"))
-        token = take(store, "k", "b", run="run", repeated=True, keep=True)
+        token = take(store, "k", "b", run="run", redelivered=True, retain=True)
 
         assert not store.cancel("k", "run").released
         assert store.inspect("k").token == token

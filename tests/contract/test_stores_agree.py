@@ -116,9 +116,9 @@ class Agreement(RuleBasedStateMachine):
         if wake is not None:
             self._wakes.append(wake)
 
-    @rule(key=KEYS, run=st.one_of(st.just(""), RUNS), repeated=FLAGS, keep=FLAGS)
-    def somebody_tries(self, key: str, run: str, repeated: bool, keep: bool) -> None:
-        how = {"repeated": repeated, "keep": keep} if run else {}
+    @rule(key=KEYS, run=st.one_of(st.just(""), RUNS), redelivered=FLAGS, retain=FLAGS)
+    def somebody_tries(self, key: str, run: str, redelivered: bool, retain: bool) -> None:
+        how = {"redelivered": redelivered, "retain": retain} if run else {}
         self._acquire(key, self._owner(), run, **how)
 
     @rule(run=st.one_of(st.just(""), RUNS))
@@ -135,17 +135,17 @@ class Agreement(RuleBasedStateMachine):
             for key, owner, replies in zip(keys, owners, zip(*answers, strict=True), strict=True):
                 self._granted(key, owner, run, list(replies))
 
-    @rule(key=KEYS, run=RUNS, repeated=FLAGS)
-    def a_run_parks(self, key: str, run: str, repeated: bool) -> None:
+    @rule(key=KEYS, run=RUNS, redelivered=FLAGS)
+    def a_run_parks(self, key: str, run: str, redelivered: bool) -> None:
         parcel = ParkRequest(f"envelope of {run}".encode())
-        self._acquire(key, self._owner(), run, queue=parcel, repeated=repeated)
+        self._acquire(key, self._owner(), run, queue=parcel, redelivered=redelivered)
 
-    @rule(key=KEYS, run=st.one_of(st.just(""), RUNS), repeated=FLAGS)
-    def somebody_waits(self, key: str, run: str, repeated: bool) -> None:
+    @rule(key=KEYS, run=st.one_of(st.just(""), RUNS), redelivered=FLAGS)
+    def somebody_waits(self, key: str, run: str, redelivered: bool) -> None:
         owner = self._owner()
         self._inboxes[owner] = [store.inbox("", owner) for store in self._stores]
         self._owners.append((key, owner, run))
-        how = {"repeated": repeated} if run else {}
+        how = {"redelivered": redelivered} if run else {}
         self._acquire(key, owner, run, queue=self._inboxes[owner], **how)
 
     @precondition(lambda self: self._owners)
@@ -185,7 +185,11 @@ class Agreement(RuleBasedStateMachine):
         self._asked(lambda store, _: store.renew([hold], 5.0)[0][0], lambda outcome: outcome)
 
     @precondition(lambda self: self._wakes)
-    @rule(data=st.data(), what=st.sampled_from(["mark_published", "mark_returned", "drop"]), mark=FLAGS)
+    @rule(
+        data=st.data(),
+        what=st.sampled_from(["mark_published", "mark_returned", "drop"]),
+        mark=FLAGS,
+    )
     def a_woken_run_is_told_of(self, data: st.DataObject, what: str, mark: bool) -> None:
         wake = data.draw(st.sampled_from(self._wakes))
         if what == "drop":

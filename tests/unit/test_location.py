@@ -105,7 +105,7 @@ def test_what_is_left_out_of_a_borrowed_url_is_said_for_debugging(caplog):
     with caplog.at_level("DEBUG", "celery_distlock.runtime.broker_url"):
         derive_store_url(conf(broker_url="redis://h/1?socket_timeout=5"))
 
-    assert "without the option 'socket_timeout' of Celery's URL" in caplog.text
+    assert "does not use the option 'socket_timeout' of Celery's URL" in caplog.text
 
 
 @pytest.mark.parametrize("settings", [{"broker_url": "amqp://h"}, {"broker_url": "sqs://"}])

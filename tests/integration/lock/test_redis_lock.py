@@ -255,7 +255,11 @@ def driver_errors() -> list[type[redis.RedisError]]:
 def test_no_error_of_the_driver_leaves_the_store(redis_store, monkeypatch, method):
     leaked = []
     monkeypatch.setattr("celery_distlock.stores.redis.store.PAUSES", (0.0,))
-    arguments = {"acquire": ("k", "a", 30.0), "release": ("k", "a"), "inspect": ("k",)}[method]
+    asked = {
+        "acquire": AcquireRequest("k", "a", 30.0),
+        "release": ReleaseRequest("k", "a"),
+        "inspect": "k",
+    }[method]
     for kind in driver_errors():
         error = kind.__new__(kind)  # their constructors differ
 
@@ -265,7 +269,7 @@ def test_no_error_of_the_driver_leaves_the_store(redis_store, monkeypatch, metho
         with monkeypatch.context() as patch:
             patch.setattr(ConnectionPool, "exchange", fail)
             try:
-                getattr(redis_store, method)(*arguments)
+                getattr(redis_store, method)(asked)
             except StoreError:
                 pass
             except redis.RedisError:

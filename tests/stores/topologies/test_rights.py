@@ -44,7 +44,7 @@ PAGE = (ROOT / "docs/places.md").read_text()
 SHORT, EXACT, OF_A_CLUSTER, OF_SENTINELS = re.findall(
     r"^ACL SETUSER .+(?:\n    .+)*", PAGE, re.MULTILINE
 )
-LUA = ROOT / "celery_distlock/lua"
+LUA = ROOT / "celery_distlock/stores/redis/scripts"
 EXECUTABLES = [None, *([servers.REDIS_EXECUTABLE] if servers.REDIS_EXECUTABLE else [])]
 METHODS = {
     name for name, _ in inspect.getmembers(Store, inspect.isfunction) if not name.startswith("_")

@@ -47,7 +47,7 @@ def test_another_process_recognises_a_run_that_has_ended(store, open_store):
     other = open_store()
 
     assert other.acquire(AcquireRequest("k", "b", 30.0, run="run", redelivered=True)).status is DONE
-    take(other, "k", "c", run="another", repeated=True)
+    take(other, "k", "c", run="another", redelivered=True)
     assert (
         other.acquire(AcquireRequest("k2", "d", 30.0, run="run", redelivered=True)).status
         is GRANTED
@@ -57,7 +57,7 @@ def test_another_process_recognises_a_run_that_has_ended(store, open_store):
 def test_a_blocked_second_delivery_leaves_the_queue_when_the_first_has_ended(store, open_store):
     other = open_store()
     take(store, "k", "a", run="run")
-    inbox = wait_for(other, "k", "b", run="run", repeated=True)
+    inbox = wait_for(other, "k", "b", run="run", redelivered=True)
     last = wait_for(store, "k", "c")
 
     store.release(ReleaseRequest("k", "a", run="run", completion=AGAIN))
@@ -93,7 +93,7 @@ def test_an_unsettled_run_that_is_dropped_without_a_mark_may_run_again(store):
 
     assert store.drop(WokenTask(slot_name("k"), "run", b""), mark=False).released
 
-    take(store, "k", "b", run="run", repeated=True)
+    take(store, "k", "b", run="run", redelivered=True)
 
 
 def test_an_unsettled_run_that_is_never_dropped_runs_again(store, skip):
@@ -104,7 +104,7 @@ def test_an_unsettled_run_that_is_never_dropped_runs_again(store, skip):
 
     skip(10.0)
 
-    take(store, "k", "b", run="run", repeated=True)
+    take(store, "k", "b", run="run", redelivered=True)
 
 
 def test_marks_outlive_an_hour_and_are_deleted_afterwards(store, skip):
