@@ -65,9 +65,9 @@ class Queue:
         return (time.perf_counter() - begin) / TURNS
 
     def _park(self, run: str) -> None:
-        parcel = ParkRequest(ENVELOPE, task="shop.reserve")
+        park_request = ParkRequest(ENVELOPE, task="shop.reserve")
         self._store.acquire(
-            AcquireRequest(self._key, new_owner("waiter"), 1.0, queue=parcel, run=run)
+            AcquireRequest(self._key, new_owner("waiter"), 1.0, queue=park_request, run=run)
         )
 
 

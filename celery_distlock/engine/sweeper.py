@@ -58,7 +58,7 @@ class Sweeper:
                 report = logger.debug if self._failing else logger.warning
                 report("the queues of %s cannot be swept: %s", self._store.identity, error)
                 if not isinstance(error, StoreError):
-                    logger.exception("the sweeper stumbled and goes on")
+                    logger.exception("unexpected error in a sweep; the next one is not put off")
                 self._failing = True
             else:
                 self._failing = False

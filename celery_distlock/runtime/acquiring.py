@@ -207,9 +207,9 @@ class KeyAcquisition:
         hold = next((hold for hold in self.taken if hold.key == key), None)
         try:
             if hold is None:
-                return store.stand(name, run, route, arrival=arrival, parcel=request)
+                return store.stand(name, run, route, arrival=arrival, park_request=request)
             stand = functools.partial(store.stand, name, run, route, owner=hold.owner)
-            reply = release_by(hold, lambda: stand(arrival=arrival, parcel=request))
+            reply = release_by(hold, lambda: stand(arrival=arrival, park_request=request))
             self.taken.remove(hold)  # not before: until then it is to be released in any case
             held_here().pop((store.identity, key), None)
             if reply.status not in (Status.RESERVED, Status.PARKED):  # it stands nowhere

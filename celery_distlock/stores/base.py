@@ -245,17 +245,17 @@ class ParkRequest(NamedTuple):
     """
     What to keep of a task that finds its key taken: opaque bytes, sent when its turn comes.
 
-    If `desk`, the address of a :class:`DeliveryChannel`, is still attended then, they are pushed
+    If `channel`, the address of a :class:`DeliveryChannel`, is still attended then, they are pushed
     there. The task's name is kept beside them, for those who look at the queue.
     """
 
     envelope: bytes
-    desk: str = ""
+    channel: str = ""
     task: str = ""
 
 
 class PeerChannel(NamedTuple):
-    """A worker that takes woken runs at its desk, past the broker."""
+    """A worker that takes woken runs at its delivery channel, past the broker."""
 
     address: str
     free: int  # so many more tasks it could start now
@@ -407,7 +407,7 @@ class Store(ABC):
         route: Route,
         *,
         arrival: int = 0,
-        parcel: ParkRequest | None = None,
+        park_request: ParkRequest | None = None,
         owner: str = "",
         timeout: float | None = None,
     ) -> Reply:
@@ -425,7 +425,7 @@ class Store(ABC):
             route: All of its keys.
             arrival: Its place in all queues: what the `Reply` at the first key told. There itself:
                 when it came, or 0.
-            parcel: At the first key, when it begins to stand there.
+            park_request: At the first key, when it begins to stand there.
             owner: Who holds the key for the run, and gives it up so.
             timeout: If it is given, there is one attempt of so many seconds.
         """
@@ -449,7 +449,7 @@ class Store(ABC):
         yield wake
 
     def park_if_held(
-        self, key: str, run: str, parcel: ParkRequest, timeout: float, arrival: int = 0
+        self, key: str, run: str, park_request: ParkRequest, timeout: float, arrival: int = 0
     ) -> Reply:
         """
         Park *run* and never take the key, not even if it is free. One attempt of *timeout* seconds.
@@ -463,7 +463,7 @@ class Store(ABC):
         Args:
             key: The key.
             run: As in :meth:`acquire`.
-            parcel: Likewise.
+            park_request: Likewise.
             timeout: Seconds.
             arrival: As in :meth:`acquire`.
         """
@@ -521,7 +521,7 @@ class Store(ABC):
 
     def open_channel(self, receive: Callable[[WokenTask], object]) -> DeliveryChannel | None:
         """
-        Open a desk: from now on *receive* is called, in a thread, with each run pushed to it.
+        Open a delivery channel: *receive* is called, in a thread, with each run pushed to it.
 
         What it does not take is sent by the next sweep. None if this store cannot push.
         """
@@ -531,7 +531,7 @@ class Store(ABC):
         self, queues: Sequence[str], peer: PeerChannel, seconds: float
     ) -> list[PeerChannel]:
         """
-        Note that a desk of this process takes woken runs of these broker queues, for *seconds*.
+        Note that a channel of this process takes woken runs of these broker queues, for *seconds*.
 
         0: not any more. Returns those others that do, as `find_channels`.
         """
@@ -539,7 +539,7 @@ class Store(ABC):
 
     def find_channels(self, queues: Sequence[str], near: Sequence[str] = ()) -> list[PeerChannel]:
         """
-        Return desks that take woken runs of any of these broker queues, of workers that live.
+        Return the channels of live workers that take woken runs of any of these broker queues.
 
         Those of the addresses *near* first, then some that have most free slots; not all of them.
         """
@@ -547,7 +547,7 @@ class Store(ABC):
 
     def push(self, wake: WokenTask, addresses: Iterable[str]) -> bool:
         """
-        Push a woken run to the first of these desks that is attended; false: the broker is for it.
+        Push a woken run to the first of these channels that is open; false: the broker is for it.
 
         What is not taken there is found by the next sweep; false if that came to pass too often.
         """

@@ -121,9 +121,9 @@ class _Key:
     def knows_end(self, run: str) -> bool:
         return run in self.done or clock.monotonic() < self.unsettled.get(run, -math.inf)
 
-    def keep(self, run: str, parcel: ParkRequest) -> None:
-        self.envelopes[run] = parcel.envelope
-        self.names[run] = parcel.task
+    def keep(self, run: str, park_request: ParkRequest) -> None:
+        self.envelopes[run] = park_request.envelope
+        self.names[run] = park_request.task
 
     def unpark(self, run: str) -> bool:
         if self.envelopes.pop(run, None) is None:
@@ -181,8 +181,8 @@ class _Key:
         members = [waiter.member for waiter in self.queue]
         return members.index(member) if member in members else len(members)
 
-    def park(self, run: str, parcel: ParkRequest, stands: int) -> int:
-        self.keep(run, parcel)
+    def park(self, run: str, park_request: ParkRequest, stands: int) -> int:
+        self.keep(run, park_request)
         self.sends.pop(run, None)
         self.woken.pop(run, None)
         self.arrivals[run] = self.join(f"p:{run}", stands)
@@ -261,7 +261,7 @@ class MemoryStore(SeveralKeys):
             return state.taken(status, member, asked_at, stands)._replace(wake=wake)
 
     def park_if_held(
-        self, key: str, run: str, parcel: ParkRequest, timeout: float, arrival: int = 0
+        self, key: str, run: str, park_request: ParkRequest, timeout: float, arrival: int = 0
     ) -> Reply:
         asked_at = clock.monotonic()
         with self._mutex:
@@ -269,9 +269,9 @@ class MemoryStore(SeveralKeys):
             if state.holder == f"parked:{run}":
                 return Reply(Status.DONE, asked_at)
             if state.knows_end(run):
-                return _second_delivery(state, run, parcel, asked_at)
+                return _second_delivery(state, run, park_request, asked_at)
             stands = state.arrivals.get(run) or min(arrival, _microseconds() + AHEAD)
-            stands = state.park(run, parcel, stands)
+            stands = state.park(run, park_request, stands)
             return state.taken(Status.PARKED, f"p:{run}", asked_at, stands)
 
     def time(self, timeout: float) -> int:
@@ -297,7 +297,7 @@ class MemoryStore(SeveralKeys):
         route: Route,
         *,
         arrival: int = 0,
-        parcel: ParkRequest | None = None,
+        park_request: ParkRequest | None = None,
         owner: str = "",
         timeout: float | None = None,
     ) -> Reply:
@@ -305,7 +305,7 @@ class MemoryStore(SeveralKeys):
         with self._mutex:
             state = self._keys.setdefault(name, _Key())
             if name == route.names[0]:
-                away = parcel is None and run not in state.routes
+                away = park_request is None and run not in state.routes
                 if run in state.done or away:
                     known = state.run == run or run in state.envelopes
                     self._forget_if_idle(name, state)
@@ -313,8 +313,8 @@ class MemoryStore(SeveralKeys):
                     return Reply(Status.BUSY if waits else Status.DONE, asked_at)
                 arrival = state.arrivals.get(run) or state.stamps.get(run) or arrival
             state.envelopes.setdefault(run, b"")
-            if parcel is not None:
-                state.keep(run, parcel)
+            if park_request is not None:
+                state.keep(run, park_request)
             state.routes[run], state.names[run] = route, route.task
             state.woken.pop(run, None)
             if (at := state.arrivals.get(run)) is None or at != arrival:

@@ -93,14 +93,16 @@ def begin_at_first_key(
     store: Store,
     run: str,
     route: Route,
-    parcel: ParkRequest,
+    park_request: ParkRequest,
     *,
     arrival: int = 0,
     timeout: float | None = None,
 ) -> Reply:
     """Have *run* stand at the first of its keys; others have it go on from there."""
     first = route.names[0]
-    reply = store.stand(first, run, route, arrival=arrival, parcel=parcel, timeout=timeout)
+    reply = store.stand(
+        first, run, route, arrival=arrival, park_request=park_request, timeout=timeout
+    )
     if reply.status is Status.RESERVED:
         store.dispatch(WokenTask(first, run, b"", route))
     store.dispatch(reply.wake)

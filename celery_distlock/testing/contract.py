@@ -139,10 +139,10 @@ def wait_for(store: Store, key: str, name: str, lease: float = 30.0, **more: Any
 
 def park(store: Store, key: str, run: str, envelope: bytes | None = None, **more: Any) -> None:
     """Park a run at a taken key; it was delivered to an owner that is over by now."""
-    parcel = ParkRequest(run.encode() if envelope is None else envelope, task="shop.reserve")
+    park_request = ParkRequest(run.encode() if envelope is None else envelope, task="shop.reserve")
     owner = new_owner("delivery")
     assert (
-        store.acquire(AcquireRequest(key, owner, 30.0, queue=parcel, run=run, **more)).status
+        store.acquire(AcquireRequest(key, owner, 30.0, queue=park_request, run=run, **more)).status
         is PARKED
     )
 
@@ -236,11 +236,13 @@ def stand(
 ) -> list[Reply]:
     """Have a run begin to stand at its keys, as far as it comes; return what it is told there."""
     route = Route(tuple(keys), "shop.move")
-    parcel: ParkRequest | None = ParkRequest(run.encode())
+    park_request: ParkRequest | None = ParkRequest(run.encode())
     replies = []
     for key in keys:
-        replies.append(store.stand(key, run, route, arrival=arrival, parcel=parcel, **more))
-        parcel, arrival = None, replies[-1].arrival
+        replies.append(
+            store.stand(key, run, route, arrival=arrival, park_request=park_request, **more)
+        )
+        park_request, arrival = None, replies[-1].arrival
         if replies[-1].status is not RESERVED:
             break
     return replies
@@ -1139,8 +1141,8 @@ class Parking(Given):
     def test_who_came_before_those_in_line_takes_the_free_key(self, store: Store) -> None:
         first = store.time(10.0)
         for number in (1, 2):
-            parcel = ParkRequest(b"%d" % number)
-            reply = store.park_if_held("k", f"run{number}", parcel, 10.0, first + number)
+            park_request = ParkRequest(b"%d" % number)
+            reply = store.park_if_held("k", f"run{number}", park_request, 10.0, first + number)
             assert (reply.status, reply.holder, reply.wake) == (PARKED, "", None)
 
         late = store.acquire(AcquireRequest("k", "late", 30.0, run="late", arrival=first + 3))
@@ -1387,7 +1389,7 @@ class Keeping(Given):
 
 
 class Pushing(Given):
-    """A run whose turn it is goes straight to the desk that it was parked from."""
+    """A run whose turn it is goes straight to the channel that it was parked from."""
 
     @parks
     @any_envelope
@@ -1397,8 +1399,8 @@ class Pushing(Given):
         received: list[WokenTask] = []
         address, close = self.open_desk(store, received.append)
         take(store, "{k} 1", "a")
-        parcel = ParkRequest(envelope, address)
-        store.acquire(AcquireRequest("{k} 1", "b", 30.0, queue=parcel, run="run 7"))
+        park_request = ParkRequest(envelope, address)
+        store.acquire(AcquireRequest("{k} 1", "b", 30.0, queue=park_request, run="run 7"))
 
         released = store.release(ReleaseRequest("{k} 1", "a"))
 
@@ -1514,7 +1516,7 @@ class Pushing(Given):
         close()
         wake = woken(store, "k", "run")
 
-        wait_until(lambda: not store.push(wake, [peer.address]), "the desk to be closed")
+        wait_until(lambda: not store.push(wake, [peer.address]), "the channel to be closed")
 
         assert not store.push(wake, [])
 
@@ -1567,9 +1569,9 @@ class Pushing(Given):
         silent, close_silent = self.open_desk(store, lambda _: None)
         take(store, "k", "a")
         for number in range(3):
-            parcel = ParkRequest(b"e", silent)
+            park_request = ParkRequest(b"e", silent)
             store.acquire(
-                AcquireRequest("k", f"p{number}", 30.0, queue=parcel, run=f"run {number}")
+                AcquireRequest("k", f"p{number}", 30.0, queue=park_request, run=f"run {number}")
             )
         peer, close = self.open_noted(store, ["celery"])
         assert store.release(ReleaseRequest("k", "a")).wake is None
@@ -1639,7 +1641,7 @@ class Pushing(Given):
         seconds: float = 30.0,
         receive: Callable[[WokenTask], object] = lambda _: None,
     ) -> tuple[PeerChannel, Callable[[], None]]:
-        """Return a desk that takes from these broker queues, and what closes it."""
+        """Return a channel that takes from these broker queues, and what closes it."""
         address, close = self.open_desk(store, receive)
         peer = PeerChannel(address, free)
         store.register_channel(queues, peer, seconds)
@@ -1648,11 +1650,11 @@ class Pushing(Given):
     def open_desk(
         self, store: Store, receive: Callable[[WokenTask], object]
     ) -> tuple[str, Callable[[], None]]:
-        """Return the address of a desk, and what closes it."""
-        desk = store.open_channel(receive)
-        if desk is None:
+        """Return the address of a channel, and what closes it."""
+        channel = store.open_channel(receive)
+        if channel is None:
             pytest.skip("the store cannot push")
-        return desk.address, desk.close
+        return channel.address, channel.close
 
 
 class Sweeping(Given):
@@ -2149,7 +2151,7 @@ class StandingAtKeys(Given):
         token = take(store, "k", "a", run="run")
         route = Route(("k", "l"))
 
-        reply = store.stand("k", "run", route, parcel=ParkRequest(b"run"), owner="a")
+        reply = store.stand("k", "run", route, park_request=ParkRequest(b"run"), owner="a")
 
         assert reply.status is RESERVED
         assert reply.token > token

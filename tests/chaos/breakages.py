@@ -7,9 +7,7 @@ Who wakes nobody, or forgets, is found at once; the other two if a fault comes a
 
 from __future__ import annotations
 
-from typing import Any
-
-from celery_distlock.stores.base import Release, Sending, Store
+from celery_distlock.stores.base import Release, ReleaseRequest, Sending, Store
 from celery_distlock.stores.redis.store import RedisStore
 from tests.faults.history import actor
 
@@ -18,7 +16,7 @@ def wake_nobody() -> None:
     """Whom a release wakes is not told; nobody sweeps."""
     Store.dispatch = lambda self, wake, **_: Sending.LEFT  # type: ignore[method-assign]
     RedisStore.sweep = lambda self, interval: iter(())  # type: ignore[method-assign]
-    RedisStore.desk = lambda self, receive: None  # type: ignore[method-assign]
+    RedisStore.open_channel = lambda self, receive: None  # type: ignore[method-assign]
 
 
 def forget_the_parked() -> None:
@@ -26,12 +24,12 @@ def forget_the_parked() -> None:
     right = RedisStore.release
     counted = iter(range(10**9))
 
-    def wrong(self: RedisStore, *args: Any, **options: Any) -> Release:
-        released = right(self, *args, **options)
+    def wrong(self: RedisStore, request: ReleaseRequest) -> Release:
+        released = right(self, request)
         if next(counted) % 30 == 0:
-            for waiter in self.waiters(args[0], limit=1):
+            for waiter in self.waiters(request.key, limit=1):
                 if waiter.run:
-                    self.cancel(args[0], waiter.run)
+                    self.cancel(request.key, waiter.run)
         return released
 
     RedisStore.release = wrong  # type: ignore[method-assign]

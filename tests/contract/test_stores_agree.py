@@ -137,8 +137,8 @@ class Agreement(RuleBasedStateMachine):
 
     @rule(key=KEYS, run=RUNS, redelivered=FLAGS)
     def a_run_parks(self, key: str, run: str, redelivered: bool) -> None:
-        parcel = ParkRequest(f"envelope of {run}".encode())
-        self._acquire(key, self._owner(), run, queue=parcel, redelivered=redelivered)
+        park_request = ParkRequest(f"envelope of {run}".encode())
+        self._acquire(key, self._owner(), run, queue=park_request, redelivered=redelivered)
 
     @rule(key=KEYS, run=st.one_of(st.just(""), RUNS), redelivered=FLAGS)
     def somebody_waits(self, key: str, run: str, redelivered: bool) -> None:

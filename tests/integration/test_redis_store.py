@@ -47,7 +47,7 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
         ReleaseRequest("k", "c", run="run", completion=Completion.YES, keep_for=("run", 0.05))
     )
     store.acquire_all(["l", "m"], ["d", "e"], 30.0)
-    store.stand("n", "standing", Route(("n", "o")), parcel=ParkRequest(b"envelope"))
+    store.stand("n", "standing", Route(("n", "o")), park_request=ParkRequest(b"envelope"))
     store.stand("o", "standing", Route(("n", "o")), arrival=1)
     store.depart("o", "standing", first=False)
     store.check()

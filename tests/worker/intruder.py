@@ -98,8 +98,8 @@ class Intruder:
     def push(self, desk: bytes, key: str, envelope: bytes, run: str = "") -> None:
         run = run or f"{uuid.uuid4()}:0:0:0"
         lock = f"{self.prefix}:{{{key}}}:lock"
-        parcel = f"{len(lock)} {len(run)} {lock}{run}".encode() + envelope
-        assert self._client.publish(desk, parcel) == 1
+        park_request = f"{len(lock)} {len(run)} {lock}{run}".encode() + envelope
+        assert self._client.publish(desk, park_request) == 1
 
     def keys(self, pattern: str) -> list[bytes]:
         return list(self._client.scan_iter(pattern))

@@ -68,16 +68,16 @@ __all__ = ["RedisStore"]
 
 logger = logging.getLogger(__name__)
 
-DESK_PATIENCE = 1.0  # seconds until the server pushes; a worker that begins to consume waits
+ATTEND_TIMEOUT = 1.0  # seconds until the server pushes; a worker that begins to consume waits
 PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
-MOST_PEERS = 10  # desks of a broker's queue that are told of
+MOST_PEERS = 10  # delivery channels of a broker's queue that are looked up
 MOST_SLOTS = 10_000  # that anybody's word is taken for
 MOST_LEFT = 10_000  # runs that are known to have been left to others
 PAUSES_FOR_A_SLOT = (0.5, 1.0)  # more, while a cluster moves the key's slot
 TURN = 0.9  # of the interval between sweeps: for so long the sweepers' turn is one's own
 REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
 
-_DESK = "desk"
+_CHANNEL = "desk"
 _LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the others"
 
 
@@ -91,7 +91,7 @@ class RedisStore(RedisInspection, SeveralKeys):
         self._prefix = prefix
         self.address = self._servers.address
         self.identity = f"{self.address}#{prefix}"
-        self._desk: PubSubChannel | None = None
+        self._delivery: PubSubChannel | None = None
         self._complaints = Complaints()
         self._left: set[tuple[str, str]] = set()
         self._gives_way = False  # what this sweep has left is for another one to look at
@@ -104,22 +104,22 @@ class RedisStore(RedisInspection, SeveralKeys):
         self._posts: dict[Hashable, WaiterSubscriptions] = {}
         self._mutex = threading.Lock()
         if forked:
-            self._desk = None
+            self._delivery = None
             self._servers.after_fork()
 
     def acquire(self, request: AcquireRequest) -> Reply:
         key, owner, lease, queue, run, redelivered, retain, arrival = request
-        mode, detail, desk, task = "try", b"", "", ""
+        mode, detail, delivery, task = "try", b"", "", ""
         name = slot_name(key)
         if isinstance(queue, ParkRequest):
             mode, detail, task = "park", queue.envelope, queue.task
-            desk = self._desk_channel(name, queue.desk, patience=TIMEOUT)
+            delivery = self._push_channel(name, queue.channel, patience=TIMEOUT)
             self._ask([self._index("add", name)], key)
         elif queue is not None:
             mode, detail = "wait", queue.address.encode()
         arguments: list[Any] = [owner, milliseconds(lease), mode, run, int(redelivered), arrival]
         if mode != "try" or retain:  # most requests are shorter
-            arguments += [int(retain), detail, desk, task]
+            arguments += [int(retain), detail, delivery, task]
         asked = self._ask([self._call(_ACQUIRE, name, *arguments, confirmed=True)], key)
         return self._reply(key, asked.answers[0], asked.asked_at)
 
@@ -174,11 +174,22 @@ class RedisStore(RedisInspection, SeveralKeys):
         )
 
     def park_if_held(
-        self, key: str, run: str, parcel: ParkRequest, timeout: float, arrival: int = 0
+        self, key: str, run: str, park_request: ParkRequest, timeout: float, arrival: int = 0
     ) -> Reply:
         name, asked_at = slot_name(key), clock.monotonic()
-        desk = self._desk_channel(name, parcel.desk)
-        arguments = "", 1, "line", run, 0, arrival, 0, parcel.envelope, desk, parcel.task
+        delivery = self._push_channel(name, park_request.channel)
+        arguments = (
+            "",
+            1,
+            "line",
+            run,
+            0,
+            arrival,
+            0,
+            park_request.envelope,
+            delivery,
+            park_request.task,
+        )
         calls = [
             self._index("add", name),
             self._call(_ACQUIRE, name, *arguments, confirmed=True),
@@ -196,12 +207,14 @@ class RedisStore(RedisInspection, SeveralKeys):
         route: Route,
         *,
         arrival: int = 0,
-        parcel: ParkRequest | None = None,
+        park_request: ParkRequest | None = None,
         owner: str = "",
         timeout: float | None = None,
     ) -> Reply:
         arguments = int(name == route.names[0]), arrival, owner, 0
-        return self._stand([name], run, route, *arguments, parcel=parcel, timeout=timeout)
+        return self._stand(
+            [name], run, route, *arguments, park_request=park_request, timeout=timeout
+        )
 
     def stand_at_all(self, run: str, route: Route) -> Reply | None:
         if not self._servers.share([self._stem(name).encode() for name in route.names]):
@@ -219,13 +232,16 @@ class RedisStore(RedisInspection, SeveralKeys):
         run: str,
         route: Route,
         *arguments: Any,
-        parcel: ParkRequest | None = None,
+        park_request: ParkRequest | None = None,
         timeout: float | None = None,
     ) -> Reply:
         first, key = names[0], key_of(names[0])
-        if parcel is not None:
+        if park_request is not None:
             patience = TIMEOUT if timeout is None else 0.0
-            arguments += parcel.envelope, self._desk_channel(first, parcel.desk, patience)
+            arguments += (
+                park_request.envelope,
+                self._push_channel(first, park_request.channel, patience),
+            )
         stems = tuple(self._stem(name) for name in names)
         stand = script_call(_STAND, stems, run, route.written(), *arguments)
         stand = stand._replace(replicas=self._replicas)
@@ -314,59 +330,63 @@ class RedisStore(RedisInspection, SeveralKeys):
         return PubSubInbox(owner, find)
 
     def open_channel(self, receive: Callable[[WokenTask], object]) -> DeliveryChannel:
-        channel = f"{self._prefix}:{_DESK}:{uuid.uuid4().hex}"
-        self._desk = desk = PubSubChannel(channel, self._servers, receive)
+        channel = f"{self._prefix}:{_CHANNEL}:{uuid.uuid4().hex}"
+        self._delivery = delivery = PubSubChannel(channel, self._servers, receive)
         if self._servers.in_order:
-            desk.attend(self._place("", channel), DESK_PATIENCE)
-        return desk
+            delivery.attend(self._place("", channel), ATTEND_TIMEOUT)
+        return delivery
 
-    def _desk_channel(self, name: str, address: str, patience: float = 0.0) -> str:
-        """Return where what is parked at *name* is pushed for the desk at *address*."""
+    def _push_channel(self, name: str, address: str, patience: float = 0.0) -> str:
+        """Return where what is parked at *name* is pushed for the delivery channel at *address*."""
         if not address or self._servers.in_order:
             return address
-        place, desk = self._place(name, address), self._desk
-        if desk is not None and desk.address == address:
-            desk.attend(place, patience)
+        place, delivery = self._place(name, address), self._delivery
+        if delivery is not None and delivery.address == address:
+            delivery.attend(place, patience)
         return place.channel
 
     def register_channel(
         self, queues: Sequence[str], peer: PeerChannel, seconds: float
     ) -> list[PeerChannel]:
-        desk, for_ms = self._desk, milliseconds(seconds) if seconds else 0
-        if seconds and desk is not None and desk.address == peer.address:
-            desk.attend(self._front(peer.address), DESK_PATIENCE)
+        delivery, for_ms = self._delivery, milliseconds(seconds) if seconds else 0
+        if seconds and delivery is not None and delivery.address == peer.address:
+            delivery.attend(self._front(peer.address), ATTEND_TIMEOUT)
         note = peer.address, max(0, peer.free), for_ms, MOST_PEERS, ""
         found = self._peers([self._of_queue(queue, *note) for queue in queues])
         return [each for each in found if each.address != peer.address]
 
     def find_channels(self, queues: Sequence[str], near: Sequence[str] = ()) -> list[PeerChannel]:
-        words = "", 0, 0, MOST_PEERS, " ".join(filter(self._is_desk, near))
+        words = "", 0, 0, MOST_PEERS, " ".join(filter(self._is_channel, near))
         return self._peers([self._of_queue(queue, *words) for queue in queues])
 
     def _of_queue(self, queue: str, *arguments: Any) -> Command:
-        return script_call(_DESKS, (f"{self._prefix}:desks:{{{slot_name(queue)}}}:",), *arguments)
+        return script_call(
+            _CHANNELS, (f"{self._prefix}:desks:{{{slot_name(queue)}}}:",), *arguments
+        )
 
     def _peers(self, calls: Sequence[Command]) -> list[PeerChannel]:
-        """Return who is told of, each once; what is no desk of ours is passed over."""
+        """Return who is told of, each once; what is no channel of ours is passed over."""
         found: dict[str, PeerChannel] = {}
         for answer in self._attempt_once(calls):
             if isinstance(answer, Exception):
                 if not isinstance(answer, ResponseError) or is_transient(answer):
                     raise StoreUnavailableError(f"{self.address} cannot serve: {answer}")
-                said = self._refusal(answer, "the desks")
+                said = self._refusal(answer, "the delivery channels")
                 self._complaints.tell("desks", "%s: woken tasks may go by the broker", said)
                 continue
             for address, free in zip(map(text, answer[::2]), answer[1::2], strict=True):
-                if self._is_desk(address):
+                if self._is_channel(address):
                     found.setdefault(address, PeerChannel(address, min(MOST_SLOTS, _number(free))))
         return list(found.values())
 
-    def _is_desk(self, address: str) -> bool:
+    def _is_channel(self, address: str) -> bool:
         stem, _, name = address.rpartition(":")
-        return stem == f"{self._prefix}:{_DESK}" and re.fullmatch("[0-9a-f]{32}", name) is not None
+        return (
+            stem == f"{self._prefix}:{_CHANNEL}" and re.fullmatch("[0-9a-f]{32}", name) is not None
+        )
 
     def push(self, wake: WokenTask, addresses: Iterable[str]) -> bool:
-        known = list(filter(self._is_desk, addresses))
+        known = list(filter(self._is_channel, addresses))
         if not known:
             return False
         became = self._ask([self._call(_PUSH, wake.name, wake.run)], wake.name).answers[0]
@@ -384,7 +404,7 @@ class RedisStore(RedisInspection, SeveralKeys):
         return isinstance(heard, int) and heard > 0
 
     def _front(self, address: str) -> PushTarget:
-        """Return where a desk takes what is parked at any key."""
+        """Return where a delivery channel takes what is parked at any key."""
         try:
             return self._servers.place(address.encode(), address)
         except (RedisError, OSError) as error:
@@ -712,7 +732,7 @@ _SCRIPTS = [
 ]
 _ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE, _DROP, *_OTHERS = _SCRIPTS
 _SENT, _SWEEP, _INDEX, _INSPECT, _CANCEL, _TURN, _RETURN, *_MORE = _OTHERS
-_DESKS, _PUSH, _TEND, _STAND, _DEPART = _MORE
+_CHANNELS, _PUSH, _TEND, _STAND, _DEPART = _MORE
 _RENEWALS = {
     1: RenewOutcome.RENEWED,
     0: RenewOutcome.HELD,

@@ -34,7 +34,7 @@ IDLE_PING = 5.0  # seconds after which a silent connection is asked whether it i
 RESTED = 60.0  # seconds after which a connection that nobody has read from is made anew
 JOIN = 0.5  # seconds that a waiter gives the server to confirm that it will push
 AT_ONCE = 8  # waiters of a process that look again when messages may have been lost
-CLOSING = 0.25  # seconds that a desk waits at its end for the threads that listen
+CLOSING = 0.25  # seconds that a delivery channel waits at its end for the threads that listen
 PAUSE = (0.2, 1.0)  # seconds between attempts to connect; spread, for all try at once
 
 
@@ -356,7 +356,7 @@ class PubSubInbox(Inbox):
 
 
 class PubSubChannel(DeliveryChannel):
-    """A desk that servers push to, each over a connection with a thread that subscribed to it."""
+    """A channel that servers push to, each over a connection that a thread reads."""
 
     def __init__(
         self, channel: str, servers: Topology, receive: Callable[[WokenTask], object]
@@ -429,7 +429,7 @@ class _Listener:
         self._ear = PubSubConnection(connect, receive, self._note_change)
         self._changed = threading.Event()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="distlock-desk", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="distlock-delivery", daemon=True)
         self._thread.start()
 
     def want(self, place: PushTarget, patience: float) -> None:

@@ -140,7 +140,7 @@ class NodeRegistry:
             try:
                 self._tend()
             except Exception:
-                logger.exception("the store's timer stumbled and goes on")
+                logger.exception("unexpected error while expiring ZooKeeper nodes; trying again")
                 self._news.wait(LOOK)
             with self._mutex:
                 self._next = min((node.until for node in self._nodes.values()), default=math.inf)

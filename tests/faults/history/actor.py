@@ -19,7 +19,7 @@ from celery_distlock import Lock, clock
 from celery_distlock.engine import lease
 from celery_distlock.engine.lease import Hold
 from celery_distlock.errors import LockError, StoreError
-from celery_distlock.stores import open_store
+from celery_distlock.stores import ReleaseRequest, open_store
 from celery_distlock.stores.redis.store import RedisStore
 
 THREADS = 6
@@ -100,8 +100,9 @@ def release_without_looking() -> None:
     """A release takes the key from whoever has it."""
     right = RedisStore.release
 
-    def wrong(self: RedisStore, key: str, owner: str, **more: Any) -> Any:
-        return right(self, key, self.inspect(key).owner or owner, **more)
+    def wrong(self: RedisStore, request: ReleaseRequest) -> Any:
+        holder = self.inspect(request.key).owner
+        return right(self, request._replace(owner=holder or request.owner))
 
     RedisStore.release = wrong  # type: ignore[method-assign]
 

@@ -332,9 +332,9 @@ class World(RuleBasedStateMachine):
         self.broker.remove(message)
         run, worker = message.run, self.store.workers[len(self.processes) % 2]
         if "lobby" in run.kind and not (message.woken or message.again or run.revoked):
-            parcel = ParkRequest(run.wake.envelope, worker.desk)
+            park_request = ParkRequest(run.wake.envelope, worker.desk)
             try:
-                reply = self.store.park_if_held(run.key, run.name, parcel, 0.25)
+                reply = self.store.park_if_held(run.key, run.name, park_request, 0.25)
                 if reply.status is Status.PARKED:
                     if not reply.holder:  # whoever was before it has ended meanwhile
                         self.sweep(self.store.wake_next(run.key))

@@ -98,11 +98,11 @@ class World:
             yield
 
     def stand(self, run: Run, taken: dict[str, str]) -> Iterator[None]:
-        parcel, arrival = ParkRequest(run.name.encode()), 0
+        park_request, arrival = ParkRequest(run.name.encode()), 0
         for key in run.keys:
-            how = {"arrival": arrival, "parcel": parcel, "owner": taken.pop(key, "")}
+            how = {"arrival": arrival, "park_request": park_request, "owner": taken.pop(key, "")}
             reply = self.store.stand(key, run.name, run.route, **how)
-            parcel, arrival = None, reply.arrival
+            park_request, arrival = None, reply.arrival
             self.wake(reply.wake)
             yield
             if reply.status is not Status.RESERVED:

@@ -49,8 +49,10 @@ def test_the_envelopes_of_those_who_wait_are_not_fetched(redis_url, prefix):
     with closing(RedisStore(redis_url, prefix)) as store:
         store.acquire(AcquireRequest("k", "o", 60.0))
         for number in range(5):
-            parcel = ParkRequest(b"x" * 1_000_000, task="shop.reserve")
-            store.acquire(AcquireRequest("k", "d", 1.0, queue=parcel, run=f"id{number}:0:0:0"))
+            park_request = ParkRequest(b"x" * 1_000_000, task="shop.reserve")
+            store.acquire(
+                AcquireRequest("k", "d", 1.0, queue=park_request, run=f"id{number}:0:0:0")
+            )
         tracemalloc.start()
         waiters = store.waiters("k")
         _, peak = tracemalloc.get_traced_memory()

@@ -84,17 +84,17 @@ def write(client: redis.Redis, name: str, kind: str, value: Any) -> None:
 
 def use(store: RedisStore) -> None:
     """Do everything to the key that is spoilt: what is refused is a `StoreError`."""
-    parcel = ParkRequest(b"envelope", "", "shop.reserve")
+    park_request = ParkRequest(b"envelope", "", "shop.reserve")
     for call in (
         lambda: store.inspect("bad"),
         lambda: store.waiters("bad"),
         lambda: store.parked("bad", RUN),
         lambda: list(store.find_parked("id", "bad")),
-        lambda: store.park_if_held("bad", RUN, parcel, 5.0),
+        lambda: store.park_if_held("bad", RUN, park_request, 5.0),
         lambda: store.renew([Ownership("bad", "h|1|t|n", 5.0)], 5.0),
         lambda: store.acquire_all(["bad"], ["h|1|t|n"], 5.0),
         lambda: store.acquire(AcquireRequest("bad", "h|1|t|n", 5.0, redelivered=True, run="run")),
-        lambda: store.acquire(AcquireRequest("bad", "other", 5.0, queue=parcel, run=RUN)),
+        lambda: store.acquire(AcquireRequest("bad", "other", 5.0, queue=park_request, run=RUN)),
         lambda: store.mark_published(WokenTask("bad", RUN, b"")),
         lambda: list(store.wake_again("bad")),
         lambda: store.release(

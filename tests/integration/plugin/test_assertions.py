@@ -33,9 +33,9 @@ def held(store, key="k"):
 
 def park(store, task_id, key="k"):
     owner, run = new_owner("shop.reserve"), f"{task_id}:0:0:0"
-    parcel = ParkRequest(b"", task="shop.reserve")
+    park_request = ParkRequest(b"", task="shop.reserve")
     assert (
-        store.acquire(AcquireRequest(key, owner, 30.0, queue=parcel, run=run)).status
+        store.acquire(AcquireRequest(key, owner, 30.0, queue=park_request, run=run)).status
         is Status.PARKED
     )
 

@@ -68,10 +68,10 @@ def push(store: Store, key: str) -> None:
 
 
 def _pushed(store: Store, key: str, address: str, came: list[WokenTask]) -> bool:
-    parcel = ParkRequest(b"envelope", address)
+    park_request = ParkRequest(b"envelope", address)
     store.acquire(AcquireRequest(key, "holder", 60.0))
     assert (
-        store.acquire(AcquireRequest(key, "late", 60.0, queue=parcel, run="run")).status
+        store.acquire(AcquireRequest(key, "late", 60.0, queue=park_request, run="run")).status
         is Status.PARKED
     )
     released = store.release(ReleaseRequest(key, "holder"))

@@ -324,8 +324,8 @@ def test_a_node_that_is_gone_is_forgotten(cluster, prefix):
     ):
         drill.hand_over(store, "k")
         store.acquire(AcquireRequest("k", "holder", 60.0))
-        parcel = ParkRequest(b"envelope", desk.address)
-        store.acquire(AcquireRequest("k", "late", 60.0, queue=parcel, run="run"))
+        park_request = ParkRequest(b"envelope", desk.address)
+        store.acquire(AcquireRequest("k", "late", 60.0, queue=park_request, run="run"))
         copied(old)
         where = ("127.0.0.1", old.port)
         assert [where in known for known in _known(store, desk)] == [True] * 3
@@ -333,7 +333,7 @@ def test_a_node_that_is_gone_is_forgotten(cluster, prefix):
         new = cluster.fail_over(old)
         wait_until(lambda: _acquired(store, "two"), what="an answer of the new master")
         drill.hand_over(store, next(key for key in keys_on(cluster, new, 2) if key != "k"))
-        store.acquire(AcquireRequest("k", "later", 60.0, queue=parcel, run="another"))
+        store.acquire(AcquireRequest("k", "later", 60.0, queue=park_request, run="another"))
 
         assert [where in known for known in _known(store, desk)] == [False] * 3
 
@@ -411,7 +411,7 @@ def test_a_run_of_keys_in_several_slots_goes_from_one_to_the_other(store):
     store.publisher = sent.append
     for key in keys:
         store.acquire(AcquireRequest(key, "before", 60.0))
-    reply = store.stand("far", "run", route, parcel=ParkRequest(b"run"))
+    reply = store.stand("far", "run", route, park_request=ParkRequest(b"run"))
     assert reply.status is Status.PARKED
 
     for key in reversed(keys):

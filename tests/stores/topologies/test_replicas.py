@@ -39,9 +39,9 @@ def store(replicated: Replicated, prefix: str) -> Iterator[RedisStore]:
 
 def test_a_failover_after_a_grant_keeps_it(replicated, store, prefix):
     token = store.acquire(AcquireRequest("k", "a", 60.0)).token
-    parcel = ParkRequest(b"envelope")
+    park_request = ParkRequest(b"envelope")
     assert (
-        store.acquire(AcquireRequest("k", "b", 60.0, queue=parcel, run="run")).status
+        store.acquire(AcquireRequest("k", "b", 60.0, queue=park_request, run="run")).status
         is Status.PARKED
     )
     replicated.master.kill()

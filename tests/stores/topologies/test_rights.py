@@ -163,7 +163,8 @@ def stand(store: Store) -> None:
     """Have a run stand at several keys, and nowhere."""
     route = Route(("stands", "there"))
     assert (
-        store.stand("stands", "t7:0:0:0", route, parcel=ParkRequest(b"r")).status is Status.RESERVED
+        store.stand("stands", "t7:0:0:0", route, park_request=ParkRequest(b"r")).status
+        is Status.RESERVED
     )
     assert store.cancel("stands", "t7:0:0:0").released
     assert not store.depart("there", "t7:0:0:0", first=False).released
@@ -182,9 +183,9 @@ def every_request(store: Store) -> None:
     assert store.renew([Ownership("k", "a", 60.0)], 30.0)[0][0] is RenewOutcome.RENEWED
     for run in ("t2:0:0:0", "t3:0:0:0"):
         assert store.park_if_held("k", run, ParkRequest(b"envelope"), 30.0).status is Status.PARKED
-    parcel = ParkRequest(b"envelope")
+    park_request = ParkRequest(b"envelope")
     asked = store.acquire(
-        AcquireRequest("k", "b", 60.0, queue=parcel, run="t4:0:0:0", redelivered=True)
+        AcquireRequest("k", "b", 60.0, queue=park_request, run="t4:0:0:0", redelivered=True)
     )
     assert asked.status is Status.PARKED
     assert store.inspect("k").waiting == store.inspect_many(["k"])[0].waiting == 3
@@ -212,7 +213,7 @@ def every_request(store: Store) -> None:
     assert store.release(ReleaseRequest("k", "c", keep_for=("t2:0:0:0", 60.0))).released
     assert store.drop(released.wake).released
 
-    assert store.park_if_held("next", "t6:0:0:0", parcel, 30.0, store.time(30.0)).holder == ""
+    assert store.park_if_held("next", "t6:0:0:0", park_request, 30.0, store.time(30.0)).holder == ""
     assert [wake.run for wake in store.wake_next("next")] == ["t6:0:0:0"]
 
     assert store.acquire(AcquireRequest("left", "a", 60.0)).status is Status.GRANTED
