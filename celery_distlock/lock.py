@@ -208,8 +208,8 @@ def _with_an_apps_prefix(named: Store) -> Store:
     known = defaults.stores()
     if not known:
         return named
-    place = _place(named)
-    stores = {store.identity: store for store in known if _place(store) == place}
+    place = named.address
+    stores = {store.identity: store for store in known if store.address == place}
     if len(stores) > 1:
         prefixes = ", ".join(sorted(identity.rpartition("#")[2] for identity in stores))
         raise ConfigurationError(
@@ -217,10 +217,6 @@ def _with_an_apps_prefix(named: Store) -> Store:
             " app.set_current(), or say Lock(..., prefix=...)"
         )
     return next(iter(stores.values()), named)
-
-
-def _place(store: Store) -> str:
-    return store.identity.rpartition("#")[0]
 
 
 def _patience(blocking: bool, timeout: float) -> float | None:

@@ -52,7 +52,8 @@ class SQLiteStore(Store):
     def __init__(self, url: str, prefix: str = "distlock") -> None:
         self._path = Path(unquote(urlsplit(url).path)).resolve()
         self._prefix = prefix
-        self.identity = f"sqlite://{self._path}#{prefix}"
+        self.address = f"sqlite://{self._path}"
+        self.identity = f"{self.address}#{prefix}"
 
     # What it ignores of a request goes with abilities that it does not have.
     def acquire(self, request: AcquireRequest) -> Reply:

@@ -274,11 +274,13 @@ class Admin:
         return sent
 
     def _send(self, store: Store, wake: WokenTask) -> None:
-        assert store.publisher is not None, "the runtime gives its store one"
         try:
-            if store.publisher(wake):
+            if store.publish(wake):
                 return
-        except (NotOursError, UnsendableError):
+        except NotOursError as refusal:
+            refusal.report()
+            raise
+        except UnsendableError:
             raise
         except Exception as error:
             raise DistlockError(

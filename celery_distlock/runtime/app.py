@@ -87,7 +87,7 @@ class Runtime:
             ConfigurationError: No URL is set, and neither broker nor result backend is a Redis.
         """
         store = self._open(self.settings.prefix)
-        store.publisher = self._send
+        store.add_publisher(self._send)
         return store
 
     @functools.cached_property
@@ -117,7 +117,7 @@ class Runtime:
         except RefusedError as refusal:
             if refusal.reason is Reason.MALFORMED:
                 raise UnsendableError(str(refusal)) from refusal
-            self.trust.refuse(woken, refusal)
+            refusal.log = functools.partial(self.trust.refuse, woken, refusal)
             raise
 
     def import_tasks(self) -> None:

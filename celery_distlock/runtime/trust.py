@@ -62,6 +62,11 @@ class RefusedError(NotOursError):
         super().__init__(f"{reason.value}: {detail}")
         self.reason = reason
         self.detail = detail
+        self.log: Callable[[], object] | None = None  # says it once; set by who was asked to send
+
+    def report(self) -> None:
+        if self.log is not None:
+            self.log()
 
 
 class Trust:

@@ -5,7 +5,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, NamedTuple, Protocol, TypeVar
+from typing import ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from celery_distlock import clock
@@ -32,6 +32,7 @@ __all__ = [
     "ParkRequest",
     "PeerChannel",
     "PollingInbox",
+    "Publisher",
     "Release",
     "ReleaseRequest",
     "RenewOutcome",
@@ -160,7 +161,10 @@ class WokenTask(NamedTuple):
 
 
 class NotOursError(Exception):
-    """A publisher is not to send a woken run; it stays where it is, for whoever is."""
+    """A publisher is not to send a woken run: it is for another one, of this process or others."""
+
+    def report(self) -> None:
+        """Log why; called where no publisher of this process sends the run."""
 
 
 class UnsendableError(Exception):
@@ -356,6 +360,9 @@ class ReleaseRequest(NamedTuple):
     keep_for: tuple[str, float] | None = None
 
 
+Publisher: TypeAlias = Callable[[WokenTask], bool | None]
+
+
 class Store(ABC):
     """
     A place that keeps locks.
@@ -369,16 +376,18 @@ class Store(ABC):
     :exc:`~celery_distlock.errors.StoreError` when the store refuses.
 
     Attributes:
+        address: Where the store is, without a password: for people, and the same for all prefixes.
         identity: Equal for stores in which a key is the same lock.
-        publisher: Called with each `Wake` that a release brings, to send its envelope; returns true
-            if it was pushed to a worker (see `push`), and not given to the broker. Raises
-            `NotOursError` for one that others have to send, and `UnsendableError` for one that
-            nobody can.
+        publishers: What sends the envelope of a woken run: one for each app of this process that
+            uses the store. Each returns true if it has pushed the run to a worker (see `push`), and
+            not given it to the broker; raises `NotOursError` for a run that others have to send,
+            and `UnsendableError` for one that nobody can.
     """
 
     abilities: ClassVar[frozenset[Ability]]
+    address: str
     identity: str
-    publisher: Callable[[WokenTask], bool | None] | None = None
+    publishers: tuple[Publisher, ...] = ()
 
     @abstractmethod
     def acquire(self, request: AcquireRequest) -> Reply:
@@ -669,7 +678,7 @@ class Store(ABC):
             raise self._cannot(ability)
 
     def _cannot(self, ability: Ability) -> StoreError:
-        where = self.identity.rpartition("#")[0]
+        where = self.address
         return StoreError(f"{where} cannot {ability.value}")
 
     @abstractmethod
@@ -698,7 +707,7 @@ class Store(ABC):
             on_sent: Called when it is sent, which may be later, and in another thread.
             patience: Seconds to wait, instead of that moment.
         """
-        if wake is None or (self.publisher is None and wake.route is None):
+        if wake is None or (not self.publishers and wake.route is None):
             return Sending.LEFT
         became: list[Sending] = []
 
@@ -718,18 +727,40 @@ class Store(ABC):
             return Sending.LEFT
         return Sending.LEFT if Sending.LEFT in became else Sending.SENT
 
+    def add_publisher(self, publisher: Publisher) -> None:
+        """Have *publisher* asked to send what is woken, before those that were added earlier."""
+        others = [each for each in self.publishers if each != publisher]
+        self.publishers = (publisher, *others)
+
+    def publish(self, wake: WokenTask) -> bool | None:
+        """
+        Have the publisher whose task it is send *wake*; true: it was pushed to a worker.
+
+        Raises:
+            NotOursError: None of them may send it.
+            UnsendableError: Nobody can.
+        """
+        refusal: NotOursError | None = None
+        for publisher in self.publishers:
+            try:
+                return publisher(wake)
+            except NotOursError as error:
+                refusal = refusal or error
+        raise refusal or NotOursError("this process has no publisher")
+
     def _send(self, wake: WokenTask, on_sent: Callable[[], object] | None) -> Sending:
-        if self.publisher is None:
+        if not self.publishers:
             return Sending.LEFT
         try:
             try:
-                pushed = self.publisher(wake)
+                pushed = self.publish(wake)
             except UnsendableError as error:
                 _tell_unsendable(wake, error)
                 pushed, on_sent = False, None
             if not pushed:
                 self.mark_published(wake)
-        except NotOursError:
+        except NotOursError as refusal:
+            refusal.report()
             self._note_left(wake)
             return Sending.LEFT
         except Exception:

@@ -204,6 +204,7 @@ class MemoryStore(SeveralKeys):
     def __init__(self, url: str, prefix: str) -> None:
         if "?" in url:
             raise ConfigurationError(f"a store in memory has no options, as in {url!r}")
+        self.address = url
         self.identity = f"{url}#{prefix}"
         self._keys: dict[str, _Key] = {}
         self._inboxes: dict[str, _MemoryInbox] = {}
@@ -629,7 +630,7 @@ class MemoryStore(SeveralKeys):
     def start_over(self, name: str) -> None:
         """Be another store, and empty: what anybody had here before is not his any more."""
         with self._mutex:
-            self.identity = name
+            self.address, self.identity = name.partition("#")[0], name
             self._keys.clear()
             self._inboxes.clear()
             self._counts.clear()

@@ -1232,7 +1232,7 @@ class Parking(Given):
     @parks
     def test_dispatching_sends_and_notes_it(self, store: Store) -> None:
         sent: list[WokenTask] = []
-        store.publisher = sent.append
+        store.publishers = (sent.append,)
         take(store, "k", "a")
         park(store, "k", "run", b"envelope")
 
@@ -1249,7 +1249,7 @@ class Parking(Given):
             raise ConnectionRefusedError
 
         noted: list[WokenTask] = []
-        store.publisher = away
+        store.publishers = (away,)
         monkeypatch.setattr(store, "mark_published", noted.append)
         take(store, "k", "a")
         park(store, "k", "run")
@@ -1265,7 +1265,7 @@ class Parking(Given):
     ) -> None:
         noted: list[WokenTask] = []
         run = new_owner("run")  # of no other test
-        store.publisher = spoilt
+        store.publishers = (spoilt,)
         monkeypatch.setattr(store, "mark_published", noted.append)
         take(store, "k", "a")
         park(store, "k", run, b"{ no json")
@@ -1295,7 +1295,7 @@ class Parking(Given):
     def test_what_is_left_to_others_is_swept_up_again_and_again(
         self, store: Store, caplog: pytest.LogCaptureFixture
     ) -> None:
-        store.publisher = refuse
+        store.publishers = (refuse,)
         take(store, "k", "a")
         park(store, "k", "run", b"envelope")
         wake = store.release(ReleaseRequest("k", "a")).wake
@@ -2073,7 +2073,7 @@ class StandingAtKeys(Given):
     @parks
     def test_it_is_dispatched_as_any_other(self, store: Store) -> None:
         sent: list[WokenTask] = []
-        store.publisher = sent.append
+        store.publishers = (sent.append,)
         take(store, "k", "a")
         take(store, "l", "b")
         stand(store, "kl")

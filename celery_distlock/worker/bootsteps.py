@@ -57,7 +57,7 @@ class LockStep(bootsteps.StartStopStep):
         store, settings = runtime.store, runtime.settings
         logger.info(
             "locks: %s, prefix %r, lease %g s, on conflict %s",
-            store.identity.rpartition("#")[0],
+            store.address,
             settings.prefix,
             settings.lease,
             settings.on_conflict,
@@ -81,7 +81,7 @@ class LockStep(bootsteps.StartStopStep):
         settings, store = self._runtime.settings, self._runtime.store
         return {
             "locks": {
-                "store": store.identity.rpartition("#")[0],
+                "store": store.address,
                 "prefix": settings.prefix,
                 "lease": settings.lease,
                 "on_conflict": str(settings.on_conflict),
@@ -111,7 +111,7 @@ class LockStep(bootsteps.StartStopStep):
 
     def _check_abilities(self, parent: Any) -> None:
         store = self._runtime.store
-        where = store.identity.rpartition("#")[0]
+        where = store.address
         if Ability.SHARE not in store.abilities and _forks(parent):
             raise ConfigurationError(
                 f"{where} cannot lock between the processes of a prefork pool: use a Redis, or"

@@ -20,7 +20,7 @@ from celery_distlock.runtime.received import HEADER
 from celery_distlock.runtime.signing import is_signed, is_signed_with, sign
 from celery_distlock.runtime.trust import Reason, RefusedError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, base
-from celery_distlock.stores.base import ParkRequest, WokenTask
+from celery_distlock.stores.base import ParkRequest, Sending, WokenTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ ENVELOPE = b'{"headers": {}, "body": "e30="}'
 def new_app() -> Callable[..., Celery]:
     def make(**conf) -> Celery:
         app = Celery("shop", broker="memory://", set_as_current=False)
-        app.conf.update(distlock_url="memory://", **conf)
+        app.conf.update({"distlock_url": "memory://", **conf})
 
         @app.task(base=LockedTask, name="reserve", lock_key="{sku}", shared=False)
         def reserve(sku): ...
@@ -292,6 +292,20 @@ def release_one(new_app, monkeypatch):
         return " ".join(noted)
 
     return make
+
+
+def test_of_two_apps_with_one_store_each_sends_its_own_tasks(new_app):
+    same = {"distlock_url": "memory://", "distlock_prefix": str(uuid.uuid4())}
+    app, other = new_app(**same), Celery("other", broker="memory://", set_as_current=False)
+    other.conf.update(**same)
+    store = Runtime.of(app).store
+    assert Runtime.of(other).store is store
+
+    store.acquire(AcquireRequest("sku", "somebody", 60.0))
+    store.acquire(AcquireRequest("sku", "o", 60.0, queue=ParkRequest(envelope()), run="i:0:0:0"))
+    woken = store.release(ReleaseRequest("sku", "somebody")).wake
+
+    assert store.dispatch(woken, patience=60.0) is Sending.SENT
 
 
 @pytest.mark.parametrize(

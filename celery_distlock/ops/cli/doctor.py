@@ -77,7 +77,7 @@ def examine(app: Celery, samples: int) -> Iterator[Finding]:
     """Look at everything that locks depend on, in the store of *app*."""
     runtime = Runtime.of(app)
     store = runtime.store
-    where = store.identity.rpartition("#")[0]
+    where = store.address
     if Ability.SHARE not in store.abilities:
         found = f"{where} is within one process: each worker has locks of its own"
         yield Finding(

@@ -60,7 +60,7 @@ def exporter(ctx: click.Context, host: str, port: int, every: float) -> None:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from error
     server.set_app(only_metrics(make_wsgi_app(registry), [each.name for each in described()]))
     store = Runtime.of(app).store
-    where = store.identity.rpartition("#")[0]
+    where = store.address
     try:
         store.inspect("", 1.0)
     except StoreError as error:

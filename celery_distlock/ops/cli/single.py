@@ -54,7 +54,7 @@ def admin_of(obj: CLIContext, *needs: Ability) -> Admin:
         StoreError: The store lacks one of the *needs*, or each process has one of its own.
     """
     store = Runtime.of(obj.app).store
-    where = store.identity.rpartition("#")[0]
+    where = store.address
     if Ability.SHARE not in store.abilities:
         raise StoreError(
             f"{where} is within one process, so the workers' locks cannot be seen from here"

@@ -55,7 +55,7 @@ class Page:
     def __init__(self, app: Celery, options: Options) -> None:
         admin = Admin(app)
         if Ability.LIST not in admin.store.abilities:
-            where = admin.store.identity.rpartition("#")[0]
+            where = admin.store.address
             raise ConfigurationError(f"{where} cannot {Ability.LIST.value}: nothing could be shown")
         self._options = options
         self._socket = _listen(options.host, options.port)

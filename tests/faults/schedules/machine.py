@@ -150,7 +150,7 @@ class World(RuleBasedStateMachine):
         self.calm = self.slow = self.pushes = False
         self.mishap = ""
         self.error_outside = sys.exc_info()[1]
-        store.publisher = self.publish
+        store.publishers = (self.publish,)
 
     @initialize(calm=st.booleans(), pushes=st.booleans())
     def begin(self, calm: bool, pushes: bool) -> None:

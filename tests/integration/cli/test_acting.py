@@ -243,7 +243,7 @@ def test_a_broker_that_does_not_answer_is_told_in_one_line(abandoned, monkeypatc
     def refuse(*_args, **_options):
         raise ConnectionRefusedError("no broker")
 
-    monkeypatch.setattr(Runtime.of(module.app).store, "publisher", refuse)
+    monkeypatch.setattr(Runtime.of(module.app).store, "publishers", (refuse,))
 
     done = run_here(module.app, "wake", key)
 

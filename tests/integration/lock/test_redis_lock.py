@@ -312,7 +312,7 @@ def test_one_cluster_node_runs_every_script(private_server):
                 AcquireRequest("{a}", "b", 30.0, queue=ParkRequest(b"e"), run="run")
             )
             assert parked.status is Status.PARKED
-            store.publisher = lambda wake: None
+            store.publishers = (lambda wake: None,)
         assert store.inspect("{a}").owner == "parked:run"
         assert list(store.sweep(0.05)) == []
         assert store.acquire(AcquireRequest("{a}", "c", 30.0, run="run")).status is Status.GRANTED

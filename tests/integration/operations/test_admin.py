@@ -182,13 +182,13 @@ def test_a_woken_task_whose_message_is_lost_is_sent_again_at_once(site, bare_sit
         result = site.tasks.work_requeue.delay(key)
         site.wait_queued(key, 1)
         site.forget_desk(key)
-        site.store.publisher, publisher = (lambda wake: None), site.store.publisher
+        publishers, site.store.publishers = site.store.publishers, (lambda wake: None,)
     try:
         lost = admin.show(key)
         assert (lost.state, lost.holder.task_id, lost.woken) == ("waking", result.id, 1)
         assert [each.kind for each in admin.queue(key)] == ["woken"]
     finally:
-        site.store.publisher = publisher
+        site.store.publishers = publishers
 
     assert admin.wake(key) == 1
 

@@ -408,7 +408,7 @@ def test_a_run_of_keys_in_several_slots_goes_from_one_to_the_other(store):
     keys = ["far", "k", "away"]
     assert len({slot(key) for key in keys}) == 3
     route, sent = Route(tuple(keys)), []
-    store.publisher = sent.append
+    store.publishers = (sent.append,)
     for key in keys:
         store.acquire(AcquireRequest(key, "before", 60.0))
     reply = store.stand("far", "run", route, park_request=ParkRequest(b"run"))
