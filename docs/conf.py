@@ -42,6 +42,6 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(celery|kombu|threading|collections|pathlib|os|fnmatch)\b.*"),
     # Of use to a type checker only.
-    (r"py:.*", r"(celery_distlock\.typed\.\w+|Celery|TaskOptions|P|R|R_co)"),
-    (r"py:mod", r"celery_distlock\.(execution|clock|keys|ledger)"),
+    (r"py:.*", r"(celery_distlock\.typing\.\w+|Celery|TaskOptions|P|R|R_co)"),
+    (r"py:mod", r"celery_distlock\.(runtime\.execution|clock|keys|engine\.shared_holds)"),
 ]

@@ -84,8 +84,8 @@ def test_a_healthy_server_passes_the_check_but_for_what_it_is_told(redis_url, pr
 
     doubts = store.check()
 
-    assert all(isinstance(doubt, str) and doubt for doubt in doubts)
-    assert not any("older" in doubt or "replica" in doubt for doubt in doubts)
+    assert all(doubt.message and doubt.remedy for doubt in doubts)
+    assert not any("older" in doubt.message or "replica" in doubt.message for doubt in doubts)
     store.close()
 
 
@@ -93,7 +93,7 @@ def test_the_check_doubts_a_server_that_may_evict_locks(private_server):
     server = private_server(options={"maxmemory": "64mb", "maxmemory-policy": "allkeys-lru"})
     store = RedisStore(server.url, servers.new_prefix())
 
-    assert any("maxmemory-policy is allkeys-lru" in doubt for doubt in store.check())
+    assert any("maxmemory-policy is allkeys-lru" in doubt.message for doubt in store.check())
     store.close()
 
 
@@ -101,7 +101,7 @@ def test_when_a_desk_is_closed_nobody_listens_any_more(redis_url, prefix):
     store, others = open_store(redis_url, prefix), threading.enumerate()
     desk = store.open_channel(lambda wake: None)
     begun = [each for each in threading.enumerate() if each not in others]
-    (listener,) = [each for each in begun if each.name == "distlock-desk"]
+    (listener,) = [each for each in begun if each.name == "distlock-delivery"]
 
     desk.close()
 

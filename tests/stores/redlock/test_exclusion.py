@@ -37,7 +37,7 @@ class MastersStage(Stage):
     def _start(self) -> None:
         number = f"{self._seed}.{len(self._deaths)}.{len(self._actors)}"
         arguments = self._server.url, "history", os.fspath(self._file), number
-        self._actors.append(store_actor.start(*arguments, "redlock:RedlockStore"))
+        self._actors.append(store_actor.start(*arguments, "redis.redlock:RedlockStore"))
 
     def _broken(self) -> list[Any]:
         return [node for node in self._server.servers if not node.answers]

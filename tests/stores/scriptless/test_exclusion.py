@@ -31,7 +31,7 @@ class NativeStage(Stage):
     def _start(self) -> None:
         number = f"{self._seed}.{len(self._deaths)}.{len(self._actors)}"
         arguments = self._server.url, "history", os.fspath(self._file), number
-        self._actors.append(store_actor.start(*arguments, "native:NativeStore"))
+        self._actors.append(store_actor.start(*arguments, "redis.scriptless:ScriptlessStore"))
 
 
 @pytest.fixture

@@ -200,11 +200,12 @@ TAKER = """
 for n in range(int(sys.argv[4])):
     owner = new_owner("taker")
     inbox = store.inbox("k", owner)
-    while (reply := store.acquire("k", owner, 10.0, queue=inbox)).status is not Status.GRANTED:
+    request = AcquireRequest("k", owner, 10.0, queue=inbox)
+    while (reply := store.acquire(request)).status is not Status.GRANTED:
         inbox.wait(1.0)
     with open(sys.argv[5], "a") as file:
         file.write(f"{reply.token}\\n")
-    store.release("k", owner)
+    store.release(ReleaseRequest("k", owner))
 tell(done=True)
 """
 

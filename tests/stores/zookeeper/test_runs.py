@@ -162,8 +162,9 @@ def test_a_key_is_kept_for_its_run_ahead_of_all_who_wait(store, open_store):
 
 def test_a_kept_key_outlives_the_process_that_kept_it(url, store, prefix):
     source = """
-store.acquire("k", "a", 30.0, run="run 1")
-tell(kept=store.release("k", "a", run="run 1", keep_for=("run 2", 30.0)).released)
+store.acquire(AcquireRequest("k", "a", 30.0, run="run 1"))
+request = ReleaseRequest("k", "a", run="run 1", keep_for=("run 2", 30.0))
+tell(kept=store.release(request).released)
 """
     with script(source, url, prefix) as process:
         assert process.heard()["kept"]
@@ -175,8 +176,9 @@ tell(kept=store.release("k", "a", run="run 1", keep_for=("run 2", 30.0)).release
 
 def test_whoever_looks_ends_what_a_dead_process_has_kept_too_long(url, store, prefix):
     source = """
-store.acquire("k", "a", 30.0, run="run 1")
-tell(kept=store.release("k", "a", run="run 1", keep_for=("run 2", 2.5)).released)
+store.acquire(AcquireRequest("k", "a", 30.0, run="run 1"))
+request = ReleaseRequest("k", "a", run="run 1", keep_for=("run 2", 2.5))
+tell(kept=store.release(request).released)
 """
     with script(source, url, prefix) as process:
         assert process.heard()["kept"]

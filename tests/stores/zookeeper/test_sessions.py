@@ -37,7 +37,7 @@ from tests.stores.zookeeper.znodes import (
 from tests.waiting import wait_until
 
 HOLDER = """
-reply = store.acquire("k", "dead", float(sys.argv[4]))
+reply = store.acquire(AcquireRequest("k", "dead", float(sys.argv[4])))
 tell(status=reply.status.value, pid=os.getpid())
 ask()
 """
@@ -236,7 +236,7 @@ except Exception as error:
 def test_a_process_that_waits_and_dies_is_passed_over(shared_server, store, prefix):
     source = """
 inbox = store.inbox("k", "dead")
-tell(status=store.acquire("k", "dead", 0.5, queue=inbox).status.value)
+tell(status=store.acquire(AcquireRequest("k", "dead", 0.5, queue=inbox)).status.value)
 ask()
 """
     take(store, "k", "a")

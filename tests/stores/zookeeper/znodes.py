@@ -19,7 +19,7 @@ GRANTED, BUSY, DONE = Status.GRANTED, Status.BUSY, Status.DONE
 RENEWED, HELD, LOST, UNKNOWN = RenewOutcome
 
 _PRELUDE = """
-from celery_distlock.stores.base import *
+from celery_distlock.stores import *
 from celery_distlock.stores.zookeeper import ZooKeeperStore
 store = ZooKeeperStore(sys.argv[3], sys.argv[2])
 """
