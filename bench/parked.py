@@ -7,8 +7,8 @@ from typing import Any
 from figures import Figure, Part, Row, in_turn, median, ratio
 
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, open_store
-from celery_distlock.stores.base import ParkRequest
 from celery_distlock.stores.identities import new_owner
+from celery_distlock.stores.values import ParkRequest
 from celery_distlock.testing import EmbeddedServer
 
 FEW, MANY = 10, 100_000

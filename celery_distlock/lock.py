@@ -5,13 +5,14 @@ import threading
 from types import TracebackType
 from typing import Any
 
+from celery_distlock.stores.values import Reply, Status
+
 from .engine.acquisition import acquire, defaults, held_here, release
 from .engine.lease import Hold, HoldState, Lease, Terms
 from .errors import ConfigurationError, LockConflictError, LockNotOwnedError
 from .naming import shown
 from .settings import DEFAULT_PREFIX, check_lease, check_wait
 from .stores import Ability, Store, open_store
-from .stores.base import Reply, Status
 
 __all__ = ["Lock"]
 

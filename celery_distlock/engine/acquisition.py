@@ -15,7 +15,8 @@ from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavaila
 from celery_distlock.naming import shown
 from celery_distlock.process.forks import ForkStage, PerProcess, begin_anew
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, Store
-from celery_distlock.stores.base import Completion, Inbox, ParkRequest, Reply, Status, WokenTask
+from celery_distlock.stores.channels import Inbox
+from celery_distlock.stores.values import Completion, ParkRequest, Reply, Status, WokenTask
 
 from .lease import Hold, HoldState
 from .pending_releases import release_later

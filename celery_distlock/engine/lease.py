@@ -24,16 +24,16 @@ from celery_distlock.errors import LockLostError, LockNotOwnedError, StoreError
 from celery_distlock.naming import shown
 from celery_distlock.settings import MAX_LEASE
 from celery_distlock.stores import ReleaseRequest
-from celery_distlock.stores.base import (
+from celery_distlock.stores.base import Store
+from celery_distlock.stores.identities import new_owner
+from celery_distlock.stores.values import (
     Completion,
     Ownership,
     RenewOutcome,
     Reply,
     Status,
-    Store,
     WokenTask,
 )
-from celery_distlock.stores.identities import new_owner
 
 __all__ = ["Hold", "HoldState", "Keeper", "Lease", "Terms", "believed"]
 

@@ -22,7 +22,9 @@ from celery_distlock.errors import StoreError
 from celery_distlock.naming import shown
 from celery_distlock.process.forks import ExitStage, ForkStage, PerProcess, at_exit
 from celery_distlock.stores import ReleaseRequest
-from celery_distlock.stores.base import Completion, Inbox, Store
+from celery_distlock.stores.base import Store
+from celery_distlock.stores.channels import Inbox
+from celery_distlock.stores.values import Completion
 
 __all__ = ["release_later"]
 

@@ -11,7 +11,7 @@ from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
 from celery_distlock.process.dispatcher import UNSENT
 from celery_distlock.stores import Store
-from celery_distlock.stores.base import Sending, WokenTask
+from celery_distlock.stores.values import Sending, WokenTask
 
 __all__ = ["Sweeper"]
 

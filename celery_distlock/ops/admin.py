@@ -20,14 +20,9 @@ from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.messages import LockHeader, to_message
 from celery_distlock.runtime.trust import Reason, RefusedError
 from celery_distlock.stores import ReleaseRequest, Store
-from celery_distlock.stores.base import (
-    KeyState,
-    NotOursError,
-    UnsendableError,
-    Waiter,
-    WokenTask,
-)
+from celery_distlock.stores.base import NotOursError, UnsendableError
 from celery_distlock.stores.identities import Owner, task_id_of
+from celery_distlock.stores.values import KeyState, Waiter, WokenTask
 
 __all__ = [
     "Admin",

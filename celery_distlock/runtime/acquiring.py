@@ -13,7 +13,7 @@ from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
 from celery_distlock.policies import Decision
-from celery_distlock.stores.base import ParkRequest, Reply, Route, Status
+from celery_distlock.stores.values import ParkRequest, Reply, Route, Status
 
 from .conflicts import Conflicts
 from .invocation import Invocation

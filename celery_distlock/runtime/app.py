@@ -20,7 +20,8 @@ from celery_distlock.keys import KeyRule, told_by
 from celery_distlock.policies import Policy, resolve
 from celery_distlock.settings import TASK_OPTIONS, Layer, Settings, closest
 from celery_distlock.stores import Store, open_store
-from celery_distlock.stores.base import UnsendableError, WokenTask
+from celery_distlock.stores.base import UnsendableError
+from celery_distlock.stores.values import WokenTask
 
 from .broker_url import derive_store_url, with_option
 from .masking import mask_urls

@@ -10,7 +10,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery_distlock.engine.abort import Guard
 from celery_distlock.errors import LockLostError
 from celery_distlock.settings import MAX_LEASE
-from celery_distlock.stores.base import Completion
+from celery_distlock.stores.values import Completion
 
 from .acquiring import KeyAcquisition
 from .invocation import Invocation

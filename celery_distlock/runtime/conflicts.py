@@ -5,7 +5,7 @@ from collections.abc import Collection
 from celery_distlock import clock, policies
 from celery_distlock.errors import LockConflictError, StoreError
 from celery_distlock.policies import Conflict, Decision
-from celery_distlock.stores.base import Reply, Status
+from celery_distlock.stores.values import Reply, Status
 
 from . import hold_times
 from .invocation import Invocation

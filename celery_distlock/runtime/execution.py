@@ -21,7 +21,7 @@ from celery_distlock.errors import StoreError
 from celery_distlock.keys import slot_name
 from celery_distlock.policies import Decision
 from celery_distlock.stores import Store
-from celery_distlock.stores.base import Completion, WokenTask
+from celery_distlock.stores.values import Completion, WokenTask
 from celery_distlock.telemetry import events
 
 from . import hold_times

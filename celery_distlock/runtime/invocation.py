@@ -6,8 +6,8 @@ from celery_distlock import clock
 from celery_distlock.engine.lease import Hold
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import Store
-from celery_distlock.stores.base import Reply
 from celery_distlock.stores.identities import ExecutionId
+from celery_distlock.stores.values import Reply
 
 from .app import Plan, Runtime
 from .current import Task

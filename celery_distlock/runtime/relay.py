@@ -17,7 +17,7 @@ from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
 from celery_distlock.stores import Store
-from celery_distlock.stores.base import PeerChannel, WokenTask
+from celery_distlock.stores.values import PeerChannel, WokenTask
 
 from .trust import Trust
 

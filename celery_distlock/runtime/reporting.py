@@ -7,8 +7,8 @@ from typing import Any
 from celery_distlock import signals
 from celery_distlock.naming import shown
 from celery_distlock.stores import Store
-from celery_distlock.stores.base import Reply
 from celery_distlock.stores.identities import task_id_of
+from celery_distlock.stores.values import Reply
 
 __all__ = ["Report"]
 

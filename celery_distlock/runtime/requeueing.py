@@ -16,15 +16,9 @@ from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.policies import Conflict
 from celery_distlock.stores import Store
-from celery_distlock.stores.base import (
-    Completion,
-    ParkRequest,
-    Route,
-    Status,
-    WokenTask,
-)
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.several_keys import begin_at_first_key
+from celery_distlock.stores.values import Completion, ParkRequest, Route, Status, WokenTask
 
 from .invocation import Invocation
 from .messages import LockHeader, publish, seal, with_eta

@@ -9,33 +9,28 @@ from celery_distlock.errors import ConfigurationError
 from celery_distlock.process.forks import ForkStage, PerProcess
 from celery_distlock.settings import DEFAULT_PREFIX, check_prefix, closest
 
-from .base import (
+from .base import NotOursError, Store, UnsendableError
+from .channels import DeliveryChannel, Inbox, PollingInbox
+from .findings import Finding, Severity
+from .identities import new_owner
+from .requests import AcquireRequest, ReleaseRequest
+from .urls import redact
+from .values import (
     Ability,
-    AcquireRequest,
     Completion,
-    DeliveryChannel,
-    Inbox,
     KeyState,
-    NotOursError,
     Ownership,
     ParkRequest,
     PeerChannel,
-    PollingInbox,
     Release,
-    ReleaseRequest,
     RenewOutcome,
     Reply,
     Route,
     Sending,
     Status,
-    Store,
-    UnsendableError,
     Waiter,
     WokenTask,
 )
-from .findings import Finding, Severity
-from .identities import new_owner
-from .urls import redact
 
 __all__ = [
     "Ability",

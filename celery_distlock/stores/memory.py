@@ -18,16 +18,18 @@ from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import key_of, slot_name
 
-from .base import (
+from .channels import Inbox
+from .findings import Finding
+from .identities import task_id_of
+from .requests import AcquireRequest, ReleaseRequest
+from .several_keys import SeveralKeys
+from .values import (
     Ability,
-    AcquireRequest,
     Completion,
-    Inbox,
     KeyState,
     Ownership,
     ParkRequest,
     Release,
-    ReleaseRequest,
     RenewOutcome,
     Reply,
     Route,
@@ -35,9 +37,6 @@ from .base import (
     Waiter,
     WokenTask,
 )
-from .findings import Finding
-from .identities import task_id_of
-from .several_keys import SeveralKeys
 
 __all__ = ["MemoryStore"]
 

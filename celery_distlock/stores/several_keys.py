@@ -17,7 +17,8 @@ from collections.abc import Iterator
 
 from celery_distlock.naming import shown
 
-from .base import Complaints, ParkRequest, Release, Reply, Route, Status, Store, WokenTask
+from .base import Complaints, Store
+from .values import ParkRequest, Release, Reply, Route, Status, WokenTask
 
 __all__ = ["SeveralKeys", "begin_at_first_key"]
 

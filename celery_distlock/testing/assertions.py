@@ -11,8 +11,8 @@ from celery import Task
 from celery_distlock import clock
 from celery_distlock.engine.acquisition import defaults
 from celery_distlock.stores import Ability, Store, open_store
-from celery_distlock.stores.base import KeyState, Waiter
 from celery_distlock.stores.identities import Owner, task_id_of
+from celery_distlock.stores.values import KeyState, Waiter
 
 __all__ = ["assert_free", "assert_locked", "assert_parked"]
 

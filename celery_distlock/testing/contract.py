@@ -14,11 +14,13 @@ from celery_distlock import Lock, clock
 from celery_distlock.engine.lease import believed
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import (
+from celery_distlock.stores.base import NotOursError, Store, UnsendableError
+from celery_distlock.stores.channels import Inbox
+from celery_distlock.stores.findings import Severity
+from celery_distlock.stores.identities import new_owner
+from celery_distlock.stores.values import (
     Ability,
     Completion,
-    Inbox,
-    NotOursError,
     Ownership,
     ParkRequest,
     PeerChannel,
@@ -28,12 +30,8 @@ from celery_distlock.stores.base import (
     Route,
     Sending,
     Status,
-    Store,
-    UnsendableError,
     WokenTask,
 )
-from celery_distlock.stores.findings import Severity
-from celery_distlock.stores.identities import new_owner
 
 __all__ = ["StoreContract"]
 

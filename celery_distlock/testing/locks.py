@@ -10,7 +10,7 @@ from celery_distlock.engine.acquisition import acquire, release
 from celery_distlock.engine.lease import Hold, Lease, Terms
 from celery_distlock.runtime.app import Runtime, spelt
 from celery_distlock.stores import Store
-from celery_distlock.stores.base import Status
+from celery_distlock.stores.values import Status
 
 from .assertions import assert_free, assert_locked, assert_parked, describe
 from .fake_clock import FakeClock

@@ -15,8 +15,8 @@ from celery_distlock.errors import DistlockError
 from celery_distlock.ops.admin import Admin, Holder, known_time, printable
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import AcquireRequest, Store
-from celery_distlock.stores.base import KeyState, Status
 from celery_distlock.stores.identities import new_owner
+from celery_distlock.stores.values import KeyState, Status
 
 from .event_loop import PATIENCE, BoundedCaller
 

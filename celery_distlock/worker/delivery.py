@@ -24,7 +24,8 @@ from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.messages import to_message
 from celery_distlock.runtime.trust import RefusedError
 from celery_distlock.stores import Store
-from celery_distlock.stores.base import DeliveryChannel, WokenTask
+from celery_distlock.stores.channels import DeliveryChannel
+from celery_distlock.stores.values import WokenTask
 
 from .event_loop import LoopCalls
 from .parking import can_park

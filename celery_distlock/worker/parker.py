@@ -15,8 +15,8 @@ from celery_distlock.runtime.received import Received
 from celery_distlock.runtime.reporting import Report
 from celery_distlock.runtime.states import PARKED
 from celery_distlock.stores import Store
-from celery_distlock.stores.base import ParkRequest, Reply, Route, Status
 from celery_distlock.stores.several_keys import begin_at_first_key
+from celery_distlock.stores.values import ParkRequest, Reply, Route, Status
 
 from .arrival import Arrival, execution_id, may_run_at_once
 

@@ -23,7 +23,7 @@ from celery_distlock.naming import shown
 from celery_distlock.process.background import BackgroundNotifier
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import ReleaseRequest
-from celery_distlock.stores.base import Ownership, RenewOutcome
+from celery_distlock.stores.values import Ownership, RenewOutcome
 
 __all__ = ["Reaper"]
 

@@ -21,8 +21,8 @@ from celery.worker import state
 from celery_distlock.errors import StoreError
 from celery_distlock.runtime.relay import by_room
 from celery_distlock.stores import Store
-from celery_distlock.stores.base import PeerChannel, WokenTask
 from celery_distlock.stores.identities import task_id_of
+from celery_distlock.stores.values import PeerChannel, WokenTask
 
 from .in_flight import in_flight
 

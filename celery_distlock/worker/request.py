@@ -9,7 +9,7 @@ from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.messages import LockHeader
 from celery_distlock.runtime.received import HEADER, Received
 from celery_distlock.runtime.requeueing import Postponed
-from celery_distlock.stores.base import WokenTask
+from celery_distlock.stores.values import WokenTask
 from celery_distlock.telemetry import events
 
 __all__ = ["LockedRequest"]

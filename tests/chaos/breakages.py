@@ -7,8 +7,10 @@ Who wakes nobody, or forgets, is found at once; the other two if a fault comes a
 
 from __future__ import annotations
 
-from celery_distlock.stores.base import Release, ReleaseRequest, Sending, Store
+from celery_distlock.stores.base import Store
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.requests import ReleaseRequest
+from celery_distlock.stores.values import Release, Sending
 from tests.faults.history import actor
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from celery_distlock import clock
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Ability
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.values import Ability
 from celery_distlock.testing import StoreContract
 from celery_distlock.testing.contract import take, take_all, work
 from tests import servers

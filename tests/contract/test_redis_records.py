@@ -11,9 +11,9 @@ import redis
 
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Completion, ParkRequest, WokenTask
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.values import Completion, ParkRequest, WokenTask
 from celery_distlock.testing.contract import (
     AGAIN,
     DONE,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from celery_distlock.stores.base import Ability
 from celery_distlock.stores.redis.redlock import RedlockStore
+from celery_distlock.stores.values import Ability
 from celery_distlock.testing import StoreContract
 from tests import servers
 

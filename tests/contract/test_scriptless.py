@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from celery_distlock.stores.base import Ability
 from celery_distlock.stores.redis.scriptless import ScriptlessStore
+from celery_distlock.stores.values import Ability
 from celery_distlock.testing import StoreContract
 from tests import servers
 

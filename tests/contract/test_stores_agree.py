@@ -21,17 +21,17 @@ from hypothesis.stateful import (
 )
 
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import (
+from celery_distlock.stores.base import Store
+from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.values import (
     Completion,
     Ownership,
     ParkRequest,
     Reply,
     Status,
-    Store,
     WokenTask,
 )
-from celery_distlock.stores.memory import MemoryStore
-from celery_distlock.stores.redis.store import RedisStore
 from tests.contract.grace import lengthen
 from tests.schedules import schedules
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, open_store
-from celery_distlock.stores.base import Completion, Ownership, ParkRequest, PeerChannel, Route
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.values import Completion, Ownership, ParkRequest, PeerChannel, Route
 from tests import servers
 from tests.unit.test_lua import SCRIPTS
 

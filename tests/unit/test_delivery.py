@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_distlock import LockedTask
-from celery_distlock.stores.base import WokenTask
+from celery_distlock.stores.values import WokenTask
 from celery_distlock.worker.delivery import DeliveryStep, _AckWorker
 from tests.unit.test_trust import envelope
 from tests.waiting import wait_until

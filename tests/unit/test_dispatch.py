@@ -14,8 +14,8 @@ import pytest
 
 from celery_distlock.process import dispatcher
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import ParkRequest
 from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.values import ParkRequest
 from tests.waiting import wait_until
 
 

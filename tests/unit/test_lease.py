@@ -6,8 +6,8 @@ from celery_distlock import clock
 from celery_distlock.engine.lease import Hold, HoldState, Lease, Terms
 from celery_distlock.errors import LockLostError, StoreError
 from celery_distlock.settings import MAX_LEASE
-from celery_distlock.stores.base import RenewOutcome, Reply, Status
 from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.values import RenewOutcome, Reply, Status
 
 RENEWED, HELD, LOST, UNKNOWN = (
     RenewOutcome.RENEWED,

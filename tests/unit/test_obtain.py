@@ -7,8 +7,8 @@ import pytest
 from celery_distlock import clock
 from celery_distlock.engine.acquisition import acquire, release
 from celery_distlock.engine.lease import Hold, HoldState, Terms
-from celery_distlock.stores.base import ParkRequest, Status
 from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.values import ParkRequest, Status
 
 LEASE = 10.0
 

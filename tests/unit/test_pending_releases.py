@@ -9,8 +9,8 @@ import pytest
 from celery_distlock.engine import pending_releases
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import AcquireRequest
-from celery_distlock.stores.base import Completion, ParkRequest
 from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.values import Completion, ParkRequest
 from tests.waiting import wait_until
 
 

@@ -11,8 +11,8 @@ import pytest
 from celery_distlock.engine import sweeper
 from celery_distlock.engine.sweeper import Sweeper
 from celery_distlock.process import dispatcher
-from celery_distlock.stores.base import Sending, WokenTask
 from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.values import Sending, WokenTask
 from tests.waiting import wait_until
 
 

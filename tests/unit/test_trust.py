@@ -20,7 +20,7 @@ from celery_distlock.runtime.received import HEADER
 from celery_distlock.runtime.signing import is_signed, is_signed_with, sign
 from celery_distlock.runtime.trust import Reason, RefusedError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, base
-from celery_distlock.stores.base import ParkRequest, Sending, WokenTask
+from celery_distlock.stores.values import ParkRequest, Sending, WokenTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,8 +5,8 @@ import pytest
 from celery_distlock import clock
 from celery_distlock.engine.lease import Hold, Terms
 from celery_distlock.engine.watchdog import ANSWER_SHARE, Watchdog, _Watched
-from celery_distlock.stores.base import RenewOutcome, Reply, Status
 from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.values import RenewOutcome, Reply, Status
 
 
 class Patience(MemoryStore):

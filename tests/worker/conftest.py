@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from celery_distlock.stores import Store
-    from celery_distlock.stores.base import KeyState
+    from celery_distlock.stores.values import KeyState
     from tests.apps.journal import Journal
 
 TWO_PREFORK_WORKERS: list[dict[str, Any]] = [{"concurrency": 2}, {"concurrency": 2}]

@@ -16,9 +16,9 @@ from celery_distlock.keys import slot_name
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.trust import Reason, RefusedError
 from celery_distlock.stores import Ability, Store
-from celery_distlock.stores.base import WokenTask
 from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.identities import task_id_of
+from celery_distlock.stores.values import WokenTask
 
 from . import command
 from .display import Screen, printable, write_json

@@ -21,7 +21,7 @@ from celery_distlock.errors import DistlockError, StoreError, StoreUnavailableEr
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.ops.admin import Admin, Holder, LockInfo, WaiterInfo
 from celery_distlock.settings import closest
-from celery_distlock.stores.base import UNREADABLE
+from celery_distlock.stores.values import UNREADABLE
 
 from .guard import SESSION_TIME, Json, Sessions
 from .snapshots import COLUMNS, Selection, SnapshotCache

@@ -15,18 +15,10 @@ from typing import Any, Protocol
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.naming import shown
-from celery_distlock.stores.base import (
-    UNREADABLE,
-    Complaints,
-    KeyState,
-    Route,
-    Store,
-    Waiter,
-    WokenTask,
-    batches,
-)
+from celery_distlock.stores.base import Complaints, Store, batches
 from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.identities import task_id_of
+from celery_distlock.stores.values import UNREADABLE, KeyState, Route, Waiter, WokenTask
 
 from . import scripts
 from .connections import TIMEOUT, Command, command, script_call, time_left

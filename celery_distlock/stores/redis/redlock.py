@@ -36,25 +36,21 @@ from celery_distlock.errors import (
 )
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
-from celery_distlock.stores.base import (
+from celery_distlock.stores.base import Complaints, Store, batches, forget_after_fork
+from celery_distlock.stores.findings import CLOCKS_APART, Finding, Severity
+from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.values import (
     Ability,
-    AcquireRequest,
-    Complaints,
     Completion,
     KeyState,
     Ownership,
     ParkRequest,
     Release,
-    ReleaseRequest,
     RenewOutcome,
     Reply,
     Status,
-    Store,
     WokenTask,
-    batches,
-    forget_after_fork,
 )
-from celery_distlock.stores.findings import CLOCKS_APART, Finding, Severity
 
 from . import scripts
 from .connections import Command, NodeSettings, command, milliseconds, script_call, time_left

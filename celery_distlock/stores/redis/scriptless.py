@@ -30,25 +30,21 @@ from celery_distlock import clock
 from celery_distlock.errors import QuorumError, StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
-from celery_distlock.stores.base import (
+from celery_distlock.stores.base import Complaints, Store, batches, forget_after_fork
+from celery_distlock.stores.findings import Finding
+from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.values import (
     Ability,
-    AcquireRequest,
-    Complaints,
     Completion,
     KeyState,
     Ownership,
     ParkRequest,
     Release,
-    ReleaseRequest,
     RenewOutcome,
     Reply,
     Status,
-    Store,
     WokenTask,
-    batches,
-    forget_after_fork,
 )
-from celery_distlock.stores.findings import Finding
 
 from .connections import TIMEOUT, Command, TooFewReplicasError, command, milliseconds, time_left
 from .inspection import (

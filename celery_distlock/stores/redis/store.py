@@ -24,27 +24,24 @@ from celery_distlock import clock
 from celery_distlock.errors import QuorumError, StoreError, StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.naming import shown
-from celery_distlock.stores.base import (
+from celery_distlock.stores.base import Complaints, forget_after_fork
+from celery_distlock.stores.channels import DeliveryChannel, Inbox
+from celery_distlock.stores.findings import Finding, Severity
+from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.several_keys import SeveralKeys
+from celery_distlock.stores.values import (
     Ability,
-    AcquireRequest,
-    Complaints,
-    DeliveryChannel,
-    Inbox,
     KeyState,
     Ownership,
     ParkRequest,
     PeerChannel,
     Release,
-    ReleaseRequest,
     RenewOutcome,
     Reply,
     Route,
     Status,
     WokenTask,
-    forget_after_fork,
 )
-from celery_distlock.stores.findings import Finding, Severity
-from celery_distlock.stores.several_keys import SeveralKeys
 
 from . import scripts
 from .connections import (

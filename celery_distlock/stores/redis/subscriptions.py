@@ -21,7 +21,8 @@ from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
-from celery_distlock.stores.base import DeliveryChannel, Inbox, WokenTask
+from celery_distlock.stores.channels import DeliveryChannel, Inbox
+from celery_distlock.stores.values import WokenTask
 
 from .connections import TIMEOUT, ConnectionFactory, known
 from .topologies import PushTarget, Topology, slot_of

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from celery_distlock import clock
-from celery_distlock.stores.base import AcquireRequest, Reply, Status
+from celery_distlock.stores.requests import AcquireRequest
+from celery_distlock.stores.values import Reply, Status
 
 from .completions import Completions
 from .node_registry import NodeRegistry, RegisteredNode

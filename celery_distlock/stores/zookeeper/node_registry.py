@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from celery_distlock import clock
 from celery_distlock.keys import slot_name
-from celery_distlock.stores.base import Ownership
+from celery_distlock.stores.values import Ownership
 
 from .sessions import FAILURES, Session, WatchInbox, words
 

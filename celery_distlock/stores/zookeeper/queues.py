@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
-from celery_distlock.stores.base import KeyState, Waiter
+from celery_distlock.stores.values import KeyState, Waiter
 
 from .node_registry import NodeRegistry, RegisteredNode
 from .sessions import Exchange, zk

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
 from celery_distlock.naming import shown
-from celery_distlock.stores.base import Inbox
+from celery_distlock.stores.channels import Inbox
 
 from .ensembles import Ensemble
 

@@ -30,26 +30,23 @@ from functools import partial
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of, slot_name
-from celery_distlock.stores.base import (
+from celery_distlock.stores.base import Store, batches, forget_after_fork
+from celery_distlock.stores.channels import Inbox
+from celery_distlock.stores.findings import Finding, Severity, clock_finding
+from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.values import (
     Ability,
-    AcquireRequest,
     Completion,
-    Inbox,
     KeyState,
     Ownership,
     ParkRequest,
     Release,
-    ReleaseRequest,
     RenewOutcome,
     Reply,
     Status,
-    Store,
     Waiter,
     WokenTask,
-    batches,
-    forget_after_fork,
 )
-from celery_distlock.stores.findings import Finding, Severity, clock_finding
 
 from .acquisition import GRANT, Attempt
 from .completions import Completions

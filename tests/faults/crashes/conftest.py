@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from celery_distlock.stores.base import KeyState
+    from celery_distlock.stores.values import KeyState
     from tests.apps.journal import Journal
 
 APP = "tests.apps.failing"

@@ -19,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from celery_distlock.engine.lease import Hold, Terms
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import (
+from celery_distlock.stores.channels import Inbox
+from celery_distlock.stores.values import (
     Completion,
-    Inbox,
     ParkRequest,
     RenewOutcome,
     Reply,

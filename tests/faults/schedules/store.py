@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from celery_distlock import clock
-from celery_distlock.stores.base import Sending
 from celery_distlock.stores.redis import scripts
 from celery_distlock.stores.redis.connections import Command, command
 from celery_distlock.stores.redis.store import RedisStore
@@ -18,11 +17,12 @@ from celery_distlock.stores.redis.subscriptions import (
     WaiterSubscriptions,
 )
 from celery_distlock.stores.redis.topologies import PushTarget
+from celery_distlock.stores.values import Sending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from celery_distlock.stores.base import WokenTask
+    from celery_distlock.stores.values import WokenTask
 
 KEYS = ("a", "b")
 

@@ -27,7 +27,7 @@ from .store import Time, UnluckyStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_distlock.stores.base import Release
+    from celery_distlock.stores.values import Release
 
 pytestmark = pytest.mark.timeout(0)  # a failure takes minutes to be made small
 

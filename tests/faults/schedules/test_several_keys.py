@@ -18,9 +18,9 @@ import pytest
 from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Completion, ParkRequest, Route, Status, WokenTask
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis import store as redis_store
+from celery_distlock.stores.values import Completion, ParkRequest, Route, Status, WokenTask
 from tests.faults.schedules import store as unlucky
 from tests.faults.schedules.store import Time, UnluckyStore
 

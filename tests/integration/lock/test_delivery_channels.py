@@ -11,8 +11,8 @@ from redis import Redis
 
 from celery_distlock.runtime.relay import Relay, by_room
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import ParkRequest, PeerChannel
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.values import ParkRequest, PeerChannel
 from tests.waiting import wait_until
 
 MESSAGE = {"exchange": "", "routing_key": "celery"}

@@ -13,8 +13,8 @@ from kombu.message import Message
 
 from celery_distlock.runtime.messages import LockHeader, seal_message, to_message
 from celery_distlock.stores import AcquireRequest
-from celery_distlock.stores.base import ParkRequest
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.values import ParkRequest
 
 MUCH = 50_000_000  # bytes
 

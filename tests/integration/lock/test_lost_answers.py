@@ -14,8 +14,8 @@ from celery_distlock.engine.lease import believed
 from celery_distlock.errors import LockLostError
 from celery_distlock.lock import Lock
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Completion, Ownership, ParkRequest, Status
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.values import Completion, Ownership, ParkRequest, Status
 from tests.integration.lock.proxy import Proxy
 from tests.waiting import wait_until
 

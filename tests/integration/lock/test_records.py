@@ -12,8 +12,8 @@ from celery_distlock import clock
 from celery_distlock.errors import LockLostError
 from celery_distlock.lock import Lock
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Ownership, ParkRequest, RenewOutcome, Status
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.values import Ownership, ParkRequest, RenewOutcome, Status
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

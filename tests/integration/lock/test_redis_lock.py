@@ -31,9 +31,9 @@ from celery_distlock.errors import (
 )
 from celery_distlock.lock import Lock
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Ownership, ParkRequest, Status
 from celery_distlock.stores.redis.connections import KEPT, ConnectionFactory, ConnectionPool
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.values import Ownership, ParkRequest, Status
 from celery_distlock.telemetry import observer
 from tests.integration.lock.processes import Script, run_program
 from tests.waiting import wait_until

@@ -12,8 +12,8 @@ import redis
 
 from celery_distlock.errors import StoreError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import ParkRequest
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.values import ParkRequest
 
 LEASE = 60.0
 WITHIN = (0.2, 60.0)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from celery_distlock.errors import StoreError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import (
+from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.values import (
     UNREADABLE,
     Completion,
     Ownership,
@@ -20,7 +21,6 @@ from celery_distlock.stores.base import (
     Status,
     WokenTask,
 )
-from celery_distlock.stores.redis.store import RedisStore
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

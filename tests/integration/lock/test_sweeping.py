@@ -10,8 +10,8 @@ import redis
 
 from celery_distlock import clock
 from celery_distlock.stores import AcquireRequest
-from celery_distlock.stores.base import ParkRequest
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.values import ParkRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

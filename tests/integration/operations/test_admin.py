@@ -11,7 +11,7 @@ from celery_distlock.errors import DistlockError, LockLostError
 from celery_distlock.keys import Name
 from celery_distlock.ops.admin import Admin
 from celery_distlock.stores import AcquireRequest
-from celery_distlock.stores.base import ParkRequest
+from celery_distlock.stores.values import ParkRequest
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}]

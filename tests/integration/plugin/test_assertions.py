@@ -8,8 +8,8 @@ import pytest
 
 from celery_distlock import Lock
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, open_store
-from celery_distlock.stores.base import ParkRequest, Status
 from celery_distlock.stores.identities import new_owner
+from celery_distlock.stores.values import ParkRequest, Status
 from celery_distlock.testing import assert_free, assert_locked, assert_parked
 from tests.waiting import wait_until
 

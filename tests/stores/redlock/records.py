@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest
-from celery_distlock.stores.base import Ownership, RenewOutcome, Status, Store
+from celery_distlock.stores.base import Store
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.values import Ownership, RenewOutcome, Status
 
 if TYPE_CHECKING:
     from tests.topologies import Masters, Node

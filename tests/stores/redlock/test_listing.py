@@ -6,7 +6,7 @@ import pytest
 
 from celery_distlock.errors import QuorumError, StoreError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Status
+from celery_distlock.stores.values import Status
 from tests.stores.redlock.records import PREFIX, record, take, vote
 from tests.waiting import wait_until
 

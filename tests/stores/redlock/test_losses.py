@@ -6,7 +6,7 @@ import pytest
 
 from celery_distlock.errors import QuorumError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Completion, RenewOutcome, Status
+from celery_distlock.stores.values import Completion, RenewOutcome, Status
 from tests.losses import Losses
 from tests.stores.redlock.records import owners, renewed, take
 from tests.waiting import wait_until

@@ -12,7 +12,10 @@ import pytest
 from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError, QuorumError, StoreError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import (
+from celery_distlock.stores.redis import redlock
+from celery_distlock.stores.redis.quorum import ANSWER, CONNECTION
+from celery_distlock.stores.redis.redlock import RedlockStore
+from celery_distlock.stores.values import (
     Completion,
     Ownership,
     ParkRequest,
@@ -20,9 +23,6 @@ from celery_distlock.stores.base import (
     Status,
     WokenTask,
 )
-from celery_distlock.stores.redis import redlock
-from celery_distlock.stores.redis.quorum import ANSWER, CONNECTION
-from celery_distlock.stores.redis.redlock import RedlockStore
 from tests.losses import Losses
 from tests.stores.redlock.records import owners, record, renewed, take, vote
 from tests.waiting import wait_until

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Status
+from celery_distlock.stores.values import Status
 from tests.losses import Losses
 from tests.stores.redlock.records import record, take
 from tests.waiting import wait_until

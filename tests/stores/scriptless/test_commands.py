@@ -8,10 +8,10 @@ import pytest
 
 from celery_distlock.errors import ConfigurationError, StoreError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Completion, Ownership, ParkRequest, RenewOutcome, Status
 from celery_distlock.stores.redis.scriptless import ScriptlessStore
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.redis.urls import wants_scripts
+from celery_distlock.stores.values import Completion, Ownership, ParkRequest, RenewOutcome, Status
 from tests.losses import Losses
 from tests.stores.scriptless.fake import NOTHING, REDIS_8_4, TAIR, VALKEY_8_1, FakeServer
 from tests.topologies import url_of_user

@@ -6,8 +6,8 @@ import pytest
 
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.stores import AcquireRequest
-from celery_distlock.stores.base import Status
 from celery_distlock.stores.redis.scriptless import ScriptlessStore
+from celery_distlock.stores.values import Status
 from tests import servers
 
 MONTH = 30 * 86400  # seconds

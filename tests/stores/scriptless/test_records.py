@@ -11,8 +11,8 @@ import pytest
 from celery_distlock import Lock
 from celery_distlock.errors import LockLostError, StoreError, StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Completion, Ownership, RenewOutcome, Status
 from celery_distlock.stores.redis.scriptless import ScriptlessStore
+from celery_distlock.stores.values import Completion, Ownership, RenewOutcome, Status
 from tests.losses import Losses
 
 HOUR = 3600 * 10**6  # microseconds

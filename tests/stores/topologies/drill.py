@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from celery_distlock import Lock
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Ownership, ParkRequest, RenewOutcome, Status
+from celery_distlock.stores.values import Ownership, ParkRequest, RenewOutcome, Status
 from celery_distlock.testing.contract import join_before_the_end, park
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from celery_distlock.stores.base import Store, WokenTask
+    from celery_distlock.stores.base import Store
+    from celery_distlock.stores.values import WokenTask
 
 
 def exclude(store: Store, key: str, *, threads: int = 4, times: int = 10) -> list[int]:

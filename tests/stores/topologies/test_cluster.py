@@ -13,7 +13,12 @@ from celery_distlock import Lock
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import (
+from celery_distlock.stores.redis import cluster_nodes
+from celery_distlock.stores.redis import store as redis_store
+from celery_distlock.stores.redis.connections import ConnectionPool
+from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.redis.topologies import SLOTS
+from celery_distlock.stores.values import (
     Ownership,
     ParkRequest,
     RenewOutcome,
@@ -21,11 +26,6 @@ from celery_distlock.stores.base import (
     Status,
     WokenTask,
 )
-from celery_distlock.stores.redis import cluster_nodes
-from celery_distlock.stores.redis import store as redis_store
-from celery_distlock.stores.redis.connections import ConnectionPool
-from celery_distlock.stores.redis.store import RedisStore
-from celery_distlock.stores.redis.topologies import SLOTS
 from tests.stores.topologies import drill
 from tests.topologies import Cluster
 from tests.topologies.cluster import slot_of

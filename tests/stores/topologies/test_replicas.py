@@ -12,9 +12,9 @@ import pytest
 from celery_distlock import Lock
 from celery_distlock.errors import ConfigurationError, QuorumError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Ownership, ParkRequest, RenewOutcome, Status
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.values import Ownership, ParkRequest, RenewOutcome, Status
 from tests.stores.topologies import drill
 from tests.topologies import Cluster, Replicated
 from tests.waiting import wait_until

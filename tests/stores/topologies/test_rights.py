@@ -15,7 +15,10 @@ import redis
 
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import (
+from celery_distlock.stores.base import Store
+from celery_distlock.stores.redis.permissions import IN_A_CLUSTER, REHEARSAL
+from celery_distlock.stores.redis.server_errors import said
+from celery_distlock.stores.values import (
     Completion,
     Ownership,
     ParkRequest,
@@ -23,11 +26,8 @@ from celery_distlock.stores.base import (
     RenewOutcome,
     Route,
     Status,
-    Store,
     WokenTask,
 )
-from celery_distlock.stores.redis.permissions import IN_A_CLUSTER, REHEARSAL
-from celery_distlock.stores.redis.server_errors import said
 from tests import servers
 from tests.stores.topologies import drill
 from tests.topologies.cluster import slot_of

@@ -11,8 +11,8 @@ import pytest
 from celery_distlock import Lock
 from celery_distlock.errors import LockLostError, StoreError, StoreUnavailableError
 from celery_distlock.stores import AcquireRequest
-from celery_distlock.stores.base import Ownership, RenewOutcome, Status
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.values import Ownership, RenewOutcome, Status
 from tests.stores.topologies import drill
 from tests.topologies import Sentinels
 from tests.waiting import wait_until

@@ -13,9 +13,9 @@ import redis
 from celery_distlock import Lock
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest
-from celery_distlock.stores.base import Ownership, ParkRequest, RenewOutcome
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.redis.topologies import SLOTS
+from celery_distlock.stores.values import Ownership, ParkRequest, RenewOutcome
 from tests.servers import new_prefix
 from tests.topologies import Cluster
 from tests.topologies.cluster import slot_of

@@ -15,7 +15,7 @@ from kazoo.security import make_digest_acl
 
 from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Ability, Ownership, ParkRequest
+from celery_distlock.stores.values import Ability, Ownership, ParkRequest
 from celery_distlock.stores.zookeeper import ZooKeeperStore, sessions
 from celery_distlock.testing import die_with_parent
 from tests.stores.zookeeper.znodes import BUSY, RENEWED, UNKNOWN, folder, holder, nodes, renew, take

@@ -9,7 +9,7 @@ import pytest
 from celery_distlock import clock
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Completion, WokenTask
+from celery_distlock.stores.values import Completion, WokenTask
 from tests.stores.zookeeper.znodes import (
     BUSY,
     DONE,

@@ -16,7 +16,7 @@ from celery_distlock import Lock, clock
 from celery_distlock.engine.lease import believed
 from celery_distlock.errors import LockLostError, StoreError, StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Ownership
+from celery_distlock.stores.values import Ownership
 from celery_distlock.stores.zookeeper import ZooKeeperStore
 from celery_distlock.stores.zookeeper.sessions import Exchange
 from tests.stores.zookeeper.znodes import (

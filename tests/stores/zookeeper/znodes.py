@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from kazoo.client import KazooClient
 
 from celery_distlock.stores import AcquireRequest
-from celery_distlock.stores.base import Ownership, RenewOutcome, Status
+from celery_distlock.stores.values import Ownership, RenewOutcome, Status
 from tests.integration.lock.processes import Script
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from celery_distlock.stores.base import Inbox
+    from celery_distlock.stores.channels import Inbox
     from celery_distlock.stores.zookeeper import ZooKeeperStore
 
 GRANTED, BUSY, DONE = Status.GRANTED, Status.BUSY, Status.DONE

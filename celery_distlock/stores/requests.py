@@ -1,0 +1,62 @@
+"""What a store is asked to acquire and to release: one value for each request."""
+
+from typing import NamedTuple
+
+from .channels import Inbox
+from .values import Completion, ParkRequest
+
+__all__ = ["AcquireRequest", "ReleaseRequest"]
+
+
+class AcquireRequest(NamedTuple):
+    """
+    What is asked of a store to take a key; see :meth:`celery_distlock.stores.Store.acquire`.
+
+    Attributes:
+        key: Any text but the empty one.
+        owner: Names this acquisition, see :func:`~celery_distlock.stores.new_owner`.
+        lease: Seconds.
+        queue: An inbox, to wait in the queue while the caller blocks; a park request, to leave
+            *run* in the queue; None: do not queue.
+        run: Names what runs under the lock, the same for every delivery of one task message.
+        redelivered: The run's message may have been delivered before.
+        retain: The store alone has the run's message (it was pushed to a worker), and keeps it
+            until the run has ended: to send it again if the run's process dies.
+        arrival: When the caller came, by :meth:`~celery_distlock.stores.Store.time`, or as an
+            earlier `Reply` told; 0: it comes now.
+    """
+
+    key: str
+    owner: str
+    lease: float
+    queue: Inbox | ParkRequest | None = None
+    run: str = ""
+    redelivered: bool = False
+    retain: bool = False
+    arrival: int = 0
+
+    @property
+    def may_have_ended(self) -> bool:
+        """Whether the store has to ask if another delivery of the run has ended."""
+        return self.redelivered and bool(self.run)
+
+
+class ReleaseRequest(NamedTuple):
+    """
+    What is asked of a store to release a key; see :meth:`celery_distlock.stores.Store.release`.
+
+    Attributes:
+        key: The key.
+        owner: That of the request by which it was acquired.
+        run: Likewise.
+        completion: Whether a second delivery of the run is to be dropped.
+        inbox: The inbox of a waiter that gives up.
+        keep_for: A run and seconds: the key stays locked for it instead of becoming free.
+    """
+
+    key: str
+    owner: str
+    run: str = ""
+    completion: Completion = Completion.NO
+    inbox: Inbox | None = None
+    keep_for: tuple[str, float] | None = None
