@@ -14,7 +14,7 @@ from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import Ability
 from celery_distlock.testing import StoreContract
-from celery_distlock.testing.contract import take, take_all, work
+from celery_distlock.testing.contract.actions import take, take_all, work
 from tests import servers
 from tests.contract.grace import lengthen
 

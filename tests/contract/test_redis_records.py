@@ -14,7 +14,7 @@ from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import Completion, ParkRequest, WokenTask
-from celery_distlock.testing.contract import (
+from celery_distlock.testing.contract.actions import (
     AGAIN,
     DONE,
     GRANTED,

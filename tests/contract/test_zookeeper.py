@@ -10,7 +10,7 @@ import pytest
 from celery_distlock import clock
 from celery_distlock.stores.zookeeper import ZooKeeperStore
 from celery_distlock.testing import StoreContract
-from celery_distlock.testing.contract import LONGEST_WAIT
+from celery_distlock.testing.contract.given import LONGEST_WAIT
 from tests import servers
 
 if TYPE_CHECKING:

@@ -1,0 +1,290 @@
+"""Woken runs that are pushed to a worker."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from celery_distlock.keys import slot_name
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.base import Store
+from celery_distlock.stores.values import (
+    Completion,
+    ParkRequest,
+    PeerChannel,
+    WokenTask,
+)
+
+from .actions import YES, any_envelope, holder, parks, swept, take, wait_until, woken
+from .given import Given
+
+__all__ = ["Delivery"]
+
+
+class Delivery(Given):
+    """A run whose turn it is goes straight to the channel that it was parked from."""
+
+    @parks
+    @any_envelope
+    def test_a_run_is_pushed_to_the_desk_it_was_parked_from(
+        self, store: Store, envelope: bytes
+    ) -> None:
+        received: list[WokenTask] = []
+        address, close = self.open_desk(store, received.append)
+        take(store, "{k} 1", "a")
+        park_request = ParkRequest(envelope, address)
+        store.acquire(AcquireRequest("{k} 1", "b", 30.0, queue=park_request, run="run 7"))
+
+        released = store.release(ReleaseRequest("{k} 1", "a"))
+
+        assert released == (True, None)
+        wake = WokenTask(slot_name("{k} 1"), "run 7", envelope)
+        assert wait_until(lambda: received, "the push") == [wake]
+        close()
+        close()
+
+    @parks
+    def test_a_pushed_run_that_nobody_takes_is_swept_up(self, store: Store) -> None:
+        address, close = self.open_desk(store, lambda _: None)
+        take(store, "k", "a")
+        store.acquire(AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"e", address), run="run"))
+        store.release(ReleaseRequest("k", "a"))
+
+        assert wait_until(lambda: swept(store), "a sweep") == [
+            WokenTask(slot_name("k"), "run", b"e")
+        ]
+        close()
+
+    @parks
+    def test_a_desk_is_found_by_the_queues_that_it_was_noted_for(self, store: Store) -> None:
+        peer, close = self.open_noted(store, ["celery", "{} \n", "é" * 300], free=3)
+
+        for queue in ("celery", "{} \n", "é" * 300):
+            assert store.find_channels([queue]) == [peer]
+        assert store.find_channels(["other"]) == store.find_channels([]) == []
+        assert store.find_channels(["other", "celery", "{} \n"]) == [peer]
+        close()
+
+    @parks
+    def test_a_desk_that_takes_no_more_of_a_queue_is_not_found_there(self, store: Store) -> None:
+        peer, close = self.open_noted(store, ["celery", "other"])
+
+        store.register_channel(["other"], peer, 0.0)
+
+        assert store.find_channels(["other"]) == []
+        assert store.find_channels(["celery"]) == [peer]
+        close()
+
+    @parks
+    def test_a_desk_that_nothing_was_heard_of_is_not_found(self, store: Store) -> None:
+        peer, close = self.open_noted(store, ["celery"], seconds=0.05)
+
+        wait_until(lambda: not store.find_channels(["celery"], [peer.address]), "the end")
+
+        close()
+
+    @parks
+    def test_who_notes_its_desk_is_told_of_the_others(self, store: Store) -> None:
+        mine, close = self.open_noted(store, ["celery"], free=2)
+        other, close_other = self.open_noted(store, ["celery"], free=5)
+
+        assert store.register_channel(["celery"], mine, 30.0) == [other]
+        assert store.register_channel(["celery"], other._replace(free=0), 30.0) == [mine]
+        assert set(store.find_channels(["celery"])) == {mine, other._replace(free=0)}
+        close()
+        close_other()
+
+    @parks
+    def test_of_many_desks_the_near_one_and_those_with_most_room_are_found(
+        self, store: Store
+    ) -> None:
+        near, close = self.open_noted(store, ["celery"], free=0)
+        stem = near.address.removesuffix(near.address[-32:])
+        for free in range(1, 51):
+            store.register_channel(["celery"], PeerChannel(f"{stem}{free:032x}", free), 30.0)
+
+        first, *others = store.find_channels(["celery"], [f"{stem}{0:032x}", near.address])
+
+        assert first == near
+        assert max(others, key=lambda peer: peer.free).free == 50
+        assert len(others) < 50
+        close()
+
+    @parks
+    @any_envelope
+    def test_a_woken_run_is_pushed_to_a_desk_that_it_was_not_parked_from(
+        self, store: Store, envelope: bytes
+    ) -> None:
+        received: list[WokenTask] = []
+        peer, close = self.open_noted(store, ["celery"], receive=received.append)
+        wake = woken(store, "{k} 1", "run 7", envelope)
+
+        assert store.push(wake, [peer.address])
+
+        assert wait_until(lambda: received, "the push") == [wake]
+        take(store, "{k} 1", "b", run="run 7", redelivered=True)
+        close()
+
+    @parks
+    def test_a_run_is_pushed_to_the_first_desk_that_is_attended(self, store: Store) -> None:
+        received: dict[str, list[WokenTask]] = {"first": [], "second": []}
+        gone, close = self.open_noted(store, ["celery"])
+        close()
+        first, close_first = self.open_noted(store, ["c"], receive=received["first"].append)
+        second, close_second = self.open_noted(store, ["c"], receive=received["second"].append)
+        wake = woken(store, "k", "run")
+
+        def pushed() -> bool:  # a server may not have noticed yet that one was closed
+            store.push(wake, [gone.address, first.address, second.address])
+            return bool(received["first"])
+
+        wait_until(pushed, "the push")
+        assert not received["second"]
+        close_first()
+        close_second()
+
+    @parks
+    def test_a_run_that_no_desk_hears_is_for_the_broker(self, store: Store) -> None:
+        peer, close = self.open_noted(store, ["celery"])
+        close()
+        wake = woken(store, "k", "run")
+
+        wait_until(lambda: not store.push(wake, [peer.address]), "the channel to be closed")
+
+        assert not store.push(wake, [])
+
+    @parks
+    def test_nothing_is_pushed_to_what_is_no_desk(self, store: Store) -> None:
+        peer, close = self.open_noted(store, ["celery"])
+        for address in ("", "x", "é \n", f"{peer.address}x", f"x{peer.address}", "{}"):
+            wake = woken(store, f"k{address}", "run")
+            assert not store.push(wake, [address])
+        close()
+
+    @parks
+    def test_a_run_that_has_come_is_not_pushed_again(self, store: Store) -> None:
+        received: list[WokenTask] = []
+        peer, close = self.open_noted(store, ["celery"], receive=received.append)
+        wake = woken(store, "k", "run")
+        take(store, "k", "b", run="run", redelivered=True)
+
+        assert store.push(wake, [peer.address])
+
+        woken_later = woken(store, "l", "later")
+        assert store.push(woken_later, [peer.address])
+        assert wait_until(lambda: received, "the later one") == [woken_later]
+        close()
+
+    @parks
+    def test_a_pushed_run_that_does_not_come_is_swept_up_and_at_last_for_the_broker(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        peer, close = self.open_noted(store, ["celery"])
+        wake = woken(store, "k", "run", b"e")
+        pushes = 0
+        while store.push(wake, [peer.address]):
+            pushes += 1
+            assert pushes < 10
+            pass_time(2.0)
+            assert wait_until(lambda: swept(store), "a sweep") == [wake]
+        assert pushes > 1
+
+        store.mark_published(wake)
+        pass_time(2.0)
+
+        assert swept(store) == []
+        close()
+
+    @parks
+    def test_runs_of_a_desk_that_takes_nothing_are_not_pushed_there_any_more(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        silent, close_silent = self.open_desk(store, lambda _: None)
+        take(store, "k", "a")
+        for number in range(3):
+            park_request = ParkRequest(b"e", silent)
+            store.acquire(
+                AcquireRequest("k", f"p{number}", 30.0, queue=park_request, run=f"run {number}")
+            )
+        peer, close = self.open_noted(store, ["celery"])
+        assert store.release(ReleaseRequest("k", "a")).wake is None
+        pass_time(2.0)
+        (first,) = wait_until(lambda: swept(store), "a sweep")
+
+        assert store.push(first, [peer.address])
+
+        take(store, "k", "b", run="run 0", redelivered=True)
+        second = store.release(ReleaseRequest("k", "b", run="run 0", completion=YES)).wake
+        assert second == WokenTask(slot_name("k"), "run 1", b"e")
+        close()
+        close_silent()
+
+    @parks
+    def test_a_run_that_is_tended_is_not_swept_up(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        peer, close = self.open_noted(store, ["celery"])
+        wake = woken(store, "k", "run", b"e")
+        store.push(wake, [peer.address])
+        store.keep_reserved([wake], 60.0)
+        pass_time(2.0)
+        time.sleep(0.05)
+        assert swept(store) == []
+
+        store.keep_reserved([wake], 0.0)
+
+        assert wait_until(lambda: swept(store), "a sweep") == [wake]
+        close()
+
+    @parks
+    def test_a_run_whose_end_was_never_told_is_pushed_again(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        woken(store, "k", "run", b"e")
+        take(store, "k", "b", 1.0, run="run", redelivered=True, retain=True)
+        store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
+        pass_time(6.0)
+        (wake,) = wait_until(lambda: swept(store), "a sweep")
+        received: list[WokenTask] = []
+        peer, close = self.open_noted(store, ["celery"], receive=received.append)
+
+        assert store.push(wake, [peer.address])
+
+        assert wait_until(lambda: received, "the push") == [wake]
+        close()
+
+    @parks
+    def test_what_is_tended_too_late_stays_as_it_is(self, store: Store) -> None:
+        _, close = self.open_noted(store, ["celery"])
+        wake = woken(store, "k", "run")
+        take(store, "k", "b", run="run", redelivered=True, retain=True)
+
+        store.keep_reserved([wake, WokenTask("nobody", "run", b"")], 0.0)
+
+        assert swept(store) == []
+        assert holder(store, "k") == "b"
+        close()
+
+    def open_noted(
+        self,
+        store: Store,
+        queues: list[str],
+        *,
+        free: int = 1,
+        seconds: float = 30.0,
+        receive: Callable[[WokenTask], object] = lambda _: None,
+    ) -> tuple[PeerChannel, Callable[[], None]]:
+        """Return a channel that takes from these broker queues, and what closes it."""
+        address, close = self.open_desk(store, receive)
+        peer = PeerChannel(address, free)
+        store.register_channel(queues, peer, seconds)
+        return peer, close
+
+    def open_desk(
+        self, store: Store, receive: Callable[[WokenTask], object]
+    ) -> tuple[str, Callable[[], None]]:
+        """Return the address of a channel, and what closes it."""
+        channel = store.open_channel(receive)
+        if channel is None:
+            pytest.skip("the store cannot push")
+        return channel.address, channel.close

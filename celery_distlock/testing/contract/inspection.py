@@ -1,0 +1,79 @@
+"""Looking at one key, and the check of the store."""
+
+import time
+
+import pytest
+
+from celery_distlock.stores import ReleaseRequest
+from celery_distlock.stores.base import Store
+from celery_distlock.stores.findings import Severity
+
+from .actions import expire, join_before_the_end, park, parks, take
+from .given import Given
+
+__all__ = ["Inspection"]
+
+
+class Inspection(Given):
+    """A look says how it is, and changes nothing."""
+
+    @pytest.mark.parametrize("timeout", [None, 10.0])
+    def test_a_look_at_a_free_key(self, store: Store, timeout: float | None) -> None:
+        state = store.inspect("k", timeout)
+
+        assert (state.owner, state.token, state.run, state.waiting) == ("", 0, "", 0)
+        assert state.remaining == 0.0
+
+    @pytest.mark.parametrize("timeout", [None, 10.0])
+    def test_a_look_at_a_held_key(self, store: Store, timeout: float | None) -> None:
+        token = take(store, "k", "a", run="run")
+
+        state = store.inspect("k", timeout)
+
+        assert (state.owner, state.token, state.run, state.waiting) == ("a", token, "run", 0)
+        assert abs(state.since - time.time()) < 60
+        assert 0 < state.remaining <= 30.0
+
+    @parks
+    def test_a_look_at_a_held_key_where_somebody_waits(self, store: Store) -> None:
+        token = take(store, "k", "a", run="run")
+        park(store, "k", "b")
+
+        state = store.inspect("k")
+
+        assert (state.owner, state.token, state.run, state.waiting) == ("a", token, "run", 1)
+        assert abs(state.since - time.time()) < 60
+        assert 0 < state.remaining <= 30.0
+
+    def test_looking_takes_nothing(self, store: Store) -> None:
+        take(store, "k", "a", self.shortest_lease)
+        expire(store, "k")
+
+        assert store.inspect("k") == store.inspect("k")
+        take(store, "k", "b")
+
+    @parks
+    def test_looking_changes_nothing(self, store: Store) -> None:
+        join_before_the_end(store, self.shortest_lease, lambda: park(store, "k", "run"))
+        expire(store, "k")
+
+        assert store.inspect("k") == store.inspect("k")
+        assert store.inspect("k").waiting == 1
+
+    def test_a_working_store_passes_its_check(self, store: Store) -> None:
+        assert all(finding.severity is not Severity.BAD for finding in store.check())
+
+    def test_a_check_leaves_keys_alone(self, store: Store) -> None:
+        token = take(store, "k", "a")
+
+        store.check()
+
+        assert store.inspect("k").token == token
+
+    def test_a_store_may_be_used_after_it_was_closed(self, store: Store) -> None:
+        take(store, "k", "a")
+        store.close()
+        store.close()
+
+        take(store, "another key", "b")
+        assert store.release(ReleaseRequest("another key", "b")).released

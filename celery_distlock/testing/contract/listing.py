@@ -1,0 +1,311 @@
+"""Finding keys and those who wait for them; counters."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from celery_distlock.keys import slot_name
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.base import Store
+from celery_distlock.stores.values import (
+    Completion,
+    Release,
+    WokenTask,
+)
+
+from .actions import (
+    BUSY,
+    DONE,
+    any_envelope,
+    counts,
+    found_keys,
+    holder,
+    hostile_keys,
+    hostile_runs,
+    lists,
+    park,
+    parks,
+    recognises,
+    take,
+    wait_for,
+)
+from .given import Given
+
+__all__ = ["Listing"]
+
+
+class Listing(Given):
+    """Finding keys, those who wait, and counters."""
+
+    # Listing
+
+    @lists
+    @hostile_keys
+    def test_a_held_key_is_found(self, store: Store, key: str) -> None:
+        take(store, key, "a")
+
+        assert [slot_name(found) for found in found_keys(store)] == [slot_name(key)]
+
+    @lists
+    def test_keys_are_found_by_a_pattern(self, store: Store) -> None:
+        for key in ("stock:1", "stock:2", "order:1", "stock"):
+            take(store, key, "a")
+
+        assert sorted(found_keys(store, "stock:*")) == ["stock:1", "stock:2"]
+        assert sorted(found_keys(store, "*:1")) == ["order:1", "stock:1"]
+        assert found_keys(store, "stock") == ["stock"]
+        assert sorted(found_keys(store, "st[o]ck:[!2]")) == ["stock:1"]
+        assert found_keys(store, "Stock*") == []
+
+    @lists
+    @hostile_keys
+    def test_a_long_key_s_name_does_for_the_key(self, store: Store, key: str) -> None:
+        token = take(store, key, "a")
+        (found,) = found_keys(store)
+
+        assert store.inspect(found).token == token
+        assert store.release(ReleaseRequest(found, "a")).released
+        assert store.inspect(key).token == 0
+
+    @lists
+    def test_a_key_that_is_free_is_not_found(self, store: Store) -> None:
+        take(store, "k", "a")
+        store.release(ReleaseRequest("k", "a"))
+
+        assert found_keys(store) == []
+
+    @lists
+    def test_many_keys_are_found_once_each(self, store: Store) -> None:
+        names = [f"k{number}" for number in range(1500)]
+        lease = min(300.0, self.longest_lease)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda name: take(store, name, "a", lease), names))
+
+        assert sorted(found_keys(store)) == sorted(names)
+
+    @lists
+    def test_several_keys_are_looked_at_as_one_by_one(self, store: Store) -> None:
+        for number in range(250):
+            take(store, f"k{number}", f"o{number}")
+        keys = [f"k{number}" for number in range(260)]
+
+        states = store.inspect_many(keys)
+
+        assert [state.owner for state in states] == [f"o{n}" if n < 250 else "" for n in range(260)]
+        assert [state.token for state in states] == [store.inspect(key).token for key in keys]
+
+    @lists
+    @parks
+    @any_envelope
+    def test_a_parked_run_is_among_those_who_wait(self, store: Store, envelope: bytes) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run", envelope)
+
+        (waiter,) = store.waiters("k")
+
+        whole = store.parked("k", "run")
+        assert whole is not None
+        assert whole.envelope == envelope
+        assert waiter == whole._replace(envelope=b"")  # which may be large
+        assert store.parked("k", "another") is None
+        assert (waiter.owner, waiter.run, waiter.task) == ("", "run", "shop.reserve")
+        assert not waiter.woken
+        assert waiter.since == pytest.approx(store.inspect("k").oldest, abs=0.01)
+
+    @lists
+    @parks
+    def test_those_who_wait_are_told_in_order_and_by_pages(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run1")
+        blocked = wait_for(store, "k", "b")
+        park(store, "k", "run2")
+
+        assert [(w.run or w.owner) for w in store.waiters("k")] == ["run1", "b", "run2"]
+        assert [(w.run or w.owner) for w in store.waiters("k", first=1, limit=1)] == ["b"]
+        assert store.waiters("k", first=3) == []
+        blocked.inbox.close()
+
+    @lists
+    @parks
+    def test_a_run_on_its_way_is_told_as_woken(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run1")
+        park(store, "k", "run2")
+        store.release(ReleaseRequest("k", "a"))
+
+        woken, queued = store.waiters("k")
+
+        assert (woken.run, woken.woken) == ("run1", True)
+        assert (queued.run, queued.woken) == ("run2", False)
+        assert store.parked("k", "run1") == woken._replace(envelope=b"run1")
+        assert (store.inspect("k").woken, store.inspect("k").task) == (1, "shop.reserve")
+        assert found_keys(store) == ["k"]
+
+    @lists
+    @parks
+    def test_a_run_that_came_is_not_on_its_way(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        store.release(ReleaseRequest("k", "a"))
+
+        take(store, "k", "b", run="run", redelivered=True, retain=True)
+
+        assert store.inspect("k").woken == 0
+
+    @lists
+    @parks
+    def test_a_task_is_not_found_by_what_its_id_begins_with(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "import:42:0:0:0")
+
+        assert list(store.find_parked("import")) == []
+        assert list(store.find_parked("import:42")) == [("k", "import:42:0:0:0")]
+
+    @lists
+    @parks
+    @hostile_runs
+    def test_a_parked_task_is_found_by_its_id(self, store: Store, run: str) -> None:
+        take(store, "k", "a")
+        take(store, "l", "a")
+        park(store, "k", f"{run}:0:0:0")
+        park(store, "l", f"{run}:1:0:0")
+        park(store, "l", f"{run}x:0:0:0")
+
+        assert list(store.find_parked(run, "k")) == [("k", f"{run}:0:0:0")]
+        assert list(store.find_parked(run, "m")) == []
+        found = sorted(store.find_parked(run))
+
+        assert found == [("k", f"{run}:0:0:0"), ("l", f"{run}:1:0:0")]
+
+    @lists
+    @parks
+    def test_what_is_on_its_way_is_found_again_at_once(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        wake = store.release(ReleaseRequest("k", "a")).wake
+        assert wake is not None
+        store.mark_published(wake)
+
+        (again,) = store.wake_again("k")
+
+        assert again == wake
+        assert list(store.find_parked("nobody")) == []
+
+    @lists
+    @parks
+    def test_nothing_is_roused_that_has_come_or_waits_for_a_holder(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+
+        assert list(store.wake_again("k")) == []
+        store.release(ReleaseRequest("k", "a"))
+        take(store, "k", "b", run="run", redelivered=True, retain=True)
+        assert list(store.wake_again("k")) == []
+
+    @lists
+    def test_a_waiter_that_blocks_is_told_or_not_known(self, store: Store) -> None:
+        take(store, "k", "a")
+        waiters = [wait_for(store, "k", name) for name in ("b", "c")]
+        state = store.inspect("k")
+
+        told = store.waiters("k")
+
+        assert [waiter.owner for waiter in told] == ["b", "c"][: state.waiting]
+        assert [waiter.owner for waiter in store.waiters("k", first=1, limit=1)] == (
+            ["c"] if state.waiting else []
+        )
+        assert store.waiters("k", first=2) == []
+        assert state.oldest == (pytest.approx(told[0].since, abs=0.01) if told else 0.0)
+        assert not any(waiter.run or waiter.woken for waiter in told)
+        for waiter in waiters:
+            waiter.inbox.close()
+
+    @lists
+    def test_nobody_waits_for_a_key_that_was_never_taken(self, store: Store) -> None:
+        assert store.waiters("k") == []
+        assert list(store.find_parked("task")) == []
+        assert store.parked("k", "run") is None
+        assert list(store.wake_again("k")) == []
+        assert not store.cancel("k", "run").released
+
+    @counts
+    def test_what_is_counted_adds_up(self, store: Store) -> None:
+        assert store.counts() == {}
+
+        store.count({"a|b c": 1.0, "ü": 0.25})
+        store.count({"a|b c": 2.0})
+
+        assert store.counts() == {"a|b c": 3.0, "ü": 0.25}
+
+    @lists
+    @parks
+    @recognises
+    def test_what_has_ended_is_not_roused_while_its_result_is_on_its_way(
+        self, store: Store
+    ) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        store.release(ReleaseRequest("k", "a"))
+        take(store, "k", "b", run="run", redelivered=True, retain=True)
+        store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
+
+        assert list(store.wake_again("k")) == []
+        assert (
+            store.acquire(AcquireRequest("k", "c", 30.0, run="run", redelivered=True)).status
+            is BUSY
+        )
+
+    # Cancelling
+
+    @lists
+    @parks
+    @recognises
+    def test_a_parked_run_that_is_cancelled_does_not_run(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run1")
+        park(store, "k", "run2")
+
+        assert store.cancel("k", "run1") == Release(True)
+
+        assert [waiter.run for waiter in store.waiters("k")] == ["run2"]
+        assert (
+            store.acquire(AcquireRequest("k", "b", 30.0, run="run1", redelivered=True)).status
+            is DONE
+        )
+
+    @lists
+    @parks
+    def test_a_run_on_its_way_that_is_cancelled_leaves_the_key_to_the_next(
+        self, store: Store
+    ) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run1")
+        park(store, "k", "run2")
+        store.release(ReleaseRequest("k", "a"))
+
+        cancelled = store.cancel("k", "run1")
+
+        assert cancelled == Release(True, WokenTask(slot_name("k"), "run2", b"run2"))
+        assert [waiter.run for waiter in store.waiters("k")] == ["run2"]
+
+    @lists
+    @parks
+    def test_a_run_that_has_come_is_not_cancelled(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        store.release(ReleaseRequest("k", "a"))
+        token = take(store, "k", "b", run="run", redelivered=True, retain=True)
+
+        assert not store.cancel("k", "run").released
+        assert store.inspect("k").token == token
+        store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
+        assert not store.cancel("k", "run").released
+
+    @lists
+    @parks
+    def test_nothing_is_cancelled_that_is_not_parked(self, store: Store) -> None:
+        take(store, "k", "a", run="run")
+
+        assert not store.cancel("k", "another").released
+        assert not store.cancel("l", "run").released
+        assert holder(store, "k") == "a"

@@ -1,0 +1,451 @@
+"""Parked runs: their order, their messages, and what wakes them."""
+
+import pytest
+
+from celery_distlock.keys import slot_name
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.base import Store
+from celery_distlock.stores.identities import new_owner
+from celery_distlock.stores.values import (
+    Completion,
+    ParkRequest,
+    Sending,
+    Status,
+    WokenTask,
+)
+
+from .actions import (
+    BUSY,
+    DONE,
+    GRANTED,
+    PARKED,
+    YES,
+    Waiter,
+    any_envelope,
+    expire,
+    holder,
+    join_before_the_end,
+    park,
+    parks,
+    recognises,
+    refuse,
+    spoilt,
+    swept,
+    take,
+    wait_for,
+    wait_until,
+    waits,
+    work,
+)
+from .given import Given
+
+__all__ = ["Parking"]
+
+
+class Parking(Given):
+    """A parked run is kept until its turn comes, and then given to who can send it."""
+
+    @parks
+    @any_envelope
+    def test_a_release_returns_the_next_runs_envelope_as_it_was_parked(
+        self, store: Store, envelope: bytes
+    ) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run", envelope)
+
+        wake = store.release(ReleaseRequest("k", "a")).wake
+
+        assert wake == WokenTask(slot_name("k"), "run", envelope)
+
+    @parks
+    def test_a_parked_run_says_who_holds_the_key_and_its_place(self, store: Store) -> None:
+        take(store, "k", "a", run="run-a")
+        park(store, "k", "first")
+
+        reply = store.acquire(AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"e"), run="second"))
+
+        assert (reply.status, reply.holder, reply.holder_run, reply.place) == (
+            PARKED,
+            "a",
+            "run-a",
+            1,
+        )
+
+    @parks
+    def test_a_free_key_is_granted_and_not_parked_at(self, store: Store) -> None:
+        reply = store.acquire(AcquireRequest("k", "a", 30.0, queue=ParkRequest(b"e"), run="run"))
+
+        assert reply.status is GRANTED
+        assert store.release(ReleaseRequest("k", "a", run="run", completion=YES)) == (True, None)
+
+    @parks
+    def test_a_newcomer_does_not_overtake_a_parked_run_and_is_given_it_to_send(
+        self, store: Store
+    ) -> None:
+        join_before_the_end(
+            store, self.shortest_lease, lambda: park(store, "k", "run", b"envelope")
+        )
+        expire(store, "k")
+
+        reply = store.acquire(AcquireRequest("k", "newcomer", 30.0))
+
+        assert (reply.status, reply.holder, reply.holder_run) == (BUSY, "parked:run", "run")
+        assert reply.wake == WokenTask(slot_name("k"), "run", b"envelope")
+
+    @parks
+    def test_the_key_is_reserved_while_a_woken_run_is_on_its_way(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        store.release(ReleaseRequest("k", "a"))
+
+        reply = store.acquire(AcquireRequest("k", "b", 30.0))
+
+        assert (reply.status, reply.holder, reply.wake) == (BUSY, "parked:run", None)
+        assert reply.remaining > 0
+
+    @parks
+    def test_a_woken_run_claims_its_key_whoever_brings_it(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        store.release(ReleaseRequest("k", "a"))
+        token = store.inspect("k").token
+
+        assert take(store, "k", "another-worker", run="run") == token
+
+        assert holder(store, "k") == "another-worker"
+        assert store.inspect("k").remaining > 10
+
+    @parks
+    def test_a_claimed_run_is_waiting_no_more(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        store.release(ReleaseRequest("k", "a"))
+        take(store, "k", "b", run="run")
+
+        assert store.release(ReleaseRequest("k", "b", run="run", completion=YES)) == (True, None)
+        assert swept(store) == []
+        assert store.inspect("k").waiting == 0
+
+    @parks
+    def test_a_late_woken_run_is_still_served_before_the_queue(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        store.release(ReleaseRequest("k", "a"))
+        store.release(ReleaseRequest("k", "parked:run"))  # its reservation ends
+
+        take(store, "k", new_owner("late"), run="run")
+
+    @parks
+    def test_a_run_is_parked_once_however_often_it_comes(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run", b"first")
+        park(store, "k", "other")
+        park(store, "k", "run", b"second")
+
+        assert store.inspect("k").waiting == 2
+        assert store.release(ReleaseRequest("k", "a")).wake == WokenTask(
+            slot_name("k"), "run", b"second"
+        )
+
+    @parks
+    @recognises
+    def test_a_run_that_was_parked_and_claims_its_key_by_parking_again_is_recognised(
+        self, store: Store
+    ) -> None:
+        take(store, "k", "a", run="run")
+        store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", 60.0)))
+        again = AcquireRequest("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run")
+        assert store.acquire(again).status is GRANTED
+        store.release(ReleaseRequest("k", "b", run="run", completion=YES))
+
+        assert store.acquire(again._replace(owner="c", redelivered=True)).status is DONE
+
+    @parks
+    def test_a_woken_run_that_finds_the_key_taken_keeps_its_turn(self, store: Store) -> None:
+        self._pass_to_the_second(store)
+        take(store, "k", "second", run="second", redelivered=True)
+
+        park(store, "k", "first", redelivered=True)
+
+        again = store.release(
+            ReleaseRequest("k", "second", run="second", completion=Completion.YES)
+        ).wake
+        assert again is not None
+        assert again.run == "first"
+
+    @parks
+    def test_a_woken_run_has_the_key_before_a_later_one_that_has_not_come(
+        self, store: Store
+    ) -> None:
+        self._pass_to_the_second(store)
+
+        take(store, "k", "first", run="first", redelivered=True)
+
+        assert (
+            store.acquire(
+                AcquireRequest("k", "second", 30.0, run="second", redelivered=True)
+            ).status
+            is BUSY
+        )
+
+    @parks
+    def test_a_run_that_was_overtaken_on_its_way_has_the_key_next_and_is_not_sent_again(
+        self, store: Store
+    ) -> None:
+        self._pass_to_the_second(store)
+        park(store, "k", "third", redelivered=True)
+        take(store, "k", "first", run="first", redelivered=True)
+
+        assert (
+            store.release(ReleaseRequest("k", "first", run="first", completion=Completion.YES)).wake
+            is None
+        )
+
+        assert holder(store, "k") == "parked:second"
+        take(store, "k", "second", run="second", redelivered=True)
+        wake = store.release(
+            ReleaseRequest("k", "second", run="second", completion=Completion.YES)
+        ).wake
+        assert wake is not None
+        assert wake.run == "third"
+
+    @staticmethod
+    def _pass_to_the_second(store: Store) -> None:
+        """WokenTask two runs, one after the other: the first has not come in time."""
+        take(store, "k", "a")
+        park(store, "k", "first")
+        park(store, "k", "second")
+        for owner in ("a", "parked:first"):  # what ends a reservation in time, too
+            wake = store.release(ReleaseRequest("k", owner)).wake
+            assert wake is not None
+            store.mark_published(wake)
+        assert holder(store, "k") == "parked:second"
+
+    @parks
+    def test_a_waiter_that_comes_late_has_the_key_before_those_who_came_after_it(
+        self, store: Store
+    ) -> None:
+        take(store, "k", "a")
+        waiters = [Waiter(name, store.inbox("k", name)) for name in ("w1", "w2")]
+        arrivals = [
+            store.acquire(AcquireRequest("k", name, 30.0, queue=inbox)).arrival
+            for name, inbox in waiters
+        ]
+        assert arrivals[0] < arrivals[1]
+        store.release(ReleaseRequest("k", "a"))
+        store.release(ReleaseRequest("k", "w1"))  # what ends its grant in time, too
+        assert holder(store, "k") == "w2"
+
+        take(store, "k", "w1", queue=waiters[0].inbox, arrival=arrivals[0])
+
+        again = store.acquire(
+            AcquireRequest("k", "w2", 30.0, queue=waiters[1].inbox, arrival=arrivals[1])
+        )
+        assert (again.status, again.arrival) == (BUSY, arrivals[1])
+        store.release(ReleaseRequest("k", "w1"))
+        assert holder(store, "k") == "w2"
+        for waiter in waiters:
+            waiter.inbox.close()
+
+    @parks
+    def test_nobody_overtakes_one_who_has_come(self, store: Store) -> None:
+        take(store, "k", "a")
+        first, second = wait_for(store, "k", "w1"), wait_for(store, "k", "w2")
+        store.release(ReleaseRequest("k", "a"))
+        take(store, "k", "w1", queue=first.inbox)
+
+        early = store.acquire(AcquireRequest("k", "w2", 30.0, queue=second.inbox, arrival=1))
+
+        assert early.status is BUSY
+        for waiter in (first, second):
+            waiter.inbox.close()
+
+    def test_lining_up_never_takes_a_free_key(self, store: Store) -> None:
+        status = store.park_if_held("k", "run", ParkRequest(b"e"), 10.0).status
+
+        assert status in {Status.FREE, PARKED}
+        look = store.inspect("k")
+        assert (look.token, look.waiting) == (0, int(status is PARKED))
+
+    @parks
+    def test_who_came_before_those_in_line_takes_the_free_key(self, store: Store) -> None:
+        first = store.time(10.0)
+        for number in (1, 2):
+            park_request = ParkRequest(b"%d" % number)
+            reply = store.park_if_held("k", f"run{number}", park_request, 10.0, first + number)
+            assert (reply.status, reply.holder, reply.wake) == (PARKED, "", None)
+
+        late = store.acquire(AcquireRequest("k", "late", 30.0, run="late", arrival=first + 3))
+        assert late.status is BUSY
+        assert late.wake == WokenTask(slot_name("k"), "run1", b"1")
+
+        early = store.acquire(AcquireRequest("k", "early", 30.0, run="early", arrival=first))
+        assert early.status is GRANTED
+        wake = store.release(ReleaseRequest("k", "early")).wake
+        assert wake is None  # it is on its way
+        take(store, "k", "b", run="run1")
+        assert store.release(ReleaseRequest("k", "b", run="run1")).wake == WokenTask(
+            slot_name("k"), "run2", b"2"
+        )
+
+    @parks
+    def test_nobody_comes_later_than_now(self, store: Store) -> None:
+        take(store, "k", "a")
+        store.park_if_held("k", "ahead", ParkRequest(b"1"), 10.0, store.time(10.0) + 10**12)
+        store.park_if_held("k", "next", ParkRequest(b"2"), 10.0)
+
+        assert store.release(ReleaseRequest("k", "a")).wake == WokenTask(
+            slot_name("k"), "ahead", b"1"
+        )
+
+    @parks
+    def test_the_first_in_line_is_woken_if_the_key_is_free(self, store: Store) -> None:
+        assert list(store.wake_next("k")) == []
+        store.park_if_held("k", "run", ParkRequest(b"e"), 10.0)
+
+        assert list(store.wake_next("k")) == [WokenTask(slot_name("k"), "run", b"e")]
+        assert list(store.wake_next("k")) == []
+        take(store, "k", "a", run="run")
+        store.park_if_held("k", "other", ParkRequest(b"o"), 10.0)
+        assert list(store.wake_next("k")) == []
+
+    def test_lining_up_at_a_taken_key_parks_the_run_or_does_nothing(self, store: Store) -> None:
+        take(store, "k", "a")
+
+        status = store.park_if_held("k", "run", ParkRequest(b"e"), 10.0).status
+
+        assert status in {Status.FREE, PARKED}
+        assert holder(store, "k") == "a"
+        wake = WokenTask(slot_name("k"), "run", b"e") if status is PARKED else None
+        assert store.release(ReleaseRequest("k", "a")) == (True, wake)
+
+    @parks
+    def test_a_run_that_came_back_is_sent_by_the_next_sweep(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run", b"envelope")
+        wake = store.release(ReleaseRequest("k", "a")).wake
+        assert wake is not None
+        assert swept(store) == []
+
+        store.mark_returned(wake)
+
+        assert wait_until(lambda: swept(store), "a sweep") == [wake]
+
+    @parks
+    def test_a_dropped_run_gives_its_key_to_the_next(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        park(store, "k", "next")
+        wake = store.release(ReleaseRequest("k", "a")).wake
+        assert wake is not None
+
+        released = store.drop(wake)
+
+        assert released.wake is not None
+        assert released.wake.run == "next"
+        assert holder(store, "k") == "parked:next"
+
+    @parks
+    def test_a_run_that_was_dropped_is_not_sent_again(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        wake = store.release(ReleaseRequest("k", "a")).wake
+        assert wake is not None
+        store.drop(wake)
+
+        store.mark_returned(wake)
+        store.mark_published(wake)
+
+        assert swept(store) == []
+        assert not store.inspect("k").token
+
+    @parks
+    def test_dispatching_sends_and_notes_it(self, store: Store) -> None:
+        sent: list[WokenTask] = []
+        store.publishers = (sent.append,)
+        take(store, "k", "a")
+        park(store, "k", "run", b"envelope")
+
+        store.dispatch(store.release(ReleaseRequest("k", "a")).wake)
+
+        wait_until(lambda: sent, "its way")
+        assert sent == [WokenTask(slot_name("k"), "run", b"envelope")]
+
+    @parks
+    def test_what_cannot_be_dispatched_is_left_to_the_sweep(
+        self, store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def away(_: WokenTask) -> None:
+            raise ConnectionRefusedError
+
+        noted: list[WokenTask] = []
+        store.publishers = (away,)
+        monkeypatch.setattr(store, "mark_published", noted.append)
+        take(store, "k", "a")
+        park(store, "k", "run")
+
+        store.dispatch(store.release(ReleaseRequest("k", "a")).wake)
+
+        wait_until(lambda: "the next sweep sends it" in caplog.text, "the warning")
+        assert noted == []
+
+    @parks
+    def test_what_nobody_can_send_counts_as_sent_and_is_told_once(
+        self, store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        noted: list[WokenTask] = []
+        run = new_owner("run")  # of no other test
+        store.publishers = (spoilt,)
+        monkeypatch.setattr(store, "mark_published", noted.append)
+        take(store, "k", "a")
+        park(store, "k", run, b"{ no json")
+        wake = store.release(ReleaseRequest("k", "a")).wake
+
+        store.dispatch(wake)
+        store.dispatch(wake)
+
+        assert noted == [wake, wake]
+        assert "Traceback" not in caplog.text
+        (record,) = [each for each in caplog.records if "cannot be sent" in each.getMessage()]
+        assert "celery locks drop" in record.getMessage()
+
+    @parks
+    def test_what_is_left_to_others_keeps_the_key_from_nobody(self, store: Store) -> None:
+        take(store, "k", "a")
+        park(store, "k", "first")
+        park(store, "k", "second")
+        wake = store.release(ReleaseRequest("k", "a")).wake
+        assert wake is not None
+
+        store.mark_left(wake)
+
+        assert holder(store, "k") == "parked:second"
+
+    @parks
+    def test_what_is_left_to_others_is_swept_up_again_and_again(
+        self, store: Store, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store.publishers = (refuse,)
+        take(store, "k", "a")
+        park(store, "k", "run", b"envelope")
+        wake = store.release(ReleaseRequest("k", "a")).wake
+        assert wake is not None
+
+        assert store.dispatch(wake) is not Sending.SENT
+
+        for _ in range(2):
+            assert wait_until(lambda: swept(store), "a sweep") == [wake]
+            assert store.dispatch(wake) is not Sending.SENT
+        assert caplog.text == ""
+
+    def test_nothing_to_dispatch_is_no_error(self, store: Store) -> None:
+        store.dispatch(None)
+
+    @waits
+    @parks
+    @recognises
+    def test_nobody_has_or_wants_a_key_when_all_has_come_to_its_end(self, store: Store) -> None:
+        work(store)
+
+        assert store.inspect("k").waiting == 0
+        assert swept(store) == []

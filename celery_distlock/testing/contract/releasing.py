@@ -1,0 +1,104 @@
+"""Releasing a key, or keeping it locked for a run that comes later."""
+
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.base import Store
+
+from .actions import BUSY, expire, holder, park, parks, swept, take, wait_until
+from .given import Given
+
+__all__ = ["Releasing"]
+
+
+class Releasing(Given):
+    """A holder gives its key up, and nobody else does."""
+
+    def test_a_released_key_is_free(self, store: Store) -> None:
+        take(store, "k", "a")
+
+        released = store.release(ReleaseRequest("k", "a"))
+
+        assert released == (True, None)
+        take(store, "k", "b")
+
+    def test_who_does_not_hold_the_key_cannot_release_it(self, store: Store) -> None:
+        take(store, "k", "a")
+
+        assert store.release(ReleaseRequest("k", "b")) == (False, None)
+
+        assert holder(store, "k") == "a"
+
+    def test_a_second_release_finds_nothing(self, store: Store) -> None:
+        take(store, "k", "a")
+        store.release(ReleaseRequest("k", "a"))
+
+        assert not store.release(ReleaseRequest("k", "a")).released
+
+    def test_a_key_nobody_has_taken_cannot_be_released(self, store: Store) -> None:
+        assert store.release(ReleaseRequest("k", "a")) == (False, None)
+
+    def test_a_late_release_does_not_free_the_next_holders_key(self, store: Store) -> None:
+        take(store, "k", "a", self.shortest_lease)
+        expire(store, "k")
+        take(store, "k", "b")
+
+        assert not store.release(ReleaseRequest("k", "a")).released
+
+        assert holder(store, "k") == "b"
+
+    @parks
+    def test_a_late_release_wakes_nobody(self, store: Store) -> None:
+        take(store, "k", "a", self.shortest_lease)
+        expire(store, "k")
+        take(store, "k", "b")
+        park(store, "k", "run")
+
+        assert store.release(ReleaseRequest("k", "a")) == (False, None)
+
+        assert store.inspect("k").waiting == 1
+
+    def test_a_key_can_stay_locked_for_a_run_that_comes_later(self, store: Store) -> None:
+        token = take(store, "k", "a", run="run")
+
+        released = store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", 30.0)))
+
+        assert released == (True, None)
+        assert store.acquire(AcquireRequest("k", "b", 30.0)).status is BUSY
+        assert take(store, "k", "c", run="run") == token
+
+    @parks
+    def test_a_key_that_stays_locked_is_not_given_to_the_queue(self, store: Store) -> None:
+        token = take(store, "k", "a", run="run")
+        park(store, "k", "other")
+
+        released = store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", 30.0)))
+
+        assert released == (True, None)
+        assert store.acquire(AcquireRequest("k", "b", 30.0)).status is BUSY
+        assert take(store, "k", "c", run="run") == token
+
+    def test_a_key_that_was_kept_in_vain_is_free(self, store: Store) -> None:
+        take(store, "k", "a", run="run")
+        store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", self.shortest_lease)))
+
+        wait_until(lambda: not store.inspect("k").token, "the end of what the key was kept for")
+        take(store, "k", "b")
+
+    @parks
+    def test_a_key_that_was_kept_in_vain_goes_to_the_next(self, store: Store) -> None:
+        take(store, "k", "a", run="run")
+        park(store, "k", "other")
+        store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", self.shortest_lease)))
+        wait_until(lambda: not store.inspect("k").token, "the end of what the key was kept for")
+
+        (wake,) = swept(store)
+
+        assert wake.run == "other"
+
+    def test_who_does_not_hold_the_key_cannot_keep_it(self, store: Store) -> None:
+        take(store, "k", "a", run="run")
+
+        assert not store.release(
+            ReleaseRequest("k", "b", run="other", keep_for=("other", 30.0))
+        ).released
+
+        assert holder(store, "k") == "a"

@@ -1,0 +1,85 @@
+"""Messages that the store alone has, until their run has ended."""
+
+from collections.abc import Callable
+
+from celery_distlock import clock
+from celery_distlock.keys import slot_name
+from celery_distlock.stores import ReleaseRequest
+from celery_distlock.stores.base import Store
+from celery_distlock.stores.values import (
+    Completion,
+    RenewOutcome,
+    WokenTask,
+)
+
+from .actions import YES, holder, kept, parks, recognises, renew, swept, take, wait_until
+from .given import Given
+
+__all__ = ["Retaining"]
+
+
+class Retaining(Given):
+    """A run whose only copy is in the store is kept there until it has ended."""
+
+    @parks
+    def test_a_kept_run_is_sent_again_if_its_process_dies(self, store: Store) -> None:
+        wake = kept(store, self.shortest_lease)
+
+        (again,) = wait_until(lambda: swept(store), "the run to be swept up")
+
+        assert again == wake
+
+    @parks
+    def test_a_kept_run_is_not_sent_again_while_it_runs(self, store: Store) -> None:
+        lease = 2 * self.shortest_lease
+        kept(store, lease)
+        wait_until(  # at once, but for a machine that is too busy to ask before the end
+            lambda: (
+                take(store, "k", "b", lease, run="run", retain=True)
+                and renew(store, ("k", "b", 30.0)) == [RenewOutcome.RENEWED]
+            ),
+            "a renewal in time",
+        )
+        until = clock.monotonic() + 2 * lease
+        while clock.monotonic() < until:
+            assert renew(store, ("k", "b", 30.0)) == [RenewOutcome.RENEWED]
+            assert swept(store) == []
+
+    @parks
+    def test_a_kept_run_is_forgotten_when_it_has_ended(self, store: Store) -> None:
+        kept(store, 30.0)
+
+        store.release(ReleaseRequest("k", "b", run="run", completion=YES))
+
+        assert swept(store) == []
+        assert not holder(store, "k")
+
+    @parks
+    @recognises
+    def test_a_kept_run_that_is_never_settled_runs_again(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        kept(store, self.shortest_lease)
+        take(store, "k", "b", 30.0)
+        store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
+        assert swept(store) == []
+
+        pass_time(31.0)
+
+        (wake,) = wait_until(lambda: swept(store), "the run to be swept up")
+        assert wake.run == "run"
+
+    @parks
+    @recognises
+    def test_a_kept_unsettled_run_whose_message_came_back_is_sent_at_once(
+        self, store: Store
+    ) -> None:
+        kept(store, self.shortest_lease)
+        take(store, "k", "b", 30.0)
+        store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
+
+        store.mark_returned(WokenTask(slot_name("k"), "run", b""))
+
+        (wake,) = wait_until(lambda: swept(store), "the run to be swept up")
+        assert wake.run == "run"
+        take(store, "k", "c", run="run", redelivered=True)
