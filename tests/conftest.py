@@ -24,9 +24,13 @@ pytest_plugins = ["tests.topologies.fixtures"]
 
 @pytest.fixture(autouse=True)
 def apps_of_this_test_alone() -> Iterator[None]:
-    """Celery adds every task that was declared to every app that is made later; not in tests."""
-    declared = set(_state._on_app_finalizers)
+    """Celery adds a shared task to every app that there is, or is made later; not in tests."""
+    declared, others = set(_state._on_app_finalizers), list(_state._get_active_apps())
+    for app in others:
+        _state._deregister_app(app)
     yield
+    for app in others:
+        _state._register_app(app)
     _state._on_app_finalizers.clear()
     _state._on_app_finalizers.update(declared)
 

@@ -122,10 +122,10 @@ def test_a_release_in_vain_is_tried_again_and_others_are_not_kept_waiting(
 ):
     silent, release = True, store.release
 
-    def fail(key, *args, **options):
-        if key == "first" and silent:
+    def fail(request):
+        if request.key == "first" and silent:
             raise StoreUnavailableError("no answer")
-        return release(key, *args, **options)
+        return release(request)
 
     monkeypatch.setattr(store, "release", fail)
     with at_work(app, TwoChildren([hold("first"), hold("second")], hold("busy"))):

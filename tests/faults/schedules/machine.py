@@ -390,8 +390,10 @@ class World(RuleBasedStateMachine):
                 self.belated.append(lambda: self.drop(process.run))
         return reply.status
 
-    def acquire(self, hold: Hold, queue: Any, repeated: bool = False, keep: bool = False) -> Reply:
-        how = {"queue": queue, "run": hold.run, "repeated": repeated, "keep": keep}
+    def acquire(
+        self, hold: Hold, queue: Any, redelivered: bool = False, retain: bool = False
+    ) -> Reply:
+        how = {"queue": queue, "run": hold.run, "redelivered": redelivered, "retain": retain}
         reply = self.store.acquire(
             AcquireRequest(hold.key, hold.owner, LEASE, arrival=hold.arrival, **how)
         )

@@ -47,7 +47,9 @@ SHORT, EXACT, OF_A_CLUSTER, OF_SENTINELS = re.findall(
 LUA = ROOT / "celery_distlock/stores/redis/scripts"
 EXECUTABLES = [None, *([servers.REDIS_EXECUTABLE] if servers.REDIS_EXECUTABLE else [])]
 METHODS = {
-    name for name, _ in inspect.getmembers(Store, inspect.isfunction) if not name.startswith("_")
+    name
+    for name, _ in inspect.getmembers(Store, inspect.isfunction)
+    if not name.startswith("_") and "publish" not in name  # those ask no server
 }
 FORBIDDEN = [
     "FLUSHALL",
