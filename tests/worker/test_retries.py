@@ -107,5 +107,5 @@ def test_many_on_one_key_come_one_after_the_other(tasks, worker, key):
 
     took = time.monotonic() - begin
     again = process.log().count(" is sent again in ")
-    assert took < 20.0
+    assert took < 60.0
     assert again < 30 * 5
