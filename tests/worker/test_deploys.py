@@ -197,4 +197,4 @@ def test_what_a_worker_does_not_know_comes_to_one_that_does(bare_site, start, ke
     ignorant.wait_log("its task is no locked task of this app")
     start()
 
-    site.journal.wait(key, timeout=60.0)
+    site.journal.wait(key, timeout=120.0)
