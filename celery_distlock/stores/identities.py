@@ -8,6 +8,7 @@ import socket
 from typing import NamedTuple, Self
 
 from celery_distlock.keys import key_of, slot_name
+from celery_distlock.process.forks import ForkStage, PerProcess
 
 __all__ = ["ExecutionId", "Owner", "new_owner", "task_id_of"]
 
@@ -110,14 +111,9 @@ def new_owner(label: str) -> str:
 
     It is also the request's id, so the store can tell a repeated request from a second one.
     """
-    origin = _origin  # one f-string, and no `Owner`: this is part of every acquisition
+    origin = _origin.value  # one f-string, and no `Owner`: this is part of every acquisition
     return f"{origin.prefix}{_word(label)}|{origin.nonce}{next(origin.count):x}"
 
 
-def _after_fork() -> None:
-    global _origin  # noqa: PLW0603  # a forked child is another process, so it needs other names
-    _origin = _Origin()
-
-
-_origin = _Origin()
-os.register_at_fork(after_in_child=_after_fork)
+# A forked child is another process, so it needs other names.
+_origin = PerProcess(_Origin, ForkStage.IDENTITY)
