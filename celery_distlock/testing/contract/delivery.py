@@ -26,11 +26,11 @@ class Delivery(Given):
 
     @parks
     @any_envelope
-    def test_a_run_is_pushed_to_the_desk_it_was_parked_from(
+    def test_a_run_is_pushed_to_the_channel_it_was_parked_from(
         self, store: Store, envelope: bytes
     ) -> None:
         received: list[WokenTask] = []
-        address, close = self.open_desk(store, received.append)
+        address, close = self.open_channel(store, received.append)
         take(store, "{k} 1", "a")
         park_request = ParkRequest(envelope, address)
         store.acquire(AcquireRequest("{k} 1", "b", 30.0, queue=park_request, run="run 7"))
@@ -45,7 +45,7 @@ class Delivery(Given):
 
     @parks
     def test_a_pushed_run_that_nobody_takes_is_swept_up(self, store: Store) -> None:
-        address, close = self.open_desk(store, lambda _: None)
+        address, close = self.open_channel(store, lambda _: None)
         take(store, "k", "a")
         store.acquire(AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"e", address), run="run"))
         store.release(ReleaseRequest("k", "a"))
@@ -56,8 +56,10 @@ class Delivery(Given):
         close()
 
     @parks
-    def test_a_desk_is_found_by_the_queues_that_it_was_noted_for(self, store: Store) -> None:
-        peer, close = self.open_noted(store, ["celery", "{} \n", "é" * 300], free=3)
+    def test_a_channel_is_found_by_the_queues_that_it_was_registered_for(
+        self, store: Store
+    ) -> None:
+        peer, close = self.open_registered(store, ["celery", "{} \n", "é" * 300], free=3)
 
         for queue in ("celery", "{} \n", "é" * 300):
             assert store.find_channels([queue]) == [peer]
@@ -66,8 +68,8 @@ class Delivery(Given):
         close()
 
     @parks
-    def test_a_desk_that_takes_no_more_of_a_queue_is_not_found_there(self, store: Store) -> None:
-        peer, close = self.open_noted(store, ["celery", "other"])
+    def test_a_channel_that_takes_no_more_of_a_queue_is_not_found_there(self, store: Store) -> None:
+        peer, close = self.open_registered(store, ["celery", "other"])
 
         store.register_channel(["other"], peer, 0.0)
 
@@ -76,17 +78,17 @@ class Delivery(Given):
         close()
 
     @parks
-    def test_a_desk_that_nothing_was_heard_of_is_not_found(self, store: Store) -> None:
-        peer, close = self.open_noted(store, ["celery"], seconds=0.05)
+    def test_a_channel_whose_registration_has_ended_is_not_found(self, store: Store) -> None:
+        peer, close = self.open_registered(store, ["celery"], seconds=0.05)
 
         wait_until(lambda: not store.find_channels(["celery"], [peer.address]), "the end")
 
         close()
 
     @parks
-    def test_who_notes_its_desk_is_told_of_the_others(self, store: Store) -> None:
-        mine, close = self.open_noted(store, ["celery"], free=2)
-        other, close_other = self.open_noted(store, ["celery"], free=5)
+    def test_who_registers_a_channel_learns_of_the_others(self, store: Store) -> None:
+        mine, close = self.open_registered(store, ["celery"], free=2)
+        other, close_other = self.open_registered(store, ["celery"], free=5)
 
         assert store.register_channel(["celery"], mine, 30.0) == [other]
         assert store.register_channel(["celery"], other._replace(free=0), 30.0) == [mine]
@@ -95,10 +97,10 @@ class Delivery(Given):
         close_other()
 
     @parks
-    def test_of_many_desks_the_near_one_and_those_with_most_room_are_found(
+    def test_of_many_channels_the_near_one_and_those_with_most_room_are_found(
         self, store: Store
     ) -> None:
-        near, close = self.open_noted(store, ["celery"], free=0)
+        near, close = self.open_registered(store, ["celery"], free=0)
         stem = near.address.removesuffix(near.address[-32:])
         for free in range(1, 51):
             store.register_channel(["celery"], PeerChannel(f"{stem}{free:032x}", free), 30.0)
@@ -112,11 +114,11 @@ class Delivery(Given):
 
     @parks
     @any_envelope
-    def test_a_woken_run_is_pushed_to_a_desk_that_it_was_not_parked_from(
+    def test_a_woken_run_is_pushed_to_a_channel_that_it_was_not_parked_from(
         self, store: Store, envelope: bytes
     ) -> None:
         received: list[WokenTask] = []
-        peer, close = self.open_noted(store, ["celery"], receive=received.append)
+        peer, close = self.open_registered(store, ["celery"], receive=received.append)
         wake = woken(store, "{k} 1", "run 7", envelope)
 
         assert store.push(wake, [peer.address])
@@ -126,12 +128,12 @@ class Delivery(Given):
         close()
 
     @parks
-    def test_a_run_is_pushed_to_the_first_desk_that_is_attended(self, store: Store) -> None:
+    def test_a_run_is_pushed_to_the_first_channel_that_is_open(self, store: Store) -> None:
         received: dict[str, list[WokenTask]] = {"first": [], "second": []}
-        gone, close = self.open_noted(store, ["celery"])
+        gone, close = self.open_registered(store, ["celery"])
         close()
-        first, close_first = self.open_noted(store, ["c"], receive=received["first"].append)
-        second, close_second = self.open_noted(store, ["c"], receive=received["second"].append)
+        first, close_first = self.open_registered(store, ["c"], receive=received["first"].append)
+        second, close_second = self.open_registered(store, ["c"], receive=received["second"].append)
         wake = woken(store, "k", "run")
 
         def pushed() -> bool:  # a server may not have noticed yet that one was closed
@@ -144,8 +146,8 @@ class Delivery(Given):
         close_second()
 
     @parks
-    def test_a_run_that_no_desk_hears_is_for_the_broker(self, store: Store) -> None:
-        peer, close = self.open_noted(store, ["celery"])
+    def test_a_run_that_no_channel_receives_is_for_the_broker(self, store: Store) -> None:
+        peer, close = self.open_registered(store, ["celery"])
         close()
         wake = woken(store, "k", "run")
 
@@ -154,8 +156,8 @@ class Delivery(Given):
         assert not store.push(wake, [])
 
     @parks
-    def test_nothing_is_pushed_to_what_is_no_desk(self, store: Store) -> None:
-        peer, close = self.open_noted(store, ["celery"])
+    def test_nothing_is_pushed_to_what_is_no_channel(self, store: Store) -> None:
+        peer, close = self.open_registered(store, ["celery"])
         for address in ("", "x", "é \n", f"{peer.address}x", f"x{peer.address}", "{}"):
             wake = woken(store, f"k{address}", "run")
             assert not store.push(wake, [address])
@@ -164,7 +166,7 @@ class Delivery(Given):
     @parks
     def test_a_run_that_has_come_is_not_pushed_again(self, store: Store) -> None:
         received: list[WokenTask] = []
-        peer, close = self.open_noted(store, ["celery"], receive=received.append)
+        peer, close = self.open_registered(store, ["celery"], receive=received.append)
         wake = woken(store, "k", "run")
         take(store, "k", "b", run="run", redelivered=True)
 
@@ -179,7 +181,7 @@ class Delivery(Given):
     def test_a_pushed_run_that_does_not_come_is_swept_up_and_at_last_for_the_broker(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
-        peer, close = self.open_noted(store, ["celery"])
+        peer, close = self.open_registered(store, ["celery"])
         wake = woken(store, "k", "run", b"e")
         pushes = 0
         while store.push(wake, [peer.address]):
@@ -196,17 +198,17 @@ class Delivery(Given):
         close()
 
     @parks
-    def test_runs_of_a_desk_that_takes_nothing_are_not_pushed_there_any_more(
+    def test_runs_of_a_channel_that_takes_nothing_are_not_pushed_there_any_more(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
-        silent, close_silent = self.open_desk(store, lambda _: None)
+        silent, close_silent = self.open_channel(store, lambda _: None)
         take(store, "k", "a")
         for number in range(3):
             park_request = ParkRequest(b"e", silent)
             store.acquire(
                 AcquireRequest("k", f"p{number}", 30.0, queue=park_request, run=f"run {number}")
             )
-        peer, close = self.open_noted(store, ["celery"])
+        peer, close = self.open_registered(store, ["celery"])
         assert store.release(ReleaseRequest("k", "a")).wake is None
         pass_time(2.0)
         (first,) = wait_until(lambda: swept(store), "a sweep")
@@ -220,10 +222,10 @@ class Delivery(Given):
         close_silent()
 
     @parks
-    def test_a_run_that_is_tended_is_not_swept_up(
+    def test_a_run_that_is_kept_reserved_is_not_swept_up(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
-        peer, close = self.open_noted(store, ["celery"])
+        peer, close = self.open_registered(store, ["celery"])
         wake = woken(store, "k", "run", b"e")
         store.push(wake, [peer.address])
         store.keep_reserved([wake], 60.0)
@@ -237,7 +239,7 @@ class Delivery(Given):
         close()
 
     @parks
-    def test_a_run_whose_end_was_never_told_is_pushed_again(
+    def test_a_run_that_was_never_settled_is_pushed_again(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
         woken(store, "k", "run", b"e")
@@ -246,7 +248,7 @@ class Delivery(Given):
         pass_time(6.0)
         (wake,) = wait_until(lambda: swept(store), "a sweep")
         received: list[WokenTask] = []
-        peer, close = self.open_noted(store, ["celery"], receive=received.append)
+        peer, close = self.open_registered(store, ["celery"], receive=received.append)
 
         assert store.push(wake, [peer.address])
 
@@ -254,8 +256,8 @@ class Delivery(Given):
         close()
 
     @parks
-    def test_what_is_tended_too_late_stays_as_it_is(self, store: Store) -> None:
-        _, close = self.open_noted(store, ["celery"])
+    def test_what_is_kept_reserved_too_late_stays_as_it_is(self, store: Store) -> None:
+        _, close = self.open_registered(store, ["celery"])
         wake = woken(store, "k", "run")
         take(store, "k", "b", run="run", redelivered=True, retain=True)
 
@@ -265,7 +267,7 @@ class Delivery(Given):
         assert holder(store, "k") == "b"
         close()
 
-    def open_noted(
+    def open_registered(
         self,
         store: Store,
         queues: list[str],
@@ -275,12 +277,12 @@ class Delivery(Given):
         receive: Callable[[WokenTask], object] = lambda _: None,
     ) -> tuple[PeerChannel, Callable[[], None]]:
         """Return a channel that takes from these broker queues, and what closes it."""
-        address, close = self.open_desk(store, receive)
+        address, close = self.open_channel(store, receive)
         peer = PeerChannel(address, free)
         store.register_channel(queues, peer, seconds)
         return peer, close
 
-    def open_desk(
+    def open_channel(
         self, store: Store, receive: Callable[[WokenTask], object]
     ) -> tuple[str, Callable[[], None]]:
         """Return the address of a channel, and what closes it."""

@@ -114,7 +114,7 @@ class Listing(Given):
 
     @lists
     @parks
-    def test_those_who_wait_are_told_in_order_and_by_pages(self, store: Store) -> None:
+    def test_those_who_wait_are_listed_in_order_and_by_pages(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run1")
         blocked = wait_for(store, "k", "b")
@@ -127,7 +127,7 @@ class Listing(Given):
 
     @lists
     @parks
-    def test_a_run_on_its_way_is_told_as_woken(self, store: Store) -> None:
+    def test_a_run_on_its_way_is_listed_as_woken(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run1")
         park(store, "k", "run2")
@@ -193,7 +193,7 @@ class Listing(Given):
 
     @lists
     @parks
-    def test_nothing_is_roused_that_has_come_or_waits_for_a_holder(self, store: Store) -> None:
+    def test_nothing_is_woken_again_that_has_come_or_waits_for_a_holder(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
 
@@ -203,20 +203,20 @@ class Listing(Given):
         assert list(store.wake_again("k")) == []
 
     @lists
-    def test_a_waiter_that_blocks_is_told_or_not_known(self, store: Store) -> None:
+    def test_a_waiter_that_blocks_is_listed_or_not_known(self, store: Store) -> None:
         take(store, "k", "a")
         waiters = [wait_for(store, "k", name) for name in ("b", "c")]
         state = store.inspect("k")
 
-        told = store.waiters("k")
+        listed = store.waiters("k")
 
-        assert [waiter.owner for waiter in told] == ["b", "c"][: state.waiting]
+        assert [waiter.owner for waiter in listed] == ["b", "c"][: state.waiting]
         assert [waiter.owner for waiter in store.waiters("k", first=1, limit=1)] == (
             ["c"] if state.waiting else []
         )
         assert store.waiters("k", first=2) == []
-        assert state.oldest == (pytest.approx(told[0].since, abs=0.01) if told else 0.0)
-        assert not any(waiter.run or waiter.woken for waiter in told)
+        assert state.oldest == (pytest.approx(listed[0].since, abs=0.01) if listed else 0.0)
+        assert not any(waiter.run or waiter.woken for waiter in listed)
         for waiter in waiters:
             waiter.inbox.close()
 
@@ -240,7 +240,7 @@ class Listing(Given):
     @lists
     @parks
     @recognises
-    def test_what_has_ended_is_not_roused_while_its_result_is_on_its_way(
+    def test_what_has_ended_is_not_woken_again_while_its_result_is_on_its_way(
         self, store: Store
     ) -> None:
         take(store, "k", "a")

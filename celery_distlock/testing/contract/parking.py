@@ -390,7 +390,7 @@ class Parking(Given):
         assert noted == []
 
     @parks
-    def test_what_nobody_can_send_counts_as_sent_and_is_told_once(
+    def test_what_nobody_can_send_counts_as_sent_and_is_logged_once(
         self, store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         noted: list[WokenTask] = []

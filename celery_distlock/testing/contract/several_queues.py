@@ -96,7 +96,7 @@ class WaitingAtSeveralKeys(Given):
         assert sent == [WokenTask("k", "run", b"run")]
 
     @parks
-    def test_who_has_no_courier_lets_it_go_on_too(self, store: Store) -> None:
+    def test_who_has_no_publisher_lets_it_go_on_too(self, store: Store) -> None:
         take(store, "k", "a")
         take(store, "l", "b")
         stand(store, "kl")
