@@ -55,17 +55,17 @@ def doctor_(obj: CLIContext, samples: int, as_json: bool) -> None:
     Runtime.of(obj.app).import_tasks()  # they tell what they need of the store
     findings = list(examine(obj.app, samples))
     status = max(_STATUS[finding.severity] for finding in findings)
+    columns = ("verdict", "subject", "found", "cure")
     if as_json:
-        columns = ("verdict", "subject", "found", "cure")
         records = [dict(zip(columns, _row(each), strict=True)) for each in findings]
         write_json({"status": status, "findings": records})
     else:
-        rows = (
-            (Text(verdict, style=_STYLE[each.severity]), subject, printable(found), printable(cure))
-            for each in findings
-            for verdict, subject, found, cure in [_row(each)]
-        )
-        Screen(obj).table(("verdict", "subject", "found", "cure"), rows)
+        rows = []
+        for each in findings:
+            verdict, subject, found, cure = _row(each)
+            styled = Text(verdict, style=_STYLE[each.severity])
+            rows.append((styled, subject, printable(found), printable(cure)))
+        Screen(obj).table(columns, rows)
     click.get_current_context().exit(status)
 
 

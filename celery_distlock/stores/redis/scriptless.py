@@ -121,18 +121,18 @@ class ScriptlessStore(Store):
 
     def _make(self, request: AcquireRequest) -> "_Seen":
         """Make the record if there is none, and look at what there is then."""
-        name = self._record(slot_name(request.key))
+        slot = slot_name(request.key)
+        name, fence = self._record(slot), self._record(slot, "fence")
         lease_ms = max(_ms(request.lease), UNSETTLED_MS)
         record = _Record(request.owner, request.run)
         make = command(name, "SET", name, record.text, "NX", "PX", lease_ms)
-        fence = self._record(slot_name(request.key), "fence")
         look = [
-            *self._look(slot_name(request.key)),
+            *self._look(slot),
             command(name, "TIME"),
             command(fence, "ZSCORE", fence, "last"),
         ]
         if request.may_have_ended:
-            mark = self._record(slot_name(request.key), f"ended:{request.run}")
+            mark = self._record(slot, f"ended:{request.run}")
             look += [command(mark, "GET", mark), command(mark, "PTTL", mark)]
         asked = self._ask([[make], look], request.key)
         _, text, ttl_ms, now, last, *mark_found = asked.answers
@@ -169,10 +169,8 @@ class ScriptlessStore(Store):
         # As long as was asked for, and never shorter than what was granted before.
         again = bool(old.token) and old.owner == request.owner
         lease_ms = max(_ms(request.lease), _ms(seen.remaining) if again else 0)
-        name, fence = (
-            self._record(slot_name(request.key)),
-            self._record(slot_name(request.key), "fence"),
-        )
+        slot = slot_name(request.key)
+        name, fence = self._record(slot), self._record(slot, "fence")
         raise_it = [
             command(fence, "ZADD", fence, "GT", token, "last"),
             command(fence, "PEXPIRE", fence, FENCE_MS),
@@ -183,7 +181,7 @@ class ScriptlessStore(Store):
         *_, swapped, found = asked.answers
         if not _done(swapped) and found != new.text:
             return None
-        self._remember(slot_name(request.key), new, asked.first_at + lease_ms / 1000)
+        self._remember(slot, new, asked.first_at + lease_ms / 1000)
         return Reply(Status.GRANTED, asked.first_at, token)
 
     def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
