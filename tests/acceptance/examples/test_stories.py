@@ -102,16 +102,23 @@ def test_web_requests_wait_for_tasks_and_overwrite_nothing(tmp_path):
     assert "110 TEEs before, 150 after; 150 is right" in told
 
 
+# Python drops an exception that strikes in a callback of its import system, and the story goes on.
+IGNORED_BY_PYTHON = "Exception ignored in: <function _get_module_lock"
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
 )
 @pytest.mark.parametrize("name", STORIES)
 def test_a_story_that_is_stopped_leaves_nothing_behind(tmp_path, name, signum, status):
-    with start(tmp_path, EXAMPLES / name) as story:
-        assert story.stdout.readline() != ""  # its workers are at work
-        story.send_signal(signum)
-        told, errors = story.communicate(timeout=TIMEOUT)
+    for _ in range(3):
+        with start(tmp_path, EXAMPLES / name) as story:
+            assert story.stdout.readline() != ""  # its workers are at work
+            story.send_signal(signum)
+            told, errors = story.communicate(timeout=TIMEOUT)
+        if IGNORED_BY_PYTHON not in errors:
+            break
 
     assert (story.returncode, errors) == (status, ""), told
     assert list(tmp_path.iterdir()) == []
