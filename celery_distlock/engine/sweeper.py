@@ -10,7 +10,7 @@ from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
 from celery_distlock.process.dispatcher import UNSENT
-from celery_distlock.stores import Store
+from celery_distlock.stores import ParkingStore
 from celery_distlock.stores.values import Sending, WokenTask
 
 __all__ = ["Sweeper"]
@@ -29,7 +29,7 @@ class Sweeper:
     """
 
     def __init__(
-        self, store: Store, interval: float, *, on_swept: Callable[[], object] = lambda: None
+        self, store: ParkingStore, interval: float, *, on_swept: Callable[[], object] = lambda: None
     ) -> None:
         self._store = store
         self._on_swept = on_swept

@@ -19,8 +19,14 @@ from celery_distlock.naming import shown
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.messages import LockHeader, to_message
 from celery_distlock.runtime.trust import Reason, RefusedError
-from celery_distlock.stores import ReleaseRequest, Store
-from celery_distlock.stores.base import NotOursError, UnsendableError
+from celery_distlock.stores import (
+    ListingStore,
+    NotOursError,
+    ParkingStore,
+    ReleaseRequest,
+    Store,
+    UnsendableError,
+)
 from celery_distlock.stores.identities import Owner, task_id_of
 from celery_distlock.stores.values import KeyState, Waiter, WokenTask
 
@@ -183,7 +189,7 @@ class Admin:
         Args:
             pattern: Of the key, as :mod:`fnmatch` has it.
         """
-        store = self.store
+        store = ListingStore.of(self.store)
         for keys in store.find_keys(pattern):
             for key, state in zip(keys, store.inspect_many(keys), strict=True):
                 if state.token or state.waiting or state.woken:
@@ -196,10 +202,11 @@ class Admin:
 
     def queue(self, key: str, *, first: int = 0, limit: int = 100) -> list[WaiterInfo]:
         """Return who waits for *key*: those on their way, then the queue from place *first* on."""
+        store = ListingStore.of(self.store)
         found: list[Waiter] = []
         for begin in range(first, first + limit, PAGE):  # the server is kept by each for a moment
             size = min(PAGE, first + limit - begin)
-            page = self.store.waiters(as_key(key), first=begin, limit=size)
+            page = store.waiters(as_key(key), first=begin, limit=size)
             found += page
             if sum(not waiter.woken for waiter in page) < size:
                 break
@@ -252,7 +259,7 @@ class Admin:
         """
         Runtime.of(self._app).import_tasks()  # likewise
         sent = 0
-        store, refusal = self.store, None
+        store, refusal = ParkingStore.of(self.store), None
         for wake in (
             each for found in store.wake_again(as_key(key)) for each in store.ready(found)
         ):
@@ -268,7 +275,7 @@ class Admin:
             ) from refusal
         return sent
 
-    def _send(self, store: Store, wake: WokenTask) -> None:
+    def _send(self, store: ParkingStore, wake: WokenTask) -> None:
         try:
             if store.publish(wake):
                 return
@@ -304,30 +311,31 @@ class Admin:
                 and its result could not be stored.
         """
         Runtime.of(self._app).import_tasks()  # how its result is stored, its task says
-        found = list(self.store.find_parked(task_id, None if key is None else as_key(key)))
-        return [dropped for at, run in found if (dropped := self._drop(at, run, force))]
+        store = ParkingStore.of(self.store)
+        found = list(store.find_parked(task_id, None if key is None else as_key(key)))
+        return [dropped for at, run in found if (dropped := self._drop(store, at, run, force))]
 
-    def _drop(self, key: str, run: str, force: bool) -> Dropped | None:
-        waiter = self.store.parked(key, run)
+    def _drop(self, store: ParkingStore, key: str, run: str, force: bool) -> Dropped | None:
+        waiter = store.parked(key, run)
         if waiter is None:
             return None
         names = waiter.route.names if waiter.route else (slot_name(key),)
         if names[0] != slot_name(key):  # what is to be known of it lies there
             first = key_of(names[0])
-            key, waiter = first, self.store.parked(first, run) or waiter
+            key, waiter = first, store.parked(first, run) or waiter
         # Read before it is removed: what cannot be read stays in the queue.
         parked = self._read(key, waiter, force)
-        removed = self.store.cancel(key, run)
+        removed = store.cancel(key, run)
         if not removed.released:
             return None  # it has come to its key meanwhile
-        self.store.dispatch(removed.wake)
+        store.dispatch(removed.wake)
         for name in (parked.names or names)[1:]:
-            self.store.dispatch(self.store.cancel(key_of(name), run).wake)
+            store.dispatch(store.cancel(key_of(name), run).wake)
         self._revoke(task_id_of(run), parked, key)
         dropped = Dropped(key_of(slot_name(key)), parked.task, task_id_of(run))
         sender = self._app.tasks.get(parked.task, self._app)
         facts = {"key": dropped.key, "task_id": dropped.task_id}
-        signals.send("task_dropped", sender, self.store, **facts)
+        signals.send("task_dropped", sender, store, **facts)
         return dropped
 
     def _read(self, key: str, waiter: Waiter, force: bool) -> "_ParkedMessage":

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.stores import Ability
+from celery_distlock.stores import Ability, ListingStore
 from celery_distlock.telemetry.counters import BUCKETS, Sample, samples
 
 from .admin import Admin, Holder, known_time
@@ -189,7 +189,7 @@ class StoreCollector(Collector):
 
     def _keys(self) -> Iterator[Metric]:
         """Yield the gauges: held keys, waiters, the oldest waiter, by task where they have one."""
-        now, store = time.time(), self._admin.store
+        now, store = time.time(), ListingStore.of(self._admin.store)
         held: Counter[str] = Counter()
         longest: defaultdict[str, float] = defaultdict(float)
         waiting = woken = 0

@@ -19,8 +19,7 @@ from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import KeyRule, told_by
 from celery_distlock.policies import Policy, resolve
 from celery_distlock.settings import TASK_OPTIONS, Layer, Settings, closest
-from celery_distlock.stores import Store, open_store
-from celery_distlock.stores.base import UnsendableError
+from celery_distlock.stores import ParkingStore, Store, UnsendableError, open_store
 from celery_distlock.stores.values import WokenTask
 
 from .broker_url import derive_store_url, with_option
@@ -88,7 +87,8 @@ class Runtime:
             ConfigurationError: No URL is set, and neither broker nor result backend is a Redis.
         """
         store = self._open(self.settings.prefix)
-        store.add_publisher(self._send)
+        if isinstance(store, ParkingStore):
+            store.add_publisher(self._send)
         return store
 
     @functools.cached_property

@@ -16,7 +16,7 @@ from typing import Any
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
-from celery_distlock.stores import Store
+from celery_distlock.stores import ParkingStore, Store
 from celery_distlock.stores.values import PeerChannel, WokenTask
 
 from .trust import Trust
@@ -45,9 +45,10 @@ class Relay:
             woken: The task.
             message: Its envelope, decoded and checked.
         """
-        store, own = self._store(), self.own_address
+        own = self.own_address
         queues = self._trust.queues_of(message["exchange"], message["routing_key"])
         try:
+            store = ParkingStore.of(self._store())
             peers = by_room(store.find_channels(queues, [own] if own else []))
             peers.sort(key=lambda peer: peer.address != own)
             return store.push(woken, [peer.address for peer in peers[:MOST_TRIED]])

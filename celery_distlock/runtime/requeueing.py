@@ -15,7 +15,7 @@ from celery_distlock.engine.pending_releases import release_later
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.policies import Conflict
-from celery_distlock.stores import Store
+from celery_distlock.stores import ParkingStore, StandRequest, Store
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.several_keys import begin_at_first_key
 from celery_distlock.stores.values import Completion, ParkRequest, Route, Status, WokenTask
@@ -127,7 +127,9 @@ class Requeueing:
                 self._requeue_at(key, run, sealed)
             else:
                 route = self.route(hold.key for hold in taken)
-                begin_at_first_key(self._store, run, route, self._request_for(sealed))
+                request = self._request_for(sealed)
+                stand = StandRequest(route.names[0], run, route, park_request=request)
+                begin_at_first_key(ParkingStore.of(self._store), stand)
         except StoreUnavailableError:
             self._publish(sealed, OUTAGE.delay)
         raise Postponed("requeued after a failure")

@@ -31,7 +31,7 @@ from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCH
 from kombu.utils.json import loads
 
 from celery_distlock.keys import key_of
-from celery_distlock.stores.base import NotOursError
+from celery_distlock.stores import NotOursError
 from celery_distlock.stores.values import WokenTask
 
 from .messages import LockHeader, accepted_content

@@ -9,11 +9,13 @@ from celery_distlock.errors import ConfigurationError
 from celery_distlock.process.forks import ForkStage, PerProcess
 from celery_distlock.settings import DEFAULT_PREFIX, check_prefix, closest
 
-from .base import NotOursError, Store, UnsendableError
+from .base import Store
 from .channels import DeliveryChannel, Inbox, PollingInbox
 from .findings import Finding, Severity
 from .identities import new_owner
-from .requests import AcquireRequest, ReleaseRequest
+from .listing import CountingStore, ListingStore
+from .parking import NotOursError, ParkingStore, Publisher, UnsendableError
+from .requests import AcquireRequest, ReleaseRequest, StandRequest
 from .urls import redact
 from .values import (
     Ability,
@@ -36,15 +38,19 @@ __all__ = [
     "Ability",
     "AcquireRequest",
     "Completion",
+    "CountingStore",
     "DeliveryChannel",
     "Finding",
     "Inbox",
     "KeyState",
+    "ListingStore",
     "NotOursError",
     "Ownership",
     "ParkRequest",
+    "ParkingStore",
     "PeerChannel",
     "PollingInbox",
+    "Publisher",
     "Release",
     "ReleaseRequest",
     "RenewOutcome",
@@ -52,6 +58,7 @@ __all__ = [
     "Route",
     "Sending",
     "Severity",
+    "StandRequest",
     "Status",
     "Store",
     "UnsendableError",

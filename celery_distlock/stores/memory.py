@@ -21,7 +21,8 @@ from celery_distlock.keys import key_of, slot_name
 from .channels import Inbox
 from .findings import Finding
 from .identities import task_id_of
-from .requests import AcquireRequest, ReleaseRequest
+from .listing import CountingStore
+from .requests import AcquireRequest, ReleaseRequest, StandRequest
 from .several_keys import SeveralKeys
 from .values import (
     Ability,
@@ -195,10 +196,10 @@ class _Key:
         return Reply(status, asked_at, token, holder, run, left, place, arrival=stands)
 
 
-class MemoryStore(SeveralKeys):
+class MemoryStore(SeveralKeys, CountingStore):
     """See the module; *url* only names the store."""
 
-    abilities = frozenset(Ability) - {Ability.SHARE}
+    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE})
 
     def __init__(self, url: str, prefix: str) -> None:
         if "?" in url:
@@ -290,17 +291,8 @@ class MemoryStore(SeveralKeys):
                 state.grant(owner, run, lease)
             return [Reply(Status.GRANTED, asked_at, state.token) for state in states]
 
-    def stand(
-        self,
-        name: str,
-        run: str,
-        route: Route,
-        *,
-        arrival: int = 0,
-        park_request: ParkRequest | None = None,
-        owner: str = "",
-        timeout: float | None = None,
-    ) -> Reply:
+    def stand(self, request: StandRequest) -> Reply:
+        name, run, route, arrival, park_request, owner, _ = request
         asked_at = clock.monotonic()
         with self._mutex:
             state = self._keys.setdefault(name, _Key())

@@ -1,11 +1,11 @@
-"""What a store is asked to acquire and to release: one value for each request."""
+"""What a store is asked to do with a key: one value for each request."""
 
 from typing import NamedTuple
 
 from .channels import Inbox
-from .values import Completion, ParkRequest
+from .values import Completion, ParkRequest, Route
 
-__all__ = ["AcquireRequest", "ReleaseRequest"]
+__all__ = ["AcquireRequest", "ReleaseRequest", "StandRequest"]
 
 
 class AcquireRequest(NamedTuple):
@@ -60,3 +60,29 @@ class ReleaseRequest(NamedTuple):
     completion: Completion = Completion.NO
     inbox: Inbox | None = None
     keep_for: tuple[str, float] | None = None
+
+
+class StandRequest(NamedTuple):
+    """
+    What is asked of a store to have a run that needs several keys stand at one of them.
+
+    See :meth:`celery_distlock.stores.ParkingStore.stand`.
+
+    Attributes:
+        name: The key's slot name.
+        run: As in `AcquireRequest`.
+        route: All of its keys.
+        arrival: Its place in all queues: what the `Reply` at the first key told. There itself:
+            when it came, or 0.
+        park_request: At the first key, when it begins to stand there.
+        owner: Who holds the key for the run, and gives it up so.
+        timeout: If it is given, there is one attempt of so many seconds.
+    """
+
+    name: str
+    run: str
+    route: Route
+    arrival: int = 0
+    park_request: ParkRequest | None = None
+    owner: str = ""
+    timeout: float | None = None

@@ -17,8 +17,10 @@ from collections.abc import Iterator
 
 from celery_distlock.naming import shown
 
-from .base import Complaints, Store
-from .values import ParkRequest, Release, Reply, Route, Status, WokenTask
+from .base import Complaints
+from .parking import ParkingStore
+from .requests import StandRequest
+from .values import Release, Reply, Route, Status, WokenTask
 
 __all__ = ["SeveralKeys", "begin_at_first_key"]
 
@@ -28,8 +30,8 @@ ATTEMPTS = 10  # to find all kept at once; then it goes on when one is not kept 
 _complaints = Complaints()
 
 
-class SeveralKeys(Store):
-    """See the module: the half of a store that parks."""
+class SeveralKeys(ParkingStore):
+    """See the module: the part of a store that parks."""
 
     def stand_at_all(self, run: str, route: Route) -> Reply | None:
         """
@@ -71,7 +73,7 @@ class SeveralKeys(Store):
         for _ in range(ATTEMPTS):
             arrival = 0
             for name in route.names:
-                reply = self.stand(name, wake.run, route, arrival=arrival)
+                reply = self.stand(StandRequest(name, wake.run, route, arrival))
                 arrival = reply.arrival
                 yield from _given(reply)
                 if reply.status is not Status.RESERVED:
@@ -87,25 +89,14 @@ class SeveralKeys(Store):
                 return
             # One was given to somebody who came before it, and who may need the others, too.
             for name in route.names[-len(departed) :]:
-                yield from _given(self.stand(name, wake.run, route, arrival=arrival))
+                yield from _given(self.stand(StandRequest(name, wake.run, route, arrival)))
 
 
-def begin_at_first_key(
-    store: Store,
-    run: str,
-    route: Route,
-    park_request: ParkRequest,
-    *,
-    arrival: int = 0,
-    timeout: float | None = None,
-) -> Reply:
-    """Have *run* stand at the first of its keys; others have it go on from there."""
-    first = route.names[0]
-    reply = store.stand(
-        first, run, route, arrival=arrival, park_request=park_request, timeout=timeout
-    )
+def begin_at_first_key(store: ParkingStore, request: StandRequest) -> Reply:
+    """Have a run stand at the first of its keys; others have it go on from there."""
+    reply = store.stand(request)
     if reply.status is Status.RESERVED:
-        store.dispatch(WokenTask(first, run, b"", route))
+        store.dispatch(WokenTask(request.name, request.run, b"", request.route))
     store.dispatch(reply.wake)
     return reply
 

@@ -1,8 +1,8 @@
 """
 Counts what happens to locks, for metrics: in this process, and every two seconds into the store.
 
-If a process is killed, what it counted in its last two seconds is lost. :meth:`Store.counts`
-returns the sums over all processes, since the store began to count.
+If a process is killed, what it counted in its last two seconds is lost.
+:meth:`CountingStore.counts` returns the sums over all processes, since the store began to count.
 """
 
 import bisect
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from celery_distlock.errors import StoreUnavailableError
-from celery_distlock.stores import Ability, Store
+from celery_distlock.stores import CountingStore, Store
 
 __all__ = ["BUCKETS", "Counters", "Sample", "samples"]
 
@@ -65,7 +65,7 @@ class Counters:
     """Counts events by the store in which they happened, until `flush`."""
 
     def __init__(self) -> None:
-        self._counts: dict[Store, Counter[str]] = {}
+        self._counts: dict[CountingStore, Counter[str]] = {}
 
     def add(self, store: Store, name: str, task: str, facts: Mapping[str, Any]) -> None:
         """
@@ -78,7 +78,7 @@ class Counters:
             facts: The signal's arguments; grants and releases have times, which are counted, too.
         """
         counted = _COUNTED.get(name)
-        if counted is None or Ability.COUNT not in store.abilities:
+        if counted is None or not isinstance(store, CountingStore):
             return
         counts: Any = self._counts.setdefault(store, Counter())
         counts[f"{counted}||{task}"] += 1
@@ -119,7 +119,7 @@ def samples(store: Store) -> list[Sample]:
         StoreError: It cannot count, or does not answer.
     """
     found = []
-    for field, value in store.counts().items():
+    for field, value in CountingStore.of(store).counts().items():
         name, _, rest = field.partition("|")
         bucket, bar, task = rest.partition("|")
         if bar:  # else it is not of this version

@@ -10,7 +10,7 @@ from celery import Task
 
 from celery_distlock import clock
 from celery_distlock.engine.acquisition import defaults
-from celery_distlock.stores import Ability, Store, open_store
+from celery_distlock.stores import ListingStore, ParkingStore, Store, open_store
 from celery_distlock.stores.identities import Owner, task_id_of
 from celery_distlock.stores.values import KeyState, Waiter
 
@@ -75,12 +75,16 @@ def assert_parked(
     wanted, what = _wanted(task)
 
     def is_parked() -> bool:
-        keys = [key] if key is not None else [found for found, _ in place.find_parked(what)]
+        keys = [key] if key is not None else _keys_of_parked(place, what)
         return any(wanted(waiter) for each in keys for waiter in _all_waiters(place, each))
 
     if not _comes_true(is_parked, within):
         situation = "its id is in no key's queue" if key is None else _situation(place, key)
         _fail(f"task {what} is not parked{f' at {key!r}' if key else ''}: {situation}")
+
+
+def _keys_of_parked(store: Store, task_id: str) -> list[str]:
+    return [key for key, _ in ParkingStore.of(store).find_parked(task_id)]
 
 
 def _wanted(task: Any) -> tuple[Callable[[Waiter], bool], str]:
@@ -124,8 +128,9 @@ def _fail(message: str) -> NoReturn:
 
 
 def _all_waiters(store: Store, key: str) -> Iterator[Waiter]:
+    listing = ListingStore.of(store)
     for page in count():
-        found = store.waiters(key, first=page * PAGE, limit=PAGE)
+        found = listing.waiters(key, first=page * PAGE, limit=PAGE)
         yield from found
         if len(found) < PAGE:
             return
@@ -147,7 +152,7 @@ def _holder(state: KeyState) -> str:
 
 
 def _queue(store: Store, key: str, state: KeyState) -> str:
-    if Ability.LIST not in store.abilities:
+    if not isinstance(store, ListingStore):
         return f"{state.waiting} waiting" if state.waiting else "nobody waits"
     waiting = store.waiters(key, limit=SHOWN)
     if not waiting:

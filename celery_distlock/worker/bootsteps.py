@@ -12,7 +12,7 @@ from celery_distlock.engine.shared_holds import SharedHolds
 from celery_distlock.engine.sweeper import Sweeper
 from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.stores import Ability
+from celery_distlock.stores import Ability, ParkingStore
 from celery_distlock.telemetry.observer import observe
 
 from .options import flags
@@ -69,7 +69,7 @@ class LockStep(bootsteps.StartStopStep):
             away = isinstance(error, StoreUnavailableError)
             become = "do as lock_on_outage says" if away else "fail"
             logger.warning("locks: %s; until it can, tasks %s", error, become)
-        if Ability.PARK in store.abilities:
+        if isinstance(store, ParkingStore):
             count = functools.partial(observe, "swept", parent.app, store, {})
             self._sweeper = Sweeper(store, settings.sweep_interval, on_swept=count)
             self._sweeper.start()

@@ -23,7 +23,7 @@ from celery_distlock.process.background import Background
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.messages import to_message
 from celery_distlock.runtime.trust import RefusedError
-from celery_distlock.stores import Store
+from celery_distlock.stores import ParkingStore
 from celery_distlock.stores.channels import DeliveryChannel
 from celery_distlock.stores.values import WokenTask
 
@@ -64,7 +64,7 @@ class DeliveryStep(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         """Open the channel."""
-        store = self._runtime.store
+        store = ParkingStore.of(self._runtime.store)
         self._ack_worker = _AckWorker(store)
         self._first = Precedence(parent.controller)
         # Without an event loop they are taken in the thread that subscribed, as Celery's timer does
@@ -121,7 +121,7 @@ class DeliveryStep(bootsteps.StartStopStep):
 class _AckWorker:
     """Passes acknowledgements and rejections of pushed messages to the store, in a thread."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ParkingStore) -> None:
         self._store = store
         self._background = Background("distlock-acks", _NOT_DROPPED)
 

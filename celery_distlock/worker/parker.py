@@ -14,7 +14,7 @@ from celery_distlock.runtime.messages import LockHeader, seal_message
 from celery_distlock.runtime.received import Received
 from celery_distlock.runtime.reporting import Report
 from celery_distlock.runtime.states import PARKED
-from celery_distlock.stores import Store
+from celery_distlock.stores import ParkingStore, StandRequest, Store
 from celery_distlock.stores.several_keys import begin_at_first_key
 from celery_distlock.stores.values import ParkRequest, Reply, Route, Status
 
@@ -71,8 +71,9 @@ class Parker:
     def wake_next(self, key: str) -> None:
         """Send the next task that is parked at *key*."""
         try:
-            for wake in self._runtime.store.wake_next(key):
-                self._runtime.store.dispatch(wake)
+            store = ParkingStore.of(self._runtime.store)
+            for wake in store.wake_next(key):
+                store.dispatch(wake)
         except StoreError as error:
             words = "the next task parked at %r was not woken; the sweeper wakes it: %s"
             logger.debug(words, shown(key), error)
@@ -135,15 +136,13 @@ class Parker:
             self._backend_away_until = clock.monotonic() + BACKEND_PAUSE
 
     def _send_request(self, arrival: Arrival) -> Reply:
-        store = self._runtime.store
+        store = ParkingStore.of(self._runtime.store)
         request, run, names = self._sealed(arrival)
         if len(names) == 1:
             return store.park_if_held(arrival.key, run, request, PATIENCE, arrival.stamp)
         # It stands at the first key only: here is no time to go further, and others do that.
-        route = Route(names, request.task)
-        return begin_at_first_key(
-            store, run, route, request, arrival=arrival.stamp, timeout=PATIENCE
-        )
+        stand = StandRequest(names[0], run, Route(names, request.task), arrival.stamp, request)
+        return begin_at_first_key(store, stand._replace(timeout=PATIENCE))
 
     def _sealed(self, arrival: Arrival) -> tuple[ParkRequest, str, tuple[str, ...]]:
         """Return what is parked, the execution's id, and the slot names of its keys."""

@@ -20,7 +20,7 @@ from celery.worker import state
 
 from celery_distlock.errors import StoreError
 from celery_distlock.runtime.relay import by_room
-from celery_distlock.stores import Store
+from celery_distlock.stores import ParkingStore
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.values import PeerChannel, WokenTask
 
@@ -44,7 +44,7 @@ class Registration:
         address: Of the worker's delivery channel.
     """
 
-    def __init__(self, consumer: Any, store: Store, address: str) -> None:
+    def __init__(self, consumer: Any, store: ParkingStore, address: str) -> None:
         self._consumer = consumer
         self._store = store
         self._address = address

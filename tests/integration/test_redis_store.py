@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from celery_distlock.stores import AcquireRequest, ReleaseRequest, open_store
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest, open_store
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import Completion, Ownership, ParkRequest, PeerChannel, Route
@@ -47,8 +47,10 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
         ReleaseRequest("k", "c", run="run", completion=Completion.YES, keep_for=("run", 0.05))
     )
     store.acquire_all(["l", "m"], ["d", "e"], 30.0)
-    store.stand("n", "standing", Route(("n", "o")), park_request=ParkRequest(b"envelope"))
-    store.stand("o", "standing", Route(("n", "o")), arrival=1)
+    store.stand(
+        StandRequest("n", "standing", Route(("n", "o")), park_request=ParkRequest(b"envelope"))
+    )
+    store.stand(StandRequest("o", "standing", Route(("n", "o")), arrival=1))
     store.depart("o", "standing", first=False)
     store.check()
     store.close()

@@ -19,7 +19,8 @@ from celery_distlock.runtime.messages import LockHeader
 from celery_distlock.runtime.received import HEADER
 from celery_distlock.runtime.signing import is_signed, is_signed_with, sign
 from celery_distlock.runtime.trust import Reason, RefusedError
-from celery_distlock.stores import AcquireRequest, ReleaseRequest, base
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, parking
+from celery_distlock.stores.base import Complaints
 from celery_distlock.stores.values import ParkRequest, Sending, WokenTask
 
 if TYPE_CHECKING:
@@ -282,7 +283,7 @@ def release_one(new_app, monkeypatch):
     def make(told: bytes, app: Celery | None = None) -> str:
         app = app or new_app()
         app.conf.distlock_prefix = str(uuid.uuid4())
-        monkeypatch.setattr(base, "_complaints", base.Complaints())
+        monkeypatch.setattr(parking, "_complaints", Complaints())
         store, noted = Runtime.of(app).store, []
         for name in ("mark_published", "mark_left"):
             monkeypatch.setattr(store, name, lambda _, name=name: noted.append(name))

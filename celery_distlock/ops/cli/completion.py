@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.stores import Store
+from celery_distlock.stores import ListingStore, Store
 
 __all__ = ["complete_key"]
 
@@ -36,7 +36,7 @@ def complete_key(
 
 def _search(store: Store, incomplete: str, found: list[str]) -> None:
     with suppress(Exception):
-        for keys in store.find_keys(f"{glob.escape(incomplete)}*"):
+        for keys in ListingStore.of(store).find_keys(f"{glob.escape(incomplete)}*"):
             found += filter(_HARMLESS, keys)
             if len(found) >= MOST:
                 return

@@ -15,7 +15,7 @@ from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.trust import Reason, RefusedError
-from celery_distlock.stores import Ability, Store
+from celery_distlock.stores import Ability, ParkingStore, Store
 from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.values import WokenTask
@@ -89,7 +89,7 @@ def examine(app: Celery, samples: int) -> Iterator[Finding]:
         yield Finding(Severity.OK, "locks", f"{where} gave a lock and took it back")
         yield from _with_facts(store, doubts)
         yield _latency(store, f"{runtime.settings.prefix}:probe", samples)
-        if {Ability.PARK, Ability.LIST} <= store.abilities:
+        if isinstance(store, ParkingStore):
             yield from _seen(runtime)
     except StoreError as error:
         yield Finding(Severity.BAD, "locks", str(error), _remedy_of(error))
@@ -107,7 +107,7 @@ def _with_facts(store: Store, doubts: list[Finding]) -> Iterator[Finding]:
             yield replace(doubt, message=f"{fact.message}; {doubt.message}")
         else:
             yield fact
-    if Ability.PARK in store.abilities and not any(doubt.subject == "publish" for doubt in left):
+    if isinstance(store, ParkingStore) and not any(doubt.subject == "publish" for doubt in left):
         yield Finding(Severity.OK, "publish", "this user may tell waiters that it is their turn")
     yield from left
 
@@ -138,7 +138,7 @@ def _left(runtime: Runtime) -> Iterator[Finding]:
     """Yield why what is parked would not be sent by a process such as this; of a sample."""
     seen = 0
     refused: dict[Reason, list[str]] = {}
-    for wake in itertools.islice(_parked(runtime.store), MOST_PARKED):
+    for wake in itertools.islice(_parked(ParkingStore.of(runtime.store)), MOST_PARKED):
         seen += 1
         try:
             runtime.trust.check(wake)
@@ -156,7 +156,7 @@ def _left(runtime: Runtime) -> Iterator[Finding]:
         yield Finding(Severity.OK, "parked", f"{seen} tasks that were looked at would be sent")
 
 
-def _parked(store: Store) -> Iterator[WokenTask]:
+def _parked(store: ParkingStore) -> Iterator[WokenTask]:
     """Find what is parked at some keys, the first ones of each."""
     for keys in store.find_keys():
         states = zip(keys, store.inspect_many(keys), strict=True)

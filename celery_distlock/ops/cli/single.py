@@ -12,7 +12,7 @@ from celery.bin.base import CLIContext
 from celery_distlock.errors import DistlockError, StoreError
 from celery_distlock.ops.admin import Admin, Dropped, Holder, LockInfo, Released
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.stores import Ability
+from celery_distlock.stores import Ability, ParkingStore
 
 from . import CommandError, command
 from .completion import complete_key
@@ -213,7 +213,7 @@ def wake_(obj: CLIContext, key: str, as_json: bool) -> None:
     for a broker that has lost its messages. It does no harm: a task that comes twice is recognised.
     The exit status is 1 if there was nothing to send.
     """
-    sent = admin_of(obj, Ability.LIST).wake(key)
+    sent = admin_of(obj, Ability.PARK).wake(key)
     if as_json:
         write_json({"key": key, "sent": sent})
     else:
@@ -236,9 +236,10 @@ def drop_(obj: CLIContext, task_id: str, key: str | None, force: bool, as_json: 
     is dropped with --force only: a chord that waits for it is not told. The exit status is 1 if it
     is not parked.
     """
-    admin = admin_of(obj, Ability.LIST)
+    admin = admin_of(obj, Ability.PARK)
     if not force:
-        found = [key] if key else [at for at, _ in admin.store.find_parked(task_id)]
+        store = ParkingStore.of(admin.store)
+        found = [key] if key else [at for at, _ in store.find_parked(task_id)]
         if found:
             where = ", ".join(map(printable, found))
             _ask(f"{printable(task_id)} is parked at {where}. It will never run.\nDrop it?")

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.naming import shown
-from celery_distlock.stores.base import Complaints, Store, batches
+from celery_distlock.stores.base import Complaints, batches
 from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.identities import task_id_of
+from celery_distlock.stores.listing import CountingStore, ListingStore
 from celery_distlock.stores.values import UNREADABLE, KeyState, Route, Waiter, WokenTask
 
 from . import scripts
@@ -61,7 +62,7 @@ class Answered(Protocol):
         """One for each call."""
 
 
-class RedisInspection(Store):
+class RedisInspection(ListingStore, CountingStore):
     """See the module. The other half has the means to ask."""
 
     address: str

@@ -36,8 +36,9 @@ from celery_distlock.errors import (
 )
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
-from celery_distlock.stores.base import Complaints, Store, batches, forget_after_fork
+from celery_distlock.stores.base import Complaints, batches, forget_after_fork
 from celery_distlock.stores.findings import CLOCKS_APART, Finding, Severity
+from celery_distlock.stores.listing import CountingStore, ListingStore
 from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.values import (
     Ability,
@@ -78,10 +79,10 @@ ROUNDS = 3  # that are asked for one token: the second has it, unless nodes went
 SPLITS = (0.0, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128)
 
 
-class RedlockStore(Store):
+class RedlockStore(ListingStore, CountingStore):
     """See the module; *url* is like ``redlock://host1,host2,host3/0``, ``redlocks://`` for TLS."""
 
-    abilities = frozenset(Ability) - {Ability.PARK}
+    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE})
 
     def __init__(self, url: str, prefix: str) -> None:
         self.address, self._settings = _locate(url)

@@ -30,8 +30,9 @@ from celery_distlock import clock
 from celery_distlock.errors import QuorumError, StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
-from celery_distlock.stores.base import Complaints, Store, batches, forget_after_fork
+from celery_distlock.stores.base import Complaints, batches, forget_after_fork
 from celery_distlock.stores.findings import Finding
+from celery_distlock.stores.listing import CountingStore, ListingStore
 from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.values import (
     Ability,
@@ -76,10 +77,10 @@ LONGEST = 1e10
 REMEMBERED = 10_000  # records that this process need not look up
 
 
-class ScriptlessStore(Store):
+class ScriptlessStore(ListingStore, CountingStore):
     """See the module; *url* as :func:`~celery_distlock.stores.redis.urls.locate` takes it."""
 
-    abilities = frozenset(Ability) - {Ability.PARK}
+    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE})
 
     def __init__(self, url: str, prefix: str) -> None:
         self._servers, self._replicas = locate(url)

@@ -27,7 +27,7 @@ from celery_distlock.naming import shown
 from celery_distlock.stores.base import Complaints, forget_after_fork
 from celery_distlock.stores.channels import DeliveryChannel, Inbox
 from celery_distlock.stores.findings import Finding, Severity
-from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.several_keys import SeveralKeys
 from celery_distlock.stores.values import (
     Ability,
@@ -81,7 +81,7 @@ _LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the other
 class RedisStore(RedisInspection, SeveralKeys):
     """See the module; *url* as :func:`~celery_distlock.stores.redis.urls.locate` takes it."""
 
-    abilities = frozenset(Ability)
+    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE})
 
     def __init__(self, url: str, prefix: str) -> None:
         self._servers, self._replicas = locate(url)
@@ -197,20 +197,16 @@ class RedisStore(RedisInspection, SeveralKeys):
             answers = [self._ask_once([call], timeout)[0] for call in calls]
         return self._reply(key, answers[1], asked_at)
 
-    def stand(
-        self,
-        name: str,
-        run: str,
-        route: Route,
-        *,
-        arrival: int = 0,
-        park_request: ParkRequest | None = None,
-        owner: str = "",
-        timeout: float | None = None,
-    ) -> Reply:
-        arguments = int(name == route.names[0]), arrival, owner, 0
+    def stand(self, request: StandRequest) -> Reply:
+        name, route = request.name, request.route
+        arguments = int(name == route.names[0]), request.arrival, request.owner, 0
         return self._stand(
-            [name], run, route, *arguments, park_request=park_request, timeout=timeout
+            [name],
+            request.run,
+            route,
+            *arguments,
+            park_request=request.park_request,
+            timeout=request.timeout,
         )
 
     def stand_at_all(self, run: str, route: Route) -> Reply | None:

@@ -30,9 +30,10 @@ from functools import partial
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of, slot_name
-from celery_distlock.stores.base import Store, batches, forget_after_fork
+from celery_distlock.stores.base import batches, forget_after_fork
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.findings import Finding, Severity, clock_finding
+from celery_distlock.stores.listing import ListingStore
 from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.values import (
     Ability,
@@ -73,10 +74,10 @@ class _Departure:
     sent: bool = False
 
 
-class ZooKeeperStore(Store):
+class ZooKeeperStore(ListingStore):
     """See the module; *url* as :func:`~celery_distlock.stores.ensembles.locate` takes it."""
 
-    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE, Ability.LIST})
+    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE})
 
     def __init__(self, url: str, prefix: str) -> None:
         self._ensemble = locate(url)

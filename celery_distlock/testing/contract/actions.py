@@ -7,10 +7,12 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import pytest
 
-from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import NotOursError, Store, UnsendableError
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
+from celery_distlock.stores.base import Store
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.identities import new_owner
+from celery_distlock.stores.listing import ListingStore
+from celery_distlock.stores.parking import NotOursError, ParkingStore, UnsendableError
 from celery_distlock.stores.values import (
     Ability,
     Completion,
@@ -160,7 +162,7 @@ def join_before_the_end(
             lease *= 4
 
 
-def found_keys(store: Store, pattern: str = "*") -> list[str]:
+def found_keys(store: ListingStore, pattern: str = "*") -> list[str]:
     """Return all the keys that are found."""
     return [key for batch in store.find_keys(pattern) for key in batch]
 
@@ -180,7 +182,7 @@ def expire(store: Store, key: str, owner: str = "a") -> None:
     wait_until(lambda: store.inspect(key).owner != owner, "the end of the lease")
 
 
-def swept(store: Store) -> list[WokenTask]:
+def swept(store: ParkingStore) -> list[WokenTask]:
     """Return what a sweep finds; nothing if another one was a moment ago."""
     return list(store.sweep(0.01))
 
@@ -219,23 +221,22 @@ def take_all_or_skip(store: Store, keys: str, owners: str) -> list[int]:
 
 
 def stand(
-    store: Store, keys: str, run: str = "run", *, arrival: int = 0, **more: Any
+    store: ParkingStore, keys: str, run: str = "run", *, arrival: int = 0, **more: Any
 ) -> list[Reply]:
     """Have a run begin to stand at its keys, as far as it comes; return what it is told there."""
     route = Route(tuple(keys), "shop.move")
     park_request: ParkRequest | None = ParkRequest(run.encode())
     replies = []
     for key in keys:
-        replies.append(
-            store.stand(key, run, route, arrival=arrival, park_request=park_request, **more)
-        )
+        request = StandRequest(key, run, route, arrival, park_request, **more)
+        replies.append(store.stand(request))
         park_request, arrival = None, replies[-1].arrival
         if replies[-1].status is not RESERVED:
             break
     return replies
 
 
-def goes_on(store: Store, wake: WokenTask | None) -> list[WokenTask]:
+def goes_on(store: ParkingStore, wake: WokenTask | None) -> list[WokenTask]:
     """Let a run that has one more key go on; return what is to be sent."""
     assert wake is not None
     return list(store.ready(wake))
@@ -259,7 +260,7 @@ def kept(store: Store, lease: float) -> WokenTask:
     return wake
 
 
-def work(store: Store) -> None:
+def work(store: ParkingStore) -> None:
     """Let everything happen at the key "k" that can, to its end."""
     take(store, "k", "a", run="run-a")
     gone = wait_for(store, "k", "gone")

@@ -2,6 +2,7 @@
 
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
+from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.values import (
     RenewOutcome,
 )
@@ -52,7 +53,7 @@ class AnyText(Given):
 
     @parks
     @hostile_keys
-    def test_a_run_can_be_parked_at_any_key(self, store: Store, key: str) -> None:
+    def test_a_run_can_be_parked_at_any_key(self, store: ParkingStore, key: str) -> None:
         take(store, key, "a")
         park(store, key, "run", b"envelope")
 

@@ -7,7 +7,7 @@ import pytest
 
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Store
+from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.values import (
     Completion,
     ParkRequest,
@@ -27,7 +27,7 @@ class Delivery(Given):
     @parks
     @any_envelope
     def test_a_run_is_pushed_to_the_channel_it_was_parked_from(
-        self, store: Store, envelope: bytes
+        self, store: ParkingStore, envelope: bytes
     ) -> None:
         received: list[WokenTask] = []
         address, close = self.open_channel(store, received.append)
@@ -44,7 +44,7 @@ class Delivery(Given):
         close()
 
     @parks
-    def test_a_pushed_run_that_nobody_takes_is_swept_up(self, store: Store) -> None:
+    def test_a_pushed_run_that_nobody_takes_is_swept_up(self, store: ParkingStore) -> None:
         address, close = self.open_channel(store, lambda _: None)
         take(store, "k", "a")
         store.acquire(AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"e", address), run="run"))
@@ -57,7 +57,7 @@ class Delivery(Given):
 
     @parks
     def test_a_channel_is_found_by_the_queues_that_it_was_registered_for(
-        self, store: Store
+        self, store: ParkingStore
     ) -> None:
         peer, close = self.open_registered(store, ["celery", "{} \n", "é" * 300], free=3)
 
@@ -68,7 +68,9 @@ class Delivery(Given):
         close()
 
     @parks
-    def test_a_channel_that_takes_no_more_of_a_queue_is_not_found_there(self, store: Store) -> None:
+    def test_a_channel_that_takes_no_more_of_a_queue_is_not_found_there(
+        self, store: ParkingStore
+    ) -> None:
         peer, close = self.open_registered(store, ["celery", "other"])
 
         store.register_channel(["other"], peer, 0.0)
@@ -78,7 +80,7 @@ class Delivery(Given):
         close()
 
     @parks
-    def test_a_channel_whose_registration_has_ended_is_not_found(self, store: Store) -> None:
+    def test_a_channel_whose_registration_has_ended_is_not_found(self, store: ParkingStore) -> None:
         peer, close = self.open_registered(store, ["celery"], seconds=0.05)
 
         wait_until(lambda: not store.find_channels(["celery"], [peer.address]), "the end")
@@ -86,7 +88,7 @@ class Delivery(Given):
         close()
 
     @parks
-    def test_who_registers_a_channel_learns_of_the_others(self, store: Store) -> None:
+    def test_who_registers_a_channel_learns_of_the_others(self, store: ParkingStore) -> None:
         mine, close = self.open_registered(store, ["celery"], free=2)
         other, close_other = self.open_registered(store, ["celery"], free=5)
 
@@ -98,7 +100,7 @@ class Delivery(Given):
 
     @parks
     def test_of_many_channels_the_near_one_and_those_with_most_room_are_found(
-        self, store: Store
+        self, store: ParkingStore
     ) -> None:
         near, close = self.open_registered(store, ["celery"], free=0)
         stem = near.address.removesuffix(near.address[-32:])
@@ -115,7 +117,7 @@ class Delivery(Given):
     @parks
     @any_envelope
     def test_a_woken_run_is_pushed_to_a_channel_that_it_was_not_parked_from(
-        self, store: Store, envelope: bytes
+        self, store: ParkingStore, envelope: bytes
     ) -> None:
         received: list[WokenTask] = []
         peer, close = self.open_registered(store, ["celery"], receive=received.append)
@@ -128,7 +130,7 @@ class Delivery(Given):
         close()
 
     @parks
-    def test_a_run_is_pushed_to_the_first_channel_that_is_open(self, store: Store) -> None:
+    def test_a_run_is_pushed_to_the_first_channel_that_is_open(self, store: ParkingStore) -> None:
         received: dict[str, list[WokenTask]] = {"first": [], "second": []}
         gone, close = self.open_registered(store, ["celery"])
         close()
@@ -146,7 +148,7 @@ class Delivery(Given):
         close_second()
 
     @parks
-    def test_a_run_that_no_channel_receives_is_for_the_broker(self, store: Store) -> None:
+    def test_a_run_that_no_channel_receives_is_for_the_broker(self, store: ParkingStore) -> None:
         peer, close = self.open_registered(store, ["celery"])
         close()
         wake = woken(store, "k", "run")
@@ -156,7 +158,7 @@ class Delivery(Given):
         assert not store.push(wake, [])
 
     @parks
-    def test_nothing_is_pushed_to_what_is_no_channel(self, store: Store) -> None:
+    def test_nothing_is_pushed_to_what_is_no_channel(self, store: ParkingStore) -> None:
         peer, close = self.open_registered(store, ["celery"])
         for address in ("", "x", "é \n", f"{peer.address}x", f"x{peer.address}", "{}"):
             wake = woken(store, f"k{address}", "run")
@@ -164,7 +166,7 @@ class Delivery(Given):
         close()
 
     @parks
-    def test_a_run_that_has_come_is_not_pushed_again(self, store: Store) -> None:
+    def test_a_run_that_has_come_is_not_pushed_again(self, store: ParkingStore) -> None:
         received: list[WokenTask] = []
         peer, close = self.open_registered(store, ["celery"], receive=received.append)
         wake = woken(store, "k", "run")
@@ -179,7 +181,7 @@ class Delivery(Given):
 
     @parks
     def test_a_pushed_run_that_does_not_come_is_swept_up_and_at_last_for_the_broker(
-        self, store: Store, pass_time: Callable[[float], None]
+        self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
         peer, close = self.open_registered(store, ["celery"])
         wake = woken(store, "k", "run", b"e")
@@ -199,7 +201,7 @@ class Delivery(Given):
 
     @parks
     def test_runs_of_a_channel_that_takes_nothing_are_not_pushed_there_any_more(
-        self, store: Store, pass_time: Callable[[float], None]
+        self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
         silent, close_silent = self.open_channel(store, lambda _: None)
         take(store, "k", "a")
@@ -223,7 +225,7 @@ class Delivery(Given):
 
     @parks
     def test_a_run_that_is_kept_reserved_is_not_swept_up(
-        self, store: Store, pass_time: Callable[[float], None]
+        self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
         peer, close = self.open_registered(store, ["celery"])
         wake = woken(store, "k", "run", b"e")
@@ -240,7 +242,7 @@ class Delivery(Given):
 
     @parks
     def test_a_run_that_was_never_settled_is_pushed_again(
-        self, store: Store, pass_time: Callable[[float], None]
+        self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
         woken(store, "k", "run", b"e")
         take(store, "k", "b", 1.0, run="run", redelivered=True, retain=True)
@@ -256,7 +258,7 @@ class Delivery(Given):
         close()
 
     @parks
-    def test_what_is_kept_reserved_too_late_stays_as_it_is(self, store: Store) -> None:
+    def test_what_is_kept_reserved_too_late_stays_as_it_is(self, store: ParkingStore) -> None:
         _, close = self.open_registered(store, ["celery"])
         wake = woken(store, "k", "run")
         take(store, "k", "b", run="run", redelivered=True, retain=True)
@@ -269,7 +271,7 @@ class Delivery(Given):
 
     def open_registered(
         self,
-        store: Store,
+        store: ParkingStore,
         queues: list[str],
         *,
         free: int = 1,
@@ -283,7 +285,7 @@ class Delivery(Given):
         return peer, close
 
     def open_channel(
-        self, store: Store, receive: Callable[[WokenTask], object]
+        self, store: ParkingStore, receive: Callable[[WokenTask], object]
     ) -> tuple[str, Callable[[], None]]:
         """Return the address of a channel, and what closes it."""
         channel = store.open_channel(receive)

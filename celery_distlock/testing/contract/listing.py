@@ -7,6 +7,8 @@ import pytest
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
+from celery_distlock.stores.listing import CountingStore, ListingStore
+from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.values import (
     Completion,
     Release,
@@ -41,13 +43,13 @@ class Listing(Given):
 
     @lists
     @hostile_keys
-    def test_a_held_key_is_found(self, store: Store, key: str) -> None:
+    def test_a_held_key_is_found(self, store: ListingStore, key: str) -> None:
         take(store, key, "a")
 
         assert [slot_name(found) for found in found_keys(store)] == [slot_name(key)]
 
     @lists
-    def test_keys_are_found_by_a_pattern(self, store: Store) -> None:
+    def test_keys_are_found_by_a_pattern(self, store: ListingStore) -> None:
         for key in ("stock:1", "stock:2", "order:1", "stock"):
             take(store, key, "a")
 
@@ -59,7 +61,7 @@ class Listing(Given):
 
     @lists
     @hostile_keys
-    def test_a_long_key_s_name_does_for_the_key(self, store: Store, key: str) -> None:
+    def test_a_long_key_s_name_does_for_the_key(self, store: ListingStore, key: str) -> None:
         token = take(store, key, "a")
         (found,) = found_keys(store)
 
@@ -68,14 +70,14 @@ class Listing(Given):
         assert store.inspect(key).token == 0
 
     @lists
-    def test_a_key_that_is_free_is_not_found(self, store: Store) -> None:
+    def test_a_key_that_is_free_is_not_found(self, store: ListingStore) -> None:
         take(store, "k", "a")
         store.release(ReleaseRequest("k", "a"))
 
         assert found_keys(store) == []
 
     @lists
-    def test_many_keys_are_found_once_each(self, store: Store) -> None:
+    def test_many_keys_are_found_once_each(self, store: ListingStore) -> None:
         names = [f"k{number}" for number in range(1500)]
         lease = min(300.0, self.longest_lease)
         with ThreadPoolExecutor(4) as pool:
@@ -94,10 +96,11 @@ class Listing(Given):
         assert [state.owner for state in states] == [f"o{n}" if n < 250 else "" for n in range(260)]
         assert [state.token for state in states] == [store.inspect(key).token for key in keys]
 
-    @lists
     @parks
     @any_envelope
-    def test_a_parked_run_is_among_those_who_wait(self, store: Store, envelope: bytes) -> None:
+    def test_a_parked_run_is_among_those_who_wait(
+        self, store: ParkingStore, envelope: bytes
+    ) -> None:
         take(store, "k", "a")
         park(store, "k", "run", envelope)
 
@@ -112,9 +115,8 @@ class Listing(Given):
         assert not waiter.woken
         assert waiter.since == pytest.approx(store.inspect("k").oldest, abs=0.01)
 
-    @lists
     @parks
-    def test_those_who_wait_are_listed_in_order_and_by_pages(self, store: Store) -> None:
+    def test_those_who_wait_are_listed_in_order_and_by_pages(self, store: ListingStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run1")
         blocked = wait_for(store, "k", "b")
@@ -125,9 +127,8 @@ class Listing(Given):
         assert store.waiters("k", first=3) == []
         blocked.inbox.close()
 
-    @lists
     @parks
-    def test_a_run_on_its_way_is_listed_as_woken(self, store: Store) -> None:
+    def test_a_run_on_its_way_is_listed_as_woken(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run1")
         park(store, "k", "run2")
@@ -141,7 +142,6 @@ class Listing(Given):
         assert (store.inspect("k").woken, store.inspect("k").task) == (1, "shop.reserve")
         assert found_keys(store) == ["k"]
 
-    @lists
     @parks
     def test_a_run_that_came_is_not_on_its_way(self, store: Store) -> None:
         take(store, "k", "a")
@@ -152,19 +152,17 @@ class Listing(Given):
 
         assert store.inspect("k").woken == 0
 
-    @lists
     @parks
-    def test_a_task_is_not_found_by_what_its_id_begins_with(self, store: Store) -> None:
+    def test_a_task_is_not_found_by_what_its_id_begins_with(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         park(store, "k", "import:42:0:0:0")
 
         assert list(store.find_parked("import")) == []
         assert list(store.find_parked("import:42")) == [("k", "import:42:0:0:0")]
 
-    @lists
     @parks
     @hostile_runs
-    def test_a_parked_task_is_found_by_its_id(self, store: Store, run: str) -> None:
+    def test_a_parked_task_is_found_by_its_id(self, store: ParkingStore, run: str) -> None:
         take(store, "k", "a")
         take(store, "l", "a")
         park(store, "k", f"{run}:0:0:0")
@@ -177,9 +175,8 @@ class Listing(Given):
 
         assert found == [("k", f"{run}:0:0:0"), ("l", f"{run}:1:0:0")]
 
-    @lists
     @parks
-    def test_what_is_on_its_way_is_found_again_at_once(self, store: Store) -> None:
+    def test_what_is_on_its_way_is_found_again_at_once(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
         wake = store.release(ReleaseRequest("k", "a")).wake
@@ -191,9 +188,10 @@ class Listing(Given):
         assert again == wake
         assert list(store.find_parked("nobody")) == []
 
-    @lists
     @parks
-    def test_nothing_is_woken_again_that_has_come_or_waits_for_a_holder(self, store: Store) -> None:
+    def test_nothing_is_woken_again_that_has_come_or_waits_for_a_holder(
+        self, store: ParkingStore
+    ) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
 
@@ -203,7 +201,7 @@ class Listing(Given):
         assert list(store.wake_again("k")) == []
 
     @lists
-    def test_a_waiter_that_blocks_is_listed_or_not_known(self, store: Store) -> None:
+    def test_a_waiter_that_blocks_is_listed_or_not_known(self, store: ListingStore) -> None:
         take(store, "k", "a")
         waiters = [wait_for(store, "k", name) for name in ("b", "c")]
         state = store.inspect("k")
@@ -221,15 +219,18 @@ class Listing(Given):
             waiter.inbox.close()
 
     @lists
-    def test_nobody_waits_for_a_key_that_was_never_taken(self, store: Store) -> None:
+    def test_nobody_waits_for_a_key_that_was_never_taken(self, store: ListingStore) -> None:
         assert store.waiters("k") == []
+
+    @parks
+    def test_nothing_is_parked_at_a_key_that_was_never_taken(self, store: ParkingStore) -> None:
         assert list(store.find_parked("task")) == []
         assert store.parked("k", "run") is None
         assert list(store.wake_again("k")) == []
         assert not store.cancel("k", "run").released
 
     @counts
-    def test_what_is_counted_adds_up(self, store: Store) -> None:
+    def test_what_is_counted_adds_up(self, store: CountingStore) -> None:
         assert store.counts() == {}
 
         store.count({"a|b c": 1.0, "ü": 0.25})
@@ -237,11 +238,10 @@ class Listing(Given):
 
         assert store.counts() == {"a|b c": 3.0, "ü": 0.25}
 
-    @lists
     @parks
     @recognises
     def test_what_has_ended_is_not_woken_again_while_its_result_is_on_its_way(
-        self, store: Store
+        self, store: ParkingStore
     ) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
@@ -257,10 +257,9 @@ class Listing(Given):
 
     # Cancelling
 
-    @lists
     @parks
     @recognises
-    def test_a_parked_run_that_is_cancelled_does_not_run(self, store: Store) -> None:
+    def test_a_parked_run_that_is_cancelled_does_not_run(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run1")
         park(store, "k", "run2")
@@ -273,10 +272,9 @@ class Listing(Given):
             is DONE
         )
 
-    @lists
     @parks
     def test_a_run_on_its_way_that_is_cancelled_leaves_the_key_to_the_next(
-        self, store: Store
+        self, store: ParkingStore
     ) -> None:
         take(store, "k", "a")
         park(store, "k", "run1")
@@ -288,9 +286,8 @@ class Listing(Given):
         assert cancelled == Release(True, WokenTask(slot_name("k"), "run2", b"run2"))
         assert [waiter.run for waiter in store.waiters("k")] == ["run2"]
 
-    @lists
     @parks
-    def test_a_run_that_has_come_is_not_cancelled(self, store: Store) -> None:
+    def test_a_run_that_has_come_is_not_cancelled(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
         store.release(ReleaseRequest("k", "a"))
@@ -301,9 +298,8 @@ class Listing(Given):
         store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
         assert not store.cancel("k", "run").released
 
-    @lists
     @parks
-    def test_nothing_is_cancelled_that_is_not_parked(self, store: Store) -> None:
+    def test_nothing_is_cancelled_that_is_not_parked(self, store: ParkingStore) -> None:
         take(store, "k", "a", run="run")
 
         assert not store.cancel("k", "another").released

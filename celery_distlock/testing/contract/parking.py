@@ -6,6 +6,7 @@ from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.identities import new_owner
+from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.values import (
     Completion,
     ParkRequest,
@@ -116,7 +117,7 @@ class Parking(Given):
         assert store.inspect("k").remaining > 10
 
     @parks
-    def test_a_claimed_run_is_waiting_no_more(self, store: Store) -> None:
+    def test_a_claimed_run_is_waiting_no_more(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
         store.release(ReleaseRequest("k", "a"))
@@ -161,7 +162,7 @@ class Parking(Given):
         assert store.acquire(again._replace(owner="c", redelivered=True)).status is DONE
 
     @parks
-    def test_a_woken_run_that_finds_the_key_taken_keeps_its_turn(self, store: Store) -> None:
+    def test_a_woken_run_that_finds_the_key_taken_keeps_its_turn(self, store: ParkingStore) -> None:
         self._pass_to_the_second(store)
         take(store, "k", "second", run="second", redelivered=True)
 
@@ -175,7 +176,7 @@ class Parking(Given):
 
     @parks
     def test_a_woken_run_has_the_key_before_a_later_one_that_has_not_come(
-        self, store: Store
+        self, store: ParkingStore
     ) -> None:
         self._pass_to_the_second(store)
 
@@ -190,7 +191,7 @@ class Parking(Given):
 
     @parks
     def test_a_run_that_was_overtaken_on_its_way_has_the_key_next_and_is_not_sent_again(
-        self, store: Store
+        self, store: ParkingStore
     ) -> None:
         self._pass_to_the_second(store)
         park(store, "k", "third", redelivered=True)
@@ -210,7 +211,7 @@ class Parking(Given):
         assert wake.run == "third"
 
     @staticmethod
-    def _pass_to_the_second(store: Store) -> None:
+    def _pass_to_the_second(store: ParkingStore) -> None:
         """WokenTask two runs, one after the other: the first has not come in time."""
         take(store, "k", "a")
         park(store, "k", "first")
@@ -260,7 +261,8 @@ class Parking(Given):
         for waiter in (first, second):
             waiter.inbox.close()
 
-    def test_lining_up_never_takes_a_free_key(self, store: Store) -> None:
+    @parks
+    def test_lining_up_never_takes_a_free_key(self, store: ParkingStore) -> None:
         status = store.park_if_held("k", "run", ParkRequest(b"e"), 10.0).status
 
         assert status in {Status.FREE, PARKED}
@@ -268,7 +270,7 @@ class Parking(Given):
         assert (look.token, look.waiting) == (0, int(status is PARKED))
 
     @parks
-    def test_who_came_before_those_in_line_takes_the_free_key(self, store: Store) -> None:
+    def test_who_came_before_those_in_line_takes_the_free_key(self, store: ParkingStore) -> None:
         first = store.time(10.0)
         for number in (1, 2):
             park_request = ParkRequest(b"%d" % number)
@@ -289,7 +291,7 @@ class Parking(Given):
         )
 
     @parks
-    def test_nobody_comes_later_than_now(self, store: Store) -> None:
+    def test_nobody_comes_later_than_now(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         store.park_if_held("k", "ahead", ParkRequest(b"1"), 10.0, store.time(10.0) + 10**12)
         store.park_if_held("k", "next", ParkRequest(b"2"), 10.0)
@@ -299,7 +301,7 @@ class Parking(Given):
         )
 
     @parks
-    def test_the_first_in_line_is_woken_if_the_key_is_free(self, store: Store) -> None:
+    def test_the_first_in_line_is_woken_if_the_key_is_free(self, store: ParkingStore) -> None:
         assert list(store.wake_next("k")) == []
         store.park_if_held("k", "run", ParkRequest(b"e"), 10.0)
 
@@ -309,7 +311,10 @@ class Parking(Given):
         store.park_if_held("k", "other", ParkRequest(b"o"), 10.0)
         assert list(store.wake_next("k")) == []
 
-    def test_lining_up_at_a_taken_key_parks_the_run_or_does_nothing(self, store: Store) -> None:
+    @parks
+    def test_lining_up_at_a_taken_key_parks_the_run_or_does_nothing(
+        self, store: ParkingStore
+    ) -> None:
         take(store, "k", "a")
 
         status = store.park_if_held("k", "run", ParkRequest(b"e"), 10.0).status
@@ -320,7 +325,7 @@ class Parking(Given):
         assert store.release(ReleaseRequest("k", "a")) == (True, wake)
 
     @parks
-    def test_a_run_that_came_back_is_sent_by_the_next_sweep(self, store: Store) -> None:
+    def test_a_run_that_came_back_is_sent_by_the_next_sweep(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run", b"envelope")
         wake = store.release(ReleaseRequest("k", "a")).wake
@@ -346,7 +351,7 @@ class Parking(Given):
         assert holder(store, "k") == "parked:next"
 
     @parks
-    def test_a_run_that_was_dropped_is_not_sent_again(self, store: Store) -> None:
+    def test_a_run_that_was_dropped_is_not_sent_again(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
         wake = store.release(ReleaseRequest("k", "a")).wake
@@ -360,7 +365,7 @@ class Parking(Given):
         assert not store.inspect("k").token
 
     @parks
-    def test_dispatching_sends_and_notes_it(self, store: Store) -> None:
+    def test_dispatching_sends_and_notes_it(self, store: ParkingStore) -> None:
         sent: list[WokenTask] = []
         store.publishers = (sent.append,)
         take(store, "k", "a")
@@ -373,7 +378,7 @@ class Parking(Given):
 
     @parks
     def test_what_cannot_be_dispatched_is_left_to_the_sweep(
-        self, store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self, store: ParkingStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def away(_: WokenTask) -> None:
             raise ConnectionRefusedError
@@ -391,7 +396,7 @@ class Parking(Given):
 
     @parks
     def test_what_nobody_can_send_counts_as_sent_and_is_logged_once(
-        self, store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self, store: ParkingStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         noted: list[WokenTask] = []
         run = new_owner("run")  # of no other test
@@ -410,7 +415,7 @@ class Parking(Given):
         assert "celery locks drop" in record.getMessage()
 
     @parks
-    def test_what_is_left_to_others_keeps_the_key_from_nobody(self, store: Store) -> None:
+    def test_what_is_left_to_others_keeps_the_key_from_nobody(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         park(store, "k", "first")
         park(store, "k", "second")
@@ -423,7 +428,7 @@ class Parking(Given):
 
     @parks
     def test_what_is_left_to_others_is_swept_up_again_and_again(
-        self, store: Store, caplog: pytest.LogCaptureFixture
+        self, store: ParkingStore, caplog: pytest.LogCaptureFixture
     ) -> None:
         store.publishers = (refuse,)
         take(store, "k", "a")
@@ -444,7 +449,9 @@ class Parking(Given):
     @waits
     @parks
     @recognises
-    def test_nobody_has_or_wants_a_key_when_all_has_come_to_its_end(self, store: Store) -> None:
+    def test_nobody_has_or_wants_a_key_when_all_has_come_to_its_end(
+        self, store: ParkingStore
+    ) -> None:
         work(store)
 
         assert store.inspect("k").waiting == 0

@@ -2,6 +2,7 @@
 
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
+from celery_distlock.stores.parking import ParkingStore
 
 from .actions import BUSY, expire, holder, park, parks, swept, take, wait_until
 from .given import Given
@@ -84,7 +85,7 @@ class Releasing(Given):
         take(store, "k", "b")
 
     @parks
-    def test_a_key_that_was_kept_in_vain_goes_to_the_next(self, store: Store) -> None:
+    def test_a_key_that_was_kept_in_vain_goes_to_the_next(self, store: ParkingStore) -> None:
         take(store, "k", "a", run="run")
         park(store, "k", "other")
         store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", self.shortest_lease)))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from celery_distlock import clock
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import ReleaseRequest
-from celery_distlock.stores.base import Store
+from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.values import (
     Completion,
     RenewOutcome,
@@ -22,7 +22,7 @@ class Retaining(Given):
     """A run whose only copy is in the store is kept there until it has ended."""
 
     @parks
-    def test_a_kept_run_is_sent_again_if_its_process_dies(self, store: Store) -> None:
+    def test_a_kept_run_is_sent_again_if_its_process_dies(self, store: ParkingStore) -> None:
         wake = kept(store, self.shortest_lease)
 
         (again,) = wait_until(lambda: swept(store), "the run to be swept up")
@@ -30,7 +30,7 @@ class Retaining(Given):
         assert again == wake
 
     @parks
-    def test_a_kept_run_is_not_sent_again_while_it_runs(self, store: Store) -> None:
+    def test_a_kept_run_is_not_sent_again_while_it_runs(self, store: ParkingStore) -> None:
         lease = 2 * self.shortest_lease
         kept(store, lease)
         wait_until(  # at once, but for a machine that is too busy to ask before the end
@@ -46,7 +46,7 @@ class Retaining(Given):
             assert swept(store) == []
 
     @parks
-    def test_a_kept_run_is_forgotten_when_it_has_ended(self, store: Store) -> None:
+    def test_a_kept_run_is_forgotten_when_it_has_ended(self, store: ParkingStore) -> None:
         kept(store, 30.0)
 
         store.release(ReleaseRequest("k", "b", run="run", completion=YES))
@@ -57,7 +57,7 @@ class Retaining(Given):
     @parks
     @recognises
     def test_a_kept_run_that_is_never_settled_runs_again(
-        self, store: Store, pass_time: Callable[[float], None]
+        self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
         kept(store, self.shortest_lease)
         take(store, "k", "b", 30.0)
@@ -72,7 +72,7 @@ class Retaining(Given):
     @parks
     @recognises
     def test_a_kept_unsettled_run_whose_message_came_back_is_sent_at_once(
-        self, store: Store
+        self, store: ParkingStore
     ) -> None:
         kept(store, self.shortest_lease)
         take(store, "k", "b", 30.0)

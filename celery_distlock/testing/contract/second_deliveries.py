@@ -7,6 +7,7 @@ import pytest
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
+from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.values import (
     Completion,
     WokenTask,
@@ -127,7 +128,7 @@ class SecondDeliveries(Given):
     @parks
     @recognises
     def test_a_second_delivery_whose_turn_has_come_does_not_run_when_the_first_has_ended(
-        self, store: Store
+        self, store: ParkingStore
     ) -> None:
         join_before_the_end(
             store,
@@ -167,7 +168,7 @@ class SecondDeliveries(Given):
     @parks
     @recognises
     def test_the_parked_second_delivery_of_an_unsettled_run_is_held_back(
-        self, store: Store
+        self, store: ParkingStore
     ) -> None:
         take(store, "k", "a", run="run")
         park(store, "k", "run", redelivered=True)
@@ -195,7 +196,7 @@ class SecondDeliveries(Given):
     @recognises
     @pytest.mark.parametrize("when", ["before", "after"])
     def test_the_second_delivery_of_a_run_that_is_settled_is_dropped(
-        self, store: Store, when: str, pass_time: Callable[[float], None]
+        self, store: ParkingStore, when: str, pass_time: Callable[[float], None]
     ) -> None:
         unsettled(store)
         if when == "before":
@@ -213,7 +214,7 @@ class SecondDeliveries(Given):
     @recognises
     @pytest.mark.parametrize("parked", ["before its end", "after its end"])
     def test_the_second_delivery_of_a_run_that_is_never_settled_runs(
-        self, store: Store, parked: str, pass_time: Callable[[float], None]
+        self, store: ParkingStore, parked: str, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a", run="run")
         if parked == "before its end":

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Store
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
+from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.values import (
     ParkRequest,
     Release,
@@ -20,7 +20,6 @@ from .actions import (
     expire,
     goes_on,
     holder,
-    lists,
     park,
     parks,
     recognises,
@@ -40,7 +39,7 @@ class WaitingAtSeveralKeys(Given):
     """A run that needs several keys keeps what it has, and waits for the next."""
 
     @parks
-    def test_it_is_sent_when_it_has_all_its_keys_and_not_before(self, store: Store) -> None:
+    def test_it_is_sent_when_it_has_all_its_keys_and_not_before(self, store: ParkingStore) -> None:
         first, second = take(store, "k", "a"), take(store, "l", "b")
 
         assert [reply.status for reply in stand(store, "kl")] == [PARKED]
@@ -59,7 +58,7 @@ class WaitingAtSeveralKeys(Given):
             assert store.inspect(key)[-4:] == (0, 0.0, 0, "")
 
     @parks
-    def test_the_order_of_the_keys_is_the_runs_own(self, store: Store) -> None:
+    def test_the_order_of_the_keys_is_the_runs_own(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         take(store, "m", "b")
         stand(store, "mkl")
@@ -71,7 +70,7 @@ class WaitingAtSeveralKeys(Given):
         assert holder(store, "l") == "parked:run"
 
     @parks
-    def test_free_keys_are_all_kept_for_it(self, store: Store) -> None:
+    def test_free_keys_are_all_kept_for_it(self, store: ParkingStore) -> None:
         replies = stand(store, "kl")
 
         assert [reply.status for reply in replies] == [RESERVED, RESERVED]
@@ -82,7 +81,7 @@ class WaitingAtSeveralKeys(Given):
             take(store, key, f"{key}'s", run="run")
 
     @parks
-    def test_it_is_dispatched_as_any_other(self, store: Store) -> None:
+    def test_it_is_dispatched_as_any_other(self, store: ParkingStore) -> None:
         sent: list[WokenTask] = []
         store.publishers = (sent.append,)
         take(store, "k", "a")
@@ -96,7 +95,7 @@ class WaitingAtSeveralKeys(Given):
         assert sent == [WokenTask("k", "run", b"run")]
 
     @parks
-    def test_who_has_no_publisher_lets_it_go_on_too(self, store: Store) -> None:
+    def test_who_has_no_publisher_lets_it_go_on_too(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         take(store, "l", "b")
         stand(store, "kl")
@@ -107,7 +106,7 @@ class WaitingAtSeveralKeys(Given):
         assert holder(store, "k") == "parked:run"
 
     @parks
-    def test_it_has_the_same_place_in_all_queues(self, store: Store) -> None:
+    def test_it_has_the_same_place_in_all_queues(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         take(store, "l", "b")
         (reply,) = stand(store, "kl")
@@ -123,7 +122,7 @@ class WaitingAtSeveralKeys(Given):
 
     @parks
     def test_what_is_kept_for_a_later_one_that_still_waits_goes_to_an_earlier_one(
-        self, store: Store
+        self, store: ParkingStore
     ) -> None:
         take(store, "k", "a")
         take(store, "m", "b")
@@ -142,7 +141,7 @@ class WaitingAtSeveralKeys(Given):
         assert goes_on(store, wake) == [WokenTask("l", "second", b"second")]
 
     @parks
-    def test_what_is_kept_for_a_later_one_that_has_all_stays_his(self, store: Store) -> None:
+    def test_what_is_kept_for_a_later_one_that_has_all_stays_his(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         stand(store, "kl", "first")
         take(store, "l", "b")
@@ -157,23 +156,25 @@ class WaitingAtSeveralKeys(Given):
         assert [waiter.run for waiter in store.waiters("l") if not waiter.woken] == ["first"]
 
     @parks
-    def test_a_key_that_was_taken_for_it_is_kept(self, store: Store) -> None:
+    def test_a_key_that_was_taken_for_it_is_kept(self, store: ParkingStore) -> None:
         take(store, "l", "b")
         token = take(store, "k", "a", run="run")
         route = Route(("k", "l"))
 
-        reply = store.stand("k", "run", route, park_request=ParkRequest(b"run"), owner="a")
+        reply = store.stand(StandRequest("k", "run", route, 0, ParkRequest(b"run"), "a"))
 
         assert reply.status is RESERVED
         assert reply.token > token
         assert not store.release(ReleaseRequest("k", "a")).released
-        assert store.stand("l", "run", route, arrival=reply.arrival).status is PARKED
+        assert store.stand(StandRequest("l", "run", route, reply.arrival)).status is PARKED
         assert goes_on(store, store.release(ReleaseRequest("l", "b")).wake) == [
             WokenTask("k", "run", b"run")
         ]
 
     @parks
-    def test_a_key_that_was_taken_for_it_goes_to_who_stands_before_it(self, store: Store) -> None:
+    def test_a_key_that_was_taken_for_it_goes_to_who_stands_before_it(
+        self, store: ParkingStore
+    ) -> None:
         take(store, "k", "a", run="run")
         stand(store, "kl", "first")
 
@@ -183,7 +184,7 @@ class WaitingAtSeveralKeys(Given):
         assert goes_on(store, reply.wake) == [WokenTask("k", "first", b"first")]
 
     @parks
-    def test_one_that_comes_again_has_its_old_place(self, store: Store) -> None:
+    def test_one_that_comes_again_has_its_old_place(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         (before,) = stand(store, "kl")
         (wake,) = goes_on(store, store.release(ReleaseRequest("k", "a")).wake)
@@ -196,7 +197,7 @@ class WaitingAtSeveralKeys(Given):
         assert [reply.status for reply in replies] == [RESERVED, RESERVED]
 
     @parks
-    def test_repeating_changes_nothing(self, store: Store) -> None:
+    def test_repeating_changes_nothing(self, store: ParkingStore) -> None:
         take(store, "l", "b")
 
         told = [[reply[:1] + reply[2:5] for reply in stand(store, "kl")] for _ in range(2)]
@@ -210,7 +211,7 @@ class WaitingAtSeveralKeys(Given):
         assert (store.inspect("k").waiting, store.inspect("l").waiting) == (0, 0)
 
     @parks
-    def test_one_that_is_on_its_way_is_left_alone(self, store: Store) -> None:
+    def test_one_that_is_on_its_way_is_left_alone(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         take(store, "l", "b")
         stand(store, "kl")
@@ -227,7 +228,7 @@ class WaitingAtSeveralKeys(Given):
         take(store, "l", "d", run="run", redelivered=True)
 
     @parks
-    def test_it_does_not_depart_from_what_is_not_kept_for_it(self, store: Store) -> None:
+    def test_it_does_not_depart_from_what_is_not_kept_for_it(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         stand(store, "kl")
 
@@ -237,7 +238,7 @@ class WaitingAtSeveralKeys(Given):
 
     @parks
     @recognises
-    def test_one_that_has_ended_stands_nowhere(self, store: Store) -> None:
+    def test_one_that_has_ended_stands_nowhere(self, store: ParkingStore) -> None:
         take(store, "k", "a", run="run")
         store.release(ReleaseRequest("k", "a", run="run", completion=AGAIN))
 
@@ -245,9 +246,8 @@ class WaitingAtSeveralKeys(Given):
         assert not store.inspect("k").token
 
     @parks
-    @lists
     def test_one_that_is_cancelled_at_its_first_key_is_soon_gone_everywhere(
-        self, store: Store
+        self, store: ParkingStore
     ) -> None:
         take(store, "l", "b")
         stand(store, "kl")
@@ -262,8 +262,7 @@ class WaitingAtSeveralKeys(Given):
         assert [at for at, _ in store.find_parked("run")] == []
 
     @parks
-    @lists
-    def test_where_it_stands_is_known(self, store: Store) -> None:
+    def test_where_it_stands_is_known(self, store: ParkingStore) -> None:
         take(store, "l", "b")
         stand(store, "kl", "task:0:0:0")
 
@@ -278,7 +277,7 @@ class WaitingAtSeveralKeys(Given):
 
     @parks
     def test_what_lapses_while_it_waits_elsewhere_is_kept_for_it_again(
-        self, store: Store, pass_time: Callable[[float], None]
+        self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "l", "b", 60.0)
         stand(store, "kl")
@@ -295,7 +294,7 @@ class WaitingAtSeveralKeys(Given):
 
     @parks
     def test_one_whose_waker_has_died_goes_on_soon(
-        self, store: Store, pass_time: Callable[[float], None]
+        self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a")
         stand(store, "kl")
@@ -310,7 +309,7 @@ class WaitingAtSeveralKeys(Given):
     @parks
     @waits
     def test_who_is_blocked_where_it_waits_for_him_goes_before_it_once(
-        self, store: Store, pass_time: Callable[[float], None]
+        self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "l", "b", 60.0)
         stand(store, "kl")

@@ -7,6 +7,7 @@ from celery_distlock.engine.lease import believed
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
+from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.values import (
     RenewOutcome,
     WokenTask,
@@ -168,7 +169,9 @@ class Sharing(Given):
 
     @shares
     @parks
-    def test_of_all_processes_one_gets_to_sweep(self, store: Store, another: Store) -> None:
+    def test_of_all_processes_one_gets_to_sweep(
+        self, store: ParkingStore, another: ParkingStore
+    ) -> None:
         assert list(another.sweep(60.0)) == []
         join_before_the_end(
             store, self.shortest_lease, lambda: park(store, "k", "run"), owner="dead"

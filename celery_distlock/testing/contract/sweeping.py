@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.base import Store
+from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.values import (
     ParkRequest,
     WokenTask,
@@ -31,7 +31,8 @@ __all__ = ["Sweeping"]
 class Sweeping(Given):
     """A sweep finds what a crash left."""
 
-    def test_a_sweep_finds_nothing_where_nothing_is(self, store: Store) -> None:
+    @parks
+    def test_a_sweep_finds_nothing_where_nothing_is(self, store: ParkingStore) -> None:
         take(store, "k", "a")
 
         assert swept(store) == []
@@ -40,7 +41,7 @@ class Sweeping(Given):
 
     @parks
     def test_an_unsent_run_is_sent_by_a_sweep_after_its_time(
-        self, store: Store, pass_time: Callable[[float], None]
+        self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a")
         park(store, "k", "run", b"envelope")
@@ -53,7 +54,7 @@ class Sweeping(Given):
 
     @parks
     def test_a_run_that_was_sent_is_left_alone(
-        self, store: Store, pass_time: Callable[[float], None]
+        self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a")
         park(store, "k", "sent")
@@ -70,7 +71,7 @@ class Sweeping(Given):
         assert wake.run == "unsent"
 
     @parks
-    def test_a_sweep_frees_the_key_of_a_holder_that_died(self, store: Store) -> None:
+    def test_a_sweep_frees_the_key_of_a_holder_that_died(self, store: ParkingStore) -> None:
         join_before_the_end(
             store, self.shortest_lease, lambda: park(store, "k", "run", b"envelope"), owner="dead"
         )
@@ -82,7 +83,7 @@ class Sweeping(Given):
     @waits
     @parks
     def test_a_sweep_hands_a_free_key_to_a_blocked_waiter_before_parked_ones(
-        self, store: Store
+        self, store: ParkingStore
     ) -> None:
         waiter = join_before_the_end(
             store, self.shortest_lease, lambda: wait_for(store, "k", "b"), owner="dead"
@@ -97,7 +98,7 @@ class Sweeping(Given):
         take(store, "k", "b", queue=waiter.inbox)
 
     @parks
-    def test_a_sweep_leaves_held_keys_alone(self, store: Store) -> None:
+    def test_a_sweep_leaves_held_keys_alone(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
 
@@ -106,7 +107,7 @@ class Sweeping(Given):
         assert (holder(store, "k"), store.inspect("k").waiting) == ("a", 1)
 
     @parks
-    def test_a_sweep_finds_every_key(self, store: Store) -> None:
+    def test_a_sweep_finds_every_key(self, store: ParkingStore) -> None:
         for n in range(250):
             take(store, f"k{n}", "dead", self.shortest_lease)
             store.acquire(
@@ -122,7 +123,7 @@ class Sweeping(Given):
         assert {wake.run for wake in found} == {f"run{n}" for n in waiting}
 
     @parks
-    def test_of_all_who_sweep_in_an_interval_one_gets_to_look(self, store: Store) -> None:
+    def test_of_all_who_sweep_in_an_interval_one_gets_to_look(self, store: ParkingStore) -> None:
         assert list(store.sweep(60.0)) == []
         join_before_the_end(
             store, self.shortest_lease, lambda: park(store, "k", "run"), owner="dead"

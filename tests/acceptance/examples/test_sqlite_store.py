@@ -115,9 +115,10 @@ def test_the_page_shows_how_to_use_it(tmp_path, monkeypatch):
 
 
 def test_the_page_names_every_ability_and_every_method():
-    from celery_distlock.stores import Ability, Store
+    from celery_distlock.stores import Ability, CountingStore, ListingStore, ParkingStore, Store
 
-    names = {name for name in vars(Store) if not name.startswith("_") and name != "dispatch"}
-    names |= {ability.name for ability in Ability}
+    interfaces = {Store, ListingStore, ParkingStore, CountingStore}
+    names = {name for each in interfaces for name in vars(each) if not name.startswith("_")}
+    names |= {each.__name__ for each in interfaces} | {ability.name for ability in Ability}
 
     assert {name for name in names if f"`{name}" not in PAGE} == set()

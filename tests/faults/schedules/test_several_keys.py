@@ -17,7 +17,7 @@ import pytest
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
-from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis import store as redis_store
 from celery_distlock.stores.values import Completion, ParkRequest, Route, Status, WokenTask
@@ -100,8 +100,9 @@ class World:
     def stand(self, run: Run, taken: dict[str, str]) -> Iterator[None]:
         park_request, arrival = ParkRequest(run.name.encode()), 0
         for key in run.keys:
-            how = {"arrival": arrival, "park_request": park_request, "owner": taken.pop(key, "")}
-            reply = self.store.stand(key, run.name, run.route, **how)
+            owner = taken.pop(key, "")
+            request = StandRequest(key, run.name, run.route, arrival, park_request, owner)
+            reply = self.store.stand(request)
             park_request, arrival = None, reply.arrival
             self.wake(reply.wake)
             yield

@@ -278,13 +278,20 @@ def test_a_store_of_one_process_cannot_be_seen(locks):
 
 def test_a_store_that_cannot_list_still_shows_and_releases(bare_site, invoke, key, monkeypatch):
     able = bare_site.store.abilities
-    lacking = frozenset(ability for ability in able if ability.name != "LIST")
+    lacking = frozenset(ability for ability in able if ability.name not in ("LIST", "PARK"))
     monkeypatch.setattr(bare_site.store, "abilities", lacking, raising=False)
     bare_site.store.acquire(AcquireRequest(key, "somebody", 60.0))
-    for words in (["list"], ["top"], ["queue", key], ["wake", key], ["drop", "x", "--force"]):
+    cannot_list, cannot_park = "cannot list its keys", "cannot keep tasks until the key is free"
+    for *words, told in (
+        ["list", cannot_list],
+        ["top", cannot_list],
+        ["queue", key, cannot_list],
+        ["wake", key, cannot_park],
+        ["drop", "x", "--force", cannot_park],
+    ):
         done = invoke(*words)
         assert done.exit_code == 2
-        assert "cannot list its keys" in done.stderr
+        assert told in done.stderr
     assert invoke("show", key).exit_code == 0
     assert invoke("release", key, "--force").exit_code == 0
     assert not bare_site.look(key).token

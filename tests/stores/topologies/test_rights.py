@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from celery_distlock.errors import StoreUnavailableError
-from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.redis.permissions import IN_A_CLUSTER, REHEARSAL
 from celery_distlock.stores.redis.server_errors import said
@@ -165,7 +165,9 @@ def stand(store: Store) -> None:
     """Have a run stand at several keys, and nowhere."""
     route = Route(("stands", "there"))
     assert (
-        store.stand("stands", "t7:0:0:0", route, park_request=ParkRequest(b"r")).status
+        store.stand(
+            StandRequest("stands", "t7:0:0:0", route, park_request=ParkRequest(b"r"))
+        ).status
         is Status.RESERVED
     )
     assert store.cancel("stands", "t7:0:0:0").released
