@@ -22,7 +22,7 @@ from celery_distlock.settings import TASK_OPTIONS, Layer, Settings, closest
 from celery_distlock.stores import ParkingStore, Store, UnsendableError, open_store
 from celery_distlock.stores.values import WokenTask
 
-from .broker_url import derive_store_url, with_option
+from .location import StoreLocation, derive_store_location
 from .masking import mask_urls
 from .messages import MalformedError, publish
 from .relay import Relay
@@ -97,8 +97,10 @@ class Runtime:
         return self._open(f"{self.settings.prefix}:turns")
 
     def _open(self, prefix: str) -> Store:
-        url = self.settings.url or derive_store_url(self._app.conf)
-        return open_store(with_option(url, replicas=self.settings.replicas or None), prefix)
+        url, replicas = self.settings.url, self.settings.replicas
+        location = StoreLocation(url, {}) if url else derive_store_location(self._app.conf)
+        wanted = {"replicas": str(replicas)} if replicas else {}
+        return open_store(location.url, prefix, {**location.options, **wanted})
 
     def _send(self, woken: WokenTask) -> bool:
         """

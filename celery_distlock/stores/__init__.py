@@ -1,7 +1,7 @@
 """Lock stores: from a URL to the class that speaks to it."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 
@@ -84,53 +84,67 @@ _SCHEMES = {
     "memory": "memory:MemoryStore",
 }
 _OTHERS = "celery_distlock.stores"  # the entry points of stores that other packages bring
-_open: dict[tuple[str, str], Store] = {}
+_open: dict[Hashable, Store] = {}
 # A thread of the parent's may have held it.
 _mutex = PerProcess(threading.Lock, ForkStage.CONNECTIONS)
 
 
-def open_store(url: str, prefix: str = DEFAULT_PREFIX) -> Store:
+def open_store(
+    url: str, prefix: str = DEFAULT_PREFIX, options: Mapping[str, str] | None = None
+) -> Store:
     """
-    Return the store at *url*; within a process there is one for each URL and prefix.
+    Return the store at *url*; within a process there is one for the same arguments.
 
     Nothing is sent until it is first used.
 
     Args:
         url: As in README's table of stores, or of a scheme that another package brings.
         prefix: What all its records' names begin with.
+        options: What may also stand in the URL's query: given besides it, not in it.
 
     Raises:
-        ConfigurationError: The scheme is unknown, the URL does not parse, or *prefix* is wrong.
+        ConfigurationError: The scheme is unknown, the URL does not parse, or *prefix* or an option
+            is wrong.
     """
     check_prefix(prefix, "a prefix")
+    options = options or {}
+    which = url, prefix, frozenset(options.items())
     with _mutex.value:
-        store = _open.get((url, prefix))
+        store = _open.get(which)
         if store is None:
-            store = _open[url, prefix] = _new_store(url, prefix)
+            store = _open[which] = _new_store(url, prefix, options)
         return store
 
 
-def _new_store(url: str, prefix: str) -> Store:
+def _new_store(url: str, prefix: str, options: Mapping[str, str]) -> Store:
     scheme = url.partition("://")[0]
-    factory: Callable[[str, str], Store]
+    factory: Callable[..., Store]
     if scheme in _SCHEMES:
-        module, _, name = _place(scheme, url).partition(":")
+        module, _, name = _place(scheme, url, options).partition(":")
         factory = getattr(import_module(f".{module}", __name__), name)
     else:
         factory = _installed(scheme, url)
-    return factory(url, prefix)
+    try:
+        return factory(url, prefix, **options)
+    except TypeError as error:
+        if not options:
+            raise
+        raise ConfigurationError(
+            f"the lock store for {redact(url)!r} does not take {', '.join(options)}: {error}"
+        ) from error
 
 
-def _place(scheme: str, url: str) -> str:
-    if _SCHEMES[scheme] == "redis.store:RedisStore" and "scripts=" in url:
+def _place(scheme: str, url: str, options: Mapping[str, str]) -> str:
+    named = "scripts=" in url or "scripts" in options
+    if _SCHEMES[scheme] == "redis.store:RedisStore" and named:
         from .redis.urls import wants_scripts
 
-        if not wants_scripts(url):
+        if not wants_scripts(url, options):
             return "redis.scriptless:ScriptlessStore"
     return _SCHEMES[scheme]
 
 
-def _installed(scheme: str, url: str) -> Callable[[str, str], Store]:
+def _installed(scheme: str, url: str) -> Callable[..., Store]:
     """Return what another package makes stores of this scheme with."""
     others = entry_points(group=_OTHERS)
     if scheme not in others.names:
@@ -139,7 +153,7 @@ def _installed(scheme: str, url: str) -> Callable[[str, str], Store]:
             f" {closest(scheme, [*_SCHEMES, *others.names])}"
         )
     try:
-        factory: Callable[[str, str], Store] = others[scheme].load()
+        factory: Callable[..., Store] = others[scheme].load()
     except (AttributeError, ImportError) as error:
         raise ConfigurationError(
             f"the lock store for {redact(url)!r} cannot be loaded: {error}"

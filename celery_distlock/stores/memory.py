@@ -201,9 +201,10 @@ class MemoryStore(SeveralKeys, CountingStore):
 
     abilities = frozenset({Ability.WAIT, Ability.RECOGNISE})
 
-    def __init__(self, url: str, prefix: str) -> None:
-        if "?" in url:
-            raise ConfigurationError(f"a store in memory has no options, as in {url!r}")
+    def __init__(self, url: str, prefix: str, **options: str) -> None:
+        if "?" in url or options:
+            given = f" ({', '.join(options)})" if options else f", as in {url!r}"
+            raise ConfigurationError(f"a store in memory has no options{given}")
         self.address = url
         self.identity = f"{url}#{prefix}"
         self._keys: dict[str, _Key] = {}

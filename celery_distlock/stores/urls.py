@@ -1,8 +1,33 @@
 """What is done with a store's URL, whatever its scheme."""
 
 import re
+from typing import NamedTuple
 
-__all__ = ["redact"]
+__all__ = ["UrlParts", "redact", "split_url"]
+
+_URL = re.compile(r"(?:([^:/?#]*):)?(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#(.*))?", re.DOTALL)
+
+
+class UrlParts(NamedTuple):
+    """The parts of a URL, as they stand there."""
+
+    scheme: str
+    netloc: str
+    path: str
+    query: str
+    fragment: str
+
+
+def split_url(url: str) -> UrlParts:
+    """
+    Return the parts of *url*, which may name several hosts.
+
+    By the regular expression of RFC 3986, appendix B: `urllib.parse.urlsplit` refuses several hosts
+    of which one is an IPv6 address.
+    """
+    found = _URL.fullmatch(url)
+    assert found is not None  # every text matches
+    return UrlParts(*(part or "" for part in found.groups()))
 
 
 def redact(url: str) -> str:

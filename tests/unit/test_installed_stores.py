@@ -51,3 +51,8 @@ def test_a_store_that_cannot_be_loaded_is_an_error_of_the_configuration(installe
 def test_an_unknown_scheme_is_told_the_closest_one_of_all(installed):
     with pytest.raises(ConfigurationError, match="did you mean 'sqlite'"):
         open_store("sqlit:///x")
+
+
+def test_options_that_a_store_does_not_take_are_an_error_of_the_configuration(installed, tmp_path):
+    with pytest.raises(ConfigurationError, match=r"sqlite.* does not take replicas"):
+        open_store(f"sqlite://{tmp_path}/locks", options={"replicas": "1"})

@@ -9,7 +9,7 @@ from celery import Celery
 
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.broker_url import derive_store_url, with_option
+from celery_distlock.runtime.location import derive_store_location
 from celery_distlock.stores import open_store
 from celery_distlock.stores.redis.urls import locate
 
@@ -23,39 +23,47 @@ def conf(**settings):
 
 
 @pytest.mark.parametrize(
-    ("settings", "url"),
+    ("settings", "url", "options"),
     [
-        ({"broker_url": "redis://h/1"}, "redis://h/1"),
-        ({"broker_url": "redis://h/1", "result_backend": "redis://r"}, "redis://h/1"),
-        ({"broker_url": "amqp://h", "result_backend": "rediss://r/2"}, "rediss://r/2"),
-        ({"broker_write_url": "redis://w/1", "broker_url": "redis://h/1"}, "redis://w/1"),
-        ({"broker_url": "redis://h/1;redis://stand-in/1"}, "redis://h/1"),
-        ({"broker_url": ["redis://h/1", "redis://stand-in/1"]}, "redis://h/1"),
-        ({"broker_url": "redis+socket:///tmp/s?virtual_host=2"},) * 2,
-        ({"broker_url": "memory://anything"}, "memory://"),
+        ({"broker_url": "redis://h/1"}, "redis://h/1", {}),
+        ({"broker_url": "redis://h/1", "result_backend": "redis://r"}, "redis://h/1", {}),
+        ({"broker_url": "amqp://h", "result_backend": "rediss://r/2"}, "rediss://r/2", {}),
+        ({"broker_write_url": "redis://w/1", "broker_url": "redis://h/1"}, "redis://w/1", {}),
+        ({"broker_url": "redis://h/1;redis://stand-in/1"}, "redis://h/1", {}),
+        ({"broker_url": ["redis://h/1", "redis://stand-in/1"]}, "redis://h/1", {}),
+        (
+            {"broker_url": "redis+socket:///tmp/s?virtual_host=2"},
+            "redis+socket:///tmp/s",
+            {"virtual_host": "2"},
+        ),
+        ({"broker_url": "memory://anything"}, "memory://", {}),
         (
             {"broker_url": "redis://h/1", "broker_use_ssl": {"ssl_cert_reqs": ssl.CERT_NONE}},
-            "rediss://h/1?ssl_cert_reqs=CERT_NONE",
+            "rediss://h/1",
+            {"ssl_cert_reqs": "CERT_NONE"},
         ),
         (
             {
                 "broker_url": "rediss://h",
                 "broker_use_ssl": {"ssl_cert_reqs": None, "ssl_check_hostname": False},
             },
-            "rediss://h?ssl_cert_reqs=none&ssl_check_hostname=false",
+            "rediss://h",
+            {"ssl_cert_reqs": "none", "ssl_check_hostname": "false"},
         ),
-        ({"broker_url": [], "result_backend": "redis://r"}, "redis://r"),
+        ({"broker_url": [], "result_backend": "redis://r"}, "redis://r", {}),
         (
             {
                 "broker_url": "amqp://h",
                 "result_backend": "redis://r/2",
                 "redis_backend_use_ssl": {"ssl_ca_certs": "/ca.pem"},
             },
-            "rediss://r/2?ssl_ca_certs=%2Fca.pem",
+            "rediss://r/2",
+            {"ssl_ca_certs": "/ca.pem"},
         ),
         (
             {"broker_url": SENTINELS, "broker_transport_options": {"master_name": "m"}},
-            "sentinel://a:1?service=m;sentinel://b:2;sentinel://c:3",
+            "sentinel://a:1;sentinel://b:2;sentinel://c:3",
+            {"service": "m"},
         ),
         (
             {
@@ -65,7 +73,8 @@ def conf(**settings):
                     "sentinel_kwargs": {"password": "p&w"},
                 },
             },
-            "sentinel://a:1?service=m&sentinel_password=p%26w;sentinel://b:2;sentinel://c:3",
+            "sentinel://a:1;sentinel://b:2;sentinel://c:3",
+            {"service": "m", "sentinel_password": "p&w"},
         ),
         (
             {
@@ -73,37 +82,39 @@ def conf(**settings):
                 "result_backend": "sentinel://:pw@a:1/5;sentinel://b:2/5",
                 "result_backend_transport_options": {"master_name": "m"},
             },
-            "sentinel://:pw@a:1/5?service=m;sentinel://b:2",
+            "sentinel://:pw@a:1/5;sentinel://b:2",
+            {"service": "m"},
         ),
         (
             {"broker_url": "redis://h/1?socket_timeout=5&client_name=c&visibility_timeout=9"},
-            "redis://h/1?client_name=c",
+            "redis://h/1",
+            {"client_name": "c"},
         ),
-        ({"broker_url": "redis://h/1?virtual_host=2&timeout=&#more"}, "redis://h/1"),
+        ({"broker_url": "redis://h/1?virtual_host=2&timeout=&#more"}, "redis://h/1", {}),
         (
             {"broker_url": "amqp://h", "result_backend": "redis://r/2?health_check_interval=30"},
             "redis://r/2",
+            {},
         ),
-        ({"broker_url": "redis://h?ssl_ca_certs=c.pem"}, "rediss://h?ssl_ca_certs=c.pem"),
+        ({"broker_url": "redis://h?ssl_ca_certs=c.pem"}, "rediss://h", {"ssl_ca_certs": "c.pem"}),
         (
             {
                 "broker_url": "sentinel://:pw@a/1?socket_timeout=5&service=m;sentinel://:pw@b?x=1",
                 "broker_transport_options": {"master_name": "n", "visibility_timeout": 5},
             },
-            "sentinel://:pw@a/1?service=m;sentinel://b",
+            "sentinel://:pw@a/1;sentinel://b",
+            {"service": "m"},
         ),
     ],
 )
-def test_what_celery_users_have_is_understood(settings, url):
-    wanted = settings["broker_url"] if isinstance(url, dict) else url
-
-    assert derive_store_url(conf(**settings)) == wanted
-    open_store(wanted, "distlock")
+def test_what_celery_users_have_is_understood(settings, url, options):
+    assert derive_store_location(conf(**settings)) == (url, options)
+    open_store(url, "distlock", options)
 
 
 def test_what_is_left_out_of_a_borrowed_url_is_said_for_debugging(caplog):
-    with caplog.at_level("DEBUG", "celery_distlock.runtime.broker_url"):
-        derive_store_url(conf(broker_url="redis://h/1?socket_timeout=5"))
+    with caplog.at_level("DEBUG", "celery_distlock.runtime.location"):
+        derive_store_location(conf(broker_url="redis://h/1?socket_timeout=5"))
 
     assert "does not use the option 'socket_timeout' of Celery's URL" in caplog.text
 
@@ -111,20 +122,20 @@ def test_what_is_left_out_of_a_borrowed_url_is_said_for_debugging(caplog):
 @pytest.mark.parametrize("settings", [{"broker_url": "amqp://h"}, {"broker_url": "sqs://"}])
 def test_without_a_redis_a_url_is_asked_for(settings):
     with pytest.raises(ConfigurationError, match="set distlock_url"):
-        derive_store_url(conf(**settings))
+        derive_store_location(conf(**settings))
 
 
 def test_sentinels_without_a_name_for_the_master_are_refused():
     with pytest.raises(ConfigurationError, match="master_name"):
-        derive_store_url(conf(broker_url=SENTINELS))
+        derive_store_location(conf(broker_url=SENTINELS))
 
 
 def test_the_sentinels_of_all_urls_are_asked():
-    url = derive_store_url(
+    location = derive_store_location(
         conf(broker_url=SENTINELS, broker_transport_options={"master_name": "m"})
     )
 
-    assert locate(url).servers.address == "sentinel://a:1,b:2,c:3/0?service=m"
+    assert locate(*location).servers.address == "sentinel://a:1,b:2,c:3/0?service=m"
 
 
 def test_the_number_of_replicas_is_a_setting():
@@ -142,11 +153,42 @@ def test_a_store_in_memory_has_no_replicas():
         _ = Runtime.of(app).store
 
 
-def test_an_option_is_added_to_what_there_is():
-    assert with_option("redis://h", a=1) == "redis://h?a=1"
-    assert with_option("redis://h?b=2", a="x y") == "redis://h?b=2&a=x+y"
-    assert with_option("redis://h", a="", b=None) == "redis://h"
-    assert with_option("redis://h", a=False) == "redis://h?a=false"
+@pytest.mark.parametrize("url", ["redis://h?replicas=1", "zookeeper://h?session=9"])
+def test_an_option_is_given_in_the_url_or_besides_it(url):
+    with pytest.raises(ConfigurationError, match="twice"):
+        open_store(url, "distlock", {"replicas": "1", "session": "9"})
+
+
+def test_a_wrong_option_besides_the_url_is_said():
+    with pytest.raises(ConfigurationError, match="there is no option 'replica'"):
+        open_store("redis://h", "distlock", {"replica": "1"})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sentinel://[::1]:1,b:2,[fe80::2]/0?service=m",
+        "redis+cluster://[::1]:1,b:2,[fe80::2]/0",
+        "redlock://[::1]:1,b:2,[fe80::2]/0",
+        "zookeeper://[::1]:1,b:2,[fe80::2]/chroot",
+    ],
+)
+def test_some_of_several_hosts_may_be_ipv6_addresses(url):
+    address = open_store(url, "distlock").address
+
+    assert "::1" in address
+    assert "b:2" in address
+    assert "fe80::2" in address
+
+
+def test_what_a_password_is_made_of_is_left_alone():
+    password = "a%40b:c/d?e#f g&h"
+    options = {"service": "m", "sentinel_password": password}
+
+    servers = locate("sentinel://u:a%2540b@h/0", options).servers
+
+    assert servers._settings.settings["password"] == "a%40b"
+    assert servers._sentinels[0].settings["password"] == password
 
 
 @pytest.mark.parametrize(

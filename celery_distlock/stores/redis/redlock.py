@@ -84,8 +84,8 @@ class RedlockStore(ListingStore, CountingStore):
 
     abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE})
 
-    def __init__(self, url: str, prefix: str) -> None:
-        self.address, self._settings = _locate(url)
+    def __init__(self, url: str, prefix: str, **options: str) -> None:
+        self.address, self._settings = _locate(url, options)
         self.identity = f"{self.address}#{prefix}"
         self._prefix = prefix
         self._complaints = Complaints()
@@ -540,10 +540,10 @@ def _most_common(found: Any) -> tuple[Any, int]:
     return common[0] if common else (None, 0)
 
 
-def _locate(url: str) -> tuple[str, list[NodeSettings]]:
+def _locate(url: str, options: Mapping[str, str]) -> tuple[str, list[NodeSettings]]:
     """Return the nodes' common address, for people, and how to connect to each of them."""
     with explained(url):
-        address = split(url)
+        address = split(url, options)
         if len(set(address.hosts)) < len(address.hosts):
             raise ConfigurationError("it names a node twice, which would have two votes")
         if len(address.hosts) < LEAST:

@@ -83,8 +83,8 @@ class RedisStore(RedisInspection, SeveralKeys):
 
     abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE})
 
-    def __init__(self, url: str, prefix: str) -> None:
-        self._servers, self._replicas = locate(url)
+    def __init__(self, url: str, prefix: str, **options: str) -> None:
+        self._servers, self._replicas = locate(url, options)
         self._prefix = prefix
         self.address = self._servers.address
         self.identity = f"{self.address}#{prefix}"

@@ -1,15 +1,21 @@
 """From a URL to the servers that it names: as redis-py writes it, as Celery does, and ours."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
-import redis
+from redis.connection import (
+    URL_QUERY_ARGUMENT_PARSERS,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
 from redis.exceptions import RedisError
 
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.settings import closest
+from celery_distlock.stores.urls import redact, split_url
 
 from .connections import NodeSettings
 from .topologies import Cluster, HostPort, OneServer, Sentinels, Topology
@@ -56,6 +62,7 @@ _TLS_OPTIONS = frozenset(
     }
 )
 OPTIONS = _OUR_OPTIONS | _SENTINELS_OPTIONS | _PASSED_ON | _TLS_OPTIONS
+_CONVERTERS: Mapping[str, Callable[[str], Any]] = URL_QUERY_ARGUMENT_PARSERS  # type: ignore[assignment]
 _SET_BY_US = frozenset(
     {
         *("decode_responses", "encoding", "encoding_errors", "health_check_interval"),
@@ -84,7 +91,7 @@ class Address(NamedTuple):
 
 class Location(NamedTuple):
     """
-    HostPort a Redis store's records are.
+    Where a Redis store's records are.
 
     Attributes:
         servers: The servers.
@@ -95,15 +102,19 @@ class Location(NamedTuple):
     replicas: int
 
 
-def locate(url: str) -> Location:
+def locate(url: str, options: Mapping[str, str] | None = None) -> Location:
     """
     Return the servers that *url* names; nothing is sent yet.
+
+    Args:
+        url: As README's table of stores has it, or as Celery writes it.
+        options: More of those that may stand in its query.
 
     Raises:
         ConfigurationError: It does not parse, or names an option that there is not.
     """
     with explained(url):
-        address = split(url)
+        address = split(url, options or {})
         address.options.pop("scripts", None)
         replicas = int(address.options.pop("replicas", "0"))
         if replicas < 0:
@@ -111,15 +122,15 @@ def locate(url: str) -> Location:
         return Location(_servers(address), replicas)
 
 
-def wants_scripts(url: str) -> bool:
+def wants_scripts(url: str, options: Mapping[str, str] | None = None) -> bool:
     """
-    Return whether the store at *url* is to use scripts: ``?scripts=off`` says no.
+    Return whether the store at *url* is to use scripts: the option ``scripts=off`` says no.
 
     Raises:
         ConfigurationError: The URL does not parse, or has another word there.
     """
     with explained(url):
-        word = split(url).options.get("scripts", "on")
+        word = split(url, options or {}).options.get("scripts", "on")
         if word not in ("on", "off"):
             raise ConfigurationError(f"scripts are 'on' or 'off', not {word!r}")
         return word == "on"
@@ -128,10 +139,6 @@ def wants_scripts(url: str) -> bool:
 @contextmanager
 def explained(url: str) -> Iterator[None]:
     """Say of what goes wrong in the block that it is for *url*, and no password."""
-    from celery_distlock.stores.urls import (
-        redact,  # the package imports this module when it needs it
-    )
-
     try:
         yield
     except ConfigurationError as error:
@@ -144,16 +151,18 @@ def explained(url: str) -> Iterator[None]:
         ) from None
 
 
-def split(url: str) -> Address:
+def split(url: str, options: Mapping[str, str]) -> Address:
     """
-    Return the parts of *url*; several URLs with semicolons between them, as Celery has it, are one.
+    Return the parts of *url*, with *options* among its own.
+
+    Several URLs with semicolons between them, as Celery has it, are one.
 
     Raises:
         ValueError: It does not parse.
         ConfigurationError: It does, and a part of it would be ignored.
     """
     first, *more = url.split(";") if url.startswith("sentinel") else [url]
-    parts = urlsplit(first)
+    parts = split_url(first)
     if "#" in url:
         raise ConfigurationError("a # is written %23, else what follows it is ignored")
     user, _, hosts = parts.netloc.rpartition("@")
@@ -162,7 +171,7 @@ def split(url: str) -> Address:
     scheme = _WITHOUT_TLS.get(parts.scheme, parts.scheme)
     port = SENTINEL_PORT if scheme == "sentinel" else REDIS_PORT
     found = [_where(host, port) for host in hosts.split(",")]
-    path, options = parts.path, _options(parts.query, user)
+    path, options = parts.path, _options(parts.query, user, options)
     if scheme in _SOCKETS:
         if hosts:
             raise ConfigurationError(f"a socket has no host, as in {scheme}:///run/redis.sock")
@@ -171,7 +180,7 @@ def split(url: str) -> Address:
     else:
         path = f"/{_database(path.strip('/'), options)}"
         options.pop("db", None)
-    for other in map(urlsplit, more):
+    for other in map(split_url, more):
         theirs, _, hosts = other.netloc.rpartition("@")
         found += [_where(host, port) for host in hosts.split(",")]
         if theirs not in ("", user) or other.path.strip("/") not in ("", path[1:]) or other.query:
@@ -179,8 +188,8 @@ def split(url: str) -> Address:
     return Address(scheme, scheme != parts.scheme, user, tuple(found), path, options)
 
 
-def _options(query: str, user: str) -> dict[str, str]:
-    pairs = parse_qsl(query, keep_blank_values=True)
+def _options(query: str, user: str, others: Mapping[str, str]) -> dict[str, str]:
+    pairs = [*parse_qsl(query, keep_blank_values=True), *others.items()]
     name, _, password = user.partition(":")
     before = ["username"] * bool(name) + ["password"] * bool(password)
     names = [name for name, _ in pairs] + before
@@ -250,36 +259,31 @@ def _sentinels(address: Address) -> Sentinels:
 def node_settings(address: Address, where: HostPort) -> NodeSettings:
     """Return how to connect to the server at *where*, one of those of *address*."""
     host, port = where
-    user = f"{address.user}@" if address.user else ""
-    netloc = f"{user}{f'[{host}]' if ':' in host else host}:{port}"
-    scheme = "rediss" if address.tls else "redis"
-    return _redis_py_settings(scheme, netloc, address.path, address.options)
+    place = {"host": host, "port": port, "db": int(address.path.strip("/"))}
+    return _settings(SSLConnection if address.tls else Connection, address, place)
 
 
 def _socket_settings(address: Address) -> NodeSettings:
-    user = f"{address.user}@" if address.user else ""
-    return _redis_py_settings("unix", user, address.path, address.options)
+    return _settings(UnixDomainSocketConnection, address, {"path": unquote(address.path)})
 
 
-def _redis_py_settings(
-    scheme: str, netloc: str, path: str, options: dict[str, str]
-) -> NodeSettings:
-    for name in options:
-        _check_option(name, tls=scheme == "rediss")
-    if "ssl_cert_reqs" in options:
-        wanted = options["ssl_cert_reqs"].removeprefix("CERT_").lower()
-        options = {**options, "ssl_cert_reqs": wanted}
-    query = f"?{urlencode(options)}" if options else ""
-    pool = redis.ConnectionPool.from_url(f"{scheme}://{netloc}{path}{query}")
-    settings = {k: v for k, v in pool.connection_kwargs.items() if "maint_notif" not in k}
+def _settings(connection_class: type[Any], address: Address, place: dict[str, Any]) -> NodeSettings:
+    name, _, password = map(unquote, address.user.partition(":"))
+    user = {"username": name, "password": password}
+    settings = place | {option: value for option, value in user.items() if value}
+    for option, value in address.options.items():
+        _check_option(option, tls=address.tls)
+        settings[option] = _CONVERTERS.get(option, str)(value)
+    if "ssl_cert_reqs" in settings:
+        settings["ssl_cert_reqs"] = settings["ssl_cert_reqs"].removeprefix("CERT_").lower()
     settings |= {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
     if "path" not in settings:
         settings.setdefault("socket_keepalive", True)
     try:
-        pool.connection_class(**settings)  # connects when it is used
+        connection_class(**settings)  # connects when it is used
     except (TypeError, ValueError, RedisError) as error:
         raise ConfigurationError(str(error)) from None
-    return NodeSettings(pool.connection_class, settings)
+    return NodeSettings(connection_class, settings)
 
 
 def _check_option(name: str, *, tls: bool) -> None:

@@ -3,12 +3,13 @@
 import contextlib
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.stores.findings import Finding, Severity
+from celery_distlock.stores.urls import redact, split_url
 
 __all__ = ["Ensemble", "described", "find_doubts", "locate"]
 
@@ -44,32 +45,28 @@ class Ensemble(NamedTuple):
         return f"zookeeper://{self.hosts}{self.chroot}"
 
 
-def locate(url: str) -> Ensemble:
+def locate(url: str, others: Mapping[str, str]) -> Ensemble:
     """
-    Return what *url* says; nothing is sent yet.
+    Return what *url*, and options besides it, say; nothing is sent yet.
 
     Raises:
         ConfigurationError: It does not parse, or names an option that there is not.
     """
-    from celery_distlock.stores.urls import (
-        redact,  # the package imports this module when it needs it
-    )
-
     try:
-        return _parsed(url)
+        return _parsed(url, others)
     except ValueError as error:
         raise ConfigurationError(
             f"the lock store's URL {redact(url)!r}: {error}; it should be like {EXAMPLE}"
         ) from None
 
 
-def _parsed(url: str) -> Ensemble:
-    parts = urlsplit(url)
+def _parsed(url: str, others: Mapping[str, str]) -> Ensemble:
+    parts = split_url(url)
     userinfo, _, hosts = parts.netloc.rpartition("@")
     user, _, password = map(unquote, userinfo.partition(":"))
     if bool(user) != bool(password):
         raise ValueError("a user goes with a password")
-    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    pairs = [*parse_qsl(parts.query, keep_blank_values=True), *others.items()]
     options = dict(pairs)
     if len(options) < len(pairs):
         raise ValueError("it names an option twice")

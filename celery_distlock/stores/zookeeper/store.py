@@ -79,8 +79,8 @@ class ZooKeeperStore(ListingStore):
 
     abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE})
 
-    def __init__(self, url: str, prefix: str) -> None:
-        self._ensemble = locate(url)
+    def __init__(self, url: str, prefix: str, **options: str) -> None:
+        self._ensemble = locate(url, options)
         self.address = self._ensemble.address
         self.identity = f"{self.address}#{prefix}"
         root = f"{self._ensemble.chroot}/{escaped(prefix)}"

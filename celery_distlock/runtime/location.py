@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
 
 from celery_distlock.errors import ConfigurationError
+from celery_distlock.stores.urls import split_url
 
-__all__ = ["derive_store_url", "with_option"]
+__all__ = ["StoreLocation", "derive_store_location"]
 
 logger = logging.getLogger(__name__)
 
@@ -18,12 +19,19 @@ SCHEMES = (
 _OVER_TLS = {"redis": "rediss", "sentinel": "sentinels", "redis+cluster": "rediss+cluster"}
 
 
-def derive_store_url(conf: Any) -> str:
-    """
-    Return the URL of the Redis that *conf*, an app's configuration, names for something else.
+class StoreLocation(NamedTuple):
+    """Where a store is: a URL, and the options that are given besides it."""
 
-    What its transport options say of sentinels, and its TLS options of certificates, is in it.
-    What its URL says to Celery alone, such as a time limit, is not.
+    url: str
+    options: dict[str, str]
+
+
+def derive_store_location(conf: Any) -> StoreLocation:
+    """
+    Return where the Redis is that *conf*, an app's configuration, names for something else.
+
+    What its transport options say of sentinels, and its TLS options of certificates, are its
+    options. What its URL says to Celery alone, such as a time limit, is not.
 
     Raises:
         ConfigurationError: Neither the broker nor the result backend is a Redis.
@@ -37,45 +45,40 @@ def derive_store_url(conf: Any) -> str:
     )
     for given, options, tls in places:
         several = given if isinstance(given, list | tuple) and given else [given or ""]
-        urls = [str(url) for url in several]
-        urls = [part for url in urls for part in url.split(";")]
-        scheme = urlsplit(urls[0]).scheme
+        urls = [part for url in several for part in str(url).split(";")]
+        scheme = split_url(urls[0]).scheme
         if scheme == "memory":
-            return "memory://"
+            return StoreLocation("memory://", {})
         if scheme in SCHEMES:
-            # Several are the broker's stand-ins for one another, but all the sentinels are asked.
             bare, own = _for_locks(urls[0])
-            named = {**_tls_options(tls), **_sentinels_options(scheme, options or {}, own), **own}
             if tls or any(name.startswith("ssl_") for name in own):  # as kombu has it
                 bare = f"{_OVER_TLS.get(scheme, scheme)}{bare.removeprefix(scheme)}"
             # Several are the broker's stand-ins for one another, but all the sentinels are asked.
             others = urls[1:] if scheme == "sentinel" else ()
-            return ";".join([with_option(bare, **named), *map(_host_alone, others)])
+            url = ";".join([bare, *map(_host_alone, others)])
+            named = {**_tls_options(tls), **_sentinels_options(scheme, options or {}, own), **own}
+            return StoreLocation(url, _as_text(named))
     raise ConfigurationError(
         "no lock store: set distlock_url, as in distlock_url = 'redis://localhost:6379/0'; it"
         " follows the broker's or the result backend's URL only where one of them is a Redis"
     )
 
 
-def with_option(url: str, **options: Any) -> str:
-    """Return *url* with *options* in its query; those that are None or empty are left out."""
-    words = {
-        name: str(value).lower() if isinstance(value, bool) else value
+def _as_text(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return *options* as a URL has them; those that are None or empty are left out."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in options.items()
         if value not in (None, "")
     }
-    query = urlencode(words)
-    first, semicolon, others = url.partition(";")
-    joint = "&" if "?" in first else "?"
-    return f"{first}{joint}{query}{semicolon}{others}" if query else url
 
 
 def _host_alone(url: str) -> str:
-    parts = urlsplit(url)
+    parts = split_url(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
-def _for_locks(url: str) -> tuple[str, dict[str, Any]]:
+def _for_locks(url: str) -> tuple[str, dict[str, str]]:
     """Return *url* without its options, and those of them that are not for Celery alone."""
     from celery_distlock.stores.redis.urls import (
         OPTIONS,  # imports redis-py, which not every store needs
