@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from celery_distlock.errors import ConfigurationError
-from celery_distlock.stores.urls import split_url
+from celery_distlock.stores.urls import normalize, redact, split_url
 
 __all__ = ["StoreLocation", "derive_store_location"]
 
@@ -24,6 +24,9 @@ class StoreLocation(NamedTuple):
 
     url: str
     options: dict[str, str]
+
+    def __repr__(self) -> str:  # without passwords: it may be logged
+        return f"{type(self).__name__}({redact(self.url)!r}, {[*self.options]})"
 
 
 def derive_store_location(conf: Any) -> StoreLocation:
@@ -45,7 +48,7 @@ def derive_store_location(conf: Any) -> StoreLocation:
     )
     for given, options, tls in places:
         several = given if isinstance(given, list | tuple) and given else [given or ""]
-        urls = [part for url in several for part in str(url).split(";")]
+        urls = [normalize(part) for url in several for part in str(url).split(";")]
         scheme = split_url(urls[0]).scheme
         if scheme == "memory":
             return StoreLocation("memory://", {})

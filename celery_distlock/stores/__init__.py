@@ -1,5 +1,6 @@
 """Lock stores: from a URL to the class that speaks to it."""
 
+import inspect
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from importlib import import_module
@@ -16,7 +17,7 @@ from .identities import new_owner
 from .listing import CountingStore, ListingStore
 from .parking import NotOursError, ParkingStore, Publisher, UnsendableError
 from .requests import AcquireRequest, ReleaseRequest, StandRequest
-from .urls import redact
+from .urls import normalize, redact
 from .values import (
     Ability,
     Completion,
@@ -107,7 +108,7 @@ def open_store(
             is wrong.
     """
     check_prefix(prefix, "a prefix")
-    options = options or {}
+    url, options = normalize(url), options or {}
     which = url, prefix, frozenset(options.items())
     with _mutex.value:
         store = _open.get(which)
@@ -124,11 +125,15 @@ def _new_store(url: str, prefix: str, options: Mapping[str, str]) -> Store:
         factory = getattr(import_module(f".{module}", __name__), name)
     else:
         factory = _installed(scheme, url)
+    if options:
+        _check_options(factory, url, options)
+    return factory(url, prefix, **options)
+
+
+def _check_options(factory: Callable[..., Store], url: str, options: Mapping[str, str]) -> None:
     try:
-        return factory(url, prefix, **options)
+        inspect.signature(factory).bind(url, DEFAULT_PREFIX, **options)
     except TypeError as error:
-        if not options:
-            raise
         raise ConfigurationError(
             f"the lock store for {redact(url)!r} does not take {', '.join(options)}: {error}"
         ) from error

@@ -24,6 +24,7 @@ from .identities import task_id_of
 from .listing import CountingStore
 from .requests import AcquireRequest, ReleaseRequest, StandRequest
 from .several_keys import SeveralKeys
+from .urls import redact
 from .values import (
     Ability,
     Completion,
@@ -203,7 +204,7 @@ class MemoryStore(SeveralKeys, CountingStore):
 
     def __init__(self, url: str, prefix: str, **options: str) -> None:
         if "?" in url or options:
-            given = f" ({', '.join(options)})" if options else f", as in {url!r}"
+            given = f" ({', '.join(options)})" if options else f", as in {redact(url)!r}"
             raise ConfigurationError(f"a store in memory has no options{given}")
         self.address = url
         self.identity = f"{url}#{prefix}"

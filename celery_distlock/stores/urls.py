@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-__all__ = ["UrlParts", "redact", "split_url"]
+__all__ = ["UrlParts", "normalize", "redact", "split_url"]
 
 _URL = re.compile(r"(?:([^:/?#]*):)?(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#(.*))?", re.DOTALL)
 
@@ -16,6 +16,12 @@ class UrlParts(NamedTuple):
     path: str
     query: str
     fragment: str
+
+
+def normalize(url: str) -> str:
+    """Return *url* without blanks around it and line ends in it, its scheme in lower case."""
+    scheme, slashes, rest = re.sub(r"[\t\r\n]", "", url).strip().partition("://")
+    return f"{scheme.lower() if slashes else scheme}{slashes}{rest}"
 
 
 def split_url(url: str) -> UrlParts:

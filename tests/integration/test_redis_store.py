@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 
+import pytest
+
+from celery_distlock import clock
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest, open_store
 from celery_distlock.stores.redis.connections import ConnectionPool
+from celery_distlock.stores.redis.request_runner import PAUSES
 from celery_distlock.stores.redis.store import RedisStore
-from celery_distlock.stores.values import Completion, Ownership, ParkRequest, PeerChannel, Route
+from celery_distlock.stores.values import (
+    Completion,
+    Ownership,
+    ParkRequest,
+    PeerChannel,
+    Reply,
+    Route,
+)
 from tests import servers
+from tests.losses import Losses
 from tests.unit.test_lua import SCRIPTS
 
 
@@ -109,3 +122,27 @@ def test_when_a_desk_is_closed_nobody_listens_any_more(redis_url, prefix):
 
     assert not listener.is_alive()
     store.close()
+
+
+def acquire(store: RedisStore) -> Reply:
+    return store.acquire(AcquireRequest("k", "a", 30.0))
+
+
+def stand(store: RedisStore) -> Reply:
+    park_request = ParkRequest(b"envelope")
+    return store.stand(StandRequest("k", "run", Route(("k", "l")), park_request=park_request))
+
+
+@pytest.mark.parametrize(("ask", "script"), [(acquire, "acquire"), (stand, "stand")])
+def test_what_is_granted_counts_from_the_attempt_that_was_answered(
+    monkeypatch, redis_url, prefix, ask, script
+):
+    losses = Losses(monkeypatch)
+    with closing(RedisStore(redis_url, prefix)) as store:
+        losses.lose(script, executed=False, times=1)
+        begin = clock.monotonic()
+
+        reply = ask(store)
+
+    assert losses.lost
+    assert reply.asked_at >= begin + PAUSES[1] / 2

@@ -56,3 +56,17 @@ def test_an_unknown_scheme_is_told_the_closest_one_of_all(installed):
 def test_options_that_a_store_does_not_take_are_an_error_of_the_configuration(installed, tmp_path):
     with pytest.raises(ConfigurationError, match=r"sqlite.* does not take replicas"):
         open_store(f"sqlite://{tmp_path}/locks", options={"replicas": "1"})
+
+
+def test_an_error_inside_a_store_is_not_taken_for_an_option_that_it_does_not_take(
+    installed, tmp_path, monkeypatch
+):
+    import sqlite_store
+
+    def factory(url: str, prefix: str, **options: str) -> None:
+        raise TypeError("of the store itself")
+
+    monkeypatch.setattr(sqlite_store, "SQLiteStore", factory)
+
+    with pytest.raises(TypeError, match="of the store itself"):
+        open_store(f"sqlite://{tmp_path}/broken", options={"replicas": "1"})

@@ -26,6 +26,7 @@ def conf(**settings):
     ("settings", "url", "options"),
     [
         ({"broker_url": "redis://h/1"}, "redis://h/1", {}),
+        ({"broker_url": "Redis://h/1\n"}, "redis://h/1", {}),
         ({"broker_url": "redis://h/1", "result_backend": "redis://r"}, "redis://h/1", {}),
         ({"broker_url": "amqp://h", "result_backend": "rediss://r/2"}, "rediss://r/2", {}),
         ({"broker_write_url": "redis://w/1", "broker_url": "redis://h/1"}, "redis://w/1", {}),
@@ -294,3 +295,14 @@ def test_one_password_is_for_the_servers_and_another_for_the_sentinels():
     (sentinel,) = servers._sentinels
     assert sentinel.settings["password"] == "q"
     assert "p@" not in servers.address
+
+
+def test_a_location_is_shown_without_passwords():
+    broker = "sentinel://user:secret@h/1"
+    options = {"master_name": "m", "sentinel_kwargs": {"password": "hidden"}}
+
+    location = derive_store_location(conf(broker_url=broker, broker_transport_options=options))
+
+    assert location.options["sentinel_password"] == "hidden"
+    assert "secret" not in repr(location)
+    assert "hidden" not in repr(location)

@@ -23,6 +23,8 @@ def new_prefix():
         ("redis://localhost", RedisStore, "redis://localhost:6379/0"),
         ("redis://", RedisStore, "redis://localhost:6379/0"),
         ("redis://db1:7000/3", RedisStore, "redis://db1:7000/3"),
+        ("REDIS://db1:7000/3", RedisStore, "redis://db1:7000/3"),
+        (" redis://db1:7000/3\n", RedisStore, "redis://db1:7000/3"),
         ("redis://db1:7000?db=3", RedisStore, "redis://db1:7000/3"),
         ("redis://user:secret@db1", RedisStore, "redis://db1:6379/0"),
         ("unix:///run/redis.sock?db=2", RedisStore, "unix:///run/redis.sock?db=2"),

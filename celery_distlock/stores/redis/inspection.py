@@ -6,11 +6,12 @@ import logging
 import math
 import re
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
+
+from redis.exceptions import ResponseError
 
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
@@ -22,8 +23,10 @@ from celery_distlock.stores.listing import CountingStore, ListingStore
 from celery_distlock.stores.values import UNREADABLE, KeyState, Route, Waiter, WokenTask
 
 from . import scripts
-from .connections import TIMEOUT, Command, command, script_call, time_left
-from .server_errors import describe_info, parse_info
+from .connections import TIMEOUT, Command, command, time_left
+from .records import Records
+from .request_runner import Answered, RequestRunner
+from .server_errors import describe_info, is_transient, parse_info
 from .topologies import Topology
 
 __all__ = [
@@ -54,55 +57,16 @@ _GLOB = re.compile(r"[\\*?\[\]]")
 _PLAIN = re.compile(r"[\w:.,;/*-]*", re.ASCII)  # a pattern that a server reads as fnmatch does
 
 
-class Answered(Protocol):
-    """What came of a request."""
-
-    @property
-    def answers(self) -> list[Any]:
-        """One for each call."""
-
-
 class RedisInspection(ListingStore, CountingStore):
-    """See the module. The other half has the means to ask."""
+    """See the module. What it needs is set by the class that inherits from it."""
 
-    address: str
     _servers: Topology
+    _records: Records
+    _requests: RequestRunner
     _complaints: Complaints
 
-    @abstractmethod
-    def _ask(self, calls: Sequence[Command], what: str) -> Answered:
-        """Send *calls* together until they are answered."""
-
-    @abstractmethod
-    def _attempt(self, calls: Sequence[Command]) -> Answered:
-        """As `_ask`, but what went wrong with a call is its answer."""
-
-    @abstractmethod
-    def _ask_once(self, calls: Sequence[Command], timeout: float) -> list[Any]:
-        """Send *calls*, and do not repeat them."""
-
-    @abstractmethod
-    def _pass_over(self, name: str, refusal: Exception) -> None:
-        """Let one key's spoilt records not keep the others from being seen; say so once."""
-
-    @abstractmethod
-    def _stem(self, name: str) -> str:
-        """Return what the names of a key's records begin with."""
-
-    @abstractmethod
-    def _call(self, script: scripts.Script, name: str, *arguments: Any) -> Command:
-        """Return a call of *script* on a key's records."""
-
-    @abstractmethod
-    def _command(self, record: str, *words: Any) -> Command:
-        """Return a call on a *record* that is no key's; the word ``{}`` stands for its name."""
-
-    @abstractmethod
-    def _index(self, action: str, name: str) -> Command:
-        """Return a call on the index of names with parked tasks."""
-
     def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
-        held = held_at(self._servers, HeldKeys(self._stem, pattern), self._scan)
+        held = held_at(self._servers, HeldKeys(self._records.stem, pattern), self._scan)
         yield from keys_of(chain(held, self._waited_for()), pattern)
 
     def _waited_for(self) -> Iterator[list[str]]:
@@ -117,7 +81,7 @@ class RedisInspection(ListingStore, CountingStore):
     def _scan(self, scan: Command) -> Any:
         """Return a cursor and records; of a node that is away, where there are others, none."""
         try:
-            return self._ask([scan], "the list of keys").answers[0]
+            return self._requests.ask([scan], "the list of keys").answers[0]
         except StoreUnavailableError as error:
             self._leave_out(error)
             return b"0", ()
@@ -130,22 +94,32 @@ class RedisInspection(ListingStore, CountingStore):
     def _waiting_names(self) -> Iterator[list[str]]:
         """Return the names that the index has, of keys with parked tasks; some have none now."""
         for cursor in _Cursor():
-            scan = self._command("parked", "ZSCAN", "{}", cursor.at, "COUNT", SWEEP_BATCH)
-            cursor.at, found = self._ask([scan], "the names of parked tasks").answers[0]
+            scan = self._records.command("parked", "ZSCAN", "{}", cursor.at, "COUNT", SWEEP_BATCH)
+            cursor.at, found = self._requests.ask([scan], "the names of parked tasks").answers[0]
             if found:
                 yield list(dict.fromkeys(text(name) for name in found[::2]))
 
     def inspect_many(self, keys: Sequence[str]) -> list[KeyState]:
         states = []
         for some in batches(keys, SWEEP_BATCH):
-            calls = [self._call(_INSPECT, slot_name(key)) for key in some]
-            for key, answer in zip(some, self._attempt(calls).answers, strict=True):
+            calls = [self._records.call(_INSPECT, slot_name(key)) for key in some]
+            for key, answer in zip(some, self._requests.attempt(calls).answers, strict=True):
                 if isinstance(answer, Exception):
                     self._pass_over(slot_name(key), answer)
                     states.append(KeyState("", 0, "", 0.0, 0.0, 0))
                 else:
                     states.append(self._state(key, answer))
         return states
+
+    def _pass_over(self, name: str, refusal: Exception) -> None:
+        """Let one key's spoilt records not keep the others from being seen; say so once."""
+        if isinstance(refusal, ResponseError) and not is_transient(refusal):
+            why = self._requests.refusal(refusal, key_of(name))
+            self._complaints.tell(name, "%s: it is passed over, and wakes nobody", why)
+        elif self._servers.in_order:
+            raise self._requests.outage(refusal) from refusal
+        else:  # its node is away; others go on
+            logger.warning("%s is passed over: %s", shown(key_of(name)), refusal)
 
     def _state(self, key: str, answer: Sequence[Any]) -> KeyState:
         """Return what inspect.lua says."""
@@ -158,8 +132,8 @@ class RedisInspection(ListingStore, CountingStore):
         return KeyState(text(owner), token, text(run), since, time_left(ttl_ms), *waits, text(task))
 
     def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
-        call = self._call(_WAITERS, slot_name(key), first, first + limit - 1)
-        woken, *facts = self._ask([call], key).answers[0]
+        call = self._records.call(_WAITERS, slot_name(key), first, first + limit - 1)
+        woken, *facts = self._requests.ask([call], key).answers[0]
         found = zip(facts[::3], facts[1::3], facts[2::3], strict=True)
         return [_waiter(*each, woken=number < woken) for number, each in enumerate(found)]
 
@@ -174,26 +148,26 @@ class RedisInspection(ListingStore, CountingStore):
                             yield key_of(name), run
 
     def parked(self, key: str, run: str) -> Waiter | None:
-        stem = self._stem(slot_name(key))
+        stem = self._records.stem(slot_name(key))
         tasks, woken = f"{stem}tasks", f"{stem}woken"
         fields = f"e:{run}", f"s:{run}", f"t:{run}", f"k:{run}"
         calls = [
             command(tasks.encode(), "HMGET", tasks, *fields),
             command(woken.encode(), "ZSCORE", woken, run),
         ]
-        (envelope, arrival, task, keys), due = self._ask(calls, key).answers
+        (envelope, arrival, task, keys), due = self._requests.ask(calls, key).answers
         if envelope is None:
             return None
         route = Route.read(text(keys)) if keys else None
         return Waiter("", run, since_of(arrival), envelope, due is not None, text(task), route)
 
     def _members(self, name: str, record: str, mask: str) -> Iterator[str]:
-        where, words = f"{self._stem(name)}{record}", ("MATCH", mask, "COUNT", SCAN_BATCH)
+        where, words = f"{self._records.stem(name)}{record}", ("MATCH", mask, "COUNT", SCAN_BATCH)
         for cursor in _Cursor():
             scan = command(
                 where.encode("utf-8", "surrogateescape"), "ZSCAN", where, cursor.at, *words
             )
-            (answer,) = self._attempt([scan]).answers
+            (answer,) = self._requests.attempt([scan]).answers
             if isinstance(answer, Exception):
                 self._pass_over(name, answer)
                 return
@@ -202,22 +176,24 @@ class RedisInspection(ListingStore, CountingStore):
 
     def wake_again(self, key: str) -> Iterator[WokenTask]:
         name = slot_name(key)
-        self._ask([self._index("add", name)], key)  # lest it was lost
-        calls = [self._call(script, name, SWEEP_BATCH) for script in (_ROUSE, _SWEEP)]
-        _, (_, *found) = self._ask(calls, key).answers
+        self._requests.ask([self._records.index("add", name)], key)  # lest it was lost
+        calls = [self._records.call(script, name, SWEEP_BATCH) for script in (_ROUSE, _SWEEP)]
+        _, (_, *found) = self._requests.ask(calls, key).answers
         for run, envelope in zip(found[::2], found[1::2], strict=True):
             yield wake_of(name, run, envelope)
 
     def count(self, counts: Mapping[str, float]) -> None:
-        stem = self._stem("").removesuffix("{}:")
-        self._ask_once([script_call(_COUNT, (stem,), json.dumps(counts))], TIMEOUT)
+        add = self._records.call_without_key(_COUNT, json.dumps(counts))
+        self._requests.ask_once([add], TIMEOUT)
 
     def counts(self) -> dict[str, float]:
-        asked = self._ask([self._command("counts", "HGETALL", "{}")], "the counters")
+        asked = self._requests.ask(
+            [self._records.command("counts", "HGETALL", "{}")], "the counters"
+        )
         return sum_counters(asked.answers[0])
 
     def describe(self) -> Iterator[Finding]:
-        return describe_server(self._servers, self._attempt)
+        return describe_server(self._servers, self._requests.attempt)
 
 
 def describe_server(

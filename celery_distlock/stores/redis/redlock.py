@@ -54,7 +54,7 @@ from celery_distlock.stores.values import (
 )
 
 from . import scripts
-from .connections import Command, NodeSettings, command, milliseconds, script_call, time_left
+from .connections import Command, NodeSettings, command, milliseconds, time_left
 from .inspection import (
     QUESTIONS,
     SWEEP_BATCH,
@@ -66,6 +66,7 @@ from .inspection import (
     told,
 )
 from .quorum import ANSWER, Answers, QuorumClient
+from .records import Records
 from .server_errors import memory_findings, parse_info, said
 from .urls import explained, node_settings, split
 
@@ -88,6 +89,7 @@ class RedlockStore(ListingStore, CountingStore):
         self.address, self._settings = _locate(url, options)
         self.identity = f"{self.address}#{prefix}"
         self._prefix = prefix
+        self._records = Records(prefix)
         self._complaints = Complaints()
         self.forget_connections()
         forget_after_fork(self)
@@ -122,7 +124,7 @@ class RedlockStore(ListingStore, CountingStore):
         votes: list[_Vote | None] = []
         sent = [False] * len(self._nodes)
         for number in range(ROUNDS):
-            call = self._call(_VOTE, name, *own, wish, int(number > 0))
+            call = self._records.call(_VOTE, name, *own, wish, int(number > 0))
             answers = self._nodes.ask([call], enough=self._decides)
             votes = self._votes(answers)
             asked_at = answers.asked_at if asked_at is None else asked_at
@@ -193,7 +195,7 @@ class RedlockStore(ListingStore, CountingStore):
             for number, vote in enumerate(election.votes)
             if not election.answers.sent[number] or (vote and vote.status != "granted")
         ]
-        release = self._call(
+        release = self._records.call(
             _RELEASE, slot_name(request.key), request.owner, "", Completion.NO.value, "", "", 0
         )
         self._nodes.ask([release], timeout=0.0, owed=True, but=kept)
@@ -202,7 +204,7 @@ class RedlockStore(ListingStore, CountingStore):
         if not holds:
             return []
         calls = [
-            self._call(_RENEW, slot_name(hold.key), hold.owner, milliseconds(hold.lease))
+            self._records.call(_RENEW, slot_name(hold.key), hold.owner, milliseconds(hold.lease))
             for hold in holds
         ]
 
@@ -227,7 +229,7 @@ class RedlockStore(ListingStore, CountingStore):
         key, owner, run, completion, _, keep_for = request
         keep_run, keep_s = keep_for or ("", 0.0)
         keep_ms = milliseconds(keep_s) if keep_for else 0
-        release = self._call(
+        release = self._records.call(
             _RELEASE, slot_name(key), owner, run, completion.value, "", keep_run, keep_ms
         )
         answers = self._ask(release, key, owed=True)
@@ -240,11 +242,13 @@ class RedlockStore(ListingStore, CountingStore):
         return Release(any(given) and given.count(True) + silent >= self._majority)
 
     def drop(self, wake: WokenTask, *, mark: bool = True) -> Release:
-        answers = self._ask(self._call(_DROP, wake.name, wake.run, int(mark)), wake.name, owed=True)
+        answers = self._ask(
+            self._records.call(_DROP, wake.name, wake.run, int(mark)), wake.name, owed=True
+        )
         return Release(1 in answers.to(0))
 
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
-        look = self._call(_INSPECT, slot_name(key))
+        look = self._records.call(_INSPECT, slot_name(key))
         answers = self._ask(look, key, timeout=ANSWER if timeout is None else timeout)
         return self._state(answers.to(0))
 
@@ -265,7 +269,7 @@ class RedlockStore(ListingStore, CountingStore):
         A node that does not answer counts as one that has them, as for :meth:`inspect`. The nodes
         are gone through one after the other, and keys come when all have been.
         """
-        holds, votes = HeldKeys(self._stem, pattern), Counter[str]()
+        holds, votes = HeldKeys(self._records.stem, pattern), Counter[str]()
         answers = self._ask(holds.scan(b"0"), "the list of keys", enough=_all_have_answered)
         for number in range(len(self._nodes)):
             names: set[str] = set()  # each node has one vote, also for a key that it tells twice
@@ -287,7 +291,7 @@ class RedlockStore(ListingStore, CountingStore):
     def inspect_many(self, keys: Sequence[str]) -> list[KeyState]:
         states = []
         for some in batches(keys, SWEEP_BATCH):
-            looks = [self._call(_INSPECT, slot_name(key)) for key in some]
+            looks = [self._records.call(_INSPECT, slot_name(key)) for key in some]
             answers = self._nodes.ask(looks)
             for number, key in enumerate(some):
                 states.append(self._looked(answers, key, number))
@@ -305,8 +309,8 @@ class RedlockStore(ListingStore, CountingStore):
 
     def count(self, counts: Mapping[str, float]) -> None:
         """As :meth:`Store.count`: at each node; twice if its connection ends before it answers."""
-        call = script_call(_COUNT, (f"{self._prefix}:",), json.dumps(counts))
-        self._ask(call, "the counters")
+        add = self._records.call_without_key(_COUNT, json.dumps(counts))
+        self._ask(add, "the counters")
 
     def counts(self) -> dict[str, float]:
         """
@@ -314,8 +318,7 @@ class RedlockStore(ListingStore, CountingStore):
 
         A node misses what is counted while it is away: nothing is short as long as one never was.
         """
-        record = f"{self._prefix}:counts"
-        look = command(record.encode(), "HGETALL", record)
+        look = self._records.command("counts", "HGETALL", "{}")
         answers = self._ask(look, "the counters", enough=_all_have_answered)
         most: dict[str, float] = {}
         for found in filter(None, answers.to(0)):
@@ -408,12 +411,6 @@ class RedlockStore(ListingStore, CountingStore):
 
     def close(self) -> None:
         self._nodes.close()
-
-    def _call(self, script: scripts.Script, name: str, *arguments: Any) -> Command:
-        return script_call(script, (self._stem(name),), *arguments)
-
-    def _stem(self, name: str) -> str:
-        return f"{self._prefix}:{{{name}}}:"
 
     def _ask(
         self,

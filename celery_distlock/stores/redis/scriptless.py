@@ -16,10 +16,10 @@ one owner's hold at one instant, the shorter may come last), and a renewal that 
 is full (``SET`` is refused at ``maxmemory``: the lock ends with its lease).
 """
 
+import functools
 import json
 import logging
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import RedisError, ResponseError
 
 from celery_distlock import clock
-from celery_distlock.errors import QuorumError, StoreError, StoreUnavailableError
+from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
 from celery_distlock.stores.base import Complaints, batches, forget_after_fork
@@ -47,7 +47,7 @@ from celery_distlock.stores.values import (
     WokenTask,
 )
 
-from .connections import TIMEOUT, Command, TooFewReplicasError, command, milliseconds, time_left
+from .connections import TIMEOUT, Command, command, milliseconds, time_left
 from .inspection import (
     EXACT,
     SWEEP_BATCH,
@@ -58,14 +58,15 @@ from .inspection import (
     sum_counters,
     token_of,
 )
-from .server_errors import is_transient, memory_findings, parse_info, remedy_for, said
+from .records import Records
+from .request_runner import RequestRunner, SpoiltRecordError
+from .server_errors import is_transient, memory_findings, parse_info
 from .urls import locate
 
 __all__ = ["ScriptlessStore"]
 
 logger = logging.getLogger(__name__)
 
-PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
 TURNS = 5  # times that a record may change between a look at it and what is done to it
 UNSETTLED_MS = 1000  # at least, for the second round trip of a grant
 CLAIM = 5.0  # seconds that a run has at least to be settled; these are as in lua/queue.lua
@@ -85,8 +86,10 @@ class ScriptlessStore(ListingStore, CountingStore):
     def __init__(self, url: str, prefix: str, **options: str) -> None:
         self._servers, self._replicas = locate(url, options)
         self._prefix = prefix
+        self._records = Records(prefix)
         self.address = self._servers.address
         self.identity = f"{self.address}#{prefix} without scripts"
+        self._requests = RequestRunner(self._servers, prefix, "or with scripts")
         self._known: _Commands | None = None
         self._complaints = Complaints()
         self.forget_connections(forked=False)
@@ -204,8 +207,6 @@ class ScriptlessStore(ListingStore, CountingStore):
 
     def _renew(self, holds: Sequence[Ownership], deadline: float) -> list[RenewOutcome]:
         """Renew by what is known of the records, then look at those that were different."""
-        if self._known is None:
-            self._commands(holds[0].key, max(0.01, deadline - clock.monotonic()))
         known = [self._held.get((slot_name(hold.key), hold.owner)) for hold in holds]
         outcomes = self._push(holds, known, deadline)
         left = [number for number, outcome in enumerate(outcomes) if outcome is None]
@@ -247,7 +248,7 @@ class ScriptlessStore(ListingStore, CountingStore):
     ) -> list[RenewOutcome | None]:
         """Renew where the record is known; None where it is not, or not that any more."""
         now, calls, asked = clock.monotonic(), [], []
-        commands = self._commands(holds[0].key)
+        commands = self._commands(holds[0].key, max(0.01, deadline - now))
         for number, (hold, held) in enumerate(zip(holds, known, strict=True)):
             if held is not None:
                 name = slot_name(hold.key)
@@ -274,6 +275,8 @@ class ScriptlessStore(ListingStore, CountingStore):
         failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
         if failure is not None:
             logger.warning("%s did not answer a renewal: %s", self.address, failure)
+            if isinstance(failure, ResponseError) and not is_transient(failure):
+                self._known = None  # another server may have taken its place, as in `_ask`
         return answers
 
     def release(self, request: ReleaseRequest) -> Release:
@@ -343,13 +346,15 @@ class ScriptlessStore(ListingStore, CountingStore):
         def ask(scan: Command) -> Any:
             return self._ask([[scan]], "the list of keys").answers[0]
 
-        yield from keys_of(held_at(self._servers, HeldKeys(self._stem, pattern), ask), pattern)
+        yield from keys_of(
+            held_at(self._servers, HeldKeys(self._records.stem, pattern), ask), pattern
+        )
 
     def inspect_many(self, keys: Sequence[str]) -> list[KeyState]:
         states = []
         for some in batches(keys, SWEEP_BATCH):
             looks = [call for key in some for call in self._look(slot_name(key))]
-            answers = self._attempt(looks).answers
+            answers = self._requests.attempt(looks).answers
             for key, text, ttl_ms in zip(some, answers[::2], answers[1::2], strict=True):
                 states.append(_state(self._told(key, text, ttl_ms)))
         return states
@@ -357,22 +362,19 @@ class ScriptlessStore(ListingStore, CountingStore):
     def _told(self, key: str, text: Any, ttl_ms: Any) -> "_Held | None":
         """As `_seen`; where somebody else has spoilt the record, say so once, and see nothing."""
         try:
-            self._raise([each for each in (text, ttl_ms) if isinstance(each, Exception)], key)
+            self._requests.require((text, ttl_ms), key)
             return self._seen(text, ttl_ms, key)
-        except StoreUnavailableError:
-            raise
-        except StoreError as error:
+        except SpoiltRecordError as error:
             self._complaints.tell(key, "%s: it is not listed", error)
             return None
 
     def count(self, counts: Mapping[str, float]) -> None:
-        record = self._counts
-        adding = [command(record, "HINCRBYFLOAT", record, *each) for each in counts.items()]
-        keeping = command(record, "EXPIRE", record, COUNTS_S)
-        self._ask([[*adding, keeping]], "the counters", TIMEOUT)
+        on_counts = functools.partial(self._records.command, "counts")
+        adding = [on_counts("HINCRBYFLOAT", "{}", *each) for each in counts.items()]
+        self._ask([[*adding, on_counts("EXPIRE", "{}", COUNTS_S)]], "the counters", TIMEOUT)
 
     def counts(self) -> dict[str, float]:
-        look = command(self._counts, "HGETALL", self._counts)
+        look = self._records.command("counts", "HGETALL", "{}")
         return sum_counters(self._ask([[look]], "the counters").answers[0])
 
     def _find(self, name: str, key: str, timeout: float | None = None) -> "_Held | None":
@@ -403,7 +405,7 @@ class ScriptlessStore(ListingStore, CountingStore):
                 return record
             raise ValueError(f"{record} is no grant")
         except (ValueError, TypeError, RecursionError) as error:
-            raise StoreError(
+            raise SpoiltRecordError(
                 f"{self.address}: the record of lock {shown(key)!r} is none of ours: something else"
                 f" writes under the prefix {self._prefix!r}, and what it wrote there is to be"
                 " deleted"
@@ -415,25 +417,18 @@ class ScriptlessStore(ListingStore, CountingStore):
         self.release(ReleaseRequest(probe, "probe"))
         if reply.status is not Status.GRANTED:
             raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
-        (info,) = self._attempt([command(probe.encode(), "INFO")]).answers
+        (info,) = self._requests.attempt([command(probe.encode(), "INFO")]).answers
         findings = list(memory_findings(parse_info(info))) if isinstance(info, bytes) else []
         return findings + self._servers.check()
 
     def describe(self) -> Iterator[Finding]:
-        return describe_server(self._servers, self._attempt)
+        return describe_server(self._servers, self._requests.attempt)
 
     def close(self) -> None:
         self._servers.close()
 
     def _record(self, name: str, record: str = "lock") -> bytes:
-        return f"{self._stem(name)}{record}".encode("utf-8", "surrogatepass")
-
-    def _stem(self, name: str) -> str:
-        return f"{self._prefix}:{{{name}}}:"
-
-    @property
-    def _counts(self) -> bytes:
-        return f"{self._prefix}:counts".encode("utf-8", "surrogatepass")
+        return f"{self._records.stem(name)}{record}".encode("utf-8", "surrogatepass")
 
     def _confirmed(self, call: Command) -> Command:
         return call._replace(replicas=self._replicas) if self._replicas else call
@@ -451,8 +446,8 @@ class ScriptlessStore(ListingStore, CountingStore):
             calls += [swap(name, b"1", b"1", PROBE_MS) for swap in _SWAPS.values()]
             calls += [delete(name, b"0") for delete in _DELETES.values()]
             calls += [command(name, "DEL", name)]
-            made, *answers, _ = self._attempt(calls, timeout).answers
-            self._raise([made] if isinstance(made, Exception) else [], key)
+            made, *answers, _ = self._requests.attempt(calls, timeout).answers
+            self._requests.require([made], key)
             swaps = dict(zip(_SWAPS, answers[: len(_SWAPS)], strict=True))
             deletes = dict(zip(_DELETES, answers[len(_SWAPS) :], strict=True))
             self._known = _Commands(
@@ -489,59 +484,16 @@ class ScriptlessStore(ListingStore, CountingStore):
         answers: list[Any] = []
         first_at, repeats = clock.monotonic(), 0
         for step in steps:
-            asked = self._attempt(step, timeout)
-            self._raise([each for each in asked.answers if isinstance(each, Exception)], what)
+            try:
+                asked = self._requests.ask(step, what, timeout)
+            except (StoreUnavailableError, SpoiltRecordError):
+                raise
+            except StoreError:
+                self._known = None  # another server may have taken its place, with other commands
+                raise
             answers += asked.answers
             repeats += asked.repeats
         return _Asked(answers, first_at, repeats)
-
-    def _attempt(self, calls: Sequence[Command], timeout: float | None = None) -> "_Asked":
-        first_at = clock.monotonic()
-        for repeats, pause in enumerate(PAUSES if timeout is None else PAUSES[:1]):
-            if repeats:
-                time.sleep(pause * clock.jitter(0.5, 1.0))
-            try:
-                answers = self._servers.exchange(calls, TIMEOUT if timeout is None else timeout)
-            except ResponseError as error:  # refused while the connection was made
-                answers = [error] * len(calls)
-            except RedisError as error:
-                raise StoreUnavailableError(
-                    f"{self.address} was not asked: {error}", remedy=remedy_for(error)
-                ) from error
-            if not any(isinstance(each, Exception) and is_transient(each) for each in answers):
-                break
-        return _Asked(answers, first_at, repeats)
-
-    def _raise(self, failures: Sequence[Exception], what: str) -> None:
-        """Raise what a request's first failure comes to."""
-        if not failures:
-            return
-        failure = failures[0]
-        if isinstance(failure, TooFewReplicasError):
-            raise QuorumError(
-                f"{shown(what)!r} at {self.address}: {failure}",
-                votes=failure.confirmed,
-                nodes=failure.wanted,
-            ) from failure
-        if isinstance(failure, ResponseError) and not is_transient(failure):
-            raise self._refusal(failure, what) from failure
-        raise StoreUnavailableError(
-            f"{self.address} cannot serve: {said(failure, self._prefix)}",
-            remedy=remedy_for(failure),
-        ) from failure
-
-    def _refusal(self, failure: ResponseError, what: str) -> StoreError:
-        if "WRONGTYPE" in str(failure):
-            return StoreError(
-                f"{self.address}: the records of lock {shown(what)!r} are of another type:"
-                f" something else writes under the prefix {self._prefix!r}, or with scripts"
-                f" ({failure})"
-            )
-        self._known = None  # another server may have taken its place, with other commands
-        return StoreError(
-            f"{self.address} refused {shown(what)!r}: {said(failure, self._prefix)}",
-            remedy=remedy_for(failure),
-        )
 
 
 class _Record(NamedTuple):

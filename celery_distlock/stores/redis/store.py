@@ -8,22 +8,18 @@ import logging
 import math
 import re
 import threading
-import time
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from redis.exceptions import (
-    MovedError,
     RedisError,
     ResponseError,
-    TryAgainError,
 )
 
 from celery_distlock import clock
-from celery_distlock.errors import QuorumError, StoreError, StoreUnavailableError
+from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
-from celery_distlock.naming import shown
 from celery_distlock.stores.base import Complaints, forget_after_fork
 from celery_distlock.stores.channels import DeliveryChannel, Inbox
 from celery_distlock.stores.findings import Finding, Severity
@@ -45,10 +41,8 @@ from celery_distlock.stores.values import (
 
 from . import scripts
 from .connections import (
-    ANSWERLESS,
     TIMEOUT,
     Command,
-    TooFewReplicasError,
     command,
     milliseconds,
     script_call,
@@ -56,7 +50,9 @@ from .connections import (
 )
 from .inspection import SWEEP_BATCH, RedisInspection, text, token_of, unreadable, wake_of
 from .permissions import IN_A_CLUSTER, REHEARSAL, lacking
-from .server_errors import is_transient, memory_findings, parse_info, remedy_for, said
+from .records import Records
+from .request_runner import LONE_NODE, Answered, RequestRunner
+from .server_errors import is_transient, memory_findings, parse_info
 from .subscriptions import PubSubChannel, PubSubInbox, WaiterSubscriptions, woken_task_of
 from .topologies import PushTarget
 from .urls import locate
@@ -66,16 +62,13 @@ __all__ = ["RedisStore"]
 logger = logging.getLogger(__name__)
 
 ATTEND_TIMEOUT = 1.0  # seconds until the server pushes; a worker that begins to consume waits
-PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
 MOST_PEERS = 10  # delivery channels of a broker's queue that are looked up
 MOST_SLOTS = 10_000  # that anybody's word is taken for
 MOST_LEFT = 10_000  # runs that are known to have been left to others
-PAUSES_FOR_A_SLOT = (0.5, 1.0)  # more, while a cluster moves the key's slot
 TURN = 0.9  # of the interval between sweeps: for so long the sweepers' turn is one's own
 REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
 
 _CHANNEL = "desk"
-_LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the others"
 
 
 class RedisStore(RedisInspection, SeveralKeys):
@@ -88,6 +81,10 @@ class RedisStore(RedisInspection, SeveralKeys):
         self._prefix = prefix
         self.address = self._servers.address
         self.identity = f"{self.address}#{prefix}"
+        self._records = Records(prefix, self._replicas)
+        self._requests = RequestRunner(
+            self._servers, prefix, "and what it wrote there is to be deleted"
+        )
         self._delivery: PubSubChannel | None = None
         self._complaints = Complaints()
         self._left: set[tuple[str, str]] = set()
@@ -111,24 +108,26 @@ class RedisStore(RedisInspection, SeveralKeys):
         if isinstance(queue, ParkRequest):
             mode, detail, task = "park", queue.envelope, queue.task
             delivery = self._push_channel(name, queue.channel, patience=TIMEOUT)
-            self._ask([self._index("add", name)], key)
+            self._requests.ask([self._records.index("add", name)], key)
         elif queue is not None:
             mode, detail = "wait", queue.address.encode()
         arguments: list[Any] = [owner, milliseconds(lease), mode, run, int(redelivered), arrival]
         if mode != "try" or retain:  # most requests are shorter
             arguments += [int(retain), detail, delivery, task]
-        asked = self._ask([self._call(_ACQUIRE, name, *arguments, confirmed=True)], key)
+        asked = self._requests.ask(
+            [self._records.call(_ACQUIRE, name, *arguments, confirmed=True)], key
+        )
         return self._reply(key, asked.answers[0], asked.asked_at)
 
     def acquire_all(
         self, keys: Sequence[str], owners: Sequence[str], lease: float, *, run: str = ""
     ) -> list[Reply] | None:
-        stems = tuple(self._stem(slot_name(key)) for key in keys)
+        stems = tuple(self._records.stem(slot_name(key)) for key in keys)
         if not self._servers.share([stem.encode() for stem in stems]):
             return None
         call = script_call(_ACQUIRE_ALL, stems, run, milliseconds(lease), " ".join(owners))
         try:
-            asked = self._ask([call._replace(replicas=self._replicas)], ", ".join(keys))
+            asked = self._requests.ask([call._replace(replicas=self._replicas)], ", ".join(keys))
         except StoreError as error:
             if "CROSSSLOT" in str(error):  # a lone node of a cluster: `check` says so
                 return None
@@ -188,13 +187,13 @@ class RedisStore(RedisInspection, SeveralKeys):
             park_request.task,
         )
         calls = [
-            self._index("add", name),
-            self._call(_ACQUIRE, name, *arguments, confirmed=True),
+            self._records.index("add", name),
+            self._records.call(_ACQUIRE, name, *arguments, confirmed=True),
         ]
         if self._servers.in_order:
-            answers = self._ask_once(calls, timeout)
+            answers = self._requests.ask_once(calls, timeout)
         else:  # noted before it is parked, lest it be parked and not noted
-            answers = [self._ask_once([call], timeout)[0] for call in calls]
+            answers = [self._requests.ask_once([call], timeout)[0] for call in calls]
         return self._reply(key, answers[1], asked_at)
 
     def stand(self, request: StandRequest) -> Reply:
@@ -210,7 +209,7 @@ class RedisStore(RedisInspection, SeveralKeys):
         )
 
     def stand_at_all(self, run: str, route: Route) -> Reply | None:
-        if not self._servers.share([self._stem(name).encode() for name in route.names]):
+        if not self._servers.share([self._records.stem(name).encode() for name in route.names]):
             return None
         try:
             return self._stand(route.names, run, route, 1, 0, "", 1)
@@ -235,37 +234,38 @@ class RedisStore(RedisInspection, SeveralKeys):
                 park_request.envelope,
                 self._push_channel(first, park_request.channel, patience),
             )
-        stems = tuple(self._stem(name) for name in names)
+        stems = tuple(self._records.stem(name) for name in names)
         stand = script_call(_STAND, stems, run, route.written(), *arguments)
         stand = stand._replace(replicas=self._replicas)
-        calls = [self._index("add", name) for name in names]
+        calls = [self._records.index("add", name) for name in names]
         requests = [[*calls, stand]]
         if not self._servers.in_order:  # noted before it stands there, lest it be not noted
             requests = [calls, [stand]]
         for request in requests:
             asked_at = clock.monotonic()
             if timeout is None:
-                answers, asked_at, *_ = self._ask(request, key)
+                asked = self._requests.ask(request, key)
+                answers, asked_at = asked.answers, asked.asked_at
             else:
-                answers = self._ask_once(request, timeout)
+                answers = self._requests.ask_once(request, timeout)
         return self._reply(key, answers[-1], asked_at)
 
     def depart(self, name: str, run: str, *, first: bool) -> Release:
-        depart = self._call(_DEPART, name, run, int(first), confirmed=True)
-        asked = self._ask([depart], key_of(name))
+        depart = self._records.call(_DEPART, name, run, int(first), confirmed=True)
+        asked = self._requests.ask([depart], key_of(name))
         return _released(name, asked._replace(unanswered=0))
 
     def retry_delay(
         self, key: str, usual: float, within: tuple[float, float], timeout: float
     ) -> float:
         usual_ms = milliseconds(usual) if usual else 0
-        call = self._call(_RETURN, slot_name(key), usual_ms, *map(milliseconds, within))
-        (turn_ms,) = self._ask_once([call], timeout)
+        call = self._records.call(_RETURN, slot_name(key), usual_ms, *map(milliseconds, within))
+        (turn_ms,) = self._requests.ask_once([call], timeout)
         return math.inf if turn_ms < 0 else turn_ms / 1000
 
     def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
         calls = [
-            self._call(
+            self._records.call(
                 _RENEW, slot_name(hold.key), hold.owner, milliseconds(hold.lease), confirmed=True
             )
             for hold in holds
@@ -288,15 +288,17 @@ class RedisStore(RedisInspection, SeveralKeys):
             address = inbox.address if inbox is not None else ""
             arguments += [address, keep_run, milliseconds(keep_s) if keep_for else 0]
         name = slot_name(key)
-        return _released(name, self._ask([self._call(_RELEASE, name, *arguments)], key))
+        return _released(
+            name, self._requests.ask([self._records.call(_RELEASE, name, *arguments)], key)
+        )
 
     def drop(self, wake: WokenTask, *, mark: bool = True) -> Release:
-        drop = self._call(_DROP, wake.name, wake.run, int(mark))
-        return _released(wake.name, self._ask([drop], wake.name))
+        drop = self._records.call(_DROP, wake.name, wake.run, int(mark))
+        return _released(wake.name, self._requests.ask([drop], wake.name))
 
     def cancel(self, key: str, run: str) -> Release:
         name = slot_name(key)
-        return _released(name, self._ask([self._call(_CANCEL, name, run)], key))
+        return _released(name, self._requests.ask([self._records.call(_CANCEL, name, run)], key))
 
     def subscribed(self, key: str) -> bool:
         if not self._posts:
@@ -360,11 +362,11 @@ class RedisStore(RedisInspection, SeveralKeys):
     def _peers(self, calls: Sequence[Command]) -> list[PeerChannel]:
         """Return who is told of, each once; what is no channel of ours is passed over."""
         found: dict[str, PeerChannel] = {}
-        for answer in self._attempt_once(calls):
+        for answer in self._requests.attempt_once(calls):
             if isinstance(answer, Exception):
                 if not isinstance(answer, ResponseError) or is_transient(answer):
                     raise StoreUnavailableError(f"{self.address} cannot serve: {answer}")
-                said = self._refusal(answer, "the delivery channels")
+                said = self._requests.refusal(answer, "the delivery channels")
                 self._complaints.tell("desks", "%s: woken tasks may go by the broker", said)
                 continue
             for address, free in zip(map(text, answer[::2]), answer[1::2], strict=True):
@@ -382,18 +384,21 @@ class RedisStore(RedisInspection, SeveralKeys):
         known = list(filter(self._is_channel, addresses))
         if not known:
             return False
-        became = self._ask([self._call(_PUSH, wake.name, wake.run)], wake.name).answers[0]
+        became = self._requests.ask(
+            [self._records.call(_PUSH, wake.name, wake.run)], wake.name
+        ).answers[0]
         if became == 1:
             return any(self._publish(wake, address) for address in known)
         return bool(became == 0)  # it has come: there is nothing to send
 
     def _publish(self, wake: WokenTask, address: str) -> bool:
         """Whether anybody has heard it."""
-        place, payload = self._front(address), woken_task_of(f"{self._stem(wake.name)}lock", wake)
+        place = self._front(address)
+        payload = woken_task_of(f"{self._records.stem(wake.name)}lock", wake)
         verb = "SPUBLISH" if place.sharded else "PUBLISH"
         # By the address: a channel that is not of one slot is told of by the node of that.
         told = command(address.encode(), verb, place.channel, payload)
-        heard = self._ask([told], wake.name).answers[0]
+        heard = self._requests.ask([told], wake.name).answers[0]
         return isinstance(heard, int) and heard > 0
 
     def _front(self, address: str) -> PushTarget:
@@ -406,16 +411,18 @@ class RedisStore(RedisInspection, SeveralKeys):
     def keep_reserved(self, wakes: Sequence[WokenTask], seconds: float) -> None:
         for_ms = milliseconds(seconds) if seconds else 0
         if wakes:
-            self._attempt([self._call(_TEND, wake.name, wake.run, for_ms) for wake in wakes])
+            self._requests.attempt(
+                [self._records.call(_TEND, wake.name, wake.run, for_ms) for wake in wakes]
+            )
 
     def _place(self, name: str, channel: str) -> PushTarget:
         try:
-            return self._servers.place(self._stem(name).encode(), channel)
+            return self._servers.place(self._records.stem(name).encode(), channel)
         except (RedisError, OSError) as error:
             raise StoreUnavailableError(f"{self.address} cannot serve: {error}") from error
 
     def mark_published(self, wake: WokenTask) -> None:
-        self._ask([self._call(_SENT, wake.name, wake.run, 0)], wake.name)
+        self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 0)], wake.name)
 
     def mark_left(self, wake: WokenTask) -> None:
         if (wake.name, wake.run) not in self._left:
@@ -424,21 +431,21 @@ class RedisStore(RedisInspection, SeveralKeys):
                 self._left.clear()
             self._left.add((wake.name, wake.run))
             self._gives_way = True
-        self._ask([self._call(_SENT, wake.name, wake.run, 2)], wake.name)
+        self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 2)], wake.name)
 
     def mark_returned(self, wake: WokenTask) -> None:
-        self._ask([self._call(_SENT, wake.name, wake.run, 1)], wake.name)
+        self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 1)], wake.name)
 
     def sweep(self, interval: float) -> Iterator[WokenTask]:
         who, begin, paused = uuid.uuid4().hex, clock.monotonic(), 0.0
         keep = self._turn(who, interval * TURN)
-        if not self._ask([keep], "the sweeper's turn").answers[0]:
+        if not self._requests.ask([keep], "the sweeper's turn").answers[0]:
             return
         self._gives_way = False
         for names in self._waiting_names():
             # One attempt: what a script has found it finds no second time, and a node of a cluster
             # that is silent now is looked at by the next sweep.
-            ours, *answers = self._attempt_once([keep, *self._sweep_calls(names)])
+            ours, *answers = self._requests.attempt_once([keep, *self._sweep_calls(names)])
             kept_at = clock.monotonic()
             for wake in self._swept(names, answers):
                 given_at = clock.monotonic()
@@ -446,27 +453,27 @@ class RedisStore(RedisInspection, SeveralKeys):
                 now = clock.monotonic()
                 paused += now - given_at  # it was being sent
                 if now > kept_at + interval * TURN / 2:
-                    (ours,), kept_at = self._ask([keep], "the sweepers' turn").answers, now
+                    (ours,), kept_at = self._requests.ask([keep], "the sweepers' turn").answers, now
             if ours == 0:
                 return  # we stood still for too long, and another one has begun
         took = clock.monotonic() - begin - paused
         least = 0.0 if self._gives_way else interval * TURN - took - paused
         rest = max(least, REST * took)
-        self._ask([self._turn(who, rest)], "the sweeper's turn")
+        self._requests.ask([self._turn(who, rest)], "the sweeper's turn")
 
     def wake_next(self, key: str) -> Iterator[WokenTask]:
         names = [slot_name(key)]
-        yield from self._swept(names, self._attempt_once(self._sweep_calls(names)))
+        yield from self._swept(names, self._requests.attempt_once(self._sweep_calls(names)))
 
     def time(self, timeout: float) -> int:
-        seconds, rest = self._ask_once([command(b"", "TIME")], timeout)[0]
+        seconds, rest = self._requests.ask_once([command(b"", "TIME")], timeout)[0]
         return int(seconds) * 1_000_000 + int(rest)
 
     def _turn(self, who: str, seconds: float) -> Command:
-        return script_call(_TURN, (f"{self._prefix}:",), who, milliseconds(max(0.0, seconds)))
+        return self._records.call_without_key(_TURN, who, milliseconds(max(0.0, seconds)))
 
     def _sweep_calls(self, names: Sequence[str]) -> list[Command]:
-        return [self._call(_SWEEP, name, SWEEP_BATCH) for name in names]
+        return [self._records.call(_SWEEP, name, SWEEP_BATCH) for name in names]
 
     def _swept(self, names: Sequence[str], answers: Sequence[Any]) -> Iterator[WokenTask]:
         quiet = []
@@ -478,30 +485,17 @@ class RedisStore(RedisInspection, SeveralKeys):
             for run, envelope in zip(found[::2], found[1::2], strict=True):
                 yield wake_of(name, run, envelope)
             if not waiting:
-                quiet.append(self._index("strike", name))
+                quiet.append(self._records.index("strike", name))
         if quiet:
-            self._ask(quiet, "the sweep")
-
-    def _pass_over(self, name: str, refusal: Exception) -> None:
-        if not isinstance(refusal, ResponseError) or is_transient(refusal):
-            if self._servers.in_order:
-                raise StoreUnavailableError(
-                    f"{self.address} cannot serve: {said(refusal, self._prefix)}",
-                    remedy=remedy_for(refusal),
-                ) from refusal
-            # Its node is away; others go on.
-            logger.warning("%s is passed over: %s", shown(key_of(name)), refusal)
-        else:
-            why = self._refusal(refusal, key_of(name))
-            self._complaints.tell(name, "%s: it is passed over, and wakes nobody", why)
-
-    def _index(self, action: str, name: str) -> Command:
-        call = script_call(_INDEX, (f"{self._prefix}:",), name, action)
-        return call._replace(replicas=self._replicas) if action == "add" else call
+            self._requests.ask(quiet, "the sweep")
 
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
-        look = [self._call(_INSPECT, slot_name(key))]
-        answers = self._ask(look, key).answers if timeout is None else self._ask_once(look, timeout)
+        look = [self._records.call(_INSPECT, slot_name(key))]
+        answers = (
+            self._requests.ask(look, key).answers
+            if timeout is None
+            else self._requests.ask_once(look, timeout)
+        )
         return self._state(key, answers[0])
 
     def check(self) -> list[Finding]:
@@ -518,14 +512,14 @@ class RedisStore(RedisInspection, SeveralKeys):
         if reply.status is not Status.GRANTED:
             raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
         questions = ("INFO",), ("CONFIG", "GET", "save"), ("PUBLISH", "{}", "")
-        calls = [self._command("probe", *words) for words in questions]
-        info, save, heard = self._attempt(calls).answers
+        calls = [self._records.command("probe", *words) for words in questions]
+        info, save, heard = self._requests.attempt(calls).answers
         findings = list(_server_findings(parse_info(info, save))) if isinstance(info, bytes) else []
         if rights:
             findings.append(rights)
         if self._servers.in_order and isinstance(info, bytes) and b"cluster_enabled:1" in info:
             remedy = "begin the URL with redis+cluster://"
-            findings.append(Finding(Severity.DOUBT, "server", f"this is {_LONE_NODE}", remedy))
+            findings.append(Finding(Severity.DOUBT, "server", f"this is {LONE_NODE}", remedy))
         if isinstance(heard, ResponseError):
             message = (
                 f"this user may not publish to {self._prefix}:*, so waiters and parked tasks are"
@@ -537,11 +531,11 @@ class RedisStore(RedisInspection, SeveralKeys):
 
     def _missing_rights(self) -> Finding | None:
         """Return which rights are missing; None if none are, or nothing can be learnt."""
-        calls = [self._command("rights", *words) for words in REHEARSAL]
+        calls = [self._records.command("rights", *words) for words in REHEARSAL]
         if not self._servers.in_order:
-            calls += [self._command("rights", *words) for words in IN_A_CLUSTER]
+            calls += [self._records.command("rights", *words) for words in IN_A_CLUSTER]
         try:
-            rights = lacking(self._exchange(calls, TIMEOUT), self._prefix)
+            rights = lacking(self._requests.exchange(calls, TIMEOUT), self._prefix)
         except RedisError:
             return None
         if not rights:
@@ -557,127 +551,13 @@ class RedisStore(RedisInspection, SeveralKeys):
         for post in posts:
             post.close()
 
-    def _stem(self, name: str) -> str:
-        return f"{self._prefix}:{{{name}}}:"
 
-    def _call(
-        self, script: scripts.Script, name: str, *arguments: Any, confirmed: bool = False
-    ) -> Command:
-        call = script_call(script, (self._stem(name),), *arguments)
-        return call._replace(replicas=self._replicas) if confirmed and self._replicas else call
-
-    def _command(self, record: str, *words: Any) -> Command:
-        """Return a call on a *record* that is no key's; the word ``{}`` stands for its name."""
-        name = f"{self._prefix}:{record}".encode()
-        return command(name, *(name if word == "{}" else word for word in words))
-
-    def _ask(self, calls: Sequence[Command], what: str) -> "_Asked":
-        """
-        Send *calls* together until they are answered, three times at most.
-
-        Raises:
-            StoreUnavailableError: They were not, or the servers cannot serve now.
-            StoreError: They were refused.
-            QuorumError: Too few replicas have confirmed what was done.
-        """
-        asked = self._attempt(calls)
-        if not asked.failures:
-            return asked
-        failure = asked.failures[0]
-        if isinstance(failure, TooFewReplicasError):
-            raise QuorumError(
-                f"{shown(what)!r} at {self.address}: {failure}",
-                votes=failure.confirmed,
-                nodes=failure.wanted,
-            ) from failure
-        if isinstance(failure, MovedError) and self._servers.in_order:
-            raise StoreError(f"{self.address} is {_LONE_NODE}") from failure
-        if isinstance(failure, ResponseError) and not is_transient(failure):
-            raise self._refusal(failure, what) from failure
-        raise StoreUnavailableError(
-            f"{self.address} cannot serve: {said(failure, self._prefix)}",
-            remedy=remedy_for(failure),
-        ) from failure
-
-    def _attempt(self, calls: Sequence[Command]) -> "_Asked":
-        """As `_ask`, but what went wrong with a call is its answer."""
-        unanswered = 0
-        for number, pause in enumerate((*PAUSES, *PAUSES_FOR_A_SLOT)):
-            if number:
-                time.sleep(pause * clock.jitter(0.5, 1.0))
-            asked_at = clock.monotonic()
-            try:
-                answers = self._exchange(calls, TIMEOUT)
-            except ResponseError as error:  # refused while the connection was made
-                answers = [error] * len(calls)
-            except RedisError as error:
-                raise StoreUnavailableError(
-                    f"{self.address} was not asked: {error}", remedy=remedy_for(error)
-                ) from error
-            failures = [answer for answer in answers if isinstance(answer, Exception)]
-            if not failures or not _goes_on(number, failures):
-                break
-            unanswered += any(isinstance(failure, ANSWERLESS) for failure in failures)
-        return _Asked(answers, asked_at, unanswered, failures)
-
-    def _attempt_once(self, calls: Sequence[Command]) -> list[Any]:
-        """Return the answers to one attempt; what went wrong with a call is its answer."""
-        try:
-            return self._exchange(calls, TIMEOUT)
-        except RedisError as error:  # refused while the connection was made
-            return [error] * len(calls)
-
-    def _ask_once(self, calls: Sequence[Command], timeout: float) -> list[Any]:
-        try:
-            answers = self._exchange(calls, timeout)
-        except RedisError as error:
-            answers = [error]
-        failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
-        if failure is not None:
-            raise StoreUnavailableError(
-                f"{self.address} did not answer: {said(failure, self._prefix)}",
-                remedy=remedy_for(failure),
-            ) from failure
-        return answers
-
-    def _exchange(self, calls: Sequence[Command], timeout: float) -> list[Any]:
-        return self._servers.exchange(calls, timeout)
-
-    def _refusal(self, error: ResponseError, what: str) -> StoreError:
-        if "WRONGTYPE" in str(error):
-            return StoreError(
-                f"{self.address}: the records of lock {shown(what)!r} are of another type:"
-                f" something else writes under the prefix {self._prefix!r}, and what it wrote there"
-                f" is to be deleted ({error})"
-            )
-        return StoreError(
-            f"{self.address} refused {shown(what)!r}: {said(error, self._prefix)}",
-            remedy=remedy_for(error),
-        )
-
-
-class _Asked(NamedTuple):
-    """What the last attempt at a request brought."""
-
-    answers: list[Any]
-    asked_at: float  # the local clock before it
-    unanswered: int  # the attempts before it that may have been executed
-    failures: list[Exception]  # that are among the answers
-
-
-def _released(name: str, asked: _Asked) -> Release:
+def _released(name: str, asked: Answered) -> Release:
     answer = asked.answers[0]
     if isinstance(answer, list):
         return Release(True, wake_of(name, *answer))
     # A repeated release finds the key gone if the first one was executed and its answer lost.
     return Release(answer == 1 or asked.unanswered > 0)
-
-
-def _goes_on(number: int, failures: Sequence[Exception]) -> bool:
-    """Whether there is another attempt after the one of that number."""
-    if number + 1 < len(PAUSES):
-        return any(map(is_transient, failures))
-    return any(isinstance(failure, TryAgainError) for failure in failures)
 
 
 def _server_findings(facts: Mapping[str, str]) -> Iterator[Finding]:
@@ -719,12 +599,12 @@ _SCRIPTS = [
     scripts.load(name)
     for name in (
         *("acquire", "acquire_all", "renew", "release", "drop"),
-        *("sent", "sweep", "index", "inspect", "cancel", "turn", "return"),
+        *("sent", "sweep", "inspect", "cancel", "turn", "return"),
         *("desks", "push", "tend", "stand", "depart"),
     )
 ]
 _ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE, _DROP, *_OTHERS = _SCRIPTS
-_SENT, _SWEEP, _INDEX, _INSPECT, _CANCEL, _TURN, _RETURN, *_MORE = _OTHERS
+_SENT, _SWEEP, _INSPECT, _CANCEL, _TURN, _RETURN, *_MORE = _OTHERS
 _CHANNELS, _PUSH, _TEND, _STAND, _DEPART = _MORE
 _RENEWALS = {
     1: RenewOutcome.RENEWED,

@@ -59,13 +59,14 @@ class UnluckyStore(RedisStore):
 
     def __init__(self, url: str, prefix: str, time: Time) -> None:
         super().__init__(url, prefix)
+        self._requests.exchange = self._exchange
         self.losses = ""
         self.numbers = itertools.count()
         self._time = time
         self._ear = self._servers.connect(None)()  # for everybody who subscribed
         self._channels: dict[bytes, Callable[[bytes], None]] = {}
         self.workers = [Worker(self), Worker(self)]
-        records = [record for key in KEYS for record in self._records(key)]
+        records = [record for key in KEYS for record in self._records_of(key)]
         self._all = [*records, f"{prefix}:parked", f"{prefix}:sweeper"]
 
     def close(self) -> None:
@@ -77,7 +78,7 @@ class UnluckyStore(RedisStore):
         return Sending.LEFT if wake is None else self._deliver(wake)
 
     def _exchange(self, calls: Sequence[Command], timeout: float) -> list[Any]:
-        answers = super()._exchange(calls, timeout)
+        answers = self._servers.exchange(calls, timeout)
         fate, self.losses = self.losses[:1], self.losses[1:]
         if fate == "x":
             return [redis.ConnectionError("the answer was lost")] * len(calls)
@@ -86,8 +87,8 @@ class UnluckyStore(RedisStore):
     def _do(self, *words: Any) -> Any:
         return self._servers.exchange([command(b"", *words)], 30.0)[0]
 
-    def _records(self, key: str) -> list[str]:
-        return [self._stem(key) + record for record in scripts.load("acquire").keys]
+    def _records_of(self, key: str) -> list[str]:
+        return [self._records.stem(key) + record for record in scripts.load("acquire").keys]
 
     def pass_time(self, seconds: float) -> None:
         self._time.passed += seconds
@@ -95,7 +96,7 @@ class UnluckyStore(RedisStore):
 
     def kept(self) -> set[str]:
         """The runs that are parked or on their way."""
-        asked = [command(b"", "HKEYS", self._records(key)[2]) for key in KEYS]
+        asked = [command(b"", "HKEYS", self._records_of(key)[2]) for key in KEYS]
         fields = itertools.chain(*self._servers.exchange(asked, 30.0))
         return {field[2:].decode() for field in fields if field.startswith(b"e:")}
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from celery_distlock import clock
 from celery_distlock.stores import ReleaseRequest
-from celery_distlock.stores.redis import store as redis_store
+from celery_distlock.stores.redis import request_runner
 from tests.schedules import schedules
 
 from .machine import World
@@ -49,7 +49,7 @@ def try_schedules(
     caplog: pytest.LogCaptureFixture,
 ) -> Callable[[type[UnluckyStore], settings], dict[str, int]]:
     caplog.set_level(logging.CRITICAL, logger="celery_distlock")
-    monkeypatch.setattr(redis_store, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(request_runner, "PAUSES", (0.0, 0.0, 0.0))
     time = Time()
     monkeypatch.setattr(clock, "monotonic", time)
 

@@ -19,7 +19,7 @@ from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.memory import MemoryStore
-from celery_distlock.stores.redis import store as redis_store
+from celery_distlock.stores.redis import request_runner
 from celery_distlock.stores.values import Completion, ParkRequest, Route, Status, WokenTask
 from tests.faults.schedules import store as unlucky
 from tests.faults.schedules.store import Time, UnluckyStore
@@ -164,7 +164,7 @@ def opened(
 ) -> Iterator[tuple[Any, Any]]:
     """A store, and how time passes for it."""
     caplog.set_level(logging.CRITICAL, logger="celery_distlock")
-    monkeypatch.setattr(redis_store, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(request_runner, "PAUSES", (0.0, 0.0, 0.0))
     monkeypatch.setattr(unlucky, "KEYS", KEYS)
     time = Time()
     monkeypatch.setattr(clock, "monotonic", time)

@@ -254,7 +254,7 @@ def driver_errors() -> list[type[redis.RedisError]]:
 @pytest.mark.parametrize("method", ["acquire", "release", "inspect"])
 def test_no_error_of_the_driver_leaves_the_store(redis_store, monkeypatch, method):
     leaked = []
-    monkeypatch.setattr("celery_distlock.stores.redis.store.PAUSES", (0.0,))
+    monkeypatch.setattr("celery_distlock.stores.redis.request_runner.PAUSES", (0.0,))
     asked = {
         "acquire": AcquireRequest("k", "a", 30.0),
         "release": ReleaseRequest("k", "a"),

@@ -120,7 +120,7 @@ def test_whatever_a_record_has_the_other_keys_are_found_looked_at_and_swept(
     for name in client.scan_iter(f"{prefix}:*", count=1000):
         client.delete(name)
     if noted:
-        redis_store._ask([redis_store._index("add", "bad")], "bad")
+        redis_store._requests.ask([redis_store._records.index("add", "bad")], "bad")
     for record, kind, value in writes:
         write(client, f"{prefix}:{{bad}}:{record}", kind, value)
     redis_store.acquire(AcquireRequest("good", "dead", 5.0))

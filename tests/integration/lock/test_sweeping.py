@@ -76,14 +76,14 @@ def test_a_sweeper_that_stood_still_for_longer_than_its_turn_leaves_the_rest_to_
 def test_a_sweep_that_took_long_is_followed_by_a_rest_thrice_as_long(
     redis_store, client, turn, parked, monkeypatch
 ):
-    attempt, monotonic, passed = redis_store._attempt_once, clock.monotonic, []
+    attempt, monotonic, passed = redis_store._requests.attempt_once, clock.monotonic, []
 
     def slow(calls):
         passed.append(100.0)
         return attempt(calls)
 
     monkeypatch.setattr(clock, "monotonic", lambda: monotonic() + sum(passed))
-    monkeypatch.setattr(redis_store, "_attempt_once", slow)
+    monkeypatch.setattr(redis_store._requests, "attempt_once", slow)
 
     assert {wake.run for wake in redis_store.sweep(2.0)} == parked
 

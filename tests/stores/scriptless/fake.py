@@ -30,7 +30,7 @@ class FakeServer:
     """Listens on a free port of loopback; *words* are those that it has beyond the usual."""
 
     def __init__(self, words: frozenset[str]) -> None:
-        self._words = words
+        self.words = words
         self._values: dict[bytes, tuple[Any, float]] = {}
         self._mutex = threading.Lock()
         fake = self
@@ -78,7 +78,7 @@ class FakeServer:
                 return b"-ERR %s\r\n" % str(refusal).encode()
 
     def _execute(self, name: str, arguments: list[bytes]) -> Any:
-        if name in {"CAS", "CAD", "DELEX"} and name not in self._words:
+        if name in {"CAS", "CAD", "DELEX"} and name not in self.words:
             raise RefusedError(f"unknown command '{name}'")
         do = getattr(self, f"_{name.lower()}", None)
         if do is None:
@@ -129,7 +129,7 @@ class FakeServer:
             if option == "NX":
                 if self._get(key) is not None:
                     return None
-            elif option == "IFEQ" and "IFEQ" in self._words:
+            elif option == "IFEQ" and "IFEQ" in self.words:
                 if self._get(key) != left.pop(0):
                     return None
             elif option == "PX":

@@ -169,3 +169,12 @@ def test_a_url_says_whether_scripts_are_wanted(query, wanted):
 def test_another_word_for_it_is_refused():
     with pytest.raises(ConfigurationError, match="scripts are 'on' or 'off', not 'none'"):
         wants_scripts("redis://host/0?scripts=none")
+
+
+def test_a_renewal_finds_the_commands_of_a_server_that_took_the_place_of_another():
+    with FakeServer(TAIR) as server, closing(ScriptlessStore(server.url, "test")) as store:
+        store.acquire(AcquireRequest("k", "a", 30.0))
+        server.words = REDIS_8_4
+
+        assert store.renew([Ownership("k", "a", 60.0)], 5.0)[0][0] is RenewOutcome.UNKNOWN
+        assert store.renew([Ownership("k", "a", 60.0)], 5.0)[0][0] is RenewOutcome.RENEWED

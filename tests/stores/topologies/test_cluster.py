@@ -16,6 +16,7 @@ from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.redis import cluster_nodes
 from celery_distlock.stores.redis import store as redis_store
 from celery_distlock.stores.redis.connections import ConnectionPool
+from celery_distlock.stores.redis.scriptless import ScriptlessStore
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.redis.topologies import SLOTS
 from celery_distlock.stores.values import (
@@ -402,6 +403,16 @@ def test_a_node_that_is_taken_for_a_lone_server_says_so(cluster, prefix):
         store.acquire(AcquireRequest("k", "a", 1.0))
         with pytest.raises(StoreError, match=r"one node of a cluster.* redis\+cluster://"):
             store.acquire(AcquireRequest(keys_on(cluster, other(cluster, "k"), 1)[0], "a", 1.0))
+
+
+def test_a_lone_node_without_scripts_does_not_list_others_keys_as_free(cluster, prefix):
+    server = node(cluster, "k")
+    keys = ["k", *keys_on(cluster, other(cluster, "k"), 1)]
+    with (
+        closing(ScriptlessStore(f"redis://{server.address}/0?scripts=off", prefix)) as store,
+        pytest.raises(StoreError, match=r"one node of a cluster.* redis\+cluster://"),
+    ):
+        store.inspect_many(keys)
 
 
 def test_a_run_of_keys_in_several_slots_goes_from_one_to_the_other(store):

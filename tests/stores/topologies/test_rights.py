@@ -340,7 +340,7 @@ def told(store: Store) -> str:
 
 
 def test_each_right_that_is_missing_is_named(opened, one_server_as_admin, prefix, monkeypatch):
-    monkeypatch.setattr("celery_distlock.stores.redis.store.PAUSES", (0.0,))
+    monkeypatch.setattr("celery_distlock.stores.redis.request_runner.PAUSES", (0.0,))
     server, url = one_server_as_admin
     for right in [f"+{words[0].lower()}" for words in REHEARSAL] + ["+evalsha", "+publish"]:
         set_user(server, f"{EXACT} -{right[1:]}", prefix)

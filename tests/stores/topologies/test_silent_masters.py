@@ -102,7 +102,7 @@ def test_renewals_go_to_the_others_at_once_and_nobody_waits_twice(masters, store
         outcomes.append([outcome for outcome, _ in store.renew(holds, PATIENCE)])
 
     with ExitStack() as closing_all:
-        records = [f"{store._stem(slot_name(key))}lock" for key in keys[1:]]
+        records = [f"{store._records.stem(slot_name(key))}lock" for key in keys[1:]]
         clients = [closing_all.enter_context(server.client()) for server in others]
         assert min(map(time_left, clients, records)) < 60
         pause([silent])

@@ -1,0 +1,50 @@
+"""How the records of a prefix are called, and what is sent about them."""
+
+from typing import Any
+
+from . import scripts
+from .connections import Command, command, script_call
+
+__all__ = ["Records"]
+
+
+class Records:
+    """
+    See the module.
+
+    Args:
+        prefix: What all names begin with.
+        replicas: How many have to confirm what must not be forgotten.
+    """
+
+    def __init__(self, prefix: str, replicas: int = 0) -> None:
+        self._prefix = prefix
+        self._replicas = replicas
+
+    def stem(self, name: str) -> str:
+        """Return what the names of a key's records begin with; all of them are in one slot."""
+        return f"{self._prefix}:{{{name}}}:"
+
+    def call(
+        self, script: scripts.Script, name: str, *arguments: Any, confirmed: bool = False
+    ) -> Command:
+        """Return a call of *script* on a key's records."""
+        call = script_call(script, (self.stem(name),), *arguments)
+        return call._replace(replicas=self._replicas) if confirmed and self._replicas else call
+
+    def call_without_key(self, script: scripts.Script, *arguments: Any) -> Command:
+        """Return a call of *script* on records that are no key's."""
+        return script_call(script, (f"{self._prefix}:",), *arguments)
+
+    def command(self, record: str, *words: Any) -> Command:
+        """Return a command on a *record* that is no key's; the word ``{}`` stands for its name."""
+        name = f"{self._prefix}:{record}".encode()
+        return command(name, *(name if word == "{}" else word for word in words))
+
+    def index(self, action: str, name: str) -> Command:
+        """Return a call on the index of names with parked tasks: ``add``, or ``strike``."""
+        call = self.call_without_key(_INDEX, name, action)
+        return call._replace(replicas=self._replicas) if action == "add" else call
+
+
+_INDEX = scripts.load("index")

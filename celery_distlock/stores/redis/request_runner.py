@@ -1,0 +1,182 @@
+"""Sends requests to Redis servers until they are answered, and tells what went wrong."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from redis.exceptions import MovedError, RedisError, ResponseError, TryAgainError
+
+from celery_distlock import clock
+from celery_distlock.errors import QuorumError, StoreError, StoreUnavailableError
+from celery_distlock.naming import shown
+
+from .connections import ANSWERLESS, TIMEOUT, Command, TooFewReplicasError
+from .server_errors import is_transient, remedy_for, said
+from .topologies import Topology
+
+__all__ = ["LONE_NODE", "Answered", "RequestRunner", "SpoiltRecordError"]
+
+PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
+PAUSES_FOR_A_SLOT = (0.5, 1.0)  # more, while a cluster moves the key's slot
+
+LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the others"
+
+
+class SpoiltRecordError(StoreError):
+    """Somebody else writes under our prefix; other keys' records may be as they should."""
+
+
+class Answered(NamedTuple):
+    """
+    What came of a request.
+
+    Attributes:
+        answers: To the last attempt, one for each call; what went wrong with a call is its answer.
+        first_at: The local clock before the first attempt.
+        asked_at: The local clock before the last one.
+        repeats: The attempts before the last one.
+        unanswered: Those of them that may have been executed.
+        failures: What went wrong with the last attempt.
+    """
+
+    answers: list[Any]
+    first_at: float
+    asked_at: float
+    repeats: int
+    unanswered: int
+    failures: list[Exception]
+
+
+class RequestRunner:
+    """
+    See the module. Every request may be repeated, since an owner names one acquisition.
+
+    Args:
+        servers: Whom to ask.
+        prefix: That of the records, for messages.
+        on_other_type: What to say of records that are of another type than ours.
+    """
+
+    def __init__(self, servers: Topology, prefix: str, on_other_type: str) -> None:
+        self._servers = servers
+        self._prefix = prefix
+        self._on_other_type = on_other_type
+
+    def exchange(self, calls: Sequence[Command], timeout: float) -> list[Any]:
+        """Return the answers to one attempt; as :meth:`Topology.exchange`."""
+        return self._servers.exchange(calls, timeout)
+
+    def ask(self, calls: Sequence[Command], what: str, timeout: float | None = None) -> Answered:
+        """
+        Send *calls* together until they are answered, three times at most.
+
+        Args:
+            calls: What to send.
+            what: The key, or what else it is about, for messages.
+            timeout: If it is given, there is one attempt of so many seconds.
+
+        Raises:
+            StoreUnavailableError: They were not, or the servers cannot serve now.
+            StoreError: They were refused.
+            QuorumError: Too few replicas have confirmed what was done.
+        """
+        asked = self.attempt(calls, timeout)
+        if asked.failures:
+            self._fail(asked.failures[0], what)
+        return asked
+
+    def attempt(self, calls: Sequence[Command], timeout: float | None = None) -> Answered:
+        """As :meth:`ask`, but what went wrong with a call is its answer."""
+        unanswered = 0
+        pauses = (*PAUSES, *PAUSES_FOR_A_SLOT) if timeout is None else PAUSES[:1]
+        first_at = asked_at = clock.monotonic()
+        for number, pause in enumerate(pauses):
+            if number:
+                time.sleep(pause * clock.jitter(0.5, 1.0))
+                asked_at = clock.monotonic()
+            try:
+                answers = self.exchange(calls, TIMEOUT if timeout is None else timeout)
+            except ResponseError as error:  # refused while the connection was made
+                answers = [error] * len(calls)
+            except RedisError as error:
+                raise StoreUnavailableError(
+                    f"{self._servers.address} was not asked: {error}", remedy=remedy_for(error)
+                ) from error
+            failures = [answer for answer in answers if isinstance(answer, Exception)]
+            if not failures or number + 1 == len(pauses) or not _goes_on(number, failures):
+                break
+            unanswered += any(isinstance(failure, ANSWERLESS) for failure in failures)
+        return Answered(answers, first_at, asked_at, number, unanswered, failures)
+
+    def attempt_once(self, calls: Sequence[Command]) -> list[Any]:
+        """Return the answers to one attempt; what went wrong with a call is its answer."""
+        try:
+            return self.exchange(calls, TIMEOUT)
+        except RedisError as error:  # refused while the connection was made
+            return [error] * len(calls)
+
+    def ask_once(self, calls: Sequence[Command], timeout: float) -> list[Any]:
+        """
+        Return the answers to one attempt.
+
+        Raises:
+            StoreUnavailableError: There is none, or a refusal.
+        """
+        try:
+            answers = self.exchange(calls, timeout)
+        except RedisError as error:
+            answers = [error]
+        failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
+        if failure is not None:
+            raise StoreUnavailableError(
+                f"{self._servers.address} did not answer: {said(failure, self._prefix)}",
+                remedy=remedy_for(failure),
+            ) from failure
+        return answers
+
+    def require(self, answers: Sequence[Any], what: str) -> None:
+        """Raise, as :meth:`ask` does, if one of *answers* is a failure."""
+        for answer in answers:
+            if isinstance(answer, Exception):
+                self._fail(answer, what)
+
+    def _fail(self, failure: Exception, what: str) -> None:
+        where = self._servers.address
+        if isinstance(failure, TooFewReplicasError):
+            raise QuorumError(
+                f"{shown(what)!r} at {where}: {failure}",
+                votes=failure.confirmed,
+                nodes=failure.wanted,
+            ) from failure
+        if isinstance(failure, MovedError) and self._servers.in_order:
+            raise StoreError(f"{where} is {LONE_NODE}") from failure
+        if isinstance(failure, ResponseError) and not is_transient(failure):
+            raise self.refusal(failure, what) from failure
+        raise self.outage(failure) from failure
+
+    def outage(self, failure: Exception) -> StoreUnavailableError:
+        """Return the error that says that the servers cannot serve now."""
+        return StoreUnavailableError(
+            f"{self._servers.address} cannot serve: {said(failure, self._prefix)}",
+            remedy=remedy_for(failure),
+        )
+
+    def refusal(self, failure: ResponseError, what: str) -> StoreError:
+        """Return the error that says that the servers refuse."""
+        if "WRONGTYPE" in str(failure):
+            return SpoiltRecordError(
+                f"{self._servers.address}: the records of lock {shown(what)!r} are of another type:"
+                f" something else writes under the prefix {self._prefix!r}, {self._on_other_type}"
+                f" ({failure})"
+            )
+        return StoreError(
+            f"{self._servers.address} refused {shown(what)!r}: {said(failure, self._prefix)}",
+            remedy=remedy_for(failure),
+        )
+
+
+def _goes_on(number: int, failures: Sequence[Exception]) -> bool:
+    """Whether there is another attempt after the one of that number."""
+    if number + 1 < len(PAUSES):
+        return any(map(is_transient, failures))
+    return any(isinstance(failure, TryAgainError) for failure in failures)
