@@ -11,19 +11,15 @@ from celery_distlock.errors import QuorumError, StoreError, StoreUnavailableErro
 from celery_distlock.naming import shown
 
 from .connections import ANSWERLESS, TIMEOUT, Command, TooFewReplicasError
-from .server_errors import is_transient, remedy_for, said
+from .server_errors import is_of_other_type, is_transient, remedy_for, said
 from .topologies import Topology
 
-__all__ = ["LONE_NODE", "Answered", "RequestRunner", "SpoiltRecordError"]
+__all__ = ["LONE_NODE", "Answered", "RequestRunner"]
 
 PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
 PAUSES_FOR_A_SLOT = (0.5, 1.0)  # more, while a cluster moves the key's slot
 
 LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the others"
-
-
-class SpoiltRecordError(StoreError):
-    """Somebody else writes under our prefix; other keys' records may be as they should."""
 
 
 class Answered(NamedTuple):
@@ -163,8 +159,8 @@ class RequestRunner:
 
     def refusal(self, failure: ResponseError, what: str) -> StoreError:
         """Return the error that says that the servers refuse."""
-        if "WRONGTYPE" in str(failure):
-            return SpoiltRecordError(
+        if is_of_other_type(failure):
+            return StoreError(
                 f"{self._servers.address}: the records of lock {shown(what)!r} are of another type:"
                 f" something else writes under the prefix {self._prefix!r}, {self._on_other_type}"
                 f" ({failure})"

@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreError, StoreUnavailableError
@@ -59,8 +59,8 @@ from .inspection import (
     token_of,
 )
 from .records import Records
-from .request_runner import RequestRunner, SpoiltRecordError
-from .server_errors import is_transient, memory_findings, parse_info
+from .request_runner import RequestRunner
+from .server_errors import is_of_other_type, is_transient, memory_findings, parse_info
 from .urls import locate
 
 __all__ = ["ScriptlessStore"]
@@ -275,8 +275,7 @@ class ScriptlessStore(ListingStore, CountingStore):
         failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
         if failure is not None:
             logger.warning("%s did not answer a renewal: %s", self.address, failure)
-            if isinstance(failure, ResponseError) and not is_transient(failure):
-                self._known = None  # another server may have taken its place, as in `_ask`
+            self._notice([failure])
         return answers
 
     def release(self, request: ReleaseRequest) -> Release:
@@ -361,10 +360,12 @@ class ScriptlessStore(ListingStore, CountingStore):
 
     def _told(self, key: str, text: Any, ttl_ms: Any) -> "_Held | None":
         """As `_seen`; where somebody else has spoilt the record, say so once, and see nothing."""
+        failures = [each for each in (text, ttl_ms) if isinstance(each, Exception)]
+        self._requests.require([each for each in failures if not is_of_other_type(each)], key)
         try:
-            self._requests.require((text, ttl_ms), key)
+            self._requests.require(failures, key)
             return self._seen(text, ttl_ms, key)
-        except SpoiltRecordError as error:
+        except StoreError as error:
             self._complaints.tell(key, "%s: it is not listed", error)
             return None
 
@@ -405,7 +406,7 @@ class ScriptlessStore(ListingStore, CountingStore):
                 return record
             raise ValueError(f"{record} is no grant")
         except (ValueError, TypeError, RecursionError) as error:
-            raise SpoiltRecordError(
+            raise StoreError(
                 f"{self.address}: the record of lock {shown(key)!r} is none of ours: something else"
                 f" writes under the prefix {self._prefix!r}, and what it wrote there is to be"
                 " deleted"
@@ -456,6 +457,11 @@ class ScriptlessStore(ListingStore, CountingStore):
             )
         return self._known
 
+    def _notice(self, failures: Sequence[Exception]) -> None:
+        """Find out the commands anew after a refusal: another server may have taken its place."""
+        if any(not (is_transient(each) or is_of_other_type(each)) for each in failures):
+            self._known = None
+
     def _first(self, answers: dict[str, Any], what: str) -> str:
         for name, answer in answers.items():
             if not isinstance(answer, Exception):
@@ -484,13 +490,9 @@ class ScriptlessStore(ListingStore, CountingStore):
         answers: list[Any] = []
         first_at, repeats = clock.monotonic(), 0
         for step in steps:
-            try:
-                asked = self._requests.ask(step, what, timeout)
-            except (StoreUnavailableError, SpoiltRecordError):
-                raise
-            except StoreError:
-                self._known = None  # another server may have taken its place, with other commands
-                raise
+            asked = self._requests.attempt(step, timeout)
+            self._notice(asked.failures)
+            self._requests.require(asked.failures, what)
             answers += asked.answers
             repeats += asked.repeats
         return _Asked(answers, first_at, repeats)

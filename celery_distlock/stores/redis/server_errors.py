@@ -23,6 +23,7 @@ from .permissions import missing
 
 __all__ = [
     "describe_info",
+    "is_of_other_type",
     "is_transient",
     "memory_findings",
     "parse_info",
@@ -57,6 +58,11 @@ def is_transient(failure: Exception) -> bool:
     return isinstance(failure, (*ANSWERLESS, *_PASSING_KINDS)) or bool(
         _PASSING.search(str(failure))
     )
+
+
+def is_of_other_type(failure: Exception) -> bool:
+    """Whether a record is refused, of which somebody else has made something different."""
+    return "WRONGTYPE" in str(failure)
 
 
 class _Diagnosis(NamedTuple):
