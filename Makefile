@@ -21,10 +21,11 @@ test-unit: $(READY)  ## run the tests of the code alone, in seconds
 # more keys, or of what a change seldom touches.
 CORE := tests/unit tests/chaos tests/contract/test_memory_and_redis.py \
   tests/contract/test_redis_records.py tests/integration tests/worker
-LATER := tests/integration/web $(patsubst %,tests/integration/cli/test_%.py,completion scale terminal) \
-  tests/integration/lock/test_lives.py $(patsubst %,tests/worker/test_%.py,deploys fidelity full_pool \
+LATER := $(patsubst %,tests/integration/%,plugin web test_embedded_server.py test_scaffold.py) \
+  $(patsubst %,tests/integration/cli/test_%.py,acting completion scale seeing terminal) \
+  $(patsubst %,tests/integration/lock/test_%.py,interruptions lives) $(patsubst %,tests/worker/test_%.py,deploys fidelity full_pool \
   hanging_services order orphaned_holds pools retries several_keys several_keys_and_workers threads \
-  trust_certificates trust_signed)
+  trust trust_certificates trust_signed worker_start)
 
 # Three at a time, also on two cores: they wait for servers more than they compute.
 TOGETHER := -n 3 --dist loadscope

@@ -678,6 +678,7 @@ def test_a_refusal_that_its_operator_can_end_is_unavailability(server, store, re
 
     assert isinstance(caught.value.__cause__, redis.RedisError)
     assert lock.lease is None
+    server.kill()  # which a full disk would keep from stopping in an orderly way
 
 
 def test_a_server_that_is_busy_with_a_script_is_unavailable(private_server):
