@@ -4,7 +4,8 @@ Makes the loss of a lock known to the code that runs under it, while it runs.
 In a process's main thread by a signal, which also ends a sleep or a wait for input; in another
 thread as an asynchronous exception, at its next Python instruction; in a gevent greenlet by
 throwing into it. Code inside a C call learns of it when the call returns. In Python 3.11, a thread
-that the other one is just starting may get the asynchronous exception in its place.
+that the other one is just starting may get the asynchronous exception in its place. Python drops an
+exception that strikes in a finalizer or a callback of the garbage collector.
 """
 
 import ctypes
