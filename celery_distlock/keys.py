@@ -23,6 +23,7 @@ from .errors import ConfigurationError, LockKeyError
 
 __all__ = [
     "DEFAULT_TEMPLATE",
+    "Arguments",
     "KeyRule",
     "Name",
     "as_key",
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 DEFAULT_TEMPLATE = "{task}:{digest}"
+
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 # What tells objects of a type apart in a digest. Others add types that this ring does not know.
 told_by: dict[type[Any], Callable[[Any], Any]] = {
@@ -62,15 +65,24 @@ class KeyRule:
         rule: A template, a list of templates, or a callable.
         task: The task's name, for ``{task}`` and for messages.
         signature: The signature of the task's function, without ``self``.
+        validate: What makes of a call's arguments those that the function gets, if they differ.
 
     Raises:
         ConfigurationError: *rule* is of another type, a template does not parse or names no
             parameter of the task, or a callable cannot take the task's parameters.
     """
 
-    def __init__(self, rule: Any, *, task: str, signature: inspect.Signature) -> None:
+    def __init__(
+        self,
+        rule: Any,
+        *,
+        task: str,
+        signature: inspect.Signature,
+        validate: Callable[[Sequence[Any], Mapping[str, Any]], Arguments] | None = None,
+    ) -> None:
         self.task = task
         self._signature = signature
+        self._validate = validate
         self._templates: list[_Template] = []
         self._callable: Callable[..., Any] | None = None
         if isinstance(rule, str):
@@ -86,7 +98,7 @@ class KeyRule:
     @property
     def runs_no_code(self) -> bool:
         """Whether keys are made by templates alone, without calling a function of the user's."""
-        return self._callable is None
+        return self._callable is None and self._validate is None
 
     def keys(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         """
@@ -97,6 +109,9 @@ class KeyRule:
             LockKeyError: A key cannot be made from these arguments.
         """
         bound = self._signature.bind(*args, **kwargs)
+        if self._validate is not None:
+            args, kwargs = self._validate(args, kwargs)
+            bound = self._signature.bind(*args, **kwargs)
         if self._callable is not None:
             return self._call(self._callable, args, kwargs)
         bound.apply_defaults()

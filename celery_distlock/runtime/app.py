@@ -27,6 +27,7 @@ from .masking import mask_urls
 from .messages import MalformedError, publish
 from .relay import Relay
 from .trust import Reason, RefusedError, Trust
+from .validation import Validation
 
 __all__ = ["UNSET", "Plan", "Runtime", "spelt"]
 
@@ -184,7 +185,7 @@ class Runtime:
             policy_name = f"{'worker flag --' if flag else 'setting '}distlock_on_conflict"
         return Plan(
             settings,
-            KeyRule(settings.key, task=task.name, signature=_signature(task)),
+            _key_rule(settings.key, task, where),
             resolve(policy_name, settings.on_conflict),
             Terms(settings.lease, watchdog=settings.watchdog, max_hold=settings.max_hold),
         )
@@ -223,13 +224,23 @@ def _options(task: type[Any], where: str) -> dict[str, Any]:
     return options
 
 
-def _signature(task: type[Any]) -> inspect.Signature:
-    """Return the signature of the task's function as its callers see it."""
+def _key_rule(rule: Any, task: type[Any], where: str) -> KeyRule:
     run = inspect.getattr_static(task, "run")
-    if isinstance(run, staticmethod):
-        return inspect.signature(run.__func__)
-    signature = inspect.signature(run)
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
+    bound = not isinstance(run, staticmethod)
+    function = run if bound else run.__func__
+    validated = Validation.is_made_by(function)
+    return KeyRule(
+        rule,
+        task=task.name,
+        signature=_signature(function, bound=bound),
+        validate=Validation(function, where, bound=bound) if validated else None,
+    )
+
+
+def _signature(function: Any, *, bound: bool) -> inspect.Signature:
+    """Return the signature of a task's function as the task's callers see it."""
+    signature = inspect.signature(function)
+    return signature.replace(parameters=list(signature.parameters.values())[bound:])
 
 
 def _refuse_unknown(app: Celery) -> None:

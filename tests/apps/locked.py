@@ -11,6 +11,7 @@ from typing import Any
 
 from celery import chain
 from celery.exceptions import Ignore, Reject
+from pydantic import BaseModel
 
 from celery_distlock import Lock, LockedTask, install, policies, signals
 from celery_distlock.errors import LockConflictError, LockLostError
@@ -63,6 +64,16 @@ work_skip = locked(name="work_skip", lock_on_conflict="skip")(work)
 work_skip_with_result = locked(
     name="work_skip_with_result", lock_on_conflict=policies.Skip(result={"busy": True})
 )(work)
+
+
+class Keyed(BaseModel):
+    key: str
+
+
+@locked(lock_key="{about.key}", pydantic=True)
+def work_validated(self: Any, about: Keyed) -> Keyed:
+    journal.write(about.key, None)
+    return about
 
 
 @locked(lock_on_conflict="skip")

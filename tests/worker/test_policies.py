@@ -42,6 +42,15 @@ def test_a_parked_task_tells_its_key_the_holder_and_its_place(site, key):
     second.get(timeout=30)
 
 
+def test_the_key_of_a_task_that_is_validated_is_made_of_its_model(site, key):
+    with site.held(key):
+        result = site.tasks.work_validated.delay({"key": key})
+        wait_state(result, "PARKED")
+        assert site.journal.read(key) == []
+
+    assert result.get(timeout=30) == {"key": key}
+
+
 def test_a_parked_task_succeeds_with_its_retries_untouched(site, key):
     with site.held(key):
         result = site.tasks.work_requeue.delay(key)
