@@ -46,14 +46,14 @@ class Losses:
         """Whether all that was to be lost has been."""
         return not self._left
 
-    def _pass_on(self, wire: ConnectionPool, calls: Sequence[Command]) -> list[Any]:
+    def _pass_on(self, pool: ConnectionPool, calls: Sequence[Command]) -> list[Any]:
         with self._mutex:
             self.sent.append(list(calls))
             loses = self._left > 0 and any(map(self._matches, calls))
             self._left -= loses
         if not loses:
-            return self._exchange(wire, calls)
+            return self._exchange(pool, calls)
         if self._executed:
-            self._exchange(wire, calls)
-        wire.close()
+            self._exchange(pool, calls)
+        pool.close()
         raise RedisConnectionError("lost on the way")

@@ -19,7 +19,7 @@ from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import KeyRule, told_by
 from celery_distlock.policies import Policy, resolve
 from celery_distlock.settings import TASK_OPTIONS, Layer, Settings, closest
-from celery_distlock.stores import ParkingStore, Store, UnsendableError, open_store
+from celery_distlock.stores import NotOursError, ParkingStore, Store, UnsendableError, open_store
 from celery_distlock.stores.values import WokenTask
 
 from .location import StoreLocation, derive_store_location
@@ -108,7 +108,7 @@ class Runtime:
         Send a woken task; true: straight to a worker, false: by the broker.
 
         Raises:
-            RefusedError: This process may not send it.
+            NotOursError: This process may not send it.
             UnsendableError: Nobody can send it: its envelope is spoilt.
         """
         try:
@@ -121,8 +121,8 @@ class Runtime:
         except RefusedError as refusal:
             if refusal.reason is Reason.MALFORMED:
                 raise UnsendableError(str(refusal)) from refusal
-            refusal.log = functools.partial(self.trust.refuse, woken, refusal)
-            raise
+            report = functools.partial(self.trust.refuse, woken, refusal)
+            raise NotOursError(str(refusal), report) from refusal
 
     def import_tasks(self) -> None:
         """

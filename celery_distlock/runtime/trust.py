@@ -31,7 +31,6 @@ from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCH
 from kombu.utils.json import loads
 
 from celery_distlock.keys import key_of
-from celery_distlock.stores import NotOursError
 from celery_distlock.stores.values import WokenTask
 
 from .messages import LockHeader, accepted_content
@@ -56,18 +55,13 @@ class Reason(enum.Enum):
     ROUTE = "this process knows no such queue"
 
 
-class RefusedError(NotOursError):
+class RefusedError(Exception):
     """This process may not send or run a parked message; says why."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(f"{reason.value}: {detail}")
         self.reason = reason
         self.detail = detail
-        self.log: Callable[[], object] | None = None  # says it once; set by who was asked to send
-
-    def report(self) -> None:
-        if self.log is not None:
-            self.log()
 
 
 class Trust:

@@ -33,10 +33,17 @@ logger = logging.getLogger(__name__)
 
 
 class NotOursError(Exception):
-    """A publisher is not to send a woken run: it is for another one, of this process or others."""
+    """
+    A publisher is not to send a woken run: it is for another one, of this process or others.
 
-    def report(self) -> None:
-        """Log why; called where no publisher of this process sends the run."""
+    Args:
+        why: In words.
+        report: Logs why; called where no publisher of this process sends the run.
+    """
+
+    def __init__(self, why: str = "", report: Callable[[], object] = lambda: None) -> None:
+        super().__init__(why)
+        self.report = report
 
 
 class UnsendableError(Exception):

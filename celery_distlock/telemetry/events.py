@@ -4,7 +4,8 @@ Celery events for what happens to locks: ``distlock-acquired``, ``distlock-parke
 Sent where a worker sends events at all (``-E``, or ``celery control enable_events``), and by a
 thread, so that a broker that is away holds up no task. An event has the name of a signal and its
 arguments, besides ``task`` and ``uuid`` where it is about a task. They are in a group of their own:
-one of ``task-`` would be shown as the task's state.
+one of ``task-`` is shown as the task's state. So there are two of these: ``task-parked``, and
+``task-running`` when such a task has its key, as Celery's STARTED cannot follow another state.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ __all__ = ["send", "set_source", "wanted"]
 
 logger = logging.getLogger(__name__)
 
+_STATES = {"task_parked": "task-parked", "task_woken": "task-running"}
 QUIET = 5.0  # seconds for which nothing is sent after the broker did not take an event
 
 
@@ -98,5 +100,6 @@ def send(name: str, task: str, facts: Mapping[str, Any]) -> None:
     fields = {**facts, "timestamp": time.time()}
     if task:
         fields |= {"task": task, "uuid": fields.pop("task_id", "")}
-    kind = f"distlock-{name.partition('_')[2]}"
-    _notifier.submit(functools.partial(_sender.value.send, source, kind, fields))
+    for kind in (f"distlock-{name.partition('_')[2]}", _STATES.get(name)):
+        if kind is not None:
+            _notifier.submit(functools.partial(_sender.value.send, source, kind, fields))

@@ -104,8 +104,8 @@ def test_what_a_lost_request_for_several_keys_has_taken_is_given_back(
     # The first attempt is executed, its answer lost; before the second one, a key changes hands.
     exchange, attempts = ConnectionPool.exchange, []
 
-    def lose_the_first_answer(wire, calls):
-        answers = exchange(wire, calls)
+    def lose_the_first_answer(pool, calls):
+        answers = exchange(pool, calls)
         if not calls[0].key.startswith(prefix.encode()):
             return answers  # another store's, in the background
         attempts.append(calls)

@@ -29,9 +29,9 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     sent = []
     exchange = ConnectionPool.exchange
 
-    def record(wire, calls):
+    def record(pool, calls):
         sent.extend(calls)
-        return exchange(wire, calls)
+        return exchange(pool, calls)
 
     monkeypatch.setattr(ConnectionPool, "exchange", record)
     store = RedisStore(redis_url, prefix)

@@ -74,12 +74,12 @@ class ClusterNode(Server):
             RedisError: There was no answer, or the connection was refused.
             OSError: Likewise.
         """
-        wire = self.wire(timeout)
+        pool = self.pool(timeout)
         try:
-            wire.connect()
+            pool.connect()
             asked_at = clock.monotonic()  # before it is sent: we may stand still just after that
-            connection = wire.send(calls, until)
-            answers = wire.receive(connection, calls, until)
+            connection = pool.send(calls, until)
+            answers = pool.receive(connection, calls, until)
         except ANSWERLESS:
             self.fall_silent()
             raise
@@ -102,15 +102,15 @@ class ClusterNode(Server):
             RedisTimeoutError: The node is silent, it is to be asked *sparingly* then, and enough
                 threads wait for it already.
         """
-        wire = self.wire(timeout)
+        pool = self.pool(timeout)
         if (
             sparingly
             and self.silent
-            and sum(each is wire for each, _ in list(self._asked)) >= AT_ONCE
+            and sum(each is pool for each, _ in list(self._asked)) >= AT_ONCE
         ):
             where = f"{self.settings['host']}:{self.settings['port']}"
             raise RedisTimeoutError(f"{where} does not answer, and was asked already")
-        mark = wire, object()
+        mark = pool, object()
 
         def ask() -> None:
             self._asked.add(mark)

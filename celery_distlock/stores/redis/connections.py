@@ -377,34 +377,34 @@ class NodeSettings(NamedTuple):
 
 
 class Server:
-    """One server: a wire for each time that one may wait for it."""
+    """One server: a pool for each time that one may wait for it."""
 
     def __init__(self, connection_class: type[Connection], settings: dict[str, Any]) -> None:
         self.connection_class = connection_class
         self.settings = settings
-        self._wires: dict[float, ConnectionPool] = {}
+        self._pools: dict[float, ConnectionPool] = {}
         self._mutex = threading.Lock()
 
     def connect(self, timeout: float) -> ConnectionFactory:
         """Return what makes connections on which nothing takes longer than *timeout* seconds."""
         return ConnectionFactory(self.connection_class, {**self.settings, **limits(timeout)})
 
-    def wire(self, timeout: float) -> ConnectionPool:
-        """Return a wire for answers within *timeout* seconds, or somewhat less."""
+    def pool(self, timeout: float) -> ConnectionPool:
+        """Return a pool for answers within *timeout* seconds, or somewhat less."""
         if timeout < TIMEOUT:
             timeout = 2.0 ** math.floor(math.log2(max(timeout, 0.02)))
-        wire = self._wires.get(timeout)
-        return self._new_wire(timeout) if wire is None else wire
+        pool = self._pools.get(timeout)
+        return self._new_pool(timeout) if pool is None else pool
 
-    def _new_wire(self, timeout: float) -> ConnectionPool:
+    def _new_pool(self, timeout: float) -> ConnectionPool:
         with self._mutex:
-            if timeout not in self._wires:
-                self._wires[timeout] = ConnectionPool(self.connect(timeout), timeout)
-            return self._wires[timeout]
+            if timeout not in self._pools:
+                self._pools[timeout] = ConnectionPool(self.connect(timeout), timeout)
+            return self._pools[timeout]
 
     def close(self) -> None:
         """Give all connections back."""
         with self._mutex:
-            wires, self._wires = list(self._wires.values()), {}
-        for wire in wires:
-            wire.close()
+            pools, self._pools = list(self._pools.values()), {}
+        for pool in pools:
+            pool.close()

@@ -52,7 +52,7 @@ class _Request(NamedTuple):
 class _Response(NamedTuple):
     """What a node has answered: nothing, or one answer for each call, which may be a refusal."""
 
-    lane: "_NodeWorker"
+    worker: "_NodeWorker"
     answers: list[Any] | None
     heard_at: float = 0.0
     repeated: bool = False  # it may have been executed before, and its answer lost
@@ -193,15 +193,15 @@ class _NodeWorker:
             start = end
 
     def _exchange(self, calls: Sequence[Command]) -> tuple[list[Any], bool]:
-        wire = self._node.wire(CONNECTION)
+        pool = self._node.pool(CONNECTION)
         try:
-            return wire.exchange(calls), False
+            return pool.exchange(calls), False
         except RedisTimeoutError:
             raise
         except ANSWERLESS:
             if self._pause:
                 raise
-            return wire.exchange(calls), True  # the connection had ended while nobody used it
+            return pool.exchange(calls), True  # the connection had ended while nobody used it
 
     def _fall_silent(self, error: Exception, questions: list[_Request]) -> None:
         self.failure = error.with_traceback(None)  # which would keep all frames
@@ -259,10 +259,10 @@ _NOTHING: tuple[Any, ...] = (None, False, 0.0, False)
 class _Poll:
     """One question to the nodes, and what has been heard so far."""
 
-    def __init__(self, lanes: Sequence[_NodeWorker], majority: int) -> None:
+    def __init__(self, workers: Sequence[_NodeWorker], majority: int) -> None:
         self.asked_at = clock.monotonic()
-        self.found = Answers(self.asked_at, *([each] * len(lanes) for each in _NOTHING))
-        self._lanes = lanes
+        self.found = Answers(self.asked_at, *([each] * len(workers) for each in _NOTHING))
+        self._workers = workers
         self._majority = majority
         self._heard: queue.SimpleQueue[_Response] = queue.SimpleQueue()
         self.tell = self._heard.put
@@ -272,13 +272,13 @@ class _Poll:
     def is_majority(self) -> bool:
         return sum(answers is not None for answers in self.found.of) >= self._majority
 
-    def put(self, question: _Request, lanes: Sequence[_NodeWorker]) -> list[_NodeWorker]:
-        """Ask *lanes*; return those that will hardly answer."""
-        asked = {lane for lane in lanes if lane.ask(question)}
+    def put(self, question: _Request, workers: Sequence[_NodeWorker]) -> list[_NodeWorker]:
+        """Ask *workers*; return those that will hardly answer."""
+        asked = {worker for worker in workers if worker.ask(question)}
         self._awaited |= asked
-        for number, lane in enumerate(self._lanes):
-            self.found.sent[number] |= lane in asked
-        return [lane for lane in lanes if lane not in asked]
+        for number, worker in enumerate(self._workers):
+            self.found.sent[number] |= worker in asked
+        return [worker for worker in workers if worker not in asked]
 
     def listen(self, until: float, enough: Callable[[Answers], bool]) -> None:
         """Wait for the answers; when a majority's are *enough*, as long again for the others."""
@@ -289,15 +289,15 @@ class _Poll:
                 answer = self._heard.get(timeout=left) if left > 0 else self._heard.get_nowait()
             except queue.Empty:
                 return
-            if answer.lane in self._awaited:
+            if answer.worker in self._awaited:
                 self._note(answer)
             if not settled and self.is_majority and enough(self.found):
                 settled, now = True, clock.monotonic()
                 until = min(until, now + max(GRACE, now - self.asked_at))
 
     def _note(self, answer: _Response) -> None:
-        self._awaited.discard(answer.lane)
-        number = self._lanes.index(answer.lane)
+        self._awaited.discard(answer.worker)
+        number = self._workers.index(answer.worker)
         self.found.of[number] = answer.answers
         self.found.repeated[number] = answer.repeated
         self.found.heard_at[number] = answer.heard_at
@@ -307,12 +307,12 @@ class QuorumClient:
     """All the nodes."""
 
     def __init__(self, settings: Sequence[NodeSettings]) -> None:
-        self._lanes = [_NodeWorker(each) for each in settings]
+        self._workers = [_NodeWorker(each) for each in settings]
         self._mutex = threading.Lock()
         self.majority = len(settings) // 2 + 1
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._workers)
 
     def ask(
         self,
@@ -329,8 +329,8 @@ class QuorumClient:
         When a majority has answered, and that is *enough*, the others have as long again. What is
         *owed* is sent also to nodes that do not answer now.
         """
-        asked = [lane for number, lane in enumerate(self._lanes) if number not in but]
-        poll = _Poll(self._lanes, self.majority)
+        asked = [worker for number, worker in enumerate(self._workers) if number not in but]
+        poll = _Poll(self._workers, self.majority)
         question = _Request(calls, poll.asked_at + timeout, poll.tell, owed)
         with self._mutex:  # one order at all nodes, lest threads of one process split the votes
             silent = poll.put(question, asked)
@@ -343,14 +343,14 @@ class QuorumClient:
 
     def failures(self) -> list[tuple[str, Exception | None]]:
         """Return the addresses of silent nodes, and why each is."""
-        return [(lane.address, lane.failure) for lane in self._lanes if lane.silent]
+        return [(worker.address, worker.failure) for worker in self._workers if worker.silent]
 
     @property
     def addresses(self) -> list[str]:
         """The nodes' addresses, in their order."""
-        return [lane.address for lane in self._lanes]
+        return [worker.address for worker in self._workers]
 
     def close(self) -> None:
         """Give all connections back."""
-        for lane in self._lanes:
-            lane.close()
+        for worker in self._workers:
+            worker.close()

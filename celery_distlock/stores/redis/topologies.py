@@ -125,7 +125,7 @@ class OneServer(Topology):
 
     def exchange(self, calls: Sequence[Command], timeout: float) -> list[Any]:
         try:
-            return self._node.wire(timeout).exchange(calls)
+            return self._node.pool(timeout).exchange(calls)
         except ANSWERLESS as error:
             return [error] * len(calls)
 
@@ -200,12 +200,12 @@ class _Master(Server):
         under_way = []
         for sentinel in self._sentinels:
             if clock.monotonic() > self._silent_until.get(sentinel, -math.inf):
-                wire = sentinel.wire(SENTINEL_TIMEOUT)
+                pool = sentinel.pool(SENTINEL_TIMEOUT)
                 with self._noting_silence(sentinel):
-                    under_way.append((sentinel, wire, wire.send(question)))
-        for sentinel, wire, connection in under_way:
+                    under_way.append((sentinel, pool, pool.send(question)))
+        for sentinel, pool, connection in under_way:
             with self._noting_silence(sentinel):
-                (answer,) = wire.receive(connection, question)
+                (answer,) = pool.receive(connection, question)
                 if isinstance(answer, list) and answer:
                     named.append((answer[0].decode(), int(answer[1])))
                 elif isinstance(answer, ResponseError):
@@ -253,7 +253,7 @@ class Sentinels(Topology):
         try:
             master = self._master.find()
             asked_at = clock.monotonic()
-            answers = self._master.wire(timeout).exchange(calls)
+            answers = self._master.pool(timeout).exchange(calls)
             if clock.monotonic() > asked_at + SLOW and self._master.find(anew=True) != master:
                 raise RedisConnectionError("the answer is of one that is no master any more")
         except ANSWERLESS as error:
@@ -288,7 +288,7 @@ class Sentinels(Topology):
 
 def _answers(node: Server) -> bool:
     try:
-        return node.wire(SENTINEL_TIMEOUT).exchange([command(b"", "PING")]) == [b"PONG"]
+        return node.pool(SENTINEL_TIMEOUT).exchange([command(b"", "PING")]) == [b"PONG"]
     except (RedisError, OSError):
         return False
 

@@ -24,7 +24,7 @@ class Attempt:
     queue: Queue
     request: AcquireRequest
     node: RegisteredNode
-    warden: NodeRegistry
+    registry: NodeRegistry
     marks: Completions
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class Attempt:
         return there
 
     def _granted(self) -> Reply:
-        self.warden.granted(self.node, self.asked_at + self.request.lease)
+        self.registry.granted(self.node, self.asked_at + self.request.lease)
         return Reply(Status.GRANTED, self.asked_at, self.node.token)
 
     def _busy(self, line: list[Place], index: int) -> Reply | None:
@@ -102,7 +102,7 @@ class Attempt:
         if inbox is None and node.path:
             self.queue.remove(node)
         elif isinstance(inbox, WatchInbox):
-            inbox.on_wake = lambda: self.warden.woken(node, clock.monotonic() + GRANT)
+            inbox.on_wake = lambda: self.registry.woken(node, clock.monotonic() + GRANT)
             node.inbox = inbox
             if not self.talk.watch(line[index - 1].path, inbox):
                 return None
@@ -135,7 +135,7 @@ class Attempt:
         path = self.queue.replace(kept, digest(node.owner), facts, ephemeral=True)
         if not path:
             return None
-        self.warden.drop(node.name, kept.nonce)  # if it was this process that kept it
+        self.registry.drop(node.name, kept.nonce)  # if it was this process that kept it
         node.found(self.talk.session, path, token, facts.seconds)
         return self._granted()
 

@@ -130,7 +130,9 @@ class NodeRegistry:
             self._news.set()
         with self._mutex:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="distlock-warden", daemon=True)
+                thread = threading.Thread(
+                    target=self._run, name="distlock-zookeeper-nodes", daemon=True
+                )
                 thread.start()
                 self._thread = thread
 

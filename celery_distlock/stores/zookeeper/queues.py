@@ -93,12 +93,12 @@ def find(line: Sequence[Place], owner: str) -> Place | None:
 class Queue:
     """The queue of the key *name*, in one talk."""
 
-    def __init__(self, talk: Exchange, locks: str, name: str, warden: NodeRegistry) -> None:
+    def __init__(self, talk: Exchange, locks: str, name: str, registry: NodeRegistry) -> None:
         self.folder = f"{locks}/{escaped(name)}"
         self._talk = talk
         self._locks = locks
         self._name = name
-        self._warden = warden
+        self._registry = registry
 
     def line(self) -> list[Place]:
         return self._line(self._talk.children(self.folder))
@@ -151,7 +151,7 @@ class Queue:
             self._talk.delete(node.path)
         else:
             for place in self.line_up_to_date():
-                if place.is_of(node.owner) and self._warden.knows(node):
+                if place.is_of(node.owner) and self._registry.knows(node):
                     self._talk.delete(place.path)
         node.path, node.held, node.leftover = "", False, False
 
@@ -173,7 +173,7 @@ class Queue:
 
     def _meant(self, head: Place, facts: Facts, stat: Any) -> KeyState:
         since, left = stat.ctime / 1000, facts.seconds
-        node = self._warden.find(self._name, facts.owner)
+        node = self._registry.find(self._name, facts.owner)
         if head.kept:
             left = max(0.0, since + left - self._talk.session.time())
         elif node is not None and node.held:

@@ -87,29 +87,29 @@ class ZooKeeperStore(ListingStore):
         self._locks = f"{root}/locks"
         self._contact = SessionManager(self._ensemble, self._locks, f"{root}/done")
         self._marks = Completions(self._contact, f"{root}/done")
-        self._warden = NodeRegistry(self._end)
+        self._registry = NodeRegistry(self._end)
         forget_after_fork(self)
 
     def acquire(self, request: AcquireRequest) -> Reply:
         if isinstance(request.queue, ParkRequest):
             raise StoreError(f"{self.address}: no task can be parked in ZooKeeper")
         key = request.key
-        node = self._warden.asked_for(slot_name(key), request.owner)
+        node = self._registry.asked_for(slot_name(key), request.owner)
         try:
             reply = self._contact.ask(lambda talk: self._attempt(talk, request, node), key)
         except BaseException:
             # The node may be there all the same. If nobody asks again, it must not stay.
-            self._warden.end_at(node, max(node.believed_until, clock.monotonic() + GRANT))
+            self._registry.end_at(node, max(node.believed_until, clock.monotonic() + GRANT))
             raise
         if not node.path:
-            self._warden.forget(node)
+            self._registry.forget(node)
         return reply
 
     def _attempt(self, talk: Exchange, request: AcquireRequest, node: RegisteredNode) -> Reply:
         if request.lease > talk.session.timeout:
             raise StoreError(self._too_long(talk, request.lease))
         queue = self._queue(talk, node.name)
-        return Attempt(talk, queue, request, node, self._warden, self._marks).take()
+        return Attempt(talk, queue, request, node, self._registry, self._marks).take()
 
     def _too_long(self, talk: Exchange, lease: float) -> str:
         asked, given = self._ensemble.session, talk.session.timeout
@@ -122,7 +122,7 @@ class ZooKeeperStore(ListingStore):
 
     def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
         asked_at = clock.monotonic()
-        nodes = [self._warden.find(slot_name(hold.key), hold.owner) for hold in holds]
+        nodes = [self._registry.find(slot_name(hold.key), hold.owner) for hold in holds]
         lost = [node is not None and node.lost for node in nodes]
         if all(lost):
             return [(RenewOutcome.LOST, asked_at)] * len(holds)
@@ -138,7 +138,7 @@ class ZooKeeperStore(ListingStore):
     def _renewed(
         self, talk: Exchange, holds: Sequence[Ownership], asked_at: float
     ) -> list[RenewOutcome]:
-        paths = [self._warden.put_off(hold, talk.session, asked_at) for hold in holds]
+        paths = [self._registry.put_off(hold, talk.session, asked_at) for hold in holds]
         # What is read after a write that the quorum has seen is at least as new as that.
         writing = talk.ask_quorum(self._locks)
         looking = [talk.client.exists_async(path) if path else None for path in paths]
@@ -168,7 +168,7 @@ class ZooKeeperStore(ListingStore):
     def release(self, request: ReleaseRequest) -> Release:
         key, owner, run, completion, _, keep_for = request
         departure = _Departure(slot_name(key), owner, keep_for)
-        node = self._warden.find(departure.name, owner)
+        node = self._registry.find(departure.name, owner)
 
         def leave(talk: Exchange) -> bool:
             # Marked first: whoever finds the key free is to find this too.
@@ -184,12 +184,12 @@ class ZooKeeperStore(ListingStore):
             return Release(self._contact.ask(leave, key))
         except BaseException:
             if node is not None:
-                self._warden.end_at(node, min(node.until, clock.monotonic() + GRANT))
+                self._registry.end_at(node, min(node.until, clock.monotonic() + GRANT))
             raise
 
     def _leave(self, talk: Exchange, departure: _Departure) -> bool:
         """Return whether the key was the owner's, now or at an attempt that got no answer."""
-        node = self._warden.find(departure.name, departure.owner)
+        node = self._registry.find(departure.name, departure.owner)
         queue = self._queue(talk, departure.name)
         if node is not None and node.held and node.path and departure.keep_for is None:
             before, departure.sent = departure.sent, True
@@ -205,7 +205,7 @@ class ZooKeeperStore(ListingStore):
             for place in own:
                 talk.delete(place.path)
         if node is not None:
-            self._warden.forget(node)
+            self._registry.forget(node)
         return released
 
     def _keep(self, talk: Exchange, departure: _Departure, own: Place) -> bool:
@@ -220,7 +220,7 @@ class ZooKeeperStore(ListingStore):
         path = queue.replace(own, digest(facts.owner) + nonce, facts, ephemeral=False)
         if path:
             kept = RegisteredNode(departure.name, nonce, path=path, session=talk.session)
-            self._warden.add(kept, clock.monotonic() + seconds)
+            self._registry.add(kept, clock.monotonic() + seconds)
         return bool(path)
 
     def drop(self, wake: WokenTask, *, mark: bool = True) -> Release:
@@ -309,17 +309,17 @@ class ZooKeeperStore(ListingStore):
 
     def close(self) -> None:
         """Give the session back, and so end all that is held in it; the next use begins another."""
-        warden, self._warden = self._warden, NodeRegistry(self._end)
-        warden.close()
+        registry, self._registry = self._registry, NodeRegistry(self._end)
+        registry.close()
         self._contact.close()
 
     def forget_connections(self) -> None:
         """Drop what a fork inherited, without a word to the ensemble: it is the parent's."""
-        self._warden = NodeRegistry(self._end)
+        self._registry = NodeRegistry(self._end)
         self._contact.after_fork()
 
     def _queue(self, talk: Exchange, name: str) -> Queue:
-        return Queue(talk, self._locks, name, self._warden)
+        return Queue(talk, self._locks, name, self._registry)
 
     def _end(self, node: RegisteredNode) -> None:
         self._queue(self._contact.talk(TIMEOUT), node.name).remove(node)

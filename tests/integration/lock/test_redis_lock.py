@@ -263,7 +263,7 @@ def test_no_error_of_the_driver_leaves_the_store(redis_store, monkeypatch, metho
     for kind in driver_errors():
         error = kind.__new__(kind)  # their constructors differ
 
-        def fail(_wire, _calls, error=error):
+        def fail(_pool, _calls, error=error):
             raise error
 
         with monkeypatch.context() as patch:
@@ -400,10 +400,10 @@ def test_renewals_share_round_trips(server, store):
     trips: list[int] = []
     exchange = ConnectionPool.exchange
 
-    def count(wire, calls):
+    def count(pool, calls):
         if calls[0].script is not None and calls[0].script.name == "renew":
             trips.append(len(calls))
-        return exchange(wire, calls)
+        return exchange(pool, calls)
 
     server.pause()
     all_due = clock.monotonic() + 6.0 / 3
@@ -783,7 +783,7 @@ def test_connections_that_the_server_closed_do_not_count_as_an_outage(server, st
         thread.start()
     for thread in threads:
         thread.join(60)
-    idle = sum(len(wire._idle) for wire in store._servers._node._wires.values())
+    idle = sum(len(pool._idle) for pool in store._servers._node._pools.values())
     with server.client() as client:
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
@@ -843,8 +843,8 @@ def test_an_answer_that_comes_after_the_lease_is_not_believed(server, store, mon
     lock.locked()
     sent, send = threading.Event(), ConnectionPool.send
 
-    def send_and_tell(wire, calls):
-        connection = send(wire, calls)
+    def send_and_tell(pool, calls):
+        connection = send(pool, calls)
         if calls[0].script is not None and calls[0].script.name == "acquire":
             sent.set()
         return connection
@@ -1029,8 +1029,8 @@ def test_waiters_that_are_torn_out_leave_somebody_who_listens(redis_store, monke
 def test_refusals_before_a_release_do_not_make_it_one(redis_store, monkeypatch):
     exchange, left = ConnectionPool.exchange, [redis.exceptions.ClusterDownError("not now")]
 
-    def refuse_once(wire, calls):
-        return [left.pop()] * len(calls) if left else exchange(wire, calls)
+    def refuse_once(pool, calls):
+        return [left.pop()] * len(calls) if left else exchange(pool, calls)
 
     monkeypatch.setattr(ConnectionPool, "exchange", refuse_once)
 
@@ -1060,9 +1060,9 @@ def lose_answers(monkeypatch, prefix):
     exchange = ConnectionPool.exchange
     left = 0
 
-    def unreliable(wire, calls):
+    def unreliable(pool, calls):
         nonlocal left
-        answers = exchange(wire, calls)
+        answers = exchange(pool, calls)
         if left > 0 and calls[0].key.startswith(prefix.encode()):
             left -= 1
             raise redis.ConnectionError("the answer was lost")
@@ -1141,10 +1141,10 @@ def test_a_release_without_any_answer_goes_on_in_the_background(server, store, m
     dead = threading.Event()
     dead.set()
 
-    def cut_off(wire, calls):
+    def cut_off(pool, calls):
         if dead.is_set():
             raise redis.ConnectionError("cut off")
-        return exchange(wire, calls)
+        return exchange(pool, calls)
 
     monkeypatch.setattr(ConnectionPool, "exchange", cut_off)
     lock.release()

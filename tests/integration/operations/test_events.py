@@ -25,6 +25,17 @@ def test_a_parked_task_is_told_from_its_conflict_to_its_release(site, listener, 
     assert told[2]["waited"] > 0
 
 
+def test_a_parked_task_is_shown_as_parked_until_it_runs(site, listener, key):
+    gate = f"{key}:gate"
+    with site.held(key):
+        result = site.tasks.work_requeue.delay(key, gate=gate)
+        wait_until(lambda: state(listener, result) == "PARKED", what="it to be shown as parked")
+    wait_until(lambda: state(listener, result) == "RUNNING", what="it to be shown as running")
+
+    site.journal.open(gate)
+    wait_until(lambda: state(listener, result) == "SUCCESS", what="its success")
+
+
 def test_the_state_of_a_task_is_not_disturbed_by_them(site, listener, key):
     result = site.tasks.work_requeue.delay(key)
     result.get(timeout=30)

@@ -206,9 +206,9 @@ def test_what_a_node_grants_that_hung_is_undone_when_it_is_back(masters, store):
 def test_what_nobody_awaits_any_more_is_not_sent(masters, store):
     take(store, "warm", "warm")
     masters.servers[0].pause()
-    lane = store._nodes._lanes[0]
+    worker = store._nodes._workers[0]
     take(store, "a", "sent")
-    wait_until(lambda: lane._asked_at < math.inf, what="it to be sent")
+    wait_until(lambda: worker._asked_at < math.inf, what="it to be sent")
     take(store, "a", "waits behind it")
     until = clock.monotonic() + 2 * ANSWER
     wait_until(lambda: clock.monotonic() > until, what="everybody to have given up")
@@ -229,7 +229,7 @@ def test_a_node_that_was_not_asked_is_not_told_to_forget(masters, store):
     for n in range(20):
         assert store.acquire(AcquireRequest("k", f"o{n}", 30.0)).status is Status.BUSY
 
-    assert not store._nodes._lanes[0]._owed
+    assert not store._nodes._workers[0]._owed
 
 
 def test_a_release_reaches_a_node_that_hung(masters, store):
@@ -245,10 +245,10 @@ def test_a_release_reaches_a_node_that_hung(masters, store):
 
 def test_a_release_reaches_a_node_that_was_cut_off_for_long(masters, store):
     take(store, "a", lease=300.0)
-    lane = store._nodes._lanes[0]
+    worker = store._nodes._workers[0]
     masters.servers[0].pause()
     store.inspect("k")
-    wait_until(lambda: lane.failure is not None, what="the connection to be given up")
+    wait_until(lambda: worker.failure is not None, what="the connection to be given up")
     assert store.release(ReleaseRequest("k", "a")).released
 
     masters.servers[0].resume()

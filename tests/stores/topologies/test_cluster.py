@@ -100,10 +100,10 @@ def trips(monkeypatch) -> list[int]:
     found: list[int] = []
     send, here = ConnectionPool.send, threading.get_ident()
 
-    def note(wire, calls, *until):
+    def note(pool, calls, *until):
         ours = threading.get_ident() == here or threading.current_thread().name == ASKING
         found.extend([1] if ours else [])
-        return send(wire, calls, *until)
+        return send(pool, calls, *until)
 
     monkeypatch.setattr(ConnectionPool, "send", note)
     monkeypatch.setattr(cluster_nodes, "SLOW", 60.0)
@@ -304,9 +304,9 @@ def test_a_far_cluster_is_not_asked_for_its_map_again_and_again(cluster, store, 
         time.sleep(0.04)
         return receive(*request)
 
-    def note(wire, calls, *until):
+    def note(pool, calls, *until):
         maps.extend(call for call in calls if b"SLOTS" in call.head)
-        return send(wire, calls, *until)
+        return send(pool, calls, *until)
 
     monkeypatch.setattr(ConnectionPool, "receive", come_from_far)
     monkeypatch.setattr(ConnectionPool, "send", note)

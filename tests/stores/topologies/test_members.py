@@ -106,8 +106,8 @@ def test_an_answer_is_doubted_if_we_stood_still_ourselves_when_it_was_asked_for(
 def test_the_time_that_connecting_takes_is_not_counted(doubts, fake, monkeypatch):
     connect = ConnectionPool.connect
 
-    def take_long(wire):
-        connect(wire)
+    def take_long(pool):
+        connect(pool)
         fake._now += 1.0
 
     monkeypatch.setattr(ConnectionPool, "connect", take_long)

@@ -101,10 +101,10 @@ def test_it_costs_no_round_trip(store, monkeypatch):
     trips = []
     exchange, here = ConnectionPool.exchange, threading.get_ident()
 
-    def note(wire, calls):
+    def note(pool, calls):
         if threading.get_ident() == here:  # others tell what has been counted
             trips.append(len(calls))
-        return exchange(wire, calls)
+        return exchange(pool, calls)
 
     monkeypatch.setattr(ConnectionPool, "exchange", note)
 

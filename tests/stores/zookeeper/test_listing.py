@@ -95,7 +95,7 @@ def test_a_key_that_is_kept_for_a_run_is_listed(store):
 
 
 def test_a_key_that_was_kept_for_too_long_is_free_in_a_look(store, monkeypatch):
-    monkeypatch.setattr(store._warden, "_end", lambda _: None)  # as if its process were gone
+    monkeypatch.setattr(store._registry, "_end", lambda _: None)  # as if its process were gone
     take(store, "k", "a", run="run")
     store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", 0.1)))
 

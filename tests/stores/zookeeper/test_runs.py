@@ -248,5 +248,5 @@ def test_a_full_life_leaves_nothing_but_marks(store):
 
     wait_until(lambda: not client.get_children(store._locks), what="the key's folder to go")
 
-    assert store._warden._nodes == {}
+    assert store._registry._nodes == {}
     assert not store._contact.session._inboxes
