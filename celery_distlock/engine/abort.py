@@ -2,10 +2,10 @@
 Makes the loss of a lock known to the code that runs under it, while it runs.
 
 In a process's main thread by a signal, which also ends a sleep or a wait for input; in another
-thread as an asynchronous exception, at its next Python instruction; in a gevent greenlet by
-throwing into it. Code inside a C call learns of it when the call returns. In Python 3.11, a thread
-that the other one is just starting may get the asynchronous exception in its place. Python drops an
-exception that strikes in a finalizer or a callback of the garbage collector.
+thread as an asynchronous exception, at its next Python instruction; in a greenlet of gevent's or
+eventlet's by throwing into it. Code inside a C call learns of it when the call returns. In Python
+3.11, a thread that the other one is just starting may get the asynchronous exception in its place.
+Python drops an exception that strikes in a finalizer or a callback of the garbage collector.
 """
 
 import ctypes
@@ -198,9 +198,33 @@ class _ByGreenlet:
         return False
 
 
-def _delivery(guard: Guard) -> _BySignal | _ByAsyncException | _ByGreenlet:
+class _ByEventlet:
+    """To a greenlet of eventlet's: by its hub, as eventlet's own time limits do."""
+
+    def __init__(self, guard: Guard) -> None:
+        hubs: Any = sys.modules["eventlet.hubs"]
+        self._hub = hubs.get_hub()
+        self._guard = guard
+        self._greenlet: Any = sys.modules["greenlet"].getcurrent()
+
+    def send(self) -> bool:
+        self._hub.schedule_call_global(0, self._throw)
+        return False
+
+    def _throw(self) -> None:
+        error = self._guard.take()
+        if error is not None:
+            self._greenlet.throw(error)
+
+    def finish(self) -> bool:
+        return False
+
+
+def _delivery(guard: Guard) -> _BySignal | _ByAsyncException | _ByGreenlet | _ByEventlet:
     if _gevent_patched():
         return _ByGreenlet(guard)
+    if _eventlet_patched():
+        return _ByEventlet(guard)
     if threading.current_thread() is threading.main_thread() and _handles_signal():
         return _BySignal(guard)
     return _ByAsyncException(guard)
@@ -209,6 +233,11 @@ def _delivery(guard: Guard) -> _BySignal | _ByAsyncException | _ByGreenlet:
 def _gevent_patched() -> bool:
     monkey: Any = sys.modules.get("gevent.monkey")
     return monkey is not None and bool(monkey.is_module_patched("threading"))
+
+
+def _eventlet_patched() -> bool:
+    patcher: Any = sys.modules.get("eventlet.patcher")
+    return patcher is not None and bool(patcher.is_monkey_patched("thread"))
 
 
 def _handles_signal() -> bool:

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from tests.worker.conftest import Site
 
-POOLS = {"solo": 1, "threads": 4, "gevent": 20}
+POOLS = {"solo": 1, "threads": 4, "gevent": 20, "eventlet": 20}
 
 
 @pytest.fixture(scope="module", params=POOLS)
 def pool(request) -> str:
-    if request.param == "gevent":
-        pytest.importorskip("gevent")
+    if request.param in ("gevent", "eventlet"):
+        pytest.importorskip(request.param)
     return request.param
 
 

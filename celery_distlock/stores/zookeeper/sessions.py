@@ -215,6 +215,11 @@ def _handler() -> Any:
         from kazoo.handlers.gevent import SequentialGeventHandler
 
         return SequentialGeventHandler()
+    patcher = sys.modules.get("eventlet.patcher")
+    if patcher is not None and patcher.is_monkey_patched("socket"):
+        from kazoo.handlers.eventlet import SequentialEventletHandler
+
+        return SequentialEventletHandler()
     return SequentialThreadingHandler()
 
 
