@@ -5,7 +5,8 @@ In a process's main thread by a signal, which also ends a sleep or a wait for in
 thread as an asynchronous exception, at its next Python instruction; in a greenlet of gevent's or
 eventlet's by throwing into it. Code inside a C call learns of it when the call returns. In Python
 3.11, a thread that the other one is just starting may get the asynchronous exception in its place.
-Python drops an exception that strikes in a finalizer or a callback of the garbage collector.
+Python drops an exception that strikes in a finalizer or a callback of the garbage collector; then
+it is raised again.
 """
 
 import ctypes
@@ -13,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ __all__ = ["Guard"]
 
 T = TypeVar("T")
 
+AGAIN = 0.05  # seconds until what Python has dropped is raised again
 SIGNAL = signal.SIGURG  # ignored unless somebody handles it, and Celery leaves it alone
 
 
@@ -42,8 +44,11 @@ class Guard:
         self._armed = False
         self._lost: Hold | None = None
         self._told = False
+        self.raised: object = None  # or the class of what is
+        self._dropped = False  # by Python
+        self._ended: threading.Event | None = None
         self._deliver: Any = None
-        self.outer: Guard | None = None  # the one around this one, in the main thread
+        self.outer: Guard | None = None  # the one around this one, in the same thread
         self._before: dict[Hold, Callable[[Hold], None] | None] = {}
 
     def run(self, body: Callable[[], T]) -> T:
@@ -72,6 +77,8 @@ class Guard:
         return result
 
     def _listen(self) -> None:
+        thread = threading.get_ident()
+        self.outer, _innermost[thread] = _innermost.get(thread), self
         self._deliver = _delivery(self)
         self._armed = True
         for hold in self._holds:
@@ -83,10 +90,19 @@ class Guard:
         """Let nothing be raised from now on; return whether something still was."""
         with self._mutex:
             self._armed = False
-        return self._deliver is not None and bool(self._deliver.finish())
+        late = self._deliver is not None and bool(self._deliver.finish())
+        thread = threading.get_ident()
+        if _innermost.get(thread) is self:
+            if self.outer is None:
+                del _innermost[thread]
+            else:
+                _innermost[thread] = self.outer
+        if self._ended is not None:
+            self._ended.set()
+        return late
 
     def _raise_untold(self, late: bool) -> None:
-        if self._lost is not None and (late or not self._told):
+        if self._lost is not None and (late or self._dropped or not self._told):
             raise self._lost.loss()
         for hold in self._holds:
             if not hold.held and self._lost is None:
@@ -96,8 +112,29 @@ class Guard:
         with self._mutex:
             if self._armed and self._lost is None:
                 self._lost = hold
-                if self._deliver.send():
-                    self._told = True
+                self._ended = threading.Event()
+                _drops.install()
+                self._send()
+                name = "distlock-abort"
+                threading.Thread(target=self._send_again, name=name, daemon=True).start()
+
+    def _send(self) -> None:
+        if self._deliver.send():
+            self._told = True
+
+    def _send_again(self) -> None:
+        assert self._ended is not None
+        while not self._ended.wait(AGAIN):
+            with self._mutex:
+                if self._armed and self._dropped:
+                    self._dropped = self._told = False
+                    self._send()
+
+    def drop(self, error: BaseException) -> bool:
+        """Whether *error* is what was raised here; then that will be raised again."""
+        ours = self.raised is not None and self.raised in (error, type(error))
+        self._dropped |= ours
+        return ours
 
     def loss(self) -> LockLostError:
         """Return the error that tells of the loss."""
@@ -108,20 +145,48 @@ class Guard:
         """Return what there is to raise in the guarded thread now; once."""
         if self._armed and self._lost is not None and not self._told:
             self._told = True
-            return self._lost.loss()
+            self.raised = error = self._lost.loss()
+            return error
         return None
+
+
+_innermost: dict[int, Guard] = {}  # that a thread is in
+
+
+def _guards_here() -> Iterator[Guard]:
+    """Yield those that this thread is in, the innermost first."""
+    guard = _innermost.get(threading.get_ident())
+    while guard is not None:
+        yield guard
+        guard = guard.outer
+
+
+class _DropHook:
+    """Hears of the exceptions that Python drops; others' go to who heard of them before."""
+
+    def __init__(self) -> None:
+        self._before: Callable[[Any], object] | None = None
+
+    def install(self) -> None:
+        if self._before is None:
+            self._before, sys.unraisablehook = sys.unraisablehook, self
+
+    def __call__(self, unraisable: Any, /) -> None:
+        error = unraisable.exc_value
+        if not any(guard.drop(error) for guard in _guards_here()) and self._before is not None:
+            self._before(unraisable)
+
+
+_drops = _DropHook()
 
 
 class _BySignal:
     """To the main thread."""
 
-    current: "Guard | None" = None
     ready_in = 0  # the process in which the handler is in place
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self) -> None:
         self._thread = threading.get_ident()
-        guard.outer, _BySignal.current = _BySignal.current, guard
-        self._guard = guard
 
     def send(self) -> bool:
         """Return whether it is certain to be raised unless :meth:`finish` says otherwise."""
@@ -129,17 +194,14 @@ class _BySignal:
         return False
 
     def finish(self) -> bool:
-        _BySignal.current = self._guard.outer
         return False
 
     @staticmethod
     def handle(_signal: int, _frame: FrameType | None) -> None:
-        guard = _BySignal.current
-        while guard is not None:
+        for guard in _guards_here():
             error = guard.take()
             if error is not None:
                 raise error
-            guard = guard.outer
 
 
 class _ByAsyncException:
@@ -152,7 +214,8 @@ class _ByAsyncException:
 
     def send(self) -> bool:
         self._sent = True
-        exception = ctypes.py_object(_without_arguments(self._guard.loss()))
+        self._guard.raised = loss = _without_arguments(self._guard.loss())
+        exception = ctypes.py_object(loss)
         return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, exception))
 
     def finish(self) -> bool:
@@ -226,7 +289,7 @@ def _delivery(guard: Guard) -> _BySignal | _ByAsyncException | _ByGreenlet | _By
     if _eventlet_patched():
         return _ByEventlet(guard)
     if threading.current_thread() is threading.main_thread() and _handles_signal():
-        return _BySignal(guard)
+        return _BySignal()
     return _ByAsyncException(guard)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_distlock.engine import abort
 from celery_distlock.engine.abort import Guard
 from celery_distlock.engine.lease import Hold, HoldState, Terms
 from celery_distlock.errors import LockLostError
@@ -77,6 +79,39 @@ def lose_while_guarded(losses: Losses, errors: list[str]) -> None:
             errors.append(f"{type(error)} does not pickle")
     if hold.on_lost is not None:
         errors.append("it still subscribed")
+
+
+class Slow:
+    """Ends slowly; Python drops what is raised meanwhile."""
+
+    def __del__(self) -> None:
+        for _ in range(1000):
+            pass
+
+
+@pytest.mark.parametrize("where", ["the main thread", "another thread"])
+def test_a_loss_that_python_has_dropped_is_raised_again(monkeypatch, where):
+    monkeypatch.setattr(abort, "AGAIN", 0.001)
+    hold, raised = new_hold(), threading.Event()
+
+    def work() -> None:
+        threading.Timer(0.1, hold.lose, ("test",)).start()
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            Slow()
+
+    def guarded() -> None:
+        with pytest.raises(LockLostError):
+            Guard((hold,)).run(work)
+        raised.set()
+
+    if where == "the main thread":
+        guarded()
+    else:
+        thread = threading.Thread(target=guarded)
+        thread.start()
+        thread.join(90)
+    assert raised.is_set()
 
 
 @pytest.mark.usefixtures("no_callbacks_of_gc")
