@@ -9,6 +9,7 @@ Python drops an exception that strikes in a finalizer or a callback of the garba
 it is raised again.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -116,7 +117,9 @@ class Guard:
                 _drops.install()
                 self._send()
                 name = "distlock-abort"
-                threading.Thread(target=self._send_again, name=name, daemon=True).start()
+                thread = threading.Thread(target=self._send_again, name=name, daemon=True)
+                with contextlib.suppress(RuntimeError):  # there can be no more threads
+                    thread.start()
 
     def _send(self) -> None:
         if self._deliver.send():
@@ -132,7 +135,7 @@ class Guard:
 
     def drop(self, error: BaseException) -> bool:
         """Whether *error* is what was raised here; then that will be raised again."""
-        ours = self.raised is not None and self.raised in (error, type(error))
+        ours = self.raised is not None and (error is self.raised or type(error) is self.raised)
         self._dropped |= ours
         return ours
 
