@@ -76,7 +76,8 @@ class Report:
     def parking(self, key: str, reply: Reply) -> None:
         """Report that the task is parked."""
         facts = {"key": key, "holder": reply.holder, "place": reply.place}
-        self.info("parked: {key!r} is held by {holder}, {place} before it", **facts)
+        who = "is held by {holder}" if reply.holder else "is for an earlier task of this worker"
+        self.info(f"parked: {{key!r}} {who}, {{place}} before it", **facts)
         self.event("task_parked", **facts)
 
 

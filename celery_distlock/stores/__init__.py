@@ -99,7 +99,7 @@ def open_store(
     Nothing is sent until it is first used.
 
     Args:
-        url: As in README's table of stores, or of a scheme that another package brings.
+        url: As the page about places has it, or of a scheme that another package brings.
         prefix: What all its records' names begin with.
         options: What may also stand in the URL's query: given besides it, not in it.
 

@@ -5,7 +5,7 @@ from celery_distlock.keys import slot_name
 from celery_distlock.lock import Lock
 from celery_distlock.naming import SHOWN_LENGTH, shown
 from celery_distlock.runtime.reporting import Report
-from celery_distlock.stores import open_store
+from celery_distlock.stores import Reply, Status, open_store
 
 LONG = "customer:" + "x" * 1_000_000
 
@@ -48,3 +48,17 @@ def test_a_log_line_of_a_long_key_is_short(caplog):
     (record,) = caplog.records
     assert len(record.getMessage()) < 600
     assert len(record.lock_key) == SHOWN_LENGTH
+
+
+def test_a_task_that_is_parked_behind_one_without_the_key_yet_says_so(caplog):
+    class Task:
+        name = "shop.reserve"
+
+    caplog.set_level("INFO")
+    report = Report(Task(), "id", open_store("memory://"))
+    report.parking("k", Reply(Status.PARKED, 0.0, holder="a"))
+    report.parking("k", Reply(Status.PARKED, 0.0))
+
+    held, waited_for = (record.getMessage() for record in caplog.records)
+    assert held.endswith("parked: 'k' is held by a, 0 before it")
+    assert waited_for.endswith("parked: 'k' is for an earlier task of this worker, 0 before it")

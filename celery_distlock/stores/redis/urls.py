@@ -107,7 +107,7 @@ def locate(url: str, options: Mapping[str, str] | None = None) -> Location:
     Return the servers that *url* names; nothing is sent yet.
 
     Args:
-        url: As README's table of stores has it, or as Celery writes it.
+        url: As the page about places has it, or as Celery writes it.
         options: More of those that may stand in its query.
 
     Raises:
