@@ -182,6 +182,11 @@ class Admin:
         """The app's store."""
         return Runtime.of(self._app).store
 
+    @property
+    def where(self) -> str:
+        """The store and the prefix, in words: what to look at if a key is not found."""
+        return f"{self.store.address}, prefix {Runtime.of(self._app).settings.prefix!r}"
+
     def locks(self, pattern: str = "*") -> Iterator[LockInfo]:
         """
         Look at all keys that are held or waited for; in no order, and not at one moment.

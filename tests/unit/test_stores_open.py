@@ -47,6 +47,17 @@ def test_rediss_is_redis_over_tls(new_prefix):
 
     assert isinstance(store, RedisStore)
     assert issubclass(store._servers._settings[0], redis.SSLConnection)
+    assert store.address == "rediss://db1:6379/0"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["rediss+cluster://a:7000,b:7000/0", "redlocks://a:1,b:2,c:3/0", "sentinels://a:1,b:2/0"],
+)
+def test_an_address_says_that_it_is_over_tls(new_prefix, url):
+    query = "?service=m" if url.startswith("sentinels") else ""
+
+    assert open_store(f"{url}{query}", new_prefix).address == f"{url}{query}"
 
 
 def test_the_prefix_is_distlock_unless_told():

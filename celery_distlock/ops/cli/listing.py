@@ -55,8 +55,9 @@ def list_(
     PATTERN is one of the shell's, as in 'stock:*'; quote it. The keys are looked at in small
     batches, which no server minds, and not all at one moment.
     """
+    admin = admin_of(obj, Ability.LIST)
     found = chosen(
-        admin_of(obj, Ability.LIST).locks(pattern),
+        admin.locks(pattern),
         task=task,
         waiting=waiting,
         older_than=older_than,
@@ -69,7 +70,7 @@ def list_(
         return
     screen = Screen(obj)
     if not screen.table(LOCK_COLUMNS, (lock_cells(info, time.time()) for info in shown)):
-        obj.error("There is no such key: nobody holds one or waits for one.")
+        obj.error(f"There is no such key at {admin.where}: nobody holds one or waits for one.")
 
 
 def _first(found: Iterator[LockInfo], sort: str | None, limit: int | None) -> Iterator[LockInfo]:

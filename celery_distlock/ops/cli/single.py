@@ -73,11 +73,13 @@ def show_(obj: CLIContext, key: str, as_json: bool) -> None:
 
     The exit status is 1 if it is free.
     """
-    info, now = admin_of(obj).show(key), time.time()
+    admin = admin_of(obj)
+    info, now = admin.show(key), time.time()
     if as_json:
         write_json(lock_record(info, now))
     else:
-        Screen(obj).facts(_described(info, now))
+        free = [("store", admin.where)] if info.state == "free" else []
+        Screen(obj).facts(_described(info, now) + free)
     if info.state == "free":
         click.get_current_context().exit(1)
 
@@ -86,7 +88,7 @@ def _described(info: LockInfo, now: float) -> list[tuple[str, str]]:
     facts = [("key", printable(info.key)), ("state", _STATES[info.state])]
     if (holder := info.holder) is not None:
         facts += [
-            ("task", printable(holder.task)),
+            ("task" if holder.task_id else "thread", printable(holder.task)),
             ("id", printable(holder.task_id)),
             ("worker", worker_label(holder)),
             ("since", _since(info.since, now)),
@@ -129,11 +131,12 @@ def queue_(obj: CLIContext, key: str, first: int, limit: int, as_json: bool) -> 
     Without a place are those whose turn has come and who are on their way. The exit status is 1 if
     nobody waits.
     """
-    waiters, now = admin_of(obj, Ability.LIST).queue(key, first=first, limit=limit), time.time()
+    admin = admin_of(obj, Ability.LIST)
+    waiters, now = admin.queue(key, first=first, limit=limit), time.time()
     if as_json:
         write_json({"key": key, "waiters": [waiter_record(waiter) for waiter in waiters]})
     elif not waiters:
-        obj.echo(f"Nobody waits for {printable(key)}.")
+        obj.echo(f"Nobody waits for {printable(key)} at {admin.where}.")
     else:
         columns = ("place", "kind", "task", "id", "worker", "waits")
         rows = (

@@ -45,6 +45,7 @@ _WITHOUT_TLS = {
     "rediss+cluster": "redis+cluster",
     "redlocks": "redlock",
 }
+_OVER_TLS = {without: scheme for scheme, without in _WITHOUT_TLS.items()}
 _SOCKETS = ("unix", "redis+socket")
 # What may follow the question mark. The rest of what redis-py takes would be set to no avail.
 _OUR_OPTIONS = frozenset({"replicas", "scripts"})
@@ -86,7 +87,8 @@ class Address(NamedTuple):
     def name(self) -> str:
         """The URL without passwords and options; equal for the same hosts in another order."""
         hosts = ",".join(sorted(f"{host}:{port}" for host, port in self.hosts))
-        return f"{self.scheme}://{hosts}/{self.path.strip('/') or 0}"
+        scheme = _OVER_TLS[self.scheme] if self.tls else self.scheme
+        return f"{scheme}://{hosts}/{self.path.strip('/') or 0}"
 
 
 class Location(NamedTuple):
@@ -231,7 +233,7 @@ def _servers(address: Address) -> Topology:
         )
     socket = address.scheme in _SOCKETS
     node = _socket_settings(address) if socket else node_settings(address, address.hosts[0])
-    return OneServer(_name(node.settings), node)
+    return OneServer(_name(node.settings, tls=address.tls), node)
 
 
 def _sentinels(address: Address) -> Sentinels:
@@ -302,8 +304,9 @@ def _check_option(name: str, *, tls: bool) -> None:
     raise ConfigurationError(f"there is no option {name!r}; {closest(name, allowed)}")
 
 
-def _name(settings: dict[str, Any]) -> str:
+def _name(settings: dict[str, Any], *, tls: bool) -> str:
     database = settings.get("db") or 0
     if "path" in settings:
         return f"unix://{settings['path']}?db={database}"
-    return f"redis://{settings.get('host', 'localhost')}:{settings.get('port', 6379)}/{database}"
+    scheme = "rediss" if tls else "redis"
+    return f"{scheme}://{settings.get('host', 'localhost')}:{settings.get('port', 6379)}/{database}"

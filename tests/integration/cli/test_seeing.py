@@ -88,7 +88,8 @@ def test_an_empty_list_says_so_beside_the_output(locks, key):
     done = locks("list", key)
 
     assert (done.returncode, done.stdout) == (0, "")
-    assert "There is no such key" in done.stderr
+    assert "There is no such key at redis://" in done.stderr
+    assert ", prefix 'test-" in done.stderr
 
 
 def test_a_held_key_is_shown(bare_site, locks, key):
