@@ -46,7 +46,7 @@ class Guard:
         self._lost: Hold | None = None
         self._told = False
         self.raised: object = None  # or the class of what is
-        self._dropped = False  # by Python
+        self.dropped = False  # by Python
         self._ended: threading.Event | None = None
         self._deliver: Any = None
         self.outer: Guard | None = None  # the one around this one, in the same thread
@@ -103,7 +103,7 @@ class Guard:
         return late
 
     def _raise_untold(self, late: bool) -> None:
-        if self._lost is not None and (late or self._dropped or not self._told):
+        if self._lost is not None and (late or self.dropped or not self._told):
             raise self._lost.loss()
         for hold in self._holds:
             if not hold.held and self._lost is None:
@@ -129,15 +129,9 @@ class Guard:
         assert self._ended is not None
         while not self._ended.wait(AGAIN):
             with self._mutex:
-                if self._armed and self._dropped:
-                    self._dropped = self._told = False
+                if self._armed and self.dropped:
+                    self.dropped = self._told = False
                     self._send()
-
-    def drop(self, error: BaseException) -> bool:
-        """Whether *error* is what was raised here; then that will be raised again."""
-        ours = self.raised is not None and (error is self.raised or type(error) is self.raised)
-        self._dropped |= ours
-        return ours
 
     def loss(self) -> LockLostError:
         """Return the error that tells of the loss."""
@@ -176,7 +170,14 @@ class _DropHook:
 
     def __call__(self, unraisable: Any, /) -> None:
         error = unraisable.exc_value
-        if not any(guard.drop(error) for guard in _guards_here()) and self._before is not None:
+        guard = _innermost.get(threading.get_ident())
+        while guard is not None:
+            if error is not None and guard.raised in (error, type(error)):
+                # No call comes after this: what is raised again must not strike in here.
+                guard.dropped = True
+                return
+            guard = guard.outer
+        if self._before is not None:
             self._before(unraisable)
 
 
