@@ -114,7 +114,7 @@ class Guard:
             if self._armed and self._lost is None:
                 self._lost = hold
                 self._ended = threading.Event()
-                _drops.install()
+                _DropHook.install()
                 self._send()
                 name = "distlock-abort"
                 thread = threading.Thread(target=self._send_again, name=name, daemon=True)
@@ -161,12 +161,14 @@ def _guards_here() -> Iterator[Guard]:
 class _DropHook:
     """Hears of the exceptions that Python drops; others' go to who heard of them before."""
 
-    def __init__(self) -> None:
-        self._before: Callable[[Any], object] | None = None
+    def __init__(self, before: Callable[[Any], object]) -> None:
+        self._before = before
 
-    def install(self) -> None:
-        if self._before is None:
-            self._before, sys.unraisablehook = sys.unraisablehook, self
+    @classmethod
+    def install(cls) -> None:
+        """Hear of them from now on, also if somebody else has put himself in the place since."""
+        if not isinstance(sys.unraisablehook, cls):
+            sys.unraisablehook = cls(sys.unraisablehook)
 
     def __call__(self, unraisable: Any, /) -> None:
         error = unraisable.exc_value
@@ -177,11 +179,7 @@ class _DropHook:
                 guard.dropped = True
                 return
             guard = guard.outer
-        if self._before is not None:
-            self._before(unraisable)
-
-
-_drops = _DropHook()
+        self._before(unraisable)
 
 
 class _BySignal:
