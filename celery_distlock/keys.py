@@ -108,10 +108,9 @@ class KeyRule:
             TypeError: The arguments do not fit the task's signature, said as Python says it.
             LockKeyError: A key cannot be made from these arguments.
         """
-        bound = self._signature.bind(*args, **kwargs)
         if self._validate is not None:
             args, kwargs = self._validate(args, kwargs)
-            bound = self._signature.bind(*args, **kwargs)
+        bound = self._signature.bind(*args, **kwargs)
         if self._callable is not None:
             return self._call(self._callable, args, kwargs)
         bound.apply_defaults()

@@ -35,11 +35,11 @@ class Validation:
                 f"{where}: how this version of Celery validates by Pydantic is not known here; use"
                 " one that is supported, or pydantic=False"
             )
-        put_in = {"task_fun": CellType(_arguments)}
-        closure = [
-            put_in.get(name, cell) for name, cell in zip(code.co_freevars, cells, strict=True)
-        ]
-        self._validate = FunctionType(code, wrapper.__globals__, closure=tuple(closure))
+        closure = tuple(
+            CellType(_arguments) if name == "task_fun" else cell
+            for name, cell in zip(code.co_freevars, cells, strict=True)
+        )
+        self._validate = FunctionType(code, wrapper.__globals__, closure=closure)
         self._before = (None,) if bound else ()
 
     @staticmethod

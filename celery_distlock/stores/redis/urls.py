@@ -231,9 +231,10 @@ def _servers(address: Address) -> Topology:
             f"several hosts are a cluster ({EXAMPLES['redis+cluster']}), or are asked for"
             f" the master ({EXAMPLES['sentinel']})"
         )
-    socket = address.scheme in _SOCKETS
-    node = _socket_settings(address) if socket else node_settings(address, address.hosts[0])
-    return OneServer(_name(node.settings, tls=address.tls), node)
+    if address.scheme in _SOCKETS:
+        node = _socket_settings(address)
+        return OneServer(f"unix://{node.settings['path']}?db={node.settings.get('db') or 0}", node)
+    return OneServer(address.name, node_settings(address, address.hosts[0]))
 
 
 def _sentinels(address: Address) -> Sentinels:
@@ -302,11 +303,3 @@ def _check_option(name: str, *, tls: bool) -> None:
     if name in OPTIONS:
         raise ConfigurationError(f"the option {name!r} is for other lock stores")
     raise ConfigurationError(f"there is no option {name!r}; {closest(name, allowed)}")
-
-
-def _name(settings: dict[str, Any], *, tls: bool) -> str:
-    database = settings.get("db") or 0
-    if "path" in settings:
-        return f"unix://{settings['path']}?db={database}"
-    scheme = "rediss" if tls else "redis"
-    return f"{scheme}://{settings.get('host', 'localhost')}:{settings.get('port', 6379)}/{database}"
