@@ -11,6 +11,7 @@ it is raised again.
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -243,53 +244,48 @@ def _without_arguments(loss: LockLostError) -> type[LockLostError]:
 
 
 class _ByGreenlet:
-    """To a greenlet of gevent's."""
+    """To a greenlet: *soon* has a function called by its loop, and *throw* raises in it."""
 
-    def __init__(self, guard: Guard) -> None:
-        self._gevent: Any = sys.modules["gevent"]
+    def __init__(
+        self,
+        guard: Guard,
+        soon: Callable[[Callable[[], None]], object],
+        throw: Callable[[LockLostError], object],
+    ) -> None:
         self._guard = guard
-        self._greenlet = self._gevent.getcurrent()
+        self._soon = soon
+        self._throw_in = throw
 
     def send(self) -> bool:
-        self._gevent.spawn(self._throw)
+        self._soon(self._throw)
         return False
 
     def _throw(self) -> None:
         error = self._guard.take()
         if error is not None:
-            self._gevent.kill(self._greenlet, error)
+            self._throw_in(error)
 
     def finish(self) -> bool:
         return False
 
 
-class _ByEventlet:
-    """To a greenlet of eventlet's: by its hub, as eventlet's own time limits do."""
-
-    def __init__(self, guard: Guard) -> None:
-        hubs: Any = sys.modules["eventlet.hubs"]
-        self._hub = hubs.get_hub()
-        self._guard = guard
-        self._greenlet: Any = sys.modules["greenlet"].getcurrent()
-
-    def send(self) -> bool:
-        self._hub.schedule_call_global(0, self._throw)
-        return False
-
-    def _throw(self) -> None:
-        error = self._guard.take()
-        if error is not None:
-            self._greenlet.throw(error)
-
-    def finish(self) -> bool:
-        return False
+def _by_gevent(guard: Guard) -> _ByGreenlet:
+    gevent: Any = sys.modules["gevent"]
+    return _ByGreenlet(guard, gevent.spawn, functools.partial(gevent.kill, gevent.getcurrent()))
 
 
-def _delivery(guard: Guard) -> _BySignal | _ByAsyncException | _ByGreenlet | _ByEventlet:
+def _by_eventlet(guard: Guard) -> _ByGreenlet:
+    """By the hub, as eventlet's own time limits do."""
+    hub = sys.modules["eventlet.hubs"].get_hub()
+    greenlet: Any = sys.modules["greenlet"].getcurrent()
+    return _ByGreenlet(guard, functools.partial(hub.schedule_call_global, 0), greenlet.throw)
+
+
+def _delivery(guard: Guard) -> _BySignal | _ByAsyncException | _ByGreenlet:
     if _gevent_patched():
-        return _ByGreenlet(guard)
+        return _by_gevent(guard)
     if _eventlet_patched():
-        return _ByEventlet(guard)
+        return _by_eventlet(guard)
     if threading.current_thread() is threading.main_thread() and _handles_signal():
         return _BySignal()
     return _ByAsyncException(guard)
