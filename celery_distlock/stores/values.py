@@ -104,12 +104,22 @@ class WokenTask(NamedTuple):
     A parked run whose turn it is. Whoever is given one sends its envelope, then says `sent`.
 
     If there is a route, it comes without one, and may need more keys: it is for `Store.ready`.
+
+    Attributes:
+        name: The key's slot name.
+        run: The execution's id.
+        envelope: Its message.
+        route: What else it needs.
+        arrival: Where it was pushed to a worker: when it came (µs, by the store's clock); else 0.
+        giver: Likewise, the run that gave the key up for it; empty if none did.
     """
 
-    name: str  # the key's slot name
+    name: str
     run: str
     envelope: bytes
     route: Route | None = None
+    arrival: int = 0
+    giver: str = ""
 
 
 class Reply(NamedTuple):

@@ -22,12 +22,15 @@ from celery_distlock.naming import shown
 from celery_distlock.process.background import Background
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.messages import to_message
+from celery_distlock.runtime.received import Received
 from celery_distlock.runtime.trust import RefusedError
 from celery_distlock.stores import ParkingStore
 from celery_distlock.stores.channels import DeliveryChannel
+from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.values import WokenTask
 
 from .event_loop import LoopCalls
+from .in_flight import in_flight
 from .parking import can_park
 from .precedence import Precedence
 from .registration import Registration
@@ -106,6 +109,10 @@ class DeliveryStep(bootsteps.StartStopStep):
             logger.exception(_NOT_STARTED, shown(key_of(wake.name)))
 
     def _take(self, consumer: Any, wake: WokenTask, message: Message) -> None:
+        if wake.giver:
+            in_flight.note_served(task_id_of(wake.giver))
+        if wake.arrival:
+            Received.note(message, arrival=wake.arrival)
         name = message.headers.get("task")
         strategy, ack_worker = consumer.strategies.get(name), self._ack_worker
         if strategy is None or ack_worker is None:

@@ -2,14 +2,17 @@
 The unfinished tasks of this worker by key, and calls that wait for them.
 
 - A task is entered when it goes to the pool, and left out as soon as Celery has forgotten it.
+- Celery knows a task only when it has been handed over, and in a pool without an event loop other
+  threads ask meanwhile: so it counts from the beginning, see `InFlightKeys.entering`.
 - `DeferredCalls` polls, because Celery does not report every begin and end of a task.
 """
 
 import collections
 import logging
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from celery.worker import state
 
@@ -32,6 +35,8 @@ class InFlightKeys:
 
     def __init__(self) -> None:
         self._ids: dict[str, set[str]] = {}
+        self._entering: collections.Counter[str] = collections.Counter()
+        self._served: set[str] = set()
         self._next_purge = 1000
         self._mutex = threading.Lock()  # without an event loop there are several threads here
         self.followers: set[str] = set()
@@ -40,13 +45,27 @@ class InFlightKeys:
         """Whether there is such a task."""
         return bool(self.ids(name))
 
-    def has_queued(self, name: str, but: str = "") -> bool:
-        """Whether one of them, other than the one whose id is *but*, waits for a slot."""
-        for identity in self.ids(name) - {but}:
-            request = state.requests.get(identity)
-            if request is not None and request not in state.active_requests:
-                return True
-        return False
+    def has_earlier(self, name: str, identity: str, arrival: int) -> bool:
+        """
+        Whether one of them goes before the woken task *identity*, which came at *arrival*.
+
+        That is one that waits for a slot; or one that has begun, came earlier, and may not have
+        asked for the key yet. (0: whoever has begun is taken to have asked.)
+        """
+        return any(self._is_earlier(each, arrival) for each in self.ids(name) - {identity})
+
+    def _is_earlier(self, identity: str, arrival: int) -> bool:
+        request = state.requests.get(identity)
+        if request is None:
+            return identity in self._entering
+        if request not in state.active_requests:
+            return True
+        return identity not in self._served and 0 < getattr(request, "arrival", 0) < arrival
+
+    def note_served(self, identity: str) -> None:
+        """Note that a task has had its key, and given it up; it may not have ended yet."""
+        if identity in state.requests:
+            self._served.add(identity)
 
     def ids(self, name: str) -> set[str]:
         """Return the ids of such tasks."""
@@ -54,29 +73,47 @@ class InFlightKeys:
             known = self._ids.get(name)
             if known is None:
                 return set()
-            known.intersection_update(state.requests)
+            finished = self._finished(known)
+            known -= finished
+            self._served -= finished
             return known.copy()
 
-    def add(self, name: str, identity: str) -> None:
-        """Enter a task that goes to the pool, for the key of that slot name."""
+    @contextmanager
+    def entering(self, names: Iterable[str], identity: str) -> Iterator[None]:
+        """Enter a task for the keys of those slot names; this block hands it to the pool."""
         with self._mutex:
-            known = self._ids.setdefault(name, set())
-            known.add(identity)
-            if len(known) + len(self._ids) > self._next_purge:
-                self._purge()
+            self._entering[identity] += 1
+            self._served.discard(identity)
+            for name in names:
+                self._add(name, identity)
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._entering -= collections.Counter([identity])
 
-    def add_all(self, names: Iterable[str], identity: str) -> None:
-        """Likewise, for several keys."""
-        for name in names:
-            self.add(name, identity)
+    def _finished(self, identities: set[str]) -> set[str]:
+        return {each for each in identities if each not in state.requests} - self._entering.keys()
+
+    def _add(self, name: str, identity: str) -> None:
+        known = self._ids.setdefault(name, set())
+        known.add(identity)
+        if len(known) + len(self._ids) > self._next_purge:
+            self._purge()
 
     def _purge(self) -> None:
-        unfinished = {name: ids.intersection(state.requests) for name, ids in self._ids.items()}
+        unfinished = {name: ids - self._finished(ids) for name, ids in self._ids.items()}
         self._ids = {name: ids for name, ids in unfinished.items() if ids}
+        self._served &= set().union(*self._ids.values())
         self._next_purge = max(1000, 4 * len(self._ids))
 
 
 in_flight = InFlightKeys()
+
+
+class _Deferred(NamedTuple):
+    busy: Callable[[], bool]
+    call: Callable[[], object]
 
 
 class DeferredCalls:
@@ -85,13 +122,11 @@ class DeferredCalls:
 
     Args:
         timer: The worker's.
-        busy: Whether such a task is left, by the key's slot name.
     """
 
-    def __init__(self, timer: Any, busy: Callable[[str], bool]) -> None:
+    def __init__(self, timer: Any) -> None:
         self._timer = timer
-        self._busy = busy
-        self._waiting: dict[str, collections.deque[Callable[[], object]]] = {}
+        self._waiting: dict[str, collections.deque[_Deferred]] = {}
         self._mutex = threading.Lock()  # without an event loop there are several threads here
         self._polls = False
         self._pause = POLL
@@ -101,10 +136,10 @@ class DeferredCalls:
         """Whether a call waits at the key of that slot name."""
         return name in self._waiting
 
-    def put(self, name: str, call: Callable[[], object]) -> None:
-        """Have *call* done when no task is in its way, after the calls before it."""
+    def put(self, name: str, busy: Callable[[], bool], call: Callable[[], object]) -> None:
+        """Have *call* done when nothing is *busy* in its way, after the calls before it."""
         with self._mutex:
-            self._waiting.setdefault(name, collections.deque()).append(call)
+            self._waiting.setdefault(name, collections.deque()).append(_Deferred(busy, call))
             begins, self._polls = not self._polls, True
             self._pause = POLL
         if begins:
@@ -120,8 +155,8 @@ class DeferredCalls:
 
     def _poll(self) -> None:
         self._pause = min(1.5 * self._pause, MAX_POLL)
-        for name in list(self._waiting):
-            if not self._busy(name):
+        for name, deferred in list(self._waiting.items()):
+            if not deferred[0].busy():
                 self._call_next(name)
                 self._pause = POLL
         with self._mutex:
@@ -134,11 +169,11 @@ class DeferredCalls:
             calls = self._waiting.get(name)
             if not calls:
                 return
-            call = calls.popleft()
+            deferred = calls.popleft()
             if not calls:
                 del self._waiting[name]
         try:
-            call()
+            deferred.call()
         except Exception:
             logger.exception(
                 "unexpected error while starting a task that waited at %r; the sweeper sends it",

@@ -9,7 +9,8 @@ processes ask for the key.
   in the key's queue, in the order in which they were received (`celery_distlock.worker.parker`).
 - A task may be parked before the first one has acquired the key. If that one ends without it, no
   release wakes the next: this module does.
-- A woken task waits here while an earlier task of its key waits for a slot of the pool.
+- A woken task waits here while an earlier task of its key waits for a slot of the pool; and for a
+  second at most while one has begun, and may not have asked for the key yet.
 - The event loop makes the key of a small message and hands it to a thread that parks it. It waits
   20 ms for that at most; a message that takes longer stays unacknowledged in the thread, while the
   loop goes on (see `celery_distlock.worker.event_loop`).
@@ -28,6 +29,7 @@ from celery import bootsteps
 from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
+from celery_distlock import clock
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.received import Received
 from celery_distlock.stores import Ability
@@ -44,6 +46,7 @@ __all__ = ["MOST_HELD", "Parking", "ParkingStep", "can_park"]
 LOOP_WAIT = 0.02  # seconds that the event loop waits for a message to be parked
 NO_WAIT = 30.0  # seconds for which it then does not wait: messages are parked while it goes on
 MOST_HELD = 1000  # messages in the thread beside which as many others are fetched from the broker
+ASKS_WITHIN = 1.0  # seconds after which a task that has begun is taken to have asked for its key
 STALE_AFTER = 60.0  # seconds after which the broker may have given a message to another worker
 
 
@@ -95,8 +98,8 @@ class Parking:
         self._thread = BoundedCaller("distlock-parking", patience=LOOP_WAIT, pause=NO_WAIT)
         self._calls = LoopCalls(consumer.hub, consumer.call_soon)
         self._times = ArrivalTimes(runtime.store)
-        self._until_started = DeferredCalls(consumer.timer, in_flight.has_queued)
-        self._until_ended = DeferredCalls(consumer.timer, in_flight.has)
+        self._until_started = DeferredCalls(consumer.timer)
+        self._until_ended = DeferredCalls(consumer.timer)
         self._first = Precedence(getattr(consumer, "controller", None))
         self._held: Counter[str] = Counter()  # by slot name: messages that are in the thread
         self._closed = self._reading = False
@@ -140,24 +143,33 @@ class Parking:
         go_on: Callable[[], object],
         passed: tuple[str, ...] = (),
     ) -> None:
-        """Hand a woken task to the pool as soon as the earlier tasks of its keys have begun."""
-        identity = message.headers["id"]
+        """Hand a woken task to the pool when the earlier tasks of its keys have asked for them."""
+        identity, busy = message.headers["id"], self._watch_earlier(message)
         for name in names:
-            if name not in passed and self._has_earlier(name, identity):
+            if name not in passed and (self._until_started.has(name) or busy(name)):
                 in_flight.followers.add(identity)
                 again = functools.partial(self.start_woken, names, message, go_on, (*passed, name))
-                self._until_started.put(name, again)
+                self._until_started.put(name, functools.partial(busy, name), again)
                 return
         in_flight.followers.discard(identity)
-        in_flight.add_all(names, identity)
-        if passed:
-            with self._first():
-                self._go_on(message, go_on)
-        else:
-            go_on()
+        with in_flight.entering(names, identity):
+            if passed:
+                with self._first():
+                    self._go_on(message, go_on)
+            else:
+                go_on()
 
-    def _has_earlier(self, name: str, identity: str) -> bool:
-        return self._until_started.has(name) or in_flight.has_queued(name, but=identity)
+    @staticmethod
+    def _watch_earlier(message: Any) -> Callable[[str], bool]:
+        """Return what tells of a key whether a task goes before that of *message*."""
+        identity, arrival = message.headers["id"], Received.noted_on(message).arrival or 0
+        until = clock.monotonic() + ASKS_WITHIN
+
+        def busy(name: str) -> bool:
+            waits = clock.monotonic() < until
+            return in_flight.has_earlier(name, identity, arrival if waits else 0)
+
+        return busy
 
     # New messages
 
@@ -189,15 +201,17 @@ class Parking:
 
     def _settle(self, arrival: Arrival, parked: bool) -> None:
         if not parked:
-            if arrival.look is None:
-                in_flight.add_all(arrival.names, arrival.identity)
-            arrival.go_on()
+            # What was only looked at enters its keys by itself, if it may run.
+            names = arrival.names if arrival.look is None else ()
+            with in_flight.entering(names, arrival.identity):
+                arrival.go_on()
             return
         arrival.acknowledge()
         if arrival.came_first and not self._until_ended.has(arrival.names[0]):
             # If the tasks before it end without the key, nobody's release would wake it.
             wake = functools.partial(self._parker.wake_next, arrival.key)
-            self._until_ended.put(arrival.names[0], lambda: self._thread.ask(wake))
+            ends = functools.partial(in_flight.has, arrival.names[0])
+            self._until_ended.put(arrival.names[0], ends, lambda: self._thread.ask(wake))
 
     def _go_on(self, message: Any, go_on: Callable[[], object]) -> None:
         """As Celery does where a message is received."""

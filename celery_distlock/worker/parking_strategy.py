@@ -39,10 +39,12 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
             header = LockHeader.of(message.headers)
             if header.woken:  # its turn has come
                 return parking.start_woken(header.places, message, go_on)
-            keys = parking_strategy.keys_to_wait_for(message)
-            if keys:
+            keys = parking_strategy.keys(message)
+            if keys and parking_strategy.has_to_wait(message, keys):
                 acknowledge = functools.partial(ack, logger, consumer.connection_errors)
                 return parking.take(Arrival(task, message, keys, acknowledge, go_on))
+            with in_flight.entering(map(slot_name, keys), message.headers["id"]):
+                return go_on()
         return handle(message, body, ack, reject, callbacks, **more)
 
     return on_message
@@ -59,28 +61,28 @@ def _may_park(task: Any, plan: Plan, runtime: Runtime) -> bool:
 
 
 class _ParkingStrategy:
-    """Decides which messages for one task have to wait."""
+    """Tells the keys of one task's messages, and which messages have to wait for them."""
 
     def __init__(self, task: Any, plan: Plan, runtime: Runtime) -> None:
         self._task = task
         self._plan = plan
         self._runtime = runtime
 
-    def keys_to_wait_for(self, message: Any) -> tuple[str, ...]:
-        """Return the keys of *message* if one of them is taken here; none: it goes to the pool."""
+    def keys(self, message: Any) -> tuple[str, ...]:
+        """Return the keys of *message*, sorted; none: it is for the pool to make them."""
         if len(message.body) > LARGE_BODY or message.content_type not in PLAIN_CONTENT:
             return ()
         try:
             args, kwargs, _ = message.payload
-            keys = self._plan.rule.keys(args, kwargs)
+            return tuple(sorted(self._plan.rule.keys(args, kwargs)))
         except Exception:  # noqa: BLE001  # whatever is wrong with it, the task is to fail with it
             return ()
-        names, parking = [slot_name(key) for key in keys], self._runtime.parking_thread
+
+    def has_to_wait(self, message: Any, keys: tuple[str, ...]) -> bool:
+        """Whether one of its *keys* is taken here, so that it is parked."""
+        names, parking = map(slot_name, keys), self._runtime.parking_thread
         taken = any(parking.holds(name) or in_flight.has(name) for name in names)
-        if taken and may_run_at_once(message) and self._returns(message):
-            return tuple(sorted(keys))
-        in_flight.add_all(names, message.headers["id"])
-        return ()
+        return taken and may_run_at_once(message) and self._returns(message)
 
     def _returns(self, message: Any) -> bool:
         """Whether *message* would be sent to its queue again; else its process waits with it."""

@@ -121,9 +121,8 @@ class _EarlyRefusal:
         return len(state.reserved_requests) >= int(self._consumer.pool.num_processes)
 
     def _let_run(self, message: Any, keys: Sequence[str], delivery: _Delivery) -> Any:
-        for key in keys:
-            in_flight.add(slot_name(key), message.headers["id"])
-        return delivery.go_on()
+        with in_flight.entering(map(slot_name, keys), message.headers["id"]):
+            return delivery.go_on()
 
     def _refuse(self, taken: Taken, delivery: _Delivery, message: Any) -> Any:
         """Hand *message* on with what was found; one more is fetched from the broker meanwhile."""

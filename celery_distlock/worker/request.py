@@ -63,6 +63,11 @@ class LockedRequest(Request):
             super().acknowledge()
 
     @property
+    def arrival(self) -> int:
+        """When it arrived, in µs by the store's clock; 0 if that is not known."""
+        return self._received.arrival or 0
+
+    @property
     def _runtime(self) -> Runtime:
         app: Any = self.app
         return Runtime.of(app)

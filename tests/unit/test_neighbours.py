@@ -9,7 +9,9 @@ from celery_distlock.worker.in_flight import MAX_POLL, POLL, DeferredCalls, in_f
 
 
 class Request:
-    """Celery's, as far as it is looked at: it has not begun."""
+    """Celery's, as far as it is looked at: it came as the fifth."""
+
+    arrival = 5
 
 
 class Timer:
@@ -36,7 +38,7 @@ def timer():
 
 @pytest.fixture
 def turns(timer):
-    return DeferredCalls(timer, in_flight.has)
+    return DeferredCalls(timer)
 
 
 @pytest.fixture
@@ -46,8 +48,8 @@ def begin(monkeypatch):
     monkeypatch.setattr(state, "requests", unfinished)
 
     def begin(identity: str) -> None:
-        unfinished[identity] = Request()
-        in_flight.add("k", identity)
+        with in_flight.entering(["k"], identity):
+            unfinished[identity] = Request()
 
     begin.unfinished = unfinished
     return begin
@@ -57,13 +59,51 @@ def test_a_task_is_a_neighbour_until_it_has_finished(begin):
     assert not in_flight.has("k")
     begin("a")
     assert in_flight.has("k")
-    assert in_flight.has_queued("k")
-    assert not in_flight.has_queued("k", but="a")
+    assert in_flight.has_earlier("k", "b", 0)
+    assert not in_flight.has_earlier("k", "a", 0)
     assert not in_flight.has("other")
 
     del begin.unfinished["a"]
 
     assert not in_flight.has("k")
+
+
+def test_a_task_is_a_neighbour_before_celery_knows_it(begin):
+    with in_flight.entering(["k"], "a"):
+        assert in_flight.has("k")
+        assert in_flight.has_earlier("k", "b", 0)
+        begin.unfinished["a"] = Request()
+
+    assert in_flight.has("k")
+
+
+def test_a_task_that_celery_did_not_take_is_no_neighbour(begin):
+    with in_flight.entering(["k"], "a"), in_flight.entering(["k"], "a"):
+        pass
+
+    assert not in_flight.has("k")
+
+
+def test_who_has_begun_and_may_not_have_asked_goes_before_those_who_came_later(begin, monkeypatch):
+    begin("a")
+    monkeypatch.setattr(state, "active_requests", {begin.unfinished["a"]})
+
+    assert in_flight.has_earlier("k", "b", 6)
+    assert not in_flight.has_earlier("k", "b", 4)
+    assert not in_flight.has_earlier("k", "b", 0)
+
+    in_flight.note_served("a")
+
+    assert not in_flight.has_earlier("k", "b", 6)
+
+
+def test_who_comes_again_has_not_asked_again(begin, monkeypatch):
+    begin("a")
+    in_flight.note_served("a")
+    begin("a")
+    monkeypatch.setattr(state, "active_requests", {begin.unfinished["a"]})
+
+    assert in_flight.has_earlier("k", "b", 6)
 
 
 def test_calls_are_made_one_after_the_other_each_when_those_before_it_have_finished(
@@ -80,7 +120,7 @@ def test_calls_are_made_one_after_the_other_each_when_those_before_it_have_finis
 
     begin("a")
     for identity in ("b", "c"):
-        turns.put("k", call(identity))
+        turns.put("k", lambda: in_flight.has("k"), call(identity))
     timer.tick()
     assert (called, turns.has("k")) == ([], True)
 
@@ -93,7 +133,7 @@ def test_calls_are_made_one_after_the_other_each_when_those_before_it_have_finis
     timer.tick()
     assert (called, turns.has("k"), timer.calls) == (["b", "c"], False, [])
 
-    turns.put("k", call("d"))
+    turns.put("k", lambda: in_flight.has("k"), call("d"))
     del begin.unfinished["c"]
     timer.tick()
     assert called == ["b", "c", "d"]
@@ -101,8 +141,8 @@ def test_calls_are_made_one_after_the_other_each_when_those_before_it_have_finis
 
 def test_a_call_that_fails_holds_nobody_up(turns, timer, caplog):
     called = []
-    turns.put("k", lambda: 1 / 0)
-    turns.put("k", lambda: called.append(1))
+    turns.put("k", lambda: in_flight.has("k"), lambda: 1 / 0)
+    turns.put("k", lambda: in_flight.has("k"), lambda: called.append(1))
 
     timer.tick()
     timer.tick()
@@ -113,7 +153,7 @@ def test_a_call_that_fails_holds_nobody_up(turns, timer, caplog):
 
 def test_nothing_is_called_after_the_end(turns, timer):
     called = []
-    turns.put("k", lambda: called.append(1))
+    turns.put("k", lambda: in_flight.has("k"), lambda: called.append(1))
 
     turns.close()
     timer.tick()
@@ -123,14 +163,14 @@ def test_nothing_is_called_after_the_end(turns, timer):
 
 def test_looks_are_rarer_while_nothing_ends(begin, turns, timer):
     begin("a")
-    turns.put("k", lambda: None)
+    turns.put("k", lambda: in_flight.has("k"), lambda: None)
     for _ in range(10):
         timer.tick()
     assert timer.pauses[0] == POLL
     assert timer.pauses == sorted(timer.pauses)
     assert timer.pauses[-1] == MAX_POLL
 
-    turns.put("k", lambda: None)
+    turns.put("k", lambda: in_flight.has("k"), lambda: None)
     timer.tick()
     timer.tick()
 

@@ -409,18 +409,20 @@ class PubSubChannel(DeliveryChannel):
 def woken_task_of(record: str, wake: WokenTask) -> bytes:
     """Return what is pushed of a run, as lua/queue.lua makes it; *record* is its key's lock."""
     name, run = (part.encode("utf-8", "surrogateescape") for part in (record, wake.run))
-    return b"%d %d %b%b%b" % (len(name), len(run), name, run, wake.envelope)
+    return b"%d %d 0 0 %b%b%b" % (len(name), len(run), name, run, wake.envelope)
 
 
 def _pushed(payload: bytes) -> WokenTask:
     """Return the run that was pushed; raise :exc:`ValueError` if it is none."""
-    lock_length, run_length, rest = payload.split(b" ", 2)
-    end = int(lock_length)
-    middle = end + int(run_length)
-    if not 0 < end < middle <= len(rest):
+    *head, rest = payload.split(b" ", 4)
+    lock_length, run_length, giver_length, arrival = map(int, head)
+    run_ends = lock_length + run_length
+    giver_ends = run_ends + giver_length
+    if not 0 < lock_length < run_ends <= giver_ends <= len(rest):
         raise ValueError("its lengths are not those of its parts")
-    name = rest[:end].decode().partition("{")[2].rpartition("}")[0]
-    return WokenTask(name, rest[end:middle].decode(), rest[middle:])
+    name = rest[:lock_length].decode().partition("{")[2].rpartition("}")[0]
+    run, giver = rest[lock_length:run_ends].decode(), rest[run_ends:giver_ends].decode()
+    return WokenTask(name, run, rest[giver_ends:], arrival=arrival, giver=giver)
 
 
 class _Listener:

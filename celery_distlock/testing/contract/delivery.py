@@ -38,9 +38,25 @@ class Delivery(Given):
         released = store.release(ReleaseRequest("{k} 1", "a"))
 
         assert released == (True, None)
-        wake = WokenTask(slot_name("{k} 1"), "run 7", envelope)
-        assert wait_until(lambda: received, "the push") == [wake]
+        (wake,) = wait_until(lambda: received, "the push")
+        assert wake[:3] == (slot_name("{k} 1"), "run 7", envelope)
         close()
+        close()
+
+    @parks
+    def test_a_pushed_run_tells_when_it_came_and_who_gave_its_key_up(
+        self, store: ParkingStore
+    ) -> None:
+        received: list[WokenTask] = []
+        address, close = self.open_channel(store, received.append)
+        take(store, "k", "a", run="before")
+        arrival = store.time(10.0) - 1
+        store.park_if_held("k", "run", ParkRequest(b"e", address), 10.0, arrival)
+
+        store.release(ReleaseRequest("k", "a", run="before"))
+
+        (wake,) = wait_until(lambda: received, "the push")
+        assert (wake.arrival, wake.giver) == (arrival, "before")
         close()
 
     @parks

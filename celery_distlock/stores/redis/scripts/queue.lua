@@ -19,14 +19,16 @@ local function publish(channel, message)
     return redis.pcall('PUBLISH', channel, message)
 end
 
+local giver = '' -- the run that gives the key up, if one does
+
 -- Pushes a run to the worker that parked it; false if that is gone.
 local function push(run, envelope)
-    local desk = redis.call('HGET', TASKS, 'h:' .. run)
+    local desk, arrival = unpack(redis.call('HMGET', TASKS, 'h:' .. run, 's:' .. run))
     if not desk or desk == '' then
         return false
     end
-    local parcel = string.format('%d %d ', #LOCK, #run) .. LOCK .. run .. envelope
-    local heard = publish(desk, parcel)
+    local head = string.format('%d %d %d %s ', #LOCK, #run, #giver, arrival or '0')
+    local heard = publish(desk, head .. LOCK .. run .. giver .. envelope)
     return type(heard) == 'number' and heard > 0
 end
 
