@@ -54,9 +54,6 @@ def redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """A shared server. The test runs once against each there is."""
     if request.param == "given":
         yield servers.GIVEN_URL
-    elif request.param == "redis":
-        with EmbeddedServer(executable=servers.REDIS_EXECUTABLE) as server:
-            yield server.url
     else:
         yield request.getfixturevalue("redis_server").url
 

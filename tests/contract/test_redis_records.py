@@ -125,7 +125,7 @@ def test_what_a_lost_request_for_several_keys_has_taken_is_given_back(
 def test_a_cluster_takes_one_key_at_a_time(private_server):
     server = private_server(options={"cluster-enabled": "yes"})
     with server.client() as client:
-        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
         wait_until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
     with closing(RedisStore(f"redis+cluster://127.0.0.1:{server.port}", "p")) as store:
         assert take_all(store, "kl", "ab") is None

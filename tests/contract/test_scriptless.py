@@ -11,6 +11,7 @@ from celery_distlock.testing import StoreContract
 from tests import servers
 
 
+@servers.needs("SET with IFEQ")
 class NativeContract(StoreContract):
     fair = False
 

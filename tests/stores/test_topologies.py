@@ -8,7 +8,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests import processes
+from tests import processes, servers
 from tests.topologies import (
     UNIX_SOCKET,
     Cluster,
@@ -218,7 +218,10 @@ def test_while_a_slot_moves_its_keys_are_asked_for_at_the_target(moving_cluster)
     assert target.ask("MGET", "{moved}1", "{moved}2") == ["one", "two"]
 
 
-@pytest.mark.parametrize("way", ["reshard", "reshard_at_once"])
+@pytest.mark.parametrize(
+    "way",
+    ["reshard", pytest.param("reshard_at_once", marks=servers.needs("CLUSTER MIGRATESLOTS"))],
+)
 def test_many_slots_move_with_their_keys(moving_cluster, way):
     source, target = moving_cluster.node_of(way), another_master(moving_cluster, way)
     source.ask("SET", way, "value")

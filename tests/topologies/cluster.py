@@ -216,7 +216,7 @@ class Cluster(Topology):
         if self._sharded:
             for i, master in enumerate(masters):
                 first, end = (SLOTS * n // self._masters for n in (i, i + 1))
-                master.ask("CLUSTER", "ADDSLOTSRANGE", first, end - 1)
+                master.ask("CLUSTER", "ADDSLOTS", *range(first, end))  # also for Redis 6.2
         # Everybody meets everybody, as the news of one another would take seconds to spread.
         for one, other in combinations(self.servers, 2):
             one.ask("CLUSTER", "MEET", "127.0.0.1", other.port)

@@ -14,8 +14,10 @@ from tests.worker.conftest import Site, _show_logs, opened, staffed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from celery_distlock.testing import EmbeddedServer
+    from tests.rabbitmq import RabbitServer
 
 __all__ = ["_show_logs", "rabbit_server"]
 
@@ -44,14 +46,48 @@ def site(
     }
     if crew.store:
         env["DISTLOCK_TEST_STORE"] = _url(request, crew.store)
-    if crew.amqp:
-        env["DISTLOCK_TEST_AMQP"] = request.getfixturevalue("rabbit_server").url
     folder = tmp_path_factory.mktemp("workers")
+    if crew.broker:
+        env["DISTLOCK_TEST_AMQP"] = request.getfixturevalue(crew.broker)
+    if crew.broker == "files":
+        env["DISTLOCK_TEST_TRANSPORT"] = json.dumps(file_transport(folder))
     with (
         opened("tests.apps.combined", env) as site,
         staffed(site, folder, [*map(dict, crew.workers)]),
     ):
         yield site
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(rabbit_server: RabbitServer) -> str:
+    return rabbit_server.url
+
+
+@pytest.fixture(scope="session")
+def files() -> str:
+    return "filesystem://"
+
+
+def file_transport(folder: Path) -> dict[str, str]:
+    """Options by which all processes read and write messages in *folder*."""
+    messages = folder / "messages"
+    for name in ("in", "control"):
+        (messages / name).mkdir(parents=True)
+    both = str(messages / "in")
+    control = str(messages / "control")
+    return {"data_folder_in": both, "data_folder_out": both, "control_folder": control}
+
+
+@pytest.fixture(scope="session")
+def sqs() -> Iterator[str]:
+    """An SQS of the tests' own."""
+    moto = pytest.importorskip("moto.server")
+    pytest.importorskip("pycurl")
+    server = moto.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    yield f"sqs://key:secret@127.0.0.1:{port}"
+    server.stop()
 
 
 def _url(request: pytest.FixtureRequest, store: str) -> str:

@@ -17,14 +17,14 @@ class Crew(NamedTuple):
         settings: What is in `app.conf` besides the defaults.
         transport: And in its `broker_transport_options`.
         store: The locks' place, if it is not the broker: a URL, or a fixture that has one.
-        amqp: Whether the broker is RabbitMQ, instead of Redis.
+        broker: A fixture that has its URL, if it is not Redis.
     """
 
     workers: Sequence[Mapping[str, Any]]
     settings: Mapping[str, Any] = {}
     transport: Mapping[str, Any] = {}
     store: str = ""
-    amqp: bool = False
+    broker: str = ""
 
 
 def one(slots: int = 4, *args: str, pool: str = "prefork") -> list[dict[str, Any]]:
@@ -43,6 +43,9 @@ QUORUM = {
     "worker_detect_quorum_queues": True,
 }
 
+# The tests' SQS keeps a request that waits from being answered by another thread's message.
+AT_ONCE = {"region": "eu-west-1", "wait_time_seconds": 0, "polling_interval": 0.05}
+
 CREWS = {
     "prefork": Crew(one()),
     "one slot": Crew(one(1)),
@@ -54,8 +57,10 @@ CREWS = {
     "short-lived children": Crew(one(2, "--max-tasks-per-child", "5")),
     "autoscale": Crew(one(4, "--autoscale", "4,1")),
     "prefetch of one, late": Crew(one(), {**LATE, "worker_prefetch_multiplier": 1}),
-    "classic queues": Crew(one(), transport=CONFIRMED, amqp=True),
-    "quorum queues": Crew(one(), {**LATE, **QUORUM}, transport=CONFIRMED, amqp=True),
+    "classic queues": Crew(one(), transport=CONFIRMED, broker="rabbitmq"),
+    "quorum queues": Crew(one(), {**LATE, **QUORUM}, transport=CONFIRMED, broker="rabbitmq"),
+    "files": Crew(one(), {"worker_enable_remote_control": False}, broker="files"),
+    "SQS": Crew(one(), {**LATE, "worker_enable_remote_control": False}, AT_ONCE, broker="sqs"),
     "memory": Crew(one(pool="threads"), store="memory://"),
     "sentinels": Crew(one(), store="shared_sentinels"),
     "replicas": Crew(one(), {"distlock_replicas": 1}, store="shared_replicated"),

@@ -8,6 +8,7 @@ import time
 import pytest
 import redis
 
+from tests import servers
 from tests.worker.intruder import envelope, parked_as
 
 PERSISTENT = {"appendonly": "yes"}
@@ -175,6 +176,7 @@ def test_a_store_of_one_process_is_unusable(examine):
     assert "within one process" in found["store"]["found"]
 
 
+@servers.needs("SET with IFEQ")
 def test_tasks_whose_policy_the_store_cannot_serve_are_named(examine, private_server):
     status, found = examine(f"{private_server(options=PERSISTENT).url}?scripts=off")
 

@@ -10,8 +10,9 @@ from celery_distlock.stores.redis.store import RedisStore
 from tests.waiting import wait_until
 
 GARBAGE = [
-    *(b"", b"x", b"1 2", b"9 9 x", b"-5 -5 xxx"),
-    *(b"\xff \xff \xff", b"5 1 \xff\xff\xff\xff\xffrun{}"),
+    *(b"", b"x", b"1 2", b"9 9 0 0 x", b"-5 -5 0 0 xxx", b"5 3 p:{k}run{}"),
+    *(b"5 3 9 0 p:{k}run{}", b"5 3 -1 0 p:{k}run{}", b"5 3 0 soon p:{k}run{}"),
+    *(b"\xff \xff 0 0 \xff", b"5 1 0 0 \xff\xff\xff\xff\xffrun{}"),
 ]
 
 
@@ -21,7 +22,7 @@ def test_garbage_on_a_desks_channel_costs_a_line_in_the_log_and_no_more(redis_ur
         desk = store.open_channel(taken.append)
         for payload in GARBAGE:
             client.publish(desk.address, payload)
-        client.publish(desk.address, b"5 3 p:{k}run{}")
+        client.publish(desk.address, b"5 3 0 0 p:{k}run{}")
         wait_until(lambda: taken, what="the run that is one")
         desk.close()
 

@@ -22,6 +22,7 @@ def prefix(redis_server) -> Iterator[str]:
 
 @pytest.fixture
 def store(redis_server, prefix) -> Iterator[ScriptlessStore]:
+    servers.skip_without("SET with IFEQ")
     with closing(ScriptlessStore(f"{redis_server.url}?scripts=off", prefix)) as made:
         yield made
 

@@ -12,10 +12,13 @@ from celery_distlock.stores.redis.scriptless import ScriptlessStore
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.redis.urls import wants_scripts
 from celery_distlock.stores.values import Completion, Ownership, ParkRequest, RenewOutcome, Status
+from tests import servers
 from tests.losses import Losses
 from tests.stores.scriptless.fake import NOTHING, REDIS_8_4, TAIR, VALKEY_8_1, FakeServer
 from tests.topologies import url_of_user
 from tests.topologies.node import Node
+
+native = servers.needs("SET with IFEQ")
 
 
 def live(store, key="k"):
@@ -84,6 +87,7 @@ def test_a_server_without_such_commands_is_named_with_what_is_missing():
                 call()
 
 
+@native
 def test_it_works_for_a_user_who_may_not_run_scripts(redis_server, prefix):
     url = url_of_user(redis_server, "scriptless", "secret", "~* &* +@all -@scripting")
     with closing(RedisStore(url, prefix)) as scripted, pytest.raises(StoreError):
@@ -134,6 +138,7 @@ def test_nothing_can_be_parked(store):
         store.acquire(AcquireRequest("k", "a", 30.0, queue=ParkRequest(b"e"), run="run"))
 
 
+@native
 def test_it_follows_sentinels(shared_sentinels, prefix):
     url = shared_sentinels.url()
     url += ("&" if "?" in url else "?") + "scripts=off"
@@ -141,12 +146,14 @@ def test_it_follows_sentinels(shared_sentinels, prefix):
         assert live(store)
 
 
+@native
 def test_it_follows_a_cluster(shared_cluster, prefix):
     with closing(ScriptlessStore(f"{shared_cluster.url}?scripts=off", prefix)) as store:
         for n in range(20):
             assert live(store, f"k{n}")
 
 
+@native
 def test_a_full_server_refuses_renewals_and_grants_and_takes_releases(prefix):
     with Node() as server, closing(ScriptlessStore(f"{server.url}?scripts=off", prefix)) as store:
         assert store.acquire(AcquireRequest("k", "a", 30.0)).status is Status.GRANTED

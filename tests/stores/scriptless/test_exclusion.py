@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tests import servers
 from tests.faults.history import history, store_actor
 from tests.faults.history.test_exclusion import DURABLE, LIVES, SECONDS, Stage, seed
 
@@ -36,6 +37,7 @@ class NativeStage(Stage):
 
 @pytest.fixture
 def stage(private_server, tmp_path):
+    servers.skip_without("SET with IFEQ")
     made = NativeStage(private_server(options=DURABLE), tmp_path / "history", seed())
     yield made
     made.close()

@@ -28,7 +28,6 @@ from celery_distlock.stores.values import (
     Status,
     WokenTask,
 )
-from tests import servers
 from tests.stores.topologies import drill
 from tests.topologies.cluster import slot_of
 from tests.waiting import wait_until
@@ -45,7 +44,6 @@ SHORT, EXACT, OF_A_CLUSTER, OF_SENTINELS = re.findall(
     r"^ACL SETUSER .+(?:\n    .+)*", PAGE, re.MULTILINE
 )
 LUA = ROOT / "celery_distlock/stores/redis/scripts"
-EXECUTABLES = [None, *([servers.REDIS_EXECUTABLE] if servers.REDIS_EXECUTABLE else [])]
 METHODS = {
     name
     for name, _ in inspect.getmembers(Store, inspect.isfunction)
@@ -107,21 +105,13 @@ def account(node: EmbeddedServer, url: str, prefix: str) -> Iterator[Account]:
         yield Account(f"{scheme}://{prefix}:password@{rest}", client)
 
 
-@pytest.fixture(params=EXECUTABLES, ids=["valkey", "redis"][: len(EXECUTABLES)])
-def executable(request: pytest.FixtureRequest) -> str | None:
-    """Of each server that there is."""
-    found: str | None = request.param
-    return found
-
-
 @pytest.fixture(params=[SHORT, EXACT], ids=["short", "exact"])
 def one_server(
     request: pytest.FixtureRequest,
-    executable: str | None,
     private_server: Callable[..., Any],
     prefix: str,
 ) -> Iterator[Account]:
-    server = private_server(executable=executable)
+    server = private_server()
     set_user(server, request.param, prefix)
     with account(server, server.url, prefix) as user:
         yield user
@@ -129,10 +119,10 @@ def one_server(
 
 @pytest.fixture
 def one_server_as_admin(
-    executable: str | None, private_server: Callable[..., EmbeddedServer], prefix: str
+    private_server: Callable[..., EmbeddedServer], prefix: str
 ) -> tuple[EmbeddedServer, str]:
     """A server whose user is to be made yet, and that user's URL."""
-    server = private_server(executable=executable)
+    server = private_server()
     return server, server.url.replace("redis://", f"redis://{prefix}:password@")
 
 

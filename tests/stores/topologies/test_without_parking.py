@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_distlock.errors import LockConflictError
-from tests import zookeeper_server
+from tests import servers, zookeeper_server
 from tests.topologies import url_of_user
 from tests.zookeeper_server import ZooKeeperServer
 
@@ -32,6 +32,7 @@ def zookeeper() -> Iterator[ZooKeeperServer]:
 def place(request, redis_server, prefix) -> str:
     match request.param:
         case "no scripts":
+            servers.skip_without("SET with IFEQ")
             url = url_of_user(redis_server, prefix, "secret", "~* &* +@all -@scripting")
             return f"{url}?scripts=off"
         case "redlock":
