@@ -98,7 +98,7 @@ class Intruder:
     def push(self, desk: bytes, key: str, envelope: bytes, run: str = "") -> None:
         run = run or f"{uuid.uuid4()}:0:0:0"
         lock = f"{self.prefix}:{{{key}}}:lock"
-        park_request = f"{len(lock)} {len(run)} {lock}{run}".encode() + envelope
+        park_request = f"{len(lock)} {len(run)} 0 0 {lock}{run}".encode() + envelope
         assert self._client.publish(desk, park_request) == 1
 
     def keys(self, pattern: str) -> list[bytes]:
