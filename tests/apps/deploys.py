@@ -32,8 +32,8 @@ def brief(self: Any, key: str, number: int) -> None:
 
 
 @app.task(shared=False)
-def pause(seconds: float) -> None:
-    journal.write("pauses", None)
+def pause(seconds: float, name: str) -> None:
+    journal.write(name, None)
     time.sleep(seconds)
 
 

@@ -479,13 +479,15 @@ def die_at(instruction: int, action) -> int:
 
         def trace(frame, event, _argument):
             nonlocal left
-            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            frame.f_trace_opcodes = True
             if event == "opcode" and frame.f_code.co_filename == ledger_module.__file__:
                 left -= 1
                 if left < 0:
                     os.kill(os.getpid(), signal.SIGKILL)
             return trace
 
+        # Python 3.12.1 asks the frame that starts it, too.
+        sys._getframe().f_trace_opcodes = True
         action(lambda: sys.settrace(trace))
     finally:
         os._exit(0)

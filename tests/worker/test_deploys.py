@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 
 import pytest
 
@@ -47,9 +48,10 @@ def park(site, key, *, count=MANY, **options):
 
 def burden(site, seconds, *, slots=2, each=0.02):
     """Send work of *seconds* for so many slots, and wait until it has begun."""
+    pauses = f"pauses-{uuid.uuid4()}"
     for _ in range(round(seconds * slots / each)):
-        site.tasks.pause.delay(each)
-    site.journal.wait("pauses")
+        site.tasks.pause.delay(each, pauses)
+    site.journal.wait(pauses)
 
 
 def took(site, key, released_at, count=MANY):
@@ -143,8 +145,8 @@ def test_what_a_full_worker_cannot_begin_is_begun_by_one_that_has_a_free_slot(
     with site.held(key):
         full = start()
         park(site, key, count=1)
-        site.tasks.pause.delay(60.0)
-        site.journal.wait("pauses")
+        site.tasks.pause.delay(60.0, f"{key}:pauses")
+        site.journal.wait(f"{key}:pauses")
         free = start(concurrency=2)
         released_at = time.time()
 
@@ -160,8 +162,8 @@ def test_what_waits_in_a_worker_that_dies_is_begun_by_another(bare_site, start, 
     with site.held(key):
         doomed = start()
         park(site, key, count=1)
-        site.tasks.pause.delay(60.0)
-        site.journal.wait("pauses")
+        site.tasks.pause.delay(60.0, f"{key}:pauses")
+        site.journal.wait(f"{key}:pauses")
     wait_until(lambda: receipts(doomed) == 2, what="the task to be pushed")
     doomed.kill(whole=True)
     died_at = time.time()
