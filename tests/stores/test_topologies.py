@@ -210,7 +210,8 @@ def test_while_a_slot_moves_its_keys_are_asked_for_at_the_target(moving_cluster)
 
         assert source.ask("GET", "{moved}2") == "two"
         assert "ASK" in refusal(source, "GET", "{moved}1")
-        assert "TRYAGAIN" in refusal(source, "MGET", "{moved}1", "{moved}2")
+        words = refusal(source, "MGET", "{moved}1", "{moved}2")
+        assert "TRYAGAIN" in words or "ASK" in words  # Redis 6.2
         assert "MOVED" in refusal(target, "GET", "{moved}1")
 
     assert "MOVED" in refusal(source, "GET", "{moved}1")

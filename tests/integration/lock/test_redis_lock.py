@@ -709,7 +709,7 @@ def test_a_server_that_is_busy_with_a_script_is_unavailable(private_server):
             pass
 
 
-@servers.needs("a load that can be slowed down")
+@servers.needs("load that can be slowed down")
 def test_a_server_that_reads_its_data_is_unavailable_and_forgets_nothing(private_server, events):
     slow = {"key-load-delay": "20000", "loading-process-events-interval-bytes": "1024"}
     server = private_server(options={"save": "3600 1", **slow})
