@@ -20,7 +20,8 @@ def workflow(name):
 
 def targets(text):
     """The targets that are made by *text*, commands of a shell."""
-    return set(re.findall(r"^\s*(?:\w+=\S+ )?(?:- run: |tests |make )+([a-z0-9.-]+)", text, re.MULTILINE))
+    command = r"^\s*(?:\w+=\S+ )?(?:- run: |tests |make )+([a-z0-9.-]+)"
+    return set(re.findall(command, text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
