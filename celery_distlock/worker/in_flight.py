@@ -16,9 +16,13 @@ from typing import Any, NamedTuple
 
 from celery.worker import state
 
+from celery_distlock import clock
+
 __all__ = ["DeferredCalls", "InFlightKeys", "in_flight"]
 
 logger = logging.getLogger(__name__)
+
+ASKS_WITHIN = 1.0  # seconds after which a task that has begun is taken to have asked for its key
 
 # Seconds between polls of whether a task has finished, while another waits for that; longer and
 # longer while none has.
@@ -49,8 +53,8 @@ class InFlightKeys:
         """
         Whether one of them goes before the woken task *identity*, which came at *arrival*.
 
-        That is one that waits for a slot; or one that has begun, came earlier, and may not have
-        asked for the key yet. (0: whoever has begun is taken to have asked.)
+        That is one that waits for a slot; or one that came earlier and has begun just now, so that
+        it may not have asked for the key yet.
         """
         return any(self._is_earlier(each, arrival) for each in self.ids(name) - {identity})
 
@@ -60,7 +64,10 @@ class InFlightKeys:
             return identity in self._entering
         if request not in state.active_requests:
             return True
-        return identity not in self._served and 0 < getattr(request, "arrival", 0) < arrival
+        begun = request.time_start or 0.0
+        if identity in self._served or abs(clock.wall() - begun) > ASKS_WITHIN:
+            return False
+        return 0 < getattr(request, "arrival", 0) < arrival
 
     def note_served(self, identity: str) -> None:
         """Note that a task has had its key, and given it up; it may not have ended yet."""

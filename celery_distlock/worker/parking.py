@@ -29,7 +29,6 @@ from celery import bootsteps
 from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from celery_distlock import clock
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.received import Received
 from celery_distlock.stores import Ability
@@ -46,7 +45,6 @@ __all__ = ["MOST_HELD", "Parking", "ParkingStep", "can_park"]
 LOOP_WAIT = 0.02  # seconds that the event loop waits for a message to be parked
 NO_WAIT = 30.0  # seconds for which it then does not wait: messages are parked while it goes on
 MOST_HELD = 1000  # messages in the thread beside which as many others are fetched from the broker
-ASKS_WITHIN = 1.0  # seconds after which a task that has begun is taken to have asked for its key
 STALE_AFTER = 60.0  # seconds after which the broker may have given a message to another worker
 
 
@@ -144,12 +142,13 @@ class Parking:
         passed: tuple[str, ...] = (),
     ) -> None:
         """Hand a woken task to the pool when the earlier tasks of its keys have asked for them."""
-        identity, busy = message.headers["id"], self._watch_earlier(message)
+        identity, arrival = message.headers["id"], Received.noted_on(message).arrival or 0
         for name in names:
-            if name not in passed and (self._until_started.has(name) or busy(name)):
+            busy = functools.partial(in_flight.has_earlier, name, identity, arrival)
+            if name not in passed and (self._until_started.has(name) or busy()):
                 in_flight.followers.add(identity)
                 again = functools.partial(self.start_woken, names, message, go_on, (*passed, name))
-                self._until_started.put(name, functools.partial(busy, name), again)
+                self._until_started.put(name, busy, again)
                 return
         in_flight.followers.discard(identity)
         with in_flight.entering(names, identity):
@@ -158,18 +157,6 @@ class Parking:
                     self._go_on(message, go_on)
             else:
                 go_on()
-
-    @staticmethod
-    def _watch_earlier(message: Any) -> Callable[[str], bool]:
-        """Return what tells of a key whether a task goes before that of *message*."""
-        identity, arrival = message.headers["id"], Received.noted_on(message).arrival or 0
-        until = clock.monotonic() + ASKS_WITHIN
-
-        def busy(name: str) -> bool:
-            waits = clock.monotonic() < until
-            return in_flight.has_earlier(name, identity, arrival if waits else 0)
-
-        return busy
 
     # New messages
 

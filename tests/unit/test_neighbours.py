@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 from celery.worker import state
 
-from celery_distlock.worker.in_flight import MAX_POLL, POLL, DeferredCalls, in_flight
+from celery_distlock import clock
+from celery_distlock.worker.in_flight import ASKS_WITHIN, MAX_POLL, POLL, DeferredCalls, in_flight
 
 
 class Request:
-    """Celery's, as far as it is looked at: it came as the fifth."""
+    """Celery's, as far as it is looked at: it came as the fifth, and begins when it is made."""
 
     arrival = 5
+
+    def __init__(self) -> None:
+        self.time_start = clock.wall()
 
 
 class Timer:
@@ -92,6 +96,11 @@ def test_who_has_begun_and_may_not_have_asked_goes_before_those_who_came_later(b
     assert not in_flight.has_earlier("k", "b", 4)
     assert not in_flight.has_earlier("k", "b", 0)
 
+    begin.unfinished["a"].time_start -= 2 * ASKS_WITHIN
+
+    assert not in_flight.has_earlier("k", "b", 6)
+
+    begin.unfinished["a"].time_start += 2 * ASKS_WITHIN
     in_flight.note_served("a")
 
     assert not in_flight.has_earlier("k", "b", 6)
