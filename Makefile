@@ -8,7 +8,7 @@ RIVALS := .venv/.rivals
 .PHONY: help demo docs test test-unit test-all test-oldest test-drivers test-redis-6.2 chaos lint bench clean
 
 help:  ## say what there is
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z0-9.-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
 
 demo: $(READY)  ## two workers compete for locks, on a server of their own
 	@$(BIN)/python examples/demo.py
