@@ -162,8 +162,8 @@ class DeferredCalls:
 
     def _poll(self) -> None:
         self._pause = min(1.5 * self._pause, MAX_POLL)
-        for name, deferred in list(self._waiting.items()):
-            if not deferred[0].busy():
+        for name, calls in list(self._waiting.items()):
+            if not calls[0].busy():
                 self._call_next(name)
                 self._pause = POLL
         with self._mutex:

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from celery.worker.strategy import default
@@ -40,10 +40,11 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
             if header.woken:  # its turn has come
                 return parking.start_woken(header.places, message, go_on)
             keys = parking_strategy.keys(message)
-            if keys and parking_strategy.has_to_wait(message, keys):
+            names = [*map(slot_name, keys)]
+            if parking_strategy.has_to_wait(message, names):
                 acknowledge = functools.partial(ack, logger, consumer.connection_errors)
                 return parking.take(Arrival(task, message, keys, acknowledge, go_on))
-            with in_flight.entering(map(slot_name, keys), message.headers["id"]):
+            with in_flight.entering(names, message.headers["id"]):
                 return go_on()
         return handle(message, body, ack, reject, callbacks, **more)
 
@@ -78,9 +79,9 @@ class _ParkingStrategy:
         except Exception:  # noqa: BLE001  # whatever is wrong with it, the task is to fail with it
             return ()
 
-    def has_to_wait(self, message: Any, keys: tuple[str, ...]) -> bool:
-        """Whether one of its *keys* is taken here, so that it is parked."""
-        names, parking = map(slot_name, keys), self._runtime.parking_thread
+    def has_to_wait(self, message: Any, names: Iterable[str]) -> bool:
+        """Whether the key of one of these slot names is taken here, so that it is parked."""
+        parking = self._runtime.parking_thread
         taken = any(parking.holds(name) or in_flight.has(name) for name in names)
         return taken and may_run_at_once(message) and self._returns(message)
 

@@ -40,6 +40,10 @@ def timer():
     return Timer()
 
 
+def busy() -> bool:
+    return in_flight.has("k")
+
+
 @pytest.fixture
 def turns(timer):
     return DeferredCalls(timer)
@@ -129,7 +133,7 @@ def test_calls_are_made_one_after_the_other_each_when_those_before_it_have_finis
 
     begin("a")
     for identity in ("b", "c"):
-        turns.put("k", lambda: in_flight.has("k"), call(identity))
+        turns.put("k", busy, call(identity))
     timer.tick()
     assert (called, turns.has("k")) == ([], True)
 
@@ -142,7 +146,7 @@ def test_calls_are_made_one_after_the_other_each_when_those_before_it_have_finis
     timer.tick()
     assert (called, turns.has("k"), timer.calls) == (["b", "c"], False, [])
 
-    turns.put("k", lambda: in_flight.has("k"), call("d"))
+    turns.put("k", busy, call("d"))
     del begin.unfinished["c"]
     timer.tick()
     assert called == ["b", "c", "d"]
@@ -150,8 +154,8 @@ def test_calls_are_made_one_after_the_other_each_when_those_before_it_have_finis
 
 def test_a_call_that_fails_holds_nobody_up(turns, timer, caplog):
     called = []
-    turns.put("k", lambda: in_flight.has("k"), lambda: 1 / 0)
-    turns.put("k", lambda: in_flight.has("k"), lambda: called.append(1))
+    turns.put("k", busy, lambda: 1 / 0)
+    turns.put("k", busy, lambda: called.append(1))
 
     timer.tick()
     timer.tick()
@@ -162,7 +166,7 @@ def test_a_call_that_fails_holds_nobody_up(turns, timer, caplog):
 
 def test_nothing_is_called_after_the_end(turns, timer):
     called = []
-    turns.put("k", lambda: in_flight.has("k"), lambda: called.append(1))
+    turns.put("k", busy, lambda: called.append(1))
 
     turns.close()
     timer.tick()
@@ -172,14 +176,14 @@ def test_nothing_is_called_after_the_end(turns, timer):
 
 def test_looks_are_rarer_while_nothing_ends(begin, turns, timer):
     begin("a")
-    turns.put("k", lambda: in_flight.has("k"), lambda: None)
+    turns.put("k", busy, lambda: None)
     for _ in range(10):
         timer.tick()
     assert timer.pauses[0] == POLL
     assert timer.pauses == sorted(timer.pauses)
     assert timer.pauses[-1] == MAX_POLL
 
-    turns.put("k", lambda: in_flight.has("k"), lambda: None)
+    turns.put("k", busy, lambda: None)
     timer.tick()
     timer.tick()
 
