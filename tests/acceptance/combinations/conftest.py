@@ -14,10 +14,12 @@ from tests.worker.conftest import Site, _show_logs, opened, staffed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+    from typing import Any
 
     from celery_distlock.testing import EmbeddedServer
     from tests.rabbitmq import RabbitServer
+
+    Broker = tuple[str, dict[str, Any]]
 
 __all__ = ["_show_logs", "rabbit_server"]
 
@@ -42,15 +44,15 @@ def site(
         "DISTLOCK_TEST_BACKEND": redis_server.url,
         "DISTLOCK_TEST_PREFIX": servers.new_prefix(),
         "DISTLOCK_TEST_CONF": json.dumps(crew.settings),
-        "DISTLOCK_TEST_TRANSPORT": json.dumps(crew.transport),
     }
     if crew.store:
         env["DISTLOCK_TEST_STORE"] = _url(request, crew.store)
-    folder = tmp_path_factory.mktemp("workers")
+    transport = crew.transport
     if crew.broker:
-        env["DISTLOCK_TEST_AMQP"] = request.getfixturevalue(crew.broker)
-    if crew.broker == "files":
-        env["DISTLOCK_TEST_TRANSPORT"] = json.dumps(file_transport(folder))
+        env["DISTLOCK_TEST_AMQP"], options = request.getfixturevalue(crew.broker)
+        transport = {**transport, **options}
+    env["DISTLOCK_TEST_TRANSPORT"] = json.dumps(transport)
+    folder = tmp_path_factory.mktemp("workers")
     with (
         opened("tests.apps.combined", env) as site,
         staffed(site, folder, [*map(dict, crew.workers)]),
@@ -58,35 +60,32 @@ def site(
         yield site
 
 
-@pytest.fixture(scope="session")
-def rabbitmq(rabbit_server: RabbitServer) -> str:
-    return rabbit_server.url
+# Brokers: the URL, and options of the transport.
 
 
 @pytest.fixture(scope="session")
-def files() -> str:
-    return "filesystem://"
-
-
-def file_transport(folder: Path) -> dict[str, str]:
-    """Options by which all processes read and write messages in *folder*."""
-    messages = folder / "messages"
-    for name in ("in", "control"):
-        (messages / name).mkdir(parents=True)
-    both = str(messages / "in")
-    control = str(messages / "control")
-    return {"data_folder_in": both, "data_folder_out": both, "control_folder": control}
+def rabbitmq(rabbit_server: RabbitServer) -> Broker:
+    return rabbit_server.url, {}
 
 
 @pytest.fixture(scope="session")
-def sqs() -> Iterator[str]:
+def files(tmp_path_factory: pytest.TempPathFactory) -> Broker:
+    messages, control = (str(tmp_path_factory.mktemp(name)) for name in ("messages", "control"))
+    folders = {"data_folder_in": messages, "data_folder_out": messages, "control_folder": control}
+    return "filesystem://", folders
+
+
+@pytest.fixture(scope="session")
+def sqs() -> Iterator[Broker]:
     """An SQS of the tests' own."""
     moto = pytest.importorskip("moto.server")
     pytest.importorskip("pycurl")
     server = moto.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     _, port = server.get_host_and_port()
-    yield f"sqs://key:secret@127.0.0.1:{port}"
+    # Asks often, and is answered at once: kombu would wait for ten seconds at the server otherwise.
+    at_once = {"region": "eu-west-1", "wait_time_seconds": 0, "polling_interval": 0.05}
+    yield f"sqs://key:secret@127.0.0.1:{port}", at_once
     server.stop()
 
 

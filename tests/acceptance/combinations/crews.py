@@ -17,7 +17,7 @@ class Crew(NamedTuple):
         settings: What is in `app.conf` besides the defaults.
         transport: And in its `broker_transport_options`.
         store: The locks' place, if it is not the broker: a URL, or a fixture that has one.
-        broker: A fixture that has its URL, if it is not Redis.
+        broker: A fixture that has its URL and more such options, if it is not Redis.
     """
 
     workers: Sequence[Mapping[str, Any]]
@@ -43,9 +43,6 @@ QUORUM = {
     "worker_detect_quorum_queues": True,
 }
 
-# Asks often, and is answered at once: kombu would wait for ten seconds at the server otherwise.
-AT_ONCE = {"region": "eu-west-1", "wait_time_seconds": 0, "polling_interval": 0.05}
-
 CREWS = {
     "prefork": Crew(one()),
     "one slot": Crew(one(1)),
@@ -60,7 +57,7 @@ CREWS = {
     "classic queues": Crew(one(), transport=CONFIRMED, broker="rabbitmq"),
     "quorum queues": Crew(one(), {**LATE, **QUORUM}, transport=CONFIRMED, broker="rabbitmq"),
     "files": Crew(one(), {"worker_enable_remote_control": False}, broker="files"),
-    "SQS": Crew(one(), {**LATE, "worker_enable_remote_control": False}, AT_ONCE, broker="sqs"),
+    "SQS": Crew(one(), {**LATE, "worker_enable_remote_control": False}, broker="sqs"),
     "memory": Crew(one(pool="threads"), store="memory://"),
     "sentinels": Crew(one(), store="shared_sentinels"),
     "replicas": Crew(one(), {"distlock_replicas": 1}, store="shared_replicated"),
