@@ -17,7 +17,8 @@ from typing import Any
 
 from celery_distlock import Lock, clock
 from celery_distlock.engine import lease
-from celery_distlock.engine.lease import Hold
+from celery_distlock.engine.acquisition import acquire_all, release
+from celery_distlock.engine.lease import Hold, Terms
 from celery_distlock.errors import LockError, StoreError
 from celery_distlock.stores import ReleaseRequest, open_store
 from celery_distlock.stores.redis.store import RedisStore
@@ -25,6 +26,7 @@ from celery_distlock.stores.redis.store import RedisStore
 THREADS = 6
 KEYS = 16
 LEASES = (0.12, 0.4)  # seconds
+SEVERAL = 0.3  # of all lives
 
 
 class Actor:
@@ -37,6 +39,7 @@ class Actor:
         self._ended = threading.Event()
 
     def run(self) -> None:
+        threading.excepthook = end_the_process
         threads = [threading.Thread(target=self._live, args=(n,)) for n in range(THREADS)]
         for thread in threads:
             thread.start()
@@ -52,6 +55,29 @@ class Actor:
                 self._one_life(choose)
 
     def _one_life(self, choose: random.Random) -> None:
+        if choose.random() < SEVERAL:
+            self._one_life_with_several(choose)
+        else:
+            self._one_life_with_one(choose)
+
+    def _one_life_with_several(self, choose: random.Random) -> None:
+        """Take two or three keys in one request, as a task does that finds them free."""
+        terms = Terms(choose.uniform(*LEASES), watchdog=choose.random() < 0.7)
+        names = [f"key-{number}" for number in choose.sample(range(KEYS), choose.choice([2, 3]))]
+        holds = [Hold(self._store, name, terms, label="several") for name in names]
+        if not acquire_all(holds):
+            return
+        for hold in holds:
+            self._begin(hold)
+        until = clock.monotonic() + choose.uniform(0.0, 0.5)
+        while clock.monotonic() < until and all(hold.held for hold in holds):
+            time.sleep(0.005)
+        for hold in holds:
+            self._end(hold)
+        for hold in reversed(holds):
+            release(hold)
+
+    def _one_life_with_one(self, choose: random.Random) -> None:
         lock = Lock(
             f"key-{choose.randrange(KEYS)}",
             lease=choose.uniform(*LEASES),
@@ -93,6 +119,12 @@ class Actor:
         os.write(self._file, json.dumps(facts).encode() + b"\n")
 
 
+def end_the_process(failed: threading.ExceptHookArgs) -> None:
+    """Have an actor that lost a thread missed."""
+    threading.__excepthook__(failed)
+    os._exit(1)
+
+
 # Locks that are wrong, to see that it is found
 
 
@@ -121,7 +153,24 @@ def believe_from_the_answer() -> None:
     Hold.take, Hold.renewed = take, renewed  # type: ignore[method-assign]
 
 
+def take_all_from_anybody() -> None:
+    """Several keys are granted although others may hold some of them."""
+    right = RedisStore.acquire_all
+
+    def wrong(
+        self: RedisStore, names: list[str], owners: list[str], *rest: Any, **more: Any
+    ) -> Any:
+        for name in names:
+            holder = self.inspect(name).owner
+            if holder:
+                self.release(ReleaseRequest(name, holder))
+        return right(self, names, owners, *rest, **more)
+
+    RedisStore.acquire_all = wrong  # type: ignore[method-assign]
+
+
 BREAKAGES = {
+    "takes all from anybody": take_all_from_anybody,
     "releases without looking": release_without_looking,
     "believes from the answer": believe_from_the_answer,
 }
