@@ -17,11 +17,8 @@ FILES = "https://github.com/celery-distlock/celery-distlock/blob"
 
 def notes(changelog: str, version: str) -> str:
     """Return the section of *version*, without its heading."""
-    section = re.search(
-        rf"^## {re.escape(version)}(?: [^\n]*)?\n(.*?)(?=^## |\Z)",
-        changelog,
-        re.MULTILINE | re.DOTALL,
-    )
+    heading = rf"^## {re.escape(version)}(?: [^\n]*)?\n"
+    section = re.search(rf"(?ms){heading}(.*?)(?=^## |\Z)", changelog)
     if section is None or not section[1].strip():
         sys.exit(f"CHANGELOG.md says nothing of {version}: name it where 'Unreleased' stands")
     return re.sub(r"\]\((?![a-z]+:|#)", f"]({FILES}/v{version}/", section[1].strip())
