@@ -1,4 +1,4 @@
-"""The users that docs/reference/places.md describes: they may do all that locks need, and nothing else."""
+"""The users of docs/reference/places.md: they may do all that locks need, and nothing else."""
 
 from __future__ import annotations
 
