@@ -14,6 +14,11 @@ version = release = celery_distlock.__version__
 html_title = f"{project} {release}"
 html_theme = "furo"
 html_copy_source = False
+html_theme_options = {
+    "source_repository": "https://github.com/celery-distlock/celery-distlock/",
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
 
 extensions = [
     "myst_parser",

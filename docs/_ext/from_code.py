@@ -70,10 +70,12 @@ def setting_lines() -> Iterator[str]:
         yield ""
         yield f"   {said[name]}"
         yield ""
-        yield f"   :Default: ``{field.default!r}``"
-        for what, value in ("Allowed", allowed(name)), ("Flag", flag_link(name)):
-            if value:
-                yield f"   :{what}: {value}"
+        facts = (
+            ("Default", f"``{field.default!r}``"),
+            ("Allowed", allowed(name)),
+            ("Flag", flag_link(name)),
+        )
+        yield "   " + " ".join(f"{what}: {fact}." for what, fact in facts if fact)
         yield ""
 
 
