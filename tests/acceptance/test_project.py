@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 from email import message_from_bytes
 from pathlib import Path
@@ -59,12 +60,18 @@ def test_a_release_is_published_without_a_token_and_only_if_it_is_built():
 
 
 @pytest.fixture(scope="module")
-def metadata(tmp_path_factory):
-    """What an index is told by a wheel that is built of this tree."""
+def dist(tmp_path_factory):
+    """The distributions that are built of this tree."""
     folder = tmp_path_factory.mktemp("dist")
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
+    build = [sys.executable, "-m", "hatchling", "build", "--directory", folder]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=100)
-    (wheel,) = folder.glob("*.whl")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def metadata(dist):
+    """What an index is told by the wheel."""
+    (wheel,) = dist.glob("*.whl")
     with ZipFile(wheel) as archive:
         (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
         return message_from_bytes(archive.read(name))
@@ -101,6 +108,17 @@ def test_an_index_is_told_where_the_project_is(metadata):
     assert {"Homepage", "Documentation", "Changelog", "Issues", "Source"} <= set(urls)
     assert urls["Source"] == REPOSITORY
     assert {"Framework :: Celery", "Framework :: Pytest"} <= set(metadata.get_all("Classifier"))
+
+
+def test_the_source_distribution_has_what_the_readme_and_the_tests_read(dist):
+    (archive,) = dist.glob("*.tar.gz")
+    with tarfile.open(archive) as sources:
+        inside = {name.partition("/")[2] for name in sources.getnames()}
+
+    files = {"README.md", "CHANGELOG.md", "Makefile", ".ci/run", ".readthedocs.yaml"}
+    files |= set(re.findall(r"\]\((?![a-z]+:)([^)#]+)", (ROOT / "README.md").read_text()))
+    files |= {path.relative_to(ROOT).as_posix() for path in (ROOT / ".github").rglob("*.yml")}
+    assert files - inside == set()
 
 
 def release_notes(folder, changelog, version):
