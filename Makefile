@@ -94,11 +94,16 @@ chaos: SECONDS := 300
 chaos: $(READY)  ## real workers under real faults, five minutes; SECONDS=60 for one
 	@$(BIN)/python -m tests.chaos.run --seconds $(SECONDS) $(SEED:%=--seed %) $(CHAOS)
 
-lint: $(READY)  ## check style, types and the direction of imports
+lint: $(READY)  ## check style, types, the direction of imports, and what GitHub and Read the Docs read
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.readthedocs .readthedocs.yaml
 
 docs: $(READY)  ## build the documentation, build/docs/index.html
 	@$(BIN)/sphinx-build -W --keep-going -q docs build/docs && echo "build/docs/index.html"

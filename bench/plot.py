@@ -1,5 +1,5 @@
 """
-Draw docs/benchmarks.svg from the figures of a run.
+Draw docs/explanation/benchmarks.svg from the figures of a run.
 
     python bench/plot.py [build/bench.json]
 """
@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from results import DEFAULT, Results
 
-PICTURE = Path(__file__).parents[1] / "docs" / "benchmarks.svg"
+PICTURE = Path(__file__).parents[1] / "docs" / "explanation" / "benchmarks.svg"
 OURS, OTHER = "#1f5fa8", "#b8c0c8"
 OURSELVES = "celery-distlock"
 STYLE = {

@@ -1,5 +1,5 @@
 """
-Put the figures of a run into docs/benchmarks.md, between its markers.
+Put the figures of a run into docs/explanation/benchmarks.md, between its markers.
 
     python bench/report.py [build/bench.json]
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from figures import Part
 from results import DEFAULT, Results, head, lines
 
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "benchmarks.md"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

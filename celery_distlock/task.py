@@ -24,17 +24,18 @@ class LockedTask(_Task):
 
     The options are class attributes: set them in ``@app.task(base=LockedTask, ...)``, in a
     subclass, or by ``task_annotations``. What a task does not set comes from the worker's flags,
-    then from the app's configuration (``distlock_`` instead of ``lock_``).
+    then from the app's configuration (``distlock_`` instead of ``lock_``), then from the defaults
+    of ``celery_distlock.settings.Settings``.
 
     Options:
-        lock_key: A template over the task's parameters, ``"{task}:{digest}"`` if it is not set; or
-            a callable with the task's own parameters that returns the key, a list of keys, or None
-            to run unlocked; or a list of templates: all are taken, or none.
-        lock_on_conflict: ``"requeue"`` (not set), ``"retry"``, ``"wait"``, ``"skip"``, ``"fail"``,
-            or an object of :mod:`celery_distlock.policies`.
-        lock_wait: Seconds, 10; for ``"wait"`` and for calls without a message.
-        lock_lease: Seconds, 30, that the lock outlives its holder's last sign of life. More
-            survives longer pauses of a process; less lets others in sooner after a crash.
+        lock_key: A template over the task's parameters; or a callable with the task's own
+            parameters that returns the key, a list of keys, or None to run unlocked; or a list of
+            templates: all are taken, or none.
+        lock_on_conflict: ``"requeue"``, ``"retry"``, ``"wait"``, ``"skip"``, ``"fail"``, or an
+            object of :mod:`celery_distlock.policies`.
+        lock_wait: Seconds that ``"wait"``, and a call without a message, wait for a taken key.
+        lock_lease: Seconds that the lock outlives its holder's last sign of life. More survives
+            longer pauses of a process; less lets others in sooner after a crash.
         lock_watchdog: True: the lease is renewed while the task runs. False: never.
         lock_max_hold: Seconds after which it is renewed no more; None: no limit.
         lock_on_lost: ``"abort"`` raises :exc:`~celery_distlock.errors.LockLostError` inside a task
@@ -43,7 +44,7 @@ class LockedTask(_Task):
             a second delivery of it that waits runs.
         lock_on_failure: ``"release"``, or ``"requeue"``: a failed task goes back to the end of its
             key's queue.
-        lock_max_requeues: How many times either may happen, 3.
+        lock_max_requeues: How often a task that lost its lock, or failed, may go back there.
         lock_on_outage: The lock store does not answer: ``"retry"`` later, ``"fail"``, or
             ``"run"`` unlocked.
         lock_hold_on_retry: True: the key stays locked between the attempts of ``self.retry()``.

@@ -9,10 +9,16 @@ sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "celery-distlock"
 author = "celery-distlock contributors"
+copyright = f"2026, {author}"  # noqa: A001
 version = release = celery_distlock.__version__
 html_title = f"{project} {release}"
 html_theme = "furo"
 html_copy_source = False
+html_theme_options = {
+    "source_repository": "https://github.com/celery-distlock/celery-distlock/",
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
 
 extensions = [
     "myst_parser",
@@ -21,7 +27,7 @@ extensions = [
     "sphinx_copybutton",
     "from_code",
 ]
-exclude_patterns = ["_ext"]
+exclude_patterns = ["_ext", "pictures"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

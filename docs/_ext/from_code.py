@@ -59,25 +59,37 @@ def flag_of(name: str) -> str:
 
 
 def setting_lines() -> Iterator[str]:
-    """Yield a definition for each setting, in reStructuredText."""
+    """Yield a description of each setting, in reStructuredText; each name is an anchor."""
     said = words(Settings, "Attributes") | {
         name.removeprefix("lock_"): text for name, text in words(LockedTask, "Options").items()
     }
     for name, field in Settings.__dataclass_fields__.items():
-        of_task = "" if name in APP_ONLY else f"lock_{name}"
-        names = filter(None, (of_task, f"distlock_{name}", flag_of(name)))
-        yield ", ".join(f"``{each}``" for each in names)
+        names = [f"distlock_{name}"] if name in APP_ONLY else [f"lock_{name}", f"distlock_{name}"]
+        yield f".. confval:: {names[0]}"
+        yield from (f"             {each}" for each in names[1:])
+        yield ""
         yield f"   {said[name]}"
         yield ""
-        facts = [f"Default: ``{field.default!r}``", f"Allowed: {allowed(name)}"]
-        yield f"   {'. '.join(facts if allowed(name) else facts[:1])}."
+        facts = (
+            ("Default", f"``{field.default!r}``"),
+            ("Allowed", allowed(name)),
+            ("Flag", flag_link(name)),
+        )
+        yield "   " + " ".join(f"{what}: {fact}." for what, fact in facts if fact)
         yield ""
+
+
+def flag_link(name: str) -> str:
+    """Return a link to the worker's flag for the setting *name*, or nothing."""
+    flag = flag_of(name)
+    return f":option:`{flag} <{flag}>`" if flag else ""
 
 
 def flag_lines() -> Iterator[str]:
-    """Yield a definition for each flag, in reStructuredText."""
+    """Yield a description of each flag, in reStructuredText; each is an anchor."""
     for flag, said in worker_flags().items():
-        yield f"``{flag}``"
+        yield f".. option:: {flag}"
+        yield ""
         yield f"   {said}"
         yield ""
 

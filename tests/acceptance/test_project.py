@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import tarfile
 import tomllib
+from email import message_from_bytes
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-FORMS = sorted((ROOT / ".github").rglob("*.yml"))
+REPOSITORY = "https://github.com/celery-distlock/celery-distlock"
+FILES = (
+    f"{REPOSITORY}/blob/v",
+    "https://raw.githubusercontent.com/celery-distlock/celery-distlock/v",
+)
+RELEASE_NOTES = ROOT / ".github" / "release_notes.py"
 
 
 def workflow(name):
@@ -22,11 +32,6 @@ def targets(text):
     """The targets that are made by *text*, commands of a shell."""
     command = r"^\s*(?:\w+=\S+ )?(?:- run: |tests |make )+([a-z0-9.-]+)"
     return set(re.findall(command, text, re.MULTILINE))
-
-
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_a_form_parses(form):
-    assert isinstance(yaml.safe_load(form.read_text()), dict)
 
 
 def test_github_runs_what_a_change_has_to_pass():
@@ -49,5 +54,121 @@ def test_a_release_is_published_without_a_token_and_only_if_it_is_built():
     jobs = workflow("release.yml")["jobs"]
 
     assert jobs["publish"]["needs"] == "build"
+    assert jobs["announce"]["needs"] == "publish"
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
     assert "secrets." not in (ROOT / ".github" / "workflows" / "release.yml").read_text()
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory):
+    """The distributions that are built of this tree."""
+    folder = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "hatchling", "build", "--directory", folder]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=100)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def metadata(dist):
+    """What an index is told by the wheel."""
+    (wheel,) = dist.glob("*.whl")
+    with ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        return message_from_bytes(archive.read(name))
+
+
+def test_every_link_of_the_readme_works_on_an_index(metadata):
+    readme = metadata.get_payload(decode=True).decode()
+    links = re.findall(r"\]\(([^)]+)\)", readme)
+    files = [
+        link.removeprefix(prefix).partition("/")
+        for link in links
+        for prefix in FILES
+        if link.startswith(prefix)
+    ]
+
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert len(files) > 10
+    assert {version for version, _, _ in files} == {metadata["Version"]}
+    assert [path for _, _, path in files if not (ROOT / path.partition("#")[0]).is_file()] == []
+
+
+def test_pictures_of_the_readme_are_linked_as_files_and_not_as_pages(metadata):
+    readme = metadata.get_payload(decode=True).decode()
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", readme)
+
+    assert any(picture.startswith(FILES[1]) for picture in pictures)
+    assert not any(picture.startswith(FILES[0]) for picture in pictures)
+
+
+def test_an_index_is_told_where_the_project_is(metadata):
+    urls = dict(url.split(", ") for url in metadata.get_all("Project-URL"))
+
+    assert {"Homepage", "Documentation", "Changelog", "Issues", "Source"} <= set(urls)
+    assert urls["Source"] == REPOSITORY
+    assert {"Framework :: Celery", "Framework :: Pytest"} <= set(metadata.get_all("Classifier"))
+
+
+def test_the_source_distribution_has_what_the_readme_and_the_tests_read(dist):
+    (archive,) = dist.glob("*.tar.gz")
+    with tarfile.open(archive) as sources:
+        inside = {name.partition("/")[2] for name in sources.getnames()}
+
+    files = {"README.md", "CHANGELOG.md", "Makefile", ".ci/run", ".readthedocs.yaml"}
+    files |= set(re.findall(r"\]\((?![a-z]+:)([^)#]+)", (ROOT / "README.md").read_text()))
+    files |= {path.relative_to(ROOT).as_posix() for path in (ROOT / ".github").rglob("*.yml")}
+    assert files - inside == set()
+
+
+def release_notes(folder, changelog, version):
+    """Run the script in a copy of what it reads."""
+    (folder / ".github").mkdir()
+    (folder / "celery_distlock").mkdir()
+    (folder / ".github" / "release_notes.py").write_text(RELEASE_NOTES.read_text())
+    (folder / "celery_distlock" / "__init__.py").write_text('__version__ = "1.2.3"\n')
+    (folder / "CHANGELOG.md").write_text(changelog)
+    command = [sys.executable, folder / ".github" / "release_notes.py", version]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+CHANGELOG = """# Changelog
+
+## Unreleased
+
+## 1.2.3 - 2026-12-01
+
+### Fixed
+
+- A fault; see [how it waits](docs/explanation/waiting.md) and [Celery](https://docs.celeryq.dev).
+
+## 1.2.2
+
+- Something older.
+"""
+
+
+def test_the_notes_of_a_release_are_what_the_changelog_says_of_it(tmp_path):
+    done = release_notes(tmp_path, CHANGELOG, "1.2.3")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (
+        "### Fixed\n\n- A fault; see [how it waits]"
+        f"({REPOSITORY}/blob/v1.2.3/docs/explanation/waiting.md)"
+        " and [Celery](https://docs.celeryq.dev).\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changelog", "version", "said"),
+    [
+        (CHANGELOG, "1.2.4", "another __version__ than 1.2.4"),
+        (CHANGELOG.replace("1.2.3", "1x2.3"), "1.2.3", "says nothing of 1.2.3"),
+    ],
+    ids=["another version", "not in the changelog"],
+)
+def test_a_tag_that_disagrees_with_the_tree_is_no_release(tmp_path, changelog, version, said):
+    done = release_notes(tmp_path, changelog, version)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr

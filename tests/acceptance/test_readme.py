@@ -35,11 +35,12 @@ def test_readme_shows_the_quickstart():
 def test_readme_code_runs_its_task_under_the_lock(quickstart, monkeypatch):
     reserve = quickstart["reserve"]
     assert isinstance(reserve, LockedTask)
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+    locked = []
+    monkeypatch.setattr(time, "sleep", lambda _: locked.append(Lock("stock:RING-L").locked()))
 
-    first, second = (reserve.apply(args=("A-1", 2)).get() for _ in range(2))
-
-    assert 0 < first < second
+    assert reserve.apply(args=("RING-L", 1)).get() == "1 RING-L reserved"
+    assert locked == [True]
+    assert not Lock("stock:RING-L").locked()
 
 
 def test_readme_code_is_locked_from_other_code_as_it_says(quickstart):
@@ -47,6 +48,12 @@ def test_readme_code_is_locked_from_other_code_as_it_says(quickstart):
 
     with eval(key, {"Lock": Lock}):
         assert Lock("stock:RING-L").locked()
+
+
+def test_readme_shows_what_its_code_says():
+    shown = re.findall(r"succeeded in \S+: '(.*)'", README)
+
+    assert shown == ["1 RING-L reserved", "1 TANK-S reserved", "1 RING-L reserved"]
 
 
 def test_readme_is_short():

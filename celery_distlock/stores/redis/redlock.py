@@ -15,7 +15,7 @@ a majority does not take it, a second round settles what does. Clocks come in on
 is lost: a token that all nodes of a majority have forgotten (it is kept for an hour, and not by a
 node that restarts empty) is exceeded as long as their clocks differ by less than the time since.
 
-What a majority survives and what it does not is told in ``docs/redlock.md``.
+What a majority survives and what it does not is told in ``docs/reference/redlock.md``.
 """
 
 import json

@@ -12,9 +12,9 @@ pytestmark = pytest.mark.timeout(240)  # a page may start several workers, one a
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 ELSEWHERE = {
-    DOCS / "benchmarks.md",  # `make bench`
-    DOCS / "monitoring.md",  # tests/integration/operations
-    DOCS / "stores.md",  # tests/acceptance/examples/test_sqlite_store.py
+    DOCS / "explanation" / "benchmarks.md",  # `make bench`
+    DOCS / "howto" / "monitoring.md",  # tests/integration/operations
+    DOCS / "howto" / "write_a_store.md",  # tests/acceptance/examples/test_sqlite_store.py
 }
 DONE = re.compile(r"^(```|<!--- \S+: )(python|pycon|console|\{code-block\})", re.MULTILINE)
 PAGES = sorted(

@@ -135,3 +135,33 @@ def test_the_reference_has_every_public_name(built, module):
     page = (built[0] / "reference" / f"{module.__name__.rpartition('.')[2]}.html").read_text()
 
     assert [name for name in module.__all__ if name not in page] == []
+
+
+def test_each_setting_and_flag_has_an_address_of_its_own(pages, built):
+    names = [f"lock_{name}" for name in TASK_OPTIONS]
+    names += [f"distlock_{name}" for name in (*TASK_OPTIONS, *APP_ONLY)]
+    settings, worker = (
+        pages[built[0] / "reference" / f"{page}.html"] for page in ("settings", "worker")
+    )
+
+    assert {f"confval-{name}" for name in names} <= settings.anchors
+    assert {"cmdoption-distlock-url", "cmdoption-distlock-disable"} <= worker.anchors
+
+
+def test_pages_are_a_tutorial_or_in_the_folder_of_their_kind():
+    pages = {page.relative_to(DOCS).parts for page in DOCS.rglob("*.md")}
+    folders = {parts[0] for parts in pages if len(parts) == 2}
+
+    assert {parts[0] for parts in pages if len(parts) == 1} == {
+        "index.md",
+        "tutorial.md",
+        "changes.md",
+    }
+    assert folders == {"howto", "reference", "explanation"}
+
+
+def test_the_footer_says_whose_it_is(built):
+    assert (
+        "Copyright &#169; 2026, celery-distlock contributors"
+        in (built[0] / "index.html").read_text()
+    )

@@ -14,7 +14,7 @@ from celery_distlock.testing import die_with_parent
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
-PAGE = (ROOT / "docs" / "stores.md").read_text()
+PAGE = (ROOT / "docs" / "howto" / "write_a_store.md").read_text()
 SHOWN = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 sys.path.append(str(EXAMPLES))

@@ -28,7 +28,7 @@ from celery_distlock.telemetry import counters
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}]
-DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana-dashboard.json"
+DASHBOARD = Path(__file__).parents[3] / "docs" / "howto" / "grafana-dashboard.json"
 
 
 def read(app):

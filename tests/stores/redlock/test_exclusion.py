@@ -1,7 +1,8 @@
 """
 No two ever believe to hold one key, and tokens rise, while nodes die, hang and come back empty.
 
-A node that comes back empty stays away for longer than the longest lease; see docs/redlock.md.
+A node that comes back empty stays away for longer than the longest lease;
+see docs/reference/redlock.md.
 """
 
 from __future__ import annotations

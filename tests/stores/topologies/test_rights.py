@@ -1,4 +1,4 @@
-"""The users that docs/places.md describes: they may do all that locks need, and nothing else."""
+"""The users of docs/reference/places.md: they may do all that locks need, and nothing else."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from celery_distlock.testing import EmbeddedServer
     from tests.topologies import Cluster
 
-PAGE = (ROOT / "docs/places.md").read_text()
+PAGE = (ROOT / "docs/reference/places.md").read_text()
 SHORT, EXACT, OF_A_CLUSTER, OF_SENTINELS = re.findall(
     r"^ACL SETUSER .+(?:\n    .+)*", PAGE, re.MULTILINE
 )
