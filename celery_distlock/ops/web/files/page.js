@@ -56,6 +56,7 @@ function seconds(value) {
   return `${Math.floor(value / 86_400)} d ${Math.floor((value % 86_400) / 3600)} h`;
 }
 
+const whole = (value) => seconds(Math.round(value)).replace(".0 ", " ");
 const clock = (epoch) => new Date(epoch * 1000).toLocaleString();
 const count = (number) => number.toLocaleString("en");
 const left = (lock, passed = 0) =>
@@ -211,7 +212,7 @@ function tick() {
   put(at("updated"), now.updated ? `updated ${ago(age)}` : "");
   if (now.failing) return;
   const silent = now.asked ? (performance.now() - now.asked) / 1000 : 0;
-  if (silent > LATE) late("No answer from the lock store, or from the page's server", silent);
+  if (silent > LATE) late(`No answer for ${whole(silent)}, from the lock store or the page's server.`);
   for (const lock of now.locks) {
     const row = rows.get(lock.name);
     if (!row) continue;
@@ -222,7 +223,7 @@ function tick() {
   }
 }
 
-const ago = (passed) => (passed < 1.5 ? "now" : `${seconds(Math.round(passed))} ago`.replace(".0 ", " "));
+const ago = (passed) => (passed < 1.5 ? "now" : `${whole(passed)} ago`);
 
 // One key
 
@@ -334,6 +335,7 @@ function showSeen({ lock, seen }) {
     return item;
   });
   if (!items.length) items.push(make("li", "none", "Nobody has held it."));
+  put(at("seen-title"), `Last holders (${seen.grants.length} seen)`);
   at("seen").replaceChildren(...items);
   const most = seen.mostWaiting
     ? ` At most ${count(seen.mostWaiting)} waited at once, the first in the queue for ${seconds(seen.longestWait)}.`
@@ -461,7 +463,7 @@ async function refresh() {
     const [list, details] = await Promise.all(asked);
     if (turn !== asking) return;
     now.asked = 0;
-    if (list.late) late("The lock store has not answered", list.late);
+    if (list.late) late(`The lock store has not answered for ${whole(list.late)}.`);
     else recovered();
     showList(list);
     tick();
@@ -489,14 +491,15 @@ function failed(error) {
   let [text, cause] = ["The page's server does not answer", "Is celery locks web still running?"];
   if (error.store === "silent") [text, cause] = ["The lock store does not answer", error.message];
   else if (error instanceof Refused) [text, cause] = ["It cannot be shown", error.message];
-  if (!now.failing) now.failing = new Date().toLocaleTimeString();
+  const silent = now.updated ? performance.now() - now.updated : 0;
+  if (!now.failing) now.failing = new Date(Date.now() - silent).toLocaleTimeString();
   warn(`${text}, since ${now.failing}.`, cause);
 }
 
 /** Say that nothing is heard, before anybody has given up. */
-function late(text, since) {
+function late(text) {
   now.late = true;
-  warn(`${text} for ${seconds(Math.floor(since))}.`.replace(".0 ", " "), "");
+  warn(text, "");
 }
 
 function warn(text, cause) {
