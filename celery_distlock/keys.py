@@ -105,12 +105,16 @@ class KeyRule:
         Return the keys of one call, without repetitions; none means: run unlocked.
 
         Raises:
-            TypeError: The arguments do not fit the task's signature, said as Python says it.
+            TypeError: The arguments do not fit the task's signature, said as Python says it, with
+                the task's name.
             LockKeyError: A key cannot be made from these arguments.
         """
         if self._validate is not None:
             args, kwargs = self._validate(args, kwargs)
-        bound = self._signature.bind(*args, **kwargs)
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.task}() {error}") from None
         if self._callable is not None:
             return self._call(self._callable, args, kwargs)
         bound.apply_defaults()

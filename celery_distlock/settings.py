@@ -23,6 +23,23 @@ SHORTEST_SECRET = 16  # characters; what has fewer can be guessed from one signa
 
 DEFAULT_PREFIX = "distlock"
 
+# What redis-py, celery-once, celery-singleton, Redisson and others say for it.
+_ELSEWHERE_CALLED = {
+    "blocking_timeout": "wait",
+    "wait_timeout": "wait",
+    "timeout": "lease",
+    "ttl": "lease",
+    "expire": "lease",
+    "expires": "lease",
+    "expiry": "lease",
+    "lease_time": "lease",
+    "duration": "lease",
+    "id": "key",
+    "name": "key",
+    "policy": "on_conflict",
+    "auto_renewal": "watchdog",
+}
+
 ON_LOST = ("abort", "requeue", "warn")
 ON_FAILURE = ("release", "requeue")
 ON_OUTAGE = ("retry", "fail", "run")
@@ -100,13 +117,25 @@ def closest(name: str, known: Collection[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
 
 
+def meant(name: str, known: Collection[str]) -> str:
+    """As `closest`, of settings: also by what others call the same thing."""
+    lowered = name.lower()
+    for other, ours in _ELSEWHERE_CALLED.items():
+        begin = lowered.removesuffix(other)
+        if begin != lowered and begin.endswith("_"):
+            right = [each for each in known if each.lower() == begin + ours]
+            if right:
+                return f"did you mean {right[0]!r}?"
+    return closest(name, known)
+
+
 def _wrong(name: str, wanted: str, value: object) -> ConfigurationError:
     return ConfigurationError(f"{name} must be {wanted}, not {value!r}")
 
 
 def _seconds(low: float, high: float) -> Callable[[str, Any], float]:
     def check(name: str, value: Any) -> float:
-        wanted = f"a number of seconds from {low:g} to {high:g}"
+        wanted = f"a number of seconds from {low:g} to {high:.0f}"
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise _wrong(name, wanted, value)
         if not low <= value <= high:

@@ -9,6 +9,7 @@ from .runtime.app import UNSET, Runtime
 from .runtime.current import lease_of, unlocked
 from .runtime.execution import Execution, drop_reservations
 from .worker import install
+from .worker.start_error import told_by_commands
 
 __all__ = ["LockedTask"]
 
@@ -74,8 +75,9 @@ class LockedTask(_Task):
         """Check the options; Celery calls this when the task is declared."""
         super().on_bound(app)
         if cls.name is not None:
-            install(app)
-            Runtime.of(app).declare(cls)
+            with told_by_commands():
+                install(app)
+                Runtime.of(app).declare(cls)
 
     @property
     def lock(self) -> Lease:

@@ -252,6 +252,10 @@ def report(outcomes: list[Outcome]) -> None:
     console.print(table)
     for outcome in outcomes:
         console.print(f"{outcome.run.title}: {verdict(outcome)}")
+    console.print(
+        "With locks it takes longer, because orders for one product wait for one another.",
+        soft_wrap=True,
+    )
 
 
 FIGURES = {

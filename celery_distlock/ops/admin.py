@@ -67,8 +67,18 @@ class Holder:
     pid: int = 0
     owner: str = ""
 
+    @property
+    def name(self) -> str:
+        """What people are shown: the task's name; of a ``Lock``, ``thread`` and its name."""
+        return f"thread {self.task}" if self.is_thread else self.task
+
+    @property
+    def is_thread(self) -> bool:
+        """Whether it is a thread that holds a ``Lock``; no task, and nothing unreadable."""
+        return bool(self.host and not self.task_id)
+
     def __str__(self) -> str:
-        name = f"{self.task or 'task'}[{self.task_id}]" if self.task_id else self.task
+        name = f"{self.task or 'task'}[{self.task_id}]" if self.task_id else self.name
         return f"{name} on {self.host}, process {self.pid}" if self.host else name
 
     @classmethod

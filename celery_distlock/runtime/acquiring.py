@@ -125,7 +125,7 @@ class KeyAcquisition:
                 words = "set aside: the first delivery of its message has {key!r}, and still runs"
                 self._report.info(words, key=key)
             else:
-                self._report.parking(key, reply)
+                self._report.parking(key, reply, begun=True)
             raise Postponed(f"parked until {shown(key)!r} is free")
         if reply.status is Status.DONE:
             words = "dropped: a second delivery of its message; the first one has ended"

@@ -17,8 +17,8 @@ from celery_distlock.engine.acquisition import defaults
 from celery_distlock.engine.lease import Terms
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import KeyRule, told_by
-from celery_distlock.policies import Policy, resolve
-from celery_distlock.settings import TASK_OPTIONS, Layer, Settings, closest
+from celery_distlock.policies import Fail, Policy, Skip, Wait, resolve
+from celery_distlock.settings import TASK_OPTIONS, Layer, Settings, meant
 from celery_distlock.stores import NotOursError, ParkingStore, Store, UnsendableError, open_store
 from celery_distlock.stores.values import WokenTask
 
@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 UNSET: Any = type("Unset", (), {"__repr__": lambda _: "<not set>"})()
 
 _SETTINGS = frozenset(Settings.__dataclass_fields__)
+WORKER_FLAG = "worker flag --distlock-*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Runtime:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._flags: dict[str, Any] = {}
+        self._flags = Layer(WORKER_FLAG, {})
         self.plans: dict[str, Plan | None] = {}
         # Set by the worker's bootsteps while it consumes:
         self.delivery_address = ""  # where it takes woken tasks; empty: nowhere
@@ -144,14 +145,18 @@ class Runtime:
         self._app.finalize()
         self._imported = True
 
-    def use_flags(self, flags: Mapping[str, Any]) -> None:
+    def use_flags(self, flags: Mapping[str, Any], named: str = WORKER_FLAG) -> None:
         """
-        Let worker flags override the app's configuration; declares every task anew.
+        Let flags override the app's configuration; declares every task anew.
+
+        Args:
+            flags: The settings that they stand for.
+            named: What messages call them, with ``*`` for the name.
 
         Raises:
             ConfigurationError: A flag, or a task's plan under these flags, is wrong.
         """
-        self._flags = dict(flags)
+        self._flags = Layer(named, dict(flags))
         for name in ("settings", "store", "turns", "_layers"):
             self.__dict__.pop(name, None)
         for task in list(self._app.tasks.values()):
@@ -181,12 +186,14 @@ class Runtime:
         settings = Settings.from_layers(layer, *self._layers)
         policy_name = f"{where}: lock_on_conflict"
         if "on_conflict" not in options:
-            flag = "on_conflict" in self._flags
+            flag = "on_conflict" in self._flags.values
             policy_name = f"{'worker flag --' if flag else 'setting '}distlock_on_conflict"
+        policy = resolve(policy_name, settings.on_conflict)
+        _refuse_idle(task, options, settings, policy)
         return Plan(
             settings,
             _key_rule(settings.key, task, where),
-            resolve(policy_name, settings.on_conflict),
+            policy,
             Terms(settings.lease, watchdog=settings.watchdog, max_hold=settings.max_hold),
         )
 
@@ -196,7 +203,7 @@ class Runtime:
         values = {name: self._app.conf.get(f"distlock_{name}", UNSET) for name in _SETTINGS}
         configured = {name: value for name, value in values.items() if value is not UNSET}
         return (
-            Layer("worker flag --distlock-*", self._flags),
+            self._flags,
             Layer("setting distlock_*", configured),
         )
 
@@ -214,7 +221,7 @@ def _options(task: type[Any], where: str) -> dict[str, Any]:
         if name not in TASK_OPTIONS:
             known = [f"lock_{option}" for option in TASK_OPTIONS]
             raise ConfigurationError(
-                f"{where}: unknown option {attribute}; {closest(attribute, known)}"
+                f"{where}: unknown option {attribute}; {meant(attribute, known)}"
             )
         value = inspect.getattr_static(task, attribute)
         if isinstance(value, staticmethod):
@@ -222,6 +229,29 @@ def _options(task: type[Any], where: str) -> dict[str, Any]:
         if value is not UNSET:
             options[name] = value
     return options
+
+
+def _refuse_idle(
+    task: type[Any], options: Mapping[str, Any], settings: Settings, policy: Policy
+) -> None:
+    """Raise for what would change nothing, or not what it says."""
+    where = f"task {task.name}"
+    # What its bases set may be for others of their tasks.
+    if {"lock_wait", "lock_on_conflict"} <= vars(task).keys() and "wait" in options:
+        if isinstance(policy, Skip | Fail):
+            raise ConfigurationError(
+                f"{where}: lock_wait is never waited, for its policy is {policy!r}; to wait before"
+                f" that, write lock_on_conflict = policies.Wait(then={policy!r})"
+            )
+        if isinstance(policy, Wait) and policy.timeout is not None:
+            raise ConfigurationError(
+                f"{where}: lock_wait is {settings.wait:g} s, and {policy!r} waits its own timeout"
+            )
+    if settings.max_hold is not None and settings.max_hold < settings.lease:
+        raise ConfigurationError(
+            f"{where}: lock_max_hold is {settings.max_hold:g} s and lock_lease"
+            f" {settings.lease:g} s, and no key is held for less than its lease: shorten the lease"
+        )
 
 
 def _key_rule(rule: Any, task: type[Any], where: str) -> KeyRule:
@@ -259,7 +289,7 @@ def _refuse_unknown(app: Celery) -> None:
             continue
         if name not in known:
             names = [spelt(each, namespace) for each in known]
-            hint = closest(spelt(name, namespace), names)
+            hint = meant(spelt(name, namespace), names)
             raise ConfigurationError(f"unknown setting {key}; {hint}")
         right = spelt(name, namespace)
         if key not in (name, right):

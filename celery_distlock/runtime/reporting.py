@@ -73,11 +73,12 @@ class Report:
                 holder=holder,
             )
 
-    def parking(self, key: str, reply: Reply) -> None:
-        """Report that the task is parked."""
+    def parking(self, key: str, reply: Reply, *, begun: bool = False) -> None:
+        """Report that the task is parked; if it had *begun*, Celery will say that it ignores it."""
         facts = {"key": key, "holder": reply.holder, "place": reply.place}
         who = "is held by {holder}" if reply.holder else "is for an earlier task of this worker"
-        self.info(f"parked: {{key!r}} {who}, {{place}} before it", **facts)
+        after = "; it runs later, what Celery ignores is this attempt" if begun else ""
+        self.info(f"parked: {{key!r}} {who}, {{place}} before it{after}", **facts)
         self.event("task_parked", **facts)
 
 

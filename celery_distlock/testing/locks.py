@@ -88,7 +88,7 @@ def moved(app: Celery, **settings: Any) -> Iterator[None]:
     changes: Any = app.conf.changes
     names = {f"distlock_{name}": value for name, value in settings.items()}
     before = {key: changes[key] for key in changes if _plain(app, key) in names}
-    flags = dict(runtime._flags)
+    flags = dict(runtime._flags.values)
     for key in before:
         del changes[key]
     # Celery 5.5 takes what is spelt with the namespace first, wherever that stands.

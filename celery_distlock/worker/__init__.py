@@ -5,6 +5,7 @@ from weakref import WeakSet
 from celery import Celery
 
 from celery_distlock import signals
+from celery_distlock.errors import ConfigurationError
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.telemetry.observer import observe
 
@@ -25,7 +26,12 @@ def install(app: Celery) -> None:
 
     Call it where the app is made, so that ``celery worker`` knows the flags. Declaring a
     `LockedTask` does it too, but later than the command line is read. Idempotent.
+
+    Raises:
+        ConfigurationError: It is no app.
     """
+    if not isinstance(app, Celery):
+        raise ConfigurationError(f"install(app) takes the Celery app of the tasks, not {app!r}")
     if app in _installed:
         return
     _installed.add(app)

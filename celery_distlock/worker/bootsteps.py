@@ -4,7 +4,6 @@ import functools
 import logging
 from typing import Any
 
-import click
 from celery import bootsteps
 
 from celery_distlock.engine.acquisition import defaults
@@ -17,14 +16,11 @@ from celery_distlock.telemetry.observer import observe
 
 from .options import flags
 from .reaper import Reaper
+from .start_error import StartError
 
 __all__ = ["LockStep", "ReaperStep"]
 
 logger = logging.getLogger(__name__)
-
-
-class _StartError(ConfigurationError, click.ClickException):
-    """As an option's error, ``celery worker`` says it in one line, and ends."""
 
 
 class LockStep(bootsteps.StartStopStep):
@@ -48,7 +44,7 @@ class LockStep(bootsteps.StartStopStep):
             if self.enabled:
                 self._check_abilities(parent)
         except ConfigurationError as error:
-            raise _StartError(str(error)) from error
+            raise StartError(str(error)) from error
         self._warn(parent.app)
 
     def start(self, parent: Any) -> None:

@@ -216,10 +216,13 @@ def work(self: Any, key: str, name: Any, gate: str = "") -> Any:
 BY_POLICY = {
     "requeue": work,
     **{
-        policy: locked(name=f"work_{policy}", lock_on_conflict=policy, lock_wait=60.0)(
-            work.run.__func__
+        policy: locked(name=f"work_{policy}", lock_on_conflict=policy, **more)(work.run.__func__)
+        for policy, more in (
+            ("retry", {}),
+            ("wait", {"lock_wait": 60.0}),
+            ("skip", {}),
+            ("fail", {}),
         )
-        for policy in ("retry", "wait", "skip", "fail")
     },
 }
 

@@ -378,7 +378,7 @@ def sleep_without_watchdog(self: Any, key: str) -> None:
     time.sleep(60)
 
 
-@locked(lock_lease=SHORT_LEASE, lock_max_hold=1.0)
+@locked(lock_lease=SHORT_LEASE, lock_max_hold=SHORT_LEASE)
 def sleep_beyond_max_hold(self: Any, key: str) -> None:
     journal.write(key, self.lock.token)
     time.sleep(60)

@@ -58,7 +58,9 @@ def test_a_task_that_is_parked_behind_one_without_the_key_yet_says_so(caplog):
     report = Report(Task(), "id", open_store("memory://"))
     report.parking("k", Reply(Status.PARKED, 0.0, holder="a"))
     report.parking("k", Reply(Status.PARKED, 0.0))
+    report.parking("k", Reply(Status.PARKED, 0.0, holder="a"), begun=True)
 
-    held, waited_for = (record.getMessage() for record in caplog.records)
+    held, waited_for, begun = (record.getMessage() for record in caplog.records)
     assert held.endswith("parked: 'k' is held by a, 0 before it")
     assert waited_for.endswith("parked: 'k' is for an earlier task of this worker, 0 before it")
+    assert begun.endswith("0 before it; it runs later, what Celery ignores is this attempt")

@@ -14,6 +14,7 @@ from celery_distlock.settings import (
     Settings,
     check_lease,
     closest,
+    meant,
 )
 from celery_distlock.stores import open_store
 
@@ -83,6 +84,26 @@ def test_every_option_belongs_to_tasks_or_to_the_app_alone():
 )
 def test_a_duration_is_a_number_of_seconds_in_range(name, value):
     assert f"distlock_{name} must be a number of seconds from" in refusal(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("lock_ttl", "lock_lease"),
+        ("lock_timeout", "lock_lease"),
+        ("lock_expiry", "lock_lease"),
+        ("lock_blocking_timeout", "lock_wait"),
+        ("lock_leese", "lock_lease"),
+        ("lock_waits", "lock_wait"),
+    ],
+)
+def test_what_others_call_the_same_is_told_by_our_name(name, right):
+    known = [f"lock_{option}" for option in TASK_OPTIONS]
+
+    assert meant(name, known) == f"did you mean {right!r}?"
+    assert (
+        meant(name.upper(), [each.upper() for each in known]) == f"did you mean {right.upper()!r}?"
+    )
 
 
 @pytest.mark.parametrize("name", ["wait", "lease", "sweep_interval"])
@@ -199,7 +220,7 @@ def test_the_message_says_where_the_value_comes_from():
 
 
 def test_the_message_names_the_range():
-    assert "from 0.1 to 2.592e+06, not -1" in refusal("lease", -1)
+    assert "from 0.1 to 2592000, not -1" in refusal("lease", -1)
 
 
 def test_settings_cannot_be_changed():

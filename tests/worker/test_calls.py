@@ -120,7 +120,9 @@ def test_skip_needs_no_message(app, call):
 
 
 def test_fail_does_not_wait(app, call):
-    @app.task(base=LockedTask, lock_key="{key}", lock_on_conflict="fail", lock_wait=3600.0)
+    app.conf.distlock_wait = 3600.0
+
+    @app.task(base=LockedTask, lock_key="{key}", lock_on_conflict="fail")
     def work(key):
         raise AssertionError("it must not run")
 

@@ -253,6 +253,13 @@ def test_a_task_may_have_any_name(app, name):
         app.finalize()
 
 
+@pytest.mark.parametrize("wrong", [None, "shop", Celery])
+def test_only_an_app_can_be_installed(wrong):
+    told = re.escape(f"takes the Celery app of the tasks, not {wrong!r}")
+    with pytest.raises(ConfigurationError, match=told):
+        install(wrong)
+
+
 def test_an_unknown_setting_of_a_namespace_is_refused_with_the_closest(make_app):
     app = make_app()
     app.config_from_object({"CELERY_DISTLOCK_LEESE": 7}, namespace="CELERY")
@@ -304,6 +311,34 @@ def test_a_key_that_cannot_be_made_is_refused(app, key, message):
 
     with pytest.raises(ConfigurationError, match=rf"task reserve: .*{message}"):
         app.finalize()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lock_wait": 5, "lock_on_conflict": "skip"}, r".*never waited.*Wait\(then=Skip"),
+        ({"lock_wait": 5, "lock_on_conflict": policies.Fail()}, r".*never waited.*Wait\(then=Fail"),
+        ({"lock_wait": 5, "lock_on_conflict": policies.Wait(2)}, "lock_wait is 5 s, and Wait"),
+        ({"lock_max_hold": 5}, "lock_max_hold is 5 s and lock_lease 30 s"),
+        ({"lock_max_hold": 5, "lock_lease": 6}, "lock_max_hold is 5 s and lock_lease 6 s"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(app, options, message):
+    app.task(base=LockedTask, bind=True, name="work", **options)(remaining)
+
+    with pytest.raises(ConfigurationError, match=f"task work: {message}"):
+        app.finalize()
+
+
+def test_what_a_base_sets_for_all_its_tasks_is_no_mistake_of_one(app):
+    class Patient(LockedTask):
+        abstract = True
+        lock_wait = 5
+
+    app.task(base=Patient, bind=True, name="skipping", lock_on_conflict="skip")(remaining)
+    app.task(base=LockedTask, bind=True, name="short", lock_max_hold=5, lock_lease=5)(remaining)
+
+    app.finalize()
 
 
 @pytest.mark.parametrize(

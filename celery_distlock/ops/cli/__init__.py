@@ -55,8 +55,8 @@ class _Locks(click.Group):
             return super().invoke(ctx)
         except DistlockError as error:
             unnamed = isinstance(error, ConfigurationError) and not _names_an_app(ctx)
-            hint = "; no app was named, as in: celery -A proj locks" if unnamed else ""
-            raise CommandError(f"{error}{hint}") from error
+            hint = "no app was named, as in: celery -A proj locks; " if unnamed else ""
+            raise CommandError(f"{hint}{error}") from error
 
 
 def _names_an_app(ctx: click.Context) -> bool:
@@ -103,7 +103,7 @@ def locks(ctx: click.Context, url: str | None, prefix: str | None, **_preload: A
     given = {"url": url, "prefix": prefix}
     flags = {name: value for name, value in given.items() if value is not None}
     if flags:
-        Runtime.of(ctx.obj.app).use_flags(flags)
+        Runtime.of(ctx.obj.app).use_flags(flags, named="--*")
 
 
 def _log_to_stderr(ctx: click.Context) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 from celery.bin.base import CLIContext
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -31,6 +32,12 @@ __all__ = [
 PAGE = 200  # rows of one table; more come in another, so that nothing has to be kept
 
 LOCK_COLUMNS = ("key", "holder", "worker", "age", "lease", "token", "waiting", "woken")
+NUMBERS = frozenset({"age", "lease", "token", "waiting", "woken", "place"})
+WHOLE = frozenset({"key", "id"})  # what is copied from a table into the next command
+SPARE = ("token", "worker", "woken", "lease")  # what gives way to that, in this order
+AT_LEAST = 2  # of `SPARE`, where what is to be whole is too long for any screen
+GAP = 2  # columns of the screen between two of a table
+NARROWEST = 12  # columns of the screen for a cell that goes on in the next line
 
 Cell = str | Text
 
@@ -55,7 +62,7 @@ class Screen:
             return self._lines(columns, rows)
         count, left = 0, iter(rows)
         while page := list(islice(left, PAGE)):
-            self.console.print(filled(columns, page))
+            self.console.print(filled(columns, page, self.console.width))
             count += len(page)
         return count
 
@@ -77,16 +84,49 @@ class Screen:
                 click.echo(f"{name}\t{_text(value)}")
 
 
-def filled(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
-    """Return a table for a terminal; what is too long for its column goes on in the next line."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in columns:
-        number = name in {"age", "lease", "token", "waiting", "woken", "place"}
-        justify = "right" if number else "left"
-        table.add_column(name.upper(), justify=justify, overflow="fold", no_wrap=number)  # type: ignore[arg-type]
+def filled(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) -> Table:
+    """
+    Return a table for a terminal of *width* columns.
+
+    Keys and ids stay whole where that is possible without what is `SPARE`; what else is too long
+    for its column goes on in the next line.
+    """
+    table = Table(box=None, padding=(0, GAP, 0, 0), header_style="bold")
+    kept, whole = _fitting(columns, rows, width)
+    for name in kept:
+        number = name in NUMBERS
+        table.add_column(
+            name.upper(),
+            justify="right" if number else "left",
+            overflow="fold",
+            no_wrap=number or (whole and name in WHOLE),
+        )
+    places = [columns.index(name) for name in kept]
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(cell or "-") for cell in row))
+        cells = (row[place] for place in places)
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell or "-") for cell in cells))
     return table
+
+
+def _fitting(
+    columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int
+) -> tuple[list[str], bool]:
+    """Return which of *columns* are shown, and whether keys and ids are whole with these."""
+    needed = {
+        name: max([cell_len(name), *(cell_len(str(row[place]) or "-") for row in rows)])
+        for place, name in enumerate(columns)
+    }
+    spare = [name for name in SPARE if name in needed]
+
+    def least(name: str) -> int:
+        return needed[name] if name in NUMBERS | WHOLE else min(NARROWEST, needed[name])
+
+    for dropped in range(len(spare) + 1):
+        kept = [name for name in columns if name not in spare[:dropped]]
+        wanted = least if dropped == len(spare) else needed.__getitem__
+        if sum(wanted(name) + GAP for name in kept) <= width:
+            return kept, True
+    return [name for name in columns if name not in spare[:AT_LEAST]], False
 
 
 def _text(cell: Cell) -> str:
@@ -123,7 +163,7 @@ def lock_cells(info: LockInfo, now: float) -> list[str]:
     holder = info.holder
     return [
         printable(info.key),
-        printable(holder.task or holder.task_id) if holder else "",
+        printable(holder.name or holder.task_id) if holder else "",
         "(on its way)" if info.state == "waking" else worker_label(holder),
         duration(now - info.since) if info.since else "",
         duration(info.remaining) if holder else "",

@@ -47,10 +47,11 @@ _STYLE = {Severity.OK: "green", Severity.DOUBT: "yellow", Severity.BAD: "bold re
 @click.option("--json", "as_json", is_flag=True, help="A JSON document.")
 def doctor_(obj: CLIContext, samples: int, as_json: bool) -> None:
     """
-    Examine whether the lock store can be trusted, and say what to do if not.
+    Examine whether the lock store can be trusted with locks.
 
-    It takes and gives back a lock and a record of its own, and changes nothing else. The exit
-    status is 0 if all is fine, 1 if there are doubts, and 2 if there can be no locks.
+    It says what to do if not. It takes and gives back a lock and a record of its own, and changes
+    nothing else. The exit status is 0 if all is fine, 1 if there are doubts, and 2 if there can be
+    no locks.
     """
     Runtime.of(obj.app).import_tasks()  # they tell what they need of the store
     findings = list(examine(obj.app, samples))
@@ -148,12 +149,15 @@ def _left(runtime: Runtime) -> Iterator[Finding]:
             )
     for reason, details in refused.items():
         shown = ", ".join(details[:NAMED]) + (", …" if len(details) > NAMED else "")
-        found = f"{len(details)} of {seen} are left to others, because {reason.value}: {shown}"
+        are = "is" if len(details) == 1 else "are"
+        why = f"because {reason.value}: {shown}"
+        found = f"{len(details)} of {seen} {are} left to others, {why}"
         # It was not given the queues that the workers consume.
         severity = Severity.OK if reason is Reason.ROUTE else Severity.DOUBT
         yield Finding(severity, "parked", found, _LEFT_REMEDIES[reason])
     if not refused:
-        yield Finding(Severity.OK, "parked", f"{seen} tasks that were looked at would be sent")
+        tasks = "task that was" if seen == 1 else "tasks that were"
+        yield Finding(Severity.OK, "parked", f"{seen} {tasks} looked at would be sent")
 
 
 def _parked(store: ParkingStore) -> Iterator[WokenTask]:
@@ -187,8 +191,10 @@ def _needs(runtime: Runtime) -> Iterator[Finding]:
         remedy = "another lock_on_conflict, or another distlock_url"
         yield Finding(Severity.BAD, "tasks", found, remedy)
     if satisfied or not lacking:
-        found = f"{satisfied} locked tasks have what their policies need"
-        yield Finding(Severity.OK, "tasks", found)
+        what = "tasks have what their policies need"
+        if satisfied == 1:
+            what = "task has what its policy needs"
+        yield Finding(Severity.OK, "tasks", f"{satisfied} locked {what}")
 
 
 _LEFT_REMEDIES = {

@@ -88,7 +88,7 @@ def _described(info: LockInfo, now: float) -> list[tuple[str, str]]:
     facts = [("key", printable(info.key)), ("state", _STATES[info.state])]
     if (holder := info.holder) is not None:
         facts += [
-            ("task" if holder.task_id else "thread", printable(holder.task)),
+            (_kind(holder), printable(holder.task)),
             ("id", printable(holder.task_id)),
             ("worker", worker_label(holder)),
             ("since", _since(info.since, now)),
@@ -100,6 +100,12 @@ def _described(info: LockInfo, now: float) -> list[tuple[str, str]]:
         first = f", the first for {duration(now - info.oldest)}" if info.oldest else ""
         waiting += first
     return [*facts, ("waiting", waiting), ("woken", str(info.woken))]
+
+
+def _kind(holder: Holder) -> str:
+    if holder.task_id:
+        return "task"
+    return "thread" if holder.is_thread else "holder"
 
 
 def _since(since: float, now: float) -> str:
@@ -126,10 +132,10 @@ _STATES = {
 @json_option
 def queue_(obj: CLIContext, key: str, first: int, limit: int, as_json: bool) -> None:
     """
-    Show who waits for KEY, in order: tasks that are parked and processes that block.
+    Show who waits for KEY, in order.
 
-    Without a place are those whose turn has come and who are on their way. The exit status is 1 if
-    nobody waits.
+    Parked tasks wait, and processes that block. Without a place are those whose turn has come and
+    who are on their way. The exit status is 1 if nobody waits.
     """
     admin = admin_of(obj, Ability.LIST)
     waiters, now = admin.queue(key, first=first, limit=limit), time.time()
@@ -143,7 +149,7 @@ def queue_(obj: CLIContext, key: str, first: int, limit: int, as_json: bool) -> 
             (
                 "" if waiter.place is None else str(waiter.place),
                 waiter.kind,
-                printable(waiter.who.task),
+                printable(waiter.who.name),
                 printable(waiter.who.task_id),
                 worker_label(waiter.who),
                 duration(now - waiter.since) if waiter.since else "",
@@ -161,7 +167,7 @@ def queue_(obj: CLIContext, key: str, first: int, limit: int, as_json: bool) -> 
 @json_option
 def release_(obj: CLIContext, key: str, force: bool, as_json: bool) -> None:
     """
-    Take KEY from whoever holds it, and give it to the next in its queue.
+    Take KEY from its holder, and give it to the next in its queue.
 
     The holder is not asked, and notices when it renews its lease, within a third of it. Until then
     two may run. Release what is stuck, not what is slow. The exit status is 1 if the key is free,
@@ -232,12 +238,12 @@ def wake_(obj: CLIContext, key: str, as_json: bool) -> None:
 @json_option
 def drop_(obj: CLIContext, task_id: str, key: str | None, force: bool, as_json: bool) -> None:
     """
-    Take a parked task out of its queue for good; its state is REVOKED then.
+    Take a parked task out of its queue for good.
 
-    A chord that waits for it fails. A task that runs already is not touched: use `celery control
-    revoke` for that. Without --key all queues are searched. One that is no locked task of this app
-    is dropped with --force only: a chord that waits for it is not told. The exit status is 1 if it
-    is not parked.
+    Its state is REVOKED then. A chord that waits for it fails. A task that runs already is not
+    touched: use `celery control revoke` for that. Without --key all queues are searched. One that
+    is no locked task of this app is dropped with --force only: a chord that waits for it is not
+    told. The exit status is 1 if it is not parked.
     """
     admin = admin_of(obj, Ability.PARK)
     if not force:

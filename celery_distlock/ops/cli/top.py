@@ -69,7 +69,7 @@ def _watch(
                 trouble = ""
             except StoreError as error:
                 trouble = printable(str(error))
-            live.update(_frame(view, where, trouble), refresh=True)
+            live.update(_frame(view, where, trouble, screen.console.width), refresh=True)
             if keyboard.quits(interval):
                 return
 
@@ -114,10 +114,10 @@ def _look(admin: Admin, most: int, sort: str, keyboard: "Keyboard") -> View:
     return view
 
 
-def _frame(view: View, where: str, trouble: str) -> Group:
+def _frame(view: View, where: str, trouble: str, width: int) -> Group:
     clock = time.strftime("%H:%M:%S")
     head = Text.assemble((clock, "bold"), f"  {where}\n", view.totals, ("   q quits", "dim"))
-    table = filled(LOCK_COLUMNS, view.cells())
+    table = filled(LOCK_COLUMNS, view.cells(), width)
     return Group(Text(trouble, style="red"), head, table) if trouble else Group(head, table)
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -100,7 +100,8 @@ def web(
         click.echo(f"The locks are shown at {page.url} until Ctrl-C.")
         if token == "auto":  # noqa: S105
             click.echo(f"Token: {given}")
-        page.serve()
+        with suppress(KeyboardInterrupt):  # it has ended in order by then
+            page.serve()
 
 
 def _server() -> Any:

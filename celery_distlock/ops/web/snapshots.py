@@ -13,10 +13,13 @@ from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.ops.admin import Admin, LockInfo
 
+from .history import History
+
 __all__ = ["COLUMNS", "Selection", "Snapshot", "SnapshotCache"]
 
 MOST_KEYS = 200_000  # looked at; about 200 MB, and ten seconds of the store's time
 PATIENCE = 1.0  # seconds that one who asks waits for a fresh snapshot where there is an older one
+LATE = 2.0  # seconds after which people are told that the store has not answered yet
 REST = 3.0  # times as long as a snapshot took, none is taken
 
 
@@ -97,6 +100,17 @@ class SnapshotCache:
         self._refreshing: asyncio.Task[None] | None = None
         self._due = 0.0
         self._changed = False
+        self._began = 0.0  # of the look that is being taken
+        self._took = 0.0  # seconds, the last one
+        self.history = History()
+
+    @property
+    def late(self) -> float:
+        """Seconds that a look has taken so far, if that is longer than looks take here; or 0."""
+        if self._refreshing is None:
+            return 0.0
+        taken = clock.monotonic() - self._began
+        return taken if taken > max(LATE, REST * self._took) else 0.0
 
     async def latest(self) -> Snapshot:
         """
@@ -124,13 +138,13 @@ class SnapshotCache:
         self._changed = True
 
     async def _refresh(self) -> None:
-        began = clock.monotonic()
-        self._due = began
+        began = self._due = self._began = clock.monotonic()
         try:
             self._last = await run_in_threadpool(self._take)
             self._error = None
             now = clock.monotonic()
-            self._due = now + max(self._interval / 2, REST * (now - began))
+            self._took = now - began
+            self._due = now + max(self._interval / 2, REST * self._took)
         except StoreError as error:
             self._error = error
         finally:
@@ -139,4 +153,6 @@ class SnapshotCache:
     def _take(self) -> Snapshot:
         at, locks = clock.wall(), self._admin.locks()
         found = sorted(islice(locks, MOST_KEYS), key=COLUMNS["key"])
-        return Snapshot(found, at, whole=next(locks, None) is None)
+        whole = next(locks, None) is None
+        self.history.note_all(found, at, whole=whole)
+        return Snapshot(found, at, whole=whole)

@@ -24,6 +24,7 @@ from celery_distlock.settings import closest
 from celery_distlock.stores.values import UNREADABLE
 
 from .guard import SESSION_TIME, Json, Sessions
+from .history import Grant
 from .snapshots import COLUMNS, Selection, SnapshotCache
 
 __all__ = ["Views"]
@@ -60,6 +61,7 @@ class Views:
         self._snapshots = snapshots
         self._sessions = sessions
         self._about = {"title": title, "readOnly": read_only, "interval": interval}
+        self._about["where"] = admin.where
 
     def router(self) -> Starlette:
         """Return what serves them."""
@@ -142,6 +144,7 @@ class Views:
                 "total": len(snapshot.locks),
                 "whole": snapshot.whole,
                 "age": max(0.0, now - snapshot.at),
+                "late": self._snapshots.late,
             }
         )
 
@@ -158,8 +161,20 @@ class Views:
                 "first": first,
                 "page": QUEUE_PAGE,
                 "queue": [_waiter(waiter, now) for waiter in queue],
+                "seen": self._seen(lock, now),
             }
         )
+
+    def _seen(self, lock: LockInfo, now: float) -> dict[str, Any]:
+        history = self._snapshots.history
+        history.note(lock, now)
+        known = history.of(lock.key)
+        return {
+            "since": history.since,
+            "mostWaiting": known.most_waiting,
+            "longestWait": known.longest_wait,
+            "grants": [_grant(grant) for grant in known.grants],
+        }
 
     def _look_at(self, key: str, first: int) -> tuple[LockInfo, list[WaiterInfo]]:
         return self._admin.show(key), self._admin.queue(key, first=first, limit=QUEUE_PAGE)
@@ -220,8 +235,26 @@ def _lock(lock: LockInfo, now: float) -> dict[str, Any]:
     }
 
 
+def _grant(grant: Grant) -> dict[str, Any]:
+    """Return when a grant was, with the least and the most that it may have lasted."""
+    return {
+        "who": _holder(grant.holder),
+        "token": str(grant.token),
+        "since": grant.since,
+        "least": max(0.0, grant.seen - grant.since),
+        "most": max(0.0, grant.ended - grant.since) if grant.ended else None,
+    }
+
+
 def _holder(holder: Holder) -> dict[str, Any]:
-    return {"task": holder.task, "id": holder.task_id, "host": holder.host, "pid": holder.pid}
+    return {
+        "task": holder.task,
+        "name": holder.name,
+        "thread": holder.is_thread,
+        "id": holder.task_id,
+        "host": holder.host,
+        "pid": holder.pid,
+    }
 
 
 def _waiter(waiter: WaiterInfo, now: float) -> dict[str, Any]:

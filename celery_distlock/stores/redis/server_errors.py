@@ -177,9 +177,10 @@ def describe_info(facts: Mapping[str, str], ahead: float) -> Iterator[Finding]:
     server = f"{name} {version}, {role}, port {facts.get('tcp_port', '?')}"
     yield Finding(Severity.OK, "server", server)
     limit = facts.get("maxmemory", "0")
-    limit = "no limit" if limit == "0" else f"of {facts.get('maxmemory_human', limit)}"
+    limit = "no limit" if limit == "0" else f"limit {facts.get('maxmemory_human', limit)}"
     policy = facts.get("maxmemory_policy", "?")
-    yield Finding(Severity.OK, "memory", f"{facts.get('used_memory_human', '?')} {limit}, {policy}")
+    used = facts.get("used_memory_human", "?")
+    yield Finding(Severity.OK, "memory", f"{used} used, {limit}, {policy}")
     yield _persistence(facts)
     yield Finding(Severity.OK, "replicas", facts.get("connected_slaves", "?"))
     yield clock_finding(ahead)

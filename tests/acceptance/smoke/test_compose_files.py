@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +67,22 @@ def test_volumes_are_declared(name):
     mounted = {volume.partition(":")[0] for volume in SERVICES[name].get("volumes", [])}
 
     assert mounted <= set(COMPOSE["volumes"])
+
+
+def test_every_command_in_the_worker_s_container_finds_the_locks_that_it_uses():
+    worker = SERVICES["worker"]
+    code = "import shop; print(shop.app.conf.distlock_url)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT / "examples",
+        env={**os.environ, **worker["environment"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert "--distlock" not in worker["command"]
+    assert done.stdout == "redis://redis:6379/0\n"
 
 
 def test_the_image_copies_what_is_there_and_not_ignored():

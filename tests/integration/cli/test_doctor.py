@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
 import redis
 
+from celery_distlock.runtime.app import Runtime
 from tests import servers
 from tests.worker.intruder import envelope, parked_as
 
@@ -194,6 +196,18 @@ def test_a_table_has_a_line_for_each_finding(locks):
     assert all(len(line.split("\t")) == 4 for line in lines)
     assert any("of 3 looks" in line for line in lines)
     assert done.returncode == 1  # the tests' server persists nothing
+
+
+def test_what_there_is_one_of_is_told_so(examine, private_server, monkeypatch, bare_site):
+    runtime = Runtime.of(bare_site.app)
+    (name, plan), *_ = ((name, plan) for name, plan in runtime.plans.items() if plan)
+    monkeypatch.setattr(runtime, "plans", {name: plan})
+    monkeypatch.setattr(runtime, "declare", lambda _task: None)
+
+    _, found = examine(private_server(options=PERSISTENT).url)
+
+    assert found["tasks"]["found"] == "1 locked task has what its policy needs"
+    assert re.fullmatch(r"\S+ used, no limit, noeviction", found["memory"]["found"])
 
 
 def test_the_doctor_leaves_nothing_behind(examine, private_server, ask):

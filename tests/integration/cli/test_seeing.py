@@ -34,7 +34,7 @@ def test_the_list_has_a_line_for_every_held_key(bare_site, locks, key):
 
     assert (done.returncode, done.stderr) == (0, "")
     (row,) = [row for row in rows(done.stdout) if row["KEY"] == key]
-    assert row["HOLDER"] == "MainThread"
+    assert row["HOLDER"] == "thread MainThread"
     assert row["WORKER"].endswith(f":{os.getpid()}")
     assert (row["WAITING"], row["WOKEN"]) == ("0", "0")
     assert len(rows(done.stdout)) == 2
@@ -305,6 +305,7 @@ def test_the_help_names_the_commands_and_the_exit_statuses(locks):
     for word in ("list", "show", "queue", "release", "wake", "drop", "top", "doctor"):
         assert f"\n  {word} " in done.stdout
     assert "exit status" in done.stdout
+    assert "..." not in done.stdout.partition("Commands:")[2]  # as wide as a pipe is to click: 80
 
 
 def test_a_forgotten_app_is_said(tmp_path):
@@ -318,7 +319,59 @@ def test_a_forgotten_app_is_said(tmp_path):
     )
 
     assert done.returncode == 2
-    assert "no app was named, as in: celery -A proj locks" in done.stderr
+    assert done.stderr.startswith("Error: no app was named, as in: celery -A proj locks; ")
+
+
+def test_a_wrong_flag_is_called_as_it_was_typed(locks):
+    for words, told in (
+        (("--url", "localhost:6379"), "--url must be a URL such as redis://localhost:6379/0"),
+        (("--prefix", "a b"), "--prefix must be a text without braces"),
+    ):
+        done = locks(*words, "list")
+
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"Error: {told}")
+
+
+WRONG = """
+from celery import Celery
+from celery_distlock import LockedTask, install
+
+app = Celery("wrong", broker="memory://")
+install(app)
+{setting}
+
+@app.task(base=LockedTask, {option})
+def work(): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "option", "told"),
+    [
+        ("app.conf.distlock_leese = 3", "", "unknown setting distlock_leese; did you mean"),
+        ("app.conf.distlock_lease = 0", "", "setting distlock_lease must be a number of seconds"),
+        ("", "lock_leese=3", "task wrong.work: unknown option lock_leese; did you mean"),
+        ("", "lock_key='{x}'", "task wrong.work: lock_key '{x}' names {x}"),
+    ],
+)
+@pytest.mark.parametrize("words", [("worker", "-P", "solo"), ("locks", "doctor")], ids=" ".join)
+def test_what_is_set_wrongly_is_told_in_one_line(tmp_path, words, setting, option, told):
+    (tmp_path / "wrong.py").write_text(WRONG.format(setting=setting, option=option))
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "wrong", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"Error: {told}")
+    assert done.returncode == (1 if words[0] == "worker" else 2)
 
 
 @pytest.mark.parametrize("word", ["show", "queue", "release", "wake"])

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from celery_distlock.ops.cli.display import LOCK_COLUMNS
 from tests.waiting import wait_until
 
 
@@ -18,6 +19,70 @@ def test_a_table_in_a_terminal_keeps_whole_keys(bare_site, terminal, key):
     column = "".join(line.split("  ")[0].strip() for line in screen.text.splitlines()[1:])
     assert column == name
     assert "\x1b[1m" in screen.raw.decode()
+
+
+@pytest.mark.parametrize("words", [["list"], ["top"]], ids=" ".join)
+def test_keys_are_whole_in_80_columns(bare_site, terminal, key, words):
+    name = f"{key}:{'x' * (45 - len(key))}"
+    with bare_site.held(name):
+        screen = terminal(*words, columns=80)
+        screen.wait(name)
+        if words == ["top"]:
+            screen.type("q")
+        assert screen.status() == 0
+
+    (line,) = [line for line in screen.text.splitlines() if name in line]
+    assert len(line.rstrip()) <= 80
+    heads = next(line.split() for line in screen.text.splitlines() if line.startswith("KEY"))
+    assert heads[:2] == ["KEY", "HOLDER"]
+    assert {"AGE", "WAITING"} <= set(heads)
+    assert not {"TOKEN", "WORKER"} & set(heads)
+
+
+def test_a_wide_terminal_shows_every_column(bare_site, terminal, key):
+    with bare_site.held(key):
+        screen = terminal("list", key, columns=160)
+        assert screen.status() == 0
+
+    assert screen.text.splitlines()[0].split() == [name.upper() for name in LOCK_COLUMNS]
+
+
+def test_a_key_that_is_too_long_for_any_screen_goes_on_and_takes_no_more_than_two_columns(
+    bare_site, terminal, key
+):
+    name = f"{key}:{'long' * 30}"
+    with bare_site.held(name):
+        screen = terminal("list", f"{key}*", columns=80)
+        assert screen.status() == 0
+
+    heads = screen.text.splitlines()[0].split()
+    assert heads == ["KEY", "HOLDER", "AGE", "LEASE", "WAITING", "WOKEN"]
+
+
+def test_ids_are_whole_in_80_columns(site, terminal, key):
+    first = site.tasks.work_requeue.delay(key, 0, key)
+    site.journal.wait(key)
+    parked = site.tasks.work_requeue.delay(key, 1)
+    wait_until(lambda: site.look(key).waiting == 1, timeout=60, what="the second to be parked")
+
+    screen = terminal("queue", key, columns=80)
+    assert screen.status() == 0
+
+    site.journal.open(key)
+    first.get(timeout=60)
+    assert any(f" {parked.id} " in line for line in screen.text.splitlines())
+    assert "WORKER" not in screen.text
+
+
+def test_the_page_s_server_ends_with_ctrl_c_without_a_complaint(bare_site, terminal):
+    pytest.importorskip("uvicorn")
+    screen = terminal("web", "--port", "0")
+    screen.wait("until Ctrl-C.")
+
+    screen.process.send_signal(signal.SIGINT)
+
+    assert screen.status() == 0
+    assert screen.text.endswith("until Ctrl-C.\n")
 
 
 def test_no_color_means_no_colour(bare_site, terminal, key):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
@@ -45,6 +48,21 @@ def choose(page, name):
 
 def test_an_empty_store_says_so(shown):
     expect(shown.get_by_text("No key is held, and nobody waits.")).to_be_visible()
+
+
+def test_the_store_and_the_prefix_are_named(shown, admin):
+    expect(shown.get_by_role("banner").get_by_text(admin.where, exact=True)).to_be_visible()
+    expect(shown.get_by_text(f"Looked for at {admin.where}.")).to_be_visible()
+
+
+def test_the_page_says_how_old_it_is(shown, hold):
+    hold("stock:1")
+    expect(key(shown, "stock:1")).to_be_visible()
+    expect(shown.get_by_text("updated now", exact=True)).to_be_visible()
+
+    shown.get_by_role("button", name="Pause").click()
+
+    expect(shown.get_by_text(re.compile(r"^updated \d+ s ago$"))).to_be_visible()
 
 
 def test_a_key_appears_as_it_is_taken_and_goes_as_it_is_given_back(shown, admin):
@@ -111,7 +129,7 @@ def test_a_release_asks_names_the_holder_and_releases(shown, hold, admin):
     assert admin.show("stuck").state == "held"
     dialog.get_by_role("button", name="Release it").click()
 
-    expect(shown.get_by_role("status")).to_contain_text("Released: the-test")
+    expect(shown.get_by_role("status")).to_contain_text("Released: thread the-test")
     assert admin.show("stuck").state == "free"
     expect(details.get_by_text("free", exact=True)).to_be_visible()
 
@@ -201,7 +219,9 @@ def test_a_store_that_is_away_is_shown_and_comes_back(tab, start_page, private_s
     expect(tab.get_by_text("No key is held")).to_be_visible()
 
     server.stop()
-    expect(tab.get_by_role("alert").first).to_contain_text("The lock store does not answer")
+    expect(tab.get_by_role("alert").first).to_contain_text(
+        re.compile(r"^The lock store does not answer, since .*\. Still trying; what is below is")
+    )
     server.start()
 
     expect(tab.get_by_text("The lock store does not answer")).to_be_hidden()
@@ -238,7 +258,7 @@ def test_the_token_opens_the_page_and_a_logout_closes_it(tab, start_page, hold):
 
     tab.get_by_label("Token").fill("a wrong token")
     tab.get_by_role("button", name="Log in").click()
-    expect(tab.get_by_text("this is not the token")).to_be_visible()
+    expect(tab.get_by_text("This is not the token.", exact=True)).to_be_visible()
     assert key(tab, "secret key").count() == 0
     tab.get_by_label("Token").fill(TOKEN)
     tab.keyboard.press("Enter")
@@ -262,6 +282,110 @@ def test_a_narrow_screen_is_not_scrolled_sideways(shown, hold):
     width = shown.evaluate("document.documentElement.scrollWidth")
     assert width <= 320
     expect(shown.get_by_role("cell").first).to_be_visible()
+
+
+def widths(page) -> dict[str, float]:
+    """How wide the columns are that are shown."""
+    cells = page.locator("tbody tr").first.get_by_role("cell").all()
+    boxes = [(cell.get_attribute("class"), cell.bounding_box()) for cell in cells]
+    return {name.split()[0].removeprefix("c-"): box["width"] for name, box in boxes if box}
+
+
+@pytest.mark.parametrize("width", [820, 1000, 1280, 1440, 1920])
+def test_the_keys_have_the_widest_column_with_the_details_open_too(shown, hold, width):
+    shown.set_viewport_size({"width": width, "height": 800})
+    hold("customer:000001:invoice")
+    expect(key(shown, "customer:000001:invoice")).to_be_visible()
+    alone = widths(shown)
+
+    choose(shown, "customer:000001:invoice")
+
+    for shares in (alone, widths(shown)):
+        assert max(shares, key=shares.__getitem__) == "key", shares
+    line = key(shown, "customer:000001:invoice").evaluate(
+        "e => parseFloat(getComputedStyle(e).lineHeight)"
+    )
+    assert key(shown, "customer:000001:invoice").bounding_box()["height"] < 2 * line
+
+
+def test_a_tablet_has_a_table_and_not_the_cards_of_a_phone(shown, hold):
+    shown.set_viewport_size({"width": 820, "height": 1100})
+    hold("stock:1")
+    expect(key(shown, "stock:1")).to_be_visible()
+
+    row = shown.get_by_role("row").filter(has=key(shown, "stock:1"))
+    assert row.bounding_box()["width"] > 750
+    assert row.evaluate("e => getComputedStyle(e).display") == "table-row"
+
+
+def test_a_phone_shows_six_keys_at_once(shown, hold):
+    shown.set_viewport_size({"width": 390, "height": 844})
+    for number in range(8):
+        hold(f"stock:{number}")
+    expect(shown.locator(".key")).to_have_count(8)
+
+    bottoms = [row.bounding_box() for row in shown.locator("tbody tr").all()]
+    assert sum(box["y"] + box["height"] <= 844 for box in bottoms) >= 6
+
+
+def test_a_plain_lock_is_held_by_a_thread_and_not_by_a_task(shown, hold):
+    hold("stock:1")
+    details = choose(shown, "stock:1")
+
+    expect(shown.get_by_role("row").filter(has=key(shown, "stock:1"))).to_contain_text(
+        "thread the-test"
+    )
+    expect(details.get_by_text("Thread", exact=True)).to_be_visible()
+    expect(details.get_by_text("Task", exact=True)).to_be_hidden()
+
+
+def test_the_last_holders_of_a_key_are_shown_as_far_as_they_were_seen(shown, admin):
+    with Lock("stock:1", store=admin.store):
+        details = choose(shown, "stock:1")
+        details.get_by_text("Last holders").click()
+        expect(details.get_by_text("has had it for")).to_be_visible()
+    expect(details.get_by_text(re.compile(r"^on .*, process \d+, had it for"))).to_be_visible()
+    with Lock("stock:1", store=admin.store):
+        expect(details.get_by_text("has had it for")).to_be_visible()
+
+    expect(details.get_by_role("list", name="Last holders").get_by_role("listitem")).to_have_count(
+        2
+    )
+    expect(details.get_by_text("what came and went between two looks is not here")).to_be_visible()
+
+
+def test_a_store_that_is_slow_to_fail_is_told_before_it_has(tab, start_page, private_server):
+    server = private_server()
+    page = start_page(DISTLOCK_TEST_STORE=server.url)
+    tab.goto(page.url)
+    expect(tab.get_by_text("No key is held")).to_be_visible()
+
+    server.pause()
+    try:
+        began = time.monotonic()
+        expect(tab.get_by_role("alert").first).to_contain_text(
+            "The lock store has not answered for"
+        )
+        took = time.monotonic() - began
+    finally:
+        server.resume()
+
+    assert took < 10  # it is given up after 15 and more
+    expect(tab.get_by_role("alert").first).to_be_hidden()
+
+
+def test_a_page_server_that_hangs_is_told(shown, page_process):
+    expect(shown.get_by_text("No key is held")).to_be_visible()
+
+    page_process.process.send_signal(signal.SIGSTOP)
+    try:
+        expect(shown.get_by_role("alert").first).to_contain_text(
+            re.compile("^No answer for .* s, from the lock store or the page's server")
+        )
+    finally:
+        page_process.process.send_signal(signal.SIGCONT)
+
+    expect(shown.get_by_role("alert").first).to_be_hidden()
 
 
 @contextmanager

@@ -199,7 +199,7 @@ def test_a_key_is_released_and_its_holder_named_in_the_log(page_process, hold, a
     assert answer.json()["lock"]["state"] == "free"
     assert admin.show("stuck").state == "free"
     assert "127.0.0.1:" in page_process.log()
-    assert "released 'stuck', which 'the-test on" in page_process.log()
+    assert "released 'stuck', which 'thread the-test on" in page_process.log()
 
 
 def test_only_the_grant_that_was_confirmed_is_released(page_process, admin, locked):

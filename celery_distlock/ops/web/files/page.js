@@ -3,24 +3,26 @@
 const at = (id) => document.getElementById(id);
 
 const FETCH_PATIENCE = 30_000; // ms; the store itself is given up earlier
+const LATE = 3; // seconds without an answer, after which that is said
 const PAGE = 200; // keys
 const MOST = 1000; // keys, as the server has it
 const NOTICE_TIME = 12_000; // ms
 
 const COLUMNS = [
   ["key", "Key", "ascending"],
-  ["task", "Task", "ascending"],
+  ["task", "Holder", "ascending"],
   ["host", "Host", "ascending"],
   ["held", "Held for", "descending"],
   ["lease", "Lease left", "ascending"],
   ["waiting", "Waiting", "descending"],
   ["token", "Token", "descending"],
 ];
+const SHORT = { held: "held", lease: "lease", waiting: "waiting" }; // on a phone
 const NUMBERS = ["held", "lease", "waiting", "token"];
 
 const session = { csrf: "", readOnly: true, interval: 2 };
 const wish = { q: "", sort: "waiting", desc: true, limit: PAGE, lock: "", first: 0 };
-const now = { locks: [], details: null, read: 0, paused: false, failing: "" };
+const now = { locks: [], details: null, asked: 0, updated: 0, paused: false, failing: "", late: false };
 const rows = new Map();
 
 // Text
@@ -54,11 +56,13 @@ function seconds(value) {
   return `${Math.floor(value / 86_400)} d ${Math.floor((value % 86_400) / 3600)} h`;
 }
 
+const whole = (value) => seconds(Math.round(value)).replace(".0 ", " ");
 const clock = (epoch) => new Date(epoch * 1000).toLocaleString();
 const count = (number) => number.toLocaleString("en");
 const left = (lock, passed = 0) =>
   lock.lease === null ? "no end" : seconds(Math.max(0, lock.lease - passed));
-const named = (who) => (who.id ? `${who.task || "task"}[${who.id}]` : who.task);
+const named = (who) => (who.id ? `${who.task || "task"}[${who.id}]` : who.name);
+const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 
 function somewhere(who) {
   return who.host ? `${named(who)} on ${who.host}, process ${who.pid}` : named(who);
@@ -130,10 +134,10 @@ function showOrder() {
 function newRow(name) {
   const row = make("tr");
   row.setAttribute("role", "row");
-  for (const [column, label] of COLUMNS) {
+  for (const [column] of COLUMNS) {
     const cell = make("td", `c-${column}${NUMBERS.includes(column) ? " number" : ""}`);
     cell.setAttribute("role", "cell");
-    if (column !== "key") cell.dataset.label = label;
+    if (column in SHORT) cell.dataset.label = SHORT[column];
     row.append(cell);
   }
   const key = make("button", "key");
@@ -149,7 +153,7 @@ function fillRow(row, lock) {
   const [key, task, host, , , waiting, token] = row.cells;
   const holder = lock.holder;
   put(key.firstChild, lock.key);
-  put(task.firstChild, holder ? holder.task : "free");
+  put(task.firstChild, holder ? holder.name : "free");
   task.firstChild.className = holder ? "" : "tag";
   put(task.lastChild, holder ? holder.id : "");
   put(host.firstChild, holder ? holder.host || (lock.state === "waking" ? "on its way" : "") : "");
@@ -161,6 +165,7 @@ function fillRow(row, lock) {
   waiting.classList.toggle("some", waits > 0);
   put(token, lock.token === "0" ? "–" : lock.token);
   row.classList.toggle("chosen", lock.name === wish.lock);
+  row.classList.toggle("free", !holder);
 }
 
 function showList(answer) {
@@ -192,17 +197,22 @@ function showCount({ locks, matching, total, whole, age }) {
   const all = `${whole ? "" : "more than "}${count(total)} ${total === 1 ? "key" : "keys"}`;
   const of = wish.q ? `${count(matching)} of ${all}` : all;
   const cut = locks.length < matching ? `the first ${count(locks.length)} of ${of}` : of;
-  const old = age > 5 * session.interval ? `, as they were ${seconds(age)} ago` : "";
-  put(at("count"), total ? cut + old : "");
+  put(at("count"), total ? cut : "");
+  now.updated = performance.now() - 1000 * age;
   at("more").hidden = locks.length >= matching || wish.limit >= MOST;
   at("empty").hidden = locks.length > 0;
-  put(at("empty"), total ? "No key matches." : "No key is held, and nobody waits.");
+  const nobody = `No key is held, and nobody waits. Looked for at ${session.where}.`;
+  put(at("empty"), total ? "No key matches." : nobody);
   document.querySelector("table").hidden = locks.length === 0;
 }
 
 /** Times go on between two answers. */
 function tick() {
+  const age = (performance.now() - now.updated) / 1000;
+  put(at("updated"), now.updated ? `updated ${ago(age)}` : "");
   if (now.failing) return;
+  const silent = now.asked ? (performance.now() - now.asked) / 1000 : 0;
+  if (silent > LATE) late(`No answer for ${whole(silent)}, from the lock store or the page's server.`);
   for (const lock of now.locks) {
     const row = rows.get(lock.name);
     if (!row) continue;
@@ -212,6 +222,8 @@ function tick() {
     put(row.cells[4], holder ? left(lock, passed) : "–");
   }
 }
+
+const ago = (passed) => (passed < 1.5 ? "now" : `${whole(passed)} ago`);
 
 // One key
 
@@ -242,7 +254,7 @@ function showDetails(details) {
   put(at("details-key"), lock.key);
   const facts = [["State", { held: "held", waking: "on its way", free: "free" }[lock.state]]];
   if (lock.holder) {
-    facts.push(["Task", lock.holder.task]);
+    facts.push([lock.holder.thread ? "Thread" : "Task", lock.holder.task]);
     if (lock.holder.id) facts.push(["Task id", lock.holder.id]);
     if (lock.holder.host) facts.push(["Host", lock.holder.host], ["Process", lock.holder.pid]);
     if (lock.since) facts.push(["Since", clock(lock.since)], ["Held for", seconds(lock.held)]);
@@ -255,6 +267,7 @@ function showDetails(details) {
   at("release").hidden = !lock.holder;
   at("wake").hidden = waits === 0;
   showQueue(details);
+  showSeen(details);
 }
 
 function showFacts(facts, state) {
@@ -282,7 +295,7 @@ function showQueue({ lock, queue, first, page }) {
     const item = make("li");
     item.append(make("span", "place", waiter.place === null ? "→" : `${waiter.place + 1}.`));
     const who = make("div", "who");
-    who.append(make("div", "", waiter.who.task || "task"));
+    who.append(make("div", "", waiter.who.name || "task"));
     if (waiter.who.id) who.append(make("div", "soft mono", waiter.who.id));
     const place = waiter.who.host ? ` on ${waiter.who.host}, process ${waiter.who.pid}` : "";
     const since = waiter.waited === null ? "" : ` for ${seconds(waiter.waited)}`;
@@ -307,6 +320,38 @@ function showQueue({ lock, queue, first, page }) {
   }
   at("earlier").hidden = first === 0;
   at("later").hidden = first + page >= lock.waiting;
+}
+
+/** Who had the key, as far as the page's server has seen it. */
+function showSeen({ lock, seen }) {
+  const items = seen.grants.map((grant) => {
+    const item = make("li");
+    item.append(make("div", "", named(grant.who)));
+    const place = grant.who.host ? `on ${grant.who.host}, process ${grant.who.pid}, ` : "";
+    const has = lock.holder && lock.token === grant.token && lock.state === "held";
+    const about = make("div", "soft", `${place}${lasted(grant, has)}`);
+    about.title = `since ${clock(grant.since)}, token ${grant.token}`;
+    item.append(about);
+    return item;
+  });
+  if (!items.length) items.push(make("li", "none", "Nobody has held it."));
+  put(at("seen-title"), `Last holders (${seen.grants.length} seen)`);
+  at("seen").replaceChildren(...items);
+  const most = seen.mostWaiting
+    ? ` At most ${count(seen.mostWaiting)} waited at once, the first in the queue for ${seconds(seen.longestWait)}.`
+    : "";
+  put(
+    at("seen-about"),
+    `The page's server looks every ${session.interval} s while somebody watches, since ${clock(seen.since)};` +
+      ` what came and went between two looks is not here.${most}`,
+  );
+}
+
+function lasted({ least, most }, has) {
+  if (has) return `has had it for ${seconds(least)}`;
+  if (most === null) return `had it for ${seconds(least)} or more`;
+  const [from, to] = [seconds(least), seconds(most)];
+  return `had it for ${from === to ? from : `${from} to ${to}`}`;
 }
 
 // Changing
@@ -383,7 +428,7 @@ async function change(path, body, told) {
     notify(told(await ask(path, body)));
   } catch (error) {
     const unsure = !(error.status < 500);
-    notify(`${error.message}.${unsure ? " Whether it was done is not known." : ""}`, true);
+    notify(`${sentence(error.message)}${unsure ? " Whether it was done is not known." : ""}`, true);
     if (error.status === 403) begin();
   }
   refresh();
@@ -406,6 +451,7 @@ let asking = 0;
 async function refresh() {
   clearTimeout(timer);
   const turn = ++asking;
+  now.asked = performance.now();
   try {
     const query = new URLSearchParams({ sort: wish.sort, desc: Number(wish.desc), limit: wish.limit });
     if (wish.q) query.set("q", wish.q);
@@ -416,12 +462,15 @@ async function refresh() {
     }
     const [list, details] = await Promise.all(asked);
     if (turn !== asking) return;
-    recovered();
+    now.asked = 0;
+    if (list.late) late(`The lock store has not answered for ${whole(list.late)}.`);
+    else recovered();
     showList(list);
     tick();
     if (details) showDetails(details);
   } catch (error) {
     if (turn !== asking) return;
+    now.asked = 0;
     failed(error);
   }
   if (turn === asking) again();
@@ -439,22 +488,38 @@ function failed(error) {
     begin();
     return;
   }
-  let text = `The page's server does not answer. Is celery locks web still running?`;
-  if (error.store === "silent") text = `The lock store does not answer: ${error.message}`;
-  else if (error instanceof Refused) text = `It cannot be shown: ${error.message}`;
-  if (!now.failing) now.failing = new Date().toLocaleTimeString();
-  put(at("banner"), `${text} (Since ${now.failing}; still trying. What is below is from before.)`);
+  let [text, cause] = ["The page's server does not answer", "Is celery locks web still running?"];
+  if (error.store === "silent") [text, cause] = ["The lock store does not answer", error.message];
+  else if (error instanceof Refused) [text, cause] = ["It cannot be shown", error.message];
+  const silent = now.updated ? performance.now() - now.updated : 0;
+  if (!now.failing) now.failing = new Date(Date.now() - silent).toLocaleTimeString();
+  warn(`${text}, since ${now.failing}.`, cause);
+}
+
+/** Say that nothing is heard, before anybody has given up. */
+function late(text) {
+  now.late = true;
+  warn(text, "");
+}
+
+function warn(text, cause) {
+  const shown = now.updated ? "; what is below is from before" : "";
+  put(at("trouble"), `${text} Still trying${shown}.`);
+  put(at("cause"), cause);
   at("banner").hidden = false;
   document.body.classList.add("stale");
 }
 
 function recovered() {
-  if (!now.failing) return;
+  if (!now.failing && !now.late) return;
+  const failed = now.failing;
   now.failing = "";
+  now.late = false;
   at("banner").hidden = true;
-  put(at("banner"), "");
+  put(at("trouble"), "");
+  put(at("cause"), "");
   document.body.classList.remove("stale");
-  begin(); // the page's server may be another one now
+  if (failed) begin(); // the page's server may be another one now
 }
 
 async function begin() {
@@ -481,6 +546,7 @@ async function begin() {
     return;
   }
   put(at("title"), `of ${about.title}`);
+  put(at("where"), about.where);
   document.title = plain(`Locks of ${about.title}`);
   if (were) refresh();
 }
@@ -490,13 +556,15 @@ function forget() {
   at("rows").replaceChildren();
   rows.clear();
   now.locks = [];
-  now.failing = "";
+  Object.assign(now, { failing: "", late: false, asked: 0, updated: 0 });
+  for (const id of ["trouble", "cause", "where", "updated", "count", "empty", "seen-about"]) put(at(id), "");
   at("banner").hidden = true;
   document.body.classList.remove("stale");
   at("details").hidden = true;
   at("facts").replaceChildren();
   delete at("facts").dataset.shape;
   at("queue").replaceChildren();
+  at("seen").replaceChildren();
   put(at("details-key"), "");
   if (at("confirm").open) at("confirm").close();
 }
@@ -509,7 +577,7 @@ async function logIn(event) {
   try {
     await ask("/api/login", { token });
   } catch (error) {
-    put(at("wrong"), `${error.message}.`);
+    put(at("wrong"), sentence(error.message));
   }
   begin();
 }

@@ -1,0 +1,92 @@
+"""What the page's server remembers of keys, from nothing but its looks."""
+
+from __future__ import annotations
+
+from celery_distlock.ops.admin import Holder, LockInfo
+from celery_distlock.ops.web import history as module
+from celery_distlock.ops.web.history import History
+
+
+def held(key="k", token=1, since=100.0, *, waiting=0, oldest=0.0, task="shop.reserve"):
+    holder = Holder(task, f"id-{token}", "vm", 7)
+    return LockInfo(key, "held", holder, since, 30.0, token, waiting, oldest, 0)
+
+
+def free(key="k"):
+    return LockInfo(key, "free", None, 0.0, 0.0, 0, 0, 0.0, 0)
+
+
+def grants(history, key="k"):
+    return [(each.token, each.since, each.seen, each.ended) for each in history.of(key).grants]
+
+
+def test_a_holder_is_remembered_from_its_grant_to_the_last_look_at_it():
+    history = History()
+    for at in (101.0, 103.0):
+        history.note_all([held()], at, whole=True)
+
+    assert grants(history) == [(1, 100.0, 103.0, 0.0)]
+
+
+def test_a_key_that_is_gone_has_ended_between_two_looks():
+    history = History()
+    history.note_all([held()], 101.0, whole=True)
+    history.note_all([], 103.0, whole=True)
+    history.note_all([], 105.0, whole=True)
+
+    assert grants(history) == [(1, 100.0, 101.0, 103.0)]
+
+
+def test_the_next_grant_tells_when_the_one_before_ended():
+    history = History()
+    history.note_all([held()], 101.0, whole=True)
+    history.note_all([held(token=2, since=101.5)], 103.0, whole=True)
+
+    assert grants(history) == [(2, 101.5, 103.0, 0.0), (1, 100.0, 101.0, 101.5)]
+
+
+def test_a_look_that_stopped_early_ends_nothing():
+    history = History()
+    history.note_all([held()], 101.0, whole=True)
+    history.note_all([held("other")], 103.0, whole=False)
+
+    assert grants(history) == [(1, 100.0, 101.0, 0.0)]
+
+
+def test_a_look_at_one_key_counts_too():
+    history = History()
+    history.note(held(), 101.0)
+    history.note(free(), 102.0)
+
+    assert grants(history) == [(1, 100.0, 101.0, 102.0)]
+
+
+def test_the_longest_queue_and_wait_are_kept():
+    history = History()
+    history.note_all([held(waiting=3, oldest=101.0)], 104.0, whole=True)
+    history.note_all([held(waiting=1, oldest=103.0)], 105.0, whole=True)
+
+    known = history.of("k")
+    assert (known.most_waiting, known.longest_wait) == (3, 3.0)
+
+
+def test_nothing_is_remembered_of_a_key_that_is_free_and_was():
+    history = History()
+    history.note(free(), 101.0)
+
+    assert history.of("k").grants == []
+    assert history._keys == {}
+
+
+def test_what_is_remembered_is_bounded(monkeypatch):
+    monkeypatch.setattr(module, "MOST_KEYS", 3)
+    history = History()
+    for token in range(1, 20):
+        history.note_all([held(token=token, since=float(token))], 100.0 + token, whole=True)
+    assert [token for token, *_ in grants(history)] == list(range(19, 19 - module.MOST_GRANTS, -1))
+
+    history.note_all([held(f"other-{n}") for n in range(3)], 200.0, whole=False)
+
+    assert grants(history) == []
+    assert len(history._keys) == 3
+    assert history._held <= history._keys.keys()
