@@ -20,6 +20,7 @@ from celery import Celery
 from celery_distlock import LockedTask, install
 
 app = Celery("shop", broker=os.environ.get("SHOP_BROKER", "redis://localhost:6379/0"))
+app.conf.distlock_url = os.environ.get("SHOP_LOCKS")  # without it, the broker's
 install(app)
 
 
