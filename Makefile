@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 RIVALS := .venv/.rivals
 
-.PHONY: help demo docs test test-unit test-all test-oldest test-drivers test-redis-6.2 chaos lint bench clean
+.PHONY: help demo docs test test-unit test-all test-oldest test-drivers test-redis-6.2 smoke-compose chaos lint bench clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z0-9.-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ $(DRIVERS:%=test-%): test-%: .venvs/%/.ready
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e . $(DRIVER_TOOLS) \
 	  'celery==$(word 2,$(subst -, ,$*)).*' 'redis==$(word 4,$(subst -, ,$*)).*'
 	@touch $@
+
+smoke-compose: $(READY)  ## run the smoke tests over docker-compose.yml: with Docker, or as root on an engine of their own
+	@.ci/smoke-compose
 
 # SEED repeats what is sent and what happens; CHAOS has further arguments, such as --place cluster.
 chaos: SECONDS := 300

@@ -13,15 +13,24 @@ import random
 import sqlite3
 import time
 from contextlib import closing
+from pathlib import Path
 
 from books import open_books
 from celery import Celery
+from celery.signals import heartbeat_sent
 
 from celery_distlock import LockedTask, install
 
 app = Celery("shop", broker=os.environ.get("SHOP_BROKER", "redis://localhost:6379/0"))
 app.conf.distlock_url = os.environ.get("SHOP_LOCKS")  # None: where the broker is
 install(app)
+
+
+@heartbeat_sent.connect
+def show_life(**_) -> None:
+    """Tell a liveness probe that this worker's main process is at work."""
+    if heartbeat := os.environ.get("SHOP_HEARTBEAT"):
+        Path(heartbeat).touch()
 
 
 @app.task(ignore_result=True, acks_late=True, reject_on_worker_lost=True)

@@ -79,6 +79,19 @@ def test_a_doubt_has_status_1_and_comes_with_its_cure(
     assert cure in found[subject]["cure"]
 
 
+def test_a_probe_may_allow_doubts_and_still_sees_that_there_can_be_no_locks(
+    examine, private_server
+):
+    server = private_server(options={"appendonly": "no", "save": '""'})
+
+    status, found = examine(server.url, "--allow-doubts")
+    server.stop()
+    without, _ = examine(server.url, "--allow-doubts")
+
+    assert (status, found["persistence"]["verdict"]) == (0, "doubt")
+    assert without == 2
+
+
 def test_who_may_not_publish_is_told_so(examine, private_server, ask):
     server = private_server(options=PERSISTENT)
     ask(server).execute_command(

@@ -17,7 +17,7 @@ from pytest_celery import (
 )
 
 from celery_distlock.testing import EmbeddedServer
-from tests.acceptance.smoke.suite.containers import Project, ServiceContainer
+from tests.acceptance.smoke.suite.containers import SHOP, SUITE, Project, ServiceContainer
 from tests.acceptance.smoke.suite.processes import ServerContainer, WorkerContainer
 from tests.workers import WorkerProcess
 
@@ -74,7 +74,7 @@ def _processes(folder: Path) -> Iterator[Site]:
 
 
 def _containers() -> Iterator[Site]:
-    project = Project()
+    project = Project(SHOP, SUITE)
 
     def only(service: str) -> CeleryTestContainer:
         (identity,) = project.containers(service)

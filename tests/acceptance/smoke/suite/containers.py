@@ -10,10 +10,12 @@ from typing import Any
 
 from pytest_celery import CeleryTestContainer
 
+from celery_distlock.testing.server import _free_ports
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[4]
-FILES = [ROOT / "docker-compose.yml", Path(__file__).with_name("compose.yml")]
+SHOP = ROOT / "docker-compose.yml"
+SUITE = Path(__file__).with_name("compose.yml")
 URLS = {"redis": "redis://{}:{}/0", "rabbitmq": "amqp://guest:guest@{}:{}//"}
 PORTS = {"redis": 6379, "rabbitmq": 5672}
 
@@ -21,12 +23,15 @@ PORTS = {"redis": 6379, "rabbitmq": 5672}
 class Project:
     """Everything that the compose files name, with two workers; on ports that are free."""
 
-    def __init__(self) -> None:
+    def __init__(self, *files: Path) -> None:
+        self._files = files
         self.name = f"distlock-{uuid.uuid4().hex[:8]}"
-        self._env = {**os.environ, "REDIS_PORT": "0", "RABBITMQ_PORT": "0"}
+        # Not 0: the engine would choose others when a container is restarted.
+        redis, rabbitmq = _free_ports()[:2]
+        self._env = {**os.environ, "REDIS_PORT": str(redis), "RABBITMQ_PORT": str(rabbitmq)}
 
     def compose(self, *words: str) -> str:
-        files = [word for file in FILES for word in ("-f", str(file))]
+        files = [word for file in self._files for word in ("-f", str(file))]
         return self._run("docker", "compose", "-p", self.name, *files, *words)
 
     def docker(self, *words: str) -> str:
@@ -36,7 +41,7 @@ class Project:
         self.compose("up", "-d", "--build", "--wait", "--scale", "worker=2", "worker")
 
     def down(self) -> None:
-        self.compose("down", "--volumes", "--timeout", "5")
+        self.compose("down", "--volumes", "--timeout", "1")
 
     def containers(self, service: str) -> list[str]:
         return self.compose("ps", "--all", "--no-trunc", "-q", service).split()
