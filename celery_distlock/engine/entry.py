@@ -3,7 +3,7 @@ Where an exception from outside would skip the ``__exit__`` of a ``with`` block,
 
 Python looks for what signals and other threads raise when a call is over, before it jumps back, and
 where a function begins. In 3.14 it looks also when the call of ``__enter__`` is over, and is not in
-the block yet (gh-148874; 3.15 does not): a mutex that was just taken would stay locked for ever.
+the block yet (CPython's gh-148874; 3.15 does not): a mutex that was just taken would stay locked.
 """
 
 import dis
@@ -23,7 +23,7 @@ _CACHE, _EXTENDED_ARG = 0, dis.EXTENDED_ARG
 _ENTER = bytes((dis.opmap.get("LOAD_SPECIAL", 0), 0))  # and the next instruction calls it
 _LOOKS = _opcodes("CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME")
 _LEAVES = _opcodes("RETURN_VALUE", "RETURN_GENERATOR", "YIELD_VALUE")
-_RAISES = _opcodes("RAISE_VARARGS", "RERAISE")
+_STOPS = _LOOKS | _LEAVES | _opcodes("RAISE_VARARGS", "RERAISE")
 _BACK = _opcodes("JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
 _ALWAYS = _BACK | _opcodes("JUMP_FORWARD")
 _JUMPS = frozenset(dis.hasjrel)
@@ -79,7 +79,7 @@ def _ahead(code: bytes, start: int) -> tuple[bool, bool]:
         if code[at : at + 2] == _ENTER:
             return True, leaves
         leaves |= code[at] in _LEAVES
-        if at not in seen and code[at] not in _LOOKS | _LEAVES | _RAISES:
+        if at not in seen and code[at] not in _STOPS:
             seen.add(at)
             ahead += _successors(code, at)
     return False, leaves
