@@ -6,7 +6,7 @@ thread as an asynchronous exception, at its next Python instruction; in a greenl
 eventlet's by throwing into it. Code inside a C call learns of it when the call returns. In Python
 3.11, a thread that the other one is just starting may get the asynchronous exception in its place.
 Python drops an exception that strikes in a finalizer or a callback of the garbage collector; then
-it is raised again.
+it is raised again. Where it would leave a mutex locked for ever, in Python 3.14, it is put off.
 """
 
 import contextlib
@@ -22,13 +22,14 @@ from typing import Any, TypeVar
 
 from celery_distlock.errors import LockLostError
 
+from .entry import has_just_entered, may_just_have_entered
 from .lease import Hold, HoldState
 
 __all__ = ["Guard"]
 
 T = TypeVar("T")
 
-AGAIN = 0.05  # seconds until what Python has dropped is raised again
+AGAIN = 0.05  # seconds until what Python has dropped, or we have put off, is raised again
 SIGNAL = signal.SIGURG  # ignored unless somebody handles it, and Celery leaves it alone
 
 
@@ -47,7 +48,7 @@ class Guard:
         self._lost: Hold | None = None
         self._told = False
         self.raised: object = None  # or the class of what is
-        self.dropped = False  # by Python
+        self.again = False  # whether it is to be raised again: Python has dropped it, or we waited
         self._ended: threading.Event | None = None
         self._deliver: Any = None
         self.outer: Guard | None = None  # the one around this one, in the same thread
@@ -104,7 +105,7 @@ class Guard:
         return late
 
     def _raise_untold(self, late: bool) -> None:
-        if self._lost is not None and (late or self.dropped or not self._told):
+        if self._lost is not None and (late or self.again or not self._told):
             raise self._lost.loss()
         for hold in self._holds:
             if not hold.held and self._lost is None:
@@ -130,8 +131,8 @@ class Guard:
         assert self._ended is not None
         while not self._ended.wait(AGAIN):
             with self._mutex:
-                if self._armed and self.dropped:
-                    self.dropped = self._told = False
+                if self._armed and self.again:
+                    self.again = self._told = False
                     self._send()
 
     def loss(self) -> LockLostError:
@@ -146,6 +147,11 @@ class Guard:
             self.raised = error = self._lost.loss()
             return error
         return None
+
+    def put_off(self) -> None:
+        """Have what there is to raise in the guarded thread raised a little later."""
+        if self._armed and self._lost is not None and not self._told:
+            self.again = True
 
 
 _innermost: dict[int, Guard] = {}  # that a thread is in
@@ -177,7 +183,7 @@ class _DropHook:
         while guard is not None:
             if error is not None and guard.raised in (error, type(error)):
                 # No call comes after this: what is raised again must not strike in here.
-                guard.dropped = True
+                guard.again = True
                 return
             guard = guard.outer
         self._before(unraisable)
@@ -200,7 +206,11 @@ class _BySignal:
         return False
 
     @staticmethod
-    def handle(_signal: int, _frame: FrameType | None) -> None:
+    def handle(_signal: int, frame: FrameType | None) -> None:
+        if has_just_entered(frame):
+            for guard in _guards_here():
+                guard.put_off()
+            return
         for guard in _guards_here():
             error = guard.take()
             if error is not None:
@@ -219,6 +229,9 @@ class _ByAsyncException:
         self._sent = True
         self._guard.raised = loss = _without_arguments(self._guard.loss())
         exception = ctypes.py_object(loss)
+        if may_just_have_entered(self._thread.value):
+            self._guard.put_off()
+            return False
         return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, exception))
 
     def finish(self) -> bool:

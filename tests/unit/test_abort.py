@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 import threading
@@ -17,7 +18,7 @@ from celery_distlock.errors import LockLostError
 from celery_distlock.stores import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 LOSSES = 3000
 
@@ -81,6 +82,16 @@ def lose_while_guarded(losses: Losses, errors: list[str]) -> None:
         errors.append("it still subscribed")
 
 
+def in_thread(where: str, body: Callable[[], None]) -> None:
+    if where == "the main thread":
+        body()
+    else:
+        thread = threading.Thread(target=body)
+        thread.start()
+        thread.join(90)
+        assert not thread.is_alive()
+
+
 class Slow:
     """Ends slowly; Python drops what is raised meanwhile."""
 
@@ -105,12 +116,7 @@ def test_a_loss_that_python_has_dropped_is_raised_again(monkeypatch, where):
             Guard((hold,)).run(work)
         raised.set()
 
-    if where == "the main thread":
-        guarded()
-    else:
-        thread = threading.Thread(target=guarded)
-        thread.start()
-        thread.join(90)
+    in_thread(where, guarded)
     assert raised.is_set()
 
 
@@ -129,3 +135,62 @@ def test_a_guard_that_was_left_listens_no_more_and_raises_what_pickles():
 
     assert not guarded.is_alive()
     assert errors == []
+
+
+def do_nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize("where", ["the main thread", "another thread"])
+def test_a_loss_leaves_no_mutex_locked(monkeypatch, where):
+    monkeypatch.setattr(abort, "AGAIN", 0.001)
+    losses, left = Losses(), []
+    mutex, inner = threading.Lock(), threading.Lock()
+
+    def work(hold: Hold) -> None:
+        losses.hold = hold
+        while True:
+            do_nothing()
+            with mutex, inner:
+                pass
+
+    def lose_often() -> None:
+        for _ in range(150):
+            hold = new_hold()
+            with pytest.raises(LockLostError):
+                Guard((hold,)).run(functools.partial(work, hold))
+            for lock in mutex, inner:
+                if lock.locked():
+                    left.append(hold)
+                    lock.release()
+
+    in_thread(where, lose_often)
+    losses.close()
+
+    assert left == []
+
+
+@pytest.mark.parametrize("where", ["the main thread", "another thread"])
+def test_a_loss_while_a_mutex_is_awaited_leaves_it_unlocked(where):
+    hold, mutex, raised = new_hold(), threading.Lock(), []
+
+    def lose() -> None:
+        hold.lose("test")
+        mutex.release()
+
+    def work() -> None:
+        mutex.acquire()
+        threading.Timer(0.05, lose).start()
+        with mutex:
+            pass
+        time.sleep(60 if where == "the main thread" else 0.2)
+
+    def guarded() -> None:
+        with pytest.raises(LockLostError):
+            Guard((hold,)).run(work)
+        raised.append(True)
+
+    in_thread(where, guarded)
+
+    assert raised
+    assert mutex.acquire(timeout=5)

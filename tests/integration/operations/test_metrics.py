@@ -284,8 +284,9 @@ def test_the_exporter_serves_until_it_is_stopped(site, key):
         with site.held(key), urllib.request.urlopen(url, timeout=60) as answer:
             metrics = parsed(answer.read().decode())
         assert metrics["distlock_held", "", None] == 1
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
             urllib.request.urlopen(url.replace("metrics", "elsewhere"), timeout=60)
+        refused.value.close()  # it has the answer's file
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     finally:

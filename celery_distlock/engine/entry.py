@@ -1,0 +1,99 @@
+"""
+Where an exception from outside would skip the ``__exit__`` of a ``with`` block, in Python 3.14.
+
+Python looks for what signals and other threads raise when a call is over, before it jumps back, and
+where a function begins. In 3.14 it looks also when the call of ``__enter__`` is over, and is not in
+the block yet (CPython's gh-148874; 3.15 does not): a mutex that was just taken would stay locked.
+"""
+
+import dis
+import sys
+from types import FrameType
+
+__all__ = ["has_just_entered", "may_just_have_entered"]
+
+_CONCERNED = sys.version_info[:2] == (3, 14)
+
+
+def _opcodes(*names: str) -> frozenset[int]:
+    return frozenset(dis.opmap[name] for name in names if name in dis.opmap)
+
+
+_CACHE, _EXTENDED_ARG = 0, dis.EXTENDED_ARG
+_ENTER = bytes((dis.opmap.get("LOAD_SPECIAL", 0), 0))  # and the next instruction calls it
+_LOOKS = _opcodes("CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME")
+_LEAVES = _opcodes("RETURN_VALUE", "RETURN_GENERATOR", "YIELD_VALUE")
+_STOPS = _LOOKS | _LEAVES | _opcodes("RAISE_VARARGS", "RERAISE")
+_BACK = _opcodes("JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
+_ALWAYS = _BACK | _opcodes("JUMP_FORWARD")
+_JUMPS = frozenset(dis.hasjrel)
+
+
+def has_just_entered(frame: FrameType | None) -> bool:
+    """Whether an exception in *frame* now would skip an ``__exit__``: in a signal's handler."""
+    return (
+        _CONCERNED
+        and frame is not None
+        and frame.f_code.co_code[frame.f_lasti - 2 : frame.f_lasti] == _ENTER
+    )
+
+
+def may_just_have_entered(thread: int) -> bool:
+    """
+    Whether an exception that *thread* gets now may skip an ``__exit__``.
+
+    A thread that was stopped to let us run has looked already, and looks again at the end of its
+    next call or turn.
+    """
+    if not _CONCERNED:
+        return False
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return False
+    instruction = frame.f_lasti
+    if _may_enter_next(frame):
+        return True
+    has_gone_on = sys._current_frames().get(thread) is not frame
+    return has_gone_on or frame.f_lasti != instruction
+
+
+def _may_enter_next(innermost: FrameType) -> bool:
+    frame: FrameType | None = innermost
+    while frame is not None:
+        if has_just_entered(frame):
+            return True
+        enters, leaves = _ahead(frame.f_code.co_code, frame.f_lasti)
+        if enters or not leaves:
+            return enters
+        frame = frame.f_back
+    return False
+
+
+def _ahead(code: bytes, start: int) -> tuple[bool, bool]:
+    """Whether an ``__enter__`` may follow *start* before Python looks, and whether a return may."""
+    leaves = False
+    seen: set[int] = set()
+    ahead = _successors(code, start)
+    while ahead:
+        at = ahead.pop()
+        if code[at : at + 2] == _ENTER:
+            return True, leaves
+        leaves |= code[at] in _LEAVES
+        if at not in seen and code[at] not in _STOPS:
+            seen.add(at)
+            ahead += _successors(code, at)
+    return False, leaves
+
+
+def _successors(code: bytes, at: int) -> list[int]:
+    argument, shift, before = code[at + 1], 8, at - 2
+    while before >= 0 and code[before] == _EXTENDED_ARG:
+        argument |= code[before + 1] << shift
+        shift, before = shift + 8, before - 2
+    after = at + 2
+    while after < len(code) and code[after] == _CACHE:
+        after += 2
+    if code[at] not in _JUMPS:
+        return [after] if after < len(code) else []
+    target = after + 2 * (-argument if code[at] in _BACK else argument)
+    return [target] if code[at] in _ALWAYS else [target, after]
