@@ -26,7 +26,7 @@ ASKS_WITHIN = 1.0  # seconds after which a task that has begun is taken to have 
 
 # Seconds between polls of whether a task has finished, while another waits for that; longer and
 # longer while none has.
-POLL, MAX_POLL = 0.01, 0.1
+POLL, MAX_POLL = 0.002, 0.1
 
 
 class InFlightKeys:
