@@ -97,7 +97,9 @@ class InFlightKeys:
             yield
         finally:
             with self._mutex:
-                self._entering -= collections.Counter([identity])
+                self._entering[identity] -= 1
+                if not self._entering[identity]:
+                    del self._entering[identity]
 
     def _finished(self, identities: set[str]) -> set[str]:
         return {each for each in identities if each not in state.requests} - self._entering.keys()
