@@ -7,6 +7,7 @@ Knows nothing of Celery: a task is a name and a signature here.
 import dataclasses
 import datetime
 import decimal
+import functools
 import hashlib
 import inspect
 import json
@@ -83,6 +84,10 @@ class KeyRule:
         self.task = task
         self._signature = signature
         self._validate = validate
+        parameters = signature.parameters.values()
+        by_place = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+        # The parameters' names, if a call may give all of them by their place.
+        self._by_place = tuple(signature.parameters) if by_place else None
         self._templates: list[_Template] = []
         self._callable: Callable[..., Any] | None = None
         if isinstance(rule, str):
@@ -111,14 +116,26 @@ class KeyRule:
         """
         if self._validate is not None:
             args, kwargs = self._validate(args, kwargs)
+        if self._callable is not None:
+            self._bind(args, kwargs)
+            return self._call(self._callable, args, kwargs)
+        arguments = self._bound(args, kwargs)
+        return tuple(dict.fromkeys(template.render(arguments) for template in self._templates))
+
+    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments by the names of the parameters, with those that have defaults."""
+        names = self._by_place
+        if not kwargs and names is not None and len(args) == len(names):  # as most calls are
+            return dict(zip(names, args, strict=True))
+        bound = self._bind(args, kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
         try:
-            bound = self._signature.bind(*args, **kwargs)
+            return self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self.task}() {error}") from None
-        if self._callable is not None:
-            return self._call(self._callable, args, kwargs)
-        bound.apply_defaults()
-        return tuple(dict.fromkeys(template.render(bound) for template in self._templates))
 
     def _call(
         self, rule: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -204,11 +221,11 @@ class _Template:
             f" task; {hint}"
         )
 
-    def render(self, bound: inspect.BoundArguments) -> str:
+    def render(self, arguments: Mapping[str, Any]) -> str:
         values: dict[str, Any] = {"task": self._task}
         if self._wants_digest:
-            values["digest"] = digest(bound.arguments, task=self._task)
-        values.update(bound.arguments)
+            values["digest"] = digest(arguments, task=self._task)
+        values.update(arguments)
         try:
             key = self._text.format_map(values)
         except Exception as error:  # attribute access and __format__ run users' code
@@ -355,8 +372,11 @@ def slot_name(key: str) -> str:
     about 160 characters long, and different for different keys: a long key is cut and followed
     by its SHA-256 behind ``%#``, which no escape begins with.
     """
-    if type(key) is Name:
-        return key
+    return key if type(key) is Name else _slot_name(key)
+
+
+@functools.lru_cache(maxsize=64)  # of a task's key it is wanted several times in a row
+def _slot_name(key: str) -> str:
     name = key.translate(_ESCAPES)
     if len(name) <= SLOT_NAME_LENGTH:
         return name

@@ -8,6 +8,7 @@ from .engine.lease import Lease
 from .runtime.app import UNSET, Runtime
 from .runtime.current import lease_of, unlocked
 from .runtime.execution import Execution, drop_reservations
+from .runtime.requeueing import Postponed
 from .worker import install
 from .worker.start_error import told_by_commands
 
@@ -100,4 +101,8 @@ class LockedTask(_Task):
         if plan is None or not keys:
             with unlocked(self):
                 return run(*args, **kwargs)
-        return Execution(self, plan, runtime.store, keys).run(lambda: run(*args, **kwargs))
+        try:
+            return Execution(self, plan, runtime.store, keys).run(lambda: run(*args, **kwargs))
+        except Postponed as postponed:
+            # Celery copies and formats its traceback, frame by frame, for nobody.
+            raise postponed.with_traceback(None) from None

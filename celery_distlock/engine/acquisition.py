@@ -104,11 +104,12 @@ def acquire(
         raise
 
 
-def acquire_all(holds: Sequence[Hold]) -> bool:
+def acquire_all(holds: Sequence[Hold], *, redelivered: bool = False, retain: bool = False) -> bool:
     """
     Ask for the keys of *holds*, of one store and run, in one step; begin to hold all or none.
 
-    False: not all of them are free, or this store takes only one at a time.
+    False: not all of them can be had, or this store takes only one at a time. *redelivered* and
+    *retain* as in :meth:`~celery_distlock.stores.Store.acquire_all`.
 
     Raises:
         StoreError: Also then, what the store may have granted is given back in the background.
@@ -122,6 +123,8 @@ def acquire_all(holds: Sequence[Hold]) -> bool:
             [hold.owner for hold in holds],
             first.terms.lease,
             run=first.run,
+            redelivered=redelivered,
+            retain=retain,
         )
         if replies is None:
             for hold in holds:

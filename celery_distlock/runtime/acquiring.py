@@ -67,9 +67,8 @@ class KeyAcquisition:
         if (found := self._conflicts.found_on_arrival(self._keys)) is not None:
             return self._conflicts.decide(*found)
         self._wanted = wanted = [key for key in self._keys if not self._enter(key)]
-        if len(wanted) > 1 and not self._invocation.redelivered and self._take_at_once(wanted):
-            return None
-        self._missing = list(wanted)
+        at_once = len(wanted) > 1 and self._take_at_once(wanted)
+        self._missing = [] if at_once else list(wanted)
         while self._missing:
             decision = self._take(self._missing[0])
             if decision is not None:
@@ -91,10 +90,14 @@ class KeyAcquisition:
         return True
 
     def _take_at_once(self, keys: list[str]) -> bool:
-        """Whether all of *keys* were free and are taken now; if not, none was."""
-        holds = [self._invocation.new_hold(key) for key in keys]
+        """Whether all of *keys* were free, or kept for this run, and are taken now; or none is."""
+        invocation = self._invocation
+        again = invocation.redelivered
+        if again and not invocation.header.woken:  # nothing is kept for it
+            return False
+        holds = [invocation.new_hold(key) for key in keys]
         try:
-            if not acquire_all(holds):
+            if not acquire_all(holds, redelivered=again, retain=invocation.retained):
                 return False
         except StoreUnavailableError as error:
             self._requeueing.on_outage(error)
@@ -147,14 +150,15 @@ class KeyAcquisition:
         if reply.status is not Status.GRANTED:
             return hold, reply
         self._keep(hold)
-        # Once: at the key that it was parked at. Of several, the others are on its way.
-        if invocation.header.woken and invocation.header.parked_at == slot_name(key):
-            self._report.event("task_woken", key=key, waited=hold.waited)
         return None, reply
 
     def _keep(self, hold: Hold) -> None:
         self.taken.append(hold)
         held_here()[self._store.identity, hold.key] = hold
+        # Once: at the key that it was parked at. Of several, the others are on its way.
+        header = self._invocation.header
+        if header.woken and header.parked_at == slot_name(hold.key):
+            self._report.event("task_woken", key=hold.key, waited=hold.waited)
 
     def _wait_here(self, key: str) -> tuple[Hold | None, Reply]:
         """Wait for *key* in this process: were the task parked, nobody would send it again."""

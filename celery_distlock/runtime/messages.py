@@ -110,7 +110,7 @@ class LockHeader:
         """
         values = headers.get(HEADER)
         if not isinstance(values, Mapping):
-            return cls()
+            return _NOTHING
         requeues = _whole(values.get("requeues"))
         if values.get("retries") != (headers.get("retries") or 0):
             return cls(requeues=requeues)
@@ -133,6 +133,9 @@ class LockHeader:
     def to_header(self, retries: int) -> dict[str, Any]:
         """Return the header of a message that has been retried that often."""
         return {**dataclasses.asdict(self), "retries": retries}
+
+
+_NOTHING = LockHeader()
 
 
 def _texts(value: Any) -> tuple[str, ...]:

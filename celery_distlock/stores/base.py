@@ -106,13 +106,21 @@ class Store(ABC):
         """
 
     def acquire_all(
-        self, keys: Sequence[str], owners: Sequence[str], lease: float, *, run: str = ""
+        self,
+        keys: Sequence[str],
+        owners: Sequence[str],
+        lease: float,
+        *,
+        run: str = "",
+        redelivered: bool = False,
+        retain: bool = False,
     ) -> list[Reply] | None:
         """
         Take all the *keys*, each for its owner, if they are free and nobody waits; else none.
 
-        None: not all of them are free, or this store cannot take several in one step; nothing was
-        taken then. Not for a run whose message may have been delivered before.
+        If the run's message may have been delivered before: if all of them are kept for it, and the
+        store knows nothing of its end. None: not all of them can be had, or this store cannot take
+        several in one step; nothing was taken then. The last three as in `AcquireRequest`.
         """
         return None
 

@@ -122,6 +122,17 @@ class _Key:
     def knows_end(self, run: str) -> bool:
         return run in self.done or clock.monotonic() < self.unsettled.get(run, -math.inf)
 
+    def keeps_for(self, run: str) -> bool:
+        """Whether the key is kept for a run that has not ended, as far as is known."""
+        kept = bool(run) and self.holder == f"parked:{run}"
+        return kept and run not in self.done and run not in self.unsettled
+
+    def claim(self, owner: str, run: str, lease: float, *, retain: bool) -> None:
+        """Give a run the key that is kept for it."""
+        self.owner, self.due, self.run = owner, 0, run
+        self.until = clock.monotonic() + lease
+        self.arrive(run, lease if retain else None)
+
     def keep(self, run: str, park_request: ParkRequest) -> None:
         self.envelopes[run] = park_request.envelope
         self.names[run] = park_request.task
@@ -229,13 +240,14 @@ class MemoryStore(SeveralKeys, CountingStore):
                 handed = self._hand_over(name, state)
                 reply = _second_delivery(state, run, queue, asked_at)
                 return reply._replace(wake=handed if isinstance(handed, WokenTask) else None)
-            if state.holder == owner or claims:
-                lasting = clock.monotonic() + lease
-                state.owner, state.due = owner, 0
-                state.until = lasting if claims else max(state.until, lasting)
-                if claims or (run and state.run != run):
+            if claims:
+                state.claim(owner, run, lease, retain=retain)
+                state.again |= isinstance(queue, ParkRequest)
+                return Reply(Status.GRANTED, asked_at, state.token)
+            if state.holder == owner:
+                state.due, state.until = 0, max(state.until, clock.monotonic() + lease)
+                if run and state.run != run:
                     state.run = run
-                    state.again |= claims and isinstance(queue, ParkRequest)
                     state.arrive(run, lease if retain else None)
                 return Reply(Status.GRANTED, asked_at, state.token)
             if (redelivered or isinstance(queue, ParkRequest)) and state.knows_end(run):
@@ -281,11 +293,25 @@ class MemoryStore(SeveralKeys, CountingStore):
         return _microseconds()
 
     def acquire_all(
-        self, keys: Sequence[str], owners: Sequence[str], lease: float, *, run: str = ""
+        self,
+        keys: Sequence[str],
+        owners: Sequence[str],
+        lease: float,
+        *,
+        run: str = "",
+        redelivered: bool = False,
+        retain: bool = False,
     ) -> list[Reply] | None:
         asked_at = clock.monotonic()
         with self._mutex:
             known = [self._keys.get(slot_name(key)) for key in keys]
+            if redelivered:
+                kept = [each for each in known if each and each.keeps_for(run)]
+                if len(kept) < len(known):
+                    return None
+                for state, owner in zip(kept, owners, strict=True):
+                    state.claim(owner, run, lease, retain=retain)
+                return [Reply(Status.GRANTED, asked_at, state.token) for state in kept]
             if any(each and (each.holder or each.queue or each.envelopes) for each in known):
                 return None
             states = [self._keys.setdefault(slot_name(key), _Key()) for key in keys]

@@ -111,7 +111,7 @@ class WokenTask(NamedTuple):
         envelope: Its message.
         route: What else it needs.
         arrival: Where it was pushed to a worker: when it came (µs, by the store's clock); else 0.
-        giver: Likewise, the run that gave the key up for it; empty if none did.
+        givers: Likewise, the runs that gave its keys up for it, as far as that is known.
     """
 
     name: str
@@ -119,7 +119,7 @@ class WokenTask(NamedTuple):
     envelope: bytes
     route: Route | None = None
     arrival: int = 0
-    giver: str = ""
+    givers: tuple[str, ...] = ()
 
 
 class Reply(NamedTuple):

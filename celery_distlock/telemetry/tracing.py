@@ -22,8 +22,11 @@ _ENDS = {"lock_released", "lock_lost"}
 
 
 def wanted() -> bool:
-    """Whether OpenTelemetry is imported; if not, nobody collects spans."""
-    return "opentelemetry.trace" in sys.modules
+    """Whether OpenTelemetry is imported and has a provider; if not, nobody collects spans."""
+    trace: Any = sys.modules.get("opentelemetry.trace")
+    return trace is not None and not isinstance(
+        trace.get_tracer_provider(), trace.ProxyTracerProvider
+    )
 
 
 def observe(name: str, task: str, facts: Mapping[str, Any]) -> None:

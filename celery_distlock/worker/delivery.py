@@ -109,8 +109,8 @@ class DeliveryStep(bootsteps.StartStopStep):
             logger.exception(_NOT_STARTED, shown(key_of(wake.name)))
 
     def _take(self, consumer: Any, wake: WokenTask, message: Message) -> None:
-        if wake.giver:
-            in_flight.note_served(task_id_of(wake.giver))
+        for giver in wake.givers:
+            in_flight.note_served(task_id_of(giver))
         if wake.arrival:
             Received.note(message, arrival=wake.arrival)
         name = message.headers.get("task")

@@ -26,7 +26,7 @@ ASKS_WITHIN = 1.0  # seconds after which a task that has begun is taken to have 
 
 # Seconds between polls of whether a task has finished, while another waits for that; longer and
 # longer while none has.
-POLL, MAX_POLL = 0.01, 0.1
+POLL, MAX_POLL = 0.002, 0.1
 
 
 class InFlightKeys:
@@ -97,7 +97,9 @@ class InFlightKeys:
             yield
         finally:
             with self._mutex:
-                self._entering -= collections.Counter([identity])
+                self._entering[identity] -= 1
+                if not self._entering[identity]:
+                    del self._entering[identity]
 
     def _finished(self, identities: set[str]) -> set[str]:
         return {each for each in identities if each not in state.requests} - self._entering.keys()

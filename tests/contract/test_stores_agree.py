@@ -121,14 +121,15 @@ class Agreement(RuleBasedStateMachine):
         how = {"redelivered": redelivered, "retain": retain} if run else {}
         self._acquire(key, self._owner(), run, **how)
 
-    @rule(run=st.one_of(st.just(""), RUNS))
-    def somebody_wants_both(self, run: str) -> None:
+    @rule(run=st.one_of(st.just(""), RUNS), redelivered=FLAGS, retain=FLAGS)
+    def somebody_wants_both(self, run: str, redelivered: bool, retain: bool) -> None:
         keys, owners = ["a", "b"], [self._owner(), self._owner()]
         names = [self._name(key) for key in keys]
+        how = {"redelivered": redelivered, "retain": retain} if run else {}
         answers = []
 
         def ask(store: Store, _: int) -> list[Reply] | None:
-            answers.append(store.acquire_all(names, owners, LEASE, run=run))
+            answers.append(store.acquire_all(names, owners, LEASE, run=run, **how))
             return answers[-1]
 
         if self._asked(ask, lambda replies: replies is None) is not None:

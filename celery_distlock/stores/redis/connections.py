@@ -126,15 +126,23 @@ def command(key: bytes, *words: Any) -> Command:
 
 def script_call(script: scripts.Script, stems: tuple[str, ...], *arguments: Any) -> Command:
     """Return a call of *script* on the records whose names begin with *stems*."""
-    key, head, count = _script_head(script, stems)
-    return Command(key, head, count, arguments, script)
+    parts = [_script_head(script, len(stems))]
+    records = _records(script)
+    begins = [stem.encode("utf-8", "surrogateescape") for stem in stems]
+    for begin in begins:
+        length = len(begin)
+        parts += [b"$%d\r\n%b%b\r\n" % (length + len(each), begin, each) for each in records]
+    return Command(begins[0] + records[0], b"".join(parts), 2 + len(parts), arguments, script)
 
 
-@functools.lru_cache(maxsize=1024)
-def _script_head(script: scripts.Script, stems: tuple[str, ...]) -> tuple[bytes, bytes, int]:
-    names = [stem + record for stem in stems for record in script.keys]
-    keys = [name.encode("utf-8", "surrogateescape") for name in names]
-    return keys[0], _packed("EVALSHA", script.sha, len(keys), *keys), 3 + len(keys)
+@functools.lru_cache(maxsize=256)
+def _script_head(script: scripts.Script, keys: int) -> bytes:
+    return _packed("EVALSHA", script.sha, keys * len(script.keys))
+
+
+@functools.cache
+def _records(script: scripts.Script) -> tuple[bytes, ...]:
+    return tuple(record.encode() for record in script.keys)
 
 
 def _packed(*words: Any) -> bytes:

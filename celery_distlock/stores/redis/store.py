@@ -120,12 +120,22 @@ class RedisStore(RedisInspection, SeveralKeys):
         return self._reply(key, asked.answers[0], asked.asked_at)
 
     def acquire_all(
-        self, keys: Sequence[str], owners: Sequence[str], lease: float, *, run: str = ""
+        self,
+        keys: Sequence[str],
+        owners: Sequence[str],
+        lease: float,
+        *,
+        run: str = "",
+        redelivered: bool = False,
+        retain: bool = False,
     ) -> list[Reply] | None:
         stems = tuple(self._records.stem(slot_name(key)) for key in keys)
         if not self._servers.share([stem.encode() for stem in stems]):
             return None
-        call = script_call(_ACQUIRE_ALL, stems, run, milliseconds(lease), " ".join(owners))
+        arguments: list[Any] = [run, milliseconds(lease), " ".join(owners)]
+        if redelivered:
+            arguments += [1, int(retain)]
+        call = script_call(_ACQUIRE_ALL, stems, *arguments)
         try:
             asked = self._requests.ask([call._replace(replicas=self._replicas)], ", ".join(keys))
         except StoreError as error:

@@ -415,14 +415,15 @@ def woken_task_of(record: str, wake: WokenTask) -> bytes:
 def _pushed(payload: bytes) -> WokenTask:
     """Return the run that was pushed; raise :exc:`ValueError` if it is none."""
     *head, rest = payload.split(b" ", 4)
-    lock_length, run_length, giver_length, arrival = map(int, head)
+    lock_length, run_length, givers_length, arrival = map(int, head)
     run_ends = lock_length + run_length
-    giver_ends = run_ends + giver_length
-    if not 0 < lock_length < run_ends <= giver_ends <= len(rest):
+    givers_end = run_ends + givers_length
+    if not 0 < lock_length < run_ends <= givers_end <= len(rest):
         raise ValueError("its lengths are not those of its parts")
     name = rest[:lock_length].decode().partition("{")[2].rpartition("}")[0]
-    run, giver = rest[lock_length:run_ends].decode(), rest[run_ends:giver_ends].decode()
-    return WokenTask(name, run, rest[giver_ends:], arrival=arrival, giver=giver)
+    run, givers = rest[lock_length:run_ends].decode(), rest[run_ends:givers_end].decode()
+    told = tuple(filter(None, givers.split("\n")))
+    return WokenTask(name, run, rest[givers_end:], arrival=arrival, givers=told)
 
 
 class _Listener:

@@ -206,15 +206,15 @@ def spoilt(_wake: WokenTask) -> None:
     raise UnsendableError("no JSON")
 
 
-def take_all(store: Store, keys: str, owners: str) -> list[int] | None:
+def take_all(store: Store, keys: str, owners: str, **more: Any) -> list[int] | None:
     """Acquire several keys at once; return the tokens."""
-    replies = store.acquire_all(list(keys), list(owners), 30.0, run="run")
+    replies = store.acquire_all(list(keys), list(owners), 30.0, run="run", **more)
     return None if replies is None else [reply.token for reply in replies]
 
 
-def take_all_or_skip(store: Store, keys: str, owners: str) -> list[int]:
-    """Acquire several free keys at once; skip the test if the store takes one at a time."""
-    tokens = take_all(store, keys, owners)
+def take_all_or_skip(store: Store, keys: str, owners: str, **more: Any) -> list[int]:
+    """Acquire several keys at once; skip the test if the store takes one at a time."""
+    tokens = take_all(store, keys, owners, **more)
     if tokens is None:
         pytest.skip("the store takes one key at a time")
     return tokens

@@ -6,16 +6,17 @@ from collections.abc import Callable
 import pytest
 
 from celery_distlock.keys import slot_name
-from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.values import (
     Completion,
     ParkRequest,
     PeerChannel,
+    Route,
     WokenTask,
 )
 
-from .actions import YES, any_envelope, holder, parks, swept, take, wait_until, woken
+from .actions import YES, any_envelope, goes_on, holder, parks, swept, take, wait_until, woken
 from .given import Given
 
 __all__ = ["Delivery"]
@@ -56,7 +57,28 @@ class Delivery(Given):
         store.release(ReleaseRequest("k", "a", run="before"))
 
         (wake,) = wait_until(lambda: received, "the push")
-        assert (wake.arrival, wake.giver) == (arrival, "before")
+        assert (wake.arrival, wake.givers) == (arrival, ("before",))
+        close()
+
+    @parks
+    def test_a_pushed_run_of_several_keys_tells_who_gave_each_of_them_up(
+        self, store: ParkingStore
+    ) -> None:
+        received: list[WokenTask] = []
+        address, close = self.open_channel(store, received.append)
+        take(store, "k", "a", run="one")
+        take(store, "l", "b", run="other")
+        route = Route(("k", "l"))
+        store.stand(StandRequest("k", "run", route, 0, ParkRequest(b"e", address)))
+
+        for key, owner, run in (("k", "a", "one"), ("l", "b", "other")):
+            assert goes_on(store, store.release(ReleaseRequest(key, owner, run=run)).wake) == []
+
+        (wake,) = wait_until(lambda: received, "the push")
+        assert (wake.name, wake.run, wake.envelope) == ("k", "run", b"e")
+        # Where the keys are in several places, each tells of itself alone.
+        assert "one" in wake.givers
+        assert set(wake.givers) <= {"one", "other"}
         close()
 
     @parks

@@ -1,26 +1,41 @@
 """Several keys that are acquired in one step."""
 
+from collections.abc import Callable
+
 import pytest
 
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
+from celery_distlock.stores.parking import ParkingStore
+from celery_distlock.stores.values import Release, WokenTask
 
 from .actions import (
+    AGAIN,
     expire,
     fair,
     holder,
     join_before_the_end,
     park,
     parks,
+    recognises,
+    stand,
+    swept,
     take,
     take_all,
     take_all_or_skip,
     wait_for,
+    wait_until,
     waits,
 )
 from .given import Given
 
 __all__ = ["SeveralKeys"]
+
+
+def set_out(store: ParkingStore, keys: str) -> None:
+    """Have a run stand at free keys, and put it on its way to them."""
+    stand(store, keys)
+    assert [store.depart(key, "run", first=key == keys[0]).released for key in reversed(keys)]
 
 
 class SeveralKeys(Given):
@@ -61,6 +76,53 @@ class SeveralKeys(Given):
 
         assert take_all(store, "kl", "ab") is None
         assert not holder(store, "l")
+
+    @parks
+    def test_keys_that_are_kept_for_a_run_are_taken_in_one_step(self, store: ParkingStore) -> None:
+        set_out(store, "kl")
+        tokens = [store.inspect(key).token for key in "kl"]
+
+        assert take_all_or_skip(store, "kl", "ab", redelivered=True) == tokens
+
+        assert [holder(store, key) for key in "kl"] == ["a", "b"]
+        assert [store.parked(key, "run") for key in "kl"] == [None, None]
+        for key, owner in ("ka", "lb"):
+            assert store.release(ReleaseRequest(key, owner, run="run")) == Release(True, None)
+
+    @parks
+    def test_one_that_is_retained_comes_again_if_it_does_not_end(
+        self, store: ParkingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        set_out(store, "kl")
+        take_all_or_skip(store, "kl", "ab", redelivered=True, retain=True)
+
+        assert store.parked("k", "run") is not None
+        pass_time(31.0)
+
+        (wake,) = wait_until(lambda: swept(store), "a sweep")
+        assert wake == WokenTask("k", "run", b"run")
+
+    @parks
+    def test_keys_that_are_free_are_not_taken_for_one_that_may_have_run(
+        self, store: ParkingStore
+    ) -> None:
+        stand(store, "k")
+
+        assert take_all(store, "kl", "ab", redelivered=True) is None
+        assert [holder(store, key) for key in "kl"] == ["parked:run", ""]
+
+    @parks
+    @recognises
+    def test_keys_that_are_kept_for_a_run_that_has_ended_are_not_taken(
+        self, store: ParkingStore
+    ) -> None:
+        stand(store, "kl")
+        take(store, "m", "c", run="run")
+        take(store, "l", "d", run="run")
+        store.release(ReleaseRequest("l", "d", run="run", completion=AGAIN, keep_for=("run", 30.0)))
+
+        assert take_all(store, "kl", "ab", redelivered=True) is None
+        assert holder(store, "k") == "parked:run"
 
     def test_several_keys_are_given_up_one_by_one(self, store: Store) -> None:
         take_all_or_skip(store, "kl", "ab")

@@ -63,7 +63,9 @@ class World:
         self.go(self.execute(run, {}, repeated=False))
 
     def execute(self, run: Run, taken: dict[str, str], *, repeated: bool) -> Iterator[None]:
-        for key in run.keys:
+        taken |= self.take_at_once(run, repeated)
+        yield
+        for key in run.keys if not taken else []:
             owner = f"{run.name}/{self.rng.random()}"
             reply = self.store.acquire(
                 AcquireRequest(key, owner, LEASE, run=run.name, redelivered=repeated)
@@ -89,6 +91,16 @@ class World:
             del self.holders[key]
         run.ended += 1
         yield from self.give_up(run, taken, Completion.YES_AND_MAY_COME_AGAIN)
+
+    def take_at_once(self, run: Run, repeated: bool) -> dict[str, str]:
+        owners = {key: f"{run.name}/{self.rng.random()}" for key in run.keys}
+        replies = self.rng.random() < 0.5 and self.store.acquire_all(
+            run.keys, list(owners.values()), LEASE, run=run.name, redelivered=repeated
+        )
+        for key, reply in zip(run.keys, replies or [], strict=False):
+            assert reply.token > self.tokens[key]
+            self.tokens[key] = reply.token
+        return owners if replies else {}
 
     def give_up(self, run: Run, taken: dict[str, str], ended: Completion) -> Iterator[None]:
         for key, owner in reversed(taken.items()):

@@ -13,9 +13,16 @@ from celery_distlock import clock
 from celery_distlock.engine.lease import believed
 from celery_distlock.errors import LockLostError
 from celery_distlock.lock import Lock
-from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.redis.store import RedisStore
-from celery_distlock.stores.values import Completion, Ownership, ParkRequest, Status
+from celery_distlock.stores.values import (
+    Completion,
+    Ownership,
+    ParkRequest,
+    Route,
+    Status,
+    WokenTask,
+)
 from tests.integration.lock.proxy import Proxy
 from tests.waiting import wait_until
 
@@ -75,6 +82,24 @@ def test_several_keys_that_are_taken_at_once_are_one_hold_each(
     proxy.lose("acquire_all", executed=executed, times=times)
 
     replies = store.acquire_all(["k1", "k2"], ["a", "b"], 60.0)
+
+    assert proxy.lost
+    known = [redis_store.inspect(key) for key in ("k1", "k2")]
+    assert [state.owner for state in known] == ["a", "b"]
+    assert [state.token for state in known] == [reply.token for reply in replies]
+
+
+@once_or_twice
+@executed_or_not
+def test_several_keys_that_are_kept_for_a_run_are_taken_at_once(
+    store, redis_store, proxy, executed, times
+):
+    route = Route(("k1", "k2"))
+    redis_store.stand(StandRequest("k1", "run", route, 0, ParkRequest(b"envelope")))
+    assert list(redis_store.ready(WokenTask("k1", "run", b"", route)))
+    proxy.lose("acquire_all", executed=executed, times=times)
+
+    replies = store.acquire_all(["k1", "k2"], ["a", "b"], 60.0, run="run", redelivered=True)
 
     assert proxy.lost
     known = [redis_store.inspect(key) for key in ("k1", "k2")]

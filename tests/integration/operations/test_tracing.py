@@ -18,7 +18,7 @@ def spans(monkeypatch):
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     yield exporter.get_finished_spans
     provider.shutdown()
 
@@ -55,3 +55,11 @@ def test_a_lost_lock_is_an_error_of_its_hold(bare_site, spans, key):
     assert not hold.status.is_ok
     assert "no longer knew" in hold.status.description
     assert tracing._open == {}
+
+
+def test_nothing_is_made_where_nobody_has_set_a_provider(request):
+    assert not tracing.wanted()
+
+    request.getfixturevalue("spans")
+
+    assert tracing.wanted()

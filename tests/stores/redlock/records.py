@@ -11,6 +11,8 @@ from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import Ownership, RenewOutcome, Status
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.topologies import Masters, Node
 
 PREFIX = "test"
@@ -22,6 +24,11 @@ def owners(masters: Masters, key: str = "k") -> list[str | None]:
         node.ask("HGET", record(key, "lock"), "owner") or "" if node.answers else None
         for node in masters.servers
     ]
+
+
+def tokens(nodes: Sequence[Node], key: str = "k") -> list[int]:
+    """The token of each node's vote; 0 if there is none."""
+    return [int(node.ask("HGET", record(key, "lock"), "token") or 0) for node in nodes]
 
 
 def record(key: str, name: str) -> str:

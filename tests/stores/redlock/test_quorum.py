@@ -24,7 +24,7 @@ from celery_distlock.stores.values import (
     WokenTask,
 )
 from tests.losses import Losses
-from tests.stores.redlock.records import owners, record, renewed, take, vote
+from tests.stores.redlock.records import owners, record, renewed, take, tokens, vote
 from tests.waiting import wait_until
 
 NONE = ["", "", "", "", ""]
@@ -302,6 +302,7 @@ def test_votes_that_stay_split_leave_the_key_busy(masters, store):
 def test_a_request_that_is_repeated_keeps_its_token_and_tops_up_its_votes(masters, store):
     masters.servers[0].kill()
     token = take(store, "a")
+    wait_until(lambda: tokens(masters.servers[1:]) == [token] * 4, what="the slowest of them")
     masters.servers[0].start()
     wait_until(lambda: not store._nodes.failures(), what="the node to be heard")
 

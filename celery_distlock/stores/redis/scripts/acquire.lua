@@ -25,16 +25,6 @@ if asks and repeated == '0' and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 th
 end
 
 -- USES queue
--- The run has come.
-local function arrive(now)
-    if keep == '1' and redis.call('HEXISTS', TASKS, 'e:' .. run) == 1 then
-        redis.call('ZREM', QUEUE, 'p:' .. run)
-        redis.call('ZADD', WOKEN, integer(now / 1000 + lease_ms), run)
-    else
-        unpark(run)
-    end
-end
-
 local function keep_parcel()
     redis.call('HSET', TASKS, 'e:' .. run, detail, 'h:' .. run, desk)
     if task ~= '' then
@@ -77,7 +67,7 @@ if holder == owner then
     redis.call('HDEL', LOCK, 'due')
     if run ~= '' and held[3] ~= run then
         redis.pcall('HSET', LOCK, 'run', run) -- a blocked waiter was granted it without
-        arrive(microseconds())
+        arrive(microseconds(), run, keep, lease_ms)
     end
     return held[2]
 end
@@ -86,16 +76,13 @@ if run ~= '' and holder == 'parked:' .. run then
         -- Likewise parked before, by a request that was repeated: its message is on its way as well.
         return { 'done' }
     end
-    redis.call('PEXPIRE', LOCK, lease_ms) -- first: a full server refuses what begins with HSET
-    redis.call('HSET', LOCK, 'owner', owner)
-    redis.call('HDEL', LOCK, 'due')
+    local token = claim(microseconds(), owner, run, keep, lease_ms)
     if mode == 'park' then
         -- It was parked by an earlier request of ours, whose answer was lost, and has been woken
         -- since: its message is on its way as well.
         redis.call('HSET', LOCK, 'again', 1)
     end
-    arrive(microseconds())
-    return held[2]
+    return token
 end
 
 local member = ''
@@ -137,7 +124,7 @@ if not holder and mode ~= 'line' then
             return refused
         end
         if run ~= '' then
-            arrive(now)
+            arrive(now, run, keep, lease_ms)
         end
         if member ~= '' then
             redis.call('ZREM', QUEUE, member)

@@ -19,7 +19,7 @@ local function publish(channel, message)
     return redis.pcall('PUBLISH', channel, message)
 end
 
-local giver = '' -- the run that gives the key up, if one does
+local givers = '' -- the runs that give the key up, or have; a line each
 
 -- Pushes a run to the worker that parked it; false if that is gone.
 local function push(run, envelope)
@@ -27,8 +27,8 @@ local function push(run, envelope)
     if not desk or desk == '' then
         return false
     end
-    local head = string.format('%d %d %d %s ', #LOCK, #run, #giver, arrival or '0')
-    local heard = publish(desk, head .. LOCK .. run .. giver .. envelope)
+    local head = string.format('%d %d %d %s ', #LOCK, #run, #givers, arrival or '0')
+    local heard = publish(desk, head .. LOCK .. run .. givers .. envelope)
     return type(heard) == 'number' and heard > 0
 end
 
@@ -79,7 +79,13 @@ end
 -- it stays the first in the queue.
 local function keep_for(now, run, arrival, for_ms)
     redis.call('HSET', TASKS, 'l:' .. run, 1)
-    return reserve(now, 'parked:' .. run, run, arrival, for_ms)
+    if not reserve(now, 'parked:' .. run, run, arrival, for_ms) then
+        return false
+    end
+    if givers ~= '' then
+        redis.call('HSET', LOCK, 'from', givers)
+    end
+    return true
 end
 
 -- Gives the free key to the first waiter that is alive. Returns nothing if there is none, true if
@@ -203,10 +209,33 @@ local function unpark(run)
     return true
 end
 
+-- Notes that a run has come to its key; with `keep` its message stays here until the run has ended.
+local function arrive(now, run, keep, lease_ms)
+    if keep == '1' and redis.call('HEXISTS', TASKS, 'e:' .. run) == 1 then
+        redis.call('ZREM', QUEUE, 'p:' .. run)
+        redis.call('ZADD', WOKEN, integer(now / 1000 + lease_ms), run)
+    else
+        unpark(run)
+    end
+end
+
+-- Gives a run the key that is kept for it; returns the token.
+local function claim(now, owner, run, keep, lease_ms)
+    redis.call('PEXPIRE', LOCK, lease_ms) -- first: a full server refuses what begins with HSET
+    redis.call('HSET', LOCK, 'owner', owner)
+    redis.call('HDEL', LOCK, 'due', 'from')
+    arrive(now, run, keep, lease_ms)
+    return redis.call('HGET', LOCK, 'token')
+end
+
 -- Lets a run stand no longer at a key that is kept for it; at the first one it is put on its way, and
 -- what `wake` says is returned.
 local function depart(now, run, is_first)
     redis.call('PEXPIRE', LOCK, claim_ms())
+    local from = redis.call('HGET', LOCK, 'from')
+    if from then
+        givers = givers == '' and from or givers .. '\n' .. from
+    end
     if not is_first then
         unpark(run)
         return '', ''

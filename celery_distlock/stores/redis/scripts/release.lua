@@ -27,7 +27,7 @@ if tonumber(ended) < 2 and keep_ms == '0' and redis.call('EXISTS', QUEUE, TASKS)
 end
 
 -- USES queue
-giver = run
+givers = run
 
 if run ~= '' and ended == '3' then
     hold_back(run)
