@@ -149,7 +149,7 @@ def test_a_node_that_is_back_votes_again(masters, store, broken):
 
     take(store, "b", "another key")
 
-    assert owners(masters, "another key") == ["b"] * 5
+    wait_until(lambda: owners(masters, "another key") == ["b"] * 5, what="all votes")
 
 
 # Too many are away
@@ -200,7 +200,7 @@ def test_what_a_node_grants_that_hung_is_undone_when_it_is_back(masters, store):
     wait_until(lambda: not store._nodes.failures(), what="the nodes to be heard")
     assert owners(masters) == NONE
     take(store, "b")
-    assert owners(masters) == ["b"] * 5
+    wait_until(lambda: owners(masters) == ["b"] * 5, what="all votes")
 
 
 def test_what_nobody_awaits_any_more_is_not_sent(masters, store):
@@ -308,7 +308,7 @@ def test_a_request_that_is_repeated_keeps_its_token_and_tops_up_its_votes(master
 
     assert take(store, "a") == token
 
-    assert owners(masters) == ["a"] * 5
+    wait_until(lambda: owners(masters) == ["a"] * 5, what="all votes")
 
 
 # Renewing
@@ -316,6 +316,7 @@ def test_a_request_that_is_repeated_keeps_its_token_and_tops_up_its_votes(master
 
 def test_a_renewal_that_a_majority_confirms_counts(masters, store):
     take(store, "a", lease=20.0)
+    wait_until(lambda: owners(masters) == ["a"] * 5, what="the slowest vote")
     masters.servers[0].kill()
     masters.servers[1].restart()
 
@@ -326,6 +327,7 @@ def test_a_renewal_that_a_majority_confirms_counts(masters, store):
 
 def test_a_renewal_makes_no_vote_anew_at_a_node_that_lost_it(masters, store):
     take(store, "a")
+    wait_until(lambda: owners(masters) == ["a"] * 5, what="the slowest vote")
     masters.servers[0].restart()
 
     assert renewed(store, "a") is RenewOutcome.RENEWED
@@ -335,6 +337,7 @@ def test_a_renewal_makes_no_vote_anew_at_a_node_that_lost_it(masters, store):
 
 def test_a_lock_that_a_majority_has_forgotten_is_lost(masters, store):
     take(store, "a")
+    wait_until(lambda: owners(masters) == ["a"] * 5, what="the slowest vote")
     for node in masters.servers[:3]:
         node.restart()
 
@@ -346,6 +349,7 @@ def test_a_lock_that_a_majority_has_forgotten_is_lost(masters, store):
 
 def test_a_lock_that_somebody_else_has_by_majority_is_held(masters, store):
     take(store, "a")
+    wait_until(lambda: owners(masters) == ["a"] * 5, what="the slowest vote")
     for node in masters.servers[:3]:
         node.restart()
         vote(node, "k", "x")
@@ -363,6 +367,7 @@ def test_a_renewal_that_too_few_have_answered_is_unknown(masters, store):
 
 def test_a_renewal_without_a_majority_is_unknown_while_a_silent_node_may_have_it(masters, store):
     take(store, "a")
+    wait_until(lambda: owners(masters) == ["a"] * 5, what="the slowest vote")
     masters.servers[0].restart()
     masters.servers[1].restart()
     masters.servers[2].kill()
