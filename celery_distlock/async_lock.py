@@ -13,7 +13,8 @@ from .engine.key_locks import KeyLock, tell_conflict
 from .engine.lease import Hold, HoldState, Lease
 from .engine.owners import AnyTask, current_task, held_by, hold_around, turns_of
 from .engine.task_holds import LossNotice, TaskHold
-from .errors import ConfigurationError, LockLostError
+from .errors import ConfigurationError, LockLostError, LockNotOwnedError
+from .naming import shown
 from .process.greenlets import greenlets_library
 from .settings import closest
 from .stores import Store
@@ -76,7 +77,8 @@ class AsyncLock(KeyLock):
             key, lease=lease, watchdog=watchdog, store=store, prefix=prefix, timeout=timeout
         )
         if on_lost not in ON_LOST:
-            hint = closest(on_lost, ON_LOST) if isinstance(on_lost, str) else "it is a name"
+            known = f"one of {', '.join(ON_LOST)}"
+            hint = closest(on_lost, ON_LOST) if isinstance(on_lost, str) else known
             raise ConfigurationError(f"on_lost cannot be {on_lost!r}: {hint}")
         if library := greenlets_library():
             raise ConfigurationError(
@@ -150,12 +152,17 @@ class AsyncLock(KeyLock):
         if kind is GeneratorExit and current_task() is None:
             return  # thrown away with its loop: nothing can be awaited, and the lease ends
         task = _this_task()
+        if kind is GeneratorExit and not self._is_taken_by(task):  # thrown away by another task
+            raise LockNotOwnedError(f"lock {shown(self.key)!r} was taken by another task")
         hold = self._leave(self._store_for(task), task)
         if hold is None:
             return
         ours, loss = await _give_back(hold)
         if loss is not None and (error is None or (ours and _is_cancellation(error))):
             raise loss from error
+
+    def _is_taken_by(self, task: AnyTask) -> bool:
+        return any(self in hold.takers for hold in held_by(task).values())
 
     async def _is_acquired(self, task: AnyTask, patience: float | None) -> bool:
         return await self._acquire(task, patience) is None

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakMethod, WeakValueDictionary
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
@@ -155,7 +155,8 @@ class _Attempt:
                 if reply.status is not Status.BUSY or not self._waits:
                     return reply
             self._waiter = waiter = Waiter(hold, self._deadline, answered=answered)
-            waiter.inbox.on_push(self._push)
+            push = WeakMethod(self._push)  # what a store keeps must not keep who waits
+            waiter.inbox.on_push(lambda: (call := push()) is not None and call())
         found = waiter.ask()
         if found is None:
             self._pause = waiter.inbox.next_look(waiter.pause)
