@@ -11,7 +11,7 @@ from . import clock
 from .engine import async_acquisition
 from .engine.key_locks import KeyLock, tell_conflict
 from .engine.lease import Hold, HoldState, Lease
-from .engine.owners import AnyTask, current_task, held_by, hold_around, turns_of
+from .engine.owners import AnyTask, current_task, held_by, hold_around, tasks_that_took, turns_of
 from .engine.task_holds import LossNotice, TaskHold
 from .errors import ConfigurationError, LockLostError, LockNotOwnedError
 from .naming import shown
@@ -149,10 +149,10 @@ class AsyncLock(KeyLock):
         traceback: TracebackType | None,
     ) -> None:
         """Release; say that the lock was lost unless the body has something to say itself."""
-        if kind is GeneratorExit and current_task() is None:
-            return  # thrown away with its loop: nothing can be awaited, and the lease ends
+        if kind is GeneratorExit and not (taken_by := tasks_that_took(self)):
+            return  # thrown away, as its task is: nothing can be awaited, and the lease ends
         task = _this_task()
-        if kind is GeneratorExit and not self._is_taken_by(task):  # thrown away by another task
+        if kind is GeneratorExit and task not in taken_by:  # a generator that another task left
             raise LockNotOwnedError(f"lock {shown(self.key)!r} was taken by another task")
         hold = self._leave(self._store_for(task), task)
         if hold is None:
@@ -160,9 +160,6 @@ class AsyncLock(KeyLock):
         ours, loss = await _give_back(hold)
         if loss is not None and (error is None or (ours and _is_cancellation(error))):
             raise loss from error
-
-    def _is_taken_by(self, task: AnyTask) -> bool:
-        return any(self in hold.takers for hold in held_by(task).values())
 
     async def _is_acquired(self, task: AnyTask, patience: float | None) -> bool:
         return await self._acquire(task, patience) is None

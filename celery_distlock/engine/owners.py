@@ -28,6 +28,7 @@ __all__ = [
     "held_here",
     "hold_around",
     "hold_here",
+    "tasks_that_took",
     "turns_of",
 ]
 
@@ -65,6 +66,12 @@ def held_by(task: AnyTask | None) -> Holds:
     except AttributeError:
         holds = _of_threads.value.holds = {}
     return holds
+
+
+def tasks_that_took(taker: object) -> list[AnyTask]:
+    """Return those that hold something that *taker* took."""
+    alive = (task for each in _of_tasks.value.keyrefs() if (task := each()) is not None)
+    return [task for task in alive if any(taker in hold.takers for hold in held_by(task).values())]
 
 
 def hold_here(identity: str, key: str) -> Hold | None:

@@ -234,6 +234,22 @@ def test_a_counter_is_right_under_locks_of_both_kinds(new_lock, store):
     assert counted == 160
 
 
+def test_a_generator_that_is_closed_releases_what_it_took(new_lock, store):
+    async def numbers():
+        async with new_lock():
+            yield 1
+            yield 2
+
+    async def main():
+        generator = numbers()
+        assert await anext(generator) == 1
+        assert store.inspect("k").token
+        await generator.aclose()
+        assert is_as_new(store)
+
+    asyncio.run(main())
+
+
 def test_other_keys_are_other_locks(new_lock):
     async def main():
         async with new_lock("a"), new_lock("b"):

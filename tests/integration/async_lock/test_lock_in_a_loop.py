@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from celery_distlock import AsyncLock, Lock
+from celery_distlock import Lock
 from celery_distlock.errors import LockConflictError, LockNotOwnedError
 from tests.integration.async_lock.conftest import in_a_moment, is_as_new
 
@@ -185,16 +185,11 @@ def test_locks_of_both_kinds_wait_side_by_side_in_a_loop(store, new_lock):
 
     async def main():
         async with new_lock():
-            waiting = 0
+            second = asyncio.to_thread(enter_in_a_thread, "second")
             tasks = []
-            for call in (
-                enter("first"),
-                asyncio.to_thread(enter_in_a_thread, "second"),
-                enter("third"),
-            ):
+            for call in (enter("first"), second, enter("third")):
                 tasks.append(asyncio.create_task(call))
-                waiting += 1
-                await in_a_moment(lambda: store.inspect("k").waiting == waiting)  # noqa: B023
+                await in_a_moment(lambda: store.inspect("k").waiting == len(tasks))
         await asyncio.gather(*tasks)
 
     asyncio.run(main())

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from celery_distlock import AsyncLock, Lock
+from celery_distlock import Lock
 from tests.integration.async_lock.conftest import in_a_moment, is_as_new
 from tests.waiting import wait_until
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -21,84 +22,90 @@ def lose(store, key="k"):
     store.release(ReleaseRequest(key, store.inspect(key).owner))
 
 
-def test_a_lost_lock_cancels_its_task_and_the_block_says_so(new_lock, store):
-    async def main():
-        task = asyncio.current_task()
-        with pytest.raises(LockLostError) as caught:
-            async with new_lock(lease=0.6) as lease:
-                lose(store)
-                try:
-                    await asyncio.sleep(FOREVER)
-                except asyncio.CancelledError as error:
-                    assert error.args == ("lock 'k' was lost",)
-                    assert not lease.held
-                    raise
-        assert caught.value.token == lease.token
-        assert "no longer knows it" in caught.value.reason
-        assert isinstance(caught.value.__cause__, asyncio.CancelledError)
-        assert not task.cancelling()
-        await asyncio.sleep(0)  # and goes on
+def lost_by(hold):
+    """Run *hold* in a loop; return the loss that it ends with, after which its task goes on."""
 
-    asyncio.run(main())
+    async def main():
+        with pytest.raises(LockLostError) as caught:
+            await hold()
+        assert not asyncio.current_task().cancelling()
+        await asyncio.sleep(0)
+        return caught.value
+
+    return asyncio.run(main())
+
+
+def test_a_lost_lock_cancels_its_task_and_the_block_says_so(new_lock, store):
+    seen = []
+
+    async def hold():
+        async with new_lock(lease=0.6) as lease:
+            lose(store)
+            try:
+                await asyncio.sleep(FOREVER)
+            except asyncio.CancelledError as error:
+                seen.extend([lease.token, lease.held, *error.args])
+                raise
+
+    loss = lost_by(hold)
+    assert seen == [loss.token, False, "lock 'k' was lost"]
+    assert "no longer knows it" in loss.reason
+    assert isinstance(loss.__cause__, asyncio.CancelledError)
 
 
 def test_release_says_so_too(new_lock, store):
-    async def main():
+    async def hold():
         lock = new_lock(lease=0.6)
         await lock.acquire()
         lose(store)
-        with pytest.raises(LockLostError):
+        try:
+            await asyncio.sleep(FOREVER)
+        finally:
             try:
-                await asyncio.sleep(FOREVER)
-            finally:
                 await lock.release()
-        assert not asyncio.current_task().cancelling()
-        await asyncio.sleep(0)
-        assert lock.lease is None
+            finally:
+                assert lock.lease is None
 
-    asyncio.run(main())
+    lost_by(hold)
 
 
 def test_with_warn_the_task_goes_on_and_its_end_says_so(new_lock, store, caplog):
-    async def main():
-        with pytest.raises(LockLostError):
-            async with new_lock(lease=0.3, on_lost="warn") as lease:
-                lose(store)
-                await in_a_moment(lambda: not lease.held)
-                await asyncio.sleep(0.05)
-        assert not asyncio.current_task().cancelling()
+    async def hold():
+        async with new_lock(lease=0.3, on_lost="warn") as lease:
+            lose(store)
+            await in_a_moment(lambda: not lease.held)
+            await asyncio.sleep(0.05)
 
     with caplog.at_level(logging.WARNING):
-        asyncio.run(main())
-    assert [r.message for r in caplog.records if "was lost" in r.message]
+        lost_by(hold)
+    assert [each.message for each in caplog.records if "was lost" in each.message]
 
 
 def test_what_the_block_raises_itself_is_not_hidden(new_lock, store):
+    async def hold():
+        async with new_lock(lease=0.3):
+            lose(store)
+            try:
+                await asyncio.sleep(FOREVER)
+            except asyncio.CancelledError:
+                raise ZeroDivisionError from None
+
     async def main():
         with pytest.raises(ZeroDivisionError):
-            async with new_lock(lease=0.3):
-                lose(store)
-                try:
-                    await asyncio.sleep(FOREVER)
-                except asyncio.CancelledError:
-                    raise ZeroDivisionError from None
+            await hold()
         assert not asyncio.current_task().cancelling()
 
     asyncio.run(main())
 
 
 def test_a_block_that_takes_no_notice_of_the_cancellation_is_told_at_its_end(new_lock, store):
-    async def main():
-        with pytest.raises(LockLostError):
-            async with new_lock(lease=0.3):
-                lose(store)
-                try:
-                    await asyncio.sleep(FOREVER)
-                except asyncio.CancelledError:
-                    pass
-        assert not asyncio.current_task().cancelling()
+    async def hold():
+        async with new_lock(lease=0.3):
+            lose(store)
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(FOREVER)
 
-    asyncio.run(main())
+    lost_by(hold)
 
 
 @pytest.mark.parametrize("style", ["block", "release"])
@@ -108,16 +115,16 @@ def test_a_cancellation_by_somebody_else_goes_on(new_lock, store, style):
     async def hold():
         lock = new_lock(lease=0.3)
         if style == "block":
-            async with lock as lease:
-                await waiting(lease)
+            async with lock:
+                await wait()
         else:
             await lock.acquire()
             try:
-                await waiting(lock.lease)
+                await wait()
             finally:
                 await lock.release()
 
-    async def waiting(lease):
+    async def wait():
         try:
             lose(store)
             await asyncio.sleep(FOREVER)
@@ -140,46 +147,40 @@ def test_a_cancellation_by_somebody_else_goes_on(new_lock, store, style):
 def test_a_timeout_at_the_time_of_the_loss_is_told_from_it(new_lock, store, inside):
     """Whoever is outside has the last word, as with two of `asyncio.timeout`."""
 
-    async def both():
-        task = asyncio.current_task()
+    async def be_cancelled_by_both():
         lose(store)
-        try:
-            await asyncio.sleep(FOREVER)
-        except asyncio.CancelledError:
-            while task.cancelling() < 2:
-                try:
-                    await asyncio.sleep(FOREVER)
-                except asyncio.CancelledError:
-                    pass
-            raise
+        while asyncio.current_task().cancelling() < 2:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(FOREVER)
+        raise asyncio.CancelledError
+
+    async def hold():
+        if inside:
+            async with new_lock(lease=0.3), asyncio.timeout(1):
+                await be_cancelled_by_both()
+        else:
+            async with asyncio.timeout(1), new_lock(lease=0.3):
+                await be_cancelled_by_both()
 
     async def main():
-        if inside:
-            with pytest.raises(LockLostError):
-                async with new_lock(lease=0.3), asyncio.timeout(1):
-                    await both()
-        else:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(1), new_lock(lease=0.3):
-                    await both()
+        with pytest.raises(LockLostError if inside else TimeoutError):
+            await hold()
         assert not asyncio.current_task().cancelling()
 
     asyncio.run(main())
 
 
-def test_of_two_locks_that_are_lost_the_outer_one_is_told(private_server):
+@pytest.mark.faults
+def test_of_two_locks_that_are_lost_one_is_told_and_none_is_left(private_server):
     server = private_server()
 
-    async def main():
-        lock = AsyncLock("outer", store=server.url, lease=0.6)
-        with pytest.raises(LockLostError) as caught:
-            async with lock, AsyncLock("inner", store=server.url, lease=0.6):
-                server.kill()
-                await asyncio.sleep(FOREVER)
-        assert caught.value.key in {"outer", "inner"}
-        assert not asyncio.current_task().cancelling()
+    async def hold():
+        outer = AsyncLock("outer", store=server.url, lease=0.6)
+        async with outer, AsyncLock("inner", store=server.url, lease=0.6):
+            server.kill()
+            await asyncio.sleep(FOREVER)
 
-    asyncio.run(main())
+    assert lost_by(hold).key in {"outer", "inner"}
 
 
 def test_children_of_a_task_group_end_with_the_task_that_loses_its_lock(new_lock, store):
@@ -191,28 +192,28 @@ def test_children_of_a_task_group_end_with_the_task_that_loses_its_lock(new_lock
         finally:
             ended.append(True)
 
-    async def main():
-        with pytest.raises(LockLostError):
-            async with new_lock(lease=0.3), asyncio.TaskGroup() as group:
-                group.create_task(child())
-                group.create_task(child())
-                await asyncio.sleep(0)
-                lose(store)
-        assert len(ended) == 2
+    async def hold():
+        async with new_lock(lease=0.3), asyncio.TaskGroup() as group:
+            group.create_task(child())
+            group.create_task(child())
+            await asyncio.sleep(0)
+            lose(store)
 
-    asyncio.run(main())
+    lost_by(hold)
+    assert len(ended) == 2
 
 
 def test_after_the_block_nobody_is_cancelled_for_its_loss(new_lock, store):
+    async def hold():
+        async with new_lock(lease=0.1, watchdog=False):
+            until = time.monotonic() + 0.097
+            while time.monotonic() < until:
+                await asyncio.sleep(0)
+
     async def main():
         for _ in range(20):
-            try:
-                async with new_lock(lease=0.1, watchdog=False):
-                    until = time.monotonic() + 0.097
-                    while time.monotonic() < until:
-                        await asyncio.sleep(0)
-            except LockLostError:
-                pass
+            with suppress(LockLostError):
+                await hold()
             for _ in range(5):
                 await asyncio.sleep(0.001)  # would raise here
             assert not asyncio.current_task().cancelling()
@@ -229,20 +230,19 @@ def test_a_server_that_is_gone_is_told_before_anybody_else_could_have_the_key(
     term = 1.5  # seconds
     believed = told = 0.0
 
-    async def main():
+    async def hold():
         nonlocal told
-        with pytest.raises(LockLostError, match="no renewal was confirmed"):
-            async with AsyncLock("k", store=server.url, lease=term) as lease:
-                began = time.monotonic()
-                {"paused": server.pause, "killed": server.kill}[fault]()
-                watcher = asyncio.create_task(watch(lease, began))
-                try:
-                    await asyncio.sleep(FOREVER)
-                finally:
-                    told = time.monotonic() - began
-                    await watcher
-                    if fault == "paused":
-                        server.resume()
+        async with AsyncLock("k", store=server.url, lease=term) as lease:
+            began = time.monotonic()
+            {"paused": server.pause, "killed": server.kill}[fault]()
+            watcher = asyncio.create_task(watch(lease, began))
+            try:
+                await asyncio.sleep(FOREVER)
+            finally:
+                told = time.monotonic() - began
+                await watcher
+                if fault == "paused":
+                    server.resume()
 
     async def watch(lease, began):
         nonlocal believed
@@ -250,7 +250,7 @@ def test_a_server_that_is_gone_is_told_before_anybody_else_could_have_the_key(
             believed = time.monotonic() - began
             await asyncio.sleep(0.001)
 
-    asyncio.run(main())
+    assert lost_by(hold).reason == "no renewal was confirmed in time"
     assert believed < term  # the store counts from later on
     assert told < term + 0.5
     if fault == "paused":
