@@ -279,8 +279,8 @@ def test_a_lease_of_its_own_length_and_without_a_watchdog_ends(new_lock, store):
 
 def test_a_lease_is_renewed_though_the_event_loop_is_blocked(new_lock, store):
     async def main():
-        async with new_lock(lease=0.3) as lease:
-            threading.Event().wait(1.0)
+        async with new_lock(lease=1.5) as lease:
+            threading.Event().wait(3.5)
             assert lease.held
             assert store.inspect("k").token == lease.token
 
