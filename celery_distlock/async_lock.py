@@ -182,9 +182,9 @@ class AsyncLock(KeyLock):
     async def _ask(self, store: Store, task: AnyTask, patience: float | None) -> Reply | None:
         hold = self._new_hold(store, task)
         reply = await async_acquisition.acquire(hold, timeout=patience)
-        # From here on nothing is awaited: who is cancelled has the lock noted, or given back.
+        # A grant is noted before anything is awaited, or a cancellation would leave it to nobody.
         if reply.status is not Status.GRANTED:
-            tell_conflict(hold, reply)
+            await async_acquisition.tell(store, lambda: tell_conflict(hold, reply))
             return reply
         assert isinstance(hold, TaskHold)
         hold.notice = hold.on_lost = LossNotice(task, cancels=self._cancels)

@@ -10,8 +10,8 @@ from celery_distlock.stores.values import Reply, Status
 from .engine.acquisition import acquire, held_here, release
 from .engine.key_locks import KeyLock, tell_conflict
 from .engine.lease import HoldState, Lease
-from .engine.owners import current_task
-from .errors import LockNotOwnedError
+from .engine.owners import current_task, is_held_beside
+from .errors import LockError, LockNotOwnedError
 from .naming import shown
 from .stores import Store
 
@@ -78,6 +78,8 @@ class Lock(KeyLock):
             ValueError: *timeout* is negative, or given though not *blocking*.
             OverflowError: *timeout* is longer than `threading.TIMEOUT_MAX`.
             LockLostError: This thread held the lock already and has lost it.
+            LockError: In a coroutine, without an end to the wait: another task of the same event
+                loop holds the lock, and would never release it.
             StoreUnavailableError: The store did not answer; the lock is not held.
             QuorumError: Too few of several servers have confirmed it; likewise.
         """
@@ -96,6 +98,11 @@ class Lock(KeyLock):
                 RuntimeWarning,
                 stacklevel=3,
             )
+            if patience is None and is_held_beside(task, store.identity, self.key):
+                raise LockError(
+                    f"lock {shown(self.key)!r} is held by another task of this event loop, which"
+                    " cannot release it while Lock() blocks the loop; use AsyncLock"
+                )
         hold = self._new_hold(store, task)
         reply = acquire(hold, timeout=patience)
         if reply.status is not Status.GRANTED:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakMethod, WeakValueDictionary
 
@@ -24,7 +25,7 @@ from celery_distlock.stores.values import Reply, Status
 from .acquisition import PATIENCE, Waiter, ask, conclude, give_back, give_up, record
 from .lease import Hold, HoldState
 
-__all__ = ["acquire", "call", "release"]
+__all__ = ["acquire", "call", "release", "tell"]
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,12 @@ async def call(store: Store, request: Callable[[], T]) -> T:
         return await _threads_of(store).call(request, undo=_nothing, timeout=LIMIT)
     except TimeoutError:
         raise _silent(store) from None
+
+
+async def tell(store: Store, report: Callable[[], object]) -> None:
+    """Make a report in a thread: its receivers may block."""
+    with suppress(TimeoutError):
+        await _threads_of(store).call(report, timeout=LIMIT)
 
 
 def _nothing() -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "held_here",
     "hold_around",
     "hold_here",
+    "is_held_beside",
     "tasks_that_took",
     "turns_of",
 ]
@@ -72,6 +73,17 @@ def tasks_that_took(taker: object) -> list[AnyTask]:
     """Return those that hold something that *taker* took."""
     alive = (task for each in _of_tasks.value.keyrefs() if (task := each()) is not None)
     return [task for task in alive if any(taker in hold.takers for hold in held_by(task).values())]
+
+
+def is_held_beside(task: AnyTask, identity: str, key: str) -> bool:
+    """Whether another task of the same loop has the key: one that *task* must not block."""
+    loop, name = task.get_loop(), (identity, key)
+    alive = (each() for each in _of_tasks.value.keyrefs())
+    return any(
+        other is not task and other.get_loop() is loop and name in held_by(other)
+        for other in alive
+        if other is not None and not other.done()
+    )
 
 
 def hold_here(identity: str, key: str) -> Hold | None:

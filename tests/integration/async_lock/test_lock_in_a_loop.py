@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 from celery_distlock import Lock
-from celery_distlock.errors import LockConflictError, LockNotOwnedError
+from celery_distlock.errors import LockConflictError, LockError, LockNotOwnedError
 from tests.integration.async_lock.conftest import in_a_moment, is_as_new
 
 
@@ -50,6 +50,23 @@ def test_two_coroutines_do_not_enter_one_anothers_lock(blocking_lock):
 
     async def attempt():
         return blocking_lock().acquire(timeout=0.05)
+
+    asyncio.run(main())
+
+
+def test_a_lock_that_would_wait_for_a_task_of_its_own_loop_for_ever_is_refused(
+    blocking_lock, new_lock, store
+):
+    async def main():
+        async with new_lock():
+            with pytest.raises(LockError, match=r"another task of this event loop.*use AsyncLock"):
+                await asyncio.create_task(block())
+        assert await asyncio.create_task(block()) is True
+        assert is_as_new(store)
+
+    async def block():
+        with blocking_lock() as lease:
+            return lease.held
 
     asyncio.run(main())
 
