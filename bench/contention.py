@@ -76,10 +76,10 @@ def _row(size: int, lock: str, races: Sequence[Race], ours: Sequence[Race]) -> R
 
 def _race(team: Team, server: EmbeddedServer, lock: str, size: int, seconds: float) -> Race:
     with server.client() as client:
-        before = _sent(client)
+        before = sent(client)
         begin = time.monotonic() + 0.05
         turns = team.together(size, want, lock, server.url, begin, begin + seconds)
-        commands = _sent(client) - before - QUESTIONS
+        commands = sent(client) - before - QUESTIONS
     grants = [turn.grants for turn in turns]
     waits = [wait for turn in turns for wait in turn.waits]
     return Race(sum(grants) / seconds, commands / len(waits), jain(grants), waits)
@@ -120,7 +120,7 @@ def _p99(waits: list[float]) -> float:
     return statistics.quantiles(waits, n=100, method="inclusive")[-1]
 
 
-def _sent(client: redis.Redis) -> int:
+def sent(client: redis.Redis) -> int:
     # Commands are not to be told from those that scripts call, neither in commandstats nor by
     # connection. But what these locks send is read one command at a time. Pings keep idle
     # subscriptions alive, those of locks that others' rounds leave idle among them.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from contention import contention
+from coroutines import coroutines
 from figures import Part
 from handoff import handoff
 from leases import leases
@@ -32,7 +33,7 @@ from celery_distlock.testing import EmbeddedServer
 ROUNDS = 5
 PARTS: dict[str, Callable[[EmbeddedServer, int], Iterable[Part]]] = {
     measure.__name__: measure
-    for measure in (uncontended, contention, handoff, leases, tasks, parked, sweeps)
+    for measure in (uncontended, contention, coroutines, handoff, leases, tasks, parked, sweeps)
 }
 console = Console(highlight=False, width=120)
 

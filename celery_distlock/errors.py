@@ -113,7 +113,7 @@ class LockLostError(LockError):
 
 
 class LockNotOwnedError(LockError, RuntimeError):
-    """A lock was released by a thread that does not hold it."""
+    """A lock was released by a thread, or an asyncio task, that does not hold it."""
 
 
 class StoreError(DistlockError):

@@ -2,22 +2,23 @@
 
 import math
 import threading
+import warnings
 from types import TracebackType
-from typing import Any
 
 from celery_distlock.stores.values import Reply, Status
 
-from .engine.acquisition import acquire, defaults, held_here, release
-from .engine.lease import Hold, HoldState, Lease, Terms
-from .errors import ConfigurationError, LockConflictError, LockNotOwnedError
+from .engine.acquisition import acquire, held_here, release
+from .engine.key_locks import KeyLock, tell_conflict
+from .engine.lease import HoldState, Lease
+from .engine.owners import current_task, is_held_beside
+from .errors import LockError, LockNotOwnedError
 from .naming import shown
-from .settings import DEFAULT_PREFIX, check_lease, check_wait
-from .stores import Ability, Store, open_store
+from .stores import Store
 
 __all__ = ["Lock"]
 
 
-class Lock:
+class Lock(KeyLock):
     """
     The lock that locked tasks take, for any other code: web code, scripts, the tasks' insides.
 
@@ -26,6 +27,10 @@ class Lock:
     lost: when the store forgets it, or cannot be reached for as long as the lease is.
 
     Two locks of one key in one thread are one lock; the outermost acquisition's terms count.
+
+    In a coroutine it blocks the event loop, and says so by a :exc:`RuntimeWarning`:
+    :class:`~celery_distlock.AsyncLock` is the one for there. Its owner is the asyncio task then,
+    not the thread that runs it.
 
     Args:
         key: Any text.
@@ -53,22 +58,9 @@ class Lock:
         prefix: str | None = None,
         timeout: float | None = None,
     ) -> None:
-        given: Any = key  # annotations do not keep anybody from giving something else
-        if not isinstance(given, str) or not key:
-            raise ConfigurationError(f"Lock() takes a key, a text that is not empty, not {key!r}")
-        if not isinstance(watchdog, bool):
-            raise ConfigurationError(f"watchdog must be True or False, not {watchdog!r}")
-        if store is not None and not isinstance(store, str | Store):
-            raise ConfigurationError(f"store must be a URL, a store or None, not {store!r}")
-        if prefix is not None and not isinstance(store, str):
-            raise ConfigurationError("prefix goes with a store's URL; a store has its own")
-        self.key = key
-        self._terms = Terms(check_lease(lease), watchdog=watchdog)
-        self._timeout = None if timeout is None else check_wait(timeout, "timeout")
-        self._named_store = store if isinstance(store, Store) else None
-        self._finds_prefix = isinstance(store, str) and prefix is None
-        if isinstance(store, str):
-            self._named_store = open_store(store, prefix or DEFAULT_PREFIX)
+        super().__init__(
+            key, lease=lease, watchdog=watchdog, store=store, prefix=prefix, timeout=timeout
+        )
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """
@@ -86,6 +78,8 @@ class Lock:
             ValueError: *timeout* is negative, or given though not *blocking*.
             OverflowError: *timeout* is longer than `threading.TIMEOUT_MAX`.
             LockLostError: This thread held the lock already and has lost it.
+            LockError: In a coroutine, without an end to the wait: another task of the same event
+                loop holds the lock, and would never release it.
             StoreUnavailableError: The store did not answer; the lock is not held.
             QuorumError: Too few of several servers have confirmed it; likewise.
         """
@@ -93,23 +87,28 @@ class Lock:
 
     def _acquire(self, patience: float | None) -> Reply | None:
         """Return the store's answer if the lock is not held now."""
-        store = self._store
-        holds = held_here()
-        hold = holds.get((store.identity, self.key))
-        if hold is not None:
-            hold.ensure_held()
-            hold.depth += 1
-            hold.takers.append(self)
+        task = current_task()
+        store = self._store_for(task)
+        if self._enter(store, task) is not None:
             return None
-        hold = self._new_hold(store)
+        if task is not None:
+            warnings.warn(
+                f"Lock({shown(self.key)!r}) blocks the event loop that runs this task, for as long"
+                " as it waits; use AsyncLock there",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            if patience is None and is_held_beside(task, store.identity, self.key):
+                raise LockError(
+                    f"lock {shown(self.key)!r} is held by another task of this event loop, which"
+                    " cannot release it while Lock() blocks the loop; use AsyncLock"
+                )
+        hold = self._new_hold(store, task)
         reply = acquire(hold, timeout=patience)
         if reply.status is not Status.GRANTED:
-            hold.on_event(
-                "lock_conflict", key=self.key, holder=reply.holder, remaining=reply.remaining
-            )
+            tell_conflict(hold, reply)
             return reply
-        holds[store.identity, self.key] = hold
-        hold.takers.append(self)
+        self._begin(hold, task)
         return None
 
     def release(self) -> None:
@@ -120,17 +119,10 @@ class Lock:
             LockNotOwnedError: This thread does not hold the lock.
             LockLostError: It did, and has lost it; somebody else may have run meanwhile.
         """
-        holds = held_here()
-        store = self._store
-        hold = holds.get((store.identity, self.key))
+        task = current_task()
+        hold = self._leave(self._store_for(task), task)
         if hold is None:
-            raise LockNotOwnedError(f"lock {shown(self.key)!r} is not held by this thread")
-        if self in hold.takers:  # else it was another Lock of this key that took it
-            hold.takers.remove(self)
-        hold.depth -= 1
-        if hold.depth:
             return
-        del holds[store.identity, self.key]
         lost = not hold.held
         if release(hold) is HoldState.LOST or lost:
             raise hold.loss()
@@ -138,12 +130,6 @@ class Lock:
     def locked(self) -> bool:
         """Return whether anybody holds the lock at this moment; one round trip."""
         return bool(self._store.inspect(self.key).token)
-
-    @property
-    def lease(self) -> Lease | None:
-        """What this thread holds, or None."""
-        hold = held_here().get((self._store.identity, self.key))
-        return None if hold is None else Lease((hold,))
 
     def __enter__(self) -> Lease:
         """
@@ -153,7 +139,7 @@ class Lock:
         """
         reply = self._acquire(self._timeout)
         if reply is not None:
-            raise conflict(self.key, reply)
+            raise self._conflict(reply)
         return Lease((held_here()[self._store.identity, self.key],))
 
     def __exit__(
@@ -171,54 +157,6 @@ class Lock:
             if error is None:
                 raise
 
-    def __repr__(self) -> str:
-        try:
-            lease = self.lease
-        except ConfigurationError:  # no store yet
-            lease = None
-        return f"<Lock {shown(self.key)!r}: {lease or 'not held here'}>"
-
-    @property
-    def _store(self) -> Store:
-        named = self._named_store
-        if named is not None and not self._finds_prefix:
-            return named
-        for hold in held_here().values():  # apps may have come and gone since it was taken
-            if self in hold.takers:
-                return hold.store
-        return defaults.store() if named is None else _with_an_apps_prefix(named)
-
-    def _new_hold(self, store: Store) -> Hold:
-        if Ability.WAIT not in store.abilities:
-            raise ConfigurationError(f"{store.identity} cannot let callers wait")
-        report: Any = defaults.on_event
-        label = threading.current_thread().name
-        if report is None:
-            return Hold(store, self.key, self._terms, label=label)
-        return Hold(
-            store,
-            self.key,
-            self._terms,
-            label=label,
-            on_event=lambda name, **facts: report(name, self, store, **facts),
-        )
-
-
-def _with_an_apps_prefix(named: Store) -> Store:
-    """Return the app's store that is where *named* is, or else *named*."""
-    known = defaults.stores()
-    if not known:
-        return named
-    place = named.address
-    stores = {store.identity: store for store in known if store.address == place}
-    if len(stores) > 1:
-        prefixes = ", ".join(sorted(identity.rpartition("#")[2] for identity in stores))
-        raise ConfigurationError(
-            f"several apps lock at {place}, with the prefixes {prefixes}: call"
-            " app.set_current(), or say Lock(..., prefix=...)"
-        )
-    return next(iter(stores.values()), named)
-
 
 def _patience(blocking: bool, timeout: float) -> float | None:
     # As threading.RLock.acquire() does, word for word where it matters to callers.
@@ -231,8 +169,3 @@ def _patience(blocking: bool, timeout: float) -> float | None:
     if not blocking:
         return 0.0
     return None if timeout == -1 else float(timeout)
-
-
-def conflict(key: str, reply: Reply) -> LockConflictError:
-    """Return the error that says who holds *key*."""
-    return LockConflictError(key, holder=reply.holder, remaining=reply.remaining)

@@ -46,7 +46,7 @@ copybutton_prompt_is_regexp = True
 # what the pages of the reference leave out because it is not for users.
 nitpicky = True
 nitpick_ignore_regex = [
-    (r"py:.*", r"(celery|kombu|threading|collections|pathlib|os|fnmatch)\b.*"),
+    (r"py:.*", r"(asyncio|celery|kombu|threading|collections|pathlib|os|fnmatch)\b.*"),
     # Of use to a type checker only.
     (r"py:.*", r"(celery_distlock\.typing\.\w+|Celery|TaskOptions|P|R|R_co)"),
     (r"py:mod", r"celery_distlock\.(runtime\.execution|clock|keys|engine\.shared_holds)"),

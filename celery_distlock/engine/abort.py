@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from celery_distlock.errors import LockLostError
+from celery_distlock.process.greenlets import eventlet_patched, gevent_patched
 
 from .entry import has_just_entered, may_just_have_entered
 from .lease import Hold, HoldState
@@ -295,23 +296,13 @@ def _by_eventlet(guard: Guard) -> _ByGreenlet:
 
 
 def _delivery(guard: Guard) -> _BySignal | _ByAsyncException | _ByGreenlet:
-    if _gevent_patched():
+    if gevent_patched():
         return _by_gevent(guard)
-    if _eventlet_patched():
+    if eventlet_patched():
         return _by_eventlet(guard)
     if threading.current_thread() is threading.main_thread() and _handles_signal():
         return _BySignal()
     return _ByAsyncException(guard)
-
-
-def _gevent_patched() -> bool:
-    monkey: Any = sys.modules.get("gevent.monkey")
-    return monkey is not None and bool(monkey.is_module_patched("threading"))
-
-
-def _eventlet_patched() -> bool:
-    patcher: Any = sys.modules.get("eventlet.patcher")
-    return patcher is not None and bool(patcher.is_monkey_patched("thread"))
 
 
 def _handles_signal() -> bool:

@@ -1,37 +1,43 @@
-"""
-Acquires keys, waits for them and releases them: what `Lock` and locked tasks have in common.
-
-A thread (under gevent, a greenlet) is the owner, as with :class:`threading.RLock`. What it holds is
-counted here, so that taking a held key again costs no round trip and cannot go wrong.
-"""
+"""Acquires keys, waits for them and releases them: what locks and locked tasks have in common."""
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Sequence
 
 from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
 from celery_distlock.naming import shown
-from celery_distlock.process.forks import ForkStage, PerProcess, begin_anew
+from celery_distlock.process.forks import ForkStage, begin_anew
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, Store
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.values import Completion, ParkRequest, Reply, Status, WokenTask
 
 from .lease import Hold, HoldState
+from .owners import held_here
 from .pending_releases import release_later
 from .shared_holds import SharedHolds
 from .watchdog import watchdog
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["acquire", "acquire_all", "defaults", "held_here", "release", "release_by"]
+__all__ = [
+    "Waiter",
+    "acquire",
+    "acquire_all",
+    "ask",
+    "conclude",
+    "defaults",
+    "give_back",
+    "give_up",
+    "held_here",
+    "record",
+    "release",
+    "release_by",
+]
 
 BACKSTOP = 1.0  # seconds, times the place in the queue, after which a waiter looks for itself
 PATIENCE = 30.0  # seconds that one who is queued already bears with a store that does not answer
 OUTAGE_PAUSE = 0.25  # seconds between its attempts
-
-_here = PerProcess(threading.local, ForkStage.HOLDS)  # the forking thread's are the parent's
 
 
 def _reset_shared_holds() -> None:
@@ -40,15 +46,6 @@ def _reset_shared_holds() -> None:
 
 
 begin_anew(_reset_shared_holds, ForkStage.HOLDS)
-
-
-def held_here() -> dict[tuple[str, str], Hold]:
-    """Return what this thread holds, by store identity and key."""
-    try:
-        holds: dict[tuple[str, str], Hold] = _here.value.holds
-    except AttributeError:
-        holds = _here.value.holds = {}
-    return holds
 
 
 def acquire(
@@ -79,29 +76,37 @@ def acquire(
     deadline = float("inf") if timeout is None else clock.monotonic() + timeout
     try:
         while True:
-            _record(hold)
+            record(hold)
             waits = park is None and timeout != 0
             if waits and hold.store.subscribed(hold.key):  # one request to be granted or to queue
                 reply = _wait(hold, deadline, redelivered, retain, answered=False)
             else:
-                reply = _ask(hold, park, redelivered, retain)
+                reply = ask(hold, park, redelivered, retain)
                 if waits and reply.status is Status.BUSY:
                     reply = _wait(hold, deadline, redelivered, retain, answered=True)
-            if hold.state is HoldState.HELD:
-                _record(hold)
-                return reply
-            hold.end()
-            if reply.status is not Status.GRANTED:
-                _erase(hold)
-                return reply
-            _release_later(hold)  # granted too late to be believed
-            if park is None and clock.monotonic() >= deadline:
-                return reply._replace(status=Status.BUSY)
-            hold.start_over()
+            concluded = conclude(hold, reply, deadline if park is None else float("inf"))
+            if concluded is not None:
+                return concluded
     except BaseException:
         # No answer, a time limit, a KeyboardInterrupt: the key may be ours, or become so.
         _release_all_later([hold])
         raise
+
+
+def conclude(hold: Hold, reply: Reply, deadline: float) -> Reply | None:
+    """Return what the caller is told, now that nobody waits any more; None: ask anew."""
+    if hold.state is HoldState.HELD:
+        record(hold)
+        return reply
+    hold.end()
+    if reply.status is not Status.GRANTED:
+        _erase(hold)
+        return reply
+    _release_later(hold)  # granted too late to be believed
+    if clock.monotonic() >= deadline:
+        return reply._replace(status=Status.BUSY)
+    hold.start_over()
+    return None
 
 
 def acquire_all(holds: Sequence[Hold], *, redelivered: bool = False, retain: bool = False) -> bool:
@@ -117,7 +122,7 @@ def acquire_all(holds: Sequence[Hold], *, redelivered: bool = False, retain: boo
     first = holds[0]
     try:
         for hold in holds:
-            _record(hold)
+            record(hold)
         replies = first.store.acquire_all(
             [hold.key for hold in holds],
             [hold.owner for hold in holds],
@@ -133,7 +138,7 @@ def acquire_all(holds: Sequence[Hold], *, redelivered: bool = False, retain: boo
         taken = [hold.take(reply) for hold, reply in zip(holds, replies, strict=True)]
         for hold in holds:
             watchdog(hold.store).watch(hold)
-            _record(hold)
+            record(hold)
         if all(taken):
             return True
     except BaseException:
@@ -145,25 +150,34 @@ def acquire_all(holds: Sequence[Hold], *, redelivered: bool = False, retain: boo
 
 def _release_all_later(holds: Sequence[Hold]) -> None:
     for hold in holds:
-        watchdog(hold.store).forget(hold)
-        hold.end()
-        _release_later(hold)
+        give_up(hold)
 
 
-def _release_later(hold: Hold, ended: Completion = Completion.NO) -> None:
+def give_up(hold: Hold, inbox: Inbox | None = None) -> None:
+    """Hold, and wait at *inbox*, no more: what the store has granted is released, or will be."""
+    watchdog(hold.store).forget(hold)
+    hold.end()
+    _release_later(hold, inbox=inbox)
+
+
+def _release_later(
+    hold: Hold, ended: Completion = Completion.NO, inbox: Inbox | None = None
+) -> None:
     owner = hold.owner
-    _record(hold)  # nobody is to renew it any more
+    record(hold)  # nobody is to renew it any more
     release_later(
         hold.store,
         hold.key,
         owner,
         run=hold.run,
         ended=ended,
+        inbox=inbox,
         on_done=lambda: _erase(hold, owner),
     )
 
 
-def _record(hold: Hold) -> None:
+def record(hold: Hold) -> None:
+    """Let this worker's main process know how *hold* stands, if it has one."""
     if defaults.shared_holds is not None:
         defaults.shared_holds.record(hold)
 
@@ -173,7 +187,13 @@ def _erase(hold: Hold, owner: str | None = None) -> None:
         defaults.shared_holds.erase(owner or hold.owner)
 
 
-def _ask(hold: Hold, queue: Inbox | ParkRequest | None, redelivered: bool, retain: bool) -> Reply:
+def ask(
+    hold: Hold,
+    queue: Inbox | ParkRequest | None,
+    redelivered: bool = False,
+    retain: bool = False,
+) -> Reply:
+    """Ask for the key once; begin to hold and to renew it if it is granted."""
     reply = hold.store.acquire(
         AcquireRequest(
             hold.key,
@@ -194,35 +214,81 @@ def _ask(hold: Hold, queue: Inbox | ParkRequest | None, redelivered: bool, retai
     return reply
 
 
+class Waiter:
+    """
+    One who waits in the queue of a key: what it asks between two pauses.
+
+    Args:
+        hold: For whose key.
+        deadline: Until when, by the local clock.
+        redelivered: See :class:`~celery_distlock.stores.AcquireRequest`.
+        retain: Likewise.
+        answered: Whether the store has said that the key is taken: then it may fall silent for a
+            while.
+
+    Attributes:
+        inbox: Where it is called.
+        pause: Seconds after which it asks again, though nobody calls.
+    """
+
+    def __init__(
+        self,
+        hold: Hold,
+        deadline: float,
+        redelivered: bool = False,
+        retain: bool = False,
+        *,
+        answered: bool,
+    ) -> None:
+        self.inbox = hold.store.inbox(hold.key, hold.owner)
+        self.pause = 0.0
+        self._hold = hold
+        self._deadline = deadline
+        self._more = redelivered, retain
+        self._answered = answered
+        self._silent_since: float | None = None
+
+    def ask(self) -> Reply | None:
+        """
+        Ask once. None: the key is taken, or the store silent; ask again after a call or `pause`.
+
+        Raises:
+            StoreError: The store refuses, or has been silent for too long.
+        """
+        hold, pause = self._hold, OUTAGE_PAUSE
+        try:
+            reply = ask(hold, self.inbox, *self._more)
+            self._silent_since, self._answered = None, True
+        except StoreUnavailableError:
+            if not self._answered:
+                raise
+            now = clock.monotonic()
+            self._silent_since = self._silent_since or now
+            if now > min(self._deadline, self._silent_since + PATIENCE):
+                raise
+        else:
+            if reply.status is not Status.BUSY:
+                return reply
+            if clock.monotonic() >= self._deadline:
+                request = ReleaseRequest(hold.key, hold.owner, inbox=self.inbox)
+                hold.store.dispatch(hold.store.release(request).wake)
+                return reply
+            pause = _backstop(reply)
+        self.pause = max(0.0, min(pause, self._deadline - clock.monotonic()))
+        return None
+
+
 def _wait(hold: Hold, deadline: float, redelivered: bool, retain: bool, *, answered: bool) -> Reply:
-    inbox = hold.store.inbox(hold.key, hold.owner)
-    silent_since = None
+    waiter = Waiter(hold, deadline, redelivered, retain, answered=answered)
     try:
-        while True:
-            try:
-                reply = _ask(hold, inbox, redelivered, retain)
-                pause, silent_since, answered = _backstop(reply), None, True
-            except StoreUnavailableError:
-                if not answered:
-                    raise
-                now = clock.monotonic()
-                silent_since = silent_since or now
-                if now > min(deadline, silent_since + PATIENCE):
-                    raise
-                pause = OUTAGE_PAUSE
-            else:
-                if reply.status is not Status.BUSY:
-                    return reply
-                if clock.monotonic() >= deadline:
-                    released = hold.store.release(ReleaseRequest(hold.key, hold.owner, inbox=inbox))
-                    hold.store.dispatch(released.wake)
-                    return reply
-            inbox.wait(max(0.0, min(pause, deadline - clock.monotonic())))
+        while (reply := waiter.ask()) is None:
+            waiter.inbox.wait(waiter.pause)
+        return reply
     except BaseException:
-        release_later(hold.store, hold.key, hold.owner, inbox=inbox)
+        release_later(hold.store, hold.key, hold.owner, inbox=waiter.inbox)
         raise
     finally:
-        inbox.close()
+        waiter.inbox.close()
 
 
 def _backstop(reply: Reply) -> float:
@@ -245,6 +311,17 @@ def release(
     and the lease's end is behind that.
     """
     before = hold.end()  # a renewal that comes between asks as an owner of old: no harm
+    return give_back(hold, before, ended, keep_for, dispatch)
+
+
+def give_back(
+    hold: Hold,
+    before: HoldState,
+    ended: Completion = Completion.NO,
+    keep_for: tuple[str, float] | None = None,
+    dispatch: Callable[[WokenTask | None], object] | None = None,
+) -> HoldState:
+    """Tell the store that *hold*, which was *before* and has ended, holds no more."""
     if before is HoldState.ENDED or hold.pid != os.getpid():
         return before  # in a forked child, the hold is the parent's
     ours = True

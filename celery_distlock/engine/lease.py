@@ -125,6 +125,7 @@ class Hold:
         "takers",
         "terms",
         "token",
+        "turns",
         "valid_until",
     )
 
@@ -157,9 +158,15 @@ class Hold:
         self.on_event = on_event
         self.on_lost: Callable[[Hold], None] | None = None
         self.keeper: Keeper | None = None
+        self.turns: Any = None  # of the tasks of a loop that its thread runs: see `owners`
         self._extended_until = 0.0
         self._loss_reason = ""
         self._mutex = threading.Lock()
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether there is nobody any more who could release it, so that it is not renewed."""
+        return False
 
     def start_over(self) -> None:
         """Ask as somebody else, after a grant that came too late: that one is being given back."""

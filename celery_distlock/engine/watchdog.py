@@ -117,7 +117,7 @@ class Watchdog:
         ends_at = shortest = float("inf")  # of the first lease here, and of the shortest
         for reference, due in self._due.copy().items():
             hold = reference()
-            if hold is None:
+            if hold is None or hold.is_orphaned:
                 self._due.pop(reference, None)
                 reference.abandon()
                 continue

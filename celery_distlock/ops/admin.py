@@ -54,7 +54,8 @@ class Holder:
     Who holds a key or waits for it.
 
     Attributes:
-        task: The task's name; of a :class:`~celery_distlock.Lock`, its thread's.
+        task: The task's name; of a :class:`~celery_distlock.Lock`, its thread's, and of an
+            :class:`~celery_distlock.AsyncLock` that of its asyncio task.
         task_id: The task's id; empty for a ``Lock``.
         host: The host; empty while it is on its way there.
         pid: The process, 0 likewise. In a prefork pool, the child.

@@ -7,6 +7,7 @@ from celery.exceptions import Ignore
 from celery_distlock import policies
 from celery_distlock.engine.acquisition import acquire, acquire_all, held_here, release_by
 from celery_distlock.engine.lease import Hold, Lease
+from celery_distlock.engine.owners import hold_here
 from celery_distlock.engine.pending_releases import release_later
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.keys import slot_name
@@ -81,7 +82,7 @@ class KeyAcquisition:
 
     def _enter(self, key: str) -> bool:
         """Whether *key* is held here already; then it is entered once more."""
-        held = held_here().get((self._store.identity, key))
+        held = hold_here(self._store.identity, key)
         if held is None:
             return False
         held.ensure_held()

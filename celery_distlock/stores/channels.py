@@ -2,6 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from celery_distlock import clock
 
@@ -9,9 +10,31 @@ __all__ = ["DeliveryChannel", "Inbox", "PollingInbox"]
 
 
 class Inbox(ABC):
-    """Where one blocked waiter learns that the key may be its own."""
+    """
+    Where one waiter learns that the key may be its own.
+
+    A thread blocks in :meth:`wait`. A coroutine does not: it asks :meth:`on_push` for a call, and
+    :meth:`next_look` for the time after which to look without one. What is here of these two is
+    right for an inbox where nothing is pushed: its waiter looks after short and growing pauses.
+    """
+
+    FIRST, LAST = 0.01, 0.25  # seconds
 
     address: str
+    _pause = FIRST
+
+    def on_push(self, call: Callable[[], object]) -> None:
+        """Have *call* called, in any thread, whenever something comes or may have come."""
+        return  # nothing ever comes
+
+    def next_look(self, timeout: float) -> float:
+        """
+        Return the seconds, *timeout* at most, after which to look though nothing was pushed.
+
+        Called in a thread, after each look in vain; may take a moment.
+        """
+        pause, self._pause = self._pause, min(2 * self._pause, self.LAST)
+        return min(timeout, pause * clock.jitter(0.5, 1.0))
 
     @abstractmethod
     def wait(self, timeout: float) -> None:
@@ -25,15 +48,11 @@ class Inbox(ABC):
 class PollingInbox(Inbox):
     """An inbox where nothing is pushed: its waiter looks again after short and growing pauses."""
 
-    FIRST, LAST = 0.01, 0.25  # seconds
-
     def __init__(self, address: str) -> None:
         self.address = address
-        self._pause = self.FIRST
 
     def wait(self, timeout: float) -> None:
-        time.sleep(min(timeout, self._pause * clock.jitter(0.5, 1.0)))
-        self._pause = min(2 * self._pause, self.LAST)
+        time.sleep(self.next_look(timeout))
 
     def close(self) -> None:
         """Nothing was opened."""

@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -419,7 +419,7 @@ class MemoryStore(SeveralKeys, CountingStore):
             inbox = self._inboxes.get(who)
             if kind == "b" and inbox is not None:
                 state.grant(who, "", GRANT, arrival)
-                inbox.event.set()
+                inbox.call()
                 return False
         return None
 
@@ -681,7 +681,20 @@ class _MemoryInbox(Inbox):
         self.address = owner
         self.event = threading.Event()
         self._inboxes = inboxes
+        self._on_push: Callable[[], object] | None = None
         inboxes[owner] = self
+
+    def call(self) -> None:
+        """Wake who waits."""
+        self.event.set()
+        if self._on_push is not None:
+            self._on_push()
+
+    def on_push(self, call: Callable[[], object]) -> None:
+        self._on_push = call
+
+    def next_look(self, timeout: float) -> float:
+        return timeout
 
     def wait(self, timeout: float) -> None:
         if clock.wait(self.event, timeout):

@@ -22,7 +22,8 @@ class FakeClock:
 
     *The thread that made the clock never waits for a key:* where it would, the time passes at once.
     A task that it runs eagerly while somebody else holds the key has waited for `lock_wait` seconds
-    in no time. Other threads that wait do so until :meth:`advance` has brought them there.
+    in no time. Other threads that wait, and coroutines, do so until :meth:`advance` has brought
+    them there.
 
     What it does not do: ``time.sleep()``, ``countdown`` and time limits are real; so are the
     intervals in which a worker sweeps, but :meth:`advance` makes what is to be swept.

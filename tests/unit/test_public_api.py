@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 PUBLIC = {
-    "celery_distlock": ["Lock", "LockedTask", "TypedTask", "install", "locked_task"],
+    "celery_distlock": ["AsyncLock", "Lock", "LockedTask", "TypedTask", "install", "locked_task"],
     "celery_distlock.errors": [
         "ConfigurationError",
         "DistlockError",

@@ -8,10 +8,11 @@ finds the runs.
 import collections
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
-from weakref import WeakValueDictionary, ref
+from weakref import WeakSet, WeakValueDictionary, ref
 
 from redis.connection import Connection
 from redis.exceptions import MovedError, RedisError, ResponseError
@@ -184,21 +185,24 @@ def _verb(place: PushTarget) -> str:
 
 class WaiterSubscriptions:
     """
-    Carries grants to this process's blocked waiters, over one connection for all of them.
+    Carries grants to this process's waiters, over one connection for all of them.
 
-    There is no thread of its own: one of those who wait reads for all, and hands that on when it
-    goes. So the one who waits alone is woken by nobody but the server.
+    There is no thread of its own for those who block: one of them reads for all, and hands that on
+    when it goes. So the one who waits alone is woken by nobody but the server. Coroutines cannot
+    read; while some wait there is a thread that takes its turn in reading, one for all of them.
     """
 
     def __init__(self, connect: ConnectionFactory) -> None:
         self._ear = PubSubConnection(connect, self._call, self._heard)
-        self._inboxes: WeakValueDictionary[str, PubSubInbox] = WeakValueDictionary()
+        self._inboxes: WeakValueDictionary[str, Attendant] = WeakValueDictionary()
         # Who reads for all, if anybody does. A dictionary, because to take the place and to note
         # who has it must be one step: a time limit's exception may strike between two.
-        self._reader: dict[None, ref[PubSubInbox]] = {}
+        self._reader: dict[None, ref[Attendant]] = {}
         self._mutex = threading.Lock()
         self._broken_until = 0.0
-        self._to_call: collections.deque[ref[PubSubInbox]] = collections.deque()
+        self._to_call: collections.deque[ref[Attendant]] = collections.deque()
+        self._do_not_block: WeakSet[PubSubInbox] = WeakSet()
+        self._thread: threading.Thread | None = None
 
     def join(self, inbox: "PubSubInbox", place: PushTarget) -> None:
         """Let *inbox* be called from now on; return when the server knows, if it answers."""
@@ -222,11 +226,35 @@ class WaiterSubscriptions:
     def leave(self, inbox: "PubSubInbox") -> None:
         """Call *inbox* no more."""
         self._inboxes.pop(inbox.owner, None)
+        self._do_not_block.discard(inbox)
         self._stop_reading(inbox)  # again, if an exception came between
         self._call_next()
         self._hand_on()
 
-    def attend(self, inbox: "PubSubInbox", done: Callable[[], bool], timeout: float) -> None:
+    def read_for(self, inbox: "PubSubInbox") -> None:
+        """See that somebody reads for *inbox*, whose waiter does not block, until it leaves."""
+        self._call_next()
+        with self._mutex:
+            self._do_not_block.add(inbox)
+            if self._thread is None:
+                thread = threading.Thread(target=self._attend, name="distlock-pushes", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def _attend(self) -> None:
+        attendant = Attendant("the thread of those who do not block")
+        self._inboxes[attendant.owner] = attendant
+        while True:
+            try:
+                self.attend(attendant, lambda: not self._do_not_block, math.inf)
+            except Exception:
+                logger.exception("unexpected error while reading pushes; going on")
+            with self._mutex:
+                if not self._do_not_block:
+                    self._thread = None
+                    return
+
+    def attend(self, inbox: "Attendant", done: Callable[[], bool], timeout: float) -> None:
         """Return when *done*, or after *timeout* seconds; read for all, if nobody does."""
         deadline = clock.monotonic() + timeout
         inbox.attends = True
@@ -243,7 +271,7 @@ class WaiterSubscriptions:
             inbox.attends = False
             self._stop_reading(inbox)
 
-    def _reads(self, inbox: "PubSubInbox") -> bool:
+    def _reads(self, inbox: "Attendant") -> bool:
         """Whether *inbox* is the one who reads, or has become it now."""
         reader = self._reader.setdefault(None, inbox.me)
         if reader() is None:  # its thread was torn out of it, and never came to leave
@@ -253,7 +281,7 @@ class WaiterSubscriptions:
             reader = self._reader.setdefault(None, inbox.me)
         return reader is inbox.me
 
-    def _stop_reading(self, inbox: "PubSubInbox") -> None:
+    def _stop_reading(self, inbox: "Attendant") -> None:
         with self._mutex:
             if self._reader.get(None) is inbox.me:
                 del self._reader[None]
@@ -267,7 +295,7 @@ class WaiterSubscriptions:
                     inbox.event.set()
                     return
 
-    def _present(self) -> "list[PubSubInbox]":
+    def _present(self) -> "list[Attendant]":
         """Who waits now. Others come and go meanwhile, which an iteration would not bear."""
         found = (inbox() for inbox in self._inboxes.valuerefs())
         return [inbox for inbox in found if inbox is not None]
@@ -290,7 +318,9 @@ class WaiterSubscriptions:
 
     def _heard(self, gap: bool) -> None:
         if gap:  # whoever waits may have been called, or forgotten by the server
-            self._to_call = collections.deque(inbox.me for inbox in self._present())
+            self._to_call = collections.deque(
+                inbox.me for inbox in self._present() if isinstance(inbox, PubSubInbox)
+            )
             for _ in range(AT_ONCE):
                 self._call_next()
         else:
@@ -309,7 +339,25 @@ class WaiterSubscriptions:
         self._ear.close()
 
 
-class PubSubInbox(Inbox):
+class Attendant:
+    """One who may read for all: one who waits, or the thread of those who do not block."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.me = ref(self)
+        self.attends = False
+        self.event = threading.Event()
+
+    def call(self) -> None:
+        """Have it look at its key, if it waits for one."""
+
+    def doze(self, timeout: float) -> None:
+        """Wait until there is something to look at, *timeout* seconds at most."""
+        if self.event.wait(timeout if timeout < threading.TIMEOUT_MAX else None):
+            self.event.clear()
+
+
+class PubSubInbox(Attendant, Inbox):
     """
     An inbox that is called by the server that has the key.
 
@@ -322,11 +370,9 @@ class PubSubInbox(Inbox):
     def __init__(
         self, owner: str, find: Callable[[], tuple[WaiterSubscriptions, PushTarget]]
     ) -> None:
-        self.owner = owner
-        self.me = ref(self)
-        self.attends = False
-        self.event = threading.Event()
+        super().__init__(owner)
         self._called = False
+        self._on_push: Callable[[], object] | None = None
         self._find = find
         self._post, place = find()
         self.address = place.channel
@@ -336,21 +382,31 @@ class PubSubInbox(Inbox):
         """WokenTask who waits."""
         self._called = True
         self.event.set()
+        if self._on_push is not None:
+            self._on_push()
 
-    def doze(self, timeout: float) -> None:
-        """Wait until there is something to look at, *timeout* seconds at most."""
-        if self.event.wait(timeout):
-            self.event.clear()
+    def on_push(self, call: Callable[[], object]) -> None:
+        self._on_push = call
+        self._post.read_for(self)
+
+    def next_look(self, timeout: float) -> float:
+        self._follow()
+        self._post.read_for(self)
+        return timeout
 
     def wait(self, timeout: float) -> None:
+        self._follow()
+        self._post.attend(self, lambda: self._called, timeout)
+        self._called = False
+
+    def _follow(self) -> None:
+        """Join those who wait at the server that has the key now."""
         with contextlib.suppress(StoreUnavailableError):
             post, place = self._find()
             if post is not self._post:  # the key has moved to another server
                 self._post.leave(self)
                 self._post = post
                 post.join(self, place)
-        self._post.attend(self, lambda: self._called, timeout)
-        self._called = False
 
     def close(self) -> None:
         self._post.leave(self)

@@ -79,11 +79,20 @@ class WatchInbox(Inbox):
         self.on_wake: Callable[[], None] | None = None
         self.watched = ""
         self._event = threading.Event()
+        self._on_push: Callable[[], object] | None = None
 
     def wake(self) -> None:
         if self.on_wake is not None:
             self.on_wake()
         self._event.set()
+        if self._on_push is not None:
+            self._on_push()
+
+    def on_push(self, call: Callable[[], object]) -> None:
+        self._on_push = call
+
+    def next_look(self, timeout: float) -> float:
+        return timeout
 
     def wait(self, timeout: float) -> None:
         if self._event.wait(timeout):

@@ -176,6 +176,23 @@ class Waiting(Given):
         assert time.monotonic() - started < PATIENCE
 
     @waits
+    def test_a_waiter_that_does_not_block_is_called_or_looks_soon(self, store: Store) -> None:
+        take(store, "k", "a")
+        called, inbox = threading.Event(), store.inbox("k", "b")
+        inbox.on_push(called.set)
+        assert store.acquire(AcquireRequest("k", "b", 30.0, queue=inbox)).status is BUSY
+        pause = inbox.next_look(2 * PATIENCE)
+        assert 0 < pause <= 2 * PATIENCE
+
+        assert store.release(ReleaseRequest("k", "a")) == (True, None)
+
+        started = time.monotonic()
+        called.wait(pause)
+        assert time.monotonic() - started < PATIENCE, "it was not called"
+        take(store, "k", "b", queue=inbox)
+        inbox.close()
+
+    @waits
     def test_waiting_ends_though_nothing_comes(self, store: Store) -> None:
         store.inbox("k", "a").wait(0.01)
 

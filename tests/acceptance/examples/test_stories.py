@@ -10,7 +10,7 @@ import pytest
 from tests.acceptance.examples.scripts import EXAMPLES, TIMEOUT, left_running, run, start
 from tests.waiting import wait_until
 
-STORIES = ["tenants.py", "long_import.py", "web.py"]
+STORIES = ["tenants.py", "long_import.py", "web.py", "web_async.py"]
 
 AUDIT_TENANTS = """
 from tenants import IMPORTS, TENANTS, Run, report
@@ -100,6 +100,18 @@ def test_web_requests_wait_for_tasks_and_overwrite_nothing(tmp_path):
     assert answers[:2] == [("TEE", "503"), ("MUG", "200")]
     assert answers[-1] == ("TEE", "200")
     assert "110 TEEs before, 150 after; 150 is right" in told
+
+
+@pytest.mark.faults
+def test_a_fastapi_application_waits_for_tasks_without_threads_and_overwrites_nothing(tmp_path):
+    told = play("web_async.py", tmp_path)
+
+    answers = re.findall(r"POST /restock/(\w+)/10: (\d+)", told)
+    assert answers == [("TEE", "503"), ("MUG", "200"), ("TEE", "200")]
+    assert "110 TEEs before, 1050 after; 1050 is right" in told
+    assert "0 requests were refused" in told
+    (threads,) = re.findall(r"(\d+) threads asked", told)
+    assert 0 < int(threads) <= 8
 
 
 # Python drops an exception that strikes in a callback of its import system, and the story goes on.

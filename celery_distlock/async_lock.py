@@ -1,0 +1,233 @@
+"""`AsyncLock`: the lock that locked tasks take, for coroutines."""
+
+import asyncio
+import math
+import sys
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Literal
+
+from . import clock
+from .engine import async_acquisition
+from .engine.key_locks import KeyLock, tell_conflict
+from .engine.lease import Hold, HoldState, Lease
+from .engine.owners import AnyTask, current_task, held_by, hold_around, tasks_that_took, turns_of
+from .engine.task_holds import LossNotice, TaskHold
+from .errors import ConfigurationError, LockLostError, LockNotOwnedError
+from .naming import shown
+from .process.greenlets import greenlets_library
+from .settings import closest
+from .stores import Store
+from .stores.values import Reply, Status
+
+__all__ = ["AsyncLock"]
+
+ON_LOST = ("cancel", "warn")
+TURN = 1.0  # seconds after which one who waits for another task's turn looks whether that lives
+
+
+class AsyncLock(KeyLock):
+    """
+    The lock that locked tasks and :class:`~celery_distlock.Lock` take, for coroutines.
+
+    ::
+
+        async with AsyncLock(f"stock:{sku}", timeout=2.0) as lease:
+            ...
+
+    Reentrant, and owned by the :class:`asyncio.Task` that calls :meth:`acquire`: a task that it
+    starts is another owner, and so is a thread. One object serves any number of tasks, threads and
+    event loops. Those who wait need no thread each, and stand in one queue with tasks and `Lock`:
+    first come, first served. A task that is cancelled while it acquires, waits or releases leaves
+    nothing behind.
+
+    In code that a thread runs in an event loop while it holds the key itself (a locked task that
+    calls :func:`asyncio.run`), the loop's tasks enter that hold, one at a time.
+
+    Args:
+        key: Any text.
+        lease: As for :class:`~celery_distlock.Lock`. It is renewed by a thread, however busy the
+            event loop is, until the task has ended or the loop is closed.
+        watchdog: Renew the lease while it is held. False: a fixed lease, never renewed.
+        store: As for :class:`~celery_distlock.Lock`.
+        prefix: Likewise.
+        timeout: Seconds that ``async with`` waits for the holder at most; None waits for ever.
+        on_lost: What becomes of the task that has lost the lock while it held it. ``"cancel"``:
+            it is cancelled, and the end of ``async with``, or :meth:`release`, makes
+            :exc:`~celery_distlock.errors.LockLostError` of that. ``"warn"``: there is a line in the
+            log and a signal, and the error at the end all the same.
+
+    Raises:
+        ConfigurationError: An argument is of the wrong type or out of range; or gevent or eventlet
+            has patched this process, where asyncio and its threads do not run side by side.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        *,
+        lease: float = 30.0,
+        watchdog: bool = True,
+        store: Store | str | None = None,
+        prefix: str | None = None,
+        timeout: float | None = None,
+        on_lost: Literal["cancel", "warn"] = "cancel",
+    ) -> None:
+        super().__init__(
+            key, lease=lease, watchdog=watchdog, store=store, prefix=prefix, timeout=timeout
+        )
+        if on_lost not in ON_LOST:
+            known = f"one of {', '.join(ON_LOST)}"
+            hint = closest(on_lost, ON_LOST) if isinstance(on_lost, str) else known
+            raise ConfigurationError(f"on_lost cannot be {on_lost!r}: {hint}")
+        if library := greenlets_library():
+            raise ConfigurationError(
+                f"AsyncLock() is for asyncio, and {library} has patched this process; use Lock()"
+            )
+        self._cancels = on_lost == "cancel"
+
+    def acquire(self, timeout: float | None = None) -> Coroutine[Any, Any, bool]:
+        """
+        Take the lock, and wait for it, first come first served.
+
+        The task that calls this is the owner, also where another one awaits it, as in
+        ``asyncio.wait_for(lock.acquire(), 2.0)`` with Python 3.11.
+
+        Args:
+            timeout: Seconds to wait for the holder at most; None waits for ever, 0 not at all. A
+                server that hangs is given up 16 seconds later at the latest.
+
+        Returns:
+            Whether the lock is held now.
+
+        Raises:
+            ValueError: *timeout* is no number, or negative.
+            RuntimeError: It is not called in an asyncio task.
+            LockLostError: This task held the lock already and has lost it.
+            StoreUnavailableError: The store did not answer; the lock is not held.
+            QuorumError: Too few of several servers have confirmed it; likewise.
+            asyncio.CancelledError: The lock is not held; what the store may have granted is given
+                back in the background.
+        """
+        return self._is_acquired(_this_task(), _patience(timeout))
+
+    def release(self) -> Coroutine[Any, Any, None]:
+        """
+        Undo one :meth:`acquire`; the lock is free after the last.
+
+        If it is cancelled, the lock is released all the same, in the background.
+
+        Raises:
+            LockNotOwnedError: This task does not hold the lock.
+            LockLostError: It did, and has lost it; somebody else may have run meanwhile. Where the
+                task was cancelled by others, too, that cancellation goes on instead.
+        """
+        return self._release(_this_task())
+
+    async def locked(self) -> bool:
+        """Return whether anybody holds the lock at this moment; one round trip."""
+        store = self._store
+        state = await async_acquisition.call(store, lambda: store.inspect(self.key))
+        return bool(state.token)
+
+    async def __aenter__(self) -> Lease:
+        """
+        Wait for the lock, `timeout` seconds at most if that was given; return the lease.
+
+        Raises :exc:`~celery_distlock.errors.LockConflictError` if somebody else still has it then.
+        """
+        task = _this_task()
+        reply = await self._acquire(task, self._timeout)
+        if reply is not None:
+            raise self._conflict(reply)
+        return Lease((held_by(task)[self._store_for(task).identity, self.key],))
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release; say that the lock was lost unless the body has something to say itself."""
+        if kind is GeneratorExit and not (taken_by := tasks_that_took(self)):
+            return  # thrown away, as its task is: nothing can be awaited, and the lease ends
+        task = _this_task()
+        if kind is GeneratorExit and task not in taken_by:  # a generator that another task left
+            raise LockNotOwnedError(f"lock {shown(self.key)!r} was taken by another task")
+        hold = self._leave(self._store_for(task), task)
+        if hold is None:
+            return
+        ours, loss = await _give_back(hold)
+        if loss is not None and (error is None or (ours and _is_cancellation(error))):
+            raise loss from error
+
+    async def _is_acquired(self, task: AnyTask, patience: float | None) -> bool:
+        return await self._acquire(task, patience) is None
+
+    async def _acquire(self, task: AnyTask, patience: float | None) -> Reply | None:
+        """Return the store's answer if the lock is not held now."""
+        store = self._store_for(task)
+        deadline = math.inf if patience is None else clock.monotonic() + patience
+        while self._enter(store, task) is None:
+            around = hold_around(store.identity, self.key)
+            if around is None:
+                return await self._ask(store, task, patience)
+            left = deadline - clock.monotonic()
+            if left <= 0:
+                holder, remaining = around.owner, around.remaining
+                return Reply(Status.BUSY, 0.0, holder=holder, remaining=remaining)
+            await turns_of(around).wait(min(left, TURN))
+        return None
+
+    async def _ask(self, store: Store, task: AnyTask, patience: float | None) -> Reply | None:
+        hold = self._new_hold(store, task)
+        reply = await async_acquisition.acquire(hold, timeout=patience)
+        # A grant is noted before anything is awaited, or a cancellation would leave it to nobody.
+        if reply.status is not Status.GRANTED:
+            await async_acquisition.tell(store, lambda: tell_conflict(hold, reply))
+            return reply
+        assert isinstance(hold, TaskHold)
+        hold.notice = hold.on_lost = LossNotice(task, cancels=self._cancels)
+        if hold.state is HoldState.LOST:  # before it could be told
+            hold.notice(hold)
+        self._begin(hold, task)
+        return None
+
+    async def _release(self, task: AnyTask) -> None:
+        hold = self._leave(self._store_for(task), task)
+        if hold is None:
+            return
+        error = sys.exc_info()[1]
+        ours, loss = await _give_back(hold)
+        if loss is not None and (ours or not _is_cancellation(error)):
+            raise loss
+
+
+async def _give_back(hold: Hold) -> tuple[bool, LockLostError | None]:
+    """Release *hold*; return whether its loss alone has cancelled the task, and the loss."""
+    notice = hold.notice if isinstance(hold, TaskHold) else None
+    ours = notice is not None and notice.end()
+    lost = not hold.held
+    before = await async_acquisition.release(hold)
+    return ours, hold.loss() if lost or before is HoldState.LOST else None
+
+
+def _is_cancellation(error: BaseException | None) -> bool:
+    return isinstance(error, asyncio.CancelledError)
+
+
+def _this_task() -> AnyTask:
+    task = current_task()
+    if task is None:
+        raise RuntimeError("AsyncLock is owned by an asyncio task, and no task runs here")
+    return task
+
+
+def _patience(timeout: float | None) -> float | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+        raise ValueError(
+            f"timeout must be a number of seconds, 0 or more, or None, not {timeout!r}"
+        )
+    return None if math.isinf(timeout) else float(timeout)

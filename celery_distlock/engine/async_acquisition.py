@@ -1,0 +1,218 @@
+"""
+Acquires keys, waits for them and releases them for coroutines.
+
+Each request is made in a thread, by the code that threads use. Waiting is done in the event loop: a
+push resolves a future, from whatever thread reads it. So any number of coroutines wait with as many
+threads as one does.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeAlias, TypeVar
+from weakref import WeakKeyDictionary, WeakMethod, WeakValueDictionary
+
+from celery_distlock import clock
+from celery_distlock.errors import StoreUnavailableError
+from celery_distlock.naming import shown
+from celery_distlock.process.forks import ForkStage, begin_anew
+from celery_distlock.process.request_threads import RequestThreads
+from celery_distlock.stores import Store
+from celery_distlock.stores.values import Reply, Status
+
+from .acquisition import PATIENCE, Waiter, ask, conclude, give_back, give_up, record
+from .lease import Hold, HoldState
+
+__all__ = ["acquire", "call", "release", "tell"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Seconds that a request may take, three attempts of 5 s each; and, where a server hangs so that
+# requests wait for the threads, that one may wait until it is made.
+LIMIT = 16.0
+
+
+async def acquire(hold: Hold, *, timeout: float | None) -> Reply:
+    """
+    Ask for the key of *hold*; begin to hold and to renew it if it is granted.
+
+    Args:
+        hold: A new hold.
+        timeout: Seconds to wait for the key; 0 does not wait, None waits for ever.
+
+    Returns:
+        The store's last answer. If it is not ``GRANTED`` nothing is left behind.
+
+    Raises:
+        StoreError: Also then, and when it is cancelled, what the store may have granted is given
+            back in the background.
+    """
+    deadline = float("inf") if timeout is None else clock.monotonic() + timeout
+    while True:
+        attempt = _Attempt(hold, deadline, waits=timeout != 0)
+        reply = await attempt.run()
+        attempt.close()
+        concluded = conclude(hold, reply, deadline)
+        if concluded is not None:
+            return concluded
+
+
+async def release(hold: Hold) -> HoldState:
+    """
+    Stop holding, and tell the store; return the state until then.
+
+    Never raises for the store's sake. If it is cancelled, or the store does not answer, the release
+    goes on in the background.
+    """
+    before = hold.end()
+    try:
+        return await _threads_of(hold.store).call(lambda: give_back(hold, before), timeout=LIMIT)
+    except TimeoutError:
+        logger.warning("%r is given back later, or its lease ends: no answer", shown(hold.key))
+        return before
+
+
+async def call(store: Store, request: Callable[[], T]) -> T:
+    """
+    Return the answer to a request that changes nothing.
+
+    Raises:
+        StoreError: There is none.
+    """
+    try:
+        return await _threads_of(store).call(request, undo=_nothing, timeout=LIMIT)
+    except TimeoutError:
+        raise _silent(store) from None
+
+
+async def tell(store: Store, report: Callable[[], object]) -> None:
+    """Make a report in a thread: its receivers may block."""
+    with suppress(TimeoutError):
+        await _threads_of(store).call(report, timeout=LIMIT)
+
+
+def _nothing() -> None:
+    """There is nothing to undo."""
+
+
+def _silent(store: Store) -> StoreUnavailableError:
+    return StoreUnavailableError(f"{store.address} did not answer within {LIMIT:g} s")
+
+
+class _Attempt:
+    """One way of a hold to its grant: who asks in threads, and pauses in the event loop."""
+
+    def __init__(self, hold: Hold, deadline: float, *, waits: bool) -> None:
+        self._hold = hold
+        self._deadline = deadline
+        self._waits = waits
+        self._waiter: Waiter | None = None
+        self._pause = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._pushed = asyncio.Event()
+        self._mutex = threading.Lock()
+        self._has_asked = self._given_up = False
+
+    async def run(self) -> Reply:
+        """Return the store's last answer; if anything is raised, everything is undone."""
+        try:
+            reply = await self._ask_first()
+            while reply is None:
+                await self._rest()
+                left = max(0.0, self._deadline - clock.monotonic())
+                reply = await self._ask_in_thread(min(left, PATIENCE) + LIMIT)
+        except TimeoutError:
+            raise _silent(self._hold.store) from None
+        return reply
+
+    async def _ask_first(self) -> Reply | None:
+        """Ask for the first time: after those of this loop who came before, and want to wait."""
+        if not self._waits:
+            return await self._ask_in_thread(LIMIT)
+        hold = self._hold
+        entrance = _entrances(self._loop).setdefault(
+            (hold.store.identity, hold.key), asyncio.Lock()
+        )
+        async with asyncio.timeout(LIMIT), entrance:
+            return await self._ask_in_thread(LIMIT)
+
+    async def _ask_in_thread(self, limit: float) -> Reply | None:
+        self._pushed.clear()
+        threads = _threads_of(self._hold.store)
+        return await threads.call(self._ask, undo=self._undo, timeout=limit)
+
+    def close(self) -> None:
+        """Wait no more."""
+        if self._waiter is not None:
+            self._waiter.inbox.close()
+
+    def _ask(self) -> Reply | None:
+        """Ask, in a thread; None: the key is taken."""
+        hold, waiter = self._hold, self._waiter
+        if waiter is None:
+            self._has_asked = True
+            record(hold)
+            answered = not (self._waits and hold.store.subscribed(hold.key))
+            if answered:
+                reply = ask(hold, None)
+                if reply.status is not Status.BUSY or not self._waits:
+                    return reply
+            self._waiter = waiter = Waiter(hold, self._deadline, answered=answered)
+            push = WeakMethod(self._push)  # what a store keeps must not keep who waits
+            waiter.inbox.on_push(lambda: (call := push()) is not None and call())
+        found = waiter.ask()
+        if found is None:
+            self._pause = waiter.inbox.next_look(waiter.pause)
+        return found
+
+    async def _rest(self) -> None:
+        """Return after a push, or when it is time to look without one."""
+        timer = self._loop.call_later(self._pause, self._pushed.set)
+        try:
+            await self._pushed.wait()
+        except BaseException:
+            self._undo()
+            raise
+        finally:
+            timer.cancel()
+
+    def _push(self) -> None:
+        """Take a push, in any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._pushed.set)
+        except RuntimeError:  # the loop is closed: whoever waited never comes
+            self._undo()
+
+    def _undo(self) -> None:
+        with self._mutex:
+            if self._given_up:
+                return
+            self._given_up = True
+        if self._has_asked:
+            give_up(self._hold, None if self._waiter is None else self._waiter.inbox)
+            self.close()
+
+
+def _entrances(loop: asyncio.AbstractEventLoop) -> "_Entrances":
+    try:
+        return _entrances_of[loop]
+    except KeyError:
+        return _entrances_of.setdefault(loop, WeakValueDictionary())
+
+
+def _threads_of(store: Store) -> RequestThreads:
+    """Return this process's threads for *store*: one that hangs does not hold up another."""
+    try:
+        return _threads[store]
+    except KeyError:
+        return _threads.setdefault(store, RequestThreads("distlock-requests"))
+
+
+_Entrances: TypeAlias = "WeakValueDictionary[tuple[str, str], asyncio.Lock]"
+_entrances_of: "WeakKeyDictionary[asyncio.AbstractEventLoop, _Entrances]" = WeakKeyDictionary()
+_threads: "WeakKeyDictionary[Store, RequestThreads]" = WeakKeyDictionary()
+begin_anew(_threads.clear, ForkStage.THREADS)

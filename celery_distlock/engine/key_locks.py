@@ -1,0 +1,168 @@
+"""What `Lock` and `AsyncLock` have in common: arguments, the store, and who enters again."""
+
+import threading
+from typing import Any
+
+from celery_distlock.errors import ConfigurationError, LockConflictError, LockNotOwnedError
+from celery_distlock.naming import shown
+from celery_distlock.settings import DEFAULT_PREFIX, check_lease, check_wait
+from celery_distlock.stores import Ability, Store, open_store
+from celery_distlock.stores.values import Reply
+
+from .acquisition import defaults
+from .lease import Hold, Lease, Terms
+from .owners import AnyTask, current_task, held_by, hold_around, hold_here, turns_of
+from .task_holds import TaskHold
+
+__all__ = ["KeyLock", "tell_conflict"]
+
+
+class KeyLock:
+    """A lock of one key; the arguments are those of :class:`~celery_distlock.Lock`."""
+
+    def __init__(
+        self,
+        key: str,
+        *,
+        lease: float,
+        watchdog: bool,
+        store: Store | str | None,
+        prefix: str | None,
+        timeout: float | None,
+    ) -> None:
+        given: Any = key  # annotations do not keep anybody from giving something else
+        if not isinstance(given, str) or not key:
+            kind = type(self).__name__
+            raise ConfigurationError(f"{kind}() takes a key, a text that is not empty, not {key!r}")
+        if not isinstance(watchdog, bool):
+            raise ConfigurationError(f"watchdog must be True or False, not {watchdog!r}")
+        if store is not None and not isinstance(store, str | Store):
+            raise ConfigurationError(f"store must be a URL, a store or None, not {store!r}")
+        if prefix is not None and not isinstance(store, str):
+            raise ConfigurationError("prefix goes with a store's URL; a store has its own")
+        self.key = key
+        self._terms = Terms(check_lease(lease), watchdog=watchdog)
+        self._timeout = None if timeout is None else check_wait(timeout, "timeout")
+        self._named_store = store if isinstance(store, Store) else None
+        self._finds_prefix = isinstance(store, str) and prefix is None
+        if isinstance(store, str):
+            self._named_store = open_store(store, prefix or DEFAULT_PREFIX)
+
+    @property
+    def lease(self) -> Lease | None:
+        """What the caller holds, or None."""
+        hold = hold_here(self._store.identity, self.key)
+        return None if hold is None else Lease((hold,))
+
+    def __repr__(self) -> str:
+        try:
+            lease = self.lease
+        except ConfigurationError:  # no store yet
+            lease = None
+        return f"<{type(self).__name__} {shown(self.key)!r}: {lease or 'not held here'}>"
+
+    @property
+    def _store(self) -> Store:
+        return self._store_for(current_task())
+
+    def _store_for(self, task: AnyTask | None) -> Store:
+        named = self._named_store
+        if named is not None and not self._finds_prefix:
+            return named
+        for hold in held_by(task).values():  # apps may have come and gone since it was taken
+            if self in hold.takers:
+                return hold.store
+        return defaults.store() if named is None else _with_an_apps_prefix(named)
+
+    def _enter(self, store: Store, task: AnyTask | None) -> Hold | None:
+        """
+        Enter what *task*, or the thread, holds already, once more; None: it holds nothing.
+
+        Raises:
+            LockLostError: It has lost it.
+        """
+        holds, name = held_by(task), (store.identity, self.key)
+        hold = holds.get(name)
+        if hold is None and task is not None:
+            hold = hold_around(*name)
+            if hold is None or not turns_of(hold).may_take(task):
+                return None
+        if hold is None:
+            return None
+        hold.ensure_held()
+        if name not in holds and task is not None:
+            turns_of(hold).take(task, hold)
+            holds[name] = hold
+        hold.depth += 1
+        hold.takers.append(self)
+        return hold
+
+    def _begin(self, hold: Hold, task: AnyTask | None) -> None:
+        """Note that *hold* was granted."""
+        held_by(task)[hold.store.identity, self.key] = hold
+        hold.takers.append(self)
+
+    def _leave(self, store: Store, task: AnyTask | None) -> Hold | None:
+        """
+        Undo one acquisition; return what is to be released, if that was the last.
+
+        Raises:
+            LockNotOwnedError: It holds nothing.
+        """
+        holds, name = held_by(task), (store.identity, self.key)
+        hold = holds.get(name)
+        if hold is None:
+            owner = "thread" if task is None else "task"
+            raise LockNotOwnedError(f"lock {shown(self.key)!r} is not held by this {owner}")
+        turns = hold.turns
+        if turns is not None and task is None:
+            turns.drop_dead(hold)
+        if self in hold.takers:  # else it was another lock object of this key that took it
+            hold.takers.remove(self)
+        hold.depth -= 1
+        if turns is not None and turns.is_of(task):
+            if hold.depth == turns.depth:
+                del holds[name]
+                turns.leave()
+            return None
+        if hold.depth:
+            return None
+        del holds[name]
+        return hold
+
+    def _new_hold(self, store: Store, task: AnyTask | None) -> Hold:
+        if Ability.WAIT not in store.abilities:
+            raise ConfigurationError(f"{store.identity} cannot let callers wait")
+        report: Any = defaults.on_event
+        more: dict[str, Any] = {}
+        if report is not None:
+            more["on_event"] = lambda name, **facts: report(name, self, store, **facts)
+        if task is not None:
+            return TaskHold(task, store, self.key, self._terms, **more)
+        label = threading.current_thread().name
+        return Hold(store, self.key, self._terms, label=label, **more)
+
+    def _conflict(self, reply: Reply) -> LockConflictError:
+        """Return the error that says who holds the key."""
+        return LockConflictError(self.key, holder=reply.holder, remaining=reply.remaining)
+
+
+def tell_conflict(hold: Hold, reply: Reply) -> None:
+    """Report that *hold* was not granted."""
+    hold.on_event("lock_conflict", key=hold.key, holder=reply.holder, remaining=reply.remaining)
+
+
+def _with_an_apps_prefix(named: Store) -> Store:
+    """Return the app's store that is where *named* is, or else *named*."""
+    known = defaults.stores()
+    if not known:
+        return named
+    place = named.address
+    stores = {store.identity: store for store in known if store.address == place}
+    if len(stores) > 1:
+        prefixes = ", ".join(sorted(identity.rpartition("#")[2] for identity in stores))
+        raise ConfigurationError(
+            f"several apps lock at {place}, with the prefixes {prefixes}: call"
+            " app.set_current(), or say Lock(..., prefix=...)"
+        )
+    return next(iter(stores.values()), named)

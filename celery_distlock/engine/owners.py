@@ -1,0 +1,180 @@
+"""
+Who holds what in this process: an asyncio task, or a thread (under gevent, a greenlet).
+
+Code that a running event loop runs as a task acts for that task, all other code for its thread.
+What an owner holds is counted here, so that taking a held key again costs no round trip and cannot
+go wrong. A task's entry goes with the task, a thread's with the thread: what nobody has released
+then is renewed no more.
+"""
+
+import asyncio
+import collections
+import contextlib
+import threading
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary, ref
+
+from celery_distlock.process.forks import ForkStage, PerProcess
+from celery_distlock.process.greenlets import greenlets_library
+
+from .lease import Hold
+
+__all__ = [
+    "AnyTask",
+    "Holds",
+    "Turns",
+    "current_task",
+    "held_by",
+    "held_here",
+    "hold_around",
+    "hold_here",
+    "is_held_beside",
+    "tasks_that_took",
+    "turns_of",
+]
+
+Holds: TypeAlias = dict[tuple[str, str], Hold]  # by store identity and key
+AnyTask: TypeAlias = asyncio.Task[Any]
+
+# The forking thread's are the parent's, and so are its loops' tasks'.
+_of_threads = PerProcess(threading.local, ForkStage.HOLDS)
+_of_tasks: "PerProcess[WeakKeyDictionary[AnyTask, Holds]]" = PerProcess(
+    WeakKeyDictionary, ForkStage.HOLDS
+)
+
+
+def current_task() -> AnyTask | None:
+    """Return the asyncio task that this code runs in, or None."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no loop runs in this thread
+        return None
+    # The loop that asyncio says is running may be another greenlet's.
+    return None if task is None or greenlets_library() else task
+
+
+def held_here() -> Holds:
+    """Return what this code's owner holds."""
+    return held_by(current_task())
+
+
+def held_by(task: AnyTask | None) -> Holds:
+    """Return what *task* holds; None: this thread."""
+    if task is not None:
+        return _of_tasks.value.setdefault(task, {})
+    try:
+        holds: Holds = _of_threads.value.holds
+    except AttributeError:
+        holds = _of_threads.value.holds = {}
+    return holds
+
+
+def tasks_that_took(taker: object) -> list[AnyTask]:
+    """Return those that hold something that *taker* took."""
+    alive = (task for each in _of_tasks.value.keyrefs() if (task := each()) is not None)
+    return [task for task in alive if any(taker in hold.takers for hold in held_by(task).values())]
+
+
+def is_held_beside(task: AnyTask, identity: str, key: str) -> bool:
+    """Whether another task of the same loop has the key: one that *task* must not block."""
+    loop, name = task.get_loop(), (identity, key)
+    alive = (each() for each in _of_tasks.value.keyrefs())
+    return any(
+        other is not task and other.get_loop() is loop and name in held_by(other)
+        for other in alive
+        if other is not None and not other.done()
+    )
+
+
+def hold_here(identity: str, key: str) -> Hold | None:
+    """Return what this code has of a key, and may enter once more; or None."""
+    task = current_task()
+    hold = held_by(task).get((identity, key))
+    if hold is None and task is not None and (around := hold_around(identity, key)) is not None:
+        return around if turns_of(around).may_take(task) else None
+    return hold
+
+
+def hold_around(identity: str, key: str) -> Hold | None:
+    """
+    Return what this thread holds outside of the event loop that it runs, or None.
+
+    It goes on for as long as the loop runs, so a task that waited for it would wait for itself. The
+    loop's tasks enter it instead, one at a time: see :class:`Turns`.
+    """
+    return held_by(None).get((identity, key))
+
+
+class Turns:
+    """
+    Whose turn it is, of the tasks of a loop, under what the loop's thread holds around the loop.
+
+    For code like a locked task's body that calls :func:`asyncio.run`. All in the loop's thread.
+    """
+
+    def __init__(self) -> None:
+        self._task: ref[AnyTask] | None = None
+        self.depth = 0  # of the hold, without those who have the turn
+        self._waiting: collections.deque[asyncio.Future[None]] = collections.deque()
+
+    def is_of(self, task: AnyTask | None) -> bool:
+        """Whether *task* has the turn."""
+        return task is not None and self._task is not None and self._task() is task
+
+    def may_take(self, task: AnyTask) -> bool:
+        """Whether *task* has the turn, or nobody who lives."""
+        other = None if self._task is None else self._task()
+        if other is None or other is task:
+            return True
+        return other.done() or other.get_loop().is_closed()
+
+    def take(self, task: AnyTask, hold: Hold) -> None:
+        """Give the turn under *hold* to *task*, which may take it."""
+        self.drop_dead(hold)
+        self._task, self.depth = ref(task), hold.depth
+
+    def drop_dead(self, hold: Hold) -> None:
+        """Forget what a task that had the turn, and has ended, did not release."""
+        if self._task is not None:
+            self._task, hold.depth = None, self.depth
+
+    def leave(self) -> None:
+        """End the turn."""
+        self._task = None
+        self._call_next()
+
+    async def wait(self, timeout: float) -> None:
+        """Return when it may be one's turn, or after *timeout* seconds."""
+        loop = asyncio.get_running_loop()
+        called: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(timeout, _call, called)
+        self._waiting.append(called)
+        try:
+            await called
+        except BaseException:
+            self._call_next()  # we may have been called
+            raise
+        finally:
+            timer.cancel()
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(called)
+
+    def _call_next(self) -> None:
+        while self._waiting:
+            called = self._waiting.popleft()
+            if not called.done() and not called.get_loop().is_closed():
+                called.set_result(None)
+                return
+
+
+def _call(called: "asyncio.Future[None]") -> None:
+    if not called.done():
+        called.set_result(None)
+
+
+def turns_of(hold: Hold) -> Turns:
+    """Return the turns under *hold*."""
+    if hold.turns is None:
+        hold.turns = Turns()
+    turns: Turns = hold.turns
+    return turns

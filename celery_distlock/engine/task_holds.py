@@ -1,0 +1,84 @@
+"""What an asyncio task holds, and how the task is told that it has lost it."""
+
+import asyncio
+import logging
+from typing import Any
+from weakref import ref
+
+from celery_distlock.naming import shown
+from celery_distlock.stores.base import Store
+
+from .lease import Hold, Terms
+
+__all__ = ["LossNotice", "TaskHold"]
+
+logger = logging.getLogger(__name__)
+
+
+class TaskHold(Hold):
+    """
+    A key that an asyncio task asks for or holds.
+
+    It is renewed for as long as the task may go on: not when that has ended without a release, nor
+    when its loop was closed.
+    """
+
+    __slots__ = ("_loop", "_task", "notice")
+
+    def __init__(
+        self, task: "asyncio.Task[Any]", store: Store, key: str, terms: Terms, **more: Any
+    ) -> None:
+        super().__init__(store, key, terms, label=task.get_name(), **more)
+        self._loop = task.get_loop()
+        self._task = ref(task)  # what a task holds must not keep the task
+        self.notice: LossNotice | None = None
+
+    @property
+    def is_orphaned(self) -> bool:
+        task = self._task()
+        return task is None or task.done() or self._loop.is_closed()
+
+
+class LossNotice:
+    """
+    Tells a task that its lock is lost, once, until :meth:`end`.
+
+    Args:
+        task: The one that holds the lock.
+        cancels: Cancel the task; otherwise there is only a line in the log.
+    """
+
+    def __init__(self, task: "asyncio.Task[Any]", *, cancels: bool) -> None:
+        self._task = ref(task)
+        self._loop = task.get_loop()
+        self._cancels = cancels
+        self._before = task.cancelling()
+        self._listens = True
+        self._cancelled = False
+
+    def __call__(self, hold: Hold) -> None:
+        """Tell it, from any thread."""
+        logger.warning("%s", hold.loss())
+        if self._cancels:
+            try:
+                self._loop.call_soon_threadsafe(self._cancel, hold.key)
+            except RuntimeError:
+                logger.debug("%r was lost in a loop that is closed", shown(hold.key))
+
+    def _cancel(self, key: str) -> None:
+        task = self._task()
+        if self._listens and task is not None and not task.done():
+            self._cancelled = True
+            task.cancel(f"lock {shown(key)!r} was lost")
+
+    def end(self) -> bool:
+        """
+        Tell nothing from now on; called in the task.
+
+        Returns:
+            Whether the task was cancelled for the loss and by nobody else: then the cancellation is
+            undone, as by :func:`asyncio.timeout`, and an error is to tell of the loss.
+        """
+        self._listens = False
+        task = self._task()
+        return self._cancelled and task is not None and task.uncancel() <= self._before
