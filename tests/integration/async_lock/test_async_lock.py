@@ -298,7 +298,7 @@ def test_a_lease_is_extended_in_a_thread(new_lock):
 
 def test_a_task_that_ends_with_the_lock_is_renewed_no_more(new_lock, store):
     async def main():
-        task = asyncio.create_task(new_lock(lease=0.3).acquire())
+        task = asyncio.create_task(new_lock(lease=3.0).acquire())  # of this task
         other = asyncio.create_task(leak())
         await asyncio.gather(task, other)
         await in_a_moment(lambda: not store.inspect("other").token)
@@ -306,7 +306,7 @@ def test_a_task_that_ends_with_the_lock_is_renewed_no_more(new_lock, store):
         assert store.inspect("k").token  # its owner is
 
     async def leak():
-        await new_lock("other", lease=0.3).acquire()
+        await new_lock("other", lease=0.6).acquire()
 
     asyncio.run(main())
     gc.collect()
