@@ -93,8 +93,8 @@ class Lock(KeyLock):
             return None
         if task is not None:
             warnings.warn(
-                f"Lock({shown(self.key)!r}) blocks the event loop that runs this task, for as long"
-                " as it waits; use AsyncLock there",
+                f"Lock({shown(self.key)!r}) blocks the event loop that runs this task until the"
+                " store has answered, and for as long as it waits; use AsyncLock there",
                 RuntimeWarning,
                 stacklevel=3,
             )

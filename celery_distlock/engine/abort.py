@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from celery_distlock.errors import LockLostError
 from celery_distlock.process.greenlets import eventlet_patched, gevent_patched
 
-from .entry import has_just_entered, may_just_have_entered
+from .entry import has_just_entered, may_just_have_entered, time_in_call
 from .lease import Hold, HoldState
 
 __all__ = ["Guard"]
@@ -144,7 +144,7 @@ class Guard:
     def take(self) -> LockLostError | None:
         """Return what there is to raise in the guarded thread now; once."""
         if self._armed and self._lost is not None and not self._told:
-            self._told = True
+            self._told, self.again = True, False
             self.raised = error = self._lost.loss()
             return error
         return None
@@ -225,12 +225,16 @@ class _ByAsyncException:
         self._guard = guard
         self._thread = ctypes.c_ulong(threading.get_ident())
         self._sent = False
+        self._rested: int | None = None
 
     def send(self) -> bool:
         self._sent = True
         self._guard.raised = loss = _without_arguments(self._guard.loss())
         exception = ctypes.py_object(loss)
-        if may_just_have_entered(self._thread.value):
+        rests = time_in_call(self._thread.value)
+        goes_on = rests is None or rests != self._rested
+        self._rested = rests
+        if goes_on and may_just_have_entered(self._thread.value):
             self._guard.put_off()
             return False
         return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, exception))

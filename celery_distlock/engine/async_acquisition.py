@@ -8,6 +8,7 @@ threads as one does.
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -133,12 +134,23 @@ class _Attempt:
         """Ask for the first time: after those of this loop who came before, and want to wait."""
         if not self._waits:
             return await self._ask_in_thread(LIMIT)
-        hold = self._hold
-        entrance = _entrances(self._loop).setdefault(
-            (hold.store.identity, hold.key), asyncio.Lock()
-        )
-        async with asyncio.timeout(LIMIT), entrance:
+        hold, came_at = self._hold, clock.monotonic()
+        entrance = _entrances(self._loop).setdefault((hold.store.identity, hold.key), _Entrance())
+        left = None if math.isinf(self._deadline) else max(0.0, self._deadline - came_at)
+        try:
+            async with asyncio.timeout(left):
+                await entrance.acquire()
+        except TimeoutError:
+            return await self._ask_in_thread(LIMIT)  # one look, with no time to wait
+        try:
+            if entrance.silent_at > came_at:
+                raise TimeoutError
             return await self._ask_in_thread(LIMIT)
+        except TimeoutError:
+            entrance.silent_at = clock.monotonic()
+            raise
+        finally:
+            entrance.release()
 
     async def _ask_in_thread(self, limit: float) -> Reply | None:
         self._pushed.clear()
@@ -197,6 +209,12 @@ class _Attempt:
             self.close()
 
 
+class _Entrance(asyncio.Lock):
+    """Where those of a loop who want one key ask for the first time, one after the other."""
+
+    silent_at = -math.inf  # when somebody got no answer: nor need those who stood behind ask
+
+
 def _entrances(loop: asyncio.AbstractEventLoop) -> "_Entrances":
     try:
         return _entrances_of[loop]
@@ -212,7 +230,7 @@ def _threads_of(store: Store) -> RequestThreads:
         return _threads.setdefault(store, RequestThreads("distlock-requests"))
 
 
-_Entrances: TypeAlias = "WeakValueDictionary[tuple[str, str], asyncio.Lock]"
+_Entrances: TypeAlias = "WeakValueDictionary[tuple[str, str], _Entrance]"
 _entrances_of: "WeakKeyDictionary[asyncio.AbstractEventLoop, _Entrances]" = WeakKeyDictionary()
 _threads: "WeakKeyDictionary[Store, RequestThreads]" = WeakKeyDictionary()
 begin_anew(_threads.clear, ForkStage.THREADS)

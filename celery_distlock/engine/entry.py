@@ -8,9 +8,10 @@ the block yet (CPython's gh-148874; 3.15 does not): a mutex that was just taken 
 
 import dis
 import sys
+import time
 from types import FrameType
 
-__all__ = ["has_just_entered", "may_just_have_entered"]
+__all__ = ["has_just_entered", "may_just_have_entered", "time_in_call"]
 
 _CONCERNED = sys.version_info[:2] == (3, 14)
 
@@ -21,7 +22,8 @@ def _opcodes(*names: str) -> frozenset[int]:
 
 _CACHE, _EXTENDED_ARG = 0, dis.EXTENDED_ARG
 _ENTER = bytes((dis.opmap.get("LOAD_SPECIAL", 0), 0))  # and the next instruction calls it
-_LOOKS = _opcodes("CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "RESUME")
+_CALLS = _opcodes("CALL", "CALL_KW", "CALL_FUNCTION_EX")
+_LOOKS = _CALLS | _opcodes("JUMP_BACKWARD", "RESUME")
 _LEAVES = _opcodes("RETURN_VALUE", "RETURN_GENERATOR", "YIELD_VALUE")
 _STOPS = _LOOKS | _LEAVES | _opcodes("RAISE_VARARGS", "RERAISE")
 _BACK = _opcodes("JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
@@ -55,6 +57,21 @@ def may_just_have_entered(thread: int) -> bool:
         return True
     has_gone_on = sys._current_frames().get(thread) is not frame
     return has_gone_on or frame.f_lasti != instruction
+
+
+def time_in_call(thread: int) -> int | None:
+    """
+    Return the CPU time (ns) of a living *thread* that is at a call of anything but ``__enter__``.
+
+    If it is the same a while later, the thread blocks in that call, and looks when the call is
+    over: who waits for the interpreter's lock wakes every few milliseconds, which takes time.
+    """
+    frame = sys._current_frames().get(thread) if _CONCERNED else None
+    if frame is None or has_just_entered(frame):
+        return None
+    if frame.f_lasti < 0 or frame.f_code.co_code[frame.f_lasti] not in _CALLS:
+        return None
+    return time.clock_gettime_ns(time.pthread_getcpuclockid(thread))
 
 
 def _may_enter_next(innermost: FrameType) -> bool:

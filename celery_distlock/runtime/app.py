@@ -189,13 +189,22 @@ class Runtime:
             flag = "on_conflict" in self._flags.values
             policy_name = f"{'worker flag --' if flag else 'setting '}distlock_on_conflict"
         policy = resolve(policy_name, settings.on_conflict)
-        _refuse_idle(task, options, settings, policy)
+        _refuse_idle(task, self._own_options(task), settings, policy)
         return Plan(
             settings,
             _key_rule(settings.key, task, where),
             policy,
             Terms(settings.lease, watchdog=settings.watchdog, max_hold=settings.max_hold),
         )
+
+    def _own_options(self, task: type[Any]) -> set[str]:
+        """Return what stands in the declaration of *task*, or is a default for all tasks."""
+        if self._app.conf.task_annotations:  # Celery sets them on the class as well
+            return set()
+        own = {name for name, value in vars(task).items() if value is not UNSET}
+        if not any("lease" in layer.values for layer in self._layers):
+            own.add("lock_lease")
+        return own
 
     @functools.cached_property
     def _layers(self) -> tuple[Layer, Layer]:
@@ -231,13 +240,15 @@ def _options(task: type[Any], where: str) -> dict[str, Any]:
     return options
 
 
-def _refuse_idle(
-    task: type[Any], options: Mapping[str, Any], settings: Settings, policy: Policy
-) -> None:
-    """Raise for what would change nothing, or not what it says."""
+def _refuse_idle(task: type[Any], own: set[str], settings: Settings, policy: Policy) -> None:
+    """
+    Raise for what would change nothing, or not what it says.
+
+    Only where the declaration of *task*, which has *own*, says both: its bases, the app's settings
+    and a worker's flags are for many tasks, and must not keep a worker from starting.
+    """
     where = f"task {task.name}"
-    # What its bases set may be for others of their tasks.
-    if {"lock_wait", "lock_on_conflict"} <= vars(task).keys() and "wait" in options:
+    if {"lock_wait", "lock_on_conflict"} <= own:
         if isinstance(policy, Skip | Fail):
             raise ConfigurationError(
                 f"{where}: lock_wait is never waited, for its policy is {policy!r}; to wait before"
@@ -247,9 +258,10 @@ def _refuse_idle(
             raise ConfigurationError(
                 f"{where}: lock_wait is {settings.wait:g} s, and {policy!r} waits its own timeout"
             )
-    if settings.max_hold is not None and settings.max_hold < settings.lease:
+    longest = settings.max_hold if {"lock_max_hold", "lock_lease"} <= own else None
+    if longest is not None and settings.watchdog and longest < settings.lease:
         raise ConfigurationError(
-            f"{where}: lock_max_hold is {settings.max_hold:g} s and lock_lease"
+            f"{where}: lock_max_hold is {longest:g} s and lock_lease"
             f" {settings.lease:g} s, and no key is held for less than its lease: shorten the lease"
         )
 

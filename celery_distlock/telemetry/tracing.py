@@ -24,9 +24,9 @@ _ENDS = {"lock_released", "lock_lost"}
 def wanted() -> bool:
     """Whether OpenTelemetry is imported and has a provider; if not, nobody collects spans."""
     trace: Any = sys.modules.get("opentelemetry.trace")
-    return trace is not None and not isinstance(
-        trace.get_tracer_provider(), trace.ProxyTracerProvider
-    )
+    provider = getattr(trace, "get_tracer_provider", None)  # another thread may import it just now
+    proxy = getattr(trace, "ProxyTracerProvider", None)
+    return provider is not None and proxy is not None and not isinstance(provider(), proxy)
 
 
 def observe(name: str, task: str, facts: Mapping[str, Any]) -> None:

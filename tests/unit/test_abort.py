@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import random
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -194,3 +195,49 @@ def test_a_loss_while_a_mutex_is_awaited_leaves_it_unlocked(where):
 
     assert raised
     assert mutex.acquire(timeout=5)
+
+
+@pytest.mark.parametrize("where", ["the main thread", "another thread"])
+def test_a_loss_ends_a_loop_that_takes_a_mutex_after_each_rest(where):
+    """It strikes in the rest, though the mutex comes next."""
+    hold, mutex, turns = new_hold(), threading.Lock(), []
+
+    def work() -> None:
+        threading.Timer(0.1, lambda: hold.lose("test")).start()
+        for turn in range(100):
+            turns.append(turn)
+            time.sleep(0.3)
+            with mutex:
+                pass
+
+    def guarded() -> None:
+        with pytest.raises(LockLostError):
+            Guard((hold,)).run(work)
+
+    in_thread(where, guarded)
+
+    assert len(turns) < 30
+    assert mutex.acquire(timeout=5)
+
+
+def test_what_was_put_off_and_has_struck_meanwhile_does_not_strike_again(monkeypatch):
+    monkeypatch.setattr(abort, "AGAIN", 0.05)
+    entered = iter([True])
+    monkeypatch.setattr(abort, "has_just_entered", lambda frame: next(entered, False))
+    hold, cleaned_up = new_hold(), []
+
+    def work() -> None:
+        try:
+            hold.lose("test")
+            signal.raise_signal(abort.SIGNAL)  # somebody else's, before ours comes again
+            time.sleep(60)
+        finally:
+            until = time.monotonic() + 5 * abort.AGAIN
+            while time.monotonic() < until:
+                do_nothing()
+            cleaned_up.append(True)
+
+    with pytest.raises(LockLostError):
+        Guard((hold,)).run(work)
+
+    assert cleaned_up

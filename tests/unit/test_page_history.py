@@ -90,3 +90,13 @@ def test_what_is_remembered_is_bounded(monkeypatch):
     assert grants(history) == []
     assert len(history._keys) == 3
     assert history._held <= history._keys.keys()
+
+
+def test_a_look_that_ends_after_a_later_one_brings_no_grant_back():
+    history = History()
+    history.note_all([held(token=1, since=100.0)], 101.0, whole=True)
+    history.note(held(token=2, since=102.0), 103.0)
+    history.note_all([held(token=1, since=100.0)], 103.5, whole=True)
+    history.note_all([held(token=2, since=102.0)], 104.0, whole=True)
+
+    assert [token for token, *_ in grants(history)] == [2, 1]

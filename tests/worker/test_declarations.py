@@ -341,6 +341,20 @@ def test_what_a_base_sets_for_all_its_tasks_is_no_mistake_of_one(app):
     app.finalize()
 
 
+def test_what_an_app_sets_for_all_its_tasks_is_no_mistake_of_one(app):
+    app.conf.distlock_lease = 60
+    app.task(base=LockedTask, bind=True, name="short", lock_max_hold=5)(remaining)
+
+    app.finalize()
+
+
+def test_what_annotations_set_for_all_tasks_is_no_mistake_of_one(app):
+    app.conf.task_annotations = {"*": {"lock_on_conflict": "skip"}}
+    app.task(base=LockedTask, bind=True, name="patient", lock_wait=5)(remaining)
+
+    app.finalize()
+
+
 @pytest.mark.parametrize(
     "options",
     [

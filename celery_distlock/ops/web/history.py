@@ -90,6 +90,8 @@ class History:
         known = self._keys.get(lock.key)
         last = known.grants[0] if known and known.grants else None
         held = lock.state == "held" and lock.holder is not None
+        if held and last and lock.token < last.token:
+            return  # a look that began before another one, and ended after it
         if last and not last.ended and (not held or last.token != lock.token):
             self._end(lock.key, min(at, lock.since) if held and lock.since else at)
         if not held and not lock.waiting and known is None:

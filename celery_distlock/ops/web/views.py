@@ -153,7 +153,7 @@ class Views:
         asked = _query(request, "name", "first")
         key = _key(asked.get("name", ""))
         first = _number("first", asked.get("first", "0"), 0, FURTHEST)
-        lock, queue = await run_in_threadpool(self._look_at, key, first)
+        lock, queue, seen = await run_in_threadpool(self._look_at, key, first)
         now = clock.wall()
         return Json(
             {
@@ -161,7 +161,7 @@ class Views:
                 "first": first,
                 "page": QUEUE_PAGE,
                 "queue": [_waiter(waiter, now) for waiter in queue],
-                "seen": self._seen(lock, now),
+                "seen": seen,
             }
         )
 
@@ -176,8 +176,10 @@ class Views:
             "grants": [_grant(grant) for grant in known.grants],
         }
 
-    def _look_at(self, key: str, first: int) -> tuple[LockInfo, list[WaiterInfo]]:
-        return self._admin.show(key), self._admin.queue(key, first=first, limit=QUEUE_PAGE)
+    def _look_at(self, key: str, first: int) -> tuple[LockInfo, list[WaiterInfo], dict[str, Any]]:
+        lock = self._admin.show(key)
+        queue = self._admin.queue(key, first=first, limit=QUEUE_PAGE)
+        return lock, queue, self._seen(lock, clock.wall())
 
     async def release(self, request: Request) -> Response:
         """Take a key from the holder that was named in the confirmation, and from no other."""

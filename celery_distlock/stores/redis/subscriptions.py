@@ -379,7 +379,7 @@ class PubSubInbox(Attendant, Inbox):
         self._post.join(self, place)
 
     def call(self) -> None:
-        """WokenTask who waits."""
+        """Wake who waits."""
         self._called = True
         self.event.set()
         if self._on_push is not None:

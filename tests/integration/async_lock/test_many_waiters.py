@@ -244,3 +244,29 @@ def test_another_store_is_not_held_up_by_one_that_hangs(private_server, redis_st
             pass
 
     asyncio.run(main())
+
+
+def test_to_stand_behind_many_of_the_own_loop_is_no_outage(redis_store, monkeypatch):
+    """Each request has its own time. Who may wait for less asks when that is over, and goes."""
+    monkeypatch.setattr(async_acquisition, "LIMIT", 2.0)
+    slow = type(redis_store).acquire
+
+    def acquire(*arguments, **more):
+        time.sleep(0.05)
+        return slow(*arguments, **more)
+
+    async def count(number):
+        async with AsyncLock("k", store=redis_store, timeout=60):
+            return number
+
+    async def main():
+        everybody = asyncio.gather(*map(count, range(60)))
+        await asyncio.sleep(0)
+        impatient = AsyncLock("k", store=redis_store)
+        if await impatient.acquire(timeout=0.1):
+            await impatient.release()
+        assert not everybody.done()
+        return await everybody
+
+    monkeypatch.setattr(type(redis_store), "acquire", acquire)
+    assert asyncio.run(main()) == list(range(60))
