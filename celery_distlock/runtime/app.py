@@ -319,6 +319,11 @@ def _current_store() -> Store:
     app = _state._tls.current_app  # type: ignore[attr-defined]  # current_app would make one up
     if app is not None:
         return Runtime.of(app).store
+    if not _runtimes:
+        raise ConfigurationError(
+            "no app with locks is known here: import the module that makes it (with Django, in the"
+            " project's __init__.py) and calls install(app), or name a store"
+        )
     if len(_runtimes) != 1:
         raise ConfigurationError(
             "this thread has no current app: call app.set_current(), or name a store"

@@ -76,7 +76,7 @@ class Report:
     def parking(self, key: str, reply: Reply, *, begun: bool = False) -> None:
         """Report that the task is parked; if it had *begun*, Celery will say that it ignores it."""
         facts = {"key": key, "holder": reply.holder, "place": reply.place}
-        who = "is held by {holder}" if reply.holder else "is for an earlier task of this worker"
+        who = "is held by {holder}" if reply.holder else "goes to an earlier task of this worker"
         after = "; it runs later, what Celery ignores is this attempt" if begun else ""
         self.info(f"parked: {{key!r}} {who}, {{place}} before it{after}", **facts)
         self.event("task_parked", **facts)

@@ -100,6 +100,8 @@ def send(name: str, task: str, facts: Mapping[str, Any]) -> None:
     fields = {**facts, "timestamp": time.time()}
     if task:
         fields |= {"task": task, "uuid": fields.pop("task_id", "")}
-    for kind in (f"distlock-{name.partition('_')[2]}", _STATES.get(name)):
-        if kind is not None:
-            _notifier.submit(functools.partial(_sender.value.send, source, kind, fields))
+    events = {f"distlock-{name.partition('_')[2]}": fields}
+    if name in _STATES:  # what is parked on its arrival has had no task-received, with its name
+        events[_STATES[name]] = {**fields, "name": task}
+    for kind, told in events.items():
+        _notifier.submit(functools.partial(_sender.value.send, source, kind, told))

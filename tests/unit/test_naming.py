@@ -62,5 +62,5 @@ def test_a_task_that_is_parked_behind_one_without_the_key_yet_says_so(caplog):
 
     held, waited_for, begun = (record.getMessage() for record in caplog.records)
     assert held.endswith("parked: 'k' is held by a, 0 before it")
-    assert waited_for.endswith("parked: 'k' is for an earlier task of this worker, 0 before it")
+    assert waited_for.endswith("parked: 'k' goes to an earlier task of this worker, 0 before it")
     assert begun.endswith("0 before it; it runs later, what Celery ignores is this attempt")

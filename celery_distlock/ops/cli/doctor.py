@@ -3,8 +3,9 @@
 import itertools
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import click
 from celery import Celery
@@ -102,7 +103,7 @@ def examine(app: Celery, samples: int) -> Iterator[Finding]:
     except StoreError as error:
         yield Finding(Severity.BAD, "locks", str(error), _remedy_of(error))
         return
-    yield from _needs(runtime)
+    yield from _needs(runtime, app.tasks.values())
 
 
 def _with_facts(store: Store, doubts: list[Finding]) -> Iterator[Finding]:
@@ -180,8 +181,13 @@ def _parked(store: ParkingStore) -> Iterator[WokenTask]:
                     yield WokenTask(slot_name(key), found.run, found.envelope)
 
 
-def _needs(runtime: Runtime) -> Iterator[Finding]:
-    """Yield which tasks cannot have what they need; a worker refuses to start with one of them."""
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
+
+
+def _needs(runtime: Runtime, tasks: Iterable[Any]) -> Iterator[Finding]:
+    """Yield which of *tasks* have no lock, or cannot have what they need: no worker starts then."""
     abilities, satisfied = runtime.store.abilities, 0
     lacking: dict[str, list[str]] = {}
     for name, plan in sorted(runtime.plans.items()):
@@ -193,11 +199,13 @@ def _needs(runtime: Runtime) -> Iterator[Finding]:
             need = f"{plan.policy!r} needs a store that can {ability.value}"
             lacking.setdefault(need, []).append(name)
     for need, names in lacking.items():
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        found = f"{', '.join(names[:NAMED])}{more}: {need}"
+        found = f"{_some(names)}: {need}"
         remedy = "another lock_on_conflict, or another distlock_url"
         yield Finding(Severity.BAD, "tasks", found, remedy)
-    if satisfied or not lacking:
+    if baseless := sorted(runtime.without_base(tasks)):
+        found = f"{_some(baseless)}: lock options, but no LockedTask, so WITHOUT a lock"
+        yield Finding(Severity.DOUBT, "tasks", found, "declare it with base=LockedTask")
+    if satisfied or not (lacking or baseless):
         what = "tasks have what their policies need"
         if satisfied == 1:
             what = "task has what its policy needs"

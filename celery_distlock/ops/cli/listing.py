@@ -70,7 +70,11 @@ def list_(
         return
     screen = Screen(obj)
     if not screen.table(LOCK_COLUMNS, (lock_cells(info, time.time()) for info in shown)):
-        obj.error(f"There is no such key at {admin.where}: nobody holds one or waits for one.")
+        obj.error(
+            f"There is no such key at {admin.where}: nobody holds one or waits for one."
+            if pattern != "*" or task or waiting or older_than
+            else f"No key is held or waited for at {admin.where}."
+        )
 
 
 def _first(found: Iterator[LockInfo], sort: str | None, limit: int | None) -> Iterator[LockInfo]:

@@ -201,6 +201,26 @@ def test_tasks_whose_policy_the_store_cannot_serve_are_named(examine, private_se
     assert "Valkey" in found["server"]["found"]
 
 
+@pytest.fixture
+def forgotten(bare_site):
+    """A task with lock options where ``base=LockedTask`` is missing."""
+
+    @bare_site.app.task(name="forgotten", lock_key="{key}", shared=False)
+    def task(key): ...
+
+    bare_site.app.finalize()
+    yield task.name
+    bare_site.app.tasks.pop(task.name)
+
+
+def test_a_task_that_runs_without_its_lock_is_a_doubt(examine, private_server, forgotten):
+    status, found = examine(private_server(options=PERSISTENT).url)
+
+    assert (status, found["tasks"]["verdict"]) == (1, "doubt")
+    assert found["tasks"]["found"].startswith(f"{forgotten}: lock options, but no LockedTask")
+    assert "base=LockedTask" in found["tasks"]["cure"]
+
+
 def test_a_table_has_a_line_for_each_finding(locks):
     done = locks("doctor", "--samples", "3")
 
@@ -216,6 +236,7 @@ def test_what_there_is_one_of_is_told_so(examine, private_server, monkeypatch, b
     (name, plan), *_ = ((name, plan) for name, plan in runtime.plans.items() if plan)
     monkeypatch.setattr(runtime, "plans", {name: plan})
     monkeypatch.setattr(runtime, "declare", lambda _task: None)
+    monkeypatch.setattr(runtime, "without_base", lambda _tasks: [])  # it goes by the plans
 
     _, found = examine(private_server(options=PERSISTENT).url)
 

@@ -92,6 +92,12 @@ def test_an_empty_list_says_so_beside_the_output(locks, key):
     assert ", prefix 'test-" in done.stderr
 
 
+def test_a_list_of_nothing_blames_no_pattern_that_was_not_given(locks):
+    done = locks("--prefix", "nobody-uses-this", "list")
+
+    assert done.stderr.startswith("No key is held or waited for at redis://")
+
+
 def test_a_held_key_is_shown(bare_site, locks, key):
     with bare_site.held(key):
         token = bare_site.look(key).token

@@ -38,6 +38,7 @@ thread = threading.Thread(target=nowhere)
 thread.start()
 thread.join()
 assert "no current app" in held[1], held
+assert "import the module" not in held[1], held
 
 def there():
     first.set_current()
@@ -46,6 +47,19 @@ thread = threading.Thread(target=there)
 thread.start()
 thread.join()
 assert held[2:] == [True]
+"""
+
+
+NO_APP = """
+from celery_distlock import Lock
+from celery_distlock.errors import ConfigurationError
+
+try:
+    Lock("k").acquire()
+except ConfigurationError as error:
+    assert "import the module" in str(error), error
+else:
+    raise AssertionError("there is no store")
 """
 
 
@@ -157,6 +171,7 @@ assert not held_here()
     [
         pytest.param(HELD, id="a lock is released where it was acquired, whatever comes meanwhile"),
         pytest.param(URLS, id="an app's URL means the app's prefix"),
+        pytest.param(NO_APP, id="without an app, one is told to import it"),
         pytest.param(PROGRAM, id="every thread finds the only app and is told of several"),
     ],
 )

@@ -36,6 +36,19 @@ def test_a_parked_task_is_shown_as_parked_until_it_runs(site, listener, key):
     wait_until(lambda: state(listener, result) == "SUCCESS", what="its success")
 
 
+def test_a_task_that_is_parked_on_its_arrival_is_shown_with_its_name(site, listener, key):
+    gate = f"{key}:gate"
+    first = site.tasks.work_requeue.delay(key, gate=gate)
+    wait_until(lambda: site.look(key).owner, what="the first to have the key")
+    second = site.tasks.work_requeue.delay(key)
+    wait_until(lambda: state(listener, second) == "PARKED", what="it to be shown as parked")
+
+    assert listener.state.tasks[second.id].name == "work_requeue"
+    site.journal.open(gate)
+    for result in (first, second):
+        result.get(timeout=30)
+
+
 def test_the_state_of_a_task_is_not_disturbed_by_them(site, listener, key):
     result = site.tasks.work_requeue.delay(key)
     result.get(timeout=30)
