@@ -6,6 +6,8 @@ import threading
 
 from celery.events.state import State
 
+from tests.waiting import wait_until
+
 
 class Listener(threading.Thread):
     """Keeps the events that the broker brings, as Flower does."""
@@ -20,6 +22,9 @@ class Listener(threading.Thread):
         self._receiver.on_consume_ready = lambda *_, **__: self._listening.set()
         self.start()
         assert self._listening.wait(60)
+        # kombu subscribes to what is sent to all only when it reads for the first time.
+        with app.events.default_dispatcher() as dispatcher:
+            wait_until(lambda: dispatcher.send("listener-ready") or self.seen, what="an event")
 
     def run(self) -> None:
         with self._connection:
