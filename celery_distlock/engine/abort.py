@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
+from celery_distlock import clock
 from celery_distlock.errors import LockLostError
 from celery_distlock.process.greenlets import eventlet_patched, gevent_patched
 
@@ -31,6 +32,9 @@ __all__ = ["Guard"]
 T = TypeVar("T")
 
 AGAIN = 0.05  # seconds until what Python has dropped, or we have put off, is raised again
+# Seconds in a call without any CPU time: who waits for the interpreter's lock wakes every 5 ms.
+RESTS = 0.04
+LONGEST = 2.0  # seconds for which an abort is put off at most, but for one who waits for a mutex
 SIGNAL = signal.SIGURG  # ignored unless somebody handles it, and Celery leaves it alone
 
 
@@ -225,19 +229,29 @@ class _ByAsyncException:
         self._guard = guard
         self._thread = ctypes.c_ulong(threading.get_ident())
         self._sent = False
-        self._rested: int | None = None
+        self._put_off_since: float | None = None
+        self._at_call: tuple[int, float] | None = None  # its CPU time there, and since when
 
     def send(self) -> bool:
         self._sent = True
         self._guard.raised = loss = _without_arguments(self._guard.loss())
         exception = ctypes.py_object(loss)
-        rests = time_in_call(self._thread.value)
-        goes_on = rests is None or rests != self._rested
-        self._rested = rests
-        if goes_on and may_just_have_entered(self._thread.value):
+        if not self._rests() and may_just_have_entered(self._thread.value):
             self._guard.put_off()
             return False
         return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, exception))
+
+    def _rests(self) -> bool:
+        """Whether the thread blocks in a call, where it can be struck; or was spared for long."""
+        now, spent = clock.monotonic(), time_in_call(self._thread.value)
+        if self._put_off_since is None:
+            self._put_off_since = now
+        if spent is None:
+            self._at_call = None
+            return False
+        if self._at_call is None or self._at_call[0] != spent:
+            self._at_call = spent, now
+        return now - self._at_call[1] >= RESTS or now - self._put_off_since >= LONGEST
 
     def finish(self) -> bool:
         if not self._sent:

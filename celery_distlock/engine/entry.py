@@ -42,7 +42,7 @@ def has_just_entered(frame: FrameType | None) -> bool:
 
 def may_just_have_entered(thread: int) -> bool:
     """
-    Whether an exception that *thread* gets now may skip an ``__exit__``.
+    Whether an exception that *thread* gets now may skip an ``__exit__``; hardly ever wrong.
 
     A thread that was stopped to let us run has looked already, and looks again at the end of its
     next call or turn.
@@ -64,7 +64,7 @@ def time_in_call(thread: int) -> int | None:
     Return the CPU time (ns) of a living *thread* that is at a call of anything but ``__enter__``.
 
     If it is the same a while later, the thread blocks in that call, and looks when the call is
-    over: who waits for the interpreter's lock wakes every few milliseconds, which takes time.
+    over. None: it is elsewhere, or this Python needs no care.
     """
     frame = sys._current_frames().get(thread) if _CONCERNED else None
     if frame is None or has_just_entered(frame):
