@@ -1,12 +1,13 @@
 """Where a store tells a blocked caller, or a worker, that it is its turn."""
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from celery_distlock import clock
 
-__all__ = ["DeliveryChannel", "Inbox", "PollingInbox"]
+__all__ = ["DeliveryChannel", "EventInbox", "Inbox", "PollingInbox"]
 
 
 class Inbox(ABC):
@@ -56,6 +57,27 @@ class PollingInbox(Inbox):
 
     def close(self) -> None:
         """Nothing was opened."""
+
+
+class EventInbox(Inbox):
+    """An inbox that is called, in this process, whenever there is something to look at."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.event = threading.Event()
+        self._on_push: Callable[[], object] | None = None
+
+    def call(self) -> None:
+        """Wake who waits."""
+        self.event.set()
+        if self._on_push is not None:
+            self._on_push()
+
+    def on_push(self, call: Callable[[], object]) -> None:
+        self._on_push = call
+
+    def next_look(self, timeout: float) -> float:
+        return timeout
 
 
 class DeliveryChannel(ABC):

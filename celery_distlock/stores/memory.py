@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -18,7 +18,7 @@ from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import key_of, slot_name
 
-from .channels import Inbox
+from .channels import EventInbox, Inbox
 from .findings import Finding
 from .identities import task_id_of
 from .listing import CountingStore
@@ -676,25 +676,11 @@ def _second_delivery(
     return Reply(status, asked_at, holder_run=run, remaining=until - clock.monotonic())
 
 
-class _MemoryInbox(Inbox):
+class _MemoryInbox(EventInbox):
     def __init__(self, owner: str, inboxes: dict[str, "_MemoryInbox"]) -> None:
-        self.address = owner
-        self.event = threading.Event()
+        super().__init__(owner)
         self._inboxes = inboxes
-        self._on_push: Callable[[], object] | None = None
         inboxes[owner] = self
-
-    def call(self) -> None:
-        """Wake who waits."""
-        self.event.set()
-        if self._on_push is not None:
-            self._on_push()
-
-    def on_push(self, call: Callable[[], object]) -> None:
-        self._on_push = call
-
-    def next_look(self, timeout: float) -> float:
-        return timeout
 
     def wait(self, timeout: float) -> None:
         if clock.wait(self.event, timeout):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
 from celery_distlock.naming import shown
-from celery_distlock.stores.channels import Inbox
+from celery_distlock.stores.channels import EventInbox
 
 from .ensembles import Ensemble
 
@@ -71,32 +71,22 @@ class _CreateContainer(Create2):  # type: ignore[misc]  # kazoo has no types
     type = 19
 
 
-class WatchInbox(Inbox):
+class WatchInbox(EventInbox):
     """Woken by the end of the node that it watches, and of the connection."""
 
     def __init__(self, owner: str) -> None:
-        self.address = owner
+        super().__init__(owner)
         self.on_wake: Callable[[], None] | None = None
         self.watched = ""
-        self._event = threading.Event()
-        self._on_push: Callable[[], object] | None = None
 
     def wake(self) -> None:
         if self.on_wake is not None:
             self.on_wake()
-        self._event.set()
-        if self._on_push is not None:
-            self._on_push()
-
-    def on_push(self, call: Callable[[], object]) -> None:
-        self._on_push = call
-
-    def next_look(self, timeout: float) -> float:
-        return timeout
+        self.call()
 
     def wait(self, timeout: float) -> None:
-        if self._event.wait(timeout):
-            self._event.clear()
+        if self.event.wait(timeout):
+            self.event.clear()
 
     def close(self) -> None:
         """Nothing is opened: a watch that nobody waits for any more wakes nobody."""
