@@ -11,6 +11,7 @@ from celery_distlock.process.forks import ForkStage, PerProcess
 from celery_distlock.settings import DEFAULT_PREFIX, check_prefix, closest
 
 from .base import Store
+from .capacity import CapacityStore
 from .channels import DeliveryChannel, Inbox, PollingInbox
 from .findings import Finding, Severity
 from .identities import new_owner
@@ -19,9 +20,12 @@ from .parking import NotOursError, ParkingStore, Publisher, UnsendableError
 from .requests import AcquireRequest, ReleaseRequest, StandRequest
 from .urls import normalize, redact
 from .values import (
+    ALONE,
     Ability,
     Completion,
+    Holder,
     KeyState,
+    Limit,
     Ownership,
     ParkRequest,
     PeerChannel,
@@ -32,18 +36,23 @@ from .values import (
     Sending,
     Status,
     Waiter,
+    Want,
     WokenTask,
 )
 
 __all__ = [
+    "ALONE",
     "Ability",
     "AcquireRequest",
+    "CapacityStore",
     "Completion",
     "CountingStore",
     "DeliveryChannel",
     "Finding",
+    "Holder",
     "Inbox",
     "KeyState",
+    "Limit",
     "ListingStore",
     "NotOursError",
     "Ownership",
@@ -64,6 +73,7 @@ __all__ = [
     "Store",
     "UnsendableError",
     "Waiter",
+    "Want",
     "WokenTask",
     "new_owner",
     "open_store",

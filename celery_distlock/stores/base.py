@@ -20,6 +20,7 @@ from .values import (
     RenewOutcome,
     Reply,
     Sending,
+    Want,
     WokenTask,
 )
 
@@ -114,9 +115,13 @@ class Store(ABC):
         run: str = "",
         redelivered: bool = False,
         retain: bool = False,
+        wants: Sequence[Want] = (),
     ) -> list[Reply] | None:
         """
         Take all the *keys*, each for its owner, if they are free and nobody waits; else none.
+
+        *wants* says how much of each; if it is empty, all of all. What fits beside its holders
+        counts as free.
 
         If the run's message may have been delivered before: if all of them are kept for it, and the
         store knows nothing of its end. None: not all of them can be had, or this store cannot take

@@ -26,6 +26,7 @@ from .requests import AcquireRequest, ReleaseRequest, StandRequest
 from .several_keys import SeveralKeys
 from .urls import redact
 from .values import (
+    ALONE,
     Ability,
     Completion,
     KeyState,
@@ -37,6 +38,7 @@ from .values import (
     Route,
     Status,
     Waiter,
+    Want,
     WokenTask,
 )
 
@@ -227,7 +229,7 @@ class MemoryStore(SeveralKeys, CountingStore):
         self._counts: Counter[str] = Counter()
 
     def acquire(self, request: AcquireRequest) -> Reply:
-        key, owner, lease, queue, run, redelivered, retain, arrival = request
+        key, owner, lease, queue, run, redelivered, retain, arrival, want = request
         asked_at = clock.monotonic()
         with self._mutex:
             name = slot_name(key)
@@ -276,7 +278,13 @@ class MemoryStore(SeveralKeys, CountingStore):
             return state.taken(status, member, asked_at, stands)._replace(wake=wake)
 
     def park_if_held(
-        self, key: str, run: str, park_request: ParkRequest, timeout: float, arrival: int = 0
+        self,
+        key: str,
+        run: str,
+        park_request: ParkRequest,
+        timeout: float,
+        arrival: int = 0,
+        want: Want = ALONE,
     ) -> Reply:
         asked_at = clock.monotonic()
         with self._mutex:
@@ -301,6 +309,7 @@ class MemoryStore(SeveralKeys, CountingStore):
         run: str = "",
         redelivered: bool = False,
         retain: bool = False,
+        wants: Sequence[Want] = (),
     ) -> list[Reply] | None:
         asked_at = clock.monotonic()
         with self._mutex:

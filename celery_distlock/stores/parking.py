@@ -16,6 +16,7 @@ from .identities import task_id_of
 from .listing import ListingStore
 from .requests import StandRequest
 from .values import (
+    ALONE,
     Ability,
     ParkRequest,
     PeerChannel,
@@ -24,6 +25,7 @@ from .values import (
     Sending,
     Status,
     Waiter,
+    Want,
     WokenTask,
 )
 
@@ -78,7 +80,13 @@ class ParkingStore(ListingStore):
     # Queues
 
     def park_if_held(
-        self, key: str, run: str, park_request: ParkRequest, timeout: float, arrival: int = 0
+        self,
+        key: str,
+        run: str,
+        park_request: ParkRequest,
+        timeout: float,
+        arrival: int = 0,
+        want: Want = ALONE,
     ) -> Reply:
         """
         Park *run* and never take the key, not even if it is free. One attempt of *timeout* seconds.
@@ -95,6 +103,7 @@ class ParkingStore(ListingStore):
             park_request: Likewise.
             timeout: Seconds.
             arrival: As in `AcquireRequest`.
+            want: Likewise.
         """
         return Reply(Status.FREE, 0.0)
 
@@ -255,7 +264,11 @@ class ParkingStore(ListingStore):
 
     def _deliver(self, wake: WokenTask, on_sent: Callable[[], object] | None = None) -> Sending:
         try:
-            became = [self._send(each, on_sent) for each in self.ready(wake)]
+            became = [
+                self._send(each, on_sent)
+                for woken in (wake, *wake.also)
+                for each in self.ready(woken)
+            ]
         except StoreError as error:
             words = "a task that waits for several keys goes on in some seconds, %s"
             logger.warning(words, error)

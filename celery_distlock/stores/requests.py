@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from .channels import Inbox
-from .values import Completion, ParkRequest, Route
+from .values import ALONE, Completion, ParkRequest, Route, Want
 
 __all__ = ["AcquireRequest", "ReleaseRequest", "StandRequest"]
 
@@ -24,6 +24,8 @@ class AcquireRequest(NamedTuple):
             until the run has ended: to send it again if the run's process dies.
         arrival: When the caller came, by :meth:`~celery_distlock.stores.Store.time`, or as an
             earlier `Reply` told; 0: it comes now.
+        want: How much of the key; what is not `ALONE` needs ``Ability.SEVERAL``, and units other
+            than 1 ``Ability.WEIGH``.
     """
 
     key: str
@@ -34,6 +36,7 @@ class AcquireRequest(NamedTuple):
     redelivered: bool = False
     retain: bool = False
     arrival: int = 0
+    want: Want = ALONE
 
     @property
     def may_have_ended(self) -> bool:

@@ -4,10 +4,15 @@ import enum
 from typing import NamedTuple
 
 __all__ = [
+    "ALONE",
+    "MOST_HOLDERS",
+    "MOST_SLOTS",
     "UNREADABLE",
     "Ability",
     "Completion",
+    "Holder",
     "KeyState",
+    "Limit",
     "Ownership",
     "ParkRequest",
     "PeerChannel",
@@ -18,9 +23,12 @@ __all__ = [
     "Sending",
     "Status",
     "Waiter",
+    "Want",
     "WokenTask",
 ]
 
+MOST_SLOTS = 1024  # of a capacity, whose units are told from each other
+MOST_HOLDERS = 100  # that a look at a key tells of
 UNREADABLE = -1  # in a token's place, of one who has the key: somebody else has spoilt its record
 
 
@@ -33,6 +41,73 @@ class Ability(enum.Enum):
     SHARE = "be seen by other processes"
     LIST = "list its keys and who waits for them"
     COUNT = "add up what is counted"
+    SEVERAL = "let several hold a key"
+    WEIGH = "count units: weights, operators' limits, and changes between shared and alone"
+
+
+class Want(NamedTuple):
+    """
+    How much of a key is asked for.
+
+    Each request is judged by its own capacity, an operator's limit goes before it. Nothing that was
+    granted is taken back because a later request, or a limit, has a lower one.
+
+    Attributes:
+        units: How many; more than the capacity count as all of it.
+        capacity: How many units there are, as far as this request is concerned; 1: it is alone,
+            beside no other; 0: any number.
+    """
+
+    units: int = 1
+    capacity: int = 1
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else may hold the key then."""
+        return self.capacity == 1
+
+
+ALONE = Want()
+
+
+class Limit(NamedTuple):
+    """
+    What an operator has set for one key, whatever is asked with.
+
+    Attributes:
+        capacity: So many units; 0: nobody enters.
+        until: When it ends, in seconds since the epoch by the store's clock; 0: when it is taken
+            back.
+        author: Who has set it.
+        since: When, likewise.
+    """
+
+    capacity: int
+    until: float = 0.0
+    author: str = ""
+    since: float = 0.0
+
+
+class Holder(NamedTuple):
+    """
+    One of several who hold a key.
+
+    Attributes:
+        owner: As in the request; ``parked:…`` of a run that has not come for it yet, or of nobody
+            where it rests.
+        run: Likewise, or empty.
+        units: How many it has.
+        slot: Which of them, see `Reply`; -1: none of its own.
+        since: When it was granted, in seconds since the epoch, by the store's clock.
+        remaining: Seconds until its lease ends.
+    """
+
+    owner: str
+    run: str
+    units: int
+    slot: int
+    since: float
+    remaining: float
 
 
 class Status(enum.Enum):
@@ -44,6 +119,7 @@ class Status(enum.Enum):
     DONE = "done"  # the run has ended before; this is a second delivery of it
     FREE = "free"  # nobody holds the key, and nothing was done
     RESERVED = "reserved"  # the key is kept for the run, which needs others, too
+    DEADLOCK = "deadlock"  # another one who shares the key waits for having it alone, as this one
 
 
 class Sending(enum.Enum):
@@ -82,21 +158,32 @@ class Route(NamedTuple):
     The keys of a run that needs several, by their slot names, and its task's name.
 
     In the order in which they are taken, which is the same for all runs. At the first one lies its
-    envelope.
+    envelope. `wants` is how much of each; empty: all of all.
     """
 
     names: tuple[str, ...]
     task: str = ""
+    wants: tuple[Want, ...] = ()
+
+    def want(self, name: str) -> Want:
+        """Return how much is wanted of one of them."""
+        return self.wants[self.names.index(name)] if self.wants else ALONE
 
     def written(self) -> str:
         """Return it as a store keeps it."""
-        return " ".join(self.names) + "\n" + self.task
+        wants = " ".join(f"{units}/{capacity}" for units, capacity in self.wants)
+        return "\n".join([" ".join(self.names), self.task, *([wants] if wants else ())])
 
     @classmethod
     def read(cls, written: str) -> "Route":
         """Return what :meth:`written` has made."""
-        names, _, task = written.partition("\n")
-        return cls(tuple(names.split(" ")), task)
+        names, task, wants, *_ = [*written.split("\n"), "", ""]
+        pairs = (want.partition("/") for want in wants.split())
+        return cls(
+            tuple(names.split(" ")),
+            task,
+            tuple(Want(int(units), int(capacity)) for units, _, capacity in pairs),
+        )
 
 
 class WokenTask(NamedTuple):
@@ -104,6 +191,7 @@ class WokenTask(NamedTuple):
     A parked run whose turn it is. Whoever is given one sends its envelope, then says `sent`.
 
     If there is a route, it comes without one, and may need more keys: it is for `Store.ready`.
+    Where one request has woken several, the others are `also` in it, and are to be sent as well.
 
     Attributes:
         name: The key's slot name.
@@ -112,6 +200,7 @@ class WokenTask(NamedTuple):
         route: What else it needs.
         arrival: Where it was pushed to a worker: when it came (µs, by the store's clock); else 0.
         givers: Likewise, the runs that gave its keys up for it, as far as that is known.
+        also: What else was woken.
     """
 
     name: str
@@ -120,6 +209,7 @@ class WokenTask(NamedTuple):
     route: Route | None = None
     arrival: int = 0
     givers: tuple[str, ...] = ()
+    also: tuple["WokenTask", ...] = ()
 
 
 class Reply(NamedTuple):
@@ -129,6 +219,11 @@ class Reply(NamedTuple):
     `asked_at` is the local clock (see :mod:`celery_distlock.clock`) just before the request was
     sent: a lease is believed from there, never from the reply. `arrival` is when one who waits has
     come (µs, by the store's clock), for `Store.acquire`; 0 if that does not matter.
+
+    Where several hold a key, `token` is that of the time in which it is shared without a gap, the
+    same for all who do; `holder` is one of them. `slot` tells who was granted one unit of a
+    capacity up to `MOST_SLOTS` which one that is, from 0: nobody else has it meanwhile; -1 for all
+    others.
     """
 
     status: Status
@@ -140,6 +235,7 @@ class Reply(NamedTuple):
     place: int = 0
     wake: WokenTask | None = None
     arrival: int = 0
+    slot: int = -1
 
 
 class Release(NamedTuple):
@@ -162,6 +258,15 @@ class KeyState(NamedTuple):
     A look at one key; `token` is 0 if nobody holds it.
 
     If somebody does, and the record does not tell the token, that is `UNREADABLE`, and `since` 0.
+    If it is held by those who are not alone, `owner`, `run`, `since` and `remaining` are one of
+    theirs.
+
+    Attributes:
+        holders: Those who are not alone, at most `MOST_HOLDERS` of them.
+        used: How many units all of them have.
+        capacity: What the last one was granted it with; 0: any number.
+        limit: What an operator has set.
+        rest: Seconds for which nobody enters.
     """
 
     owner: str
@@ -173,6 +278,11 @@ class KeyState(NamedTuple):
     oldest: float = 0.0  # when the first of those who wait came, likewise; 0: nobody waits
     woken: int = 0  # parked runs on their way
     task: str = ""  # the name of the task that the key is kept for, where it is known
+    holders: tuple[Holder, ...] = ()
+    used: int = 0
+    capacity: int = 1
+    limit: Limit | None = None
+    rest: float = 0.0
 
     @property
     def waking(self) -> bool:
@@ -194,6 +304,7 @@ class Waiter(NamedTuple):
     woken: bool = False  # its turn has come, and it is on its way
     task: str = ""  # the parked task's name, where it is known
     route: Route | None = None  # where else it stands; its envelope is at the first of those keys
+    want: Want = ALONE
 
 
 class ParkRequest(NamedTuple):

@@ -26,6 +26,7 @@ from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.several_keys import SeveralKeys
 from celery_distlock.stores.values import (
+    ALONE,
     Ability,
     KeyState,
     Ownership,
@@ -36,6 +37,7 @@ from celery_distlock.stores.values import (
     Reply,
     Route,
     Status,
+    Want,
     WokenTask,
 )
 
@@ -102,7 +104,7 @@ class RedisStore(RedisInspection, SeveralKeys):
             self._servers.after_fork()
 
     def acquire(self, request: AcquireRequest) -> Reply:
-        key, owner, lease, queue, run, redelivered, retain, arrival = request
+        key, owner, lease, queue, run, redelivered, retain, arrival, want = request
         mode, detail, delivery, task = "try", b"", "", ""
         name = slot_name(key)
         if isinstance(queue, ParkRequest):
@@ -128,6 +130,7 @@ class RedisStore(RedisInspection, SeveralKeys):
         run: str = "",
         redelivered: bool = False,
         retain: bool = False,
+        wants: Sequence[Want] = (),
     ) -> list[Reply] | None:
         stems = tuple(self._records.stem(slot_name(key)) for key in keys)
         if not self._servers.share([stem.encode() for stem in stems]):
@@ -180,7 +183,13 @@ class RedisStore(RedisInspection, SeveralKeys):
         )
 
     def park_if_held(
-        self, key: str, run: str, park_request: ParkRequest, timeout: float, arrival: int = 0
+        self,
+        key: str,
+        run: str,
+        park_request: ParkRequest,
+        timeout: float,
+        arrival: int = 0,
+        want: Want = ALONE,
     ) -> Reply:
         name, asked_at = slot_name(key), clock.monotonic()
         delivery = self._push_channel(name, park_request.channel)
