@@ -228,6 +228,11 @@ end
 local owned_by, token, held_for = one_holder()
 local place = redis.call('ZRANK', QUEUE, member) or redis.call('ZCARD', QUEUE)
 local ttl_ms = redis.call('PTTL', LOCK)
+local next_ms = tonumber(redis.call('HGET', LOCK, 'next') or EXACT) or EXACT
+if ttl_ms <= 0 or next_ms < now / 1000 + ttl_ms then
+    -- Nobody has it, and nobody may; or one of several ends before the others.
+    ttl_ms = ttl_ms <= 0 and LOOK_MS or math.max(0, math.ceil(next_ms - now / 1000))
+end
 local since = integer(stands)
 local standing = { status, token, owned_by, held_for, ttl_ms, place, wake_run, wake_envelope, since }
 return with_others(standing)

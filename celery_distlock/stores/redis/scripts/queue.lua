@@ -10,6 +10,7 @@ local RESEND_MS = 60000 -- after which a message that did not come is sent again
 local RESENDS = 4 -- times; then, for what a broker has lost, once a day
 local LAST_RESENDS = 30 -- such days; then the run is forgotten, its messages are the broker's
 local DAY_MS = 86400000
+local LOOK_MS = 1000 -- until one looks again who waits for a key that nobody may enter
 local MOST_GRANTS = 100 -- by one script; who is let in by it goes on when it comes
 local AHEAD = 1000000 -- µs that others' clocks may be: nobody comes later than that
 local DONE_MS = 3600000 -- how long a late second delivery is recognised; longer than all resends
