@@ -286,8 +286,8 @@ local function one_holder()
     end
     if not (last and redis.call('HEXISTS', LOCK, 'h:' .. last) == 1) then
         last = nil
-        for _, field in ipairs(redis.call('HKEYS', LOCK)) do
-            last = last or string.match(field, '^h:(.*)$')
+        for _, field in ipairs(redis.call('HGETALL', LOCK)) do
+            last = last or string.match(field, '^h:(.*)$') -- no value begins so
         end
     end
     local share = last and share_of(last)
