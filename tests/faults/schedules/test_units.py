@@ -227,7 +227,13 @@ class Play:
         return self.granted
 
 
+@pytest.fixture(params=["redis", "memory"])
+def store(request, redis_url, prefix):
+    url = redis_url if request.param == "redis" else f"memory://{prefix}"
+    with closing(open_store(url, prefix)) as opened:
+        yield opened
+
+
 @pytest.mark.parametrize("seed", range(12))
-def test_never_too_many_and_never_out_of_order(redis_url, prefix, seed):
-    with closing(open_store(redis_url, prefix)) as store:
-        assert sum(Play(store, f"{seed}-{n}").run(60) for n in range(6)) > 30
+def test_never_too_many_and_never_out_of_order(store, seed):
+    assert sum(Play(store, f"{seed}-{n}").run(60) for n in range(6)) > 30
