@@ -1,12 +1,13 @@
 """
-Parks a task when its message arrives, if an unfinished task of the same worker has its key.
+Parks a task when its message arrives, if unfinished tasks of the same worker use its key up.
 
 To park it in the pool costs ten times as much, and takes a slot from the tasks that are woken. So
 the worker's main process parks what it knows has to wait. Everything else goes to the pool, whose
 processes ask for the key.
 
-- Of the tasks of one key that came to this worker only the first is in the pool; the others stand
-  in the key's queue, in the order in which they were received (`celery_distlock.worker.parker`).
+- Of the tasks of one key that came to this worker only those are in the pool that can have it
+  beside each other: one, or as many as it has units for. The others stand in the key's queue, in
+  the order in which they were received (`celery_distlock.worker.parker`).
 - A task may be parked before the first one has acquired the key. If that one ends without it, no
   release wakes the next: this module does.
 - A woken task waits here while an earlier task of its key waits for a slot of the pool; and for a
@@ -21,7 +22,7 @@ processes ask for the key.
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -32,6 +33,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.received import Received
 from celery_distlock.stores import Ability
+from celery_distlock.stores.values import Want
 
 from .arrival import Arrival
 from .arrival_times import ArrivalTimes
@@ -136,22 +138,26 @@ class Parking:
 
     def start_woken(
         self,
-        names: Sequence[str],
+        wants: Mapping[str, Want],
         message: Any,
         go_on: Callable[[], object],
         passed: tuple[str, ...] = (),
     ) -> None:
-        """Hand a woken task to the pool when the earlier tasks of its keys have asked for them."""
+        """
+        Hand a woken task to the pool when the earlier tasks of its keys have asked for them.
+
+        *wants* as for `InFlightKeys.entering`.
+        """
         identity, arrival = message.headers["id"], Received.noted_on(message).arrival or 0
-        for name in names:
+        for name in wants:
             busy = functools.partial(in_flight.has_earlier, name, identity, arrival)
             if name not in passed and (self._until_started.has(name) or busy()):
                 in_flight.followers.add(identity)
-                again = functools.partial(self.start_woken, names, message, go_on, (*passed, name))
+                again = functools.partial(self.start_woken, wants, message, go_on, (*passed, name))
                 self._until_started.put(name, busy, again)
                 return
         in_flight.followers.discard(identity)
-        with in_flight.entering(names, identity):
+        with in_flight.entering(wants, identity):
             if passed:
                 with self._first():
                     self._go_on(message, go_on)
@@ -189,16 +195,20 @@ class Parking:
     def _settle(self, arrival: Arrival, parked: bool) -> None:
         if not parked:
             # What was only looked at enters its keys by itself, if it may run.
-            names = arrival.names if arrival.look is None else ()
-            with in_flight.entering(names, arrival.identity):
+            wants = arrival.wants if arrival.look is None else {}
+            with in_flight.entering(wants, arrival.identity):
                 arrival.go_on()
             return
         arrival.acknowledge()
         if arrival.came_first and not self._until_ended.has(arrival.names[0]):
             # If the tasks before it end without the key, nobody's release would wake it.
             wake = functools.partial(self._parker.wake_next, arrival.key)
-            ends = functools.partial(in_flight.has, arrival.names[0])
-            self._until_ended.put(arrival.names[0], ends, lambda: self._thread.ask(wake))
+            name = arrival.names[0]
+            self._until_ended.put(
+                name,
+                lambda: not in_flight.has_room(name, arrival.wants[name]),
+                lambda: self._thread.ask(wake),
+            )
 
     def _go_on(self, message: Any, go_on: Callable[[], object]) -> None:
         """As Celery does where a message is received."""
