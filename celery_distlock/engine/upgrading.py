@@ -104,7 +104,7 @@ class UpgradeWaiter:
             return
         lease = hold.lease_for_change()
         try:
-            reply = self._store.downgrade(hold.key, hold.owner, lease, waits=True)
+            reply = self._store.downgrade(hold.key, hold.owner, lease)
         except StoreError as error:
             words = "nobody enters %r until it is given up by one who waited to have it alone: %s"
             logger.warning(words, shown(hold.key), error)
