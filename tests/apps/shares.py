@@ -124,6 +124,16 @@ def call_api(self: Any, key: str, end: str = "") -> None:
         raise self.retry(countdown=0)
 
 
+@locked(Key("{key}", min_hold=600.0))
+def hold_for_long(self: Any, key: str, gate: str) -> None:
+    note(self, 0.0, gate)
+
+
+@locked([Key("{a}", min_hold=600.0, cooldown=600.0), "{b}"], lock_on_conflict="fail")
+def rest_at_both(self: Any, a: str, b: str) -> None:
+    note(self, 0.0)
+
+
 @locked(THREE)
 def cool_down(self: Any, key: str, seconds: float) -> None:
     self.lock.cool_down(seconds)
