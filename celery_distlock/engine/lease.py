@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from celery_distlock import clock
 from celery_distlock.errors import LockLostError, LockNotOwnedError, StoreError
 from celery_distlock.key import MAX_REST, Key
-from celery_distlock.naming import shown
+from celery_distlock.naming import RESTING, shown
 from celery_distlock.settings import MAX_LEASE
 from celery_distlock.stores import CapacityStore, ReleaseRequest
 from celery_distlock.stores.base import Store
@@ -373,7 +373,7 @@ class Hold:
             until = max(until, now + wanted.cooldown)
         if until - now < SHORTEST_REST:
             return None
-        return f"resting:{secrets.token_hex(8)}", min(until - now, MAX_REST)
+        return f"{RESTING}{secrets.token_hex(8)}", min(until - now, MAX_REST)
 
     def end(self) -> HoldState:
         """Stop holding, before the store is told; return the state until then."""

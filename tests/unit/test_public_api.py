@@ -100,6 +100,7 @@ PUBLIC = {
         "assert_free",
         "assert_locked",
         "assert_parked",
+        "assert_units",
         "die_with_parent",
     ],
 }
