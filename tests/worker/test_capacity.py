@@ -77,6 +77,22 @@ def test_no_task_is_parked_while_there_is_room_for_it(site, key):
     judge(site, key, [*results, fourth])
 
 
+def test_a_task_that_comes_while_another_one_ends_does_not_wait_for_a_sweep(site, key):
+    """Its worker may not know yet that a unit is free."""
+    stay = [site.tasks.use.delay(key, gate=key) for _ in range(2)]
+    site.journal.wait(f"begun:{key}", 2)
+
+    times = []
+    for _ in range(40):
+        begin = time.monotonic()
+        site.tasks.use.delay(key, 0.0).get(timeout=30)
+        times.append(time.monotonic() - begin)
+
+    site.journal.open(key)
+    judge(site, key, stay)
+    assert sorted(times)[20] < 0.2
+
+
 def test_readers_run_beside_readers_and_not_beside_a_writer(site, key):
     rng = random.Random(5)
     kinds = [site.tasks.write if rng.random() < 0.2 else site.tasks.read for _ in range(60)]

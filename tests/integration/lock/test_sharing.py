@@ -8,8 +8,9 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery import Celery
 
-from celery_distlock import Key, Lock
+from celery_distlock import Key, Lock, LockedTask
 from celery_distlock.engine import acquisition
 from celery_distlock.errors import (
     ConfigurationError,
@@ -489,6 +490,18 @@ def test_a_store_that_lets_nobody_share_is_named_when_the_lock_is_used(plain_sto
 
     assert plain_store.address in str(caught.value)
     assert not plain_store.inspect("k").token
+
+
+def test_a_key_that_a_callable_returns_is_refused_by_name_when_it_is_called(redis_url, prefix):
+    with Celery("scriptless", broker="memory://", set_as_current=False) as app:
+        app.conf.update(distlock_url=f"{redis_url}?scripts=off", distlock_prefix=prefix)
+
+        @app.task(base=LockedTask, name="read", lock_key=lambda: Key("k", shared=True))
+        def read():
+            pytest.fail("it must not run")
+
+        with pytest.raises(ConfigurationError, match=r"task read: Key\('k', shared=True\) needs"):
+            read()
 
 
 def test_a_key_cools_down_in_a_store_that_does_not_count(plain_store):
