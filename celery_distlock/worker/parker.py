@@ -102,7 +102,9 @@ class Parker:
             return False, True
         if reply is None or reply.status not in (Status.PARKED, Status.RESERVED):
             return False, reply is not None and reply.status is Status.DONE
-        arrival.came_first = not reply.holder
+        # Beside others there may be room already: a task here may have left and not ended yet.
+        beside = not arrival.wants[arrival.names[0]].alone and reply.place == 0
+        arrival.came_first = not reply.holder or beside
         _notifier.submit(functools.partial(_report, self._runtime.store, arrival, reply))
         return True, False
 

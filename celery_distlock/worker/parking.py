@@ -11,7 +11,8 @@ processes ask for the key.
 - A task may be parked before the first one has acquired the key. If that one ends without it, no
   release wakes the next: this module does.
 - A woken task waits here while an earlier task of its key waits for a slot of the pool; and for a
-  second at most while one has begun, and may not have asked for the key yet.
+  second at most while one has begun, and may not have asked for the key yet. Not if the key has
+  room for all of them.
 - The event loop makes the key of a small message and hands it to a thread that parks it. It waits
   20 ms for that at most; a message that takes longer stays unacknowledged in the thread, while the
   loop goes on (see `celery_distlock.worker.event_loop`).
@@ -149,8 +150,8 @@ class Parking:
         *wants* as for `InFlightKeys.entering`.
         """
         identity, arrival = message.headers["id"], Received.noted_on(message).arrival or 0
-        for name in wants:
-            busy = functools.partial(in_flight.has_earlier, name, identity, arrival)
+        for name, want in wants.items():
+            busy = functools.partial(_goes_behind, name, want, identity, arrival)
             if name not in passed and (self._until_started.has(name) or busy()):
                 in_flight.followers.add(identity)
                 again = functools.partial(self.start_woken, wants, message, go_on, (*passed, name))
@@ -218,6 +219,12 @@ class Parking:
             self._consumer.on_invalid_task(None, message, error)
         except DecodeError as error:
             self._consumer.on_decode_error(message, error)
+
+
+def _goes_behind(name: str, want: Want, identity: str, arrival: int) -> bool:
+    """Whether a woken task is to let earlier ones of its key ask for it; not if all have room."""
+    has_room = in_flight.has_room(name, want)
+    return not has_room and in_flight.has_earlier(name, identity, arrival)
 
 
 def can_park(runtime: Runtime) -> bool:
