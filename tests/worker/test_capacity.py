@@ -132,6 +132,31 @@ def test_a_heavy_task_is_not_starved_by_light_ones(site, key):
     assert starts(notes)[2] == heavy.id
 
 
+def test_heavy_tasks_run_in_the_order_in_which_they_came(site, key):
+    light = [site.tasks.use.delay(key, gate=key) for _ in range(2)]
+    site.journal.wait(f"begun:{key}", 2)
+    heavy = []
+    for number in range(10):
+        heavy.append(site.tasks.use_all.delay(key, 0.0))
+        site.wait_queued(key, number + 1)
+    site.journal.open(key)
+
+    notes = judge(site, key, [*light, *heavy])
+
+    assert starts(notes)[2:] == [result.id for result in heavy]
+
+
+def test_many_short_ones_get_on(site, key):
+    begin = time.monotonic()
+    results = [site.tasks.use.delay(key, 0.01) for _ in range(300)]
+
+    notes = judge(site, key, results, 120)
+
+    print(f"{time.monotonic() - begin:.2f} s, the goal on an idle machine is 3 s")  # noqa: T201
+    assert most_used(notes) == 3
+    leave_nothing(site, key)
+
+
 def test_weights_are_counted(site, key):
     kinds = [site.tasks.use, site.tasks.use_two, site.tasks.use_all]
     results = [kinds[number % 3].delay(key, 0.02) for number in range(45)]
