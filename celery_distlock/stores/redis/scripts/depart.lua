@@ -10,8 +10,10 @@
 -- USES grant
 -- USES queue
 local run, first = unpack(ARGV)
-if redis.call('HGET', LOCK, 'owner') ~= 'parked:' .. run then
+local now = microseconds()
+prune(now)
+if not keeps_for(run) then
     return 0
 end
-local wake_run, wake_envelope = depart(microseconds(), run, first == '1')
+local wake_run, wake_envelope = depart(now, run, first == '1')
 return wake_run == '' and 1 or { wake_run, wake_envelope }

@@ -9,7 +9,8 @@
 -- USES grant
 -- USES queue
 local run, mark = unpack(ARGV)
-local reserved = redis.call('HGET', LOCK, 'owner') == 'parked:' .. run
+prune(microseconds())
+local reserved = keeps_for(run)
 if
     not reserved
     and not redis.call('ZSCORE', WOKEN, run)
@@ -21,4 +22,4 @@ unpark(run)
 if mark == '1' then
     record_end(run)
 end
-return reserved and free() or 1
+return free('parked:' .. run)
