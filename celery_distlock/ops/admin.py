@@ -29,7 +29,7 @@ from celery_distlock.stores import (
 )
 from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.identities import task_id_of
-from celery_distlock.stores.values import Limit, Release, Waiter, WokenTask
+from celery_distlock.stores.values import Limit, Waiter, WokenTask
 
 from .looks import (
     Holder,
@@ -84,11 +84,10 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """What a limit has changed: how the key was, how it is, and how many parked tasks it woke."""
+    """What a limit has changed: how the key was, and how it is."""
 
     before: LockInfo
     after: LockInfo
-    woken: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +229,8 @@ class Admin:
         limit = None
         if capacity is not None:
             limit = Limit(capacity, _store_time(store) + seconds if seconds else 0.0, author)
-        changed = store.set_limit(key, limit)
-        store.dispatch(changed.wake)
-        return Limited(before, self.show(key), _woken(changed))
+        store.dispatch(store.set_limit(key, limit).wake)
+        return Limited(before, self.show(key))
 
     def wake(self, key: str) -> int:
         """
@@ -373,7 +371,3 @@ class Admin:
 def _store_time(store: Store) -> float:
     """Return the store's time, in seconds since the epoch; this host's if it tells none."""
     return store.time(PATIENCE) / 1e6 or clock.wall()
-
-
-def _woken(changed: Release) -> int:
-    return 1 + len(changed.wake.also) if changed.wake is not None else 0

@@ -45,7 +45,7 @@ def limit_(
     as_json: bool,
 ) -> None:
     """
-    Let at most N units of KEY be in use, whatever its tasks ask with.
+    Let at most N units of KEY be in use, whatever tasks ask with.
 
     Those who have more of it go on; nobody is let in until less is in use. Who fits into a higher
     limit is woken at once. It is for this key alone, and goes before the capacity of its tasks,
@@ -82,9 +82,9 @@ def pause_(obj: CLIContext, key: str, seconds: float | None, as_json: bool) -> N
 @json_option
 def resume_(obj: CLIContext, key: str, as_json: bool) -> None:
     """
-    Take back what limit or pause has set for KEY; who fits is woken at once.
+    Take back what limit or pause has set for KEY.
 
-    The exit status is 1 if there was no limit.
+    Who fits is woken at once. The exit status is 1 if there was no limit.
     """
     _take_back(obj, key, as_json=as_json)
 
@@ -97,10 +97,8 @@ def _set(obj: CLIContext, key: str, units: int, seconds: float | None, *, as_jso
         return
     until = f" for {duration(seconds)}" if seconds else ""
     name = printable(done.after.key)
-    said = (
-        f"At most {units} of {name} may be in use{until}." if units else f"{name} is paused{until}."
-    )
-    obj.echo(" ".join([said, *_told(done)]))
+    said = f"At most {units} of {name} may be in use" if units else f"{name} is paused"
+    obj.echo(f"{said}{until}.{_going_on(done.after)}")
 
 
 def _take_back(obj: CLIContext, key: str, *, as_json: bool) -> None:
@@ -111,36 +109,23 @@ def _take_back(obj: CLIContext, key: str, *, as_json: bool) -> None:
     elif before is None:
         obj.echo(f"{printable(done.before.key)} had no limit.")
     else:
-        was = limit_label(before, time.time())
-        obj.echo(
-            " ".join(
-                [f"{printable(done.before.key)} has no limit any more (was: {was}).", *_told(done)]
-            )
-        )
+        was = f"{printable(done.before.key)} has no limit any more"
+        obj.echo(f"{was} (it had: {limit_label(before, time.time())}).{_going_on(done.after)}")
     if before is None:
         click.get_current_context().exit(1)
 
 
-def _told(done: Limited) -> list[str]:
-    """Return what there is to say of the key now, and of what was woken."""
-    told = []
-    if done.woken:
-        told.append(f"{done.woken} parked task{'s were' if done.woken > 1 else ' was'} woken.")
-    return told + _goes_on(done.after)
-
-
-def _goes_on(info: LockInfo) -> list[str]:
+def _going_on(info: LockInfo) -> str:
+    """Return a sentence on those who have the key, whatever is set."""
     if info.mode == "shared":
-        return [f"{in_use(info)}."]
-    if info.state != "held":
-        return []
-    return [f"{printable(str(info.holder))} has it alone, and goes on."]
+        return f" {in_use(info)}."
+    who = printable(str(info.holder))
+    return f" {who} has it alone, and goes on." if info.state == "held" else ""
 
 
 def _write(done: Limited) -> None:
     now = time.time()
-    before, after = lock_record(done.before, now), lock_record(done.after, now)
-    write_json({"before": before, "after": after, "woken": done.woken})
+    write_json({"before": lock_record(done.before, now), "after": lock_record(done.after, now)})
 
 
 def _author() -> str:
