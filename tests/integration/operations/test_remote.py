@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from celery_distlock.stores import AcquireRequest
+from celery_distlock.stores.values import Want
 from celery_distlock.worker import control
 from tests.waiting import wait_until
 
@@ -118,6 +119,18 @@ def test_a_lock_without_an_end_is_null_in_the_list(site, key):
 
     assert (lock["key"], lock["remaining"]) == (key, None)
     assert lock["since"] > 0
+
+
+def test_a_key_that_several_hold_is_not_taken_from_all_of_them(site, celery, key):
+    for name in ("one", "two"):
+        owner = f"host|1|shop.f[{name}]|{name}"
+        site.store.acquire(AcquireRequest(key, owner, 30.0, want=Want(1, 5)))
+
+    answers = celery("control", "release_lock", key).values()
+
+    (error,) = [answer["error"] for answer in answers if "error" in answer]
+    assert f"'{key}' has 2 holders: shop.f[one] on host, process 1, " in error
+    assert len(site.look(key).holders) == 2
 
 
 def test_a_free_key_is_said_to_be_free(site, celery, key):
