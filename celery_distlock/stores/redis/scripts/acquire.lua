@@ -91,12 +91,14 @@ end
 
 -- Whether what is kept for the run is what it wants now, as it may have changed its mind.
 local function is_wanted(share)
-    if not share then
-        return capacity == 1
+    if not share or capacity == 1 then
+        return not share and capacity == 1
+    end
+    if redis.call('HGET', TASKS, 'w:p:' .. run) == want then
+        return true
     end
     local used = tonumber(redis.call('HGET', LOCK, 'used') or 0)
-    local fits = capacity == 0 or used <= capacity or share.units == used
-    return capacity ~= 1 and fits and needed(units, capacity, now) <= share.units
+    return (capacity == 0 or used <= capacity) and needed(units, capacity, now) <= share.units
 end
 
 local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run', 'due')
@@ -188,8 +190,8 @@ end
 local wake_run, wake_envelope = '', ''
 if (not holder or holder == SHARED) and mode ~= 'line' then
     local last
-    local is_woken = run ~= '' and redis.call('ZSCORE', WOKEN, run)
-    if not overtakes and not (is_woken and admits(units, capacity, now)) then
+    local straight = capacity == 1 and not holder and run ~= '' and redis.call('ZSCORE', WOKEN, run)
+    if not overtakes and not straight then
         last, wake_run, wake_envelope = hand_on(now, member, stands)
     end
     if (last == nil or last == true) and admits(units, capacity, now) then

@@ -195,7 +195,9 @@ end
 -- Gives the share of one owner to another, who may have another run, for so long from now.
 local function pass_on(owner, share, another, run, for_ms, now)
     redis.call('PEXPIRE', LOCK, math.max(1, redis.call('PTTL', LOCK))) -- as in `record_end`
-    local again = redis.call('HGET', LOCK, 'again:' .. share.run)
+    local again, stamp =
+        unpack(redis.call('HMGET', LOCK, 'again:' .. share.run, 'stamp:' .. share.run))
+    local stood = stamp and share.run == run
     if owner ~= another then
         forget_share(owner, share)
     end
@@ -207,6 +209,9 @@ local function pass_on(owner, share, another, run, for_ms, now)
         redis.call('HSET', LOCK, 'o:' .. run, another)
         if again then
             redis.call('HSET', LOCK, 'again:' .. run, 1)
+        end
+        if stood then
+            redis.call('HSET', LOCK, 'stamp:' .. run, stamp)
         end
     end
     local soonest = math.min(share.ends, tonumber(redis.call('HGET', LOCK, 'next') or 0) or 0)
@@ -286,8 +291,8 @@ local function one_holder()
     end
     if not (last and redis.call('HEXISTS', LOCK, 'h:' .. last) == 1) then
         last = nil
-        for _, field in ipairs(redis.call('HKEYS', LOCK)) do
-            last = last or string.match(field, '^h:(.*)$')
+        for _, field in ipairs(redis.call('HGETALL', LOCK)) do
+            last = last or string.match(field, '^h:(.*)$') -- no value begins so
         end
     end
     local share = last and share_of(last)
