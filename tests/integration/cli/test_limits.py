@@ -114,6 +114,20 @@ def test_a_rest_is_shown(bare_site, invoke, key, three):
     assert "rests\t" in invoke("show", key).stdout
 
 
+@pytest.mark.parametrize("want", [ALONE, FIVE], ids=["alone", "shared"])
+def test_what_stays_taken_though_nobody_has_it_is_shown_as_such(bare_site, invoke, key, want):
+    owner = new_owner("shop.f[x]")
+    bare_site.store.acquire(AcquireRequest(key, owner, 60.0, want=want))
+    bare_site.store.release(ReleaseRequest(key, owner, keep_for=("resting:x", 60.0)))
+
+    (row,) = rows(invoke("list", key).stdout)
+    assert (row["HOLDER"], row["WORKER"]) == ("-", "(rests)")
+    assert shown(invoke, key)["state"] == "resting"
+    assert "state\tat rest: nobody has it" in invoke("show", key).stdout
+    done = invoke("release", key, "--force")
+    assert done.stdout == f"{key} was taken from nobody, for it rests. It is free now.\n"
+
+
 def test_a_task_of_several_is_found_by_its_name(bare_site, invoke, key, three):
     owner = new_owner("shop.other[x]")
     bare_site.store.acquire(AcquireRequest(key, owner, 60.0, want=FIVE))
