@@ -1,6 +1,6 @@
 """
-Several at a time, in any order: never more units than there are, nobody beside one who is alone, and
-nobody before who came first; and all who wait are served in the end.
+Several at a time, in any order: never more units than there are, nobody beside one who is alone,
+and nobody before who came first; and all who wait are served in the end.
 """
 
 from __future__ import annotations
@@ -174,7 +174,9 @@ class Play:
         self.check()
 
     def upgrades(self):
-        shares = [asker for asker in self.holding if asker in self.upgraded or not self.is_alone(asker)]
+        shares = [
+            asker for asker in self.holding if asker in self.upgraded or not self.is_alone(asker)
+        ]
         if not shares:
             return
         asker = self.rng.choice(shares)

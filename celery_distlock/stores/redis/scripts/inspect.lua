@@ -6,7 +6,7 @@
 -- oldest  when the first of those who wait came (µs), 0 if nobody waits
 -- woken   how many runs are on their way
 -- task    the name of the one that the key is kept for
--- limit   an operator's, as units.lua has it
+-- limit   an operator's that has not ended, as units.lua has it
 -- entry   of some of those who have it beside others, as units.lua has it
 local LOCK, QUEUE, TASKS, WOKEN = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local MOST_HOLDERS = 100
@@ -54,9 +54,13 @@ elseif woken > 0 and held[3] then
         end
     end
 end
-local limit = redis.call('HGET', TASKS, 'limit')
+local limit = redis.call('HGET', TASKS, 'limit') or ''
+local ends_ms = tonumber(string.match(limit, '^%d+ (%d+) ') or 0)
+if ends_ms > 0 and ends_ms <= now_ms then
+    limit = ''
+end
 local answer = { held[1] or '', held[2] or '', held[3] or '', redis.call('PTTL', LOCK), waiting, oldest or 0, woken }
-for _, each in ipairs({ task or '', limit or '', used, held[5] or '', rest_ms }) do
+for _, each in ipairs({ task or '', limit, used, held[5] or '', rest_ms }) do
     answer[#answer + 1] = each
 end
 for number = 1, math.min(#shares, MOST_HOLDERS) do
