@@ -148,7 +148,7 @@ class MemoryStore(SeveralKeys, CapacityStore, CountingStore):
         return fits and state.needed(want)[0] <= kept.units
 
     def _let_others_in(self, state: MemoryKey, request: AcquireRequest, reply: Reply) -> Reply:
-        if request.want.alone:
+        if request.want.alone and reply.slot < 0:
             return reply
         return reply._replace(wake=self._hand_on(slot_name(request.key), state)[1])
 

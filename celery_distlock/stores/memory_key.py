@@ -220,11 +220,11 @@ class MemoryKey:
 
     def pass_on(self, owner: str, another: str, run: str, seconds: float) -> Share:
         """Give the share of one owner to another, who may have another run."""
-        share = self.leave(owner)
-        assert share is not None
+        share = self.shares.pop(owner)
         share.run, share.due = run, 0
         if owner != another:
             share.until = -math.inf
+            self.upgrading = "" if self.upgrading == owner else self.upgrading
         share.lengthen(seconds)
         self.shares[another] = share
         return share

@@ -174,7 +174,9 @@ class Play:
         self.check()
 
     def upgrades(self):
-        shares = [asker for asker in self.holding if asker in self.upgraded or not self.is_alone(asker)]
+        shares = [
+            asker for asker in self.holding if asker in self.upgraded or not self.is_alone(asker)
+        ]
         if not shares:
             return
         asker = self.rng.choice(shares)

@@ -41,7 +41,7 @@ end
 
 -- What one is told who has it; beside others, with whom that lets in.
 local function granted(token, slot, wake_run, envelope)
-    if capacity == 1 then
+    if capacity == 1 and slot < 0 then
         return token
     end
     if not wake_run then

@@ -262,7 +262,8 @@ end
 -- else two empty strings: the others are in `also`.
 local function hand_on(now, own, stands)
     local first, first_envelope, last = '', '', false
-    if settle_upgrade(now) then
+    local holder = redis.call('HGET', LOCK, 'owner')
+    if (holder and holder ~= SHARED) or settle_upgrade(now) then
         return last, first, first_envelope
     end
     for _ = 1, MOST_GRANTS do
@@ -300,12 +301,9 @@ end
 
 -- Gives what is free of the key to the next in its queue. Returns 1, or what the caller has to send.
 local function go_on(now)
-    local holder = redis.call('HGET', LOCK, 'owner')
-    if not holder or holder == SHARED then
-        local _, run, envelope = hand_on(now, '', 0)
-        if run ~= '' then
-            return { run, envelope, unpack(also) }
-        end
+    local _, run, envelope = hand_on(now, '', 0)
+    if run ~= '' then
+        return { run, envelope, unpack(also) }
     end
     return 1
 end
