@@ -27,6 +27,14 @@ from tests.losses import Losses
 from tests.unit.test_lua import SCRIPTS
 
 
+def share(store):
+    store.acquire(AcquireRequest("s", "f", 30.0, want=Want(1, 0)))
+    store.upgrade("s", "f", 30.0)
+    store.downgrade("s", "f", 30.0)
+    store.rest("s", "f", 5.0)
+    store.set_limit("s", Limit(3))
+
+
 def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     sent = []
     exchange = ConnectionPool.exchange
@@ -66,11 +74,7 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
         StandRequest("n", "standing", Route(("n", "o")), park_request=ParkRequest(b"envelope"))
     )
     store.stand(StandRequest("o", "standing", Route(("n", "o")), arrival=1))
-    store.acquire(AcquireRequest("s", "f", 30.0, want=Want(1, 0)))
-    store.upgrade("s", "f", 30.0)
-    store.downgrade("s", "f", 30.0)
-    store.rest("s", "f", 5.0)
-    store.set_limit("s", Limit(3))
+    share(store)
     store.depart("o", "standing", first=False)
     store.check()
     store.close()

@@ -27,11 +27,13 @@ def faults(notes: Iterable[dict[str, Any]]) -> Iterator[str]:
     for each in notes:
         by_key[each["key"]].append(each)
     for of_one in by_key.values():
-        for newest, beside in _beside(of_one):
+        for _, beside in _beside(of_one):
             if len(beside) > 1 and any(each["capacity"] == 1 for each in beside):
                 yield f"one who is alone is not: {beside}"
-            if newest["capacity"] and sum(map(_units, beside)) > newest["capacity"]:
-                yield f"more than {newest['capacity']} units: {beside}"
+            # Who begins last may have been granted it before others, who asked with more.
+            capacities = [each["capacity"] for each in beside]
+            if 0 not in capacities and sum(map(_units, beside)) > max(capacities):
+                yield f"more than {max(capacities)} units: {beside}"
             slots = [each["slot"] for each in beside if each["slot"] is not None]
             if len(slots) != len(set(slots)):
                 yield f"a slot is given twice: {beside}"

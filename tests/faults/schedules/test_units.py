@@ -1,6 +1,6 @@
 """
-Several at a time, in any order: never more units than there are, nobody beside one who is alone, and
-nobody before who came first; and all who wait are served in the end.
+Several at a time, in any order: never more units than there are, nobody beside one who is alone,
+and nobody before who came first; and all who wait are served in the end.
 """
 
 from __future__ import annotations
