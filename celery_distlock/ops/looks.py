@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from celery_distlock.errors import DistlockError
 from celery_distlock.keys import key_of, slot_name
-from celery_distlock.naming import shown
+from celery_distlock.naming import is_resting, shown
 from celery_distlock.stores.identities import Owner, task_id_of
 from celery_distlock.stores.values import ALONE, KeyState, Limit, Waiter, Want
 from celery_distlock.stores.values import Holder as HolderRecord
@@ -25,7 +25,6 @@ __all__ = [
 
 MOST_LISTED = 5  # holders in a sentence
 LATEST = 253_402_300_799.0  # seconds since the epoch: the year 9999 ends
-_RESTING = "resting:"  # the runs begin so that a key is kept for while it rests
 _STATES = ("held", "waking", "resting")  # of a hold; a key has the first of those of its holds
 
 
@@ -274,10 +273,9 @@ def _holds(state: KeyState) -> tuple[HoldInfo, ...]:
 
 def _hold(record: HolderRecord, state: KeyState) -> HoldInfo:
     kind, who = "held", Holder.of(record.owner)
-    reserved = record.owner.startswith("parked:")
-    if reserved and record.run.startswith(_RESTING):
+    if is_resting(record.owner):
         kind, who = "resting", Holder("", "", owner=record.owner)
-    elif reserved:
+    elif record.owner.startswith("parked:"):
         task = state.task if record.run == state.run else ""
         kind, who = "waking", Holder(task, task_id_of(record.run), owner=record.owner)
     elif not who.task_id:

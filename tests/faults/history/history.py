@@ -85,7 +85,7 @@ def _overlaps(beliefs: Iterable[Belief]) -> Iterator[str]:
             if 1 in (one.capacity, newest.capacity):
                 yield f"{1e3 * (one.end - newest.begin):.1f} ms too long: {one} and {newest}"
             elif one.token != newest.token:
-                yield f"tokens of one time differ: {one} and {newest}"
+                yield f"two tokens at one time: {one} and {newest}"
         most = max(each.capacity for each in inside)
         used = sum(min(each.units, each.capacity) for each in inside)
         if all(each.capacity > 1 for each in inside) and used > most:

@@ -174,7 +174,7 @@ function fillRow(row, lock) {
   put(task.lastChild, holder && !more ? holder.id : "");
   put(host.firstChild, holder ? holder.host || away || "" : "");
   host.firstChild.className = away ? "tag waking" : "";
-  put(host.lastChild, holder && holder.pid ? `process ${holder.pid}${more}` : "");
+  put(host.lastChild, holder && holder.pid ? `process ${holder.pid}` : "");
   put(units, lock.mode === "shared" ? share(lock) : lock.mode || "–");
   host.classList.toggle("nothing", !holder);
   const waits = lock.waiting + lock.woken;
