@@ -92,6 +92,12 @@ class Keeper(Protocol):
         """Renew no more what *owner* had."""
 
 
+class Taker(Protocol):
+    """A lock, `celery_distlock.engine.key_locks`, that has acquired a key."""
+
+    wanted: Key
+
+
 def ignore_event(name: str, **_facts: Any) -> None:
     """Take no notice; what a hold reports to when nobody asked."""
 
@@ -173,7 +179,7 @@ class Hold:
         self.token = 0
         self.arrival = 0  # when it came to the key's queue, by the store's clock
         self.depth = 0
-        self.takers: list[object] = []  # for each that is to release it
+        self.takers: list[Taker] = []  # for each that is to release it
         self.held_since = 0.0
         self._wanted_since = clock.monotonic() - waited
         self.valid_until = 0.0
@@ -284,6 +290,10 @@ class Hold:
         """Return what a renewal asks for: the lease, or longer where it was extended."""
         wanted = max(self.terms.lease, self._extended_until - clock.monotonic())
         return Ownership(self.key, self.owner, wanted)
+
+    def wanted_by_takers(self) -> list[Key]:
+        """Return what each of the locks wants that are to release it."""
+        return [taker.wanted for taker in self.takers]
 
     def lease_for_change(self) -> float:
         """Return the lease that an upgrade or a downgrade asks for: no longer if it is fixed."""

@@ -214,8 +214,14 @@ def wants_upgrade(hold: Hold, want: Want) -> bool:
 
 
 def is_left(hold: Hold) -> bool:
-    """Whether the acquisition that has upgraded *hold* was undone, and not the one around it."""
-    return hold.upgraded_at is not None and 0 < hold.depth <= hold.upgraded_at
+    """
+    Whether the acquisition that has upgraded *hold* was undone, and not the one around it.
+
+    Locks may be released in another order than they were taken: one that is left may be alone.
+    """
+    if hold.upgraded_at is None or not 0 < hold.depth <= hold.upgraded_at:
+        return False
+    return not any(wanted.alone for wanted in hold.wanted_by_takers())
 
 
 def leave(hold: Hold) -> None:

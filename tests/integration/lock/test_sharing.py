@@ -315,6 +315,19 @@ def test_a_lock_that_is_alone_inside_one_that_shares_upgrades_it_for_its_block(n
     assert is_free(store)
 
 
+def test_one_that_is_alone_stays_so_though_the_one_that_shares_is_released_first(new_lock, store):
+    shares, alone = new_lock(shared=True), new_lock()
+    shares.acquire()
+    alone.acquire()
+
+    shares.release()
+
+    assert not alone.lease.shared
+    assert not new_lock_elsewhere(new_lock(shared=True))
+    alone.release()
+    assert is_free(store)
+
+
 def test_one_that_cannot_be_alone_inside_a_share_leaves_that_as_it_was(new_lock, store):
     with another(new_lock(shared=True)), new_lock(shared=True) as lease:
         with pytest.raises(LockConflictError), new_lock(timeout=0.05):
