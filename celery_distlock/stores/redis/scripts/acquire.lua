@@ -37,6 +37,7 @@ if asks and repeated == '0' and capacity ~= 1 and redis.call('EXISTS', QUEUE, TA
     local is_new = not (table.remove(known, 1) or table.remove(known, 1))
     no_tasks = true
     local is_exact = not known[1] or (known[1] == SHARED and tonumber(known[7]) > now / 1000)
+    is_exact = is_exact and known[3] ~= '0' -- else it has rested, and a new phase begins
     if is_new and is_exact and admits(units, capacity, now, known) then
         local token, slot = admit(now, owner, run, lease_ms, units, capacity, 0, known)
         return token and { 'granted', token, slot, '', '' } or slot
