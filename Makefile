@@ -24,7 +24,7 @@ CORE := tests/unit tests/chaos tests/contract/test_memory_and_redis.py \
 LATER := $(patsubst %,tests/integration/%,plugin web test_embedded_server.py test_scaffold.py) \
   $(patsubst %,tests/integration/cli/test_%.py,acting completion scale seeing terminal) \
   $(patsubst %,tests/integration/lock/test_%.py,interruptions lives) \
-  $(patsubst %,tests/integration/async_lock/test_%.py,cancellations many_waiters) $(patsubst %,tests/worker/test_%.py,deploys fidelity full_pool \
+  $(patsubst %,tests/integration/async_lock/test_%.py,cancellations many_waiters) $(patsubst %,tests/worker/test_%.py,capacity_in_threads deploys fidelity full_pool \
   hanging_services order orphaned_holds pools retries several_keys several_keys_and_workers threads \
   trust trust_certificates trust_signed worker_start)
 

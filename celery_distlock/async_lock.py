@@ -9,11 +9,13 @@ from typing import Any, Literal
 
 from . import clock
 from .engine import async_acquisition
-from .engine.key_locks import KeyLock, tell_conflict
+from .engine.key_locks import KeyLock, Left, tell_conflict
 from .engine.lease import Hold, HoldState, Lease
 from .engine.owners import AnyTask, current_task, held_by, hold_around, tasks_that_took, turns_of
 from .engine.task_holds import LossNotice, TaskHold
+from .engine.upgrading import conflict
 from .errors import ConfigurationError, LockLostError, LockNotOwnedError
+from .key import Key
 from .naming import shown
 from .process.greenlets import greenlets_library
 from .settings import closest
@@ -45,7 +47,10 @@ class AsyncLock(KeyLock):
     calls :func:`asyncio.run`), the loop's tasks enter that hold, one at a time.
 
     Args:
-        key: Any text.
+        key: As for :class:`~celery_distlock.Lock`, as are `capacity`, `weight` and `shared`.
+        capacity: Likewise.
+        weight: Likewise.
+        shared: Likewise.
         lease: As for :class:`~celery_distlock.Lock`. It is renewed by a thread, however busy the
             event loop is, until the task has ended or the loop is closed.
         watchdog: Renew the lease while it is held. False: a fixed lease, never renewed.
@@ -64,8 +69,11 @@ class AsyncLock(KeyLock):
 
     def __init__(
         self,
-        key: str,
+        key: str | Key,
         *,
+        capacity: int | None = 1,
+        weight: int = 1,
+        shared: bool = False,
         lease: float = 30.0,
         watchdog: bool = True,
         store: Store | str | None = None,
@@ -74,7 +82,15 @@ class AsyncLock(KeyLock):
         on_lost: Literal["cancel", "warn"] = "cancel",
     ) -> None:
         super().__init__(
-            key, lease=lease, watchdog=watchdog, store=store, prefix=prefix, timeout=timeout
+            key,
+            capacity=capacity,
+            weight=weight,
+            shared=shared,
+            lease=lease,
+            watchdog=watchdog,
+            store=store,
+            prefix=prefix,
+            timeout=timeout,
         )
         if on_lost not in ON_LOST:
             known = f"one of {', '.join(ON_LOST)}"
@@ -104,6 +120,7 @@ class AsyncLock(KeyLock):
             ValueError: *timeout* is no number, or negative.
             RuntimeError: It is not called in an asyncio task.
             LockLostError: This task held the lock already and has lost it.
+            LockConflictError: As for :meth:`celery_distlock.Lock.acquire`.
             StoreUnavailableError: The store did not answer; the lock is not held.
             QuorumError: Too few of several servers have confirmed it; likewise.
             asyncio.CancelledError: The lock is not held; what the store may have granted is given
@@ -154,21 +171,25 @@ class AsyncLock(KeyLock):
         task = _this_task()
         if kind is GeneratorExit and task not in taken_by:  # a generator that another task left
             raise LockNotOwnedError(f"lock {shown(self.key)!r} was taken by another task")
-        hold = self._leave(self._store_for(task), task)
-        if hold is None:
+        left = self._leave(self._store_for(task), task)
+        if not left.last:
+            await _leave(left)
             return
-        ours, loss = await _give_back(hold)
+        ours, loss = await _give_back(left.hold, succeeded=error is None)
         if loss is not None and (error is None or (ours and _is_cancellation(error))):
             raise loss from error
 
     async def _is_acquired(self, task: AnyTask, patience: float | None) -> bool:
-        return await self._acquire(task, patience) is None
+        reply = await self._acquire(task, patience)
+        if reply is not None and reply.status is Status.DEADLOCK and patience is None:
+            raise conflict(self.key, reply)
+        return reply is None
 
     async def _acquire(self, task: AnyTask, patience: float | None) -> Reply | None:
         """Return the store's answer if the lock is not held now."""
         store = self._store_for(task)
         deadline = math.inf if patience is None else clock.monotonic() + patience
-        while self._enter(store, task) is None:
+        while (entered := self._enter(store, task)) is None:
             around = hold_around(store.identity, self.key)
             if around is None:
                 return await self._ask(store, task, patience)
@@ -177,7 +198,24 @@ class AsyncLock(KeyLock):
                 holder, remaining = around.owner, around.remaining
                 return Reply(Status.BUSY, 0.0, holder=holder, remaining=remaining)
             await turns_of(around).wait(min(left, TURN))
-        return None
+        if not entered.upgrade:
+            return None
+        left_over = None if patience is None else max(0.0, deadline - clock.monotonic())
+        return await self._upgrade(entered.hold, task, left_over)
+
+    async def _upgrade(self, hold: Hold, task: AnyTask, patience: float | None) -> Reply | None:
+        """Have alone what was entered; leave it again, and say why, if that cannot be."""
+        reply = None
+        try:
+            reply = await async_acquisition.upgrade(hold, timeout=patience)
+        finally:
+            if reply is None or reply.status is not Status.GRANTED:
+                self._leave(hold.store, task).end_turn()
+        if reply.status is Status.GRANTED:
+            hold.upgraded_at = hold.depth - 1
+            return None
+        await async_acquisition.tell(hold.store, lambda: tell_conflict(hold, reply))
+        return reply
 
     async def _ask(self, store: Store, task: AnyTask, patience: float | None) -> Reply | None:
         hold = self._new_hold(store, task)
@@ -194,21 +232,30 @@ class AsyncLock(KeyLock):
         return None
 
     async def _release(self, task: AnyTask) -> None:
-        hold = self._leave(self._store_for(task), task)
-        if hold is None:
+        left = self._leave(self._store_for(task), task)
+        if not left.last:
+            await _leave(left)
             return
         error = sys.exc_info()[1]
-        ours, loss = await _give_back(hold)
+        ours, loss = await _give_back(left.hold, succeeded=False)
         if loss is not None and (ours or not _is_cancellation(error)):
             raise loss
 
 
-async def _give_back(hold: Hold) -> tuple[bool, LockLostError | None]:
+async def _leave(left: Left) -> None:
+    """Share what was upgraded for what was left, and let the loop's next task enter."""
+    try:
+        await async_acquisition.leave(left.hold)
+    finally:
+        left.end_turn()
+
+
+async def _give_back(hold: Hold, *, succeeded: bool) -> tuple[bool, LockLostError | None]:
     """Release *hold*; return whether its loss alone has cancelled the task, and the loss."""
     notice = hold.notice if isinstance(hold, TaskHold) else None
     ours = notice is not None and notice.end()
     lost = not hold.held
-    before = await async_acquisition.release(hold)
+    before = await async_acquisition.release(hold, succeeded=succeeded)
     return ours, hold.loss() if lost or before is HoldState.LOST else None
 
 

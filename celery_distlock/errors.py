@@ -18,7 +18,7 @@ A driver's exception never leaves the package: it is the ``__cause__`` of one of
 survive pickling, so they can be the result of a Celery task.
 """
 
-from .naming import shown
+from .naming import is_resting, shown
 
 __all__ = [
     "ConfigurationError",
@@ -53,7 +53,7 @@ class LockError(DistlockError):
 
 class LockConflictError(LockError):
     """
-    Somebody else holds the key.
+    Somebody else holds the key, or it rests.
 
     Attributes:
         key: The key, as the task or the caller named it.
@@ -69,6 +69,8 @@ class LockConflictError(LockError):
         self.remaining = remaining
 
     def __str__(self) -> str:
+        if is_resting(self.holder):
+            return f"lock {shown(self.key)!r} rests, for {self.remaining:.1f} s more"
         by = f" by {shown(self.holder)}" if self.holder else ""
         left = f"{self.remaining:.1f} s more unless renewed"
         return f"lock {shown(self.key)!r} is held{by}, for {left}"

@@ -1,7 +1,7 @@
 """`Key`: what a task or a `Lock` takes, and how much of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from .errors import ConfigurationError
@@ -12,7 +12,7 @@ MAX_CAPACITY = 1_000_000
 MAX_REST = 30 * 86400.0  # seconds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Key:
     """
     What is taken, and how much of it; a plain text is a key of which everybody wants all.
@@ -93,7 +93,17 @@ class Key:
 
     def of(self, text: str) -> Self:
         """Return the same of the key *text*."""
-        return replace(self, template=text)
+        made = object.__new__(type(self))  # what else it says was checked: this is for each call
+        for name in self.__slots__:
+            object.__setattr__(made, name, getattr(self, name))
+        object.__setattr__(made, "template", text)
+        return made
+
+    def __repr__(self) -> str:
+        said = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
+        defaults = {each.name: each.default for each in fields(self)}
+        more = [f"{name}={value!r}" for name, value in said.items() if value != defaults[name]]
+        return f"Key({', '.join([repr(self.template), *more])})"
 
 
 def _is_count(value: Any) -> bool:

@@ -21,6 +21,8 @@ from types import TracebackType
 from typing import Any
 
 from .errors import ConfigurationError, LockKeyError
+from .key import Key
+from .naming import shown
 
 __all__ = [
     "DEFAULT_TEMPLATE",
@@ -51,7 +53,7 @@ told_by: dict[type[Any], Callable[[Any], Any]] = {
 WIDEST = 10_000  # characters that a format in a template may ask for
 SLOT_NAME_LENGTH = 160  # characters of a key that are stored readable; a longer one is hashed
 
-_RULE = "a template, a list of templates, or a callable with the task's own parameters"
+_RULE = "a template, a Key, a list of them, or a callable with the task's own parameters"
 _ROOT = re.compile(r"[^.\[]*")
 
 
@@ -63,10 +65,15 @@ class KeyRule:
     said then.
 
     Args:
-        rule: A template, a list of templates, or a callable.
+        rule: A template, a `Key`, a list of both, or a callable that returns any of these or None.
+            What a callable returns stands as it is: it is no template.
         task: The task's name, for ``{task}`` and for messages.
         signature: The signature of the task's function, without ``self``.
         validate: What makes of a call's arguments those that the function gets, if they differ.
+
+    Attributes:
+        declared: The keys that *rule* names itself, with their templates; of a callable it is not
+            known.
 
     Raises:
         ConfigurationError: *rule* is of another type, a template does not parse or names no
@@ -90,10 +97,11 @@ class KeyRule:
         self._by_place = tuple(signature.parameters) if by_place else None
         self._templates: list[_Template] = []
         self._callable: Callable[..., Any] | None = None
-        if isinstance(rule, str):
-            self._templates = [_Template(rule, task, signature)]
-        elif isinstance(rule, list | tuple) and rule and all(isinstance(t, str) for t in rule):
-            self._templates = [_Template(template, task, signature) for template in rule]
+        self.declared: tuple[Key, ...] = ()
+        named = _as_list(rule)
+        if named:
+            self._templates = [_Template(each, task, signature) for each in named]
+            self.declared = tuple(template.key for template in self._templates)
         elif callable(rule):
             self._callable = rule
             self._check_callable(rule)
@@ -105,14 +113,17 @@ class KeyRule:
         """Whether keys are made by templates alone, without calling a function of the user's."""
         return self._callable is None and self._validate is None
 
-    def keys(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    def keys(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, ...]:
         """
         Return the keys of one call, without repetitions; none means: run unlocked.
+
+        The `template` of each is the key itself.
 
         Raises:
             TypeError: The arguments do not fit the task's signature, said as Python says it, with
                 the task's name.
-            LockKeyError: A key cannot be made from these arguments.
+            LockKeyError: A key cannot be made from these arguments, or one text is asked for in two
+                ways.
         """
         if self._validate is not None:
             args, kwargs = self._validate(args, kwargs)
@@ -120,7 +131,22 @@ class KeyRule:
             self._bind(args, kwargs)
             return self._call(self._callable, args, kwargs)
         arguments = self._bound(args, kwargs)
-        return tuple(dict.fromkeys(template.render(arguments) for template in self._templates))
+        return self._distinct([template.render(arguments) for template in self._templates])
+
+    def _distinct(self, keys: list[Key]) -> tuple[Key, ...]:
+        """Return *keys* without repetitions."""
+        if len(keys) == 1:
+            return (keys[0],)
+        found: dict[str, Key] = {}
+        for key in keys:
+            other = found.setdefault(key.template, key)
+            if other != key:
+                raise LockKeyError(
+                    f"task {self.task}: lock_key wants {shown(key.template)!r} in two ways,"
+                    f" {other!r} and {key!r}; name it once",
+                    task=self.task,
+                )
+        return tuple(found.values())
 
     def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arguments by the names of the parameters, with those that have defaults."""
@@ -139,7 +165,7 @@ class KeyRule:
 
     def _call(
         self, rule: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[str, ...]:
+    ) -> tuple[Key, ...]:
         try:
             made = rule(*args, **kwargs)
         except Exception as error:
@@ -148,14 +174,16 @@ class KeyRule:
             ) from error
         if made is None:
             return ()
-        keys = [made] if isinstance(made, str) else made
-        if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
+        keys = _as_list(made)
+        if keys is None:
             raise LockKeyError(
-                f"task {self.task}: lock_key must return a string, a list of strings or None,"
+                f"task {self.task}: lock_key must return a string, a Key, a list of them or None,"
                 f" not {made!r}",
                 task=self.task,
             )
-        return tuple(dict.fromkeys(_checked(key, self.task) for key in keys))
+        return self._distinct(
+            [key if isinstance(key, Key) else Key(_checked(key, self.task)) for key in keys]
+        )
 
     def _check_callable(self, rule: Callable[..., Any]) -> None:
         try:
@@ -182,10 +210,19 @@ class KeyRule:
                 ) from None
 
 
+def _as_list(rule: Any) -> Sequence[str | Key] | None:
+    """Return what *rule* names, a text or a key or a list of both; None: it is something else."""
+    if isinstance(rule, str | Key):
+        return (rule,)
+    is_list = isinstance(rule, list | tuple) and all(isinstance(each, str | Key) for each in rule)
+    return rule if is_list else None
+
+
 class _Template:
     """One parsed template; see :class:`KeyRule`."""
 
-    def __init__(self, text: str, task: str, signature: inspect.Signature) -> None:
+    def __init__(self, named: str | Key, task: str, signature: inspect.Signature) -> None:
+        text = named.template if isinstance(named, Key) else named
         self._text = text
         self._task = task
         self._parameters = set(signature.parameters)
@@ -196,6 +233,7 @@ class _Template:
             raise ConfigurationError(self._unknown(min(unknown)))
         if not text:
             raise ConfigurationError(f"task {task}: lock_key is an empty template")
+        self.key = named if isinstance(named, Key) else Key(text)
 
     def _roots(self, text: str) -> set[str]:
         roots = set()
@@ -221,7 +259,7 @@ class _Template:
             f" task; {hint}"
         )
 
-    def render(self, arguments: Mapping[str, Any]) -> str:
+    def render(self, arguments: Mapping[str, Any]) -> Key:
         values: dict[str, Any] = {"task": self._task}
         if self._wants_digest:
             values["digest"] = digest(arguments, task=self._task)
@@ -234,7 +272,7 @@ class _Template:
                 f" {type(error).__name__}: {error}",
                 task=self._task,
             ) from error
-        return _checked(key, self._task)
+        return self.key.of(_checked(key, self._task))
 
 
 class _Anything:

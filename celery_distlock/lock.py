@@ -9,9 +9,11 @@ from celery_distlock.stores.values import Reply, Status
 
 from .engine.acquisition import acquire, held_here, release
 from .engine.key_locks import KeyLock, tell_conflict
-from .engine.lease import HoldState, Lease
-from .engine.owners import current_task, is_held_beside
+from .engine.lease import Hold, HoldState, Lease
+from .engine.owners import AnyTask, current_task, is_held_beside
+from .engine.upgrading import conflict, leave, upgrade
 from .errors import LockError, LockNotOwnedError
+from .key import Key
 from .naming import shown
 from .stores import Store
 
@@ -26,14 +28,21 @@ class Lock(KeyLock):
     the thread that acquired it, released as often as acquired. Other than there, a held lock can be
     lost: when the store forgets it, or cannot be reached for as long as the lease is.
 
-    Two locks of one key in one thread are one lock; the outermost acquisition's terms count.
+    Two locks of one key in one thread are one lock; the outermost acquisition's terms count, and it
+    alone takes units. One that has the key alone inside one that shares it upgrades that for its
+    length: see :meth:`Lease.upgrade <celery_distlock.engine.lease.Lease.upgrade>`.
 
     In a coroutine it blocks the event loop, and says so by a :exc:`RuntimeWarning`:
     :class:`~celery_distlock.AsyncLock` is the one for there. Its owner is the asyncio task then,
     not the thread that runs it.
 
     Args:
-        key: Any text.
+        key: Any text; or a :class:`~celery_distlock.Key`, which says also how much of it. After its
+            `cooldown` others enter if the ``with`` block has ended without an error.
+        capacity: As for :class:`~celery_distlock.Key`: how many units there are; 1: it is held
+            alone, None: by any number.
+        weight: Likewise: how many of them this one takes.
+        shared: Likewise: beside any number of others that share it.
         lease: Seconds that the lock outlives this process's last sign of life. More survives longer
             pauses of the process; less lets others in sooner after a crash.
         watchdog: Renew the lease while it is held. False: a fixed lease, never renewed.
@@ -45,13 +54,17 @@ class Lock(KeyLock):
         timeout: Seconds that ``with`` waits for the holder at most; None waits for ever.
 
     Raises:
-        ConfigurationError: An argument is of the wrong type or out of range.
+        ConfigurationError: An argument is of the wrong type or out of range; or, when the lock is
+            first acquired, its store cannot let several hold a key, or count units.
     """
 
     def __init__(
         self,
-        key: str,
+        key: str | Key,
         *,
+        capacity: int | None = 1,
+        weight: int = 1,
+        shared: bool = False,
         lease: float = 30.0,
         watchdog: bool = True,
         store: Store | str | None = None,
@@ -59,7 +72,15 @@ class Lock(KeyLock):
         timeout: float | None = None,
     ) -> None:
         super().__init__(
-            key, lease=lease, watchdog=watchdog, store=store, prefix=prefix, timeout=timeout
+            key,
+            capacity=capacity,
+            weight=weight,
+            shared=shared,
+            lease=lease,
+            watchdog=watchdog,
+            store=store,
+            prefix=prefix,
+            timeout=timeout,
         )
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
@@ -78,37 +99,65 @@ class Lock(KeyLock):
             ValueError: *timeout* is negative, or given though not *blocking*.
             OverflowError: *timeout* is longer than `threading.TIMEOUT_MAX`.
             LockLostError: This thread held the lock already and has lost it.
+            LockConflictError: Without an end to the wait: this thread shares the key and wants it
+                alone, and so does another one that shares it; each would wait for the other.
             LockError: In a coroutine, without an end to the wait: another task of the same event
                 loop holds the lock, and would never release it.
             StoreUnavailableError: The store did not answer; the lock is not held.
             QuorumError: Too few of several servers have confirmed it; likewise.
         """
-        return self._acquire(_patience(blocking, timeout)) is None
+        patience = _patience(blocking, timeout)
+        reply = self._acquire(patience)
+        if reply is not None and reply.status is Status.DEADLOCK and patience is None:
+            raise conflict(self.key, reply)
+        return reply is None
 
     def _acquire(self, patience: float | None) -> Reply | None:
         """Return the store's answer if the lock is not held now."""
         task = current_task()
         store = self._store_for(task)
-        if self._enter(store, task) is not None:
-            return None
+        entered = self._enter(store, task)
+        if entered is not None:
+            return self._upgrade(entered.hold, task, patience) if entered.upgrade else None
         if task is not None:
-            warnings.warn(
-                f"Lock({shown(self.key)!r}) blocks the event loop that runs this task until the"
-                " store has answered, and for as long as it waits; use AsyncLock there",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-            if patience is None and is_held_beside(task, store.identity, self.key):
-                raise LockError(
-                    f"lock {shown(self.key)!r} is held by another task of this event loop, which"
-                    " cannot release it while Lock() blocks the loop; use AsyncLock"
-                )
+            self._warn_of_blocking(store, task, patience, stacklevel=4)
         hold = self._new_hold(store, task)
         reply = acquire(hold, timeout=patience)
         if reply.status is not Status.GRANTED:
             tell_conflict(hold, reply)
             return reply
         self._begin(hold, task)
+        return None
+
+    def _warn_of_blocking(
+        self, store: Store, task: AnyTask, patience: float | None, stacklevel: int
+    ) -> None:
+        warnings.warn(
+            f"Lock({shown(self.key)!r}) blocks the event loop that runs this task until the store"
+            " has answered, and for as long as it waits; use AsyncLock there",
+            RuntimeWarning,
+            stacklevel=stacklevel,
+        )
+        if patience is None and is_held_beside(task, store.identity, self.key):
+            raise LockError(
+                f"lock {shown(self.key)!r} is held by another task of this event loop, which cannot"
+                " release it while Lock() blocks the loop; use AsyncLock"
+            )
+
+    def _upgrade(self, hold: Hold, task: AnyTask | None, patience: float | None) -> Reply | None:
+        """Have alone what was entered; leave it again, and say why, if that cannot be."""
+        reply = None
+        try:
+            if task is not None:
+                self._warn_of_blocking(hold.store, task, patience, stacklevel=5)
+            reply = upgrade(hold, patience)
+        finally:
+            if reply is None or reply.status is not Status.GRANTED:
+                self._leave(hold.store, task).end_turn()
+        if reply.status is not Status.GRANTED:
+            tell_conflict(hold, reply)
+            return reply
+        hold.upgraded_at = hold.depth - 1
         return None
 
     def release(self) -> None:
@@ -119,12 +168,18 @@ class Lock(KeyLock):
             LockNotOwnedError: This thread does not hold the lock.
             LockLostError: It did, and has lost it; somebody else may have run meanwhile.
         """
+        self._release(succeeded=False)
+
+    def _release(self, *, succeeded: bool) -> None:
         task = current_task()
-        hold = self._leave(self._store_for(task), task)
-        if hold is None:
+        left = self._leave(self._store_for(task), task)
+        hold = left.hold
+        if not left.last:
+            leave(hold)
+            left.end_turn()
             return
         lost = not hold.held
-        if release(hold) is HoldState.LOST or lost:
+        if release(hold, succeeded=succeeded) is HoldState.LOST or lost:
             raise hold.loss()
 
     def locked(self) -> bool:
@@ -150,7 +205,7 @@ class Lock(KeyLock):
     ) -> None:
         """Release; say that the lock was lost unless the body has something to say itself."""
         try:
-            self.release()
+            self._release(succeeded=error is None)
         except LockNotOwnedError:
             raise
         except Exception:

@@ -2,9 +2,15 @@
 
 import hashlib
 
-__all__ = ["SHOWN_LENGTH", "shown"]
+__all__ = ["RESTING", "SHOWN_LENGTH", "is_resting", "shown"]
 
 SHOWN_LENGTH = 200  # characters
+RESTING = "resting:"  # what the run's name begins with for which a key is kept that rests
+
+
+def is_resting(owner: str) -> bool:
+    """Whether *owner* stands for nobody: its key rests, and is kept for a run that never comes."""
+    return owner.startswith(f"parked:{RESTING}")
 
 
 def shown(name: str) -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from celery import Celery, Task
 
 from .engine.lease import Lease
+from .key import Key
 from .runtime.app import UNSET, Runtime
 from .runtime.current import lease_of, unlocked
 from .runtime.execution import Execution, drop_reservations
@@ -30,9 +31,10 @@ class LockedTask(_Task):
     of ``celery_distlock.settings.Settings``.
 
     Options:
-        lock_key: A template over the task's parameters; or a callable with the task's own
-            parameters that returns the key, a list of keys, or None to run unlocked; or a list of
-            templates: all are taken, or none.
+        lock_key: A template over the task's parameters, or a :class:`~celery_distlock.Key`, which
+            says also how many may have it at once; or a list of these: all are taken, or none; or a
+            callable with the task's own parameters that returns a key, a list of keys, or None to
+            run unlocked.
         lock_on_conflict: ``"requeue"``, ``"retry"``, ``"wait"``, ``"skip"``, ``"fail"``, or an
             object of :mod:`celery_distlock.policies`.
         lock_wait: Seconds that ``"wait"``, and a call without a message, wait for a taken key.
@@ -89,7 +91,7 @@ class LockedTask(_Task):
         """Run the task under its lock, for the worker, ``apply()`` and direct calls alike."""
         runtime = Runtime.of(self.app)
         plan = runtime.plans.get(self.name)
-        keys: tuple[str, ...] = ()
+        keys: tuple[Key, ...] = ()
         if plan is not None and runtime.settings.enabled:
             try:
                 keys = plan.rule.keys(args, kwargs)

@@ -28,6 +28,7 @@ from typing import (
 from celery import shared_task
 
 from .errors import ConfigurationError
+from .key import Key
 from .policies import Policy
 from .task import LockedTask
 
@@ -54,7 +55,9 @@ class TaskOptions(TypedDict, total=False):
     then take them from the key; the declaration does that at run time.
     """
 
-    lock_key: str | Sequence[str] | Callable[..., str | Sequence[str] | None]
+    lock_key: (
+        str | Key | Sequence[str | Key] | Callable[..., str | Key | Sequence[str | Key] | None]
+    )
     lock_on_conflict: OnConflict | Policy
     lock_wait: float
     lock_lease: float

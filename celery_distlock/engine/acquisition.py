@@ -10,7 +10,14 @@ from celery_distlock.naming import shown
 from celery_distlock.process.forks import ForkStage, begin_anew
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, Store
 from celery_distlock.stores.channels import Inbox
-from celery_distlock.stores.values import Completion, ParkRequest, Reply, Status, WokenTask
+from celery_distlock.stores.values import (
+    Completion,
+    ParkRequest,
+    Reply,
+    Status,
+    Want,
+    WokenTask,
+)
 
 from .lease import Hold, HoldState
 from .owners import held_here
@@ -130,6 +137,7 @@ def acquire_all(holds: Sequence[Hold], *, redelivered: bool = False, retain: boo
             run=first.run,
             redelivered=redelivered,
             retain=retain,
+            **_wants_of(holds),
         )
         if replies is None:
             for hold in holds:
@@ -148,6 +156,11 @@ def acquire_all(holds: Sequence[Hold], *, redelivered: bool = False, retain: boo
     return False
 
 
+def _wants_of(holds: Sequence[Hold]) -> dict[str, list[Want]]:
+    wants = [hold.want for hold in holds]
+    return {} if all(want.alone for want in wants) else {"wants": wants}
+
+
 def _release_all_later(holds: Sequence[Hold]) -> None:
     for hold in holds:
         give_up(hold)
@@ -161,7 +174,10 @@ def give_up(hold: Hold, inbox: Inbox | None = None) -> None:
 
 
 def _release_later(
-    hold: Hold, ended: Completion = Completion.NO, inbox: Inbox | None = None
+    hold: Hold,
+    ended: Completion = Completion.NO,
+    inbox: Inbox | None = None,
+    rest: tuple[str, float] | None = None,
 ) -> None:
     owner = hold.owner
     record(hold)  # nobody is to renew it any more
@@ -173,6 +189,7 @@ def _release_later(
         ended=ended,
         inbox=inbox,
         on_done=lambda: _erase(hold, owner),
+        rest=rest,
     )
 
 
@@ -204,6 +221,7 @@ def ask(
             redelivered=redelivered,
             retain=retain,
             arrival=hold.arrival,
+            want=hold.want,
         )
     )
     hold.arrival = reply.arrival or hold.arrival
@@ -301,17 +319,23 @@ def release(
     ended: Completion = Completion.NO,
     keep_for: tuple[str, float] | None = None,
     dispatch: Callable[[WokenTask | None], object] | None = None,
+    *,
+    succeeded: bool | None = None,
 ) -> HoldState:
     """
     Stop holding, and tell the store; return the state until then.
 
-    *dispatch* takes what that wakes, instead of the store's own.
+    *dispatch* takes what that wakes, instead of the store's own. What is kept for nobody rests by
+    the key's own terms: *succeeded* says whether what ran under it did; None, that nothing ran.
 
     Never raises for the store's sake: a release that is not answered goes on in the background,
     and the lease's end is behind that.
     """
+    rest = None
+    if keep_for is None and succeeded is not None:
+        rest = hold.rest(succeeded=succeeded)
     before = hold.end()  # a renewal that comes between asks as an owner of old: no harm
-    return give_back(hold, before, ended, keep_for, dispatch)
+    return give_back(hold, before, ended, keep_for, dispatch, rest)
 
 
 def give_back(
@@ -320,18 +344,19 @@ def give_back(
     ended: Completion = Completion.NO,
     keep_for: tuple[str, float] | None = None,
     dispatch: Callable[[WokenTask | None], object] | None = None,
+    rest: tuple[str, float] | None = None,
 ) -> HoldState:
-    """Tell the store that *hold*, which was *before* and has ended, holds no more."""
+    """Tell the store that *hold*, which was *before* and has ended, holds no more, or rests."""
     if before is HoldState.ENDED or hold.pid != os.getpid():
         return before  # in a forked child, the hold is the parent's
     ours = True
     try:
-        ours = hold.give_back(ended, keep_for, dispatch)
+        ours = hold.give_back(ended, keep_for or rest, dispatch)
     except StoreError as error:
         logger.warning("%r is given back later, or its lease ends: %s", shown(hold.key), error)
-        _release_later(hold, ended)
+        _release_later(hold, ended, rest=rest)
     except BaseException:  # a time limit's exception, say: the caller has to see it, and soon
-        _release_later(hold, ended)
+        _release_later(hold, ended, rest=rest)
         raise
     else:
         _erase(hold)

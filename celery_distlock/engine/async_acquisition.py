@@ -21,12 +21,15 @@ from celery_distlock.naming import shown
 from celery_distlock.process.forks import ForkStage, begin_anew
 from celery_distlock.process.request_threads import RequestThreads
 from celery_distlock.stores import Store
+from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.values import Reply, Status
 
+from . import upgrading
 from .acquisition import PATIENCE, Waiter, ask, conclude, give_back, give_up, record
 from .lease import Hold, HoldState
+from .upgrading import UpgradeWaiter, is_left
 
-__all__ = ["acquire", "call", "release", "tell"]
+__all__ = ["acquire", "call", "leave", "release", "tell", "upgrade"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,19 +65,44 @@ async def acquire(hold: Hold, *, timeout: float | None) -> Reply:
             return concluded
 
 
-async def release(hold: Hold) -> HoldState:
+async def release(hold: Hold, *, succeeded: bool = False) -> HoldState:
     """
     Stop holding, and tell the store; return the state until then.
 
-    Never raises for the store's sake. If it is cancelled, or the store does not answer, the release
-    goes on in the background.
+    *succeeded* as for :func:`celery_distlock.engine.acquisition.release`. Never raises for the
+    store's sake. If it is cancelled, or the store does not answer, the release goes on in the
+    background.
     """
+    rest = hold.rest(succeeded=succeeded)
     before = hold.end()
+
+    def request() -> HoldState:
+        return give_back(hold, before, rest=rest)
+
     try:
-        return await _threads_of(hold.store).call(lambda: give_back(hold, before), timeout=LIMIT)
+        return await _threads_of(hold.store).call(request, timeout=LIMIT)
     except TimeoutError:
         logger.warning("%r is given back later, or its lease ends: no answer", shown(hold.key))
         return before
+
+
+async def upgrade(hold: Hold, *, timeout: float | None) -> Reply:
+    """
+    Have alone what *hold* shares; see :func:`celery_distlock.engine.upgrading.upgrade`.
+
+    If it is cancelled, it goes on as before.
+    """
+    deadline = float("inf") if timeout is None else clock.monotonic() + timeout
+    attempt = _Upgrade(hold, deadline, waits=timeout != 0)
+    reply = await attempt.run()
+    attempt.close()
+    return reply
+
+
+async def leave(hold: Hold) -> None:
+    """Share what an inner acquisition has upgraded, after that was undone; in any case."""
+    if is_left(hold):
+        await tell(hold.store, lambda: upgrading.leave(hold))
 
 
 async def call(store: Store, request: Callable[[], T]) -> T:
@@ -111,7 +139,7 @@ class _Attempt:
         self._hold = hold
         self._deadline = deadline
         self._waits = waits
-        self._waiter: Waiter | None = None
+        self._waiter: Waiter | UpgradeWaiter | None = None
         self._pause = 0.0
         self._loop = asyncio.get_running_loop()
         self._pushed = asyncio.Event()
@@ -159,8 +187,12 @@ class _Attempt:
 
     def close(self) -> None:
         """Wait no more."""
-        if self._waiter is not None:
-            self._waiter.inbox.close()
+        if (inbox := self._inbox) is not None:
+            inbox.close()
+
+    @property
+    def _inbox(self) -> Inbox | None:
+        return None if self._waiter is None else self._waiter.inbox
 
     def _ask(self) -> Reply | None:
         """Ask, in a thread; None: the key is taken."""
@@ -174,10 +206,17 @@ class _Attempt:
                 if reply.status is not Status.BUSY or not self._waits:
                     return reply
             self._waiter = waiter = Waiter(hold, self._deadline, answered=answered)
-            push = WeakMethod(self._push)  # what a store keeps must not keep who waits
-            waiter.inbox.on_push(lambda: (call := push()) is not None and call())
+            self._listen(waiter.inbox)
+        return self._ask_at(waiter)
+
+    def _listen(self, inbox: Inbox) -> None:
+        push = WeakMethod(self._push)  # what a store keeps must not keep who waits
+        inbox.on_push(lambda: (call := push()) is not None and call())
+
+    def _ask_at(self, waiter: Waiter | UpgradeWaiter) -> Reply | None:
         found = waiter.ask()
         if found is None:
+            assert waiter.inbox is not None
             self._pause = waiter.inbox.next_look(waiter.pause)
         return found
 
@@ -205,8 +244,31 @@ class _Attempt:
                 return
             self._given_up = True
         if self._has_asked:
-            give_up(self._hold, None if self._waiter is None else self._waiter.inbox)
+            self._give_up()
             self.close()
+
+    def _give_up(self) -> None:
+        give_up(self._hold, self._inbox)
+
+
+class _Upgrade(_Attempt):
+    """The same of a hold that shares its key and is to have it alone."""
+
+    async def _ask_first(self) -> Reply | None:
+        return await self._ask_in_thread(LIMIT)
+
+    def _ask(self) -> Reply | None:
+        waiter = self._waiter
+        if waiter is None:
+            self._waiter = waiter = UpgradeWaiter(self._hold, self._deadline, waits=self._waits)
+            self._has_asked = True
+            if waiter.inbox is not None:
+                self._listen(waiter.inbox)
+        return self._ask_at(waiter)
+
+    def _give_up(self) -> None:
+        if isinstance(self._waiter, UpgradeWaiter):
+            self._waiter.give_up_later()
 
 
 class _Entrance(asyncio.Lock):

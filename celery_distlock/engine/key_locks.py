@@ -1,9 +1,10 @@
 """What `Lock` and `AsyncLock` have in common: arguments, the store, and who enters again."""
 
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_distlock.errors import ConfigurationError, LockConflictError, LockNotOwnedError
+from celery_distlock.key import Key
 from celery_distlock.naming import shown
 from celery_distlock.settings import DEFAULT_PREFIX, check_lease, check_wait
 from celery_distlock.stores import Ability, Store, open_store
@@ -11,10 +12,32 @@ from celery_distlock.stores.values import Reply
 
 from .acquisition import defaults
 from .lease import Hold, Lease, Terms
-from .owners import AnyTask, current_task, held_by, hold_around, hold_here, turns_of
+from .owners import AnyTask, Turns, current_task, held_by, hold_around, hold_here, turns_of
 from .task_holds import TaskHold
+from .upgrading import conflict, wants_upgrade
+from .wants import ensure_able, want_of
 
 __all__ = ["KeyLock", "tell_conflict"]
+
+
+class Entered(NamedTuple):
+    """What an owner has entered once more, and whether it has to have it alone now."""
+
+    hold: Hold
+    upgrade: bool
+
+
+class Left(NamedTuple):
+    """What an owner has left once, whether that was the last time, and whose turn ends so."""
+
+    hold: Hold
+    last: bool
+    turns: Turns | None = None
+
+    def end_turn(self) -> None:
+        """Let the next task of the loop enter; not before what it left is as it was."""
+        if self.turns is not None:
+            self.turns.leave()
 
 
 class KeyLock:
@@ -22,25 +45,25 @@ class KeyLock:
 
     def __init__(
         self,
-        key: str,
+        key: str | Key,
         *,
+        capacity: int | None,
+        weight: int,
+        shared: bool,
         lease: float,
         watchdog: bool,
         store: Store | str | None,
         prefix: str | None,
         timeout: float | None,
     ) -> None:
-        given: Any = key  # annotations do not keep anybody from giving something else
-        if not isinstance(given, str) or not key:
-            kind = type(self).__name__
-            raise ConfigurationError(f"{kind}() takes a key, a text that is not empty, not {key!r}")
+        self.wanted = _wanted(type(self).__name__, key, capacity, weight, shared)
         if not isinstance(watchdog, bool):
             raise ConfigurationError(f"watchdog must be True or False, not {watchdog!r}")
         if store is not None and not isinstance(store, str | Store):
             raise ConfigurationError(f"store must be a URL, a store or None, not {store!r}")
         if prefix is not None and not isinstance(store, str):
             raise ConfigurationError("prefix goes with a store's URL; a store has its own")
-        self.key = key
+        self.key = self.wanted.template
         self._terms = Terms(check_lease(lease), watchdog=watchdog)
         self._timeout = None if timeout is None else check_wait(timeout, "timeout")
         self._named_store = store if isinstance(store, Store) else None
@@ -74,9 +97,11 @@ class KeyLock:
                 return hold.store
         return defaults.store() if named is None else _with_an_apps_prefix(named)
 
-    def _enter(self, store: Store, task: AnyTask | None) -> Hold | None:
+    def _enter(self, store: Store, task: AnyTask | None) -> Entered | None:
         """
         Enter what *task*, or the thread, holds already, once more; None: it holds nothing.
+
+        If it has to be upgraded and is not, it is for the caller to leave it again.
 
         Raises:
             LockLostError: It has lost it.
@@ -95,16 +120,16 @@ class KeyLock:
             holds[name] = hold
         hold.depth += 1
         hold.takers.append(self)
-        return hold
+        return Entered(hold, wants_upgrade(hold, want_of(self.wanted)))
 
     def _begin(self, hold: Hold, task: AnyTask | None) -> None:
         """Note that *hold* was granted."""
         held_by(task)[hold.store.identity, self.key] = hold
         hold.takers.append(self)
 
-    def _leave(self, store: Store, task: AnyTask | None) -> Hold | None:
+    def _leave(self, store: Store, task: AnyTask | None) -> Left:
         """
-        Undo one acquisition; return what is to be released, if that was the last.
+        Undo one acquisition; what was the last is to be released.
 
         Raises:
             LockNotOwnedError: It holds nothing.
@@ -121,30 +146,47 @@ class KeyLock:
             hold.takers.remove(self)
         hold.depth -= 1
         if turns is not None and turns.is_of(task):
-            if hold.depth == turns.depth:
-                del holds[name]
-                turns.leave()
-            return None
+            if hold.depth != turns.depth:
+                return Left(hold, last=False)
+            del holds[name]
+            return Left(hold, last=False, turns=turns)
         if hold.depth:
-            return None
+            return Left(hold, last=False)
         del holds[name]
-        return hold
+        return Left(hold, last=True)
 
     def _new_hold(self, store: Store, task: AnyTask | None) -> Hold:
         if Ability.WAIT not in store.abilities:
             raise ConfigurationError(f"{store.identity} cannot let callers wait")
+        ensure_able(store, [self.wanted], f"{type(self).__name__}()")
         report: Any = defaults.on_event
         more: dict[str, Any] = {}
         if report is not None:
             more["on_event"] = lambda name, **facts: report(name, self, store, **facts)
         if task is not None:
-            return TaskHold(task, store, self.key, self._terms, **more)
+            return TaskHold(task, store, self.wanted, self._terms, **more)
         label = threading.current_thread().name
-        return Hold(store, self.key, self._terms, label=label, **more)
+        return Hold(store, self.wanted, self._terms, label=label, **more)
 
     def _conflict(self, reply: Reply) -> LockConflictError:
         """Return the error that says who holds the key."""
-        return LockConflictError(self.key, holder=reply.holder, remaining=reply.remaining)
+        return conflict(self.key, reply)
+
+
+def _wanted(kind: str, key: Any, capacity: Any, weight: Any, shared: Any) -> Key:
+    """Return the key that a lock's arguments name; annotations do not keep anybody from others."""
+    if isinstance(key, Key):
+        if (capacity, weight, shared) != (1, 1, False):
+            raise ConfigurationError(
+                f"{kind}({key!r}) says itself how much it wants: capacity, weight and shared go"
+                " with a text"
+            )
+        return key
+    if not isinstance(key, str) or not key:
+        raise ConfigurationError(
+            f"{kind}() takes a key, a text that is not empty, or a Key, not {key!r}"
+        )
+    return Key(key, capacity=capacity, weight=weight, shared=shared)
 
 
 def tell_conflict(hold: Hold, reply: Reply) -> None:

@@ -15,15 +15,17 @@ moment *before* its request was sent, and for a little less than it was asked fo
 
 import enum
 import os
+import secrets
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from celery_distlock import clock
 from celery_distlock.errors import LockLostError, LockNotOwnedError, StoreError
-from celery_distlock.naming import shown
+from celery_distlock.key import MAX_REST, Key
+from celery_distlock.naming import RESTING, shown
 from celery_distlock.settings import MAX_LEASE
-from celery_distlock.stores import ReleaseRequest
+from celery_distlock.stores import CapacityStore, ReleaseRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.values import (
@@ -32,14 +34,19 @@ from celery_distlock.stores.values import (
     RenewOutcome,
     Reply,
     Status,
+    Want,
     WokenTask,
 )
+
+from .wants import units_of, want_of
 
 __all__ = ["Hold", "HoldState", "Keeper", "Lease", "Terms", "believed"]
 
 # Redlock's allowance for two clocks that do not run at one speed (redis.io, "Distributed locks").
 DRIFT_SHARE = 0.01
 DRIFT_SECONDS = 0.002
+
+SHORTEST_REST = 0.001  # seconds; what is shorter is over when the store is told
 
 
 class HoldState(enum.Enum):
@@ -85,6 +92,12 @@ class Keeper(Protocol):
         """Renew no more what *owner* had."""
 
 
+class Taker(Protocol):
+    """A lock, `celery_distlock.engine.key_locks`, that has acquired a key."""
+
+    wanted: Key
+
+
 def ignore_event(name: str, **_facts: Any) -> None:
     """Take no notice; what a hold reports to when nobody asked."""
 
@@ -95,12 +108,18 @@ class Hold:
 
     Args:
         store: Where the key is.
-        key: The key.
+        key: The key, and how much of it; of a plain text all.
         terms: See :class:`Terms`.
         label: Who asks, for people who look at the lock later.
         run: Names the task run that asks, see :meth:`Store.acquire`.
         waited: Seconds for which it has waited already, elsewhere.
         on_event: Told what happens: a name of :mod:`celery_distlock.signals` and its facts.
+
+    Attributes:
+        wanted: What was asked for.
+        want: How much it has or is to have; an upgrade changes it.
+        slot: Which unit that is, if the store tells them from each other; else None.
+        upgraded_at: How deep it was entered when an inner acquisition upgraded it; None: none has.
     """
 
     __slots__ = (
@@ -108,6 +127,7 @@ class Hold:
         "_extended_until",
         "_loss_reason",
         "_mutex",
+        "_rests_until",
         "_wanted_since",
         "arrival",
         "depth",
@@ -120,19 +140,23 @@ class Hold:
         "owner",
         "pid",
         "run",
+        "slot",
         "state",
         "store",
         "takers",
         "terms",
         "token",
         "turns",
+        "upgraded_at",
         "valid_until",
+        "want",
+        "wanted",
     )
 
     def __init__(
         self,
         store: Store,
-        key: str,
+        key: str | Key,
         terms: Terms,
         *,
         label: str,
@@ -141,7 +165,11 @@ class Hold:
         on_event: Callable[..., None] = ignore_event,
     ) -> None:
         self.store = store
-        self.key = key
+        self.wanted = key if isinstance(key, Key) else Key(key)
+        self.key = self.wanted.template
+        self.want = want_of(self.wanted)
+        self.slot: int | None = None
+        self.upgraded_at: int | None = None
         self.terms = terms
         self.run = run
         self.label = label
@@ -151,7 +179,7 @@ class Hold:
         self.token = 0
         self.arrival = 0  # when it came to the key's queue, by the store's clock
         self.depth = 0
-        self.takers: list[object] = []  # for each that is to release it
+        self.takers: list[Taker] = []  # for each that is to release it
         self.held_since = 0.0
         self._wanted_since = clock.monotonic() - waited
         self.valid_until = 0.0
@@ -160,6 +188,7 @@ class Hold:
         self.keeper: Keeper | None = None
         self.turns: Any = None  # of the tasks of a loop that its thread runs: see `owners`
         self._extended_until = 0.0
+        self._rests_until = 0.0
         self._loss_reason = ""
         self._mutex = threading.Lock()
 
@@ -179,7 +208,7 @@ class Hold:
             return False
         now = clock.monotonic()
         with self._mutex:
-            self.token = reply.token
+            self._note_grant(reply)
             self.held_since = now
             self.valid_until = reply.asked_at + believed(self.terms.lease)
             if now >= self.valid_until:  # the answer took longer than the lease
@@ -188,6 +217,18 @@ class Hold:
             self.depth = 1
         self._tell("lock_acquired", waited=self.waited)
         return True
+
+    def _note_grant(self, reply: Reply) -> None:
+        self.token = reply.token
+        self.slot = reply.slot if reply.slot >= 0 else None
+
+    def change(self, want: Want, reply: Reply, lease: float) -> None:
+        """Have *want* of the key from now on, as *reply* says, which was asked for *lease* s."""
+        with self._mutex:
+            if self.state is HoldState.HELD:
+                self._note_grant(reply)
+                self.want = want
+                self.valid_until = reply.asked_at + believed(lease)
 
     @property
     def waited(self) -> float:
@@ -250,6 +291,14 @@ class Hold:
         wanted = max(self.terms.lease, self._extended_until - clock.monotonic())
         return Ownership(self.key, self.owner, wanted)
 
+    def wanted_by_takers(self) -> list[Key]:
+        """Return what each of the locks wants that are to release it."""
+        return [taker.wanted for taker in self.takers]
+
+    def lease_for_change(self) -> float:
+        """Return the lease that an upgrade or a downgrade asks for: no longer if it is fixed."""
+        return self.ownership().lease if self.renewable else self.remaining
+
     def renewed(self, outcome: RenewOutcome, asked_at: float, lease: float) -> None:
         """Take note of a renewal that was asked for at *asked_at* for *lease* seconds."""
         if outcome is RenewOutcome.RENEWED:
@@ -305,6 +354,37 @@ class Hold:
             raise StoreError(f"the lease of {shown(self.key)!r} was not extended: no answer")
         self.ensure_held()
 
+    def cool_down(self, seconds: float) -> None:
+        """
+        Let nobody enter for *seconds* from now, though this hold may end before.
+
+        Raises:
+            LockLostError: The key was lost before.
+            StoreError: The store did not confirm it, or cannot do it where several have the key.
+        """
+        self.ensure_held()
+        if not isinstance(self.store, CapacityStore) and self.want.alone:
+            self._rests_until = max(self._rests_until, clock.monotonic() + seconds)
+        elif not CapacityStore.of(self.store).rest(self.key, self.owner, seconds):
+            self.lose("the store no longer knows it")
+            raise self.loss()
+
+    def rest(self, *, succeeded: bool) -> tuple[str, float] | None:
+        """
+        Return for whom, nobody, and for how many seconds what is held stays taken after its end.
+
+        None: it is free then.
+        """
+        if self.state is not HoldState.HELD:
+            return None
+        now, wanted = clock.monotonic(), self.wanted
+        until = max(self._rests_until, self.held_since + wanted.min_hold)
+        if succeeded:
+            until = max(until, now + wanted.cooldown)
+        if until - now < SHORTEST_REST:
+            return None
+        return f"{RESTING}{secrets.token_hex(8)}", min(until - now, MAX_REST)
+
     def end(self) -> HoldState:
         """Stop holding, before the store is told; return the state until then."""
         with self._mutex:
@@ -333,9 +413,9 @@ class Lease:
     """
     What a task or a :class:`~celery_distlock.Lock` holds, as the code under it sees it.
 
-    Everything here but :meth:`extend` is local: no round trip. That of a task which runs unlocked
-    because it was told to (``distlock_enabled=False``, a key of None, ``lock_on_outage="run"``) has
-    no keys, is false, has the token 0, and its :meth:`ensure_held` passes.
+    Attributes are local: no round trip. The lease of a task which runs unlocked because it was told
+    to (``distlock_enabled=False``, a key of None, ``lock_on_outage="run"``) has no keys, is false,
+    has the token 0, and its :meth:`ensure_held` passes.
     """
 
     def __init__(self, holds: tuple[Hold, ...], *, wanted: bool = True) -> None:
@@ -360,9 +440,31 @@ class Lease:
         """
         The fencing token of `key`.
 
-        Strictly greater than the token of every earlier grant of the key; a re-entry keeps it.
+        Of who has the key alone: strictly greater than that of every earlier grant; a re-entry
+        keeps it. Of those who hold it beside each other: one token for all, from the first who
+        enters until nobody has the key any more, so that they do not refuse each other, and
+        strictly greater than those of before. An upgrade and a downgrade bring a new one.
         """
         return self._holds[0].token if self._holds else 0
+
+    @property
+    def slot(self) -> int | None:
+        """
+        Which one of the units of `key` this is, from 0; nobody else has it meanwhile.
+
+        For one unit of a capacity from 2 to 1024; None for everything else.
+        """
+        return self._holds[0].slot if self._holds else None
+
+    @property
+    def units(self) -> int:
+        """How many units of `key` are taken: 1 where it is held alone; 0 without a lock."""
+        return units_of(self._holds[0].want) if self._holds else 0
+
+    @property
+    def shared(self) -> bool:
+        """Whether others may hold `key` as well, as readers do, or by a capacity."""
+        return bool(self._holds) and not self._holds[0].want.alone
 
     @property
     def held(self) -> bool:
@@ -413,6 +515,63 @@ class Lease:
             raise ValueError(f"extend() takes a positive number of seconds, not {seconds!r}")
         for hold in self._holds:
             hold.extend(float(seconds))
+
+    def upgrade(self, timeout: float | None = None) -> None:
+        """
+        Have all of what is held beside others: from now on alone, with a new token.
+
+        At once if nobody else has the key. Else it waits, before all that are in the queue, until
+        the others have left; nobody enters meanwhile. It lasts until :meth:`downgrade` or the end.
+
+        In a coroutine it would block the event loop: there
+        ``async with AsyncLock(key)`` inside the lock that is shared does the same.
+
+        Args:
+            timeout: Seconds to wait at most; None waits for ever.
+
+        Raises:
+            LockConflictError: Others still have the key; or another one who shares it waits for
+                having it alone already, so that both would wait for each other: that is said at
+                once. What was held is still held as before.
+            LockError: It is called in a coroutine.
+            LockLostError: The key was lost.
+            StoreError: The store cannot do it, or did not answer; what was held is still held.
+            ValueError: *timeout* is no number, or negative.
+        """
+        from .upgrading import upgrade_all  # which knows holds
+
+        upgrade_all(self._holds, timeout)
+
+    def downgrade(self) -> None:
+        """
+        Share what is held alone with any number of others that share; one round trip.
+
+        Never refused, and without a gap in which others have the key alone. There is a new token.
+
+        Raises:
+            LockLostError: The key was lost.
+            StoreError: The store cannot do it, or did not answer; the key is still held alone.
+        """
+        from .upgrading import downgrade_all
+
+        downgrade_all(self._holds)
+
+    def cool_down(self, seconds: float) -> None:
+        """
+        Let nobody enter for *seconds* from now, whether this task or block has ended or not.
+
+        Who has the key goes on; of one that several may hold, all of it rests. In a store that does
+        not count units the rest begins when the key is given up, and not if its process dies.
+
+        Raises:
+            ValueError: *seconds* is not a positive number, or more than 30 days.
+            LockLostError: The key was lost.
+            StoreError: The store did not confirm it, or cannot do it where several have the key.
+        """
+        if type(seconds) not in (int, float) or not 0 < seconds <= MAX_REST:
+            raise ValueError(f"cool_down() takes a positive number of seconds, not {seconds!r}")
+        for hold in self._holds:
+            hold.cool_down(float(seconds))
 
     def __repr__(self) -> str:
         state = f"{self.remaining:.1f} s left" if self.held else "not held"

@@ -47,6 +47,7 @@ class _PendingRelease:
     ended: Completion = field(compare=False)
     inbox: Inbox | None = field(default=None, compare=False)
     on_done: Callable[[], None] | None = field(default=None, compare=False)
+    rest: tuple[str, float] | None = field(default=None, compare=False)  # until when
     attempts: int = field(default=0, compare=False)
     answers: int = field(default=0, compare=False)
     unfinished: bool = field(default=True, compare=False)
@@ -61,6 +62,7 @@ def _attempt(release: _PendingRelease) -> None:
                 run=release.run,
                 completion=release.ended,
                 inbox=release.inbox,
+                keep_for=_rest_left(release),
             )
         )
     except StoreError as error:
@@ -74,6 +76,14 @@ def _attempt(release: _PendingRelease) -> None:
         release.attempts += 1
     elif release.on_done is not None:
         release.on_done()
+
+
+def _rest_left(release: _PendingRelease) -> tuple[str, float] | None:
+    if release.rest is None:
+        return None
+    nobody, until = release.rest
+    left = until - clock.monotonic()
+    return (nobody, left) if left > 0 else None
 
 
 class _ReleaseThread:
@@ -161,14 +171,17 @@ def release_later(
     ended: Completion = Completion.NO,
     inbox: Inbox | None = None,
     on_done: Callable[[], None] | None = None,
+    rest: tuple[str, float] | None = None,
 ) -> None:
     """
     Release *key*, if *owner* has it or comes to have it, until the store has answered.
 
     The arguments are those of :meth:`Store.release`; *on_done* is called when it has, or when
-    there is nothing more to try.
+    there is nothing more to try. *rest* is for whom, nobody, and for how many seconds from now the
+    key stays taken then.
     """
-    _pending.value.add(store, key, owner, run, ended, inbox, on_done)
+    until = None if rest is None else (rest[0], clock.monotonic() + rest[1])
+    _pending.value.add(store, key, owner, run, ended, inbox, on_done, until)
 
 
 def finish() -> None:

@@ -5,6 +5,7 @@ import logging
 from typing import Any
 from weakref import ref
 
+from celery_distlock.key import Key
 from celery_distlock.naming import shown
 from celery_distlock.stores.base import Store
 
@@ -26,7 +27,7 @@ class TaskHold(Hold):
     __slots__ = ("_loop", "_task", "notice")
 
     def __init__(
-        self, task: "asyncio.Task[Any]", store: Store, key: str, terms: Terms, **more: Any
+        self, task: "asyncio.Task[Any]", store: Store, key: str | Key, terms: Terms, **more: Any
     ) -> None:
         super().__init__(store, key, terms, label=task.get_name(), **more)
         self._loop = task.get_loop()

@@ -5,14 +5,14 @@ Everything here asks the lock store; no worker has to answer.
 """
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from celery import Celery
 from celery.app.task import Context
 
-from celery_distlock import signals
+from celery_distlock import clock, signals
 from celery_distlock.errors import DistlockError
 from celery_distlock.keys import as_key, key_of, slot_name
 from celery_distlock.naming import shown
@@ -27,13 +27,29 @@ from celery_distlock.stores import (
     Store,
     UnsendableError,
 )
-from celery_distlock.stores.identities import Owner, task_id_of
-from celery_distlock.stores.values import KeyState, Waiter, WokenTask
+from celery_distlock.stores.capacity import CapacityStore
+from celery_distlock.stores.identities import task_id_of
+from celery_distlock.stores.values import Limit, Waiter, WokenTask
+
+from .looks import (
+    Holder,
+    HoldInfo,
+    LockInfo,
+    WaiterInfo,
+    holds_named,
+    is_of_interest,
+    known_time,
+    lock_info,
+    printable,
+    waiter_info,
+)
 
 __all__ = [
     "Admin",
     "Dropped",
+    "HoldInfo",
     "Holder",
+    "Limited",
     "LockInfo",
     "Released",
     "WaiterInfo",
@@ -43,106 +59,33 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+PATIENCE = 2.0  # seconds for the store to tell its time
 PAGE = 1000  # waiters that are asked for at once
-LATEST = 253_402_300_799.0  # seconds since the epoch: the year 9999 ends
 DROPPED = "dropped from the queue of its lock by an operator"
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """
-    Who holds a key or waits for it.
-
-    Attributes:
-        task: The task's name; of a :class:`~celery_distlock.Lock`, its thread's, and of an
-            :class:`~celery_distlock.AsyncLock` that of its asyncio task.
-        task_id: The task's id; empty for a ``Lock``.
-        host: The host; empty while it is on its way there.
-        pid: The process, 0 likewise. In a prefork pool, the child.
-        owner: The name of this acquisition, as it stands in log lines.
-    """
-
-    task: str
-    task_id: str
-    host: str = ""
-    pid: int = 0
-    owner: str = ""
-
-    @property
-    def name(self) -> str:
-        """What people are shown: the task's name; of a ``Lock``, ``thread`` and its name."""
-        return f"thread {self.task}" if self.is_thread else self.task
-
-    @property
-    def is_thread(self) -> bool:
-        """Whether it is a thread that holds a ``Lock``; no task, and nothing unreadable."""
-        return bool(self.host and not self.task_id)
-
-    def __str__(self) -> str:
-        name = f"{self.task or 'task'}[{self.task_id}]" if self.task_id else self.name
-        return f"{name} on {self.host}, process {self.pid}" if self.host else name
-
-    @classmethod
-    def of(cls, owner: str) -> "Holder":
-        """Read the text of an :class:`~celery_distlock.stores.identities.Owner`."""
-        known = Owner.parse(owner)
-        if known is None:
-            return cls(owner, "", owner=owner)
-        return cls(known.task or owner, known.task_id, known.host, known.pid, owner)
-
-
-@dataclass(frozen=True, slots=True)
-class LockInfo:
-    """
-    A look at one key.
-
-    Attributes:
-        key: The key; of one longer than 160 characters, its beginning and a digest.
-        state: ``held``; ``waking``: a parked task is on its way to it; or ``free``.
-        holder: Who has it; None if it is free.
-        since: When it was granted, in seconds since the epoch by the store's clock; 0 if free, or
-            if its record tells no time.
-        remaining: Seconds that are left of the lease; infinite if somebody has taken its end away.
-        token: The fencing token of the grant; 0 if free.
-        waiting: How many wait, blocked or parked.
-        oldest: When the first of them came, as `since`; 0 if nobody waits.
-        woken: How many parked tasks are on their way.
-    """
-
-    key: str
-    state: str
-    holder: Holder | None
-    since: float
-    remaining: float
-    token: int
-    waiting: int
-    oldest: float
-    woken: int
-
-
-@dataclass(frozen=True, slots=True)
-class WaiterInfo:
-    """
-    One that waits.
-
-    Attributes:
-        place: 0 is next; None for one whose turn has come.
-        kind: ``woken``: on its way to the key; ``parked``: a task; ``blocked``: a process waits.
-        who: Who it is.
-        since: When it came, in seconds since the epoch by the store's clock; 0: not known.
-    """
-
-    place: int | None
-    kind: str
-    who: Holder
-    since: float
-
-
-@dataclass(frozen=True, slots=True)
 class Released:
-    """What a forced release did: how the key was, and how it is now. `done` false: was not held."""
+    """
+    What a forced release did.
+
+    Attributes:
+        done: False: the key was not held, or not any more by those who were to lose it.
+        before: How the key was.
+        after: How it is now.
+        lost: Those who have lost it.
+    """
 
     done: bool
+    before: LockInfo
+    after: LockInfo
+    lost: tuple[HoldInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """What a limit has changed: how the key was, and how it is."""
+
     before: LockInfo
     after: LockInfo
 
@@ -154,18 +97,6 @@ class Dropped:
     key: str
     task: str
     task_id: str
-
-
-def known_time(seconds: float) -> float:
-    """Return a time since the epoch; 0, not known, for what no calendar has."""
-    return seconds if 0 < seconds < LATEST else 0.0
-
-
-def printable(text: str) -> str:
-    """Return *text* on one line, without anything that a terminal would obey."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class _ParkedMessage(NamedTuple):
@@ -200,7 +131,7 @@ class Admin:
 
     def locks(self, pattern: str = "*") -> Iterator[LockInfo]:
         """
-        Look at all keys that are held or waited for; in no order, and not at one moment.
+        Look at all keys that are held, waited for or limited; in no order, not at one moment.
 
         Args:
             pattern: Of the key, as :mod:`fnmatch` has it.
@@ -208,13 +139,13 @@ class Admin:
         store = ListingStore.of(self.store)
         for keys in store.find_keys(pattern):
             for key, state in zip(keys, store.inspect_many(keys), strict=True):
-                if state.token or state.waiting or state.woken:
-                    yield self._info(key, state)
+                if is_of_interest(state):
+                    yield lock_info(key, state)
 
     def show(self, key: str) -> LockInfo:
         """Look at one key, which may be free."""
         key = as_key(key)
-        return self._info(key, self.store.inspect(key))
+        return lock_info(key, self.store.inspect(key))
 
     def queue(self, key: str, *, first: int = 0, limit: int = 100) -> list[WaiterInfo]:
         """Return who waits for *key*: those on their way, then the queue from place *first* on."""
@@ -226,14 +157,21 @@ class Admin:
             found += page
             if sum(not waiter.woken for waiter in page) < size:
                 break
-        woken = [self._waiter(None, "woken", waiter) for waiter in found if waiter.woken]
+        woken = [waiter_info(None, "woken", waiter) for waiter in found if waiter.woken]
         queued = [waiter for waiter in found if not waiter.woken]
         return woken + [
-            self._waiter(place, "parked" if waiter.run else "blocked", waiter)
+            waiter_info(place, "parked" if waiter.run else "blocked", waiter)
             for place, waiter in enumerate(queued, first)
         ]
 
-    def release(self, key: str, *, token: int = 0) -> Released:
+    def release(
+        self,
+        key: str,
+        *,
+        token: int = 0,
+        owners: Collection[str] = (),
+        all_holders: bool = False,
+    ) -> Released:
         """
         Take *key* from whoever holds it, and give it to the next in its queue.
 
@@ -245,22 +183,54 @@ class Admin:
             key: The key.
             token: If it is given, `LockInfo.token` of a look before: nothing is done if the key has
                 been granted anew since.
+            owners: If they are given, who is to lose it: nothing is done to others.
+            all_holders: If several hold it, all of them lose it: those who hold it now, not who is
+                let in instead of them.
+
+        Raises:
+            DistlockError: Several hold it, and it was not said which of them is to lose it.
         """
         Runtime.of(self._app).import_tasks()  # only one that is known is sent
         key, store = as_key(key), self.store
         state = store.inspect(key)
-        before = self._info(key, state)
-        done = False
+        before = lock_info(key, state)
+        losing: list[HoldInfo] = []
         if state.token and token in (0, state.token):
-            released = store.release(ReleaseRequest(key, state.owner))
-            store.dispatch(released.wake)
-            done = released.released
-        if done:
-            why = "an operator has released it"
-            signals.send(
-                "lock_freed", self._app, store, key=before.key, holder=state.owner, reason=why
-            )
-        return Released(done, before, self.show(key))
+            held = before.holds if owners else holds_named(before, many=all_holders)
+            losing = [hold for hold in held if not owners or hold.who.owner in owners]
+        lost = tuple(hold for hold in losing if self._take(store, key, hold))
+        for hold in lost:
+            facts = {"holder": hold.who.owner, "reason": "an operator has released it"}
+            signals.send("lock_freed", self._app, store, key=before.key, **facts)
+        return Released(bool(lost), before, self.show(key), lost)
+
+    def _take(self, store: Store, key: str, hold: HoldInfo) -> bool:
+        released = store.release(ReleaseRequest(key, hold.who.owner))
+        store.dispatch(released.wake)
+        return released.released
+
+    def limit(
+        self, key: str, capacity: int | None, *, seconds: float = 0.0, author: str = ""
+    ) -> Limited:
+        """
+        Let at most *capacity* units of *key* be in use, whatever tasks and locks ask with.
+
+        Nobody is thrown out: what was granted ends as it would have. Who fits now is woken at once.
+
+        Args:
+            key: The key, which may be free.
+            capacity: How many; 0: nobody is let in. None: there is no such limit any more.
+            seconds: After which the limit ends by itself; 0: when it is taken back.
+            author: Who sets it, for those who look at the key.
+        """
+        Runtime.of(self._app).import_tasks()  # only one that is known is sent
+        key, store = as_key(key), CapacityStore.of(self.store)
+        before = self.show(key)
+        limit = None
+        if capacity is not None:
+            limit = Limit(capacity, _store_time(store) + seconds if seconds else 0.0, author)
+        store.dispatch(store.set_limit(key, limit).wake)
+        return Limited(before, self.show(key))
 
     def wake(self, key: str) -> int:
         """
@@ -374,7 +344,7 @@ class Admin:
             why = shown(str(error))
             words = "the message of %r, parked at %r, cannot be read; it is dropped unread: %r"
             logger.warning(words, shown(waiter.run), shown(key), why)
-            return _ParkedMessage(self._who(waiter).task, None, ignored=False)
+            return _ParkedMessage(waiter.task, None, ignored=False)
         name = str(headers.get("task", ""))
         task = self._app.tasks.get(name)
         ignored = headers.get("ignore_result")
@@ -397,34 +367,7 @@ class Admin:
                 f" its result could not be stored, so whoever waits for it does not know: {error}"
             ) from error
 
-    def _info(self, key: str, state: KeyState) -> LockInfo:
-        kind = "free"
-        holder = None
-        if state.token:
-            kind = "waking" if state.waking else "held"
-            holder = self._holder(key, state)
-        return LockInfo(
-            key_of(slot_name(key)),
-            kind,
-            holder,
-            known_time(state.since),
-            state.remaining,
-            state.token,
-            state.waiting,
-            known_time(state.oldest),
-            state.woken,
-        )
 
-    def _holder(self, key: str, state: KeyState) -> Holder:
-        if not state.waking:
-            holder = Holder.of(state.owner)
-            return holder if holder.task_id else replace(holder, task_id=task_id_of(state.run))
-        return Holder(state.task, task_id_of(state.run), owner=state.owner)
-
-    def _waiter(self, place: int | None, kind: str, waiter: Waiter) -> WaiterInfo:
-        return WaiterInfo(place, kind, self._who(waiter), known_time(waiter.since))
-
-    def _who(self, waiter: Waiter) -> Holder:
-        if not waiter.run:
-            return Holder.of(waiter.owner)
-        return Holder(waiter.task, task_id_of(waiter.run))
+def _store_time(store: Store) -> float:
+    """Return the store's time, in seconds since the epoch; this host's if it tells none."""
+    return store.time(PATIENCE) / 1e6 or clock.wall()

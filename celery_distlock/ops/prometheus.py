@@ -22,7 +22,8 @@ from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability, ListingStore
 from celery_distlock.telemetry.counters import BUCKETS, Sample, samples
 
-from .admin import Admin, Holder, known_time
+from .admin import Admin, LockInfo
+from .looks import lock_info
 
 __all__ = ["StoreCollector", "described"]
 
@@ -36,12 +37,21 @@ _GAUGES = {
     "up": "Whether the lock store answers and can be read.",
     "read_seconds": "Seconds that reading the store took.",
     "read_age_seconds": "Seconds since what is told here was read.",
-    "held": "Keys that are held.",
+    "held": "Keys that are held; of one that several hold, each of them counts.",
     "longest_hold_seconds": "How long a key is held by now.",
+    "units_held": "Units in use, of the keys that several hold up to a capacity.",
+    "units_limit": "Units that may be in use, of those keys.",
+    "limited": "Keys that an operator has limited, or paused.",
+    "paused": "Keys that an operator has paused.",
+    "resting": "Keys that nobody is let in to for a while.",
     "waiting": "Who waits for a key, blocked or parked.",
     "travelling": "Parked tasks that are on their way.",
     "oldest_waiter_seconds": "How long the first has waited.",
 }
+_TOTALS = (
+    *("waiting", "travelling", "oldest_waiter_seconds", "units_held", "units_limit"),
+    *("limited", "paused", "resting"),
+)
 _COUNTERS = {
     "acquired": "Grants, by the task that was granted a key.",
     "conflicts": "Keys that were found taken.",
@@ -188,26 +198,53 @@ class StoreCollector(Collector):
             yield _histogram(name, words, [sample for sample in found if sample.name == name])
 
     def _keys(self) -> Iterator[Metric]:
-        """Yield the gauges: held keys, waiters, the oldest waiter, by task where they have one."""
-        now, store = time.time(), ListingStore.of(self._admin.store)
-        held: Counter[str] = Counter()
-        longest: defaultdict[str, float] = defaultdict(float)
-        waiting = woken = 0
-        oldest = 0.0
+        """Yield the gauges: what is held and waited for, by task where it has one."""
+        store, totals = ListingStore.of(self._admin.store), Totals(time.time())
         for keys in store.find_keys():
-            for state in store.inspect_many(keys):
-                waiting += state.waiting
-                woken += state.woken
-                oldest = max(oldest, now - (known_time(state.oldest) or now))
-                if state.token and not state.waking:
-                    task = Holder.of(state.owner).task if state.run else ""
-                    held[task] += 1
-                    longest[task] = max(longest[task], now - (known_time(state.since) or now))
-        yield _gauge_by_task("held", held)
-        yield _gauge_by_task("longest_hold_seconds", longest)
-        yield _gauge("waiting", waiting)
-        yield _gauge("travelling", woken)
-        yield _gauge("oldest_waiter_seconds", oldest)
+            for key, state in zip(keys, store.inspect_many(keys), strict=True):
+                totals.add(lock_info(key, state))
+        yield _gauge_by_task("held", totals.held)
+        yield _gauge_by_task("longest_hold_seconds", totals.longest)
+        for name, value in totals.plain.items():
+            yield _gauge(name, value)
+
+
+class Totals:
+    """
+    Adds up what is the case at all keys.
+
+    Attributes:
+        held: How many hold a key, by task; a `Lock` has none.
+        longest: Seconds for which the one has held it that has done so longest, likewise.
+        plain: What is not told by task: values by the metric's name.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._now = now
+        self.held: Counter[str] = Counter()
+        self.longest: defaultdict[str, float] = defaultdict(float)
+        self.plain: dict[str, float] = dict.fromkeys(_TOTALS, 0.0)
+
+    def add(self, info: LockInfo) -> None:
+        """Add one key."""
+        self.plain["waiting"] += info.waiting
+        self.plain["travelling"] += info.woken
+        waited = self._passed(info.oldest)
+        self.plain["oldest_waiter_seconds"] = max(self.plain["oldest_waiter_seconds"], waited)
+        self.plain["limited"] += info.limit is not None
+        self.plain["paused"] += info.paused
+        self.plain["resting"] += info.rest > 0 or info.state == "resting"
+        if info.mode == "shared" and info.most is not None:
+            self.plain["units_held"] += info.units
+            self.plain["units_limit"] += info.most
+        for hold in info.holds:
+            if hold.state == "held":
+                task = hold.who.task if hold.who.task_id else ""
+                self.held[task] += 1
+                self.longest[task] = max(self.longest[task], self._passed(hold.since))
+
+    def _passed(self, since: float) -> float:
+        return self._now - since if since else 0.0
 
 
 def described() -> list[Metric]:

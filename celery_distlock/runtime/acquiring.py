@@ -9,7 +9,10 @@ from celery_distlock.engine.acquisition import acquire, acquire_all, held_here, 
 from celery_distlock.engine.lease import Hold, Lease
 from celery_distlock.engine.owners import hold_here
 from celery_distlock.engine.pending_releases import release_later
+from celery_distlock.engine.upgrading import conflict, upgrade, wants_upgrade
+from celery_distlock.engine.wants import want_of
 from celery_distlock.errors import StoreUnavailableError
+from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
 from celery_distlock.policies import Decision
@@ -33,7 +36,7 @@ class KeyAcquisition:
     """
 
     def __init__(
-        self, invocation: Invocation, keys: tuple[str, ...], requeueing: Requeueing
+        self, invocation: Invocation, keys: tuple[Key, ...], requeueing: Requeueing
     ) -> None:
         self._invocation = invocation
         self._store = invocation.store
@@ -41,8 +44,8 @@ class KeyAcquisition:
         self._requeueing = requeueing
         self._conflicts = Conflicts(invocation)
         self._keys = keys
-        self._wanted: list[str] = []  # those of the keys that are not held here already
-        self._missing: list[str] = []  # and have not been taken yet
+        self._wanted: list[Key] = []  # those of the keys that are not held here already
+        self._missing: list[Key] = []  # and have not been taken yet
         self.taken: list[Hold] = []
         self.entered: list[Hold] = []
 
@@ -65,9 +68,12 @@ class KeyAcquisition:
             LockConflictError: The policy is for failing.
             StoreUnavailableError: The store is away, and `lock_on_outage` is for failing then.
         """
-        if (found := self._conflicts.found_on_arrival(self._keys)) is not None:
+        texts = [key.template for key in self._keys]
+        if (found := self._conflicts.found_on_arrival(texts)) is not None:
             return self._conflicts.decide(*found)
         self._wanted = wanted = [key for key in self._keys if not self._enter(key)]
+        if (refusal := self._upgrade_entered()) is not None:
+            return refusal
         at_once = len(wanted) > 1 and self._take_at_once(wanted)
         self._missing = [] if at_once else list(wanted)
         while self._missing:
@@ -80,9 +86,9 @@ class KeyAcquisition:
             invocation.states.running()
         return None
 
-    def _enter(self, key: str) -> bool:
+    def _enter(self, key: Key) -> bool:
         """Whether *key* is held here already; then it is entered once more."""
-        held = hold_here(self._store.identity, key)
+        held = hold_here(self._store.identity, key.template)
         if held is None:
             return False
         held.ensure_held()
@@ -90,7 +96,27 @@ class KeyAcquisition:
         self.entered.append(held)
         return True
 
-    def _take_at_once(self, keys: list[str]) -> bool:
+    def _upgrade_entered(self) -> Decision | None:
+        """
+        Have alone what was entered and is shared, where that is asked for.
+
+        Raises:
+            LockConflictError: It cannot be had, and the policy has no answer to that.
+        """
+        wants = {key.template: want_of(key) for key in self._keys}
+        for hold in self.entered:
+            if not wants_upgrade(hold, wants[hold.key]):
+                continue
+            reply = upgrade(hold, self._conflicts.patience)
+            if reply.status is not Status.GRANTED:
+                decision = self._conflicts.decide(hold.key, reply)
+                if isinstance(decision, policies.Answer):
+                    return decision
+                raise conflict(hold.key, reply)  # it cannot come again while it is held here
+            hold.upgraded_at = hold.depth - 1
+        return None
+
+    def _take_at_once(self, keys: list[Key]) -> bool:
         """Whether all of *keys* were free, or kept for this run, and are taken now; or none is."""
         invocation = self._invocation
         again = invocation.redelivered
@@ -107,10 +133,10 @@ class KeyAcquisition:
             self._keep(hold)
         return True
 
-    def _take(self, key: str) -> Decision | None:
+    def _take(self, key: Key) -> Decision | None:
         hold, reply = self._acquire(key, timeout=self._conflicts.patience)
         if hold is not None and reply.status is Status.BUSY:
-            decision = self._conflicts.decide(key, reply)
+            decision = self._conflicts.decide(key.template, reply)
             if not isinstance(decision, policies.Park):
                 return decision
             if not self._invocation.received.returns:
@@ -127,17 +153,17 @@ class KeyAcquisition:
         if reply.status is Status.PARKED:
             if self._invocation.is_second_delivery(reply):
                 words = "set aside: the first delivery of its message has {key!r}, and still runs"
-                self._report.info(words, key=key)
+                self._report.info(words, key=key.template)
             else:
-                self._report.parking(key, reply, begun=True)
-            raise Postponed(f"parked until {shown(key)!r} is free")
+                self._report.parking(key.template, reply, begun=True)
+            raise Postponed(f"parked until {shown(key.template)!r} is free")
         if reply.status is Status.DONE:
             words = "dropped: a second delivery of its message; the first one has ended"
             self._report.info(words, key=key)
             raise Ignore("a second delivery")
         return None
 
-    def _acquire(self, key: str, **how: Any) -> tuple[Hold | None, Reply]:
+    def _acquire(self, key: Key, **how: Any) -> tuple[Hold | None, Reply]:
         """Ask for *key*; the hold is None if the task is to go on, locked or by `on_outage`."""
         invocation = self._invocation
         hold = invocation.new_hold(key)
@@ -161,30 +187,30 @@ class KeyAcquisition:
         if header.woken and header.parked_at == slot_name(hold.key):
             self._report.event("task_woken", key=hold.key, waited=hold.waited)
 
-    def _wait_here(self, key: str) -> tuple[Hold | None, Reply]:
+    def _wait_here(self, key: Key) -> tuple[Hold | None, Reply]:
         """Wait for *key* in this process: were the task parked, nobody would send it again."""
         where = self._invocation.request.delivery_info or {}
         self._report.warning(
             "waits for {key!r} in its process and is not parked: it came by exchange {exchange!r}"
             " with routing key {routing_key!r}, which leads to no queue that this worker knows;"
             " name that in task_queues",
-            key=key,
+            key=key.template,
             exchange=where.get("exchange"),
             routing_key=where.get("routing_key"),
         )
         return self._acquire(key, timeout=None)
 
-    def _park(self, key: str, reply: Reply) -> tuple[Hold | None, Reply]:
-        request = self._requeueing.park_request(key)
+    def _park(self, key: Key, reply: Reply) -> tuple[Hold | None, Reply]:
+        request = self._requeueing.park_request(key.template)
         if not self._invocation.is_second_delivery(reply):
             # Before it is parked: from then on it may run elsewhere and end before we write.
-            self._invocation.states.parked(key, reply.holder, reply.place)
+            self._invocation.states.parked(key.template, reply.holder, reply.place)
         self._requeueing.asked_to_park = True
         hold, parked = self._acquire(key, park=request)
-        self._requeueing.leave_reservations(slot_name(key))
+        self._requeueing.leave_reservations(slot_name(key.template))
         return hold, parked
 
-    def _park_at_all(self, key: str, reply: Reply) -> tuple[str, Reply]:
+    def _park_at_all(self, key: Key, reply: Reply) -> tuple[Key, Reply]:
         """
         Park the run at its keys, one after the other, and keep reserved what it has of them.
 
@@ -193,12 +219,12 @@ class KeyAcquisition:
         """
         route = self._requeueing.route(self._wanted)
         request: ParkRequest | None
-        request = self._requeueing.park_request(self._wanted[0], *route.names)
-        self._invocation.states.parked(key, reply.holder, reply.place)  # before, as in `_park`
+        request = self._requeueing.park_request(self._wanted[0].template, *route.names)
+        self._invocation.states.parked(key.template, reply.holder, reply.place)  # as in `_park`
         self._requeueing.asked_to_park = True
         arrival = self._invocation.received.arrival or 0
         for next_key in self._wanted:
-            reply, key = self._park_at(next_key, route, arrival, request), next_key
+            reply, key = self._park_at(next_key.template, route, arrival, request), next_key
             request, arrival = None, reply.arrival
             self._store.dispatch(reply.wake)
             if reply.status is not Status.RESERVED:

@@ -27,6 +27,7 @@ class Body:
         completion: Whether the execution is over, as the store is to be told at the release.
         keep_for: The execution id of the next attempt and the seconds for which the keys are kept
             for it, if they are.
+        succeeded: Whether the body has returned; None: it has not begun.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Body:
         self._requeueing = requeueing
         self.completion = Completion.NO
         self.keep_for: tuple[str, float] | None = None
+        self.succeeded: bool | None = None
 
     def run(self, body: Callable[[], Any]) -> Any:
         """
@@ -54,6 +56,7 @@ class Body:
         may_come_again = self._invocation.redelivered or late
         ended = Completion.YES_AND_MAY_COME_AGAIN if may_come_again else Completion.YES
         with_result = Completion.UNSETTLED if late else ended
+        self.succeeded = False
         try:
             result = self._guard().run(body)
         except Retry as retry:
@@ -75,6 +78,7 @@ class Body:
             self.completion = Completion.NO if lost else with_result
             raise
         self.completion = with_result
+        self.succeeded = True
         return result
 
     def _guard(self) -> Guard:

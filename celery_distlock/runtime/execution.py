@@ -17,7 +17,10 @@ from celery_distlock import clock, policies
 from celery_distlock.engine.acquisition import held_here, release
 from celery_distlock.engine.lease import Hold, Lease
 from celery_distlock.engine.pending_releases import release_later
+from celery_distlock.engine.upgrading import leave
+from celery_distlock.engine.wants import ensure_able
 from celery_distlock.errors import StoreError
+from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.policies import Decision
 from celery_distlock.stores import Store
@@ -40,7 +43,8 @@ __all__ = ["Execution", "drop_reservations"]
 class Execution:
     """Runs *task* once, by :meth:`run`, under the lock of *keys*."""
 
-    def __init__(self, task: Task, plan: Plan, store: Store, keys: tuple[str, ...]) -> None:
+    def __init__(self, task: Task, plan: Plan, store: Store, keys: tuple[Key, ...]) -> None:
+        ensure_able(store, keys, f"task {task.name}")
         self.task = task
         self._store = store
         self._invocation = invocation = Invocation(task, plan, store, nested=bool(here.stack))
@@ -48,7 +52,7 @@ class Execution:
             received = invocation.received
             events.set_source(task.app, received.events)
             Runtime.of(task.app).relay.own_address = received.delivery_address
-        in_order = tuple(sorted(keys))  # one order for all, so that no two wait for each other
+        in_order = tuple(sorted(keys, key=_text))  # the same for all: no two wait for each other
         self._requeueing = Requeueing(invocation, in_order)
         self._keys = KeyAcquisition(invocation, in_order, self._requeueing)
         self._body = Body(invocation, self._keys, self._requeueing)
@@ -92,17 +96,25 @@ class Execution:
 
     def release(self) -> None:
         """Release every key, the last one first; may be called again if it was interrupted."""
-        completion, keep_for = self._body.completion, self._body.keep_for
-        entered = self._keys.entered
+        body, entered = self._body, self._keys.entered
         while entered:
-            entered.pop().depth -= 1
+            hold = entered.pop()
+            hold.depth -= 1
+            leave(hold)
         woken_tasks: list[WokenTask | None] = []
         with contextlib.ExitStack() as releases:
             releases.callback(self._dispatch, woken_tasks)  # not before the last one is released
             for hold in self._keys.taken:
                 held_here().pop((self._store.identity, hold.key), None)
-                releases.callback(release, hold, completion, keep_for, woken_tasks.append)
-                if completion is Completion.UNSETTLED:
+                releases.callback(
+                    release,
+                    hold,
+                    body.completion,
+                    body.keep_for,
+                    woken_tasks.append,
+                    succeeded=body.succeeded,
+                )
+                if body.completion is Completion.UNSETTLED:
                     here.unsettled.append((hold, self._around))
         if self in here.stack:
             here.stack.remove(self)
@@ -112,7 +124,11 @@ class Execution:
             self._store.dispatch(woken)
 
 
-def drop_reservations(task: Task, runtime: Runtime, keys: tuple[str, ...]) -> None:
+def _text(key: Key) -> str:
+    return key.template
+
+
+def drop_reservations(task: Task, runtime: Runtime, keys: tuple[Key, ...]) -> None:
     """
     Free the keys that are reserved for a woken task and that are none of its *keys*.
 
@@ -124,7 +140,7 @@ def drop_reservations(task: Task, runtime: Runtime, keys: tuple[str, ...]) -> No
     header = LockHeader.of(request.__dict__)
     if not header.woken:
         return
-    for name in set(header.places).difference(map(slot_name, keys)):
+    for name in set(header.places).difference(slot_name(key.template) for key in keys):
         with contextlib.suppress(StoreError):
             drop(runtime.store, name, header.run)
 

@@ -4,6 +4,7 @@ import time
 
 from celery_distlock import clock
 from celery_distlock.engine.lease import Hold
+from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import Store
 from celery_distlock.stores.identities import ExecutionId
@@ -91,7 +92,7 @@ class Invocation:
         """Whether the key is held by the same execution: by another delivery of the message."""
         return bool(self.execution_id) and reply.holder_run == self.execution_id
 
-    def new_hold(self, key: str) -> Hold:
+    def new_hold(self, key: Key) -> Hold:
         """Return a hold on *key*, not acquired yet."""
         hold = Hold(
             self.store,

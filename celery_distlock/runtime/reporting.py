@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery_distlock import signals
-from celery_distlock.naming import shown
+from celery_distlock.naming import is_resting, shown
 from celery_distlock.stores import Store
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.values import Reply
@@ -77,6 +77,8 @@ class Report:
         """Report that the task is parked; if it had *begun*, Celery will say that it ignores it."""
         facts = {"key": key, "holder": reply.holder, "place": reply.place}
         who = "is held by {holder}" if reply.holder else "goes to an earlier task of this worker"
+        if is_resting(reply.holder):
+            who = "rests"
         after = "; it runs later, what Celery ignores is this attempt" if begun else ""
         self.info(f"parked: {{key!r}} {who}, {{place}} before it{after}", **facts)
         self.event("task_parked", **facts)

@@ -12,7 +12,9 @@ from celery_distlock import policies
 from celery_distlock.engine.acquisition import acquire, release
 from celery_distlock.engine.lease import Hold
 from celery_distlock.engine.pending_releases import release_later
+from celery_distlock.engine.wants import want_of
 from celery_distlock.errors import StoreError, StoreUnavailableError
+from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.policies import Conflict
 from celery_distlock.stores import ParkingStore, StandRequest, Store
@@ -23,7 +25,7 @@ from celery_distlock.stores.values import Completion, ParkRequest, Route, Status
 from .invocation import Invocation
 from .messages import LockHeader, publish, seal, with_eta
 
-__all__ = ["Postponed", "Requeueing", "drop"]
+__all__ = ["Postponed", "Requeueing", "drop", "route_of"]
 
 # Seconds; no longer, so that a store that is back does not wait for its tasks.
 OUTAGE = policies.Retry(delay=1.0, max_delay=8.0)
@@ -42,7 +44,7 @@ class Requeueing:
         asked_to_park: The store was asked to park it, so it may have the message.
     """
 
-    def __init__(self, invocation: Invocation, keys: Sequence[str]) -> None:
+    def __init__(self, invocation: Invocation, keys: Sequence[Key]) -> None:
         self._invocation = invocation
         self._store = invocation.store
         self._report = invocation.report
@@ -65,9 +67,9 @@ class Requeueing:
         envelope = seal(invocation.request, header)
         return self._request_for(invocation.sign(key, invocation.execution_id, envelope))
 
-    def route(self, keys: Iterable[str]) -> Route:
+    def route(self, keys: Iterable[Key]) -> Route:
         """Return the way of a run through *keys*, in their order."""
-        return Route(tuple(map(slot_name, keys)), str(self._invocation.task.name))
+        return route_of(keys, str(self._invocation.task.name))
 
     def leave_reservations(self, *names: str) -> None:
         """Free the keys that we were woken for, but for those *names*, at which we wait again."""
@@ -98,7 +100,7 @@ class Requeueing:
             return None
         number = header.requeues + 1
         run = self._next_execution_id(number)
-        route = self.route(hold.key for hold in taken)
+        route = self.route(hold.wanted for hold in taken)
         names = route.names if len(route.names) > 1 else ()
         next_header = LockHeader(
             woken=True, run=run, parked_at=route.names[0], names=names, requeues=number
@@ -124,9 +126,9 @@ class Requeueing:
         run = self._next_execution_id(number)
         try:
             if len(taken) == 1:
-                self._requeue_at(key, run, sealed)
+                self._requeue_at(taken[0].wanted, run, sealed)
             else:
-                route = self.route(hold.key for hold in taken)
+                route = self.route(hold.wanted for hold in taken)
                 request = self._request_for(sealed)
                 stand = StandRequest(route.names[0], run, route, park_request=request)
                 begin_at_first_key(ParkingStore.of(self._store), stand)
@@ -134,11 +136,11 @@ class Requeueing:
             self._publish(sealed, OUTAGE.delay)
         raise Postponed("requeued after a failure")
 
-    def _requeue_at(self, key: str, run: str, sealed: bytes) -> None:
+    def _requeue_at(self, key: Key, run: str, sealed: bytes) -> None:
         terms = self._invocation.plan.terms
         hold = Hold(self._store, key, terms, label=self._report.name, run=run)
         reply = acquire(hold, park=self._request_for(sealed))
-        if reply.status is Status.GRANTED:  # ours was lost meanwhile: the new run gets the key
+        if reply.status is Status.GRANTED:  # ours was lost meanwhile, or there is room beside it
             release(hold)
             self._publish(sealed, 0.0)
 
@@ -196,7 +198,7 @@ class Requeueing:
         run = self._invocation.execution_id
         for key in self._keys if run else ():
             owner = new_owner(self._report.name)
-            release_later(self._store, key, owner, run=run, ended=Completion.YES)
+            release_later(self._store, key.template, owner, run=run, ended=Completion.YES)
 
     def _publish(self, envelope: bytes, delay: float) -> None:
         envelope = with_eta(envelope, delay) if delay else envelope
@@ -208,6 +210,13 @@ class Requeueing:
                 words = "waits, the broker is away too; is sent in {pause:g} s or later: {why}"
                 self._report.warning(words, pause=BROKER_PAUSE, why=error)
                 time.sleep(BROKER_PAUSE)
+
+
+def route_of(keys: Iterable[Key], task: str) -> Route:
+    """Return the way of a run of *task* through *keys*, in their order."""
+    keys = tuple(keys)
+    wants = () if all(key.alone for key in keys) else tuple(map(want_of, keys))
+    return Route(tuple(slot_name(key.template) for key in keys), task, wants)
 
 
 def drop(store: Store, name: str, run: str, *, mark: bool = True) -> bool:

@@ -34,13 +34,13 @@ class CapacityStore(Store):
         """
 
     @abstractmethod
-    def downgrade(self, key: str, owner: str, lease: float, *, waits: bool = False) -> Reply:
+    def downgrade(self, key: str, owner: str, lease: float) -> Reply:
         """
         Have *owner* share with any number what it had alone; without a gap in which others enter.
 
         Never refused: ``GRANTED`` with the token of what is shared from now on, and who is let in
-        is woken. ``FREE``: the key is not its own (any more). If it *waits* in `upgrade`, it waits
-        no more, and has what it had.
+        is woken. ``FREE``: the key is not its own (any more). If it waits in `upgrade`, it waits no
+        more, and has what it had: with ``GRANTED`` and the token of that.
         """
 
     @abstractmethod

@@ -5,23 +5,34 @@ A real store that keeps the whole contract, waiters and parked runs included; it
 process. ``memory://`` and ``memory://name`` are different stores.
 """
 
-import bisect
+import enum
 import math
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import TypeAlias
 
 from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import key_of, slot_name
 
+from .capacity import CapacityStore
 from .channels import EventInbox, Inbox
 from .findings import Finding
 from .identities import task_id_of
 from .listing import CountingStore
+from .memory_key import (
+    AHEAD,
+    CLAIM,
+    DONE,
+    DOUBLINGS,
+    GRANT,
+    UNSENT,
+    MemoryKey,
+    Standing,
+    microseconds,
+)
 from .requests import AcquireRequest, ReleaseRequest, StandRequest
 from .several_keys import SeveralKeys
 from .urls import redact
@@ -30,6 +41,7 @@ from .values import (
     Ability,
     Completion,
     KeyState,
+    Limit,
     Ownership,
     ParkRequest,
     Release,
@@ -44,176 +56,29 @@ from .values import (
 
 __all__ = ["MemoryStore"]
 
-# Seconds; what each is for stands in lua/queue.lua, which this module mirrors.
-GRANT = 1.0
-CLAIM = 5.0
-DOUBLINGS = 2
-UNSENT = 2.0
 RESEND = 60.0
 RESENDS = 4  # times
 LAST_RESENDS = 30  # more, one a day
 DAY = 86400.0
-DONE = 3600.0
-AHEAD = 1_000_000  # µs
 REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
 
 
-_token_mutex = threading.Lock()
-_last_token = 0
+class _Turn(enum.Enum):
+    """What became of handing a key over, if nobody is to be sent."""
+
+    NOBODY = "nobody waits"
+    OWN = "it is one's own turn"
+    WAITS = "the first has to wait"
+    KNOWS = "who has it knows"
 
 
-def _next_token() -> int:
-    """Return the time (µs), or more: never the same twice, so that no key need keep its last."""
-    global _last_token  # noqa: PLW0603
-    with _token_mutex:
-        _last_token = max(_last_token + 1, time.time_ns() // 1000)
-        return _last_token
+_Handed: TypeAlias = WokenTask | _Turn
 
 
-def _microseconds() -> int:
-    return round(clock.monotonic() * 1e6)
-
-
-@dataclass(order=True)
-class _Waiter:
-    arrival: int  # µs, by the local clock
-    member: str  # "p:<run>" or "b:<owner>"
-
-
-@dataclass
-class _Key:
-    owner: str = ""
-    token: int = 0
-    run: str = ""
-    since: float = 0.0
-    until: float = -math.inf
-    due: int = 0  # when the one came who was handed the key and has not come for it
-    again: bool = False  # the holder asked to be parked twice: another message of it is on its way
-    queue: list[_Waiter] = field(default_factory=list)
-    envelopes: dict[str, bytes] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)  # of tasks
-    arrivals: dict[str, int] = field(default_factory=dict)
-    routes: dict[str, Route] = field(default_factory=dict)  # of those that stand at several keys
-    lapsed: set[str] = field(default_factory=set)  # for whom of those the key was kept before
-    stamps: dict[str, int] = field(default_factory=dict)  # when those came that it was kept for
-    sends: dict[str, int] = field(default_factory=dict)
-    woken: dict[str, float] = field(default_factory=dict)
-    done: dict[str, float] = field(default_factory=dict)
-    unsettled: dict[str, float] = field(default_factory=dict)  # until when they are held back
-
-    @property
-    def holder(self) -> str:
-        return self.owner if clock.monotonic() < self.until else ""
-
-    @property
-    def in_use(self) -> bool:
-        return bool(self.holder or self.queue or self.travelling)
-
-    @property
-    def travelling(self) -> list[str]:
-        running = self.run if self.holder and self.owner != f"parked:{self.run}" else None
-        return [run for run in self.woken if run != running]
-
-    def grant(self, owner: str, run: str, lease: float, due: int = 0) -> None:
-        self.due, self.again = due, False
-        self.stamps.clear()
-        self.token = _next_token()
-        self.owner, self.run, self.since = owner, run, clock.wall()
-        self.until = clock.monotonic() + lease
-
-    def knows_end(self, run: str) -> bool:
-        return run in self.done or clock.monotonic() < self.unsettled.get(run, -math.inf)
-
-    def keeps_for(self, run: str) -> bool:
-        """Whether the key is kept for a run that has not ended, as far as is known."""
-        kept = bool(run) and self.holder == f"parked:{run}"
-        return kept and run not in self.done and run not in self.unsettled
-
-    def claim(self, owner: str, run: str, lease: float, *, retain: bool) -> None:
-        """Give a run the key that is kept for it."""
-        self.owner, self.due, self.run = owner, 0, run
-        self.until = clock.monotonic() + lease
-        self.arrive(run, lease if retain else None)
-
-    def keep(self, run: str, park_request: ParkRequest) -> None:
-        self.envelopes[run] = park_request.envelope
-        self.names[run] = park_request.task
-
-    def unpark(self, run: str) -> bool:
-        if self.envelopes.pop(run, None) is None:
-            return False
-        self.names.pop(run, None)
-        self.arrivals.pop(run, None)
-        self.routes.pop(run, None)
-        self.lapsed.discard(run)
-        self.sends.pop(run, None)
-        self.woken.pop(run, None)
-        self.leave(f"p:{run}")
-        return True
-
-    def arrive(self, run: str, keep: float | None) -> None:
-        if keep is None or run not in self.envelopes:
-            self.unpark(run)
-        else:
-            self.leave(f"p:{run}")
-            self.woken[run] = clock.monotonic() + keep
-
-    def leave(self, member: str) -> None:
-        self.queue = [waiter for waiter in self.queue if waiter.member != member]
-
-    def step_back(self) -> None:
-        """Take the key from one who has not come for it; a run has its place back."""
-        if self.owner == f"parked:{self.run}" and self.run in self.envelopes:
-            self.join(f"p:{self.run}", self.due)
-        self.until = -math.inf
-
-    def join(self, member: str, arrival: int = 0) -> int:
-        for waiter in self.queue:
-            if waiter.member == member:
-                return waiter.arrival
-        if not arrival:
-            last = self.queue[-1].arrival if self.queue else 0
-            arrival = max(_microseconds(), last + 1)
-        bisect.insort(self.queue, _Waiter(arrival, member))
-        return arrival
-
-    def keep_for(self, run: str, arrival: int, seconds: float) -> None:
-        """Reserve the key for one who needs others, too, and stays the first in the queue."""
-        self.lapsed.add(run)
-        self.grant(f"parked:{run}", run, seconds, arrival)
-
-    def next_in_line(self) -> _Waiter:
-        """Return the first; before one whose turn has lapsed, who is blocked here goes, once."""
-        head = self.queue[0]
-        run = head.member.removeprefix("p:")
-        if run in self.lapsed:
-            self.lapsed.discard(run)
-            return next((each for each in self.queue if each.member.startswith("b:")), head)
-        return head
-
-    def place(self, member: str) -> int:
-        members = [waiter.member for waiter in self.queue]
-        return members.index(member) if member in members else len(members)
-
-    def park(self, run: str, park_request: ParkRequest, stands: int) -> int:
-        self.keep(run, park_request)
-        self.sends.pop(run, None)
-        self.woken.pop(run, None)
-        self.arrivals[run] = self.join(f"p:{run}", stands)
-        return self.arrivals[run]
-
-    def taken(self, status: Status, member: str, asked_at: float, stands: int) -> Reply:
-        """Return what one is told who has not got the key."""
-        holder, left = self.holder, max(0.0, self.until - clock.monotonic())
-        token, run = (self.token, self.run) if holder else (0, "")
-        place = self.place(member)
-        return Reply(status, asked_at, token, holder, run, left, place, arrival=stands)
-
-
-class MemoryStore(SeveralKeys, CountingStore):
+class MemoryStore(SeveralKeys, CapacityStore, CountingStore):
     """See the module; *url* only names the store."""
 
-    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE})
+    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SEVERAL})
 
     def __init__(self, url: str, prefix: str, **options: str) -> None:
         if "?" in url or options:
@@ -221,61 +86,118 @@ class MemoryStore(SeveralKeys, CountingStore):
             raise ConfigurationError(f"a store in memory has no options{given}")
         self.address = url
         self.identity = f"{url}#{prefix}"
-        self._keys: dict[str, _Key] = {}
+        self._keys: dict[str, MemoryKey] = {}
         self._inboxes: dict[str, _MemoryInbox] = {}
         self._mutex = threading.RLock()
         self._sweep_from = -math.inf
         self._epoch = clock.wall() - clock.monotonic()  # what arrivals are told from
         self._counts: Counter[str] = Counter()
 
+    def _known(self, name: str) -> MemoryKey:
+        """Return a key's state, to be looked at."""
+        return self._keys.get(name, MemoryKey()).prune()
+
+    def _entered(self, name: str) -> MemoryKey:
+        """Return a key's state, to be changed."""
+        return self._keys.setdefault(name, MemoryKey()).prune()
+
     def acquire(self, request: AcquireRequest) -> Reply:
-        key, owner, lease, queue, run, redelivered, retain, arrival, want = request
         asked_at = clock.monotonic()
         with self._mutex:
-            name = slot_name(key)
-            state = self._keys.setdefault(name, _Key())
-            claims = bool(run) and state.holder == f"parked:{run}"
-            granted = claims or (bool(run) and state.holder == owner and state.run != run)
-            if granted and redelivered and state.knows_end(run):
-                # Its turn came, but the first delivery has ended.
-                state.until = -math.inf
-                handed = self._hand_over(name, state)
-                reply = _second_delivery(state, run, queue, asked_at)
-                return reply._replace(wake=handed if isinstance(handed, WokenTask) else None)
-            if claims:
-                state.claim(owner, run, lease, retain=retain)
-                state.again |= isinstance(queue, ParkRequest)
-                return Reply(Status.GRANTED, asked_at, state.token)
-            if state.holder == owner:
-                state.due, state.until = 0, max(state.until, clock.monotonic() + lease)
-                if run and state.run != run:
-                    state.run = run
+            state = self._entered(slot_name(request.key))
+            answer = self._answer_who_has_it(state, request, asked_at)
+            return answer or self._answer_who_comes(state, request, asked_at)
+
+    def _answer_who_has_it(
+        self, state: MemoryKey, request: AcquireRequest, asked_at: float
+    ) -> Reply | None:
+        """Answer an owner that has the key, or whose run it is kept for; None: it is neither."""
+        owner, run = request.owner, request.run
+        share, kept = state.shares.get(owner), state.share_for(run)
+        own = f"parked:{run}" if kept else owner
+        its_turn = kept or (share and run and share.run != run)
+        if its_turn and request.redelivered and state.knows_end(run):  # the first one has ended
+            state.leave(own)
+            reply = state.second_delivery(request, asked_at)
+            return reply._replace(wake=self._hand_on(slot_name(request.key), state)[1])
+        retained = request.lease if request.retain else None
+        if share is not None and not kept:
+            share.lengthen(request.lease)
+            share.due, changed = 0, bool(run) and share.run != run
+            if changed or not share.alone:
+                state.pass_on(owner, owner, run or share.run, request.lease)
+            if changed:
+                state.arrive(run, retained)
+        elif kept is not None and self._is_wanted(state, request):
+            state.pass_on(own, owner, run, request.lease)
+            state.arrive(run, retained)
+            state.shares[owner].again |= isinstance(request.queue, ParkRequest)
+        else:
+            return None
+        return self._let_others_in(state, request, state.granted(owner, asked_at))
+
+    def _is_wanted(self, state: MemoryKey, request: AcquireRequest) -> bool:
+        """Whether what is kept for the run is what it wants now: it may have changed its mind."""
+        kept, want = state.share_for(request.run), request.want
+        assert kept is not None
+        if kept.alone or want.alone:
+            return kept.alone and want.alone
+        if state.wants.get(f"p:{request.run}") == want:
+            return True
+        fits = want.capacity == 0 or state.used <= want.capacity
+        return fits and state.needed(want)[0] <= kept.units
+
+    def _let_others_in(self, state: MemoryKey, request: AcquireRequest, reply: Reply) -> Reply:
+        if request.want.alone and reply.slot < 0:
+            return reply
+        return reply._replace(wake=self._hand_on(slot_name(request.key), state)[1])
+
+    def _answer_who_comes(
+        self, state: MemoryKey, request: AcquireRequest, asked_at: float
+    ) -> Reply:
+        key, owner, lease, queue, run, redelivered, retain, arrival, want = request
+        name = slot_name(key)
+        if (kept := state.share_for(run)) is not None:  # it wants something else now
+            arrival = kept.due or arrival
+            state.leave(f"parked:{run}")
+        if (redelivered or isinstance(queue, ParkRequest)) and state.knows_end(run):
+            state.leave_queue(f"b:{owner}")
+            return state.second_delivery(request, asked_at)
+        if not state.is_alone and (first := state.holds(run)):
+            return state.put_off(request, first, asked_at)
+        member = f"b:{owner}" if isinstance(queue, Inbox) else f"p:{run}" if run else ""
+        stands = state.arrivals.get(run) or min(arrival, microseconds() + AHEAD)
+        overtakes = self._overtakes(state, stands, want)
+        wake = None
+        if not state.is_alone:
+            turn: _Handed = _Turn.NOBODY
+            if not overtakes and not (want.alone and not state.shares and run in state.woken):
+                turn, wake = self._hand_on(name, state, member, stands)
+            if turn in (_Turn.NOBODY, _Turn.OWN) and state.admits(want):
+                state.take(owner, run, want, lease)
+                if run:
                     state.arrive(run, lease if retain else None)
-                return Reply(Status.GRANTED, asked_at, state.token)
-            if (redelivered or isinstance(queue, ParkRequest)) and state.knows_end(run):
-                state.leave(f"b:{owner}")
-                return _second_delivery(state, run, queue, asked_at)
-            member = f"b:{owner}" if isinstance(queue, Inbox) else f"p:{run}" if run else ""
-            stands = state.arrivals.get(run) or min(arrival, _microseconds() + AHEAD)
-            overtakes = bool(state.holder) and 0 < stands < state.due
-            wake = None
-            if overtakes:
-                state.step_back()
-            if not state.holder:
-                straight = overtakes or run in state.woken
-                handed = None if straight else self._hand_over(name, state, member, stands)
-                if handed is None or handed is True:
-                    state.grant(owner, run, lease)
-                    state.arrive(run, lease if retain else None)
-                    state.leave(member)
-                    return Reply(Status.GRANTED, asked_at, state.token)
-                wake = handed if isinstance(handed, WokenTask) else None
-            status = Status.BUSY
-            if isinstance(queue, ParkRequest):
-                status, stands = Status.PARKED, state.park(run, queue, stands)
-            elif queue is not None:
-                stands = state.join(member, stands)
-            return state.taken(status, member, asked_at, stands)._replace(wake=wake)
+                state.leave_queue(member)
+                granted = state.granted(owner, asked_at)._replace(wake=wake)
+                return granted if wake else self._let_others_in(state, request, granted)
+        status = Status.BUSY
+        if isinstance(queue, ParkRequest):
+            status, stands = Status.PARKED, state.park(run, queue, stands, want)
+        elif queue is not None:
+            stands = state.join(member, stands, want)
+        return state.taken(status, member, asked_at, stands)._replace(wake=wake)
+
+    def _overtakes(self, state: MemoryKey, stands: int, want: Want) -> bool:
+        """Whether those who came later, and have not come, have made room for one who is here."""
+        if stands <= 0 or not state.shares:
+            return False
+        if not state.is_alone:
+            return not state.admits(want) and state.make_room(stands, want)
+        ((owner, share),) = state.shares.items()
+        if not stands < share.due:
+            return False
+        state.step_back(owner)
+        return True
 
     def park_if_held(
         self,
@@ -287,18 +209,21 @@ class MemoryStore(SeveralKeys, CountingStore):
         want: Want = ALONE,
     ) -> Reply:
         asked_at = clock.monotonic()
+        request = AcquireRequest(key, "", 0.0, park_request, run, want=want)
         with self._mutex:
-            state = self._keys.setdefault(slot_name(key), _Key())
-            if state.holder == f"parked:{run}":
+            state = self._entered(slot_name(key))
+            if state.share_for(run):
                 return Reply(Status.DONE, asked_at)
             if state.knows_end(run):
-                return _second_delivery(state, run, park_request, asked_at)
-            stands = state.arrivals.get(run) or min(arrival, _microseconds() + AHEAD)
-            stands = state.park(run, park_request, stands)
+                return state.second_delivery(request, asked_at)
+            if not state.is_alone and (first := state.holds(run)):
+                return state.put_off(request, first, asked_at)
+            stands = state.arrivals.get(run) or min(arrival, microseconds() + AHEAD)
+            stands = state.park(run, park_request, stands, want)
             return state.taken(Status.PARKED, f"p:{run}", asked_at, stands)
 
     def time(self, timeout: float) -> int:
-        return _microseconds()
+        return microseconds()
 
     def acquire_all(
         self,
@@ -312,72 +237,89 @@ class MemoryStore(SeveralKeys, CountingStore):
         wants: Sequence[Want] = (),
     ) -> list[Reply] | None:
         asked_at = clock.monotonic()
+        asked = list(zip(keys, owners, wants or [ALONE] * len(keys), strict=True))
         with self._mutex:
-            known = [self._keys.get(slot_name(key)) for key in keys]
-            if redelivered:
-                kept = [each for each in known if each and each.keeps_for(run)]
-                if len(kept) < len(known):
+            for key, _, want in asked:
+                if not self._is_in_reach(
+                    self._known(slot_name(key)), run, want, claims=redelivered
+                ):
                     return None
-                for state, owner in zip(kept, owners, strict=True):
-                    state.claim(owner, run, lease, retain=retain)
-                return [Reply(Status.GRANTED, asked_at, state.token) for state in kept]
-            if any(each and (each.holder or each.queue or each.envelopes) for each in known):
-                return None
-            states = [self._keys.setdefault(slot_name(key), _Key()) for key in keys]
-            for state, owner in zip(states, owners, strict=True):
-                state.grant(owner, run, lease)
-            return [Reply(Status.GRANTED, asked_at, state.token) for state in states]
+            replies = []
+            for key, owner, want in asked:
+                state = self._entered(slot_name(key))
+                if redelivered:
+                    state.pass_on(f"parked:{run}", owner, run, lease)
+                    state.arrive(run, lease if retain else None)
+                else:
+                    state.take(owner, run, want, lease)
+                replies.append(state.granted(owner, asked_at))
+            return replies
+
+    def _is_in_reach(self, state: MemoryKey, run: str, want: Want, *, claims: bool) -> bool:
+        if not claims:
+            free = not (state.queue or state.envelopes or state.holds(run))
+            return free and state.admits(want)
+        kept = state.share_for(run)
+        if kept is None or run in state.done or run in state.unsettled:
+            return False
+        if kept.alone or want.alone:
+            return kept.alone and want.alone
+        return state.needed(want)[0] <= kept.units
 
     def stand(self, request: StandRequest) -> Reply:
         name, run, route, arrival, park_request, owner, _ = request
         asked_at = clock.monotonic()
         with self._mutex:
-            state = self._keys.setdefault(name, _Key())
+            state = self._entered(name)
             if name == route.names[0]:
                 away = park_request is None and run not in state.routes
                 if run in state.done or away:
-                    known = state.run == run or run in state.envelopes
+                    kept = state.share_for(run)
+                    known = kept or state.holds(run) or run in state.envelopes
                     self._forget_if_idle(name, state)
                     waits = away and known and run not in state.done
                     return Reply(Status.BUSY if waits else Status.DONE, asked_at)
-                arrival = state.arrivals.get(run) or state.stamps.get(run) or arrival
+                arrival = state.arrivals.get(run) or state.stamp_of(run) or arrival
             state.envelopes.setdefault(run, b"")
             if park_request is not None:
                 state.keep(run, park_request)
             state.routes[run], state.names[run] = route, route.task
             state.woken.pop(run, None)
             if (at := state.arrivals.get(run)) is None or at != arrival:
-                state.leave(f"p:{run}")
-            stands = state.arrivals[run] = state.join(f"p:{run}", arrival)
-            own = f"parked:{run}"
-            later = state.owner == f"parked:{state.run}" and state.run in state.routes
-            overtakes = state.holder not in ("", own) and later and stands < state.due
-            gives_way = state.holder == own and state.queue[0].member != f"p:{run}"
-            if (owner and state.holder == owner) or overtakes or gives_way:
-                state.until = -math.inf  # kept for one who came later; or our own
-            wake, kept = None, state.holder == own
-            if not state.holder:
-                handed = self._hand_over(name, state, f"p:{run}")
-                kept = handed is True
-                if kept:
-                    state.keep_for(run, stands, CLAIM)
-                wake = handed if isinstance(handed, WokenTask) else None
-            elif kept and run not in state.stamps:  # once: others may ask for it again and again
-                state.until = max(state.until, clock.monotonic() + CLAIM)
-                state.due = stands
-            if kept:
-                state.stamps[run] = stands
-            return Reply(
-                Status.RESERVED if kept else Status.PARKED,
-                asked_at,
-                state.token,
-                state.holder,
-                state.run,
-                max(0.0, state.until - clock.monotonic()),
-                state.place(f"p:{run}"),
-                wake,
-                stands,
-            )
+                state.leave_queue(f"p:{run}")
+            want = route.want(name)
+            stands = state.arrivals[run] = state.join(f"p:{run}", arrival, want)
+            wake = self._stand_here(name, state, run, owner)
+            kept = state.share_for(run)
+            status = Status.RESERVED if kept else Status.PARKED
+            reply = state.taken(status, f"p:{run}", asked_at, stands)
+            return reply._replace(wake=wake, place=state.place(f"p:{run}"))
+
+    def _stand_here(self, name: str, state: MemoryKey, run: str, owner: str) -> WokenTask | None:
+        """Have a run take its part of the key if it is its turn; return who else was woken."""
+        member, stands, want = f"p:{run}", state.arrivals[run], state.wants[f"p:{run}"]
+        own = f"parked:{run}"
+        if owner in state.shares:
+            state.leave(owner)
+        if state.is_alone:
+            ((holder, share),) = state.shares.items()
+            later = holder not in ("", own) and holder == f"parked:{share.run}"
+            overtakes = later and share.run in state.routes and stands < share.due
+            if overtakes or (holder == own and state.queue[0].member != member):
+                state.leave(holder)  # kept for one who came later; or our own
+        if (kept := state.share_for(run)) is not None:
+            if not kept.stamp:  # once: others may ask for it again and again
+                kept.lengthen(CLAIM)
+                kept.due = kept.stamp = stands
+            return None
+        if state.is_alone:
+            return None
+        if state.shares and not state.admits(want):
+            state.make_room(stands, want)
+        turn, wake = self._hand_on(name, state, member)
+        if turn is _Turn.OWN and state.admits(want):
+            state.keep_for(run, stands, CLAIM, want).stamp = stands
+        return wake
 
     def _advance(self, wake: WokenTask, route: Route) -> Iterator[WokenTask]:
         with self._mutex:  # in one step
@@ -386,51 +328,91 @@ class MemoryStore(SeveralKeys, CountingStore):
 
     def depart(self, name: str, run: str, *, first: bool) -> Release:
         with self._mutex:
-            state = self._keys.get(name, _Key())
-            if state.holder != f"parked:{run}":
+            state = self._known(name)
+            kept = state.share_for(run)
+            if kept is None:
                 return Release(False)
-            state.until = clock.monotonic() + CLAIM * 2 ** min(len(state.woken), DOUBLINGS)
+            claim = CLAIM * 2 ** min(len(state.woken), DOUBLINGS)
+            if kept.alone:
+                kept.until = clock.monotonic() + claim
+            else:
+                kept.lengthen(claim)
             if not first:
                 state.unpark(run)
                 return Release(True)
             state.lapsed.discard(run)
             if state.routes.pop(run, None) is None:
                 return Release(True)
-            state.leave(f"p:{run}")
+            state.leave_queue(f"p:{run}")
             state.woken[run] = clock.monotonic() + UNSENT
             return Release(True, WokenTask(name, run, state.envelopes[run]))
 
-    def _hand_over(
-        self, name: str, state: _Key, own: str = "", stands: int = 0
-    ) -> WokenTask | bool | None:
+    def _hand_on(
+        self, name: str, state: MemoryKey, own: str = "", stands: int = 0
+    ) -> tuple[_Handed, WokenTask | None]:
         """
-        Return None: nobody waits. True: *own* is next, or one who *stands* there since then.
+        Give what is free to as many of those who wait as may have it, in their order.
 
-        False: somebody has it who knows.
+        Returns what became of the last one, and all who are to be sent.
         """
-        while state.queue:
-            head = state.next_in_line()
+        if state.upgrading:
+            if len(state.shares) == 1:
+                owner = state.upgrading
+                state.become_alone(owner, 0.0)
+                if owner in self._inboxes:
+                    self._inboxes[owner].call()
+            return _Turn.WAITS, None
+        wakes: list[WokenTask] = []
+        handed: _Handed = _Turn.WAITS
+        while not state.is_alone:
+            handed = self._hand_over(name, state, own, stands)
+            if isinstance(handed, WokenTask):
+                wakes.append(handed)
+            elif handed is not _Turn.KNOWS:
+                break
+        wake = wakes[0]._replace(also=tuple(wakes[1:])) if wakes else None
+        return handed, wake
+
+    def _hand_over(self, name: str, state: MemoryKey, own: str, stands: int) -> _Handed:
+        """Give the key to the first that is alive, if it may have it; or to who *stands* there."""
+        passed = 0
+        while passed < len(state.queue):
+            head = state.next_in_line(passed)
             member, arrival = head.member, head.arrival
-            if member == own or 0 < stands < arrival:
-                return True
             kind, _, who = member.partition(":")
-            if kind == "p" and who in state.routes:
-                state.keep_for(who, arrival, UNSENT)
-                return WokenTask(name, who, b"", state.routes[who])
-            state.queue.remove(head)
-            if kind == "p" and who in state.envelopes:
-                claim = CLAIM * 2 ** min(len(state.woken), DOUBLINGS)
-                state.grant(f"parked:{who}", who, claim, arrival)
-                if who in state.woken:
-                    return False  # it stepped back, and is on its way already
-                state.woken[who] = clock.monotonic() + UNSENT
-                return WokenTask(name, who, state.envelopes[who])
-            inbox = self._inboxes.get(who)
-            if kind == "b" and inbox is not None:
-                state.grant(who, "", GRANT, arrival)
-                inbox.call()
-                return False
-        return None
+            if member == own or 0 < stands < arrival:
+                return _Turn.OWN
+            if kind == "p" and who in state.routes and state.share_for(who):
+                passed += 1  # it has its part here, and waits for another key
+            elif kind == "p" and (first := state.holds(who)):
+                state.set_aside(who, state.shares[first].until)
+            elif kind == "p" and who not in state.envelopes:
+                state.queue.remove(head)
+            elif not state.admits(state.wants.get(member, ALONE)):
+                return _Turn.WAITS
+            elif kind == "p":
+                return self._hand_to_run(name, state, head)
+            else:
+                want = state.wants.get(member, ALONE)
+                state.leave_queue(member)
+                if (inbox := self._inboxes.get(who)) is not None:
+                    state.take(who, "", want, GRANT, arrival)
+                    inbox.call()
+                    return _Turn.KNOWS
+        return _Turn.NOBODY
+
+    def _hand_to_run(self, name: str, state: MemoryKey, head: Standing) -> _Handed:
+        run, want = head.member.removeprefix("p:"), state.wants.get(head.member, ALONE)
+        if run in state.routes:
+            state.keep_for(run, head.arrival, UNSENT, want)
+            return WokenTask(name, run, b"", state.routes[run])
+        state.queue.remove(head)
+        claim = CLAIM * 2 ** min(len(state.woken), DOUBLINGS)
+        state.take(f"parked:{run}", run, want, claim, head.arrival)
+        if run in state.woken:
+            return _Turn.KNOWS  # it stepped back, and is on its way already
+        state.woken[run] = clock.monotonic() + UNSENT
+        return WokenTask(name, run, state.envelopes[run])
 
     def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
         return [self._renew(hold) for hold in holds]
@@ -438,11 +420,12 @@ class MemoryStore(SeveralKeys, CountingStore):
     def _renew(self, hold: Ownership) -> tuple[RenewOutcome, float]:
         asked_at = clock.monotonic()
         with self._mutex:
-            state = self._keys.get(slot_name(hold.key), _Key())
-            if state.holder == hold.owner:
-                state.until = max(state.until, clock.monotonic() + hold.lease)
+            state = self._known(slot_name(hold.key))
+            share = state.shares.get(hold.owner)
+            if share is not None:
+                share.lengthen(hold.lease)
                 return RenewOutcome.RENEWED, asked_at
-            return RenewOutcome.HELD if state.holder else RenewOutcome.LOST, asked_at
+            return RenewOutcome.HELD if state.is_alone else RenewOutcome.LOST, asked_at
 
     def release(self, request: ReleaseRequest) -> Release:
         key, owner, run, ended, inbox, keep_for = request
@@ -451,17 +434,22 @@ class MemoryStore(SeveralKeys, CountingStore):
 
     def drop(self, wake: WokenTask, *, mark: bool = True) -> Release:
         with self._mutex:
-            state = self._keys.get(wake.name, _Key())
-            reserved = state.holder == f"parked:{wake.run}"
-            if not reserved and wake.run not in state.woken | state.unsettled:
+            state = self._known(wake.name)
+            kept = state.share_for(wake.run)
+            if not kept and wake.run not in state.woken | state.unsettled:
                 return Release(False)
             state.unpark(wake.run)
             state.unsettled.pop(wake.run, None)
             if mark:
                 state.done[wake.run] = clock.monotonic()
-            return self._release(wake.name, f"parked:{wake.run}", "", Completion.NO)._replace(
-                released=True
-            )
+            return self._free(wake.name, state, f"parked:{wake.run}")
+
+    def _free(self, name: str, state: MemoryKey, owner: str) -> Release:
+        """Take from an owner what it has, for the next ones."""
+        state.leave(owner)
+        wake = self._hand_on(name, state)[1]
+        self._forget_if_idle(name, state)
+        return Release(True, wake)
 
     def _release(
         self,
@@ -472,38 +460,101 @@ class MemoryStore(SeveralKeys, CountingStore):
         inbox: Inbox | None = None,
         keep_for: tuple[str, float] | None = None,
     ) -> Release:
-        state = self._keys.setdefault(name, _Key())
+        state = self._entered(name)
+        self._note_end(state, run, ended)
+        waited = inbox is not None and state.leave_queue(f"b:{owner}")
+        share = state.shares.get(owner)
+        released, wake = share is not None, None
+        if share is not None and keep_for is not None:
+            kept_run, seconds = keep_for
+            state.pass_on(owner, f"parked:{kept_run}", kept_run, 0.0)
+            state.shares[f"parked:{kept_run}"].until = clock.monotonic() + seconds
+        elif share is not None or waited:  # those behind one who waited may fit
+            state.leave(owner)
+            wake = self._hand_on(name, state)[1]
+        self._forget_if_idle(name, state)
+        return Release(released or wake is not None, wake)
+
+    def _note_end(self, state: MemoryKey, run: str, ended: Completion) -> None:
+        holder = state.holds(run)
+        now = clock.monotonic()
+        left = state.shares[holder].until - now if holder else 0.0
         if run and ended is Completion.UNSETTLED:
-            until = clock.monotonic() + max(state.until - clock.monotonic(), CLAIM)
+            until = now + max(left, CLAIM)
             state.unsettled[run] = until
             if run in state.envelopes:
-                state.leave(f"p:{run}")
-                state.woken[run] = until
+                state.set_aside(run, until)
         elif run and ended is not Completion.NO:
             parked = state.unpark(run)
-            again = bool(state.holder) and state.again
+            again = any(share.again for share in state.shares.values() if share.run == run)
             if parked or again or ended is Completion.YES_AND_MAY_COME_AGAIN:
-                state.done[run] = clock.monotonic()
-        if inbox is not None:
-            state.leave(f"b:{owner}")
-        released = state.holder == owner
-        wake = None
-        if released and keep_for is not None:
-            state.owner, state.run = f"parked:{keep_for[0]}", keep_for[0]
-            state.until = clock.monotonic() + keep_for[1]
-        elif released:
-            state.until = -math.inf
-            handed = self._hand_over(name, state)
-            wake = handed if isinstance(handed, WokenTask) else None
-        self._forget_if_idle(name, state)
-        return Release(released, wake)
+                state.done[run] = now
+        elif holder and not state.is_alone and run in state.woken:
+            state.woken[run] = now  # what was set aside as its second delivery
 
-    def _forget_if_idle(self, name: str, state: _Key) -> None:
+    def _forget_if_idle(self, name: str, state: MemoryKey) -> None:
         now = clock.monotonic()
         state.done = {run: at for run, at in state.done.items() if at > now - DONE}
         state.unsettled = {run: at for run, at in state.unsettled.items() if at > now}
-        if not (state.holder or state.queue or state.woken or state.done or state.unsettled):
+        if not (state.in_use or state.woken or state.done or state.unsettled):
             self._keys.pop(name, None)
+
+    # Capacity
+
+    def upgrade(self, key: str, owner: str, lease: float, inbox: Inbox | None = None) -> Reply:
+        asked_at = clock.monotonic()
+        with self._mutex:
+            state = self._known(slot_name(key))
+            share = state.shares.get(owner)
+            if share is None:
+                return Reply(Status.FREE, asked_at)
+            if share.alone:
+                share.lengthen(lease)
+                share.due = 0
+            elif len(state.shares) == 1:
+                state.become_alone(owner, lease)
+            elif state.upgrading not in ("", owner):
+                return Reply(Status.DEADLOCK, asked_at)
+            else:
+                state.upgrading = owner if inbox is not None else state.upgrading
+                left = max(share.until for share in state.shares.values()) - asked_at
+                return Reply(Status.BUSY, asked_at, remaining=left)
+            return state.granted(owner, asked_at)
+
+    def downgrade(self, key: str, owner: str, lease: float) -> Reply:
+        name, asked_at = slot_name(key), clock.monotonic()
+        with self._mutex:
+            state = self._known(name)
+            share = state.shares.get(owner)
+            if share is None:
+                return Reply(Status.FREE, asked_at)
+            if share.alone:
+                state.become_shared(owner, lease)
+            elif state.upgrading == owner:
+                state.upgrading = ""
+            granted = Reply(Status.GRANTED, asked_at, state.token)
+            return granted._replace(wake=self._hand_on(name, state)[1])
+
+    def rest(self, key: str, owner: str, seconds: float) -> bool:
+        with self._mutex:
+            state = self._known(slot_name(key))
+            if owner not in state.shares:
+                return False
+            state.rest_until = max(state.rest_until, clock.monotonic() + seconds)
+            return True
+
+    def set_limit(self, key: str, limit: Limit | None) -> Release:
+        name = slot_name(key)
+        with self._mutex:
+            state = self._entered(name)
+            state.limit, state.limit_until = limit, math.inf
+            if limit is not None:
+                state.limit = limit._replace(since=clock.wall())
+                if limit.until:
+                    state.limit_until = clock.monotonic() + limit.until - clock.wall()
+            wake = self._hand_on(name, state.prune())[1]
+            self._forget_if_idle(name, state)
+            return Release(True, wake)
 
     def inbox(self, key: str, owner: str) -> Inbox:
         return _MemoryInbox(owner, self._inboxes)
@@ -518,11 +569,11 @@ class MemoryStore(SeveralKeys, CountingStore):
 
     def mark_left(self, wake: WokenTask) -> None:
         with self._mutex:
-            state = self._keys.get(wake.name)
-            if state is not None and wake.run in state.woken:
+            state = self._known(wake.name)
+            if wake.run in state.woken:
                 state.woken[wake.run] = clock.monotonic()
-                if state.holder == f"parked:{wake.run}":
-                    self._release(wake.name, state.owner, "", Completion.NO)
+                if state.share_for(wake.run):
+                    self._free(wake.name, state, f"parked:{wake.run}")
 
     def mark_returned(self, wake: WokenTask) -> None:
         with self._mutex:
@@ -550,54 +601,49 @@ class MemoryStore(SeveralKeys, CountingStore):
         yield from wakes
 
     def _sweep(self, name: str, now: float) -> Iterator[WokenTask]:
-        state = self._keys[name]
+        state = self._entered(name)
         for run in [run for run, due in state.woken.items() if due <= now]:
-            if state.holder and state.run == run and state.owner != f"parked:{run}":
-                state.woken[run] = state.until
+            if holder := state.holds(run):
+                state.woken[run] = state.shares[holder].until
                 continue
             if any(waiter.member == f"p:{run}" for waiter in state.queue):
                 del state.woken[run]  # it stepped back, and its turn comes again
                 continue
             forgotten = state.sends.get(run, 0) >= RESENDS + LAST_RESENDS
-            if forgotten and state.holder != f"parked:{run}":
+            if forgotten and not state.share_for(run):
                 state.unpark(run)
                 continue
             state.woken[run] = now + UNSENT
             yield WokenTask(name, run, state.envelopes[run])
-        if not state.holder:
-            wake = self._hand_over(name, state)
-            if isinstance(wake, WokenTask):
-                yield wake
+        wake = self._hand_on(name, state)[1]
+        if wake is not None:
+            yield from (wake._replace(also=()), *wake.also)
         self._forget_if_idle(name, state)
 
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
         with self._mutex:
-            state = self._keys.get(slot_name(key), _Key())
-            oldest = self._epoch + state.queue[0].arrival / 1e6 if state.queue else 0.0
-            waits = len(state.queue), oldest, len(state.travelling)
-            if not state.holder:
-                return KeyState("", 0, "", 0.0, 0.0, *waits)
-            left = state.until - clock.monotonic()
-            task = state.names.get(state.run, "") if state.owner == f"parked:{state.run}" else ""
-            return KeyState(state.owner, state.token, state.run, state.since, left, *waits, task)
+            return self._known(slot_name(key)).look(self._epoch)
 
     def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
         with self._mutex:
-            names = [name for name, state in self._keys.items() if state.in_use]
+            names = [name for name, state in self._keys.items() if state.prune().in_use]
         yield [key for key in map(key_of, names) if fnmatchcase(key, pattern)]
 
     def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
         with self._mutex:
-            state = self._keys.get(slot_name(key), _Key())
-            woken = [self._parked(state, run)._replace(envelope=b"") for run in state.travelling]
+            state = self._known(slot_name(key))
+            travelling = (state.parked_waiter(run, self._epoch) for run in state.travelling)
+            woken = [waiter._replace(envelope=b"", route=None) for waiter in travelling]
             queue = []
             for waiter in state.queue[first : first + limit]:
                 kind, _, who = waiter.member.partition(":")
                 since = self._epoch + waiter.arrival / 1e6
+                want = state.wants.get(waiter.member, ALONE)
                 if kind == "p":
-                    queue.append(Waiter("", who, since, task=state.names.get(who, "")))
+                    task = state.names.get(who, "")
+                    queue.append(Waiter("", who, since, task=task, want=want))
                 else:
-                    queue.append(Waiter(who, "", since))
+                    queue.append(Waiter(who, "", since, want=want))
             return queue if first else woken[:limit] + queue
 
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
@@ -612,27 +658,17 @@ class MemoryStore(SeveralKeys, CountingStore):
 
     def parked(self, key: str, run: str) -> Waiter | None:
         with self._mutex:
-            state = self._keys.get(slot_name(key), _Key())
-            return self._parked(state, run) if run in state.envelopes else None
-
-    def _parked(self, state: _Key, run: str) -> Waiter:
-        since = self._epoch + state.arrivals.get(run, 0) / 1e6
-        woken, task = run in state.woken, state.names.get(run, "")
-        route = state.routes.get(run)
-        return Waiter("", run, since, state.envelopes[run], woken, task, route)
+            state = self._known(slot_name(key))
+            return state.parked_waiter(run, self._epoch) if run in state.envelopes else None
 
     def cancel(self, key: str, run: str) -> Release:
         name = slot_name(key)
         with self._mutex:
-            state = self._keys.get(name, _Key())
-            reserved = state.holder == f"parked:{run}"
-            if (state.holder and state.run == run and not reserved) or state.knows_end(run):
-                return Release(False)
-            if not state.unpark(run):
+            state = self._known(name)
+            if state.holds(run) or state.knows_end(run) or not state.unpark(run):
                 return Release(False)
             state.done[run] = clock.monotonic()
-            handed = self._release(name, f"parked:{run}", "", Completion.NO) if reserved else None
-            return Release(True, handed.wake if handed else None)
+            return self._free(name, state, f"parked:{run}")
 
     def wake_again(self, key: str) -> Iterator[WokenTask]:
         name = slot_name(key)
@@ -669,20 +705,6 @@ class MemoryStore(SeveralKeys, CountingStore):
 
     def close(self) -> None:
         """Nothing to give back: what the store holds ends with the process."""
-
-
-def _second_delivery(
-    state: _Key, run: str, queue: Inbox | ParkRequest | None, asked_at: float
-) -> Reply:
-    if run in state.done:
-        return Reply(Status.DONE, asked_at)
-    until = state.unsettled[run]
-    status = Status.BUSY
-    if isinstance(queue, ParkRequest):
-        state.keep(run, queue)
-        state.woken[run] = until
-        status = Status.PARKED
-    return Reply(status, asked_at, holder_run=run, remaining=until - clock.monotonic())
 
 
 class _MemoryInbox(EventInbox):

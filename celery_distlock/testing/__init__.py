@@ -8,7 +8,7 @@ Nothing in the package imports this. Only `StoreContract` needs pytest, and so d
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .assertions import assert_free, assert_locked, assert_parked
+from .assertions import assert_free, assert_locked, assert_parked, assert_units
 from .fake_clock import FakeClock
 from .locks import Locks
 from .server import EmbeddedServer, die_with_parent
@@ -24,6 +24,7 @@ __all__ = [
     "assert_free",
     "assert_locked",
     "assert_parked",
+    "assert_units",
     "die_with_parent",
 ]
 

@@ -10,14 +10,15 @@ from celery import Task
 
 from celery_distlock import clock
 from celery_distlock.engine.acquisition import defaults
+from celery_distlock.naming import is_resting
 from celery_distlock.stores import ListingStore, ParkingStore, Store, open_store
 from celery_distlock.stores.identities import Owner, task_id_of
-from celery_distlock.stores.values import KeyState, Waiter
+from celery_distlock.stores.values import Holder, KeyState, Waiter
 
-__all__ = ["assert_free", "assert_locked", "assert_parked"]
+__all__ = ["assert_free", "assert_locked", "assert_parked", "assert_units"]
 
 PAGE = 100  # waiters a look
-SHOWN = 5  # waiters that a message names
+SHOWN = 5  # waiters, and holders, that a message names
 POLL = 0.02  # seconds
 
 
@@ -50,6 +51,27 @@ def assert_free(key: str, store: Store | str | None = None, *, within: float = 0
     place = _store(store)
     if not _comes_true(lambda: not place.inspect(key).token, within):
         _fail(f"{key!r} is not free: {_situation(place, key)}")
+
+
+def assert_units(
+    key: str, units: int, store: Store | str | None = None, *, within: float = 0.0
+) -> None:
+    """
+    Fail unless so many *units* of *key* are in use, by those who hold it beside each other.
+
+    What is kept for a task on its way, and what rests, is in use as well. Other arguments as for
+    :func:`assert_locked`.
+
+    Raises:
+        AssertionError: The message says how many are, and who holds it or waits for it.
+    """
+    __tracebackhide__ = True
+    place = _store(store)
+    if not _comes_true(lambda: place.inspect(key).used == units, within):
+        state = place.inspect(key)
+        used = "it is held alone" if state.token and not state.holders else f"{state.used} are"
+        what = "unit of" if units == 1 else "units of"
+        _fail(f"not {units} {what} {key!r} in use, {used}: {_situation(place, key)}")
 
 
 def assert_parked(
@@ -145,10 +167,28 @@ def _situation(store: Store, key: str) -> str:
 def _holder(state: KeyState) -> str:
     if not state.token:
         return "nobody holds it"
+    if state.holders:
+        return _holders(state)
     return (
         f"{describe(state.owner)} holds it{_since(state.since)}, token {state.token},"
         f" {state.remaining:.1f} s left"
     )
+
+
+def _holders(state: KeyState) -> str:
+    named = [_describe_holder(holder) for holder in state.holders[:SHOWN]]
+    more = len(state.holders) - len(named)
+    of = f" of {state.capacity}" if state.capacity else ""
+    rests = f"; nobody enters for {state.rest:.1f} s" if state.rest else ""
+    return (
+        f"{state.used}{of} units are held, by {', '.join(named)}"
+        f"{f' and {more} more' if more else ''}, token {state.token}{rests}"
+    )
+
+
+def _describe_holder(holder: Holder) -> str:
+    units = f", {holder.units} units" if holder.units > 1 else ""
+    return f"{describe(holder.owner)}{_since(holder.since)}{units}"
 
 
 def _queue(store: Store, key: str, state: KeyState) -> str:
@@ -171,6 +211,8 @@ def _describe_waiter(waiter: Waiter) -> str:
 
 def describe(owner: str) -> str:
     """Return *owner* for people: label, process and host."""
+    if is_resting(owner):
+        return "nobody, for it rests,"
     if owner.startswith("parked:"):
         return f"the parked task {task_id_of(owner.removeprefix('parked:'))}, whose turn it is,"
     known = Owner.parse(owner)

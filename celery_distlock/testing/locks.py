@@ -8,11 +8,12 @@ from celery import Celery, _state
 
 from celery_distlock.engine.acquisition import acquire, release
 from celery_distlock.engine.lease import Hold, Lease, Terms
+from celery_distlock.key import Key
 from celery_distlock.runtime.app import Runtime, spelt
 from celery_distlock.stores import Store
 from celery_distlock.stores.values import Status
 
-from .assertions import assert_free, assert_locked, assert_parked, describe
+from .assertions import assert_free, assert_locked, assert_parked, assert_units, describe
 from .fake_clock import FakeClock
 
 __all__ = ["Locks", "moved", "tested_app"]
@@ -38,20 +39,33 @@ class Locks:
         return self._start_clock()
 
     @contextmanager
-    def hold(self, key: str, *, lease: float = 30.0, watchdog: bool = True) -> Iterator[Lease]:
+    def hold(
+        self,
+        key: str,
+        *,
+        capacity: int | None = 1,
+        units: int = 1,
+        shared: bool = False,
+        lease: float = 30.0,
+        watchdog: bool = True,
+    ) -> Iterator[Lease]:
         """
         Let somebody else hold *key* until the end of the block, also for code in this thread.
 
         Args:
             key: The key.
+            capacity: As for :class:`~celery_distlock.Key`; 1: all of the key, beside nobody.
+            units: How many units of that capacity, as a key's `weight`.
+            shared: Beside all others that share it.
             lease: Seconds.
             watchdog: False: somebody who has died, whose lease just runs out.
 
         Raises:
-            AssertionError: The key is not free.
+            AssertionError: The key is not free, or has not so many units left.
         """
         __tracebackhide__ = True
-        hold = Hold(self.store, key, Terms(lease, watchdog=watchdog), label="the-test")
+        wanted = Key(key, capacity=capacity, weight=units, shared=shared)
+        hold = Hold(self.store, wanted, Terms(lease, watchdog=watchdog), label="the-test")
         reply = acquire(hold)
         if reply.status is not Status.GRANTED:
             raise AssertionError(f"{key!r} is not free: {describe(reply.holder)} holds it")
@@ -69,6 +83,11 @@ class Locks:
         """Fail if anybody holds *key*; see :func:`celery_distlock.testing.assert_free`."""
         __tracebackhide__ = True
         assert_free(key, self.store, within=within)
+
+    def assert_units(self, key: str, units: int, *, within: float = 0.0) -> None:
+        """Fail unless so many are in use; see :func:`celery_distlock.testing.assert_units`."""
+        __tracebackhide__ = True
+        assert_units(key, units, self.store, within=within)
 
     def assert_parked(self, task: Any, key: str | None = None, *, within: float = 0.0) -> None:
         """Fail unless *task* is parked; see :func:`celery_distlock.testing.assert_parked`."""

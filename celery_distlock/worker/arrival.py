@@ -1,19 +1,30 @@
 """A message for a locked task that has just arrived, and what can be told from it alone."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from celery.worker import state
 
 from celery_distlock import clock
+from celery_distlock.engine.wants import want_of
+from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.runtime.body import seconds_until
 from celery_distlock.runtime.messages import LockHeader
 from celery_distlock.stores.identities import ExecutionId
+from celery_distlock.stores.values import Want
 
-__all__ = ["LARGE_BODY", "PLAIN_CONTENT", "Arrival", "execution_id", "may_run_at_once"]
+__all__ = [
+    "LARGE_BODY",
+    "PLAIN_CONTENT",
+    "Arrival",
+    "execution_id",
+    "in_order",
+    "may_run_at_once",
+    "wants_of",
+]
 
 LARGE_BODY = 64 * 1024  # bytes; the key of a larger message is made in the pool
 
@@ -33,13 +44,13 @@ class Arrival:
         came_at: When it was received, by the local clock.
         stamp: The same by the store's clock, see `ArrivalTimes`.
         widens: Whether one more message is fetched from the broker while this one is held.
-        came_first: Whether it was parked while nobody had the key.
+        came_first: Whether it was parked while nobody had the key, or there may be room for it.
         look: What the thread does instead of parking it.
     """
 
     task: Any
     message: Any
-    keys: tuple[str, ...]
+    keys: tuple[Key, ...]
     acknowledge: Callable[[], object]
     go_on: Callable[[], object]
     came_at: float = field(default_factory=clock.monotonic)
@@ -56,12 +67,27 @@ class Arrival:
     @property
     def key(self) -> str:
         """The first key."""
-        return self.keys[0]
+        return self.keys[0].template
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
         """The keys' slot names."""
-        return tuple(map(slot_name, self.keys))
+        return tuple(self.wants)
+
+    @functools.cached_property
+    def wants(self) -> dict[str, Want]:
+        """How much of each key is wanted, by their slot names."""
+        return wants_of(self.keys)
+
+
+def in_order(keys: Iterable[Key]) -> tuple[Key, ...]:
+    """Return *keys* in the order in which they are acquired."""
+    return tuple(sorted(keys, key=lambda key: key.template))
+
+
+def wants_of(keys: Iterable[Key]) -> dict[str, Want]:
+    """Return how much of *keys* is wanted, by their slot names."""
+    return {slot_name(key.template): want_of(key) for key in keys}
 
 
 def execution_id(headers: Mapping[str, Any]) -> str:

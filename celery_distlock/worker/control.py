@@ -12,11 +12,12 @@ from celery_distlock import clock
 from celery_distlock.engine.acquisition import defaults
 from celery_distlock.engine.watchdog import watchdog
 from celery_distlock.errors import DistlockError
-from celery_distlock.ops.admin import Admin, Holder, known_time, printable
+from celery_distlock.ops.admin import Admin, HoldInfo, LockInfo, printable
+from celery_distlock.ops.looks import lock_info
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import AcquireRequest, Store
 from celery_distlock.stores.identities import new_owner
-from celery_distlock.stores.values import KeyState, Status
+from celery_distlock.stores.values import Status
 
 from .event_loop import PATIENCE, BoundedCaller
 
@@ -57,7 +58,12 @@ def locks(state: Any, pattern: str = "*", **_: Any) -> Any:
         ]
     except DistlockError as error:
         return {"error": printable(str(error))}
-    return [_described(key, now) for key, owner, now in looks if now.owner == owner]
+    return [
+        _described(key, info, hold)
+        for key, owner, info in ((key, owner, lock_info(key, now)) for key, owner, now in looks)
+        for hold in info.holds
+        if hold.who.owner == owner
+    ]
 
 
 def _held_here(store: Store) -> Iterator[tuple[str, str]]:
@@ -70,17 +76,19 @@ def _held_here(store: Store) -> Iterator[tuple[str, str]]:
                 yield noted.key, noted.owner
 
 
-def _described(key: str, now: KeyState) -> dict[str, Any]:
-    holder = Holder.of(now.owner)
+def _described(key: str, info: LockInfo, hold: HoldInfo) -> dict[str, Any]:
     return {
         "key": key,
-        "task": holder.task,
-        "task_id": holder.task_id,
-        "pid": holder.pid,
-        "since": known_time(now.since) or None,
-        "remaining": now.remaining if math.isfinite(now.remaining) else None,  # has no end
-        "token": now.token,
-        "waiting": now.waiting,
+        "task": hold.who.task,
+        "task_id": hold.who.task_id,
+        "pid": hold.who.pid,
+        "since": hold.since or None,
+        "remaining": hold.remaining if math.isfinite(hold.remaining) else None,  # has no end
+        "token": info.token,
+        "mode": info.mode,
+        "units": hold.units,
+        "slot": hold.slot if hold.slot >= 0 else None,
+        "waiting": info.waiting,
     }
 
 

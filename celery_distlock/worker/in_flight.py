@@ -1,5 +1,5 @@
 """
-The unfinished tasks of this worker by key, and calls that wait for them.
+The unfinished tasks of this worker by key, with what they want of it; and calls that wait for them.
 
 - A task is entered when it goes to the pool, and left out as soon as Celery has forgotten it.
 - Celery knows a task only when it has been handed over, and in a pool without an event loop other
@@ -10,15 +10,17 @@ The unfinished tasks of this worker by key, and calls that wait for them.
 import collections
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from celery.worker import state
 
 from celery_distlock import clock
+from celery_distlock.engine.wants import units_of
+from celery_distlock.stores.values import Want
 
-__all__ = ["DeferredCalls", "InFlightKeys", "in_flight"]
+__all__ = ["DeferredCalls", "InFlightKeys", "has_room", "in_flight"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ class InFlightKeys:
     """
 
     def __init__(self) -> None:
-        self._ids: dict[str, set[str]] = {}
+        self._ids: dict[str, dict[str, Want]] = {}
         self._entering: collections.Counter[str] = collections.Counter()
         self._served: set[str] = set()
         self._next_purge = 1000
@@ -48,6 +50,15 @@ class InFlightKeys:
     def has(self, name: str) -> bool:
         """Whether there is such a task."""
         return bool(self.ids(name))
+
+    def has_room(self, name: str, want: Want) -> bool:
+        """
+        Whether one who has *want* of the key could run beside all such tasks.
+
+        As a store judges, if they had what they want and nobody else had anything.
+        """
+        wants = self._wants(name).values()
+        return not wants or has_room(want, wants)
 
     def has_earlier(self, name: str, identity: str, arrival: int) -> bool:
         """
@@ -76,23 +87,36 @@ class InFlightKeys:
 
     def ids(self, name: str) -> set[str]:
         """Return the ids of such tasks."""
+        return set(self._wants(name))
+
+    def wants(self, name: str, identities: Iterable[str]) -> list[Want]:
+        """Return what those of such tasks want that have these *identities*."""
+        wants = self._wants(name)
+        return [wants[each] for each in identities if each in wants]
+
+    def _wants(self, name: str) -> dict[str, Want]:
         with self._mutex:
             known = self._ids.get(name)
             if known is None:
-                return set()
+                return {}
             finished = self._finished(known)
-            known -= finished
+            for each in finished:
+                del known[each]
             self._served -= finished
             return known.copy()
 
     @contextmanager
-    def entering(self, names: Iterable[str], identity: str) -> Iterator[None]:
-        """Enter a task for the keys of those slot names; this block hands it to the pool."""
+    def entering(self, wants: Mapping[str, Want], identity: str) -> Iterator[None]:
+        """
+        Enter a task for its keys; this block hands it to the pool.
+
+        *wants* has what it wants, by the slot names of its keys.
+        """
         with self._mutex:
             self._entering[identity] += 1
             self._served.discard(identity)
-            for name in names:
-                self._add(name, identity)
+            for name, want in wants.items():
+                self._add(name, identity, want)
         try:
             yield
         finally:
@@ -101,20 +125,34 @@ class InFlightKeys:
                 if not self._entering[identity]:
                     del self._entering[identity]
 
-    def _finished(self, identities: set[str]) -> set[str]:
+    def _finished(self, identities: Iterable[str]) -> set[str]:
         return {each for each in identities if each not in state.requests} - self._entering.keys()
 
-    def _add(self, name: str, identity: str) -> None:
-        known = self._ids.setdefault(name, set())
-        known.add(identity)
+    def _add(self, name: str, identity: str, want: Want) -> None:
+        known = self._ids.setdefault(name, {})
+        known[identity] = want
         if len(known) + len(self._ids) > self._next_purge:
             self._purge()
 
     def _purge(self) -> None:
-        unfinished = {name: ids - self._finished(ids) for name, ids in self._ids.items()}
-        self._ids = {name: ids for name, ids in unfinished.items() if ids}
+        for name, known in list(self._ids.items()):
+            for each in self._finished(known):
+                del known[each]
+            if not known:
+                del self._ids[name]
         self._served &= set().union(*self._ids.values())
         self._next_purge = max(1000, 4 * len(self._ids))
+
+
+def has_room(want: Want, others: Iterable[Want], used: int = 0) -> bool:
+    """Whether *want* of a key fits beside *others* who want theirs, and *used* units."""
+    others = list(others)
+    if want.alone or any(other.alone for other in others):
+        return not (others or used)
+    if not want.capacity:
+        return True
+    used += sum(units_of(other) for other in others)
+    return used + units_of(want) <= want.capacity
 
 
 in_flight = InFlightKeys()

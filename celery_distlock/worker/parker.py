@@ -13,10 +13,11 @@ from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.messages import LockHeader, seal_message
 from celery_distlock.runtime.received import Received
 from celery_distlock.runtime.reporting import Report
+from celery_distlock.runtime.requeueing import route_of
 from celery_distlock.runtime.states import PARKED
 from celery_distlock.stores import ParkingStore, StandRequest, Store
 from celery_distlock.stores.several_keys import begin_at_first_key
-from celery_distlock.stores.values import ParkRequest, Reply, Route, Status
+from celery_distlock.stores.values import ParkRequest, Reply, Status, Want
 
 from .arrival import Arrival, execution_id, may_run_at_once
 
@@ -101,7 +102,9 @@ class Parker:
             return False, True
         if reply is None or reply.status not in (Status.PARKED, Status.RESERVED):
             return False, reply is not None and reply.status is Status.DONE
-        arrival.came_first = not reply.holder
+        # Beside others there may be room already: a task here may have left and not ended yet.
+        beside = not arrival.wants[arrival.names[0]].alone and reply.place == 0
+        arrival.came_first = not reply.holder or beside
         _notifier.submit(functools.partial(_report, self._runtime.store, arrival, reply))
         return True, False
 
@@ -139,9 +142,12 @@ class Parker:
         store = ParkingStore.of(self._runtime.store)
         request, run, names = self._sealed(arrival)
         if len(names) == 1:
-            return store.park_if_held(arrival.key, run, request, PATIENCE, arrival.stamp)
+            want = arrival.wants[names[0]]
+            more: dict[str, Want] = {} if want.alone else {"want": want}
+            return store.park_if_held(arrival.key, run, request, PATIENCE, arrival.stamp, **more)
         # It stands at the first key only: here is no time to go further, and others do that.
-        stand = StandRequest(names[0], run, Route(names, request.task), arrival.stamp, request)
+        route = route_of(arrival.keys, request.task)
+        stand = StandRequest(names[0], run, route, arrival.stamp, request)
         return begin_at_first_key(store, stand._replace(timeout=PATIENCE))
 
     def _sealed(self, arrival: Arrival) -> tuple[ParkRequest, str, tuple[str, ...]]:

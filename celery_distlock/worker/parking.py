@@ -1,16 +1,18 @@
 """
-Parks a task when its message arrives, if an unfinished task of the same worker has its key.
+Parks a task when its message arrives, if unfinished tasks of the same worker use its key up.
 
 To park it in the pool costs ten times as much, and takes a slot from the tasks that are woken. So
 the worker's main process parks what it knows has to wait. Everything else goes to the pool, whose
 processes ask for the key.
 
-- Of the tasks of one key that came to this worker only the first is in the pool; the others stand
-  in the key's queue, in the order in which they were received (`celery_distlock.worker.parker`).
+- Of the tasks of one key that came to this worker only those are in the pool that can have it
+  beside each other: one, or as many as it has units for. The others stand in the key's queue, in
+  the order in which they were received (`celery_distlock.worker.parker`).
 - A task may be parked before the first one has acquired the key. If that one ends without it, no
   release wakes the next: this module does.
 - A woken task waits here while an earlier task of its key waits for a slot of the pool; and for a
-  second at most while one has begun, and may not have asked for the key yet.
+  second at most while one has begun, and may not have asked for the key yet. Not if the key has
+  room for all of them.
 - The event loop makes the key of a small message and hands it to a thread that parks it. It waits
   20 ms for that at most; a message that takes longer stays unacknowledged in the thread, while the
   loop goes on (see `celery_distlock.worker.event_loop`).
@@ -21,7 +23,7 @@ processes ask for the key.
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -32,6 +34,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.received import Received
 from celery_distlock.stores import Ability
+from celery_distlock.stores.values import Want
 
 from .arrival import Arrival
 from .arrival_times import ArrivalTimes
@@ -136,22 +139,26 @@ class Parking:
 
     def start_woken(
         self,
-        names: Sequence[str],
+        wants: Mapping[str, Want],
         message: Any,
         go_on: Callable[[], object],
         passed: tuple[str, ...] = (),
     ) -> None:
-        """Hand a woken task to the pool when the earlier tasks of its keys have asked for them."""
+        """
+        Hand a woken task to the pool when the earlier tasks of its keys have asked for them.
+
+        *wants* as for `InFlightKeys.entering`.
+        """
         identity, arrival = message.headers["id"], Received.noted_on(message).arrival or 0
-        for name in names:
-            busy = functools.partial(in_flight.has_earlier, name, identity, arrival)
+        for name, want in wants.items():
+            busy = functools.partial(_goes_behind, name, want, identity, arrival)
             if name not in passed and (self._until_started.has(name) or busy()):
                 in_flight.followers.add(identity)
-                again = functools.partial(self.start_woken, names, message, go_on, (*passed, name))
+                again = functools.partial(self.start_woken, wants, message, go_on, (*passed, name))
                 self._until_started.put(name, busy, again)
                 return
         in_flight.followers.discard(identity)
-        with in_flight.entering(names, identity):
+        with in_flight.entering(wants, identity):
             if passed:
                 with self._first():
                     self._go_on(message, go_on)
@@ -189,16 +196,20 @@ class Parking:
     def _settle(self, arrival: Arrival, parked: bool) -> None:
         if not parked:
             # What was only looked at enters its keys by itself, if it may run.
-            names = arrival.names if arrival.look is None else ()
-            with in_flight.entering(names, arrival.identity):
+            wants = arrival.wants if arrival.look is None else {}
+            with in_flight.entering(wants, arrival.identity):
                 arrival.go_on()
             return
         arrival.acknowledge()
         if arrival.came_first and not self._until_ended.has(arrival.names[0]):
             # If the tasks before it end without the key, nobody's release would wake it.
             wake = functools.partial(self._parker.wake_next, arrival.key)
-            ends = functools.partial(in_flight.has, arrival.names[0])
-            self._until_ended.put(arrival.names[0], ends, lambda: self._thread.ask(wake))
+            name = arrival.names[0]
+            self._until_ended.put(
+                name,
+                lambda: not in_flight.has_room(name, arrival.wants[name]),
+                lambda: self._thread.ask(wake),
+            )
 
     def _go_on(self, message: Any, go_on: Callable[[], object]) -> None:
         """As Celery does where a message is received."""
@@ -208,6 +219,12 @@ class Parking:
             self._consumer.on_invalid_task(None, message, error)
         except DecodeError as error:
             self._consumer.on_decode_error(message, error)
+
+
+def _goes_behind(name: str, want: Want, identity: str, arrival: int) -> bool:
+    """Whether a woken task is to let earlier ones of its key ask for it; not if all have room."""
+    has_room = in_flight.has_room(name, want)
+    return not has_room and in_flight.has_earlier(name, identity, arrival)
 
 
 def can_park(runtime: Runtime) -> bool:

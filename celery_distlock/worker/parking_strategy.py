@@ -2,18 +2,26 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from celery.worker.strategy import default
 
-from celery_distlock.keys import slot_name
+from celery_distlock.key import Key
 from celery_distlock.policies import Requeue
 from celery_distlock.runtime.app import Plan, Runtime
 from celery_distlock.runtime.messages import LockHeader
 from celery_distlock.stores import Ability
+from celery_distlock.stores.values import ALONE, Want
 
-from .arrival import LARGE_BODY, PLAIN_CONTENT, Arrival, may_run_at_once
+from .arrival import (
+    LARGE_BODY,
+    PLAIN_CONTENT,
+    Arrival,
+    in_order,
+    may_run_at_once,
+    wants_of,
+)
 from .in_flight import in_flight
 
 __all__ = ["strategy"]
@@ -37,14 +45,15 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
         if body is None and parking is not None:
             go_on = functools.partial(handle, message, body, ack, reject, callbacks, **more)
             header = LockHeader.of(message.headers)
-            if header.woken:  # its turn has come
-                return parking.start_woken(header.places, message, go_on)
             keys = parking_strategy.keys(message)
-            names = [*map(slot_name, keys)]
-            if parking_strategy.has_to_wait(message, names):
+            wants = wants_of(keys)
+            if header.woken:  # its turn has come
+                places = {name: wants.get(name, ALONE) for name in header.places}
+                return parking.start_woken(places, message, go_on)
+            if parking_strategy.has_to_wait(message, wants):
                 acknowledge = functools.partial(ack, logger, consumer.connection_errors)
                 return parking.take(Arrival(task, message, keys, acknowledge, go_on))
-            with in_flight.entering(names, message.headers["id"]):
+            with in_flight.entering(wants, message.headers["id"]):
                 return go_on()
         return handle(message, body, ack, reject, callbacks, **more)
 
@@ -69,20 +78,28 @@ class _ParkingStrategy:
         self._plan = plan
         self._runtime = runtime
 
-    def keys(self, message: Any) -> tuple[str, ...]:
+    def keys(self, message: Any) -> tuple[Key, ...]:
         """Return the keys of *message*, sorted; none: it is for the pool to make them."""
         if len(message.body) > LARGE_BODY or message.content_type not in PLAIN_CONTENT:
             return ()
         try:
             args, kwargs, _ = message.payload
-            return tuple(sorted(self._plan.rule.keys(args, kwargs)))
+            return in_order(self._plan.rule.keys(args, kwargs))
         except Exception:  # noqa: BLE001  # whatever is wrong with it, the task is to fail with it
             return ()
 
-    def has_to_wait(self, message: Any, names: Iterable[str]) -> bool:
-        """Whether the key of one of these slot names is taken here, so that it is parked."""
+    def has_to_wait(self, message: Any, wants: Mapping[str, Want]) -> bool:
+        """
+        Whether one of the keys is taken here, so that the message is parked.
+
+        That is: this worker's unfinished tasks leave no room for what it wants, or another one
+        that wants the key is being parked just now, and goes first.
+        """
         parking = self._runtime.parking_thread
-        taken = any(parking.holds(name) or in_flight.has(name) for name in names)
+        taken = any(
+            parking.holds(name) or not in_flight.has_room(name, want)
+            for name, want in wants.items()
+        )
         return taken and may_run_at_once(message) and self._returns(message)
 
     def _returns(self, message: Any) -> bool:

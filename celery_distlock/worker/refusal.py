@@ -3,7 +3,8 @@ Looks at the key of a ``"skip"`` or ``"fail"`` task when its message arrives.
 
 - A task that begins at once looks at its key itself. One that waits for a slot of the pool would
   look too late, when whoever had the key on its arrival is done; so its key is looked at here.
-- The key is taken if somebody holds it, or if an earlier task that wants it waits for a slot.
+- The key is taken if somebody holds it, or if an earlier task that wants it waits for a slot; one
+  that several may hold, if they and the tasks that wait for a slot leave no room.
 - What is found goes with the message to the pool, whose process applies the policy to it as to any
   conflict: links, chords and signals are Celery's.
 - As in `celery_distlock.worker.parking`, a thread asks the store, and the pool alone sees to large
@@ -12,22 +13,31 @@ Looks at the key of a ``"skip"`` or ``"fail"`` task when its message arrives.
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from celery.worker import state
 from celery.worker.strategy import default
 
 from celery_distlock import clock
-from celery_distlock.keys import slot_name
+from celery_distlock.engine.wants import units_of
+from celery_distlock.key import Key
 from celery_distlock.policies import Fail, Skip
 from celery_distlock.runtime.app import Plan, Runtime
 from celery_distlock.runtime.messages import LockHeader
 from celery_distlock.runtime.received import Received, Taken
+from celery_distlock.stores.values import KeyState, Want
 
 from . import parking_strategy
-from .arrival import LARGE_BODY, PLAIN_CONTENT, Arrival, execution_id
-from .in_flight import in_flight
+from .arrival import (
+    LARGE_BODY,
+    PLAIN_CONTENT,
+    Arrival,
+    execution_id,
+    in_order,
+    wants_of,
+)
+from .in_flight import has_room, in_flight
 from .parker import PATIENCE, STORE_PAUSE
 from .parking import MOST_HELD
 
@@ -99,7 +109,7 @@ class _EarlyRefusal:
         )
         return looking.take(arrival)
 
-    def _keys(self, message: Any) -> Sequence[str]:
+    def _keys(self, message: Any) -> Sequence[Key]:
         """Return the keys of *message*; nothing, if it is for the pool to find out."""
         headers = message.headers
         if (
@@ -112,7 +122,7 @@ class _EarlyRefusal:
             return ()
         try:
             args, kwargs, _ = message.payload
-            return sorted(self._plan.rule.keys(args, kwargs))
+            return in_order(self._plan.rule.keys(args, kwargs))
         except Exception:  # noqa: BLE001  # whatever is wrong with it, the task is to fail with it
             return ()
 
@@ -120,8 +130,8 @@ class _EarlyRefusal:
         """Whether a task that comes now waits for others to end."""
         return len(state.reserved_requests) >= int(self._consumer.pool.num_processes)
 
-    def _let_run(self, message: Any, keys: Sequence[str], delivery: _Delivery) -> Any:
-        with in_flight.entering(map(slot_name, keys), message.headers["id"]):
+    def _let_run(self, message: Any, keys: Sequence[Key], delivery: _Delivery) -> Any:
+        with in_flight.entering(wants_of(keys), message.headers["id"]):
             return delivery.go_on()
 
     def _refuse(self, taken: Taken, delivery: _Delivery, message: Any) -> Any:
@@ -140,15 +150,18 @@ class _EarlyRefusal:
 
     # In the thread
 
-    def look(self, message: Any, keys: Sequence[str]) -> Taken | None:
-        """Return what of *keys* is taken, as far as the store answers."""
+    def look(self, lookup: "_Lookup") -> Taken | None:
+        """Return what of its keys is taken, as far as the store answers."""
         if clock.monotonic() < self._store_away_until:
             return None
+        message = lookup.message
         try:
-            for key in keys:
-                now = self._runtime.store.inspect(key, PATIENCE)
-                if now.token and now.run != execution_id(message.headers):
-                    return Taken(key, now.owner, now.run, now.remaining)
+            for key, want in zip(lookup.keys, wants_of(lookup.keys).values(), strict=True):
+                now = self._runtime.store.inspect(key.template, PATIENCE)
+                if _leaves_room(now, want, execution_id(message.headers)):
+                    lookup.used[key.template] = now.used
+                else:
+                    return Taken(key.template, now.owner, now.run, now.remaining)
         except Exception as error:  # noqa: BLE001  # the pool asks again, and says what is wrong
             words = (
                 "the key of task %s[%s] was not looked at on arrival; its process looks, and so do"
@@ -164,7 +177,7 @@ class _EarlyRefusal:
     def settle(self, lookup: "_Lookup") -> Any:
         """Hand the message to the pool, with what was found."""
         # An earlier task may have been in the thread, too, when this one came.
-        taken = lookup.found or _queued_before(lookup.message, lookup.keys)
+        taken = lookup.found or _queued_before(lookup.message, lookup.keys, lookup.used)
         if taken is not None:
             return self._refuse(taken, lookup.delivery, lookup.message)
         return self._let_run(lookup.message, lookup.keys, lookup.delivery)
@@ -174,34 +187,65 @@ class _Lookup:
     """One look at the keys of a message, and its result."""
 
     def __init__(
-        self, early_refusal: _EarlyRefusal, message: Any, keys: Sequence[str], delivery: _Delivery
+        self, early_refusal: _EarlyRefusal, message: Any, keys: Sequence[Key], delivery: _Delivery
     ) -> None:
         self._early_refusal = early_refusal
         self.message = message
         self.keys = keys
         self.delivery = delivery
         self.found: Taken | None = None
+        self.used: dict[str, int] = {}  # units of keys that several may hold, by key
 
     def look(self) -> None:
         """Ask; in the thread."""
-        self.found = self._early_refusal.look(self.message, self.keys)
+        self.found = self._early_refusal.look(self)
 
     def settle(self) -> Any:
         """Go on, in the event loop."""
         return self._early_refusal.settle(self)
 
 
-def _queued_before(message: Any, keys: Sequence[str]) -> Taken | None:
-    """Return a key that an earlier task wants which waits for a slot of the pool."""
-    for key in keys:
-        for identity in in_flight.ids(slot_name(key)):
-            request = state.requests.get(identity)
-            if request is None or identity == message.headers["id"]:
-                continue
-            if request in state.reserved_requests and request not in state.active_requests:
-                name = f"{request.name}[{identity}], which waits for a process"
-                return Taken(key, name, execution_id(request.request_dict), 0.0)
+def _leaves_room(now: KeyState, want: Want, run: str) -> bool:
+    """Whether a store that finds a key as it is *now* would grant *want* of it to *run*."""
+    if now.limit is not None and not now.limit.capacity:  # paused
+        return bool(now.token) and now.run == run
+    if want.alone or not now.holders:
+        return not now.token or now.run == run
+    if now.rest or now.waiting:
+        return any(holder.run == run for holder in now.holders)
+    if now.limit is None:
+        return has_room(want, (), now.used)
+    return now.used + units_of(want, now.limit.capacity) <= now.limit.capacity
+
+
+def _queued_before(
+    message: Any, keys: Sequence[Key], used: Mapping[str, int] | None = None
+) -> Taken | None:
+    """
+    Return a key for which earlier tasks that wait for a slot of the pool leave no room.
+
+    *used* has units that others have of keys already.
+    """
+    for key, (name, want) in zip(keys, wants_of(keys).items(), strict=True):
+        queued = _queued(name, message.headers["id"])
+        others = in_flight.wants(name, queued)
+        if others and not has_room(want, others, (used or {}).get(key.template, 0)):
+            identity, request = next(iter(queued.items()))
+            who = f"{request.name}[{identity}], which waits for a process"
+            return Taken(key.template, who, execution_id(request.request_dict), 0.0)
     return None
+
+
+def _queued(name: str, but: str) -> dict[str, Any]:
+    """Return those of a key's unfinished tasks that wait for a slot, by their ids."""
+    found = {each: state.requests.get(each) for each in in_flight.ids(name) - {but}}
+    return {
+        identity: request
+        for identity, request in found.items()
+        if request is not None
+        and request in state.reserved_requests
+        and request not in state.active_requests
+    }
 
 
 _widened = 0

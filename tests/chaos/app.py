@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any
 
-from celery_distlock import LockedTask, clock, install, policies
+from celery_distlock import Key, LockedTask, clock, install, policies
 from celery_distlock.errors import LockLostError
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability
@@ -66,6 +66,7 @@ def hold_for(task: Any, seconds: float) -> None:
     who = {"id": task.request.id, "pid": os.getpid(), "execution": holds[0].owner}
     for hold in holds:
         what = {"key": hold.key, "begin": hold.held_since, "token": hold.token}
+        what |= {"units": hold.want.units, "capacity": hold.want.capacity}
         notes.write(**who, **what, owner=hold.owner, run=hold.run)
     ended = "broken off"
     try:
@@ -93,6 +94,33 @@ if PARKS:
     @app.task(base=LockedTask, lock_key=["{key}", "{other}"], bind=True, **GOES_BACK)
     def pair(self: Any, key: str, other: str, seconds: float) -> None:
         """Park until both keys are free."""
+        hold_for(self, seconds)
+
+
+if PARKS and Ability.SEVERAL in store.abilities:
+
+    @app.task(base=LockedTask, lock_key=Key("{key}", capacity=3), bind=True, **GOES_BACK)
+    def three(self: Any, key: str, seconds: float) -> None:
+        """Park until one of three units is free."""
+        hold_for(self, seconds)
+
+    @app.task(base=LockedTask, lock_key=Key("{key}", shared=True), bind=True, **GOES_BACK)
+    def read(self: Any, key: str, seconds: float) -> None:
+        """Share the key with any number."""
+        hold_for(self, seconds)
+
+
+if PARKS and Ability.WEIGH in store.abilities:
+    HEAVY = Key("{key}", capacity=3, weight=2)
+
+    @app.task(base=LockedTask, lock_key=HEAVY, bind=True, **GOES_BACK)
+    def heavy(self: Any, key: str, seconds: float) -> None:
+        """Park until two of three units are free."""
+        hold_for(self, seconds)
+
+    @app.task(base=LockedTask, lock_key=[HEAVY, "{other}"], bind=True, **GOES_BACK)
+    def mixed(self: Any, key: str, other: str, seconds: float) -> None:
+        """Park until two units of one key are free, and another key is."""
         hold_for(self, seconds)
 
 

@@ -47,6 +47,8 @@ class Run(NamedTuple):
     run: str
     execution: str
     outcome: str  # done; lost: it lost its lock; broken off; killed; "?": nobody knows
+    units: int = 1  # of the key; more than the capacity count as all of it
+    capacity: int = 1  # 1: it was alone; 0: beside any number
 
 
 class Look(NamedTuple):
@@ -123,7 +125,10 @@ class Verdict:
 
 
 def judge(told: History) -> Verdict:
-    beliefs = [Belief(run.key, run.begin, run.end, run.token, run.owner) for run in told.runs]
+    beliefs = [
+        Belief(run.key, run.begin, run.end, run.token, run.owner, run.units, run.capacity)
+        for run in told.runs
+    ]
     wrong = list(history.faults(beliefs))
     fallen = [each for each in wrong if each.startswith("tokens")]
     disordered, pairs = _disordered(told)
@@ -172,14 +177,19 @@ def _disordered(told: History) -> tuple[list[str], int]:
     """
     Who began before one that stood before it in the queue, with no fault meanwhile; how many pairs.
 
-    Two are compared who were seen in one queue together, from when they were so for the last time.
+    Two are compared who were seen in one queue together, from when they were so for the last time;
+    unless both may have been let in at once, beside each other.
     """
-    begins = defaultdict(list)
+    begins, sharing = defaultdict(list), set()
     for run in told.runs:
         for name in (run.run, run.owner):
             begins[run.key, name].append(run.begin)
+            if run.capacity != 1:
+                sharing.add((run.key, name))
     found, pairs = [], 0
     for (key, one, other), look in _last_seen_together(told.looks).items():
+        if {(key, one), (key, other)} <= sharing:
+            continue
         first, second = (_next(begins[key, name], look.at) for name in (one, other))
         if first is None or second is None or _struck(told.faults, look.at, second):
             continue

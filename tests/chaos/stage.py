@@ -84,7 +84,8 @@ class Notebook:
                 until = max(note["begin"], deaths.get(note["pid"], 0.0))
                 outcome = "killed" if note["pid"] in deaths else "?"
             facts = (note[name] for name in ("token", "owner", "run", "execution"))
-            yield Run(note["id"], note["key"], note["begin"], until, *facts, outcome)
+            much = note.get("units", 1), note.get("capacity", 1)
+            yield Run(note["id"], note["key"], note["begin"], until, *facts, outcome, *much)
 
 
 class Stage:
@@ -138,6 +139,10 @@ class Stage:
         self._app = make_app("chaos")
         self._store = open_store(self._place.url, f"{prefix}:lock")
         self._parks = Ability.PARK in self._store.abilities
+        several = Ability.SEVERAL in self._store.abilities
+        self._sharing = ["three", "read"] if several else []
+        if Ability.WEIGH in self._store.abilities:
+            self._sharing += ["heavy"] + ["mixed"] * self._pairs
         if not self._parks:  # a task whose lock is lost fails there, and is not requeued
             self.notebook.final = frozenset({"done", "lost"})
         for _ in range(WORKERS):
@@ -275,12 +280,13 @@ class Stage:
         names = ["retry", "wait"]
         if self._parks:
             names += ["requeue", "requeue"] + ["pair"] * self._pairs
+            names += self._sharing
         while not self._stops.wait(choose.expovariate(RATE)):
             self.notebook.refresh()
             if not self._sends or len(self._sent) - len(self.notebook.finished) > MOST_WAITING:
                 continue
             name = "plain" if choose.random() < CONTROL else choose.choice(names)
-            keys = choose.sample(KEYS, 2 if name == "pair" else 1)
+            keys = choose.sample(KEYS, 2 if name in {"pair", "mixed"} else 1)
             for _ in range(choose.randrange(4, 9) if choose.random() < BURST else 1):
                 seconds = choose.uniform(0.02, 0.2)
                 at = clock.monotonic()

@@ -211,3 +211,30 @@ class TestBroker:
 
         assert broker.dropped(missing, self.kill(10), [log]) == {"a"}
         assert broker.dropped(missing, self.kill(30), [log]) == set()
+
+
+def test_several_who_share_are_no_overlap_and_may_begin_in_any_order():
+    share = {"capacity": 2, "token": 7}
+    one, other = run("a", 1.3, 2.0, **share), run("b", 1.2, 2.0, **share)
+    told = history(one, other, looks=looks(0.0, 1.0, "a:0:0:0", "b:0:0:0"))
+
+    assert judge(told).broken() == []
+
+
+def test_one_too_many_is_found():
+    share = {"capacity": 2, "token": 7}
+    runs = [run(name, 1.0, 2.0, **share) for name in "abc"]
+
+    assert len(judge(history(*runs)).overlaps) == 1
+
+
+def test_one_who_shares_with_one_who_is_alone_is_found():
+    runs = [run("a", 1.0, 2.0), run("b", 1.5, 2.0, capacity=0)]
+
+    assert len(judge(history(*runs)).overlaps) == 1
+
+
+def test_two_tokens_at_one_time_are_found():
+    runs = [run("a", 1.0, 2.0, capacity=0), run("b", 1.5, 2.0, capacity=0)]
+
+    assert len(judge(history(*runs)).overlaps) == 1

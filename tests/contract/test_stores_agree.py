@@ -25,11 +25,15 @@ from celery_distlock.stores.base import Store
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import (
+    ALONE,
     Completion,
+    KeyState,
+    Limit,
     Ownership,
     ParkRequest,
     Reply,
     Status,
+    Want,
     WokenTask,
 )
 from tests.contract.grace import lengthen
@@ -38,12 +42,14 @@ from tests.schedules import schedules
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SETTINGS = schedules(150, steps=30)
+SETTINGS = schedules(200, steps=30)
 
 LEASE = 600.0  # seconds
 KEYS = st.sampled_from(["a", "b"])
 RUNS = st.sampled_from(["r1", "r2", "r3"])
 FLAGS = st.booleans()
+WANTS = st.sampled_from([ALONE, ALONE, Want(1, 0), Want(1, 2), Want(2, 3), Want(9, 3)])
+LIMITS = st.one_of(st.none(), st.integers(0, 3))
 
 
 class Asked:
@@ -62,8 +68,17 @@ class Asked:
 def said(reply: Reply) -> tuple[Any, ...]:
     """What a reply says but for times and tokens, which are each store's own."""
     if reply.status in (Status.GRANTED, Status.DONE):
-        return (reply.status, reply.wake)
-    return (reply.status, reply.holder, reply.holder_run, reply.place, reply.wake)
+        return (reply.status, reply.wake, reply.slot)
+    return (reply.status, bool(reply.holder), reply.place, reply.wake)
+
+
+def seen(state: KeyState) -> tuple[Any, ...]:
+    """What a look says, likewise; of several holders in any order."""
+    holders = sorted((each.owner, each.run, each.units, each.slot) for each in state.holders)
+    limit = state.limit and (state.limit.capacity, state.limit.author)
+    several = state.used, state.capacity, limit, state.rest > 0
+    who = ("", "") if holders else (state.owner, state.run)
+    return (who, bool(state.token), state.waiting, holders, several)
 
 
 class Agreement(RuleBasedStateMachine):
@@ -78,6 +93,7 @@ class Agreement(RuleBasedStateMachine):
         self._inboxes: dict[str, list[Any]] = {}
         self._tokens: dict[str, list[int]] = {}
         self._wakes: list[WokenTask] = []
+        self._wants: dict[str, Want] = {}
         self._count = 0
 
     def _name(self, key: str) -> str:
@@ -109,23 +125,34 @@ class Agreement(RuleBasedStateMachine):
             return replies[-1]
 
         reply = self._asked(ask, said)
+        self._wants[owner] = how.get("want", ALONE)
         self._granted(key, owner, run, replies)
         self._take(reply.wake)
 
     def _take(self, wake: WokenTask | None) -> None:
         if wake is not None:
-            self._wakes.append(wake)
+            self._wakes += [wake._replace(also=()), *wake.also]
 
-    @rule(key=KEYS, run=st.one_of(st.just(""), RUNS), redelivered=FLAGS, retain=FLAGS)
-    def somebody_tries(self, key: str, run: str, redelivered: bool, retain: bool) -> None:
+    @rule(key=KEYS, run=st.one_of(st.just(""), RUNS), redelivered=FLAGS, retain=FLAGS, want=WANTS)
+    def somebody_tries(
+        self, key: str, run: str, redelivered: bool, retain: bool, want: Want
+    ) -> None:
         how = {"redelivered": redelivered, "retain": retain} if run else {}
-        self._acquire(key, self._owner(), run, **how)
+        self._acquire(key, self._owner(), run, want=want, **how)
 
-    @rule(run=st.one_of(st.just(""), RUNS), redelivered=FLAGS, retain=FLAGS)
-    def somebody_wants_both(self, run: str, redelivered: bool, retain: bool) -> None:
+    @rule(
+        run=st.one_of(st.just(""), RUNS),
+        redelivered=FLAGS,
+        retain=FLAGS,
+        wants=st.one_of(st.just(()), st.tuples(WANTS, WANTS)),
+    )
+    def somebody_wants_both(
+        self, run: str, redelivered: bool, retain: bool, wants: tuple[Want, ...]
+    ) -> None:
         keys, owners = ["a", "b"], [self._owner(), self._owner()]
         names = [self._name(key) for key in keys]
-        how = {"redelivered": redelivered, "retain": retain} if run else {}
+        how: dict[str, Any] = {"redelivered": redelivered, "retain": retain} if run else {}
+        how["wants"] = wants
         answers = []
 
         def ask(store: Store, _: int) -> list[Reply] | None:
@@ -133,28 +160,40 @@ class Agreement(RuleBasedStateMachine):
             return answers[-1]
 
         if self._asked(ask, lambda replies: replies is None) is not None:
+            self._wants.update(zip(owners, wants, strict=False))
             for key, owner, replies in zip(keys, owners, zip(*answers, strict=True), strict=True):
                 self._granted(key, owner, run, list(replies))
 
-    @rule(key=KEYS, run=RUNS, redelivered=FLAGS)
-    def a_run_parks(self, key: str, run: str, redelivered: bool) -> None:
+    @rule(key=KEYS, run=RUNS, redelivered=FLAGS, want=WANTS)
+    def a_run_parks(self, key: str, run: str, redelivered: bool, want: Want) -> None:
+        how = {"redelivered": redelivered, "want": want}
         park_request = ParkRequest(f"envelope of {run}".encode())
-        self._acquire(key, self._owner(), run, queue=park_request, redelivered=redelivered)
+        self._acquire(key, self._owner(), run, queue=park_request, **how)
 
-    @rule(key=KEYS, run=st.one_of(st.just(""), RUNS), redelivered=FLAGS)
-    def somebody_waits(self, key: str, run: str, redelivered: bool) -> None:
+    @rule(key=KEYS, run=RUNS, want=WANTS)
+    def a_run_is_parked_on_arrival(self, key: str, run: str, want: Want) -> None:
+        park_request = ParkRequest(f"envelope of {run}".encode())
+
+        def ask(store: Store, _: int) -> Reply:
+            return store.park_if_held(self._name(key), run, park_request, 5.0, want=want)
+
+        self._take(self._asked(ask, said).wake)
+
+    @rule(key=KEYS, run=st.one_of(st.just(""), RUNS), redelivered=FLAGS, want=WANTS)
+    def somebody_waits(self, key: str, run: str, redelivered: bool, want: Want) -> None:
         owner = self._owner()
         self._inboxes[owner] = [store.inbox("", owner) for store in self._stores]
         self._owners.append((key, owner, run))
-        how = {"redelivered": redelivered} if run else {}
-        self._acquire(key, owner, run, queue=self._inboxes[owner], **how)
+        how: dict[str, Any] = {"redelivered": redelivered} if run else {}
+        self._wants[owner] = want
+        self._acquire(key, owner, run, queue=self._inboxes[owner], want=want, **how)
 
     @precondition(lambda self: self._owners)
     @rule(data=st.data())
     def one_asks_again(self, data: st.DataObject) -> None:
         key, owner, run = data.draw(st.sampled_from(self._owners))
         queue = {"queue": self._inboxes[owner]} if owner in self._inboxes else {}
-        self._acquire(key, owner, run, **queue)
+        self._acquire(key, owner, run, want=self._wants.get(owner, ALONE), **queue)
 
     @precondition(lambda self: self._owners)
     @rule(data=st.data(), ended=st.sampled_from(Completion), keep=st.one_of(st.none(), RUNS))
@@ -185,6 +224,41 @@ class Agreement(RuleBasedStateMachine):
         hold = Ownership(self._name(key), owner, LEASE)
         self._asked(lambda store, _: store.renew([hold], 5.0)[0][0], lambda outcome: outcome)
 
+    @precondition(lambda self: self._owners)
+    @rule(data=st.data(), what=st.sampled_from(["upgrade", "downgrade"]), waits=FLAGS)
+    def one_changes(self, data: st.DataObject, what: str, waits: bool) -> None:
+        key, owner, _ = data.draw(st.sampled_from(self._owners))
+        waits = waits and what == "upgrade"
+        if waits and owner not in self._inboxes:
+            self._inboxes[owner] = [store.inbox("", owner) for store in self._stores]
+        answers = []
+
+        def ask(store: Any, number: int) -> Reply:
+            more = [self._inboxes[owner][number]] if waits else []
+            answers.append(getattr(store, what)(self._name(key), owner, LEASE, *more))
+            return answers[-1]
+
+        reply = self._asked(ask, lambda told: (told.status, told.wake, told.slot))
+        if reply.status is Status.GRANTED:
+            self._granted(key, owner, "", answers)
+            self._owners.pop()
+        self._take(reply.wake)
+
+    @precondition(lambda self: self._owners)
+    @rule(data=st.data())
+    def one_lets_the_key_rest(self, data: st.DataObject) -> None:
+        key, owner, _ = data.draw(st.sampled_from(self._owners))
+        self._asked(lambda store, _: store.rest(self._name(key), owner, LEASE), lambda told: told)
+
+    @rule(key=KEYS, capacity=LIMITS)
+    def an_operator_limits(self, key: str, capacity: int | None) -> None:
+        limit = None if capacity is None else Limit(capacity, 0.0, "somebody")
+
+        def ask(store: Any, _: int) -> Any:
+            return store.set_limit(self._name(key), limit)
+
+        self._take(self._asked(ask, lambda told: told).wake)
+
     @precondition(lambda self: self._wakes)
     @rule(
         data=st.data(),
@@ -204,7 +278,7 @@ class Agreement(RuleBasedStateMachine):
         for key in ("a", "b"):
             self._asked(
                 lambda store, _, key=key: store.inspect(self._name(key)),
-                lambda seen: (seen.owner, bool(seen.token), seen.run, seen.waiting),
+                seen,
             )
 
     def teardown(self) -> None:

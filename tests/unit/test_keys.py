@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kombu.utils.json import dumps, loads
 
 import celery_distlock.runtime.app  # noqa: F401  # who imports it tells how requests are told apart
+from celery_distlock import Key
 from celery_distlock.errors import ConfigurationError, LockKeyError
 from celery_distlock.keys import DEFAULT_TEMPLATE, KeyRule, digest, slot_name
 
@@ -33,7 +34,7 @@ def rule(template, function=reserve):
 
 
 def keys(template, *args, **kwargs):
-    return rule(template).keys(args, kwargs)
+    return tuple(made.template for made in rule(template).keys(args, kwargs))
 
 
 def key(template, *args, **kwargs):
@@ -116,7 +117,7 @@ def test_the_default_key_differs_by_arguments():
 def test_a_parameter_named_task_or_digest_wins():
     def publish(task, digest): ...
 
-    assert rule("{task}/{digest}", publish).keys(("a", "b"), {}) == ("a/b",)
+    assert rule("{task}/{digest}", publish).keys(("a", "b"), {}) == (Key("a/b"),)
 
 
 def test_variadic_parameters_can_be_named():
@@ -124,7 +125,7 @@ def test_variadic_parameters_can_be_named():
 
     made = rule("{names[1]}:{options[size]}", collect).keys(("a", "b"), {"size": 3})
 
-    assert made == ("b:3",)
+    assert made == (Key("b:3"),)
 
 
 def test_a_list_of_templates_gives_each_key_once():
@@ -174,7 +175,9 @@ def test_what_no_call_could_format_is_refused_when_it_is_declared(template):
 
 @pytest.mark.parametrize("wrong", [None, 7, b"{sku}", [], (), [7], ["{sku}", None], {"{sku}": 1}])
 def test_a_rule_of_another_type_is_refused(wrong):
-    with pytest.raises(ConfigurationError, match="a template, a list of templates, or a callable"):
+    with pytest.raises(
+        ConfigurationError, match="a template, a Key, a list of them, or a callable"
+    ):
         rule(wrong)
 
 
@@ -221,7 +224,7 @@ def test_a_callable_may_return_a_key_several_or_none(returned, expected):
 
 @pytest.mark.parametrize("returned", [7, b"a", ["a", 7], {"a"}, {"a": 1}, True])
 def test_a_callable_that_returns_something_else_is_an_error_of_the_call(returned):
-    with pytest.raises(LockKeyError, match="must return a string, a list of strings or None"):
+    with pytest.raises(LockKeyError, match="must return a string, a Key, a list of them or None"):
         keys(lambda *_, **__: returned, "tee")
 
 
@@ -229,6 +232,88 @@ def test_a_callable_that_returns_something_else_is_an_error_of_the_call(returned
 def test_a_callable_that_returns_an_empty_key_is_an_error_of_the_call(returned):
     with pytest.raises(LockKeyError, match="empty key"):
         keys(lambda *_, **__: returned, "tee")
+
+
+# How much of them
+
+
+def terms(template, *args, **kwargs):
+    return rule(template).keys(args, kwargs)
+
+
+def test_a_text_is_a_key_of_which_one_wants_all():
+    assert terms("{sku}", "tee") == (Key("tee"),)
+    assert terms(lambda *_, **__: "tee", "tee") == (Key("tee"),)
+
+
+def test_the_template_of_a_key_is_formatted_and_its_terms_stay():
+    declared = Key("{sku}:{quantity}", capacity=3, weight=2, min_hold=1.0, cooldown=2.0)
+
+    (made,) = terms(declared, "tee", 5)
+
+    assert made == Key("tee:5", capacity=3, weight=2, min_hold=1.0, cooldown=2.0)
+
+
+def test_a_key_that_a_callable_returns_is_not_formatted():
+    (made,) = terms(lambda *_, **__: Key("{sku}", shared=True), "tee")
+
+    assert made == Key("{sku}", shared=True)
+
+
+def test_a_list_may_have_texts_and_keys():
+    read = Key("{sku}", shared=True)
+    expected = (Key("tee", shared=True), Key("all"))
+
+    assert terms([read, "all"], "tee") == expected
+    assert terms(lambda *_, **__: [read.of("tee"), "all"], "tee") == expected
+
+
+def test_one_key_that_is_asked_for_twice_in_one_way_is_one():
+    assert terms([Key("{sku}", capacity=2), Key("tee", capacity=2)], "tee") == (
+        Key("tee", capacity=2),
+    )
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        ["{sku}", Key("tee", capacity=2)],
+        [Key("{sku}", cooldown=1.0), "tee"],
+        lambda *_, **__: ["tee", Key("tee", shared=True)],
+    ],
+)
+def test_one_key_that_is_asked_for_in_two_ways_is_an_error_of_the_call(template):
+    with pytest.raises(LockKeyError, match="lock_key wants 'tee' in two ways") as caught:
+        terms(template, "tee")
+
+    assert caught.value.task == "shop.reserve"
+    assert "shop.reserve" in str(caught.value)
+    assert "Key('tee')" in str(caught.value)
+
+
+def test_what_is_wrong_with_a_key_that_a_callable_makes_is_said_with_the_task():
+    with pytest.raises(LockKeyError, match=r"shop.reserve: .* capacity is 1 or more") as caught:
+        terms(lambda *_, **__: Key("a", capacity=0), "tee")
+
+    assert isinstance(caught.value.__cause__, ConfigurationError)
+
+
+def test_a_rule_knows_the_keys_that_it_declares():
+    shared = Key("{sku}", shared=True)
+
+    assert rule([shared, "all"]).declared == (shared, Key("all"))
+    assert rule(lambda *_, **__: shared).declared == ()
+
+
+@pytest.mark.parametrize("template", [Key("{skew}"), ["all", Key("{sku", shared=True)]])
+def test_a_bad_template_of_a_key_is_refused_when_it_is_declared(template):
+    with pytest.raises(ConfigurationError, match="task shop"):
+        rule(template)
+
+
+def test_a_key_shows_what_it_says():
+    assert repr(Key("a")) == "Key('a')"
+    assert repr(Key("a", capacity=3, cooldown=2)) == "Key('a', capacity=3, cooldown=2)"
 
 
 def test_what_a_callable_raises_is_the_cause():
@@ -267,7 +352,7 @@ def test_a_callable_that_cannot_take_the_tasks_parameters_is_refused_when_declar
     ],
 )
 def test_a_callable_that_can_take_them_is_accepted(made):
-    assert rule(made).keys(("tee",), {"warehouse": "south"}) == ("k",)
+    assert rule(made).keys(("tee",), {"warehouse": "south"}) == (Key("k"),)
 
 
 # Digests

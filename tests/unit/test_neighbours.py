@@ -6,6 +6,7 @@ import pytest
 from celery.worker import state
 
 from celery_distlock import clock
+from celery_distlock.stores.values import ALONE, Want
 from celery_distlock.worker.in_flight import ASKS_WITHIN, MAX_POLL, POLL, DeferredCalls, in_flight
 
 
@@ -55,8 +56,8 @@ def begin(monkeypatch):
     unfinished: dict = {}
     monkeypatch.setattr(state, "requests", unfinished)
 
-    def begin(identity: str) -> None:
-        with in_flight.entering(["k"], identity):
+    def begin(identity: str, want: Want = ALONE) -> None:
+        with in_flight.entering({"k": want}, identity):
             unfinished[identity] = Request()
 
     begin.unfinished = unfinished
@@ -77,7 +78,7 @@ def test_a_task_is_a_neighbour_until_it_has_finished(begin):
 
 
 def test_a_task_is_a_neighbour_before_celery_knows_it(begin):
-    with in_flight.entering(["k"], "a"):
+    with in_flight.entering({"k": ALONE}, "a"):
         assert in_flight.has("k")
         assert in_flight.has_earlier("k", "b", 0)
         begin.unfinished["a"] = Request()
@@ -86,7 +87,7 @@ def test_a_task_is_a_neighbour_before_celery_knows_it(begin):
 
 
 def test_a_task_that_celery_did_not_take_is_no_neighbour(begin):
-    with in_flight.entering(["k"], "a"), in_flight.entering(["k"], "a"):
+    with in_flight.entering({"k": ALONE}, "a"), in_flight.entering({"k": ALONE}, "a"):
         pass
 
     assert not in_flight.has("k")
@@ -188,3 +189,47 @@ def test_looks_are_rarer_while_nothing_ends(begin, turns, timer):
     timer.tick()
 
     assert POLL < timer.pauses[-1] < MAX_POLL
+
+
+# Who fits beside them
+
+ANY, THREE = Want(1, 0), Want(1, 3)
+
+
+@pytest.mark.parametrize(
+    ("others", "want", "fits"),
+    [
+        ([], ALONE, True),
+        ([], THREE, True),
+        ([ALONE], ALONE, False),
+        ([ALONE], ANY, False),
+        ([ALONE], THREE, False),
+        ([ANY], ALONE, False),
+        ([THREE], ALONE, False),
+        (5 * [ANY], ANY, True),
+        (2 * [THREE], THREE, True),
+        (3 * [THREE], THREE, False),
+        (3 * [THREE], Want(1, 4), True),
+        (3 * [ANY], THREE, False),
+        ([THREE], Want(2, 3), True),
+        ([THREE], Want(3, 3), False),
+        ([], Want(7, 3), True),
+        ([Want(7, 3)], THREE, False),
+        ([Want(7, 3)], Want(1, 4), True),
+    ],
+)
+def test_there_is_room_for_what_fits_beside_the_unfinished_ones(begin, others, want, fits):
+    for number, other in enumerate(others):
+        begin(str(number), other)
+
+    assert in_flight.has_room("k", want) is fits
+
+
+def test_who_has_finished_takes_no_room(begin):
+    for identity in "abc":
+        begin(identity, THREE)
+    assert not in_flight.has_room("k", THREE)
+
+    del begin.unfinished["b"]
+
+    assert in_flight.has_room("k", THREE)

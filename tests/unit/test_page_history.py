@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from celery_distlock.ops.admin import Holder, LockInfo
+from celery_distlock.ops.admin import Holder, HoldInfo, LockInfo
 from celery_distlock.ops.web import history as module
 from celery_distlock.ops.web.history import History
 
 
 def held(key="k", token=1, since=100.0, *, waiting=0, oldest=0.0, task="shop.reserve"):
-    holder = Holder(task, f"id-{token}", "vm", 7)
-    return LockInfo(key, "held", holder, since, 30.0, token, waiting, oldest, 0)
+    holder = Holder(task, f"id-{token}", "vm", 7, f"owner-{token}")
+    hold = HoldInfo(holder, "held", 1, -1, since, 30.0)
+    facts = {"mode": "alone", "holds": (hold,), "units": 1}
+    return LockInfo(key, "held", holder, since, 30.0, token, waiting, oldest, 0, **facts)
+
+
+def shared(*numbers, token=1, since=100.0):
+    """A key that several hold, each since a second later than the one before."""
+    holds = tuple(
+        HoldInfo(Holder("t", f"id-{n}", "vm", n, f"owner-{n}"), "held", 1, n, since + n, 30.0)
+        for n in numbers
+    )
+    first = holds[0]
+    facts = {"mode": "shared", "holds": holds, "units": len(holds), "capacity": 5}
+    return LockInfo("k", "held", first.who, first.since, 30.0, token, 0, 0.0, 0, **facts)
 
 
 def free(key="k"):
@@ -100,3 +113,39 @@ def test_a_look_that_ends_after_a_later_one_brings_no_grant_back():
     history.note_all([held(token=2, since=102.0)], 104.0, whole=True)
 
     assert [token for token, *_ in grants(history)] == [2, 1]
+
+
+def spans(history):
+    return {each.holder.pid: (each.since, each.seen, each.ended) for each in history.of("k").grants}
+
+
+def test_each_of_several_has_its_own_beginning_and_end():
+    history = History()
+    history.note_all([shared(1, 2)], 104.0, whole=True)
+    history.note_all([shared(2, 3)], 106.0, whole=True)
+    history.note_all([], 108.0, whole=True)
+
+    assert spans(history) == {
+        1: (101.0, 104.0, 106.0),
+        2: (102.0, 106.0, 108.0),
+        3: (103.0, 106.0, 108.0),
+    }
+
+
+def test_all_who_have_a_key_are_remembered_however_many():
+    history = History()
+    for at in (130.0, 140.0):
+        history.note_all([shared(*range(20))], at, whole=True)
+
+    assert [each.holder.pid for each in history.of("k").grants] == list(range(19, -1, -1))
+    history.note_all([shared(0)], 150.0, whole=True)
+    assert len(history.of("k").grants) == module.MOST_GRANTS
+
+
+def test_the_time_in_which_a_key_is_shared_ends_those_of_the_one_before():
+    history = History()
+    history.note_all([shared(1, 2)], 104.0, whole=True)
+    history.note_all([held(token=9, since=105.0)], 106.0, whole=True)
+
+    assert spans(history)[1] == (101.0, 104.0, 105.0)
+    assert spans(history)[2] == (102.0, 104.0, 105.0)

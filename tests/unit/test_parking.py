@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from celery import Celery
 
+from celery_distlock import Key
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.worker.arrival import Arrival
 from celery_distlock.worker.parking import Parking
@@ -60,7 +61,9 @@ def arrive(parking):
         message = SimpleNamespace(headers={"id": name}, properties={}, gate=threading.Event())
         if gate:
             message.gate.set()
-        parking.take(Arrival(None, message, (key,), lambda: settled.append(name), lambda: None))
+        parking.take(
+            Arrival(None, message, (Key(key),), lambda: settled.append(name), lambda: None)
+        )
         return message.gate
 
     settled = arrive.settled = []

@@ -7,7 +7,15 @@ import importlib
 import pytest
 
 PUBLIC = {
-    "celery_distlock": ["AsyncLock", "Lock", "LockedTask", "TypedTask", "install", "locked_task"],
+    "celery_distlock": [
+        "AsyncLock",
+        "Key",
+        "Lock",
+        "LockedTask",
+        "TypedTask",
+        "install",
+        "locked_task",
+    ],
     "celery_distlock.errors": [
         "ConfigurationError",
         "DistlockError",
@@ -46,14 +54,18 @@ PUBLIC = {
         "task_woken",
     ],
     "celery_distlock.stores": [
+        "ALONE",
         "Ability",
         "AcquireRequest",
+        "CapacityStore",
         "Completion",
         "CountingStore",
         "DeliveryChannel",
         "Finding",
+        "Holder",
         "Inbox",
         "KeyState",
+        "Limit",
         "ListingStore",
         "NotOursError",
         "Ownership",
@@ -74,6 +86,7 @@ PUBLIC = {
         "Store",
         "UnsendableError",
         "Waiter",
+        "Want",
         "WokenTask",
         "new_owner",
         "open_store",
@@ -87,6 +100,7 @@ PUBLIC = {
         "assert_free",
         "assert_locked",
         "assert_parked",
+        "assert_units",
         "die_with_parent",
     ],
 }

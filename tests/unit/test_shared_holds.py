@@ -29,7 +29,7 @@ def hold(key: str, store: str = "redis://here#p") -> Hold:
 @pytest.fixture
 def small_page(monkeypatch) -> None:
     """Pages that have room for one key of a hundred characters."""
-    empty = len(json.dumps([["redis://here#p", "", hold("").owner, 0.0, None]]))
+    empty = len(json.dumps([["redis://here#p", "", hold("x").owner, 0.0, None]]))
     monkeypatch.setattr(ledger_module, "_HALF", empty + 140)  # a child's owner differs by some
 
 

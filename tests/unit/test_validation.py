@@ -37,7 +37,8 @@ def app():
 
 
 def keys(app, task, *args, **kwargs):
-    return Runtime.of(app).plans[task.name].rule.keys(args, kwargs)
+    made = Runtime.of(app).plans[task.name].rule.keys(args, kwargs)
+    return tuple(key.template for key in made)
 
 
 def declared(app, lock_key, **options):

@@ -135,6 +135,25 @@ def test_a_wrong_declaration_ends_the_worker(worker, conf, options, message):
     assert "ready." not in log
 
 
+@pytest.mark.parametrize(
+    ("task", "key", "ability"),
+    [
+        ("use", "Key('{key}', capacity=3)", "let several hold a key"),
+        ("use_two", "Key('{key}', capacity=3, weight=2)", "let several hold a key"),
+        ("read", "Key('{key}', shared=True)", "let several hold a key"),
+    ],
+)
+def test_a_key_that_the_store_cannot_share_ends_the_worker(worker, redis_url, task, key, ability):
+    env = {"DISTLOCK_TEST_STORE": f"{redis_url}?scripts=off", "DISTLOCK_TEST_ONLY": task}
+    process = worker(
+        "tests.apps.shares", env=env, wait=False, args=["--distlock-on-conflict", "fail"]
+    )
+
+    assert process.process.wait(60) != 0
+    assert f"task {task}: {key} needs a store that can {ability}; redis://" in process.log()
+    assert "ready." not in process.log()
+
+
 def test_memory_locks_are_refused_for_prefork(worker):
     log = fails_to_start(worker, {"distlock_url": "memory://"})
 

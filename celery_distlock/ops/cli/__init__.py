@@ -20,6 +20,9 @@ _COMMANDS = {
     "release": ".single:release_",
     "wake": ".single:wake_",
     "drop": ".single:drop_",
+    "limit": ".limits:limit_",
+    "pause": ".limits:pause_",
+    "resume": ".limits:resume_",
     "top": ".top:top_",
     "doctor": ".doctor:doctor_",
     "exporter": ".exporter:exporter",
@@ -93,9 +96,9 @@ def locks(ctx: click.Context, url: str | None, prefix: str | None, **_preload: A
     Everything is asked of the lock store; no worker and no broker has to answer.
 
     The exit status is 0 when all is done, and of doctor when all is fine; 1 when there is nothing
-    like that (the key is free, nobody waits, the task is not parked) or you said no, and of doctor
-    when there are doubts; 2 when the command is wrong, or the store cannot be reached or does not
-    do this, and of doctor when there can be no locks.
+    like that (the key is free, nobody waits, the task is not parked, there is no limit) or you said
+    no, and of doctor when there are doubts; 2 when the command is wrong, or the store cannot be
+    reached or does not do this, and of doctor when there can be no locks.
     """
     from celery_distlock.runtime.app import Runtime
 

@@ -16,23 +16,45 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from celery_distlock.ops.admin import Holder, LockInfo, WaiterInfo, printable
+from celery_distlock.ops.admin import Holder, HoldInfo, LockInfo, WaiterInfo, printable
+from celery_distlock.stores.values import Limit, Want
 
 __all__ = [
+    "HOLD_COLUMNS",
     "LOCK_COLUMNS",
+    "OPTIONAL",
     "Screen",
     "duration",
+    "hold_cells",
+    "limit_label",
     "lock_cells",
     "lock_record",
     "moment",
     "printable",
+    "since",
+    "units_label",
     "waiter_record",
+    "wants_label",
 ]
 
 PAGE = 200  # rows of one table; more come in another, so that nothing has to be kept
 
-LOCK_COLUMNS = ("key", "holder", "worker", "age", "lease", "token", "waiting", "woken")
-NUMBERS = frozenset({"age", "lease", "token", "waiting", "woken", "place"})
+LOCK_COLUMNS = (
+    "key",
+    "holder",
+    "worker",
+    "held",
+    "age",
+    "lease",
+    "token",
+    "waiting",
+    "woken",
+    "notes",
+)
+HOLD_COLUMNS = ("holder", "id", "worker", "units", "slot", "since", "lease")
+NUMBERS = frozenset({"held", "units", "slot", "age", "lease", "token", "waiting", "woken", "place"})
+OPTIONAL = frozenset({"held", "notes", "wants"})  # not in a table that has nothing to say there
+ALONE = "alone"
 WHOLE = frozenset({"key", "id"})  # what is copied from a table into the next command
 SPARE = ("token", "worker", "woken", "lease")  # what gives way to that, in this order
 AT_LEAST = 2  # of `SPARE`, where what is to be whole is too long for any screen
@@ -88,8 +110,8 @@ def filled(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) -
     """
     Return a table for a terminal of *width* columns.
 
-    Keys and ids stay whole where that is possible without what is `SPARE`; what else is too long
-    for its column goes on in the next line.
+    Columns that are `OPTIONAL` and say nothing are not there. Keys and ids stay whole where that is
+    possible without what is `SPARE`; what else is too long for its column goes on in the next line.
     """
     table = Table(box=None, padding=(0, GAP, 0, 0), header_style="bold")
     kept, whole = _fitting(columns, rows, width)
@@ -116,6 +138,8 @@ def _fitting(
         name: max([cell_len(name), *(cell_len(str(row[place]) or "-") for row in rows)])
         for place, name in enumerate(columns)
     }
+    told = {name for name in columns if name not in OPTIONAL or _says(columns.index(name), rows)}
+    columns = [name for name in columns if name in told]
     spare = [name for name in SPARE if name in needed]
 
     def least(name: str) -> int:
@@ -127,6 +151,10 @@ def _fitting(
         if sum(wanted(name) + GAP for name in kept) <= width:
             return kept, True
     return [name for name in columns if name not in spare[:AT_LEAST]], False
+
+
+def _says(place: int, rows: Sequence[Sequence[Cell]]) -> bool:
+    return any(str(row[place]) not in ("", ALONE) for row in rows)
 
 
 def _text(cell: Cell) -> str:
@@ -153,6 +181,24 @@ def moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
+def since(seconds: float, now: float) -> str:
+    """Return a time since the epoch as `moment`, and how long ago that was."""
+    return f"{moment(seconds)} ({duration(now - seconds)} ago)" if seconds else ""
+
+
+def limit_label(limit: Limit, now: float) -> str:
+    """Return an operator's limit in words: how much, by whom, since when, until when."""
+    much = f"{limit.capacity} unit{'s' if limit.capacity > 1 else ''}"
+    words = [much if limit.capacity else "paused: nobody is let in"]
+    if limit.author:
+        words.append(f"by {printable(limit.author)}")
+    if limit.since:
+        words.append(f"since {since(limit.since, now)}")
+    if limit.until:
+        words.append(f"until {moment(limit.until)} (in {duration(limit.until - now)})")
+    return ", ".join(words)
+
+
 def worker_label(holder: Holder | None) -> str:
     """Return ``host:pid``, or nothing for who is at no host yet."""
     return printable(f"{holder.host}:{holder.pid}") if holder and holder.host else ""
@@ -161,15 +207,57 @@ def worker_label(holder: Holder | None) -> str:
 def lock_cells(info: LockInfo, now: float) -> list[str]:
     """Return a row under `LOCK_COLUMNS`; *now* in seconds since the epoch."""
     holder = info.holder
+    more = f" +{len(info.holds) - 1}" if len(info.holds) > 1 else ""
+    worker = _ON_THEIR_WAY.get(info.state) or worker_label(holder)
     return [
         printable(info.key),
-        printable(holder.name or holder.task_id) if holder else "",
-        "(on its way)" if info.state == "waking" else worker_label(holder),
+        printable(holder.name or holder.task_id) + more if holder else "",
+        worker + more if holder else "",
+        units_label(info),
         duration(now - info.since) if info.since else "",
         duration(info.remaining) if holder else "",
         str(info.token) if info.token > 0 else "",
         str(info.waiting),
         str(info.woken),
+        ", ".join(_notes(info)),
+    ]
+
+
+_ON_THEIR_WAY = {"waking": "(on its way)", "resting": "(rests)"}
+
+
+def units_label(info: LockInfo) -> str:
+    """Return how much of a key is in use, as ``3/5``, or ``alone``; nothing if it is free."""
+    if info.mode != "shared":
+        return ALONE if info.mode else ""
+    return f"{info.units}/{'any' if info.most is None else info.most}"
+
+
+def _notes(info: LockInfo) -> Iterator[str]:
+    if info.limit is not None:
+        yield "paused" if info.paused else f"limit {info.limit.capacity}"
+    if info.rest > 0:
+        yield f"rests {duration(info.rest)}"
+
+
+def wants_label(want: Want) -> str:
+    """Return what is waited for, as ``2 of 5``; nothing if it is all of the key."""
+    if want.alone:
+        return ""
+    return f"{want.units} of {want.capacity or 'any'}"
+
+
+def hold_cells(hold: HoldInfo, now: float) -> list[str]:
+    """Return a row under `HOLD_COLUMNS`; *now* in seconds since the epoch."""
+    who = hold.who
+    return [
+        printable(who.name),
+        printable(who.task_id),
+        _ON_THEIR_WAY.get(hold.state) or worker_label(who),
+        str(hold.units),
+        str(hold.slot) if hold.slot >= 0 else "",
+        since(hold.since, now),
+        duration(hold.remaining),
     ]
 
 
@@ -178,14 +266,43 @@ def lock_record(info: LockInfo, now: float) -> dict[str, Any]:
     return {
         "key": info.key,
         "state": info.state,
+        "mode": info.mode or None,
         "holder": asdict(info.holder) if info.holder else None,
-        **_time("since", info.since),
-        "age_seconds": round(max(0.0, now - info.since), 3) if info.since else None,
-        "remaining_seconds": round(info.remaining, 3) if math.isfinite(info.remaining) else None,
+        **_lasting(info, now),
         "token": info.token if info.token >= 0 else None,  # somebody else has spoilt its record
+        "units": info.units,
+        "capacity": info.capacity if info.mode and info.capacity else None,
+        "holders": [_hold_record(hold, now) for hold in info.holds],
+        "limit": _limit_record(info),
+        "rest_seconds": round(info.rest, 3),
         "waiting": info.waiting,
         **_time("oldest", info.oldest),
         "woken": info.woken,
+    }
+
+
+def _hold_record(hold: HoldInfo, now: float) -> dict[str, Any]:
+    return {
+        **asdict(hold.who),
+        "state": hold.state,
+        "units": hold.units,
+        "slot": hold.slot if hold.slot >= 0 else None,
+        **_lasting(hold, now),
+    }
+
+
+def _limit_record(info: LockInfo) -> dict[str, Any] | None:
+    if info.limit is None:
+        return None
+    times = {**_time("since", info.limit.since), **_time("until", info.limit.until)}
+    return {"capacity": info.limit.capacity, "author": info.limit.author, **times}
+
+
+def _lasting(hold: LockInfo | HoldInfo, now: float) -> dict[str, Any]:
+    return {
+        **_time("since", hold.since),
+        "age_seconds": round(max(0.0, now - hold.since), 3) if hold.since else None,
+        "remaining_seconds": round(hold.remaining, 3) if math.isfinite(hold.remaining) else None,
     }
 
 
@@ -196,6 +313,8 @@ def waiter_record(waiter: WaiterInfo) -> dict[str, Any]:
         "kind": waiter.kind,
         **asdict(waiter.who),
         **_time("since", waiter.since),
+        "units": waiter.want.units,
+        "capacity": waiter.want.capacity or None,
     }
 
 
@@ -220,13 +339,21 @@ SORTERS: dict[str, Sorter] = {
 
 
 def chosen(
-    found: Iterable[LockInfo], *, task: str | None, waiting: bool, older_than: float, now: float
+    found: Iterable[LockInfo],
+    *,
+    task: str | None,
+    waiting: bool,
+    limited: bool,
+    older_than: float,
+    now: float,
 ) -> Iterator[LockInfo]:
     """Return those of *found* that are asked for."""
     for info in found:
-        if task is not None and (info.holder is None or info.holder.task != task):
+        if task is not None and all(hold.who.task != task for hold in info.holds):
             continue
         if waiting and not info.waiting and not info.woken:
+            continue
+        if limited and info.limit is None:
             continue
         if older_than and (not info.since or now - info.since < older_than):
             continue

@@ -24,6 +24,7 @@ __all__ = ["list_"]
 @click.argument("pattern", default="*", shell_complete=complete_key)
 @click.option("--task", help="Only keys that a task of this name holds.")
 @click.option("--waiting", is_flag=True, help="Only keys that somebody waits for.")
+@click.option("--limited", is_flag=True, help="Only keys that an operator has limited or paused.")
 @click.option(
     "--older-than",
     type=Seconds(0.0, 10_000 * DAY),
@@ -44,13 +45,14 @@ def list_(
     *,
     task: str | None,
     waiting: bool,
+    limited: bool,
     older_than: float,
     limit: int | None,
     sort: str | None,
     as_json: bool,
 ) -> None:
     """
-    List the keys that are held or waited for, and who holds them.
+    List the keys that are held, waited for or limited.
 
     PATTERN is one of the shell's, as in 'stock:*'; quote it. The keys are looked at in small
     batches, which no server minds, and not all at one moment.
@@ -60,6 +62,7 @@ def list_(
         admin.locks(pattern),
         task=task,
         waiting=waiting,
+        limited=limited,
         older_than=older_than,
         now=time.time(),
     )
@@ -72,7 +75,7 @@ def list_(
     if not screen.table(LOCK_COLUMNS, (lock_cells(info, time.time()) for info in shown)):
         obj.error(
             f"There is no such key at {admin.where}: nobody holds one or waits for one."
-            if pattern != "*" or task or waiting or older_than
+            if pattern != "*" or task or waiting or limited or older_than
             else f"No key is held or waited for at {admin.where}."
         )
 

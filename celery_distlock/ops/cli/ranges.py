@@ -1,17 +1,24 @@
-"""The numbers that the command line takes."""
+"""The numbers and times that the command line takes."""
 
 import math
+import re
 from typing import Any
 
 import click
 
-__all__ = ["COUNT", "DAY", "PLACE", "PORT", "Seconds"]
+from celery_distlock.key import MAX_CAPACITY
+
+__all__ = ["COUNT", "DAY", "PLACE", "PORT", "UNITS", "Duration", "Seconds"]
 
 DAY = 86_400.0  # seconds
 
 PORT = click.IntRange(0, 65_535)
 PLACE = click.IntRange(0, 10**9)  # further than any queue or list is long
 COUNT = click.IntRange(1, 10**9)
+UNITS = click.IntRange(0, MAX_CAPACITY)
+
+_PARTS = {"d": DAY, "h": 3600.0, "m": 60.0, "s": 1.0}  # seconds
+_DURATION = re.compile("".join(rf"(?:(?P<{unit}>\d{{1,9}}){unit})?" for unit in _PARTS), re.ASCII)
 
 
 class Seconds(click.FloatRange):
@@ -30,3 +37,26 @@ class Seconds(click.FloatRange):
         if math.isnan(number):
             self.fail(f"{value!r} is not a number of seconds.", param, ctx)
         return number
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
+    """A time as ``90s``, ``15m``, ``1h30m``, ``2d``, or plain seconds, from *least* to *most*."""
+
+    name = "time"
+
+    def __init__(self, least: float, most: float) -> None:
+        self._least, self._most = least, most
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return *value* in seconds; raise :exc:`click.BadParameter` if it is no such time."""
+        text = str(value).strip().lower()
+        found = _DURATION.fullmatch(f"{text}s" if text.isascii() and text.isdigit() else text)
+        if not found or not text:
+            self.fail(f"{value!r} is no time such as 90s, 15m, 1h30m or 2d.", param, ctx)
+        seconds = sum(int(number or 0) * _PARTS[unit] for unit, number in found.groupdict().items())
+        if not self._least <= seconds <= self._most:
+            least, most = f"{self._least:g}s", f"{self._most / DAY:g}d"
+            self.fail(f"{value!r} is not from {least} to {most}.", param, ctx)
+        return seconds

@@ -10,32 +10,47 @@ import click
 from celery.bin.base import CLIContext
 
 from celery_distlock.errors import DistlockError, StoreError
-from celery_distlock.ops.admin import Admin, Dropped, Holder, LockInfo, Released
+from celery_distlock.ops.admin import Admin, Dropped, Holder, HoldInfo, LockInfo, Released
+from celery_distlock.ops.looks import holds_named
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability, ParkingStore
 
 from . import CommandError, command
 from .completion import complete_key
 from .display import (
+    HOLD_COLUMNS,
     Screen,
     duration,
+    hold_cells,
+    limit_label,
     lock_record,
-    moment,
     printable,
+    since,
     waiter_record,
+    wants_label,
     worker_label,
     write_json,
 )
 from .ranges import COUNT, PLACE
 
-__all__ = ["admin_of", "drop_", "queue_", "release_", "show_", "wake_"]
+__all__ = [
+    "admin_of",
+    "drop_",
+    "in_use",
+    "json_option",
+    "key_argument",
+    "queue_",
+    "release_",
+    "show_",
+    "wake_",
+]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _not_empty(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+def _not_empty(_ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     if value == "":
-        raise click.BadParameter("no key is empty")
+        raise click.BadParameter(f"no {param.name} is empty")
     return value
 
 
@@ -69,7 +84,7 @@ def admin_of(obj: CLIContext, *needs: Ability) -> Admin:
 @json_option
 def show_(obj: CLIContext, key: str, as_json: bool) -> None:
     """
-    Show who holds KEY, since when, and how many wait for it.
+    Show who holds KEY, how much of it, and how many wait for it.
 
     The exit status is 1 if it is free.
     """
@@ -79,22 +94,33 @@ def show_(obj: CLIContext, key: str, as_json: bool) -> None:
         write_json(lock_record(info, now))
     else:
         free = [("store", admin.where)] if info.state == "free" else []
-        Screen(obj).facts(_described(info, now) + free)
+        screen = Screen(obj)
+        screen.facts(_described(info, now) + free)
+        if info.mode == "shared":
+            screen.table(HOLD_COLUMNS, (hold_cells(hold, now) for hold in info.holds))
     if info.state == "free":
         click.get_current_context().exit(1)
 
 
 def _described(info: LockInfo, now: float) -> list[tuple[str, str]]:
     facts = [("key", printable(info.key)), ("state", _STATES[info.state])]
-    if (holder := info.holder) is not None:
+    if info.mode == "shared":
+        facts.append(("mode", f"shared, {in_use(info)}"))
+    elif (holder := info.holder) is not None:
         facts += [
+            ("mode", "alone"),
             (_kind(holder), printable(holder.task)),
             ("id", printable(holder.task_id)),
             ("worker", worker_label(holder)),
-            ("since", _since(info.since, now)),
+            ("since", since(info.since, now)),
             ("lease", _lease(info.remaining)),
-            ("token", str(info.token) if info.token > 0 else "-"),
         ]
+    if info.holder is not None:
+        facts.append(("token", str(info.token) if info.token > 0 else "-"))
+    if info.limit is not None:
+        facts.append(("limit", limit_label(info.limit, now)))
+    if info.rest > 0:
+        facts.append(("rests", f"{duration(info.rest)} more, in which nobody is let in"))
     waiting = str(info.waiting)
     if info.waiting:
         first = f", the first for {duration(now - info.oldest)}" if info.oldest else ""
@@ -102,14 +128,21 @@ def _described(info: LockInfo, now: float) -> list[tuple[str, str]]:
     return [*facts, ("waiting", waiting), ("woken", str(info.woken))]
 
 
+def in_use(info: LockInfo) -> str:
+    """Return how many units of a key are in use, in words."""
+    if info.most is None:
+        used = f"{info.units} units are in use, of any number"
+    else:
+        used = f"{info.units} of {info.most} units are in use"
+    known = sum(hold.units for hold in info.holds)
+    more = f"; holders of {info.units - known} of them are not listed" if info.units > known else ""
+    return used + more
+
+
 def _kind(holder: Holder) -> str:
     if holder.task_id:
         return "task"
     return "thread" if holder.is_thread else "holder"
-
-
-def _since(since: float, now: float) -> str:
-    return f"{moment(since)} ({duration(now - since)} ago)" if since else ""
 
 
 def _lease(remaining: float) -> str:
@@ -121,6 +154,7 @@ def _lease(remaining: float) -> str:
 _STATES = {
     "held": "held",
     "waking": "kept for a parked task that is on its way",
+    "resting": "at rest: nobody has it, and what was held stays taken for a while",
     "free": "free",
 }
 
@@ -144,7 +178,7 @@ def queue_(obj: CLIContext, key: str, first: int, limit: int, as_json: bool) -> 
     elif not waiters:
         obj.echo(f"Nobody waits for {printable(key)} at {admin.where}.")
     else:
-        columns = ("place", "kind", "task", "id", "worker", "waits")
+        columns = ("place", "kind", "task", "id", "worker", "waits", "wants")
         rows = (
             (
                 "" if waiter.place is None else str(waiter.place),
@@ -153,6 +187,7 @@ def queue_(obj: CLIContext, key: str, first: int, limit: int, as_json: bool) -> 
                 printable(waiter.who.task_id),
                 worker_label(waiter.who),
                 duration(now - waiter.since) if waiter.since else "",
+                wants_label(waiter.want),
             )
             for waiter in waiters
         )
@@ -163,52 +198,79 @@ def queue_(obj: CLIContext, key: str, first: int, limit: int, as_json: bool) -> 
 
 @command("release")
 @key_argument
+@click.option(
+    "--holder",
+    callback=_not_empty,
+    default=None,
+    metavar="PID|TASK_ID|OWNER|TOKEN",
+    help="Of several who hold it, who is to lose it; of one, only if it is this one.",
+)
 @force_option
 @json_option
-def release_(obj: CLIContext, key: str, force: bool, as_json: bool) -> None:
+def release_(obj: CLIContext, key: str, holder: str | None, force: bool, as_json: bool) -> None:
     """
     Take KEY from its holder, and give it to the next in its queue.
 
     The holder is not asked, and notices when it renews its lease, within a third of it. Until then
-    two may run. Release what is stuck, not what is slow. The exit status is 1 if the key is free,
-    or has got another holder since you were asked.
+    two may run. Release what is stuck, not what is slow. If several hold it, say by --holder which
+    of them is to lose it: its process (4711, or host:4711), its task's id, or its owner, as in
+    show --json; --force takes it from all that are meant, without --holder from all.
+
+    The exit status is 1 if the key is free, or has got another holder since you were asked.
     """
     admin, now = admin_of(obj), time.time()
     before = admin.show(key)
-    if before.holder is not None and not force:
-        held_for = f", for {duration(now - before.since)}" if before.since else ""
-        _ask(
-            f"{printable(before.key)} is held by {printable(str(before.holder))}{held_for}."
-            " Until it notices, within a third of its lease, two may run under this key."
-            "\nTake it away?"
-        )
-    seen = 0 if force else before.token
-    done = admin.release(key, token=seen)
+    meant = holds_named(before, holder or "", many=force)
+    if meant and not force:
+        _ask(f"{_held_by(before, meant[0], now)}\nTake it away?")
+    done = Released(False, before, before)
+    if meant or force:
+        seen = 0 if force else before.token
+        owners = [hold.who.owner for hold in meant] if holder or not force else ()
+        done = admin.release(key, token=seen, owners=owners, all_holders=force)
     if as_json:
         now = time.time()
         record = {"released": done.done, "before": lock_record(done.before, now)}
-        write_json({**record, "after": lock_record(done.after, now)})
+        lost = [hold.who.owner for hold in done.lost]
+        write_json({**record, "after": lock_record(done.after, now), "lost": lost})
     else:
-        obj.echo(_outcome(done, asked=bool(seen)))
+        obj.echo(_outcome(done))
     if not done.done:
         click.get_current_context().exit(1)
 
 
-def _outcome(done: Released, *, asked: bool) -> str:
-    key, now = printable(done.before.key), _having(done.after.holder)
+def _held_by(info: LockInfo, hold: HoldInfo, now: float) -> str:
+    held_for = f", for {duration(now - hold.since)}" if hold.since else ""
+    others = len(info.holds) - 1
+    of = f" The {others} other{'s' if others > 1 else ''} keep what they have." if others else ""
+    runs = "more units may be in use than there are" if info.mode == "shared" else "two may run"
+    return (
+        f"{printable(info.key)} is held by {_named(hold.who)}{held_for}.{of}"
+        f" Until it notices, within a third of its lease, {runs} under this key."
+    )
+
+
+def _outcome(done: Released) -> str:
+    key, now = printable(done.before.key), _having(done.after)
+    if len(done.lost) > 1:
+        return f"{key} was taken from {len(done.lost)} holders. {now}"
     if done.done:
-        return f"{key} was taken from {_named(done.before.holder)}. {now}"
-    if asked:
+        return f"{key} was taken from {_named(done.lost[0].who)}. {now}"
+    if done.before.holder is not None:
         return f"{key} has changed hands since you were asked, and nothing was done. {now}"
     return f"{key} was not held, and nothing was done. {now}"
 
 
-def _named(holder: Holder | None) -> str:
-    return printable(str(holder)) if holder else "nobody"
+def _named(holder: Holder) -> str:
+    return printable(str(holder) or "nobody, for it rests")
 
 
-def _having(holder: Holder | None) -> str:
-    return f"{_named(holder)} has it now." if holder else "It is free now."
+def _having(info: LockInfo) -> str:
+    if info.mode == "shared":
+        return f"{in_use(info)} now."
+    if info.state == "resting":
+        return "It rests now."
+    return f"{_named(info.holder)} has it now." if info.holder else "It is free now."
 
 
 @command("wake")

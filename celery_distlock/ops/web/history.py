@@ -10,12 +10,12 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from celery_distlock.ops.admin import Holder, LockInfo
+from celery_distlock.ops.admin import Holder, HoldInfo, LockInfo
 
 __all__ = ["Grant", "History", "KeyHistory"]
 
 MOST_KEYS = 10_000  # that are remembered; about 20 MB
-MOST_GRANTS = 8  # of a key
+MOST_GRANTS = 8  # of a key, unless more have it now
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Grant:
 
     Attributes:
         holder: Who.
-        token: The grant's fencing token.
+        token: The grant's fencing token; of those who share a key, the same for all.
         since: When it was granted, or when it was seen first if the record tells no time.
         seen: When it was seen last.
         ended: When it was found to have ended, at most so late; 0: it has it.
@@ -87,35 +87,53 @@ class History:
             return KeyHistory(list(known.grants), known.most_waiting, known.longest_wait)
 
     def _note(self, lock: LockInfo, at: float) -> None:
+        held = [hold for hold in lock.holds if hold.state == "held"]
         known = self._keys.get(lock.key)
-        last = known.grants[0] if known and known.grants else None
-        held = lock.state == "held" and lock.holder is not None
-        if held and last and lock.token < last.token:
+        if held and known and lock.token < max((each.token for each in known.grants), default=0):
             return  # a look that began before another one, and ended after it
-        if last and not last.ended and (not held or last.token != lock.token):
-            self._end(lock.key, min(at, lock.since) if held and lock.since else at)
-        if not held and not lock.waiting and known is None:
-            return
         if known is None:
+            if not held and not lock.waiting:
+                return
             known = self._keys[lock.key] = KeyHistory()
             if len(self._keys) > MOST_KEYS:
                 self._held.discard(self._keys.popitem(last=False)[0])
-        if held and lock.holder is not None:
-            if last is None or last.token != lock.token:
-                known.grants[:0] = [Grant(lock.holder, lock.token, lock.since or at, at)]
-                del known.grants[MOST_GRANTS:]
-                self._keys.move_to_end(lock.key)
-                self._held.add(lock.key)
-            else:
-                last.seen, last.ended = at, 0.0
-                self._held.add(lock.key)
+        self._end_others(lock, known, held, at)
+        for hold in sorted(held, key=lambda hold: hold.since):
+            self._note_hold(lock, known, hold, at)
+        ended = [each for each in known.grants if each.ended]
+        for each in ended[max(0, MOST_GRANTS - len(known.grants) + len(ended)) :]:
+            known.grants.remove(each)
+        (self._held.add if held else self._held.discard)(lock.key)
         known.most_waiting = max(known.most_waiting, lock.waiting)
         if lock.oldest:
             known.longest_wait = max(known.longest_wait, at - lock.oldest)
 
+    def _end_others(
+        self, lock: LockInfo, known: KeyHistory, held: list[HoldInfo], at: float
+    ) -> None:
+        """Note the end of who has *lock* no more: now, or when it went to others."""
+        now = {_identity(lock, hold) for hold in held}
+        first = min((hold.since for hold in held if hold.since), default=at)
+        for grant in known.grants:
+            if not grant.ended and (grant.token, grant.holder.owner) not in now:
+                passed_on = grant.token != lock.token  # not so, where others have it beside
+                grant.ended = max(min(at, first) if passed_on else at, grant.seen)
+
+    def _note_hold(self, lock: LockInfo, known: KeyHistory, hold: HoldInfo, at: float) -> None:
+        for grant in known.grants:
+            if (grant.token, grant.holder.owner) == _identity(lock, hold):
+                grant.seen, grant.ended = at, 0.0
+                return
+        known.grants.insert(0, Grant(hold.who, lock.token, hold.since or at, at))
+        self._keys.move_to_end(lock.key)
+
     def _end(self, key: str, at: float) -> None:
         self._held.discard(key)
         known = self._keys.get(key)
-        if known and known.grants and not known.grants[0].ended:
-            grant = known.grants[0]
-            grant.ended = max(at, grant.seen)
+        for grant in known.grants if known else ():
+            if not grant.ended:
+                grant.ended = max(at, grant.seen)
+
+
+def _identity(lock: LockInfo, hold: HoldInfo) -> tuple[int, str]:
+    return lock.token, hold.who.owner

@@ -45,8 +45,8 @@ class Selection:
     Which keys are to be shown.
 
     Attributes:
-        text: What the key, the task, its id or the host contains, in any case; or a pattern of the
-            key, as :mod:`fnmatch` has it.
+        text: What the key, or a holder's task, its id or host contains, in any case; or a pattern
+            of the key, as :mod:`fnmatch` has it.
         sort: One of `COLUMNS`.
         descending: From the greatest on.
         limit: How many.
@@ -64,8 +64,10 @@ class Selection:
         return found[: self.limit], len(found)
 
     def _matches(self, lock: LockInfo) -> bool:
-        wanted, holder = self.text.casefold(), lock.holder
-        words = [lock.key, *((holder.task, holder.task_id, holder.host) if holder else ())]
+        wanted = self.text.casefold()
+        words = [lock.key]
+        for hold in lock.holds:
+            words += hold.who.task, hold.who.task_id, hold.who.host
         return any(wanted in word.casefold() for word in words) or fnmatchcase(lock.key, self.text)
 
 
@@ -79,6 +81,7 @@ COLUMNS: dict[str, Callable[[LockInfo], Any]] = {
     "host": _of_holder("host"),
     "held": lambda lock: -lock.since if lock.since else -float("inf"),
     "lease": lambda lock: lock.remaining if lock.holder else float("inf"),
+    "units": lambda lock: lock.units,
     "token": lambda lock: lock.token,
     "waiting": lambda lock: lock.waiting + lock.woken,
 }

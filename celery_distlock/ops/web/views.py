@@ -19,9 +19,9 @@ from starlette.staticfiles import StaticFiles
 from celery_distlock import clock
 from celery_distlock.errors import DistlockError, StoreError, StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
-from celery_distlock.ops.admin import Admin, Holder, LockInfo, WaiterInfo
+from celery_distlock.ops.admin import Admin, Holder, HoldInfo, LockInfo, WaiterInfo
 from celery_distlock.settings import closest
-from celery_distlock.stores.values import UNREADABLE
+from celery_distlock.stores.values import UNREADABLE, Limit
 
 from .guard import SESSION_TIME, Json, Sessions
 from .history import Grant
@@ -158,6 +158,7 @@ class Views:
         return Json(
             {
                 "lock": _lock(lock, now),
+                "holds": [_hold(hold, now) for hold in lock.holds],
                 "first": first,
                 "page": QUEUE_PAGE,
                 "queue": [_waiter(waiter, now) for waiter in queue],
@@ -173,7 +174,7 @@ class Views:
             "since": history.since,
             "mostWaiting": known.most_waiting,
             "longestWait": known.longest_wait,
-            "grants": [_grant(grant) for grant in known.grants],
+            "grants": [_grant(grant, lock) for grant in known.grants],
         }
 
     def _look_at(self, key: str, first: int) -> tuple[LockInfo, list[WaiterInfo], dict[str, Any]]:
@@ -182,15 +183,20 @@ class Views:
         return lock, queue, self._seen(lock, clock.wall())
 
     async def release(self, request: Request) -> Response:
-        """Take a key from the holder that was named in the confirmation, and from no other."""
-        body = await _body(request, "name", "token")
+        """
+        Take a key from the holder that was named in the confirmation, and from no other.
+
+        Of several, `holder` is the owner of that one.
+        """
+        body = await _body(request, "name", "token", "holder")
         key, told = _key(_text(body, "name")), _text(body, "token")
         token = UNREADABLE if told == str(UNREADABLE) else _number("token", told, 1, 10**30)
-        released = await self._do(lambda: self._admin.release(key, token=token))
+        owners = (_text(body, "holder"),) if "holder" in body else ()
+        released = await self._do(lambda: self._admin.release(key, token=token, owners=owners))
         if not released.done:
             logger.info("%s released nothing: %r has gone on", _who(request), key)
             raise HTTPException(409, "nothing was released: another holds the key now, or nobody")
-        holder = str(released.before.holder)
+        holder = str(released.lost[0].who)
         logger.warning("%s released %r, which %r held", _who(request), key, holder)
         return Json({"lock": _lock(released.after, clock.wall())})
 
@@ -226,23 +232,57 @@ def _lock(lock: LockInfo, now: float) -> dict[str, Any]:
         "name": slot_name(lock.key),
         "key": lock.key,
         "state": lock.state,
+        "mode": lock.mode,
         "holder": _holder(lock.holder) if lock.holder else None,
-        "since": lock.since,
-        "held": max(0.0, now - lock.since) if lock.since else 0.0,
-        "lease": lock.remaining if math.isfinite(lock.remaining) else None,  # has no end
+        "holders": len(lock.holds),
+        **_lasting(lock, now),
         "token": str(lock.token),  # JavaScript's numbers end before Python's
+        "units": lock.units,
+        "most": lock.most,
+        "limit": _limit(lock.limit) if lock.limit else None,
+        "rest": lock.rest,
         "waiting": lock.waiting,
         "woken": lock.woken,
         "waited": max(0.0, now - lock.oldest) if lock.oldest else 0.0,
     }
 
 
-def _grant(grant: Grant) -> dict[str, Any]:
+def _hold(hold: HoldInfo, now: float) -> dict[str, Any]:
+    return {
+        "who": _holder(hold.who),
+        "owner": hold.who.owner,
+        "state": hold.state,
+        "units": hold.units,
+        "slot": hold.slot if hold.slot >= 0 else None,
+        **_lasting(hold, now),
+    }
+
+
+def _lasting(hold: LockInfo | HoldInfo, now: float) -> dict[str, Any]:
+    return {
+        "since": hold.since,
+        "held": max(0.0, now - hold.since) if hold.since else 0.0,
+        "lease": hold.remaining if math.isfinite(hold.remaining) else None,  # has no end
+    }
+
+
+def _limit(limit: Limit) -> dict[str, Any]:
+    return {
+        "units": limit.capacity,
+        "author": limit.author,
+        "since": limit.since,
+        "until": limit.until,
+    }
+
+
+def _grant(grant: Grant, lock: LockInfo) -> dict[str, Any]:
     """Return when a grant was, with the least and the most that it may have lasted."""
+    now = {hold.who.owner for hold in lock.holds if hold.state == "held"}
     return {
         "who": _holder(grant.holder),
         "token": str(grant.token),
         "since": grant.since,
+        "has": grant.token == lock.token and grant.holder.owner in now,
         "least": max(0.0, grant.seen - grant.since),
         "most": max(0.0, grant.ended - grant.since) if grant.ended else None,
     }
@@ -264,6 +304,8 @@ def _waiter(waiter: WaiterInfo, now: float) -> dict[str, Any]:
         "place": waiter.place,
         "kind": waiter.kind,
         "who": _holder(waiter.who),
+        "units": waiter.want.units,
+        "capacity": waiter.want.capacity,
         "since": waiter.since,
         "waited": max(0.0, now - waiter.since) if waiter.since else None,
     }

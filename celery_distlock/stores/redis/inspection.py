@@ -20,7 +20,16 @@ from celery_distlock.stores.base import Complaints, batches
 from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.listing import CountingStore, ListingStore
-from celery_distlock.stores.values import UNREADABLE, KeyState, Route, Waiter, WokenTask
+from celery_distlock.stores.values import (
+    UNREADABLE,
+    Holder,
+    KeyState,
+    Limit,
+    Route,
+    Waiter,
+    Want,
+    WokenTask,
+)
 
 from . import scripts
 from .connections import TIMEOUT, Command, command, time_left
@@ -31,6 +40,7 @@ from .topologies import Topology
 
 __all__ = [
     "QUESTIONS",
+    "SHARED",
     "SWEEP_BATCH",
     "HeldKeys",
     "RedisInspection",
@@ -40,13 +50,16 @@ __all__ = [
     "since_of",
     "sum_counters",
     "text",
+    "together",
     "token_of",
     "told",
     "wake_of",
+    "wakes_of",
 ]
 
 logger = logging.getLogger(__name__)
 
+SHARED = "several:"  # the owner in the record of a key that several hold
 SWEEP_BATCH = 100  # keys a round trip
 SCAN_BATCH = 1000  # records that the server looks at, a round trip
 EXACT = 2**53  # microseconds; no number beyond it is a time or a token of ours
@@ -123,18 +136,25 @@ class RedisInspection(ListingStore, CountingStore):
 
     def _state(self, key: str, answer: Sequence[Any]) -> KeyState:
         """Return what inspect.lua says."""
-        owner, number, run, ttl_ms, waiting, oldest, woken, task = answer
-        token = 0 if owner is None else token_of(number) or UNREADABLE
+        owner, number, run, ttl_ms, waiting, oldest, woken, task, *more = answer
+        limit, used, capacity, rest_ms, *shares = more
+        token = token_of(number) or UNREADABLE if owner else 0
         if token == UNREADABLE:
             self._complaints.tell(slot_name(key), "%s", unreadable(self.address, key, number))
         since = max(0, token) / 1e6  # a token is the time of its grant
         waits = waiting, since_of(oldest), woken
-        return KeyState(text(owner), token, text(run), since, time_left(ttl_ms), *waits, text(task))
+        state = KeyState(
+            text(owner), token, text(run), since, time_left(ttl_ms), *waits, text(task)
+        )
+        state = state._replace(limit=_limit(limit), rest=rest_ms / 1000)
+        if text(owner) == SHARED:
+            return _shared(state, shares, used, capacity)
+        return state
 
     def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
         call = self._records.call(_WAITERS, slot_name(key), first, first + limit - 1)
         woken, *facts = self._requests.ask([call], key).answers[0]
-        found = zip(facts[::3], facts[1::3], facts[2::3], strict=True)
+        found = zip(facts[::4], facts[1::4], facts[2::4], facts[3::4], strict=True)
         return [_waiter(*each, woken=number < woken) for number, each in enumerate(found)]
 
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
@@ -311,6 +331,46 @@ def wake_of(name: str, run: bytes, envelope: bytes | list[bytes]) -> WokenTask:
     return WokenTask(name, text(run), envelope)
 
 
+def wakes_of(name: str, woken: Sequence[Any]) -> WokenTask | None:
+    """Return all whom a script has woken at one key: a run, what is to be sent of it, and so on."""
+    pairs = zip(woken[::2], woken[1::2], strict=True)
+    return together([wake_of(name, run, envelope) for run, envelope in pairs if run])
+
+
+def together(wakes: Sequence[WokenTask]) -> WokenTask | None:
+    """Return those who were woken as one."""
+    return wakes[0]._replace(also=tuple(wakes[1:])) if wakes else None
+
+
+def _limit(written: bytes) -> Limit | None:
+    """Return the limit that units.lua has written, if it has not ended."""
+    match = re.fullmatch(r"(\d{1,15}) (\d{1,15}) (\d{1,16}) (.*)", text(written), re.DOTALL)
+    if match is None:
+        return None
+    return Limit(int(match[1]), int(match[2]) / 1000, match[4], int(match[3]) / 1e6)
+
+
+def _shared(state: KeyState, shares: Sequence[Any], used: int, capacity: bytes) -> KeyState:
+    """Return *state* with those who have the key beside others."""
+    holders = []
+    for owner, entry, left_ms in zip(shares[::3], shares[1::3], shares[2::3], strict=True):
+        _, units, slot, _, since, run = text(entry).split(" ", 5)
+        holder = Holder(text(owner), run, int(units), int(slot), int(since) / 1e6, left_ms / 1000)
+        holders.append(holder)
+    if not holders:
+        return state._replace(owner="", token=0, run="", since=0.0, remaining=0.0)
+    first = holders[0]
+    return state._replace(
+        owner=first.owner,
+        run=first.run,
+        since=first.since,
+        remaining=first.remaining,
+        holders=tuple(holders),
+        used=used,
+        capacity=int(capacity) if capacity.isdigit() else 0,
+    )
+
+
 def _is_ours(name: str) -> bool:
     return name.isascii() or not any("\ud800" <= character < "\ue000" for character in name)
 
@@ -341,7 +401,13 @@ def unreadable(address: str, key: str, token: bytes | None) -> str:
     )
 
 
-def _waiter(member: bytes, arrival: bytes, task: bytes, *, woken: bool) -> Waiter:
+def _waiter(member: bytes, arrival: bytes, task: bytes, want: bytes, *, woken: bool) -> Waiter:
+    wanted = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text(want))
+    waiter = _one_who_waits(member, arrival, task, woken=woken)
+    return waiter._replace(want=Want(int(wanted[1]), int(wanted[2]))) if wanted else waiter
+
+
+def _one_who_waits(member: bytes, arrival: bytes, task: bytes, *, woken: bool) -> Waiter:
     kind, _, who = text(member).partition(":")
     since = since_of(arrival)
     if kind == "p":

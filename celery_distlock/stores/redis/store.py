@@ -42,6 +42,7 @@ from celery_distlock.stores.values import (
 )
 
 from . import scripts
+from .capacity import RedisCapacity, written_want
 from .connections import (
     TIMEOUT,
     Command,
@@ -50,7 +51,16 @@ from .connections import (
     script_call,
     time_left,
 )
-from .inspection import SWEEP_BATCH, RedisInspection, text, token_of, unreadable, wake_of
+from .inspection import (
+    SWEEP_BATCH,
+    RedisInspection,
+    text,
+    together,
+    token_of,
+    unreadable,
+    wake_of,
+    wakes_of,
+)
 from .permissions import IN_A_CLUSTER, REHEARSAL, lacking
 from .records import Records
 from .request_runner import LONE_NODE, Answered, RequestRunner
@@ -73,10 +83,10 @@ REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
 _CHANNEL = "desk"
 
 
-class RedisStore(RedisInspection, SeveralKeys):
+class RedisStore(RedisInspection, RedisCapacity, SeveralKeys):
     """See the module; *url* as :func:`~celery_distlock.stores.redis.urls.locate` takes it."""
 
-    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE})
+    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE, Ability.SEVERAL})
 
     def __init__(self, url: str, prefix: str, **options: str) -> None:
         self._servers, self._replicas = locate(url, options)
@@ -114,8 +124,10 @@ class RedisStore(RedisInspection, SeveralKeys):
         elif queue is not None:
             mode, detail = "wait", queue.address.encode()
         arguments: list[Any] = [owner, milliseconds(lease), mode, run, int(redelivered), arrival]
-        if mode != "try" or retain:  # most requests are shorter
+        if mode != "try" or retain or want != ALONE:  # most requests are shorter
             arguments += [int(retain), detail, delivery, task]
+        if want != ALONE:
+            arguments.append(written_want(want))
         asked = self._requests.ask(
             [self._records.call(_ACQUIRE, name, *arguments, confirmed=True)], key
         )
@@ -136,8 +148,10 @@ class RedisStore(RedisInspection, SeveralKeys):
         if not self._servers.share([stem.encode() for stem in stems]):
             return None
         arguments: list[Any] = [run, milliseconds(lease), " ".join(owners)]
-        if redelivered:
-            arguments += [1, int(retain)]
+        if redelivered or wants:
+            arguments += [int(redelivered), int(retain)]
+        if wants:
+            arguments.append(" ".join(map(written_want, wants)))
         call = script_call(_ACQUIRE_ALL, stems, *arguments)
         try:
             asked = self._requests.ask([call._replace(replicas=self._replicas)], ", ".join(keys))
@@ -145,14 +159,14 @@ class RedisStore(RedisInspection, SeveralKeys):
             if "CROSSSLOT" in str(error):  # a lone node of a cluster: `check` says so
                 return None
             raise
-        tokens = asked.answers[0]
+        tokens, slots = asked.answers[0][::2], asked.answers[0][1::2]
         if not tokens and asked.unanswered:
             # The request before, whose answer was lost, may have taken what is left of them.
             for key, owner in zip(keys, owners, strict=True):
                 self.dispatch(self.release(ReleaseRequest(key, owner)).wake)
         return [
-            Reply(Status.GRANTED, asked.asked_at, self._token(key, each))
-            for key, each in zip(keys, tokens, strict=bool(tokens))
+            Reply(Status.GRANTED, asked.asked_at, self._token(key, token), slot=slot)
+            for key, token, slot in zip(keys, tokens, slots, strict=bool(tokens))
         ] or None
 
     def _token(self, key: str, value: bytes | None) -> int:
@@ -167,7 +181,11 @@ class RedisStore(RedisInspection, SeveralKeys):
         status = Status(answer[0].decode())
         if len(answer) == 1:
             return Reply(status, asked_at)
-        _, token, holder, holder_run, ttl_ms, place, woken, envelope, arrival = answer
+        if status is Status.GRANTED:
+            _, token, slot, *woken = answer
+            wake = wakes_of(slot_name(key), woken)
+            return Reply(status, asked_at, self._token(key, token), wake=wake, slot=slot)
+        _, token, holder, holder_run, ttl_ms, place, run, envelope, arrival, *others = answer
         return Reply(
             status,
             asked_at,
@@ -176,9 +194,7 @@ class RedisStore(RedisInspection, SeveralKeys):
             text(holder_run),
             time_left(ttl_ms),
             place,
-            wake_of(slot_name(key), woken, envelope)
-            if isinstance(woken, bytes) and woken
-            else None,
+            wakes_of(slot_name(key), [run, envelope, *others]),
             int(arrival) if arrival.isdigit() else 0,
         )
 
@@ -204,6 +220,7 @@ class RedisStore(RedisInspection, SeveralKeys):
             park_request.envelope,
             delivery,
             park_request.task,
+            *([] if want == ALONE else [written_want(want)]),
         )
         calls = [
             self._records.index("add", name),
@@ -267,7 +284,16 @@ class RedisStore(RedisInspection, SeveralKeys):
                 answers, asked_at = asked.answers, asked.asked_at
             else:
                 answers = self._requests.ask_once(request, timeout)
-        return self._reply(key, answers[-1], asked_at)
+        return self._standing(names, answers[-1], asked_at)
+
+    def _standing(self, names: Sequence[str], answer: Any, asked_at: float) -> Reply:
+        if len(answer) == 1:
+            return Reply(Status(answer[0].decode()), asked_at)
+        *standing, arrival = answer[:7]
+        reply = self._reply(key_of(names[0]), [*standing, b"", b"", arrival], asked_at)
+        places = zip(answer[7::3], answer[8::3], answer[9::3], strict=True)
+        wakes = [wake_of(names[number - 1], run, envelope) for number, run, envelope in places]
+        return reply._replace(wake=together(wakes))
 
     def depart(self, name: str, run: str, *, first: bool) -> Release:
         depart = self._records.call(_DEPART, name, run, int(first), confirmed=True)
@@ -574,7 +600,7 @@ class RedisStore(RedisInspection, SeveralKeys):
 def _released(name: str, asked: Answered) -> Release:
     answer = asked.answers[0]
     if isinstance(answer, list):
-        return Release(True, wake_of(name, *answer))
+        return Release(True, wakes_of(name, answer))
     # A repeated release finds the key gone if the first one was executed and its answer lost.
     return Release(answer == 1 or asked.unanswered > 0)
 

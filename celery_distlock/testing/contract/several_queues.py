@@ -55,7 +55,8 @@ class WaitingAtSeveralKeys(Given):
             assert store.release(
                 ReleaseRequest(key, owner, run="run", completion=AGAIN)
             ) == Release(True, None)
-            assert store.inspect(key)[-4:] == (0, 0.0, 0, "")
+            state = store.inspect(key)
+            assert (state.waiting, state.oldest, state.woken, state.task) == (0, 0.0, 0, "")
 
     @parks
     def test_the_order_of_the_keys_is_the_runs_own(self, store: ParkingStore) -> None:

@@ -5,7 +5,7 @@ from typing import Any, assert_type
 from celery import Celery, Signature, Task, chain
 from celery.result import AsyncResult, EagerResult
 
-from celery_distlock import LockedTask, policies
+from celery_distlock import AsyncLock, Key, Lock, LockedTask, policies
 from celery_distlock.engine.lease import Lease
 from celery_distlock.typing import TypedTask, locked_task
 
@@ -45,6 +45,36 @@ def keyed(sku: str, quantity: int) -> None: ...
 @locked_task(app, lock_key=lambda sku, **_: f"stock:{sku}", lock_on_conflict="skip")
 def keyed_loosely(sku: str, quantity: int = 1) -> None: ...
 
+
+def several(sku: str) -> list[Key | str]:
+    return [Key(sku, shared=True), "all"]
+
+
+@locked_task(app, lock_key=Key("api:{sku}", capacity=3, weight=2, min_hold=1, cooldown=2.5))
+def counted(sku: str) -> None: ...
+
+
+@locked_task(app, lock_key=["all", Key("{sku}", capacity=None)])
+def listed(sku: str) -> None: ...
+
+
+@locked_task(app, lock_key=several)
+def made(sku: str) -> None: ...
+
+
+@locked_task(app, bind=True, lock_key=lambda sku: Key(sku, shared=True))
+def changing(self: LockedTask, sku: str) -> None:
+    assert_type(self.lock.slot, int | None)
+    assert_type(self.lock.units, int)
+    assert_type(self.lock.shared, bool)
+    self.lock.upgrade(timeout=3)
+    self.lock.downgrade()
+    self.lock.cool_down(2)
+
+
+with Lock(Key("a", capacity=3)) as lease, Lock("a", shared=True), Lock("b", capacity=2, weight=2):
+    assert_type(lease, Lease)
+AsyncLock("a", capacity=None)
 
 annotated: TypedTask[[str, int], object] = keyed
 keyed_loosely.delay("a", quantity=2)

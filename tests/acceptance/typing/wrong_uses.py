@@ -2,7 +2,7 @@
 
 from celery import Celery, Task
 
-from celery_distlock import LockedTask
+from celery_distlock import Key, Lock, LockedTask
 from celery_distlock.typing import TypedTask, locked_task
 
 app = Celery("shop")
@@ -24,6 +24,9 @@ reserve.apply_async("a", 1)  # E: arg-type: Argument 2 to "apply_async"
 text: str = reserve("a")  # E: assignment: expression has type "int"
 task: TypedTask[[int], int] = reserve  # E: assignment: "TypedTask[[str, int], int]"
 
+locked_task(app, lock_key=[Key("a"), 3])  # E: list-item: List item 1 has incompatible type
+Key(7)  # E: arg-type: Argument 1 to "Key"
+Lock("a", capacity="3")  # E: arg-type: Argument "capacity"
 locked_task(app, lock_key=3)  # E: call-overload: No overload variant
 locked_task(app, lock_on_conflict="reque")  # E: call-overload: No overload variant
 locked_task(app, lock_on_lost="ignore")  # E: call-overload: No overload variant

@@ -15,18 +15,25 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from celery_distlock import Lock, clock
+from celery_distlock import Key, Lock, clock
 from celery_distlock.engine import lease
 from celery_distlock.engine.acquisition import acquire_all, release
 from celery_distlock.engine.lease import Hold, Terms
 from celery_distlock.errors import LockError, StoreError
-from celery_distlock.stores import ReleaseRequest, open_store
+from celery_distlock.stores import Ability, AcquireRequest, ReleaseRequest, Want, open_store
 from celery_distlock.stores.redis.store import RedisStore
 
 THREADS = 6
 KEYS = 16
 LEASES = (0.12, 0.4)  # seconds
 SEVERAL = 0.3  # of all lives
+SHARED = [
+    {"shared": True},
+    {"capacity": 2},
+    {"capacity": 3},
+    {"capacity": 3, "weight": 2},
+    {"capacity": 3, "weight": 9},
+]
 
 
 class Actor:
@@ -64,7 +71,8 @@ class Actor:
         """Take two or three keys in one request, as a task does that finds them free."""
         terms = Terms(choose.uniform(*LEASES), watchdog=choose.random() < 0.7)
         names = [f"key-{number}" for number in choose.sample(range(KEYS), choose.choice([2, 3]))]
-        holds = [Hold(self._store, name, terms, label="several") for name in names]
+        keys = [self._key(name, choose) for name in names]
+        holds = [Hold(self._store, key, terms, label="several") for key in keys]
         if not acquire_all(holds):
             return
         for hold in holds:
@@ -79,7 +87,7 @@ class Actor:
 
     def _one_life_with_one(self, choose: random.Random) -> None:
         lock = Lock(
-            f"key-{choose.randrange(KEYS)}",
+            self._key(f"key-{choose.randrange(KEYS)}", choose),
             lease=choose.uniform(*LEASES),
             watchdog=choose.random() < 0.7,
             store=self._store,
@@ -98,6 +106,16 @@ class Actor:
         with suppress(LockError):
             lock.release()
 
+    def _key(self, name: str, choose: random.Random) -> Key:
+        """Return the key: alone, or as one of several where the store can do that."""
+        abilities = self._store.abilities
+        if Ability.SEVERAL not in abilities or choose.random() < 0.5:
+            return Key(name)
+        terms = choose.choice(SHARED)
+        if "weight" in terms and Ability.WEIGH not in abilities:
+            return Key(name, capacity=3)
+        return Key(name, **terms)  # type: ignore[arg-type]
+
     def _work(self, lock: Lock, choose: random.Random) -> None:
         until = clock.monotonic() + choose.choice([0.0, 0.01, 0.1, choose.uniform(0, 1.2)])
         while clock.monotonic() < until:
@@ -109,7 +127,8 @@ class Actor:
 
     def _begin(self, hold: Hold) -> None:
         facts = {"key": hold.key, "begin": hold.held_since, "token": hold.token, "pid": os.getpid()}
-        self._write(owner=hold.owner, **facts)
+        units, capacity = hold.want
+        self._write(owner=hold.owner, units=units, capacity=capacity, **facts)
 
     def _end(self, hold: Hold) -> None:
         # What was lost early, because the store said so, was believed until then at most.
@@ -169,7 +188,31 @@ def take_all_from_anybody() -> None:
     RedisStore.acquire_all = wrong  # type: ignore[method-assign]
 
 
+def let_one_too_many_in() -> None:
+    """Of a key with a capacity, one more is granted than there are."""
+    right = RedisStore.acquire
+
+    def wrong(self: RedisStore, request: AcquireRequest) -> Any:
+        units, capacity = request.want
+        more = capacity + 1 if capacity > 1 else capacity
+        return right(self, request._replace(want=Want(units, more)))
+
+    RedisStore.acquire = wrong  # type: ignore[method-assign]
+
+
+def let_readers_in_beside_a_writer() -> None:
+    """Who has it alone is taken for one who shares it."""
+    right = RedisStore.acquire
+
+    def wrong(self: RedisStore, request: AcquireRequest) -> Any:
+        return right(self, request._replace(want=Want(1, 0)))
+
+    RedisStore.acquire = wrong  # type: ignore[method-assign]
+
+
 BREAKAGES = {
+    "lets one too many in": let_one_too_many_in,
+    "lets readers in beside a writer": let_readers_in_beside_a_writer,
     "takes all from anybody": take_all_from_anybody,
     "releases without looking": release_without_looking,
     "believes from the answer": believe_from_the_answer,

@@ -1,5 +1,6 @@
 """
-Who believed to hold which key, and when: a history of many locks, and what is wrong in it.
+Who believed to hold how much of which key, and when: a history of many locks, and what is wrong in
+it.
 
 The clock of all processes of one machine is the same, so what one believed can be compared with
 what another one did.
@@ -25,6 +26,8 @@ class Belief(NamedTuple):
     end: float
     token: int
     owner: str
+    units: int = 1  # more than the capacity count as all of it
+    capacity: int = 1  # with which it was asked for; 1: alone, 0: any number
 
 
 def read(path: Path, deaths: dict[int, float]) -> list[Belief]:
@@ -49,19 +52,41 @@ def read(path: Path, deaths: dict[int, float]) -> list[Belief]:
     return beliefs
 
 
-def _who(note: dict) -> tuple[int, str]:
-    return note["token"], note["owner"]
+def _who(note: dict) -> tuple[int, str, int, int]:
+    return note["token"], note["owner"], note.get("units", 1), note.get("capacity", 1)
 
 
 def faults(beliefs: Iterable[Belief]) -> Iterator[str]:
-    """What must not be: two that believed at one time, and tokens that do not rise."""
+    """
+    What must not be.
+
+    Somebody beside one who believed to be alone; more units in use than the largest capacity of
+    those who believed at that time; tokens that do not rise, but for those that share the key.
+    """
     by_key = defaultdict(list)
     for belief in beliefs:
         by_key[belief.key].append(belief)
     for of_one in by_key.values():
         of_one.sort(key=lambda belief: belief.begin)
         for one, other in itertools.pairwise(of_one):
-            if one.end > other.begin:
-                yield f"{1e3 * (one.end - other.begin):.1f} ms too long: {one} and {other}"
-            if one.token >= other.token:
+            alone = 1 in (one.capacity, other.capacity)
+            if one.token > other.token or (alone and one.token == other.token):
                 yield f"tokens do not rise: {one} and {other}"
+        yield from _overlaps(of_one)
+
+
+def _overlaps(beliefs: Iterable[Belief]) -> Iterator[str]:
+    """What is wrong with how those of one key believed beside each other; in order of begins."""
+    inside: list[Belief] = []
+    for newest in beliefs:
+        beside = [each for each in inside if each.end > newest.begin]
+        inside = [*beside, newest]
+        for one in beside:
+            if 1 in (one.capacity, newest.capacity):
+                yield f"{1e3 * (one.end - newest.begin):.1f} ms too long: {one} and {newest}"
+            elif one.token != newest.token:
+                yield f"two tokens at one time: {one} and {newest}"
+        most = max(each.capacity for each in inside)
+        used = sum(min(each.units, each.capacity) for each in inside)
+        if all(each.capacity > 1 for each in inside) and used > most:
+            yield f"{used} of {most} units: {inside}"

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from celery_distlock.keys import slot_name
-from celery_distlock.stores import AcquireRequest
+from celery_distlock.stores import Ability, AcquireRequest
 from tests.integration.cli.conftest import command, environment
 from tests.workers import ROOT
 
@@ -37,6 +37,7 @@ def test_the_list_has_a_line_for_every_held_key(bare_site, locks, key):
     assert row["HOLDER"] == "thread MainThread"
     assert row["WORKER"].endswith(f":{os.getpid()}")
     assert (row["WAITING"], row["WOKEN"]) == ("0", "0")
+    assert (row["HELD"], row["NOTES"]) == ("alone", "-")
     assert len(rows(done.stdout)) == 2
 
 
@@ -48,9 +49,14 @@ def test_the_list_in_json_has_times_in_two_forms(bare_site, locks, key):
     assert set(record) == {
         *("key", "state", "holder", "since", "since_seconds", "age_seconds"),
         *("remaining_seconds", "token", "waiting", "oldest", "oldest_seconds", "woken"),
+        *("mode", "units", "capacity", "holders", "limit", "rest_seconds"),
     }
     assert set(record["holder"]) == {"task", "task_id", "host", "pid", "owner"}
     assert (record["key"], record["state"], record["token"]) == (key, "held", state.token)
+    assert (record["mode"], record["units"], record["capacity"]) == ("alone", 1, 1)
+    (only,) = record["holders"]
+    assert only["owner"] == record["holder"]["owner"]
+    assert (record["limit"], record["rest_seconds"]) == (None, 0)
     assert record["since_seconds"] == state.since
     assert datetime.fromisoformat(record["since"]).timestamp() == pytest.approx(state.since, abs=1)
     assert record["age_seconds"] >= 0
@@ -67,7 +73,7 @@ def test_filters_narrow_the_list(bare_site, invoke, key):
         assert listed() == every
         assert listed("--task", "MainThread") == every
         assert listed("--task", "other") == set()
-        assert listed("--waiting") == set()
+        assert listed("--waiting") == listed("--limited") == set()
         assert listed("--older-than", "0") == every
         assert listed("--older-than", "1000") == set()
         assert len(listed("--limit", "1")) == 1
@@ -167,6 +173,8 @@ def test_a_lock_without_an_end_is_released(endless, invoke):
         *(("exporter", "--port", number) for number in ("99999", "-1", "nan")),
         *(("web", "--interval", number) for number in ("nan", "inf", "0")),
         *(("web", "--port", number) for number in ("65536", "-1")),
+        *(("pause", "k", "--for", time) for time in ("0", "1x", "nan", "366d", "-1", "")),
+        *(("limit", "k", "2", "--for", time) for time in ("1.5h", "0s")),
     ],
     ids=" ".join,
 )
@@ -255,6 +263,9 @@ UNREACHABLE = "redis://user:geheim@127.0.0.1:1/0"
         ["wake", "k"],
         ["drop", "t", "--force"],
         ["top"],
+        ["limit", "k", "2"],
+        ["pause", "k"],
+        ["resume", "k"],
     ],
     ids=" ".join,
 )
@@ -285,16 +296,20 @@ def test_a_store_of_one_process_cannot_be_seen(locks):
 
 def test_a_store_that_cannot_list_still_shows_and_releases(bare_site, invoke, key, monkeypatch):
     able = bare_site.store.abilities
-    lacking = frozenset(ability for ability in able if ability.name not in ("LIST", "PARK"))
+    lacking = able - {Ability.LIST, Ability.PARK, Ability.WEIGH}
     monkeypatch.setattr(bare_site.store, "abilities", lacking, raising=False)
     bare_site.store.acquire(AcquireRequest(key, "somebody", 60.0))
     cannot_list, cannot_park = "cannot list its keys", "cannot keep tasks until the key is free"
+    cannot_count = "cannot count units: weights, operators' limits,"
     for *words, told in (
         ["list", cannot_list],
         ["top", cannot_list],
         ["queue", key, cannot_list],
         ["wake", key, cannot_park],
         ["drop", "x", "--force", cannot_park],
+        ["limit", key, "2", cannot_count],
+        ["pause", key, cannot_count],
+        ["resume", key, cannot_count],
     ):
         done = invoke(*words)
         assert done.exit_code == 2
@@ -308,7 +323,10 @@ def test_the_help_names_the_commands_and_the_exit_statuses(locks):
     done = locks("--help")
 
     assert done.returncode == 0
-    for word in ("list", "show", "queue", "release", "wake", "drop", "top", "doctor"):
+    for word in (
+        *("list", "show", "queue", "release", "wake", "drop", "limit", "pause", "resume"),
+        *("top", "doctor"),
+    ):
         assert f"\n  {word} " in done.stdout
     assert "exit status" in done.stdout
     assert "..." not in done.stdout.partition("Commands:")[2]  # as wide as a pipe is to click: 80
@@ -380,9 +398,44 @@ def test_what_is_set_wrongly_is_told_in_one_line(tmp_path, words, setting, optio
     assert done.returncode == (1 if words[0] == "worker" else 2)
 
 
-@pytest.mark.parametrize("word", ["show", "queue", "release", "wake"])
+@pytest.mark.parametrize("words", [["limit", "k"], ["limit", "k", "--for", "1h"]], ids=" ".join)
+def test_a_limit_has_to_be_said(invoke, words):
+    done = invoke(*words)
+
+    assert done.exit_code == 2
+    assert "say how many: limit KEY N; or limit KEY --clear" in done.stderr
+
+
+@pytest.mark.parametrize("more", [["2"], ["--for", "1h"]], ids=" ".join)
+def test_a_limit_that_is_taken_back_takes_no_number(invoke, more):
+    done = invoke("limit", "k", *more, "--clear")
+
+    assert done.exit_code == 2
+    assert "it takes no N and no --for" in done.stderr
+
+
+@pytest.mark.parametrize("number", ["1.5", "two", "nan", "1000001", "1e3"])
+def test_a_limit_that_is_no_number_of_units_is_refused(invoke, number):
+    done = invoke("limit", "k", number)
+
+    assert done.exit_code == 2
+    assert "Invalid value for 'N'" in done.stderr
+
+
+@pytest.mark.parametrize("word", ["show", "queue", "release", "wake", "limit", "pause", "resume"])
 def test_an_empty_key_is_a_usage_error(invoke, word):
-    assert invoke(word, "").exit_code == 2
+    done = invoke(word, "")
+
+    assert done.exit_code == 2
+    assert "no key is empty" in done.stderr
+
+
+@pytest.mark.parametrize("word", ["show", "limit", "pause", "resume", "release"])
+def test_a_missing_key_is_a_usage_error(invoke, word):
+    done = invoke(word)
+
+    assert done.exit_code == 2
+    assert "Missing argument 'KEY'" in done.stderr
 
 
 def test_an_unknown_command_is_a_usage_error(invoke):

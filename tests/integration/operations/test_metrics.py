@@ -23,7 +23,9 @@ from celery_distlock.errors import StoreError
 from celery_distlock.ops import prometheus
 from celery_distlock.ops.cli.exporter import only_metrics
 from celery_distlock.ops.prometheus import StoreCollector, described
-from celery_distlock.stores import open_store
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, open_store
+from celery_distlock.stores.identities import new_owner
+from celery_distlock.stores.values import ALONE, Limit, Want
 from celery_distlock.telemetry import counters
 from tests.waiting import wait_until
 
@@ -75,6 +77,48 @@ def test_what_tasks_go_through_is_counted(site, key):
     assert rise("wait_seconds_count") == rise("hold_seconds_count") == 2
     assert rise("wait_seconds_bucket", "+Inf") == 2
     assert rise("wait_seconds_sum") > 0
+
+
+def test_units_and_limits_are_added_up_over_keys(site, key):
+    names = ("units_held", "units_limit", "limited", "paused", "resting")
+
+    def gauges():
+        told = read(site.app)
+        return [told[f"distlock_{name}", None, None] for name in names]
+
+    assert gauges() == [0, 0, 0, 0, 0]
+    owners = {}
+    wants = {"a": Want(2, 5), "b": Want(1, 5), "readers": Want(1, 0), "alone": ALONE}
+    for name, want in wants.items():
+        owners[name] = new_owner(f"shop.f[{name}]")
+        where = f"{key}:{name}"
+        site.store.acquire(AcquireRequest(where, owners[name], 60.0, run=name, want=want))
+    assert gauges() == [3, 10, 0, 0, 0]
+    assert read(site.app)["distlock_held", "shop.f", None] == 4
+
+    site.store.set_limit(f"{key}:a", Limit(3))
+    site.store.set_limit(f"{key}:nobody", Limit(0))
+    site.store.rest(f"{key}:b", owners["b"], 60.0)
+
+    assert gauges() == [3, 8, 2, 1, 1]
+    for name, owner in owners.items():
+        site.store.set_limit(f"{key}:{name}", None)
+        site.store.release(ReleaseRequest(f"{key}:{name}", owner))
+    site.store.set_limit(f"{key}:nobody", None)
+
+
+def test_each_of_several_holders_counts_for_its_task(site, key):
+    owners = [new_owner(f"shop.{name}[{n}]") for n, name in enumerate("ffg")]
+    for number, owner in enumerate(owners):
+        site.store.acquire(AcquireRequest(key, owner, 60.0, run=f"{number}", want=Want(1, 5)))
+
+    told = read(site.app)
+
+    assert told["distlock_held", "shop.f", None] == 2
+    assert told["distlock_held", "shop.g", None] == 1
+    assert told["distlock_longest_hold_seconds", "shop.g", None] < 30
+    for owner in owners:
+        site.store.release(ReleaseRequest(key, owner))
 
 
 def test_a_lost_lock_is_counted(site, key):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,7 +11,9 @@ from types import SimpleNamespace
 import pytest
 import redis
 
-from celery_distlock.stores import AcquireRequest
+from celery_distlock import Key, Lock
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.values import Want
 from celery_distlock.worker import control
 from tests.waiting import wait_until
 
@@ -118,6 +121,30 @@ def test_a_lock_without_an_end_is_null_in_the_list(site, key):
 
     assert (lock["key"], lock["remaining"]) == (key, None)
     assert lock["since"] > 0
+
+
+def test_a_key_that_several_hold_is_not_taken_from_all_of_them(site, celery, key):
+    for name in ("one", "two"):
+        owner = f"host|1|shop.f[{name}]|{name}"
+        site.store.acquire(AcquireRequest(key, owner, 30.0, want=Want(1, 5)))
+
+    answers = celery("control", "release_lock", key).values()
+
+    (error,) = [answer["error"] for answer in answers if "error" in answer]
+    assert f"'{key}' has 2 holders: shop.f[one] on host, process 1, " in error
+    assert len(site.look(key).holders) == 2
+
+
+def test_one_of_several_holders_is_listed_where_it_runs(site, key):
+    """Asked of this process, which has two units of it."""
+    other = AcquireRequest(key, "host|1|shop.f[other]|x", 30.0, want=Want(1, 5))
+    site.store.acquire(other)
+    with Lock(Key(key, capacity=5, weight=2), store=site.store):
+        (lock,) = control.locks(SimpleNamespace(app=site.app), pattern=key)
+
+        assert (lock["mode"], lock["units"], lock["slot"]) == ("shared", 2, None)
+        assert (lock["pid"], lock["token"]) == (os.getpid(), site.look(key).token)
+    site.store.release(ReleaseRequest(key, other.owner))
 
 
 def test_a_free_key_is_said_to_be_free(site, celery, key):

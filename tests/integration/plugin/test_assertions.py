@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from celery_distlock import Lock
+from celery_distlock import Key, Lock
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, open_store
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.values import ParkRequest, Status
-from celery_distlock.testing import assert_free, assert_locked, assert_parked
+from celery_distlock.testing import assert_free, assert_locked, assert_parked, assert_units
 from tests.waiting import wait_until
 
 ENVELOPE = b'{"headers": {"task": "shop.reserve"}}'
@@ -69,6 +69,33 @@ def test_not_locked_says_that_nobody_holds_it(store):
     assert message(assert_locked, "k", store) == (
         "'k' is not locked: nobody holds it; nobody waits"
     )
+
+
+def test_units_in_use_are_counted(store):
+    assert_units("k", 0, store)
+    with Lock("k", store=store, capacity=5, weight=2):
+        assert_units("k", 2, store)
+        assert_locked("k", store)
+
+        said = message(assert_units, "k", 3, store)
+
+    assert said.startswith("not 3 units of 'k' in use, 2 are: 2 of 5 units are held, by MainThread")
+    assert ", 2 units, token " in said
+    assert said.endswith("; nobody waits")
+
+
+def test_a_key_that_is_held_alone_has_no_units_in_use(store):
+    with held(store):
+        said = message(assert_units, "k", 1, store)
+
+    assert said.startswith("not 1 unit of 'k' in use, it is held alone: shop.reserve[42] (pid ")
+
+
+def test_a_key_that_rests_is_not_free_and_nobody_holds_it(store):
+    with Lock(Key("k", min_hold=60), store=store):
+        pass
+
+    assert message(assert_free, "k", store).startswith("'k' is not free: nobody, for it rests, ")
 
 
 def test_a_blocked_waiter_is_named(store):

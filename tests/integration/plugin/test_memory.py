@@ -94,6 +94,32 @@ def test_somebody_else_holds_a_key_against_this_thread_too(run_tests):
     assert outcome.counts == {"passed": 1}, outcome.output
 
 
+def test_somebody_else_holds_units_of_a_key(run_tests):
+    outcome = run_tests("""
+        def test_held(distlock_memory):
+            with distlock_memory.hold("api", capacity=3, units=2):
+                distlock_memory.assert_units("api", 2)
+                with Lock("api", capacity=3) as ours:
+                    assert ours.held
+                    distlock_memory.assert_units("api", 3)
+            distlock_memory.assert_free("api")
+
+        def test_shared(distlock_memory):
+            with distlock_memory.hold("api", shared=True), Lock("api", shared=True) as ours:
+                assert ours.shared
+            with distlock_memory.hold("api", shared=True):
+                assert not Lock("api").acquire(blocking=False)
+
+        def test_full(distlock_memory):
+            with distlock_memory.hold("api", capacity=3, units=2):
+                with distlock_memory.hold("api", capacity=3, units=2):
+                    pass
+    """)
+
+    assert outcome.counts == {"passed": 2, "failed": 1}, outcome.output
+    assert outcome.says(r"'api' is not free: ")
+
+
 def test_holding_what_is_held_fails(run_tests):
     outcome = run_tests("""
         def test_held(distlock_memory):

@@ -13,6 +13,9 @@ import redis
 
 from celery_distlock.keys import slot_name
 from celery_distlock.ops.admin import Admin
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.identities import new_owner
+from celery_distlock.stores.values import Status, Want
 from celery_distlock.testing import FakeClock, Locks
 from tests.integration.web.page_process import PageProcess
 
@@ -43,6 +46,21 @@ def hold(locked) -> Iterator[Callable[[str], int]]:
     locks = Locks(locked.app, FakeClock)
     with ExitStack() as stack:
         yield lambda key: stack.enter_context(locks.hold(key)).token
+
+
+@pytest.fixture
+def share(admin) -> Iterator[Callable[..., str]]:
+    """Lets a task hold a part of a key until the end of the test; returns the owner."""
+    with ExitStack() as stack:
+
+        def take(key: str, task: str, want: Want) -> str:
+            owner = new_owner(f"shop.f[{task}]")
+            reply = admin.store.acquire(AcquireRequest(key, owner, 60.0, want=want))
+            assert reply.status is Status.GRANTED
+            stack.callback(admin.store.release, ReleaseRequest(key, owner))
+            return owner
+
+        yield take
 
 
 @pytest.fixture

@@ -85,9 +85,12 @@ class PageProcess:
     def post(self, path: str, body: Any, **changes: str | None) -> httpx.Response:
         return self.client.post(path, json=body, headers=self.headers(**changes))
 
-    def release(self, lock: dict[str, Any], **changes: str | None) -> httpx.Response:
-        """Ask for the release of what `find` has returned."""
+    def release(
+        self, lock: dict[str, Any], *, holder: str = "", **changes: str | None
+    ) -> httpx.Response:
+        """Ask for the release of what `find` has returned, of several by that *holder*."""
         body = {"name": lock["name"], "token": lock["token"]}
+        body |= {"holder": holder} if holder else {}
         return self.post("/api/release", body, **changes)
 
     def stop(self) -> int:

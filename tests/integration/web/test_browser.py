@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_distlock import Lock
+from celery_distlock.stores.values import Want
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -132,6 +133,57 @@ def test_a_release_asks_names_the_holder_and_releases(shown, hold, admin):
     expect(shown.get_by_role("status")).to_contain_text("Released: thread the-test")
     assert admin.show("stuck").state == "free"
     expect(details.get_by_text("free", exact=True)).to_be_visible()
+
+
+def test_several_holders_are_shown_and_one_of_them_is_released(shown, share, admin):
+    share("tenant:7", "one", Want(2, 5))
+    second = share("tenant:7", "two", Want(1, 5))
+    details = choose(shown, "tenant:7")
+    row = shown.get_by_role("row").filter(has=key(shown, "tenant:7"))
+    expect(row).to_contain_text("shop.f +1")
+    expect(details.get_by_text("3 of 5 units in use", exact=True)).to_be_visible()
+    holders = details.get_by_role("list", name="Holders")
+    expect(holders.get_by_role("listitem")).to_have_count(2)
+    expect(holders).to_contain_text("2 units, for")
+    expect(holders).to_contain_text("1 unit, slot 0, for")
+    expect(details.get_by_role("button", name="Release", exact=False)).to_have_count(2)
+
+    holders.get_by_role("button", name="Release shop.f[one]").click()
+    dialog = shown.get_by_role("dialog", name="Release this key?")
+    expect(dialog).to_contain_text("shop.f[one]")
+    expect(dialog).to_contain_text("Its other holders keep what they have.")
+    dialog.get_by_role("button", name="Release it").click()
+
+    expect(shown.get_by_role("status")).to_contain_text("Released: shop.f[one] has lost tenant:7")
+    assert [hold.who.owner for hold in admin.show("tenant:7").holds] == [second]
+    expect(holders.get_by_role("listitem")).to_have_count(1)
+
+
+def test_units_have_a_column_where_a_key_is_shared(shown, share, hold):
+    hold("stock:1")
+    expect(key(shown, "stock:1")).to_be_visible()
+    units = shown.get_by_role("columnheader", name="Units")
+    expect(units).to_be_hidden()
+
+    share("tenant:7", "one", Want(2, 5))
+
+    expect(units).to_be_visible()
+    row = shown.get_by_role("row").filter(has=key(shown, "tenant:7"))
+    expect(row.get_by_text("2/5", exact=True)).to_be_visible()
+    row = shown.get_by_role("row").filter(has=key(shown, "stock:1"))
+    expect(row.get_by_text("alone", exact=True)).to_be_visible()
+
+
+def test_a_paused_key_says_who_has_paused_it(shown, share, admin):
+    admin.limit("tenant:7", 0, author="<b>ann</b>@vm")
+    row = shown.get_by_role("row").filter(has=key(shown, "tenant:7"))
+    expect(row.get_by_text("paused", exact=True)).to_be_visible()
+
+    details = choose(shown, "tenant:7")
+
+    expect(details.get_by_text("0: paused, by <b>ann</b>@vm, since ")).to_be_visible()
+    admin.limit("tenant:7", None)
+    expect(key(shown, "tenant:7")).to_be_hidden()
 
 
 @pytest.mark.parametrize("how", ["button", "Escape", "Enter"])

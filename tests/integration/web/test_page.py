@@ -10,6 +10,7 @@ import pytest
 
 from celery_distlock import Lock
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.values import Want
 from tests import servers
 from tests.waiting import wait_until
 from tests.worker.intruder import Intruder, envelope
@@ -43,6 +44,59 @@ def test_a_held_key_is_listed_with_its_holder(page_process, hold):
     assert lock["holder"]["task"] == "the-test"
     assert 0 < lock["lease"] <= 30
     assert 0 <= lock["held"] < 60
+
+
+def test_a_key_that_several_hold_is_listed_once_and_shown_with_each_of_them(page_process, share):
+    first, second = share("tenant:7", "one", Want(2, 5)), share("tenant:7", "two", Want(1, 5))
+
+    lock = page_process.find("tenant:7")
+    answer = page_process.get("/api/lock", name=lock["name"])
+
+    assert (lock["mode"], lock["units"], lock["most"], lock["holders"]) == ("shared", 3, 5, 2)
+    assert [
+        (hold["owner"], hold["units"], hold["slot"], hold["who"]["id"]) for hold in answer["holds"]
+    ] == [(first, 2, None, "one"), (second, 1, 0, "two")]
+    assert [grant["who"]["id"] for grant in answer["seen"]["grants"]] == ["two", "one"]
+    assert all(grant["has"] for grant in answer["seen"]["grants"])
+    assert page_process.keys(q="two") == ["tenant:7"]
+
+
+def test_a_limit_and_a_rest_are_shown_with_the_author_and_the_times(page_process, share, admin):
+    owner, began = share("tenant:7", "one", Want(1, 5)), time.time()
+    admin.store.rest("tenant:7", owner, 60.0)
+    admin.limit("tenant:7", 0, seconds=600.0, author="ann@vm")
+
+    lock = page_process.find("tenant:7")
+
+    limit = lock["limit"]
+    assert (limit["units"], limit["author"], lock["most"]) == (0, "ann@vm", 0)
+    assert limit["since"] == pytest.approx(began, abs=30)
+    assert limit["until"] == pytest.approx(began + 600, abs=30)
+    assert 0 < lock["rest"] <= 60
+    admin.limit("tenant:7", None)
+
+
+def test_a_paused_key_that_nobody_holds_is_listed(page_process, admin):
+    admin.limit("paused", 0)
+
+    lock = page_process.find("paused")
+
+    assert (lock["state"], lock["mode"], lock["limit"]["units"]) == ("free", "", 0)
+    admin.limit("paused", None)
+
+
+def test_one_of_several_is_released_and_no_other(page_process, share, admin):
+    first, second = share("tenant:7", "one", Want(1, 5)), share("tenant:7", "two", Want(1, 5))
+    lock = page_process.find("tenant:7")
+
+    refused = page_process.release(lock)
+    assert (refused.status_code, "has 2 holders" in refused.json()["error"]) == (409, True)
+    released = page_process.release(lock, holder=first)
+
+    assert (released.status_code, released.json()["lock"]["units"]) == (200, 1)
+    assert [hold.who.owner for hold in admin.show("tenant:7").holds] == [second]
+    assert "released 'tenant:7', which 'shop.f[one] on" in page_process.log()
+    assert page_process.release(lock, holder=first).status_code == 409
 
 
 def test_nothing_is_listed_of_an_empty_store(page_process):

@@ -14,11 +14,12 @@ const COLUMNS = [
   ["host", "Host", "ascending"],
   ["held", "Held for", "descending"],
   ["lease", "Lease left", "ascending"],
+  ["units", "Units", "descending"],
   ["waiting", "Waiting", "descending"],
   ["token", "Token", "descending"],
 ];
-const SHORT = { held: "held", lease: "lease", waiting: "waiting" }; // on a phone
-const NUMBERS = ["held", "lease", "waiting", "token"];
+const SHORT = { held: "held", lease: "lease", units: "units", waiting: "waiting" }; // on a phone
+const NUMBERS = ["held", "lease", "units", "waiting", "token"];
 
 const session = { csrf: "", readOnly: true, interval: 2 };
 const wish = { q: "", sort: "waiting", desc: true, limit: PAGE, lock: "", first: 0 };
@@ -63,6 +64,18 @@ const left = (lock, passed = 0) =>
   lock.lease === null ? "no end" : seconds(Math.max(0, lock.lease - passed));
 const named = (who) => (who.id ? `${who.task || "task"}[${who.id}]` : who.name);
 const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
+
+/** How much of a key is in use, and of how much. */
+const share = ({ units, most }) => `${count(units)}/${most === null ? "any" : count(most)}`;
+const of = (units, most) => `${count(units)} of ${most === null ? "any number of" : count(most)} units`;
+
+/** What keeps others out of a key that may have room for them. */
+function notes({ limit, rest }) {
+  const said = [];
+  if (limit) said.push(limit.units ? `limit ${count(limit.units)}` : "paused");
+  if (rest) said.push(`rests ${seconds(rest)}`);
+  return said;
+}
 
 function somewhere(who) {
   return who.host ? `${named(who)} on ${who.host}, process ${who.pid}` : named(who);
@@ -143,22 +156,26 @@ function newRow(name) {
   const key = make("button", "key");
   key.type = "button";
   key.addEventListener("click", () => choose(name));
-  row.cells[0].append(key);
+  row.cells[0].append(key, make("div", "notes"));
   row.cells[1].append(make("div"), make("div", "soft mono"));
   row.cells[2].append(make("div"), make("div", "soft"));
   return row;
 }
 
 function fillRow(row, lock) {
-  const [key, task, host, , , waiting, token] = row.cells;
+  const [key, task, host, , , units, waiting, token] = row.cells;
   const holder = lock.holder;
+  const more = lock.holders > 1 ? ` +${count(lock.holders - 1)}` : "";
+  const away = { waking: "on its way", resting: "rests" }[lock.state];
   put(key.firstChild, lock.key);
-  put(task.firstChild, holder ? holder.name : "free");
+  showNotes(key.lastChild, notes(lock));
+  put(task.firstChild, holder ? holder.name + more : "free");
   task.firstChild.className = holder ? "" : "tag";
-  put(task.lastChild, holder ? holder.id : "");
-  put(host.firstChild, holder ? holder.host || (lock.state === "waking" ? "on its way" : "") : "");
-  host.firstChild.className = lock.state === "waking" ? "tag waking" : "";
+  put(task.lastChild, holder && !more ? holder.id : "");
+  put(host.firstChild, holder ? holder.host || away || "" : "");
+  host.firstChild.className = away ? "tag waking" : "";
   put(host.lastChild, holder && holder.pid ? `process ${holder.pid}` : "");
+  put(units, lock.mode === "shared" ? share(lock) : lock.mode || "–");
   host.classList.toggle("nothing", !holder);
   const waits = lock.waiting + lock.woken;
   put(waiting, waits ? count(waits) : "–");
@@ -166,6 +183,11 @@ function fillRow(row, lock) {
   put(token, lock.token === "0" ? "–" : lock.token);
   row.classList.toggle("chosen", lock.name === wish.lock);
   row.classList.toggle("free", !holder);
+}
+
+function showNotes(place, said) {
+  if (place.textContent === said.join("")) return;
+  place.replaceChildren(...said.map((text) => make("span", "tag waking", text)));
 }
 
 function showList(answer) {
@@ -188,6 +210,7 @@ function showList(answer) {
       rows.delete(name);
     }
   }
+  at("list").classList.toggle("shares", now.locks.some((lock) => lock.mode === "shared"));
   // A row that is moved loses the focus.
   if (focused !== document.activeElement && focused.isConnected) focused.focus();
   showCount(answer);
@@ -252,22 +275,88 @@ function showDetails(details) {
   now.details = details;
   const { lock } = details;
   put(at("details-key"), lock.key);
-  const facts = [["State", { held: "held", waking: "on its way", free: "free" }[lock.state]]];
-  if (lock.holder) {
+  const states = { held: "held", waking: "on its way", resting: "rests", free: "free" };
+  const facts = [["State", states[lock.state]]];
+  const shared = lock.mode === "shared";
+  if (shared) facts.push(["Shared", `${of(lock.units, lock.most)} in use`]);
+  if (lock.holder && !shared) {
     facts.push([lock.holder.thread ? "Thread" : "Task", lock.holder.task]);
     if (lock.holder.id) facts.push(["Task id", lock.holder.id]);
     if (lock.holder.host) facts.push(["Host", lock.holder.host], ["Process", lock.holder.pid]);
     if (lock.since) facts.push(["Since", clock(lock.since)], ["Held for", seconds(lock.held)]);
-    facts.push(["Lease left", left(lock)], ["Token", lock.token]);
+    facts.push(["Lease left", left(lock)]);
   }
+  if (lock.holder) facts.push(["Token", lock.token]);
+  if (lock.limit) facts.push(["Limit", limited(lock.limit)]);
+  if (lock.rest) facts.push(["Rests", `${seconds(lock.rest)} more; nobody is let in`]);
   const waits = lock.waiting + lock.woken;
   facts.push(["Waiting", waits ? `${count(waits)}, the first for ${seconds(lock.waited)}` : "nobody"]);
   showFacts(facts, lock.state);
   at("actions").hidden = session.readOnly;
-  at("release").hidden = !lock.holder;
+  at("release").hidden = !lock.holder || shared;
   at("wake").hidden = waits === 0;
+  showHolds(details);
   showQueue(details);
   showSeen(details);
+}
+
+function limited({ units, author, since, until }) {
+  const said = [units ? `${count(units)} unit${units > 1 ? "s" : ""}` : "0: paused"];
+  if (author) said.push(`by ${author}`);
+  if (since) said.push(`since ${clock(since)}`);
+  if (until) said.push(`until ${clock(until)}`);
+  return said.join(", ");
+}
+
+/** Those who have the key beside each other. */
+function showHolds({ lock, holds }) {
+  const shared = lock.mode === "shared";
+  at("holders-title").hidden = at("holders").hidden = !shared;
+  keepFocus(at("holders"), () => {
+    at("holders").replaceChildren(...(shared ? holds.map((hold) => holdItem(lock, hold)) : []));
+  });
+}
+
+function holdItem(lock, hold) {
+  const item = make("li");
+  const who = person(hold.who);
+  const states = { waking: "on its way, ", resting: "rests, ", held: "" };
+  const place = hold.who.host ? `on ${hold.who.host}, process ${hold.who.pid}, ` : states[hold.state];
+  const slot = hold.slot === null ? "" : `, slot ${hold.slot}`;
+  const units = `${count(hold.units)} unit${hold.units > 1 ? "s" : ""}${slot}`;
+  const times = `${hold.since ? `, for ${seconds(hold.held)}` : ""}, lease left ${left(hold)}`;
+  const about = make("div", "soft", place + units + times);
+  if (hold.since) about.title = `since ${clock(hold.since)}`;
+  who.append(about);
+  item.append(make("span", "place", "•"), who);
+  if (!session.readOnly) {
+    const text = `Release ${named(hold.who) || "what rests"}`;
+    item.append(action("Release…", hold.owner, text, () => confirmRelease(lock, hold)));
+  }
+  return item;
+}
+
+function person(who) {
+  const place = make("div", "who");
+  place.append(make("div", "", who.name || (who.id ? "task" : "nobody")));
+  if (who.id) place.append(make("div", "soft mono", who.id));
+  return place;
+}
+
+/** A button in a list that is made anew all the time; *what* tells it from the others. */
+function action(text, what, label, act) {
+  const button = make("button", "danger", text);
+  button.type = "button";
+  button.dataset.what = what;
+  button.setAttribute("aria-label", plain(label));
+  button.addEventListener("click", act);
+  return button;
+}
+
+function keepFocus(list, fill) {
+  const focused = list.contains(document.activeElement) ? document.activeElement.dataset.what : undefined;
+  fill();
+  if (focused) [...list.querySelectorAll("button")].find((b) => b.dataset.what === focused)?.focus();
 }
 
 function showFacts(facts, state) {
@@ -289,47 +378,39 @@ function showFacts(facts, state) {
 }
 
 function showQueue({ lock, queue, first, page }) {
-  const focused = document.activeElement?.dataset?.drop;
-  const kinds = { woken: "on its way", parked: "parked", blocked: "blocked" };
-  const items = queue.map((waiter) => {
-    const item = make("li");
-    item.append(make("span", "place", waiter.place === null ? "→" : `${waiter.place + 1}.`));
-    const who = make("div", "who");
-    who.append(make("div", "", waiter.who.name || "task"));
-    if (waiter.who.id) who.append(make("div", "soft mono", waiter.who.id));
-    const place = waiter.who.host ? ` on ${waiter.who.host}, process ${waiter.who.pid}` : "";
-    const since = waiter.waited === null ? "" : ` for ${seconds(waiter.waited)}`;
-    const about = make("div", "soft", kinds[waiter.kind] + place + since);
-    if (waiter.since) about.title = `since ${clock(waiter.since)}`;
-    who.append(about);
-    item.append(who);
-    if (waiter.who.id && waiter.kind !== "blocked" && !session.readOnly) {
-      const drop = make("button", "danger", "Drop…");
-      drop.type = "button";
-      drop.dataset.drop = waiter.who.id;
-      drop.setAttribute("aria-label", plain(`Drop ${named(waiter.who)}`));
-      drop.addEventListener("click", () => confirmDrop(lock, waiter));
-      item.append(drop);
-    }
-    return item;
-  });
+  const items = queue.map((waiter) => waiterItem(lock, waiter));
   if (!items.length) items.push(make("li", "none", "Nobody waits."));
-  at("queue").replaceChildren(...items);
-  if (focused) {
-    [...at("queue").querySelectorAll("button")].find((b) => b.dataset.drop === focused)?.focus();
-  }
+  keepFocus(at("queue"), () => at("queue").replaceChildren(...items));
   at("earlier").hidden = first === 0;
   at("later").hidden = first + page >= lock.waiting;
 }
 
+function waiterItem(lock, waiter) {
+  const kinds = { woken: "on its way", parked: "parked", blocked: "blocked" };
+  const item = make("li");
+  item.append(make("span", "place", waiter.place === null ? "→" : `${waiter.place + 1}.`));
+  const who = person({ ...waiter.who, name: waiter.who.name || "task" });
+  const place = waiter.who.host ? ` on ${waiter.who.host}, process ${waiter.who.pid}` : "";
+  const since = waiter.waited === null ? "" : ` for ${seconds(waiter.waited)}`;
+  const wants = waiter.capacity === 1 ? "" : `, wants ${of(waiter.units, waiter.capacity || null)}`;
+  const about = make("div", "soft", kinds[waiter.kind] + place + since + wants);
+  if (waiter.since) about.title = `since ${clock(waiter.since)}`;
+  who.append(about);
+  item.append(who);
+  if (waiter.who.id && waiter.kind !== "blocked" && !session.readOnly) {
+    const text = `Drop ${named(waiter.who)}`;
+    item.append(action("Drop…", waiter.who.id, text, () => confirmDrop(lock, waiter)));
+  }
+  return item;
+}
+
 /** Who had the key, as far as the page's server has seen it. */
-function showSeen({ lock, seen }) {
+function showSeen({ seen }) {
   const items = seen.grants.map((grant) => {
     const item = make("li");
     item.append(make("div", "", named(grant.who)));
     const place = grant.who.host ? `on ${grant.who.host}, process ${grant.who.pid}, ` : "";
-    const has = lock.holder && lock.token === grant.token && lock.state === "held";
-    const about = make("div", "soft", `${place}${lasted(grant, has)}`);
+    const about = make("div", "soft", `${place}${lasted(grant)}`);
     about.title = `since ${clock(grant.since)}, token ${grant.token}`;
     item.append(about);
     return item;
@@ -347,7 +428,7 @@ function showSeen({ lock, seen }) {
   );
 }
 
-function lasted({ least, most }, has) {
+function lasted({ least, most, has }) {
   if (has) return `has had it for ${seconds(least)}`;
   if (most === null) return `had it for ${seconds(least)} or more`;
   const [from, to] = [seconds(least), seconds(most)];
@@ -375,28 +456,31 @@ function paragraph(...parts) {
 
 const strong = (text) => make("strong", "mono", text);
 
-function confirmRelease() {
-  const { lock } = now.details;
-  const holder = lock.holder;
+/** Of one who has it alone, or of one of several. */
+function confirmRelease(lock, hold) {
+  const holder = hold ? hold.who : lock.holder;
+  const name = somewhere(holder) || "What rests";
+  const { since, held } = hold || lock;
+  const many = hold ? "more units than there are may be in use" : "two may run under this key";
   const notice =
-    lock.state === "waking"
+    (hold || lock).state === "waking"
       ? "It is on its way and has not begun. It will ask for the key again when it arrives."
-      : "It is not asked. Until it notices, within a third of its lease, two may run under this" +
-        " key. Then it is aborted, unless it says otherwise.";
-  const next = lock.waiting ? "The key goes to the next of those who wait." : "Nobody waits for it.";
+      : `It is not asked. Until it notices, within a third of its lease, ${many}.` +
+        " Then it is aborted, unless it says otherwise.";
+  const others = hold && lock.holders > 1 ? " Its other holders keep what they have." : "";
+  const next = lock.waiting ? "It goes to the next of those who wait." : "Nobody waits for it.";
+  const asked = { name: lock.name, token: lock.token, ...(hold ? { holder: hold.owner } : {}) };
   confirm(
     "Release this key?",
     [
       paragraph(strong(lock.key)),
-      paragraph(strong(somewhere(holder)), lock.since ? ` loses it, after ${seconds(lock.held)}.` : " loses it."),
+      paragraph(strong(name), since ? ` loses it, after ${seconds(held)}.` : " loses it."),
       paragraph(notice),
-      paragraph(next),
+      paragraph(next + others),
     ],
     "Release it",
     () =>
-      change("/api/release", { name: lock.name, token: lock.token }, () => {
-        return `Released: ${named(holder)} has lost ${lock.key}.`;
-      }),
+      change("/api/release", asked, () => `Released: ${named(holder) || "what rests"} has lost ${lock.key}.`),
   );
 }
 
@@ -563,6 +647,7 @@ function forget() {
   at("details").hidden = true;
   at("facts").replaceChildren();
   delete at("facts").dataset.shape;
+  at("holders").replaceChildren();
   at("queue").replaceChildren();
   at("seen").replaceChildren();
   put(at("details-key"), "");
@@ -623,7 +708,7 @@ function listen() {
     else clearTimeout(timer);
   });
   at("close").addEventListener("click", unchoose);
-  at("release").addEventListener("click", confirmRelease);
+  at("release").addEventListener("click", () => confirmRelease(now.details.lock));
   at("wake").addEventListener("click", wake);
   at("earlier").addEventListener("click", () => turnPage(-1));
   at("later").addEventListener("click", () => turnPage(1));

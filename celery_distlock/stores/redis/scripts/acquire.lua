@@ -1,8 +1,9 @@
 -- acquire.lua: take the key, or join its queue, or learn who holds it. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done
--- ARGV owner lease_ms mode run repeated arrival [keep detail desk task]
--- returns token: granted | {status, token, holder, holder_run, ttl_ms, place, wake_run,
---         wake_envelope, arrival}: status busy or parked | {'done'}
+-- ARGV owner lease_ms mode run repeated arrival [keep detail desk task want]
+-- returns token: granted | {'granted', token, slot, wake_run, wake_envelope, ...}: likewise, beside
+--         others | {status, token, holder, holder_run, ttl_ms, place, wake_run, wake_envelope,
+--         arrival, ...}: status busy or parked | {'done'}; at the end, what else was woken
 --
 -- mode      try: do not queue. wait: queue as a blocked waiter, detail is its inbox.
 --           park: queue the run, detail is its envelope, desk where a worker would take it,
@@ -13,23 +14,75 @@
 -- arrival   when the caller came (µs): by this server's clock as others know it, or as an earlier
 --           answer told; 0: it comes now
 -- keep      1 if nobody else has the run's message: it stays here until the run has ended
+-- want      units/capacity; empty: all of it, beside nobody
 --
 -- USES grant
-local owner, lease_ms, mode, run, repeated, arrival, keep, detail, desk, task = unpack(ARGV)
+local owner, lease_ms, mode, run, repeated, arrival, keep, detail, desk, task, want = unpack(ARGV)
 
 local asks = mode == 'try' or mode == 'wait'
-if asks and repeated == '0' and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
+if asks and repeated == '0' and not want and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
     -- Nobody holds it, nobody waits: most requests end here.
     local token, refused = grant(microseconds(), owner, run, lease_ms)
     return refused or token
 end
 
+-- USES units
+local units, capacity = want_in(want)
+local now = microseconds()
+local own = 'parked:' .. run
+if asks and repeated == '0' and capacity ~= 1 and redis.call('EXISTS', QUEUE, TASKS) == 0 then
+    -- Nobody waits, and no operator has set a limit: most who share a key end here.
+    local mine, runs = 'h:' .. owner, run ~= '' and 'o:' .. run or 'h:' .. owner
+    local known = redis.call('HMGET', LOCK, mine, runs, unpack(COUNTED))
+    local is_new = not (table.remove(known, 1) or table.remove(known, 1))
+    no_tasks = true
+    local is_exact = not known[1] or (known[1] == SHARED and tonumber(known[7]) > now / 1000)
+    if is_new and is_exact and admits(units, capacity, now, known) then
+        local token, slot = admit(now, owner, run, lease_ms, units, capacity, 0, known)
+        return token and { 'granted', token, slot, '', '' } or slot
+    end
+    no_tasks = false
+end
+
 -- USES queue
+prune(now)
+
+local function with_others(answer)
+    for _, each in ipairs(also) do
+        answer[#answer + 1] = each
+    end
+    return answer
+end
+
+-- What one is told who has it; beside others, with whom that lets in.
+local function granted(token, slot, wake_run, envelope)
+    if capacity == 1 and slot < 0 then
+        return token
+    end
+    if not wake_run then
+        local _
+        _, wake_run, envelope = hand_on(now, '', 0)
+    end
+    return with_others({ 'granted', token, slot, wake_run, envelope })
+end
+
 local function keep_parcel()
     redis.call('HSET', TASKS, 'e:' .. run, detail, 'h:' .. run, desk)
     if task ~= '' then
         redis.call('HSET', TASKS, 't:' .. run, task)
     end
+end
+
+-- What is told of a run that may run, but not yet, and not beside who has the key for it now.
+local function put_off(token, holder, for_ms)
+    local status = 'busy'
+    if not asks then
+        keep_parcel()
+        redis.call('HDEL', TASKS, 'n:' .. run, 'd:' .. run)
+        set_aside(run, for_ms, now)
+        status = 'parked'
+    end
+    return { status, token, holder, run, math.ceil(for_ms), 0, '', '', '0' }
 end
 
 -- What a second delivery is told; nothing if it may run.
@@ -38,7 +91,7 @@ local function second_delivery()
         return { 'done' }
     end
     local until_ms = redis.call('ZSCORE', DONE, '~' .. run)
-    local held_back = until_ms and tonumber(until_ms) - microseconds() / 1000
+    local held_back = until_ms and tonumber(until_ms) - now / 1000
     if held_back and held_back > 0 then
         -- The first one's result is being stored; if that does not come to pass, this one runs.
         local status = 'busy'
@@ -51,38 +104,67 @@ local function second_delivery()
     end
 end
 
+-- Whether what is kept for the run is what it wants now, as it may have changed its mind.
+local function is_wanted(share)
+    if not share or capacity == 1 then
+        return not share and capacity == 1
+    end
+    if redis.call('HGET', TASKS, 'w:p:' .. run) == want then
+        return true
+    end
+    local used = tonumber(redis.call('HGET', LOCK, 'used') or 0)
+    return (capacity == 0 or used <= capacity) and needed(units, capacity, now) <= share.units
+end
+
 local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run', 'due')
 local holder = held[1]
-local reserved = run ~= '' and (holder == 'parked:' .. run or (holder == owner and held[3] ~= run))
-if reserved and repeated == '1' then
+local share = holder == SHARED and share_of(owner)
+local kept = holder == SHARED and run ~= '' and share_of(own)
+local has = holder == owner or share
+local claims = run ~= '' and (holder == own or kept)
+local has_run = share and share.run or held[3]
+if (claims or (has and run ~= '' and has_run ~= run)) and repeated == '1' then
     local answer = second_delivery()
     if answer then -- its turn came, but the first one has ended
-        redis.call('DEL', LOCK)
-        local wake_run, envelope = hand_over('', 0)
-        return { answer[1], 0, '', run, answer[5] or 0, 0, wake_run or '', envelope or '', '0' }
+        vacate(claims and own or owner, now)
+        local _, wake_run, envelope = hand_on(now, '', 0)
+        return with_others({ answer[1], 0, '', run, answer[5] or 0, 0, wake_run, envelope, '0' })
     end
 end
-if holder == owner then
-    lengthen(lease_ms)
-    redis.call('HDEL', LOCK, 'due')
-    if run ~= '' and held[3] ~= run then
-        redis.pcall('HSET', LOCK, 'run', run) -- a blocked waiter was granted it without
-        arrive(microseconds(), run, keep, lease_ms)
+if has then
+    if share then
+        local same_run = run == '' and share.run or run
+        pass_on(owner, share, owner, same_run, lease_ms, now)
+    else
+        lengthen(lease_ms)
+        redis.call('HDEL', LOCK, 'due')
     end
-    return held[2]
+    if run ~= '' and has_run ~= run then
+        if not share then
+            redis.pcall('HSET', LOCK, 'run', run)
+        end
+        arrive(now, run, keep, lease_ms) -- a blocked waiter was granted it without
+    end
+    return granted(held[2], share and share.slot or -1)
 end
-if run ~= '' and holder == 'parked:' .. run then
-    if mode == 'line' then
-        -- Likewise parked before, by a request that was repeated: its message is on its way as well.
-        return { 'done' }
-    end
-    local token = claim(microseconds(), owner, run, keep, lease_ms)
+if claims and mode == 'line' then
+    -- Likewise parked before, by a request that was repeated: its message is on its way as well.
+    return { 'done' }
+end
+local anew = claims and not is_wanted(kept)
+if anew then
+    local due = kept and kept.due or tonumber(held[4] or 0)
+    vacate(own, now)
+    arrival = due > 0 and due or tonumber(arrival)
+    holder = redis.call('HGET', LOCK, 'owner')
+elseif claims then
+    local token, slot = claim(now, owner, run, keep, lease_ms)
     if mode == 'park' then
         -- It was parked by an earlier request of ours, whose answer was lost, and has been woken
         -- since: its message is on its way as well.
-        redis.call('HSET', LOCK, 'again', 1)
+        redis.call('HSET', LOCK, slot >= 0 and 'again:' .. run or 'again', 1)
     end
-    return token
+    return granted(token, slot)
 end
 
 local member = ''
@@ -102,37 +184,45 @@ if repeated == '1' or not asks then
         return answer
     end
 end
+local runs, left_ms = false, 0
+if run ~= '' and holder == SHARED then
+    runs, left_ms = holds(run, now)
+end
+if runs then
+    return put_off(held[2], redis.call('HGET', LOCK, 'o:' .. run), left_ms)
+end
 
-local now = microseconds()
 local stands = tonumber(redis.call('HGET', TASKS, 's:' .. run)) or math.min(arrival, now + AHEAD)
-local wake_run, wake_envelope = '', ''
-local overtakes = holder and stands > 0 and stands < (tonumber(held[4] or 0) or 0)
+local overtakes = holder and holder ~= SHARED and stands > 0 and stands < (tonumber(held[4] or 0) or 0)
 overtakes = overtakes and (holder == 'parked:' .. held[3] or redis.call('PTTL', LOCK) <= GRANT_MS)
 if overtakes and mode ~= 'line' then
     -- It was handed to one who came later, and has not come for it: who is here goes before.
-    step_back(holder, held[4])
-    holder = nil
+    step_back(now, holder, held[4])
+    holder = redis.call('HGET', LOCK, 'owner')
+elseif holder == SHARED and stands > 0 and mode ~= 'line' and not admits(units, capacity, now) then
+    overtakes = make_room(now, stands, units, capacity)
 end
-if not holder and mode ~= 'line' then
-    local next_run, envelope
-    if not overtakes and not (run ~= '' and redis.call('ZSCORE', WOKEN, run)) then
-        next_run, envelope = hand_over(member, stands)
+local wake_run, wake_envelope = '', ''
+if (not holder or holder == SHARED) and mode ~= 'line' then
+    local last
+    local straight = capacity == 1 and not holder and run ~= '' and redis.call('ZSCORE', WOKEN, run)
+    if not overtakes and not straight then
+        last, wake_run, wake_envelope = hand_on(now, member, stands)
     end
-    if not next_run or next_run == true then
-        local token, refused = grant(now, owner, run, lease_ms)
+    if (last == nil or last == true) and admits(units, capacity, now) then
+        local token, slot = take(now, owner, run, lease_ms, units, capacity)
         if not token then
-            return refused
+            return slot
         end
         if run ~= '' then
             arrive(now, run, keep, lease_ms)
         end
         if member ~= '' then
             redis.call('ZREM', QUEUE, member)
+            redis.call('HDEL', TASKS, 'w:' .. member)
         end
-        return token
+        return granted(token, slot, wake_run ~= '' and wake_run, wake_envelope)
     end
-    wake_run, wake_envelope = next_run, envelope
-    held = redis.call('HMGET', LOCK, 'owner', 'token', 'run')
 end
 
 local status = 'busy'
@@ -149,10 +239,17 @@ if mode ~= 'try' then
         status = 'parked'
     end
     redis.call('ZADD', QUEUE, 'NX', integer(stands), member)
+    note_want(member, want)
     stands = tonumber(redis.call('ZSCORE', QUEUE, member))
 end
+local owned_by, token, held_for = one_holder()
 local place = redis.call('ZRANK', QUEUE, member) or redis.call('ZCARD', QUEUE)
 local ttl_ms = redis.call('PTTL', LOCK)
+local next_ms = tonumber(redis.call('HGET', LOCK, 'next') or EXACT) or EXACT
+if ttl_ms <= 0 or next_ms < now / 1000 + ttl_ms then
+    -- Nobody has it, and nobody may; or one of several ends before the others.
+    ttl_ms = ttl_ms <= 0 and LOOK_MS or math.max(0, math.ceil(next_ms - now / 1000))
+end
 local since = integer(stands)
-local token, owned_by, held_for = held[2] or '0', held[1] or '', held[3] or ''
-return { status, token, owned_by, held_for, ttl_ms, place, wake_run, wake_envelope, since }
+local standing = { status, token, owned_by, held_for, ttl_ms, place, wake_run, wake_envelope, since }
+return with_others(standing)

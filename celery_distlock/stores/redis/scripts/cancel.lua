@@ -5,15 +5,16 @@
 --         next is to be sent
 --
 -- USES grant
+-- USES units
 -- USES queue
 local run = ARGV[1]
-local held = redis.call('HMGET', LOCK, 'owner', 'run')
-local reserved = held[1] == 'parked:' .. run
-if (held[2] == run and not reserved) or redis.call('ZSCORE', DONE, '~' .. run) then
+local now = microseconds()
+prune(now)
+if holds(run, now) or redis.call('ZSCORE', DONE, '~' .. run) then
     return 0 -- it runs, or its result is being stored
 end
 if not unpark(run) then
     return 0
 end
 record_end(run)
-return reserved and free() or 1
+return free('parked:' .. run)

@@ -8,10 +8,13 @@
 -- first  1: the key is the first one, where its envelope lies
 --
 -- USES grant
+-- USES units
 -- USES queue
 local run, first = unpack(ARGV)
-if redis.call('HGET', LOCK, 'owner') ~= 'parked:' .. run then
+local now = microseconds()
+prune(now)
+if not keeps_for(run) then
     return 0
 end
-local wake_run, wake_envelope = depart(microseconds(), run, first == '1')
+local wake_run, wake_envelope = depart(now, run, first == '1')
 return wake_run == '' and 1 or { wake_run, wake_envelope }

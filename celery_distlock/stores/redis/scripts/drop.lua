@@ -7,9 +7,11 @@
 -- mark  1: a second delivery that comes later is to be recognised
 --
 -- USES grant
+-- USES units
 -- USES queue
 local run, mark = unpack(ARGV)
-local reserved = redis.call('HGET', LOCK, 'owner') == 'parked:' .. run
+prune(microseconds())
+local reserved = keeps_for(run)
 if
     not reserved
     and not redis.call('ZSCORE', WOKEN, run)
@@ -21,4 +23,4 @@ unpark(run)
 if mark == '1' then
     record_end(run)
 end
-return reserved and free() or 1
+return free('parked:' .. run)

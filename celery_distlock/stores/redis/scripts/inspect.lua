@@ -1,19 +1,71 @@
 -- inspect.lua: look at a key without changing it.
 -- KEYS lock queue tasks woken
--- returns {owner, token, run, ttl_ms, waiting, oldest, woken, task}
+-- returns {owner, token, run, ttl_ms, waiting, oldest, woken, task, limit, used, capacity, rest_ms,
+--         owner, entry, left_ms, ...}
 --
 -- oldest  when the first of those who wait came (µs), 0 if nobody waits
 -- woken   how many runs are on their way
 -- task    the name of the one that the key is kept for
+-- limit   an operator's that has not ended, as units.lua has it
+-- entry   of some of those who have it beside others, as units.lua has it
 local LOCK, QUEUE, TASKS, WOKEN = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run')
+local MOST_HOLDERS = 100
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + time[2] / 1000
+local fields = { 'owner', 'token', 'run', 'used', 'capacity', 'rest' }
+local held = redis.call('HMGET', LOCK, unpack(fields))
+local rest_ms = held[6] and math.max(0, math.ceil((tonumber(held[6]) or 0) - now_ms)) or 0
+
+local shares, used, on_their_way = {}, 0, {}
+local function add_share(owner, entry)
+    local ends, units, since, run = string.match(entry, '^(%d+) (%d+) %-?%d+ %d+ (%d+) (.*)$')
+    if ends and tonumber(ends) > now_ms then
+        used = used + tonumber(units)
+        shares[#shares + 1] = { owner, entry, math.ceil(tonumber(ends) - now_ms), tonumber(since) }
+        on_their_way[run] = owner == 'parked:' .. run
+    end
+end
+if held[1] == 'several:' then
+    local found = redis.call('HGETALL', LOCK)
+    for i = 1, #found, 2 do
+        local owner = string.match(found[i], '^h:(.*)$')
+        if owner then
+            add_share(owner, found[i + 1])
+        end
+    end
+    table.sort(shares, function(one, other)
+        return one[4] < other[4]
+    end)
+end
+
 local oldest = redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
-local woken = redis.call('ZCARD', WOKEN)
+local woken, waiting = redis.call('ZCARD', WOKEN), redis.call('ZCARD', QUEUE)
 local task
 if held[3] and held[1] == 'parked:' .. held[3] then
     task = redis.call('HGET', TASKS, 't:' .. held[3])
 elseif woken > 0 and held[3] then
-    woken = woken - (redis.call('ZSCORE', WOKEN, held[3]) and 1 or 0) -- it has come
+    local come = { [held[3]] = false }
+    for run, is_on_its_way in pairs(on_their_way) do
+        come[run] = is_on_its_way
+    end
+    for run, is_on_its_way in pairs(come) do
+        if not is_on_its_way and run ~= '' and redis.call('ZSCORE', WOKEN, run) then
+            woken = woken - 1 -- it has come
+        end
+    end
 end
-local ttl_ms, waiting = redis.call('PTTL', LOCK), redis.call('ZCARD', QUEUE)
-return { held[1], held[2], held[3], ttl_ms, waiting, oldest or 0, woken, task or '' }
+local limit = redis.call('HGET', TASKS, 'limit') or ''
+local ends_ms = tonumber(string.match(limit, '^%d+ (%d+) ') or 0)
+if ends_ms > 0 and ends_ms <= now_ms then
+    limit = ''
+end
+local answer = { held[1] or '', held[2] or '', held[3] or '', redis.call('PTTL', LOCK), waiting, oldest or 0, woken }
+for _, each in ipairs({ task or '', limit, used, held[5] or '', rest_ms }) do
+    answer[#answer + 1] = each
+end
+for number = 1, math.min(#shares, MOST_HOLDERS) do
+    for part = 1, 3 do
+        answer[#answer + 1] = shares[number][part]
+    end
+end
+return answer

@@ -8,6 +8,8 @@ local RESEND_MS = 60000 -- after which a message that did not come is sent again
 local RESENDS = 4 -- times; then, for what a broker has lost, once a day
 local LAST_RESENDS = 30 -- such days; then the run is forgotten, its messages are the broker's
 local DAY_MS = 86400000
+local LOOK_MS = 1000 -- until one looks again who waits for a key that nobody may enter
+local MOST_GRANTS = 100 -- by one script; who is let in by it goes on when it comes
 local AHEAD = 1000000 -- µs that others' clocks may be: nobody comes later than that
 local DONE_MS = 3600000 -- how long a late second delivery is recognised; longer than all resends
 
@@ -32,8 +34,32 @@ local function push(run, envelope)
     return type(heard) == 'number' and heard > 0
 end
 
--- Grants the free key to one who has to come for it, and who came at `arrival`; false: refused.
-local function reserve(now, owner, run, arrival, for_ms)
+local function want_of(member)
+    return want_in(redis.call('HGET', TASKS, 'w:' .. member))
+end
+
+local function note_want(member, want)
+    if want and want ~= '' then
+        redis.call('HSET', TASKS, 'w:' .. member, want)
+    else
+        redis.call('HDEL', TASKS, 'w:' .. member)
+    end
+end
+
+-- Grants so much to one whose turn it is. Returns the token and the slot, or nothing and the refusal.
+local function take(now, owner, run, lease_ms, units, capacity)
+    if capacity ~= 1 then
+        return admit(now, owner, run, lease_ms, units, capacity, 0)
+    end
+    local token, refused = grant(now, owner, run, lease_ms)
+    return token, token and -1 or refused
+end
+
+-- Grants so much to one who has to come for it, and who came at `arrival`; false: refused.
+local function reserve(now, owner, run, arrival, for_ms, units, capacity)
+    if capacity ~= 1 then
+        return admit(now, owner, run, for_ms, units, capacity, tonumber(arrival)) and true or false
+    end
     if not grant(now, owner, run, for_ms) then
         return false
     end
@@ -42,12 +68,36 @@ local function reserve(now, owner, run, arrival, for_ms)
 end
 
 -- Takes the key from one who was handed it and has not come, and gives a run its place back.
-local function step_back(holder, arrival)
-    redis.call('DEL', LOCK)
+local function step_back(now, holder, arrival)
+    vacate(holder, now)
     local run = string.match(holder, '^parked:(.*)$')
     if run and redis.call('HEXISTS', TASKS, 'e:' .. run) == 1 then
         redis.call('ZADD', QUEUE, 'NX', arrival, 'p:' .. run)
     end
+end
+
+-- Has those step back who came after `stands` and have not come for what they were handed, the last
+-- one first, until so much may be taken; false: it may not all the same.
+local function make_room(now, stands, units, capacity)
+    local later = {}
+    local fields = redis.call('HGETALL', LOCK)
+    for i = 1, #fields, 2 do
+        local owner = string.match(fields[i], '^h:(.*)$')
+        local share = owner and read(fields[i + 1])
+        if share and share.due > stands then
+            later[#later + 1] = { owner, share.due }
+        end
+    end
+    table.sort(later, function(one, other)
+        return one[2] > other[2]
+    end)
+    for _, each in ipairs(later) do
+        step_back(now, each[1], integer(each[2]))
+        if admits(units, capacity, now) then
+            return true
+        end
+    end
+    return false
 end
 
 -- Puts a run on its way to its key. Returns it and its envelope, which the caller has to send, or
@@ -77,81 +127,162 @@ end
 
 -- Keeps the free key for a run that needs others, too, and is not to be sent before it has them all;
 -- it stays the first in the queue.
-local function keep_for(now, run, arrival, for_ms)
+local function keep_for(now, run, arrival, for_ms, units, capacity)
     redis.call('HSET', TASKS, 'l:' .. run, 1)
-    if not reserve(now, 'parked:' .. run, run, arrival, for_ms) then
+    if not reserve(now, 'parked:' .. run, run, arrival, for_ms, units, capacity) then
         return false
     end
     if givers ~= '' then
-        redis.call('HSET', LOCK, 'from', givers)
+        redis.call('HSET', LOCK, 'from:' .. run, givers)
     end
     return true
 end
 
--- Gives the free key to the first waiter that is alive. Returns nothing if there is none, true if
--- that is `own`, or one who stands there since `stands` (0: nobody), else the run and the envelope
--- that the caller has to send, or two empty strings if the waiter knows already. Of a run that needs
--- other keys, too, it is no envelope, but a list with all that it needs.
-local function hand_over(own, stands)
-    local now
+-- Lets a second delivery, which may not run beside the first one, keep nobody else from entering.
+local function set_aside(run, for_ms, now)
+    redis.call('ZREM', QUEUE, 'p:' .. run)
+    redis.pcall('ZADD', WOKEN, integer(now / 1000 + for_ms), run)
+end
+
+-- Gives the key to one waiter: a run that is sent, or pushed.
+local function hand_to_run(now, head, run, arrival, kept, units, capacity)
+    local envelope, names = kept[1], kept[2]
+    local own = 'parked:' .. run
+    if names then
+        return keep_for(now, run, arrival, UNSENT_MS, units, capacity) and run, { names }
+    end
+    if not reserve(now, own, run, arrival, claim_ms(), units, capacity) then
+        return false
+    end
+    redis.call('ZREM', QUEUE, head)
+    if redis.call('ZSCORE', WOKEN, run) then
+        return '', '' -- it stepped back, and is on its way already
+    end
+    return wake(now, run, envelope)
+end
+
+-- Or one that is blocked; nothing: it is gone.
+local function hand_to_blocked(now, head, arrival, units, capacity)
+    local inbox, owner = string.match(head, '^b:(%S+) (.+)$')
+    local heard = inbox and publish(inbox, owner) or 0
+    if type(heard) == 'number' and heard == 0 then
+        return nil
+    end
+    if not reserve(now, owner, '', arrival, GRANT_MS, units, capacity) then
+        return false
+    end
+    redis.call('ZREM', QUEUE, head)
+    redis.call('HDEL', TASKS, 'w:' .. head)
+    return '', ''
+end
+
+-- Gives the key to the first waiter that is alive, if it may have it. Returns nothing if there is
+-- none, true if that is `own`, or one who stands there since `stands` (0: nobody), false if it has
+-- to wait, else the run and the envelope that the caller has to send, or two empty strings if the
+-- waiter knows already. Of a run that needs other keys, too, it is no envelope, but a list with all
+-- that it needs.
+local function hand_over(now, own, stands)
+    local passed = 0
     while true do
-        local head, arrival = unpack(redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES'))
+        local head, arrival = unpack(redis.call('ZRANGE', QUEUE, passed, passed, 'WITHSCORES'))
         if not head then
             return nil
         end
         local name, kept = string.sub(head, 3), {}
-        if string.sub(head, 1, 2) == 'p:' then
+        local is_run = string.sub(head, 1, 2) == 'p:'
+        if is_run then
             kept = redis.call('HMGET', TASKS, 'e:' .. name, 'k:' .. name, 'l:' .. name)
         end
-        if kept[3] then
+        local stays = kept[2] and keeps_for(name)
+        if kept[3] and not stays then
             -- It had its turn, and still waits for another key. If who has that is blocked here, the
             -- two would wait for ever: so one who is goes before, this time.
             redis.call('HDEL', TASKS, 'l:' .. name)
             local blocked, since = first_blocked()
             if blocked then
-                head, arrival, name = blocked, since, string.sub(blocked, 3)
+                head, arrival, is_run = blocked, since, false
             end
         end
         if head == own or (stands > 0 and stands < tonumber(arrival)) then
             return true
         end
-        now = now or microseconds()
-        if string.sub(head, 1, 2) == 'p:' then
-            local envelope, names = kept[1], kept[2]
-            if names then
-                return keep_for(now, name, arrival, UNSENT_MS) and name, { names }
-            end
-            if envelope then
-                if not reserve(now, 'parked:' .. name, name, arrival, claim_ms()) then
-                    return nil
-                end
-                redis.call('ZREM', QUEUE, head)
-                if redis.call('ZSCORE', WOKEN, name) then
-                    return '', '' -- it stepped back, and is on its way already
-                end
-                return wake(now, name, envelope)
-            end
-        else
-            local inbox, owner = string.match(name, '^(%S+) (.+)$')
-            local heard = inbox and publish(inbox, owner) or 0
-            if type(heard) ~= 'number' or heard > 0 then
-                if not reserve(now, owner, '', arrival, GRANT_MS) then
-                    return nil
-                end
-                redis.call('ZREM', QUEUE, head)
-                return '', ''
-            end
+        local runs, left_ms = false, 0
+        if is_run then
+            runs, left_ms = holds(name, now)
         end
-        redis.call('ZREM', QUEUE, head)
+        local units, capacity = want_of(head)
+        if stays then
+            passed = passed + 1 -- it has its part here, and waits for another key
+        elseif runs then
+            set_aside(name, left_ms, now)
+        elseif is_run and not kept[1] then
+            redis.call('ZREM', QUEUE, head)
+        elseif not admits(units, capacity, now) then
+            return false
+        elseif is_run then
+            return hand_to_run(now, head, name, arrival, kept, units, capacity)
+        else
+            local run, envelope = hand_to_blocked(now, head, arrival, units, capacity)
+            if run ~= nil then
+                return run, envelope
+            end
+            redis.call('ZREM', QUEUE, head)
+            redis.call('HDEL', TASKS, 'w:' .. head)
+        end
     end
+end
+
+local also = {} -- what else is to be sent: run, envelope, ...
+
+-- Has one who waits for having the key alone, and shares it with nobody any more, have it so. True:
+-- there is one, whether it has to wait or not.
+local function settle_upgrade(now)
+    local up, holders = unpack(redis.call('HMGET', LOCK, 'up', 'holders'))
+    if not up then
+        return false
+    end
+    local inbox, owner = string.match(up, '^(%S+) (.+)$')
+    if holders == '1' and owner then
+        convert(now, owner, 0)
+        publish(inbox, owner)
+    end
+    return true
+end
+
+-- Gives what is free to as many of those who wait as may have it, in their order. Returns what
+-- `hand_over` says of the last one; and if something is to be sent, the first run and its envelope,
+-- else two empty strings: the others are in `also`.
+local function hand_on(now, own, stands)
+    local first, first_envelope, last = '', '', false
+    local holder = redis.call('HGET', LOCK, 'owner')
+    if (holder and holder ~= SHARED) or settle_upgrade(now) then
+        return last, first, first_envelope
+    end
+    for _ = 1, MOST_GRANTS do
+        local run, envelope = hand_over(now, own, stands)
+        last = run
+        if type(run) ~= 'string' then
+            break
+        end
+        if run ~= '' and first ~= '' then
+            also[#also + 1] = run
+            also[#also + 1] = envelope
+        elseif run ~= '' then
+            first, first_envelope = run, envelope
+        end
+        if redis.call('HGET', LOCK, 'owner') ~= SHARED then
+            break
+        end
+    end
+    return last, first, first_envelope
 end
 
 -- Whether a woken run has not come to its key yet, as far as is known.
 local function on_its_way(run)
-    local held = redis.call('HMGET', LOCK, 'owner', 'run')
-    local has_come = held[2] == run and held[1] ~= 'parked:' .. run
+    local now = microseconds()
+    local has_come = holds(run, now)
     local ends_ms = tonumber(redis.call('ZSCORE', DONE, '~' .. run) or 0)
-    local ends = ends_ms > microseconds() / 1000 -- else it is taken for dead
+    local ends = ends_ms > now / 1000 -- else it is taken for dead
     return not has_come and not ends and redis.call('ZSCORE', WOKEN, run)
 end
 
@@ -160,15 +291,20 @@ local function times_sent(run)
     return math.max(0, tonumber(redis.call('HGET', TASKS, 'n:' .. run) or 0) or 0)
 end
 
--- Takes the key from whoever has it, for the next in its queue. Returns 1, or the run and the
--- envelope that the caller has to send.
-local function free()
-    redis.call('DEL', LOCK)
-    local run, envelope = hand_over('', 0)
-    if type(run) == 'string' and run ~= '' then
-        return { run, envelope }
+-- Gives what is free of the key to the next in its queue. Returns 1, or what the caller has to send.
+local function go_on(now)
+    local _, run, envelope = hand_on(now, '', 0)
+    if run ~= '' then
+        return { run, envelope, unpack(also) }
     end
     return 1
+end
+
+-- Likewise, after taking from an owner what it has of it.
+local function free(owner)
+    local now = microseconds()
+    vacate(owner, now)
+    return go_on(now)
 end
 
 -- Remembers an end. At maxmemory, too: a full server refuses only the first write of a script, so
@@ -188,8 +324,10 @@ end
 -- Keeps a second delivery from running while the first one's result is on its way to be stored: for
 -- as long as its lease would have lasted, if its process died now.
 local function hold_back(run)
-    local now_ms = microseconds() / 1000
-    local until_ms = now_ms + math.max(redis.call('PTTL', LOCK), CLAIM_MS)
+    local now = microseconds()
+    local runs, left_ms = holds(run, now)
+    local now_ms = now / 1000
+    local until_ms = now_ms + math.max(runs and left_ms or 0, CLAIM_MS)
     note_end('~' .. run, now_ms, until_ms)
     if redis.call('HEXISTS', TASKS, 'e:' .. run) == 1 then
         redis.call('ZREM', QUEUE, 'p:' .. run)
@@ -200,7 +338,8 @@ end
 -- Strikes a run from the parked ones; true if it was there.
 local function unpark(run)
     local parked = redis.call('HDEL', TASKS, 'e:' .. run, 's:' .. run, 'h:' .. run)
-    redis.call('HDEL', TASKS, 't:' .. run, 'n:' .. run, 'd:' .. run, 'k:' .. run, 'l:' .. run)
+    local known = { 't:' .. run, 'n:' .. run, 'd:' .. run, 'k:' .. run, 'l:' .. run, 'w:p:' .. run }
+    redis.call('HDEL', TASKS, unpack(known))
     if parked == 0 then
         return false
     end
@@ -219,20 +358,43 @@ local function arrive(now, run, keep, lease_ms)
     end
 end
 
--- Gives a run the key that is kept for it; returns the token.
+-- Gives a run what is kept for it; returns the token and the slot.
 local function claim(now, owner, run, keep, lease_ms)
-    redis.call('PEXPIRE', LOCK, lease_ms) -- first: a full server refuses what begins with HSET
-    redis.call('HSET', LOCK, 'owner', owner)
-    redis.call('HDEL', LOCK, 'due', 'from')
+    local own = 'parked:' .. run
+    local token, holder = unpack(redis.call('HMGET', LOCK, 'token', 'owner'))
+    local slot = -1
+    if holder == SHARED then
+        local share = share_of(own)
+        slot = share.slot
+        pass_on(own, share, owner, run, lease_ms, now)
+    else
+        redis.call('PEXPIRE', LOCK, lease_ms) -- first: a full server refuses what begins with HSET
+        redis.call('HSET', LOCK, 'owner', owner)
+        redis.call('HDEL', LOCK, 'due', 'from:' .. run)
+    end
     arrive(now, run, keep, lease_ms)
-    return redis.call('HGET', LOCK, 'token')
+    return token, slot
+end
+
+-- Keeps what is kept for a run for longer, or for shorter where nobody shares the key.
+local function keep_longer(now, run, for_ms)
+    local own = 'parked:' .. run
+    local share = redis.call('HGET', LOCK, 'owner') == SHARED and share_of(own)
+    if share then
+        share.ends = math.max(share.ends, math.ceil(now / 1000) + for_ms)
+        redis.call('PEXPIRE', LOCK, math.max(1, redis.call('PTTL', LOCK)))
+        write_share(own, share)
+        outlive(share.ends, now)
+    else
+        redis.call('PEXPIRE', LOCK, for_ms)
+    end
 end
 
 -- Lets a run stand no longer at a key that is kept for it; at the first one it is put on its way, and
 -- what `wake` says is returned.
 local function depart(now, run, is_first)
-    redis.call('PEXPIRE', LOCK, claim_ms())
-    local from = redis.call('HGET', LOCK, 'from')
+    keep_longer(now, run, claim_ms())
+    local from = redis.call('HGET', LOCK, 'from:' .. run)
     if from then
         givers = givers == '' and from or givers .. '\n' .. from
     end

@@ -14,38 +14,84 @@
 local owner, run, ended, inbox, keep_run, keep_ms = unpack(ARGV)
 inbox, keep_ms = inbox or '', keep_ms or '0'
 
-if tonumber(ended) < 2 and keep_ms == '0' and redis.call('EXISTS', QUEUE, TASKS) == 0 then
+local may_be_short = tonumber(ended) < 2 and keep_ms == '0' and redis.call('EXISTS', QUEUE, TASKS) == 0
+if may_be_short then
     -- Nobody waits, nothing is to be noted: most releases end here.
-    local held = redis.call('HMGET', LOCK, 'owner', 'again')
-    if held[1] ~= owner then
+    local held = redis.call('HMGET', LOCK, 'owner', 'again', 'rest')
+    if held[1] ~= owner and held[1] ~= 'several:' then
         return 0
     end
-    if not held[2] then
+    if held[1] == owner and not (held[2] or held[3]) then
         redis.call('DEL', LOCK)
+        return 1
+    end
+end
+
+-- USES units
+local now = microseconds()
+if may_be_short then
+    local mine, again = 'h:' .. owner, 'again:' .. run
+    local held = redis.call('HMGET', LOCK, mine, again, 'o:' .. run, unpack(COUNTED))
+    local holder, used, holders, rest, up, _, next_ms, slots = unpack(held, 4)
+    local share = holder == SHARED and read(held[1])
+    if share and not (rest or up or held[2]) and tonumber(next_ms) > now / 1000 then
+        if holders == '1' then
+            redis.call('DEL', LOCK)
+            return 1
+        end
+        redis.call('HDEL', LOCK, mine, 'stamp:' .. run, 'from:' .. run)
+        if run ~= '' and held[3] == owner then
+            redis.call('HDEL', LOCK, 'o:' .. run)
+        end
+        slots = marked(slots, share.slot, '0')
+        redis.call('HSET', LOCK, 'used', used - share.units, 'holders', holders - 1, 'slots', slots)
         return 1
     end
 end
 
 -- USES queue
 givers = run
+prune(now)
+
+local function may_come_again()
+    return redis.call('HEXISTS', LOCK, 'again') == 1 or redis.call('HEXISTS', LOCK, 'again:' .. run) == 1
+end
 
 if run ~= '' and ended == '3' then
     hold_back(run)
 elseif run ~= '' and ended ~= '0' then
     local parked = unpark(run)
-    if parked or ended == '2' or redis.call('HEXISTS', LOCK, 'again') == 1 then
+    if parked or ended == '2' or may_come_again() then
         record_end(run)
     end
+elseif run ~= '' and redis.call('HGET', LOCK, 'owner') == SHARED then
+    -- What was set aside as its second delivery is not to wait for the end of its lease.
+    if holds(run, now) and redis.call('ZSCORE', WOKEN, run) then
+        redis.call('ZADD', WOKEN, 'XX', integer(now / 1000), run)
+    end
 end
+local waited = false
 if inbox ~= '' then
-    redis.call('ZREM', QUEUE, 'b:' .. inbox .. ' ' .. owner)
+    local member = 'b:' .. inbox .. ' ' .. owner
+    waited = redis.call('ZREM', QUEUE, member) == 1
+    redis.call('HDEL', TASKS, 'w:' .. member)
 end
-if redis.call('HGET', LOCK, 'owner') ~= owner then
-    return 0
+local holder = redis.call('HGET', LOCK, 'owner')
+local share = holder == SHARED and share_of(owner)
+if holder ~= owner and not share then
+    local woken = waited and go_on(now) or 0 -- those behind it may fit
+    return woken == 1 and 0 or woken
 end
 if keep_ms ~= '0' then
-    redis.pcall('HSET', LOCK, 'owner', 'parked:' .. keep_run, 'run', keep_run)
+    local kept = 'parked:' .. keep_run
+    if share then
+        pass_on(owner, share, kept, keep_run, keep_ms, now)
+        share.ends = math.ceil(now / 1000) + tonumber(keep_ms)
+        write_share(kept, share)
+        return 1
+    end
+    redis.pcall('HSET', LOCK, 'owner', kept, 'run', keep_run)
     redis.call('PEXPIRE', LOCK, keep_ms)
     return 1
 end
-return free()
+return free(owner)

@@ -32,10 +32,15 @@ end
 local hold = math.max(usual_ms, SHORTEST_MS)
 -- The token is the time of the grant. Nobody knows when one will end who has had the key for longer
 -- than usual: the longer that is, the later he is looked at again.
-local since_ms = number(redis.call('HGET', LOCK, 'token')) / 1000
+local held = redis.call('HMGET', LOCK, 'token', 'owner', 'holders')
+local since_ms = number(held[1]) / 1000
 local age_ms = since_ms > 0 and math.max(0, now_ms - since_ms) or 0
 local left_ms = hold - age_ms
-if left_ms < 0 then
+if string.find(held[2] or '', 'parked:resting:', 1, true) == 1 then
+    left_ms = redis.call('PTTL', LOCK) -- it rests, and nobody gives it up before
+elseif number(held[3]) > 1 then
+    left_ms, hold = hold / held[3], hold / held[3] -- one of several ends every so often
+elseif left_ms < 0 then
     left_ms, hold = math.max(OVERTIME * age_ms, least_ms), age_ms
 end
 local turn_ms = math.max(number(told[1]), now_ms + left_ms + redis.call('ZCARD', QUEUE) * hold)

@@ -5,11 +5,12 @@
 --
 -- Not those that have come: who runs, or whose result is being stored.
 -- USES grant
-local held = redis.call('HMGET', LOCK, 'owner', 'run')
+-- USES units
+local now = microseconds()
+prune(now)
 local roused = 0
 for _, run in ipairs(redis.call('ZRANGE', WOKEN, 0, ARGV[1] - 1)) do
-    local runs = held[2] == run and held[1] ~= 'parked:' .. run
-    if not runs and not redis.call('ZSCORE', DONE, '~' .. run) then
+    if not holds(run, now) and not redis.call('ZSCORE', DONE, '~' .. run) then
         redis.call('ZADD', WOKEN, 'XX', 0, run)
         redis.call('HDEL', TASKS, 'n:' .. run, 'd:' .. run)
         roused = roused + 1

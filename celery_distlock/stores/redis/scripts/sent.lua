@@ -8,6 +8,7 @@
 --        nobody sends would keep those that were woken after it from being found
 --
 -- USES grant
+-- USES units
 -- USES queue
 local run, again = unpack(ARGV)
 if not redis.call('ZSCORE', WOKEN, run) then
@@ -22,8 +23,8 @@ if again == '1' then
 end
 if again == '2' then
     redis.call('ZADD', WOKEN, 'XX', integer(microseconds() / 1000), run)
-    if redis.call('HGET', LOCK, 'owner') == 'parked:' .. run then
-        free() -- for the next one; if that is to be sent, the next sweep finds it
+    if keeps_for(run) then
+        free('parked:' .. run) -- for the next one; if that is to be sent, the next sweep finds it
     end
     return 1
 end

@@ -5,19 +5,21 @@
 -- returns {waiting, run, envelope, ...}; waiting: 1 somebody waits or is on its way | 0 nobody
 --
 -- USES grant
+-- USES units
 -- USES queue
 local now = microseconds()
 local found = {}
 redis.call('ZREM', QUEUE, '') -- nobody of ours; and a full server refuses a script's first write
 local due = redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now / 1000), 'LIMIT', 0, ARGV[1])
-local held = #due > 0 and redis.call('HMGET', LOCK, 'owner', 'run')
+prune(now)
 for _, run in ipairs(due) do
     local envelope = redis.call('HGET', TASKS, 'e:' .. run)
-    if envelope and held[2] == run and held[1] ~= 'parked:' .. run then
-        redis.pcall('ZADD', WOKEN, integer(now / 1000 + redis.call('PTTL', LOCK)), run)
+    local runs, left_ms = holds(run, now)
+    if envelope and runs then
+        redis.pcall('ZADD', WOKEN, integer(now / 1000 + left_ms), run)
     elseif envelope and redis.call('ZSCORE', QUEUE, 'p:' .. run) then
         redis.call('ZREM', WOKEN, run) -- it stepped back, and its turn comes again
-    elseif envelope and times_sent(run) >= RESENDS + LAST_RESENDS and held[1] ~= 'parked:' .. run then
+    elseif envelope and times_sent(run) >= RESENDS + LAST_RESENDS and not keeps_for(run) then
         unpark(run)
     elseif envelope then
         redis.pcall('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), run)
@@ -27,12 +29,11 @@ for _, run in ipairs(due) do
         redis.call('ZREM', WOKEN, run)
     end
 end
-if redis.call('EXISTS', LOCK) == 0 then
-    local run, envelope = hand_over('', 0)
-    if run and run ~= '' then
-        found[#found + 1] = run
-        found[#found + 1] = envelope
+local woken = go_on(now)
+if woken ~= 1 then
+    for _, each in ipairs(woken) do
+        found[#found + 1] = each
     end
 end
-local waiting = redis.call('EXISTS', QUEUE, WOKEN) > 0 and 1 or 0
-return { waiting, unpack(found) }
+local waits = redis.call('EXISTS', QUEUE, WOKEN) > 0 or limit_at(now)
+return { waits and 1 or 0, unpack(found) }

@@ -1,0 +1,262 @@
+"""
+From sharing a key to having it alone and back, of one who holds it.
+
+Who waits to be alone stands before the queue: nobody enters, and it is called when the last of the
+others has left. Of two who wait so at one key, each would wait for the other: the store tells the
+second one at once.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from celery_distlock import clock
+from celery_distlock.errors import LockConflictError, LockError, StoreError, StoreUnavailableError
+from celery_distlock.naming import shown
+from celery_distlock.process.background import BackgroundNotifier
+from celery_distlock.stores import CapacityStore
+from celery_distlock.stores.values import ALONE, Reply, Status, Want
+
+from .lease import Hold
+from .owners import current_task
+
+__all__ = [
+    "UpgradeWaiter",
+    "conflict",
+    "downgrade",
+    "downgrade_all",
+    "is_left",
+    "leave",
+    "upgrade",
+    "upgrade_all",
+    "wants_upgrade",
+]
+
+logger = logging.getLogger(__name__)
+
+LOOK = 1.0  # seconds after which one who waits asks again, though nobody has called
+OUTAGE_PAUSE = 0.25  # seconds between its attempts while the store does not answer
+
+SHARED = Want(1, 0)  # what a downgrade leaves
+
+_background = BackgroundNotifier("distlock-downgrades")
+
+
+class UpgradeWaiter:
+    """
+    One who waits to have alone what it shares: what it asks between two pauses.
+
+    Args:
+        hold: What it shares.
+        deadline: Until when, by the local clock.
+        waits: False: it asks once, and does not keep others out.
+
+    Attributes:
+        pause: Seconds after which it asks again, though nobody calls.
+
+    Raises:
+        StoreError: The store cannot do it.
+    """
+
+    def __init__(self, hold: Hold, deadline: float, *, waits: bool) -> None:
+        self._hold = hold
+        self._deadline = deadline
+        self._store = CapacityStore.of(hold.store)
+        self.inbox = hold.store.inbox(hold.key, hold.owner) if waits else None
+        self.pause = 0.0
+        self._answered = False
+
+    def ask(self) -> Reply | None:
+        """
+        Ask once. None: others have it still; ask again after a call or `pause`.
+
+        Raises:
+            LockLostError: The key was lost.
+            StoreError: The store refuses, or has not answered in time.
+        """
+        hold, pause = self._hold, LOOK
+        hold.ensure_held()
+        lease = hold.lease_for_change()
+        try:
+            reply = self._store.upgrade(hold.key, hold.owner, lease, self.inbox)
+            self._answered = True
+        except StoreUnavailableError:
+            if not self._answered or clock.monotonic() >= self._deadline:
+                raise
+            pause = OUTAGE_PAUSE
+        else:
+            if reply.status is Status.GRANTED:
+                hold.change(ALONE, reply, lease)
+                return reply
+            if reply.status is Status.FREE:
+                raise _lost(hold)
+            if reply.status is not Status.BUSY or self.inbox is None:
+                return reply
+            if clock.monotonic() >= self._deadline:
+                self.give_up()
+                return reply
+        self.pause = max(0.0, min(pause, self._deadline - clock.monotonic()))
+        return None
+
+    def give_up(self) -> None:
+        """Wait no more, and have what it had; does not raise for the store's sake."""
+        hold = self._hold
+        if self.inbox is None or not hold.held:
+            return
+        lease = hold.lease_for_change()
+        try:
+            reply = self._store.downgrade(hold.key, hold.owner, lease)
+        except StoreError as error:
+            words = "nobody enters %r until it is given up by one who waited to have it alone: %s"
+            logger.warning(words, shown(hold.key), error)
+            return
+        self._store.dispatch(reply.wake)
+        if reply.status is Status.GRANTED and reply.token != hold.token:
+            hold.change(SHARED, reply, lease)  # it had the key alone already, when it gave up
+
+    def give_up_later(self) -> None:
+        """As `give_up`, in the background."""
+        _background.submit(self.give_up)
+
+    def close(self) -> None:
+        """Be called no more."""
+        if self.inbox is not None:
+            self.inbox.close()
+
+
+def upgrade(hold: Hold, timeout: float | None) -> Reply:
+    """
+    Have alone what *hold* shares, and wait for that for *timeout* seconds; None: for ever.
+
+    Returns:
+        The store's last answer. If it is not ``GRANTED``, *hold* is as it was.
+
+    Raises:
+        LockLostError: The key was lost.
+        StoreError: Likewise; or the store cannot do it.
+    """
+    deadline = float("inf") if timeout is None else clock.monotonic() + timeout
+    waiter = UpgradeWaiter(hold, deadline, waits=timeout != 0)
+    try:
+        while (reply := waiter.ask()) is None:
+            assert waiter.inbox is not None
+            waiter.inbox.wait(waiter.pause)
+        return reply
+    except BaseException:
+        waiter.give_up_later()
+        raise
+    finally:
+        waiter.close()
+
+
+def downgrade(hold: Hold) -> None:
+    """
+    Share what *hold* has alone.
+
+    Raises:
+        LockLostError: The key was lost.
+        StoreError: It did not answer, or cannot do it; *hold* is as it was.
+    """
+    store = CapacityStore.of(hold.store)
+    lease = hold.lease_for_change()
+    reply = store.downgrade(hold.key, hold.owner, lease)
+    store.dispatch(reply.wake)
+    if reply.status is not Status.GRANTED:
+        raise _lost(hold)
+    hold.change(SHARED, reply, lease)
+    hold.upgraded_at = None
+
+
+def upgrade_all(holds: Sequence[Hold], timeout: float | None) -> None:
+    """
+    Have all of *holds* alone, or leave them as they are; see :meth:`Lease.upgrade`.
+
+    Raises:
+        LockConflictError: One of them cannot be had.
+    """
+    if timeout is not None and not (type(timeout) in (int, float) and timeout >= 0):
+        raise ValueError(
+            f"timeout must be a number of seconds, 0 or more, or None, not {timeout!r}"
+        )
+    if current_task() is not None:
+        raise LockError(
+            "upgrade() would block the event loop that runs this task: use AsyncLock() for the same"
+            " key inside the lock that is shared, which upgrades it"
+        )
+    deadline = None if timeout is None else clock.monotonic() + timeout
+    upgraded: list[Hold] = []
+    try:
+        for hold in holds:
+            hold.ensure_held()
+            if hold.want.alone:
+                continue
+            left = None if deadline is None else max(0.0, deadline - clock.monotonic())
+            reply = upgrade(hold, left)
+            if reply.status is not Status.GRANTED:
+                raise conflict(hold.key, reply)
+            upgraded.append(hold)
+    except Exception:
+        for hold in upgraded:
+            _share_again(hold)
+        raise
+
+
+def downgrade_all(holds: Sequence[Hold]) -> None:
+    """Share those of *holds* that are held alone; see :meth:`Lease.downgrade`."""
+    for hold in holds:
+        hold.ensure_held()
+        if hold.want.alone:
+            downgrade(hold)
+
+
+def wants_upgrade(hold: Hold, want: Want) -> bool:
+    """Whether a re-entry that asks for *want* has to change what *hold* has."""
+    return want.alone and not hold.want.alone
+
+
+def is_left(hold: Hold) -> bool:
+    """
+    Whether the acquisition that has upgraded *hold* was undone, and not the one around it.
+
+    Locks may be released in another order than they were taken: one that is left may be alone.
+    """
+    if hold.upgraded_at is None or not 0 < hold.depth <= hold.upgraded_at:
+        return False
+    return not any(wanted.alone for wanted in hold.wanted_by_takers())
+
+
+def leave(hold: Hold) -> None:
+    """
+    Share what an inner acquisition has upgraded, after that was undone.
+
+    Does not raise for the store's sake: what cannot be shared is held alone, which is more.
+    """
+    if is_left(hold):
+        hold.upgraded_at = None
+        if hold.held and hold.want.alone:
+            _share_again(hold)
+
+
+def _share_again(hold: Hold) -> None:
+    try:
+        downgrade(hold)
+    except StoreError as error:
+        words = "%r is held alone until it is given up, and not shared again: %s"
+        logger.warning(words, shown(hold.key), error)
+    except LockError as error:
+        logger.debug("%r is not shared again: %s", shown(hold.key), error)
+
+
+def conflict(key: str, reply: Reply) -> LockConflictError:
+    """Return the error that says who holds *key*, and of an upgrade why it cannot be."""
+    error = LockConflictError(key, holder=reply.holder, remaining=reply.remaining)
+    if reply.status is Status.DEADLOCK:
+        error.add_note(
+            "this one shares it and wants it alone, and so does another one who shares it: both"
+            " would wait for each other"
+        )
+    return error
+
+
+def _lost(hold: Hold) -> Exception:
+    hold.lose("the store no longer knows it")
+    return hold.loss()

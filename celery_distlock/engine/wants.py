@@ -1,0 +1,44 @@
+"""From a `Key` to what a store is asked for, and what a store cannot."""
+
+from collections.abc import Iterable
+
+from celery_distlock.errors import ConfigurationError
+from celery_distlock.key import Key
+from celery_distlock.stores import Ability, Store
+from celery_distlock.stores.values import ALONE, Want
+
+__all__ = ["ensure_able", "units_of", "want_of"]
+
+
+def want_of(key: Key) -> Want:
+    """Return how much of *key* is asked for."""
+    if key.alone:
+        return ALONE
+    return Want(key.weight, 0 if key.shared or key.capacity is None else key.capacity)
+
+
+def units_of(want: Want, capacity: int = 0) -> int:
+    """Return how many units a store counts for *want*; of a *capacity* of others, if not 0."""
+    most = [each for each in (want.capacity, capacity) if each]
+    return max(1, min([want.units, *most]))
+
+
+def ensure_able(store: Store, keys: Iterable[Key], where: str) -> None:
+    """
+    Raise :exc:`ConfigurationError` if *store* cannot do what one of *keys* needs.
+
+    Args:
+        store: The store.
+        keys: What is asked for.
+        where: Names who asks, for the message.
+    """
+    for key in keys:
+        if key.alone:
+            continue
+        needed = [Ability.SEVERAL, *([Ability.WEIGH] if key.weight != 1 else ())]
+        for ability in needed:
+            if ability not in store.abilities:
+                raise ConfigurationError(
+                    f"{where}: {key!r} needs a store that can {ability.value};"
+                    f" {store.address} cannot"
+                )

@@ -1,0 +1,137 @@
+"""``celery locks limit``, ``pause`` and ``resume``: how much of one key may be in use."""
+
+import getpass
+import os
+import socket
+import time
+
+import click
+from celery.bin.base import CLIContext
+
+from celery_distlock.ops.admin import Limited, LockInfo
+from celery_distlock.stores import Ability
+
+from . import command
+from .display import duration, limit_label, lock_record, printable, write_json
+from .ranges import DAY, UNITS, Duration
+from .single import admin_of, in_use, json_option, key_argument
+
+__all__ = ["limit_", "pause_", "resume_"]
+
+LONGEST = 365 * DAY  # seconds that a limit lasts, if it is to end by itself
+
+for_option = click.option(
+    "--for",
+    "seconds",
+    type=Duration(1.0, LONGEST),
+    metavar="TIME",
+    help="It ends by itself after so long: 90s, 15m, 1h30m, 2d. Without it, when it is taken back.",
+)
+
+
+@command("limit")
+@key_argument
+@click.argument("units", metavar="N", type=UNITS, required=False)
+@for_option
+@click.option("--clear", is_flag=True, help="Take the limit back.")
+@json_option
+def limit_(
+    obj: CLIContext,
+    key: str,
+    units: int | None,
+    *,
+    seconds: float | None,
+    clear: bool,
+    as_json: bool,
+) -> None:
+    """
+    Let at most N units of KEY be in use, whatever tasks ask with.
+
+    Those who have more of it go on; nobody is let in until less is in use. Who fits into a higher
+    limit is woken at once. It is for this key alone, and goes before the capacity of its tasks,
+    which may be lower or higher. Of a key that is held alone, any N but 0 changes nothing. 0 lets
+    nobody in, as pause.
+
+    With --clear, the exit status is 1 if there was no limit.
+    """
+    if clear and (units is not None or seconds is not None):
+        raise click.UsageError("--clear takes the limit back: it takes no N and no --for")
+    if clear:
+        _take_back(obj, key, as_json=as_json)
+    elif units is None:
+        raise click.UsageError("say how many: limit KEY N; or limit KEY --clear")
+    else:
+        _set(obj, key, units, seconds, as_json=as_json)
+
+
+@command("pause")
+@key_argument
+@for_option
+@json_option
+def pause_(obj: CLIContext, key: str, seconds: float | None, as_json: bool) -> None:
+    """
+    Let nobody have KEY any more; those who have it go on.
+
+    Tasks that come wait as for a key that is held, each as its policy says. It is a limit of 0.
+    """
+    _set(obj, key, 0, seconds, as_json=as_json)
+
+
+@command("resume")
+@key_argument
+@json_option
+def resume_(obj: CLIContext, key: str, as_json: bool) -> None:
+    """
+    Take back what limit or pause has set for KEY.
+
+    Who fits is woken at once. The exit status is 1 if there was no limit.
+    """
+    _take_back(obj, key, as_json=as_json)
+
+
+def _set(obj: CLIContext, key: str, units: int, seconds: float | None, *, as_json: bool) -> None:
+    admin = admin_of(obj, Ability.WEIGH)
+    done = admin.limit(key, units, seconds=seconds or 0.0, author=_author())
+    if as_json:
+        _write(done)
+        return
+    until = f" for {duration(seconds)}" if seconds else ""
+    name = printable(done.after.key)
+    said = f"At most {units} of {name} may be in use" if units else f"{name} is paused"
+    obj.echo(f"{said}{until}.{_going_on(done.after)}")
+
+
+def _take_back(obj: CLIContext, key: str, *, as_json: bool) -> None:
+    done = admin_of(obj, Ability.WEIGH).limit(key, None)
+    before = done.before.limit
+    if as_json:
+        _write(done)
+    elif before is None:
+        obj.echo(f"{printable(done.before.key)} had no limit.")
+    else:
+        was = f"{printable(done.before.key)} has no limit any more"
+        obj.echo(f"{was} (it had: {limit_label(before, time.time())}).{_going_on(done.after)}")
+    if before is None:
+        click.get_current_context().exit(1)
+
+
+def _going_on(info: LockInfo) -> str:
+    """Return a sentence on those who have the key, whatever is set."""
+    if info.mode == "shared":
+        return f" {in_use(info)}."
+    who = printable(str(info.holder))
+    return f" {who} has it alone, and goes on." if info.state == "held" else ""
+
+
+def _write(done: Limited) -> None:
+    now = time.time()
+    write_json({"before": lock_record(done.before, now), "after": lock_record(done.after, now)})
+
+
+def _author() -> str:
+    """Return who sets a limit: ``user@host``."""
+    try:
+        user = getpass.getuser()
+    except (ImportError, KeyError, OSError):  # a container's user may have no name
+        user = f"uid {os.getuid()}" if hasattr(os, "getuid") else "somebody"
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,427 @@
+"""One key of a store in memory: who has it, who waits for it, and who may have it next."""
+
+import bisect
+import math
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from celery_distlock import clock
+
+from .requests import AcquireRequest
+from .values import (
+    ALONE,
+    MOST_HOLDERS,
+    MOST_SLOTS,
+    Holder,
+    KeyState,
+    Limit,
+    ParkRequest,
+    Reply,
+    Route,
+    Status,
+    Waiter,
+    Want,
+)
+
+__all__ = [
+    "AHEAD",
+    "CLAIM",
+    "DONE",
+    "DOUBLINGS",
+    "GRANT",
+    "LOOK",
+    "UNSENT",
+    "MemoryKey",
+    "Share",
+    "Standing",
+    "microseconds",
+]
+
+# Seconds; what each is for stands in lua/queue.lua, which this module mirrors.
+GRANT = 1.0
+CLAIM = 5.0
+DOUBLINGS = 2
+UNSENT = 2.0
+DONE = 3600.0
+LOOK = 1.0
+AHEAD = 1_000_000  # µs
+
+_token_mutex = threading.Lock()
+_last_token = 0
+
+
+def _next_token() -> int:
+    """Return the time (µs), or more: never the same twice, so that no key need keep its last."""
+    global _last_token  # noqa: PLW0603
+    with _token_mutex:
+        _last_token = max(_last_token + 1, time.time_ns() // 1000)
+        return _last_token
+
+
+def microseconds() -> int:
+    """Return the time that arrivals are told by."""
+    return round(clock.monotonic() * 1e6)
+
+
+@dataclass(order=True)
+class Standing:
+    """One place in the queue."""
+
+    arrival: int  # µs, by the local clock
+    member: str  # "p:<run>" or "b:<owner>"
+
+
+@dataclass
+class Share:
+    """What one owner has of a key: all of it, or some units."""
+
+    run: str
+    units: int
+    slot: int
+    alone: bool
+    until: float
+    since: float
+    due: int = 0  # when the one came who was handed it and has not come for it
+    again: bool = False  # it asked to be parked twice: another message of it is on its way
+    stamp: int = 0  # when one came that stands at several keys
+
+    def lengthen(self, seconds: float) -> None:
+        """Make it last for so long from now, and never shorter."""
+        self.until = max(self.until, clock.monotonic() + seconds)
+
+
+@dataclass
+class MemoryKey:
+    """See the module. What has lapsed is struck by :meth:`prune`, before anything is asked."""
+
+    shares: dict[str, Share] = field(default_factory=dict)  # by owner, who came last the last
+    token: int = 0
+    capacity: int = 1
+    rest_until: float = -math.inf
+    limit: Limit | None = None
+    limit_until: float = math.inf
+    upgrading: str = ""  # who shares the key and waits for having it alone
+    queue: list[Standing] = field(default_factory=list)
+    wants: dict[str, Want] = field(default_factory=dict)  # by member
+    envelopes: dict[str, bytes] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)  # of tasks
+    arrivals: dict[str, int] = field(default_factory=dict)
+    routes: dict[str, Route] = field(default_factory=dict)  # of those that stand at several keys
+    lapsed: set[str] = field(default_factory=set)  # for whom of those the key was kept before
+    sends: dict[str, int] = field(default_factory=dict)
+    woken: dict[str, float] = field(default_factory=dict)
+    done: dict[str, float] = field(default_factory=dict)
+    unsettled: dict[str, float] = field(default_factory=dict)  # until when they are held back
+
+    def prune(self) -> "MemoryKey":
+        """Strike what has lapsed."""
+        now = clock.monotonic()
+        for owner in [owner for owner, share in self.shares.items() if share.until <= now]:
+            self.leave(owner)
+        if self.limit_until <= now:
+            self.limit, self.limit_until = None, math.inf
+        return self
+
+    # Who has it
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether somebody has all of it."""
+        return any(share.alone for share in self.shares.values())
+
+    @property
+    def used(self) -> int:
+        """How many units are in use."""
+        return sum(share.units for share in self.shares.values() if not share.alone)
+
+    @property
+    def rests(self) -> bool:
+        """Whether nobody is to enter."""
+        return clock.monotonic() < self.rest_until
+
+    @property
+    def in_use(self) -> bool:
+        """Whether there is anything to see."""
+        return bool(self.shares or self.queue or self.travelling or self.limit or self.rests)
+
+    @property
+    def travelling(self) -> list[str]:
+        """Return the runs on their way."""
+        return [run for run in self.woken if not self.holds(run)]
+
+    def share_for(self, run: str) -> Share | None:
+        """Return what is kept for a run."""
+        return self.shares.get(f"parked:{run}") if run else None
+
+    def holds(self, run: str) -> str:
+        """Return the owner by which a run has the key itself, not only a claim to it."""
+        own = f"parked:{run}"
+        owners = (owner for owner, share in self.shares.items() if share.run == run)
+        return next((owner for owner in owners if run and owner != own), "")
+
+    def stamp_of(self, run: str) -> int:
+        """Return when a run came that stood at several keys and has had its part here; or 0."""
+        stamps = (share.stamp for share in self.shares.values() if share.run == run)
+        return next(stamps, 0)
+
+    def last_holder(self) -> tuple[str, Share | None]:
+        """Return one who has it, for those who look."""
+        return next(reversed(self.shares.items()), ("", None))
+
+    def remaining(self) -> float:
+        """Return the seconds until the first of those who have it may have left."""
+        now = clock.monotonic()
+        ends = [share.until for share in self.shares.values()]
+        if not ends and (self.rests or self.queue or self.limit):
+            return LOOK
+        return max(0.0, min(ends) - now) if ends else 0.0
+
+    # Admission
+
+    def needed(self, want: Want) -> tuple[int, int]:
+        """Return how many units *want* takes, and of how many (0: any number)."""
+        of = want.capacity if self.limit is None else self.limit.capacity
+        return (want.units if of == 0 else max(1, min(want.units, of))), of
+
+    def admits(self, want: Want) -> bool:
+        """Whether so much may be taken now, if it is one's turn."""
+        if (self.limit is not None and self.limit.capacity == 0) or self.rests:
+            return False
+        if not self.shares:
+            return True
+        if want.alone or self.is_alone or self.upgrading:
+            return False
+        need, of = self.needed(want)
+        return of == 0 or self.used + need <= of
+
+    def take(self, owner: str, run: str, want: Want, lease: float, due: int = 0) -> Share:
+        """Grant so much; who asks has seen that it may be."""
+        if want.alone or not self.shares:
+            self.token = _next_token()
+        now, since = clock.monotonic(), clock.wall()
+        units, of = (0, 1) if want.alone else self.needed(want)
+        slot = -1
+        if not want.alone and units == 1 and 1 < of <= MOST_SLOTS:
+            taken = {share.slot for share in self.shares.values()}
+            slot = next(slot for slot in range(of) if slot not in taken)
+        self.capacity = of
+        share = Share(run, units, slot, want.alone, now + lease, since, due)
+        self.shares[owner] = share
+        return share
+
+    def leave(self, owner: str) -> Share | None:
+        """Take from an owner what it has."""
+        share = self.shares.pop(owner, None)
+        if share is not None and self.upgrading == owner:
+            self.upgrading = ""
+        return share
+
+    def pass_on(self, owner: str, another: str, run: str, seconds: float) -> Share:
+        """Give the share of one owner to another, who may have another run."""
+        share = self.shares.pop(owner)
+        share.run, share.due = run, 0
+        if owner != another:
+            share.until = -math.inf
+            self.upgrading = "" if self.upgrading == owner else self.upgrading
+        share.lengthen(seconds)
+        self.shares[another] = share
+        return share
+
+    def become_alone(self, owner: str, lease: float) -> None:
+        """Give one who shares the key with nobody all of it."""
+        share = self.shares[owner]
+        self.upgrading, self.token = "", _next_token()
+        share.alone, share.units, share.slot, share.since = True, 0, -1, clock.wall()
+        share.lengthen(lease)
+
+    def become_shared(self, owner: str, lease: float) -> None:
+        """Have one share with any number what it had alone."""
+        share = self.leave(owner)
+        assert share is not None
+        left = max(share.until - clock.monotonic(), lease)
+        self.take(owner, share.run, Want(1, 0), left).again = share.again
+
+    def step_back(self, owner: str) -> None:
+        """Take the key from one who has not come for it; a run has its place back."""
+        share = self.leave(owner)
+        assert share is not None
+        if owner == f"parked:{share.run}" and share.run in self.envelopes:
+            self.join(f"p:{share.run}", share.due)
+
+    def make_room(self, stands: int, want: Want) -> bool:
+        """Have those step back who came after *stands*, and have not come, the last one first."""
+        later = [(share.due, owner) for owner, share in self.shares.items() if share.due > stands]
+        for _, owner in sorted(later, reverse=True):
+            self.step_back(owner)
+            if self.admits(want):
+                return True
+        return False
+
+    # Runs
+
+    def knows_end(self, run: str) -> bool:
+        """Whether a run has ended, or its result is being stored."""
+        return run in self.done or clock.monotonic() < self.unsettled.get(run, -math.inf)
+
+    def keep(self, run: str, park_request: ParkRequest) -> None:
+        """Keep a run's message."""
+        self.envelopes[run] = park_request.envelope
+        self.names[run] = park_request.task
+
+    def unpark(self, run: str) -> bool:
+        """Strike a run from the parked ones; true if it was there."""
+        if self.envelopes.pop(run, None) is None:
+            return False
+        self.names.pop(run, None)
+        self.arrivals.pop(run, None)
+        self.routes.pop(run, None)
+        self.lapsed.discard(run)
+        self.sends.pop(run, None)
+        self.woken.pop(run, None)
+        self.leave_queue(f"p:{run}")
+        self.wants.pop(f"p:{run}", None)
+        return True
+
+    def arrive(self, run: str, keep: float | None) -> None:
+        """Note that a run has come; its message is kept for *keep* seconds, or not any more."""
+        if keep is None or run not in self.envelopes:
+            self.unpark(run)
+        else:
+            self.leave_queue(f"p:{run}")
+            self.woken[run] = clock.monotonic() + keep
+
+    def set_aside(self, run: str, until: float) -> None:
+        """Let a second delivery keep nobody from entering while the first one runs."""
+        self.leave_queue(f"p:{run}")
+        self.woken[run] = until
+
+    def park(self, run: str, park_request: ParkRequest, stands: int, want: Want) -> int:
+        """Keep a run in the queue."""
+        self.keep(run, park_request)
+        self.sends.pop(run, None)
+        self.woken.pop(run, None)
+        self.arrivals[run] = self.join(f"p:{run}", stands, want)
+        return self.arrivals[run]
+
+    # The queue
+
+    def join(self, member: str, arrival: int = 0, want: Want | None = None) -> int:
+        """Join the queue, where it is not there yet; return the arrival."""
+        if want is not None:
+            self.wants[member] = want
+        for waiter in self.queue:
+            if waiter.member == member:
+                return waiter.arrival
+        if not arrival:
+            last = self.queue[-1].arrival if self.queue else 0
+            arrival = max(microseconds(), last + 1)
+        bisect.insort(self.queue, Standing(arrival, member))
+        return arrival
+
+    def leave_queue(self, member: str) -> bool:
+        """Leave the queue; false: it was not there."""
+        before = len(self.queue)
+        self.queue = [waiter for waiter in self.queue if waiter.member != member]
+        if member.startswith("b:"):
+            self.wants.pop(member, None)
+        return len(self.queue) < before
+
+    def next_in_line(self, passed: int) -> Standing:
+        """Return the first; before one whose turn has lapsed, who is blocked here goes, once."""
+        head = self.queue[passed]
+        run = head.member.removeprefix("p:")
+        if run in self.lapsed and not self.share_for(run):
+            self.lapsed.discard(run)
+            return next((each for each in self.queue if each.member.startswith("b:")), head)
+        return head
+
+    def place(self, member: str) -> int:
+        """Return how many are before it."""
+        members = [waiter.member for waiter in self.queue]
+        return members.index(member) if member in members else len(members)
+
+    def keep_for(self, run: str, arrival: int, seconds: float, want: Want) -> Share:
+        """Reserve the key for one who needs others, too, and stays the first in the queue."""
+        self.lapsed.add(run)
+        return self.take(f"parked:{run}", run, want, seconds, arrival)
+
+    # Answers
+
+    def granted(self, owner: str, asked_at: float) -> Reply:
+        """Return what one is told who has it."""
+        return Reply(Status.GRANTED, asked_at, self.token, slot=self.shares[owner].slot)
+
+    def taken(self, status: Status, member: str, asked_at: float, stands: int) -> Reply:
+        """Return what one is told who has not got the key."""
+        holder, share = self.last_holder()
+        run, left = (share.run if share else ""), self.remaining()
+        token = self.token if holder else 0
+        return Reply(status, asked_at, token, holder, run, left, self.place(member), arrival=stands)
+
+    def second_delivery(self, request: AcquireRequest, asked_at: float) -> Reply:
+        """Return what a second delivery is told of a run whose end is known, or nearly so."""
+        run, queue = request.run, request.queue
+        if run in self.done:
+            return Reply(Status.DONE, asked_at)
+        until = self.unsettled[run]
+        status = Status.BUSY
+        if isinstance(queue, ParkRequest):
+            self.keep(run, queue)
+            self.woken[run] = until
+            status = Status.PARKED
+        return Reply(status, asked_at, holder_run=run, remaining=until - clock.monotonic())
+
+    def put_off(self, request: AcquireRequest, owner: str, asked_at: float) -> Reply:
+        """Return what it is told while *owner* runs the first one beside others."""
+        run, queue, status = request.run, request.queue, Status.BUSY
+        until = self.shares[owner].until
+        if isinstance(queue, ParkRequest):
+            self.keep(run, queue)
+            self.sends.pop(run, None)
+            self.set_aside(run, until)
+            status = Status.PARKED
+        left = until - clock.monotonic()
+        return Reply(status, asked_at, self.token, owner, run, left)
+
+    def look(self, epoch: float) -> KeyState:
+        """Return what somebody sees who looks."""
+        oldest = epoch + self.queue[0].arrival / 1e6 if self.queue else 0.0
+        waits = len(self.queue), oldest, len(self.travelling)
+        rest = max(0.0, self.rest_until - clock.monotonic())
+        if not self.shares:
+            state = KeyState("", 0, "", 0.0, 0.0, *waits)
+            return state._replace(limit=self.limit, rest=rest)
+        owner, share = next(iter(self.shares.items()))
+        left = share.until - clock.monotonic()
+        alone = share.alone
+        task = self.names.get(share.run, "") if alone and owner == f"parked:{share.run}" else ""
+        return KeyState(
+            owner,
+            self.token,
+            share.run,
+            share.since,
+            left,
+            *waits,
+            task,
+            () if alone else tuple(self._holders())[:MOST_HOLDERS],
+            self.used,
+            1 if alone else self.capacity,
+            self.limit,
+            rest,
+        )
+
+    def _holders(self) -> Iterator[Holder]:
+        by_age = sorted(self.shares.items(), key=lambda each: each[1].since)
+        for owner, share in by_age:
+            left = share.until - clock.monotonic()
+            yield Holder(owner, share.run, share.units, share.slot, share.since, left)
+
+    def parked_waiter(self, run: str, epoch: float) -> Waiter:
+        """Return a parked run with its message."""
+        since = epoch + self.arrivals.get(run, 0) / 1e6
+        woken, task = run in self.woken, self.names.get(run, "")
+        want = self.wants.get(f"p:{run}", ALONE)
+        route = self.routes.get(run)
+        return Waiter("", run, since, self.envelopes[run], woken, task, route, want)

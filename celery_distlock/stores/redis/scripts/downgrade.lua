@@ -1,0 +1,30 @@
+-- downgrade.lua: have one share with any number what it had alone; or wait no more to have it alone.
+-- KEYS lock queue tasks woken fence done
+-- ARGV owner lease_ms
+-- returns {'free'}: it has nothing of the key | {'granted', token, slot, wake_run, wake_envelope,
+--         ...}: it shares it
+--
+-- USES grant
+-- USES units
+-- USES queue
+local owner, lease_ms = unpack(ARGV)
+local now = microseconds()
+prune(now)
+local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run', 'again', 'rest', 'up')
+if held[1] == owner then
+    local left_ms = math.max(redis.call('PTTL', LOCK), tonumber(lease_ms))
+    redis.call('DEL', LOCK)
+    held[2] = admit(now, owner, held[3], left_ms, 1, 0, 0)
+    if held[4] then
+        redis.call('HSET', LOCK, 'again:' .. held[3], held[4])
+    end
+    if held[5] then
+        redis.call('HSET', LOCK, 'rest', held[5])
+    end
+elseif held[1] ~= SHARED or not share_of(owner) then
+    return { 'free' }
+elseif held[6] and string.match(held[6], ' (.*)$') == owner then
+    redis.call('HDEL', LOCK, 'up')
+end
+local _, wake_run, wake_envelope = hand_on(now, '', 0)
+return { 'granted', held[2], -1, wake_run, wake_envelope, unpack(also) }

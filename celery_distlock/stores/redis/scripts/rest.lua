@@ -1,0 +1,21 @@
+-- rest.lua: let nobody enter for a while; those who have the key go on.
+-- KEYS lock queue tasks woken fence done
+-- ARGV owner for_ms
+-- returns 1 it rests | 0 the owner has nothing of it
+--
+-- USES grant
+-- USES units
+local owner, for_ms = unpack(ARGV)
+local now = microseconds()
+prune(now)
+local holder, rest = unpack(redis.call('HMGET', LOCK, 'owner', 'rest'))
+if holder ~= owner and not (holder == SHARED and share_of(owner)) then
+    return 0
+end
+local ends = math.max(tonumber(rest or 0) or 0, math.ceil(now / 1000) + tonumber(for_ms))
+redis.call('PEXPIRE', LOCK, math.max(1, redis.call('PTTL', LOCK))) -- a full server refuses what begins with HSET
+redis.call('HSET', LOCK, 'rest', integer(ends))
+if holder == SHARED then
+    outlive(ends, now)
+end
+return 1

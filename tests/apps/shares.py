@@ -1,0 +1,165 @@
+"""Tasks that several at once may run under one key, and what a judge has to know of each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from celery_distlock import Key, LockedTask, clock, install
+from tests.apps import make_app
+from tests.apps.journal import Journal
+
+LEASE = 3.0  # seconds: a busy machine can take two of them away
+
+app = make_app(__name__)
+app.conf.update(
+    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
+    distlock_lease=LEASE,
+    distlock_sweep_interval=0.5,
+    worker_prefetch_multiplier=4,
+)
+install(app)
+journal = Journal.of_environment()
+
+THREE = Key("{key}", capacity=3)
+TWO = Key("{key}", capacity=2)
+
+
+ONLY = os.environ.get("DISTLOCK_TEST_ONLY")  # the one task that is locked, if any is named
+
+
+def locked(lock_key: Any, **options: Any) -> Any:
+    if ONLY and options.get("name") != ONLY:
+        return app.task(bind=True, shared=False)
+    return app.task(base=LockedTask, bind=True, shared=False, lock_key=lock_key, **options)
+
+
+def note(task: Any, pause: float, gate: str = "") -> None:
+    """Stay for so long, or till the gate is open; write down what it had of each key, and when."""
+    begin = clock.monotonic()
+    time.sleep(pause)
+    if gate:
+        journal.write(f"begun:{gate}", [os.getpid(), task.request.id])
+        journal.pass_gate(gate)
+    task.lock.ensure_held()
+    held = [
+        {
+            "key": hold.key,
+            "begin": begin,
+            "end": clock.monotonic(),
+            "token": hold.token,
+            "units": hold.want.units,
+            "capacity": hold.want.capacity,
+            "slot": hold.slot,
+            "task": task.request.id,
+        }
+        for hold in task.lock._holds
+    ]
+    journal.write("held", held)
+
+
+def stay(self: Any, key: str, pause: float = 0.05, gate: str = "") -> None:
+    note(self, pause, gate)
+
+
+use = locked(THREE, name="use")(stay)
+use_two = locked(Key("{key}", capacity=3, weight=2), name="use_two")(stay)
+use_all = locked(Key("{key}", capacity=3, weight=9), name="use_all")(stay)
+read = locked(Key("{key}", shared=True), name="read")(stay)
+write = locked("{key}", name="write")(stay)
+use_by_code = locked(lambda key, *_, **__: Key(key, capacity=3), name="use_by_code")(stay)
+use_waiting = locked(THREE, name="use_waiting", lock_on_conflict="wait", lock_wait=60.0)(stay)
+use_or_skip = locked(TWO, name="use_or_skip", lock_on_conflict="skip")(stay)
+use_late = locked(TWO, name="use_late", acks_late=True)(stay)
+
+
+@locked([Key("{a}", capacity=2), Key("{b}", shared=True), "{c}"])
+def use_mixed(self: Any, a: str, b: str, c: str, pause: float = 0.02) -> None:
+    note(self, pause)
+
+
+@locked(lambda keys, *_, **__: [Key(key, **terms) for key, terms in keys.items()])
+def use_any(self: Any, keys: dict[str, dict[str, Any]], pause: float = 0.02) -> None:
+    note(self, pause)
+
+
+@locked(TWO)
+def slot_of(self: Any, key: str, gate: str) -> int:
+    note(self, 0.0, gate)
+    return int(self.lock.slot)
+
+
+@locked(TWO)
+def die(self: Any, key: str, gate: str) -> None:
+    journal.write(f"begun:{gate}", [os.getpid(), self.request.id])
+    journal.pass_gate(gate)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@locked(TWO, lock_hold_on_retry=True, max_retries=1)
+def retry_once(self: Any, key: str, countdown: float) -> None:
+    journal.write(f"{key}:attempts", clock.monotonic())
+    if not self.request.retries:
+        raise self.retry(countdown=countdown)
+    note(self, 0.0)
+
+
+@locked(TWO, lock_on_failure="requeue", lock_max_requeues=2)
+def fail_once(self: Any, key: str) -> None:
+    if journal.write(f"{key}:failing", None) == 1:
+        raise KeyError(key)
+    note(self, 0.0)
+
+
+@locked(Key("{key}", min_hold=3.0), lock_on_conflict="skip")
+def report(self: Any, key: str) -> str:
+    journal.write(f"{key}:reports", clock.monotonic())
+    return "sent"
+
+
+@locked(Key("{key}", cooldown=1.5))
+def call_api(self: Any, key: str, end: str = "") -> None:
+    """End as is said."""
+    journal.write(f"{key}:calls", [clock.monotonic(), end])
+    if end == "fail":
+        raise KeyError(key)
+    if end == "retry" and not self.request.retries:
+        raise self.retry(countdown=0)
+
+
+@locked(Key("{key}", min_hold=600.0))
+def hold_for_long(self: Any, key: str, gate: str) -> None:
+    note(self, 0.0, gate)
+
+
+@locked([Key("{a}", min_hold=600.0, cooldown=600.0), "{b}"], lock_on_conflict="fail")
+def rest_at_both(self: Any, a: str, b: str) -> None:
+    note(self, 0.0)
+
+
+@locked(THREE)
+def cool_down(self: Any, key: str, seconds: float) -> None:
+    self.lock.cool_down(seconds)
+    journal.write(f"{key}:cooled", clock.monotonic())
+    note(self, 0.0)
+
+
+@locked(Key("{key}", shared=True), lock_wait=30.0)
+def read_then_write(self: Any, key: str) -> list[int]:
+    """Share the key, and call what has it alone."""
+    shared = self.lock.token
+    inner = write_token(key)
+    return [shared, inner, self.lock.token, self.lock.shared]
+
+
+@locked("{key}", lock_wait=30.0)
+def write_token(self: Any, key: str) -> int:
+    note(self, 0.05)
+    return int(self.lock.token)
+
+
+@app.task(shared=False)
+def collect(found: list[Any]) -> int:
+    return len(found)

@@ -1,0 +1,249 @@
+"""What operators are shown of a key that several hold, limited or at rest: from a state alone."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from celery_distlock.errors import DistlockError
+from celery_distlock.ops.cli.display import (
+    hold_cells,
+    limit_label,
+    lock_cells,
+    lock_record,
+    waiter_record,
+    wants_label,
+)
+from celery_distlock.ops.cli.ranges import Duration
+from celery_distlock.ops.cli.single import in_use
+from celery_distlock.ops.looks import holds_named, is_of_interest, lock_info, waiter_info
+from celery_distlock.stores.values import Holder, KeyState, Limit, Waiter, Want
+
+NOW = 1_800_000_000.0
+COLUMNS = ("key", "holder", "worker", "held", "age", "lease", "token", "waiting", "woken", "notes")
+
+
+def holder(number, *, units=1, slot=-1, since=NOW - 10, remaining=20.0):
+    return Holder(f"vm|{number}|shop.f[id-{number}]|n{number}", "", units, slot, since, remaining)
+
+
+def shared(*holders, capacity=5, limit=None, rest=0.0, run="", task=""):
+    used, first = sum(each.units for each in holders), holders[0]
+    return KeyState(
+        first.owner,
+        7,
+        run or first.run,
+        first.since,
+        first.remaining,
+        0,
+        task=task,
+        holders=holders,
+        used=used,
+        capacity=capacity,
+        limit=limit,
+        rest=rest,
+    )
+
+
+FREE = KeyState("", 0, "", 0.0, 0.0, 0)
+
+
+def row(state):
+    return dict(zip(COLUMNS, lock_cells(lock_info("k", state), NOW), strict=True))
+
+
+def test_several_are_told_with_the_units_in_use_and_the_one_who_has_had_it_longest():
+    state = shared(holder(1, units=2), holder(2, since=NOW - 60, remaining=4.0))
+
+    cells = row(state)
+
+    assert cells["holder"] == "shop.f +1"
+    assert cells["worker"] == "vm:2 +1"
+    assert cells["held"] == "3/5"
+    assert (cells["age"], cells["lease"]) == ("1m00s", "4.0s")
+
+
+def test_one_who_is_alone_is_told_as_ever_and_as_alone():
+    cells = row(KeyState("vm|1|shop.f[id]|n", 7, "", NOW - 10, 20.0, 0))
+
+    assert (cells["holder"], cells["worker"], cells["held"]) == ("shop.f", "vm:1", "alone")
+    assert cells["notes"] == ""
+
+
+def test_a_key_without_a_capacity_has_room_for_any_number():
+    assert row(shared(holder(1), capacity=0))["held"] == "1/any"
+
+
+def test_an_operator_s_limit_goes_before_the_capacity():
+    cells = row(shared(holder(1), holder(2), holder(3), limit=Limit(2)))
+
+    assert (cells["held"], cells["notes"]) == ("3/2", "limit 2")
+
+
+def test_a_paused_key_and_one_at_rest_are_marked():
+    assert row(shared(holder(1), limit=Limit(0), rest=12.0))["notes"] == "paused, rests 12.0s"
+    assert row(FREE._replace(limit=Limit(0)))["notes"] == "paused"
+    assert row(FREE._replace(limit=Limit(0)))["held"] == ""
+
+
+@pytest.mark.parametrize("facts", [{"limit": Limit(0)}, {"rest": 1.0}, {"waiting": 1}])
+def test_a_free_key_is_of_interest_if_it_is_not_as_others_are(facts):
+    assert not is_of_interest(FREE)
+    assert is_of_interest(FREE._replace(**facts))
+
+
+def test_what_is_kept_for_a_task_on_its_way_is_no_hold_of_a_process():
+    waking = holder(1)._replace(owner="parked:id:0:0:0", run="id:0:0:0", since=NOW - 99)
+    info = lock_info("k", shared(waking, holder(2)))
+
+    assert (info.state, info.holder.pid) == ("held", 2)
+    assert [hold.state for hold in info.holds] == ["held", "waking"]
+    assert info.holds[1].who.task_id == "id"
+
+
+def test_what_rests_is_held_by_nobody():
+    resting = holder(1)._replace(owner="parked:resting:x", run="resting:x")
+    alone = KeyState("parked:resting:x", 7, "resting:x", NOW - 1, 9.0, 0)
+
+    for state in (shared(resting), alone):
+        info = lock_info("k", state)
+        assert (info.state, str(info.holder)) == ("resting", "")
+        assert row(state)["worker"] == "(rests)"
+
+
+def test_a_task_whose_id_looks_like_a_rest_is_a_task():
+    state = KeyState("vm|1|shop.f[resting:x]|n", 7, "resting:x:0:0:0", NOW, 9.0, 0)
+
+    assert lock_info("k", state).state == "held"
+
+
+def test_json_has_the_facts_of_each_holder():
+    limit = Limit(2, NOW + 60, "ann@vm", NOW - 60)
+    state = shared(holder(1, units=1, slot=0), holder(2, slot=1), limit=limit, rest=1.5)
+
+    record = lock_record(lock_info("k", state), NOW)
+
+    assert (record["mode"], record["units"], record["capacity"]) == ("shared", 2, 5)
+    assert record["rest_seconds"] == 1.5
+    assert record["limit"]["author"] == "ann@vm"
+    assert record["limit"]["until_seconds"] == NOW + 60
+    assert [
+        (each["task_id"], each["pid"], each["units"], each["slot"]) for each in record["holders"]
+    ] == [("id-1", 1, 1, 0), ("id-2", 2, 1, 1)]
+    assert record["holders"][0]["remaining_seconds"] == 20.0
+
+
+def test_json_says_null_for_what_there_is_not():
+    free = lock_record(lock_info("k", FREE), NOW)
+    readers = lock_record(lock_info("k", shared(holder(1), capacity=0)), NOW)
+
+    assert (free["mode"], free["capacity"], free["limit"], free["holders"]) == (
+        None,
+        None,
+        None,
+        [],
+    )
+    assert readers["capacity"] is None
+    assert readers["holders"][0]["slot"] is None
+
+
+def test_holders_that_are_not_listed_are_counted():
+    info = lock_info("k", shared(holder(1), capacity=0)._replace(used=250))
+
+    assert in_use(info) == (
+        "250 units are in use, of any number; holders of 249 of them are not listed"
+    )
+
+
+def named(info, *words, **options):
+    return [hold.who.pid for hold in holds_named(info, *words, **options)]
+
+
+def test_one_of_several_is_named_by_its_process_its_task_or_its_owner():
+    info = lock_info("k", shared(holder(1), holder(2)))
+
+    for word in ("2", "vm:2", "id-2", "vm|2|shop.f[id-2]|n2"):
+        assert named(info, word) == [2]
+
+
+def test_the_only_holder_needs_no_name_and_its_token_is_one():
+    info = lock_info("k", shared(holder(1)))
+
+    assert named(info) == named(info, "7") == [1]
+    assert named(lock_info("k", FREE)) == []
+
+
+@pytest.mark.parametrize("word", ["", "7"], ids=["none", "their token"])
+def test_several_are_named_in_the_refusal_to_choose_one_of_them(word):
+    info = lock_info("k", shared(*(holder(number) for number in range(1, 8))))
+
+    with pytest.raises(DistlockError, match="'k' has 7 holders") as refused:
+        holds_named(info, word)
+
+    assert "shop.f[id-1] on vm, process 1, " in str(refused.value)
+    assert "and 2 more; " in str(refused.value)
+    assert "--holder" in str(refused.value)
+    assert len(holds_named(info, word, many=True)) == 7
+
+
+def test_who_does_not_hold_the_key_is_not_found_among_those_who_do():
+    info = lock_info("k", shared(holder(1), holder(2)))
+
+    with pytest.raises(DistlockError, match="'3' is none of the holders of 'k', which are"):
+        holds_named(info, "3", many=True)
+
+
+def test_a_holder_s_row_has_its_units_its_slot_and_its_lease():
+    (hold,) = lock_info("k", shared(holder(1, units=1, slot=3))).holds
+
+    cells = hold_cells(hold, NOW)
+
+    assert cells[:5] == ["shop.f", "id-1", "vm:1", "1", "3"]
+    assert cells[5].endswith("(10.0s ago)")
+    assert cells[6] == "20.0s"
+
+
+def test_who_waits_for_a_part_says_so():
+    part = waiter_info(0, "parked", Waiter("", "id:0:0:0", NOW, task="t", want=Want(2, 5)))
+    whole = waiter_info(0, "parked", Waiter("", "id:0:0:0", NOW, task="t"))
+
+    assert wants_label(part.want) == "2 of 5"
+    assert wants_label(Want(1, 0)) == "1 of any"
+    assert wants_label(whole.want) == ""
+    assert (waiter_record(part)["units"], waiter_record(part)["capacity"]) == (2, 5)
+
+
+def test_a_limit_says_who_has_set_it_when_and_until_when():
+    words = limit_label(Limit(2, NOW + 3600, "ann@vm", NOW - 60), NOW)
+
+    assert words.startswith("2 units, by ann@vm, since 20")
+    assert "(1m00s ago), until 20" in words
+    assert words.endswith("(in 1h00m)")
+    assert limit_label(Limit(0), NOW) == "paused: nobody is let in"
+
+
+def test_nothing_in_an_author_moves_the_cursor():
+    assert limit_label(Limit(1, author="\x1b[2Jann"), NOW) == r"1 unit, by \x1b[2Jann"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90.0),
+        ("90s", 90.0),
+        ("15m", 900.0),
+        ("1h30m", 5400.0),
+        ("2d", 172_800.0),
+        ("1H", 3600.0),
+    ],
+)
+def test_times_are_read_as_people_write_them(text, seconds):
+    assert Duration(1.0, 365 * 86400.0).convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "h", "1x", "-1h", "1.5h", "30m1h", "nan", "inf", "0", "0s", "366d", "٣h", "9" * 20]
+)
+def test_what_is_no_such_time_is_refused(text):
+    with pytest.raises(click.BadParameter):
+        Duration(1.0, 365 * 86400.0).convert(text, None, None)

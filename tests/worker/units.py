@@ -1,0 +1,59 @@
+"""What is wrong with how several tasks had one key."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+def held(site: Any, key: str) -> list[dict[str, Any]]:
+    """What all tasks of this test had, in the order of their ends."""
+    notes = [each for note in site.journal.read("held") for each in note]
+    return [each for each in notes if each["key"].startswith(key)]
+
+
+def most_used(notes: Iterable[dict[str, Any]]) -> int:
+    """How many units of one key were in use at once, at most."""
+    return max((sum(map(_units, beside)) for _, beside in _beside(notes)), default=0)
+
+
+def faults(notes: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """What must not be: more units than there are, anybody beside one alone, a slot given twice."""
+    by_key = defaultdict(list)
+    for each in notes:
+        by_key[each["key"]].append(each)
+    for of_one in by_key.values():
+        for _, beside in _beside(of_one):
+            if len(beside) > 1 and any(each["capacity"] == 1 for each in beside):
+                yield f"one who is alone is not: {beside}"
+            # Who begins last may have been granted it before others, who asked with more.
+            capacities = [each["capacity"] for each in beside]
+            if 0 not in capacities and sum(map(_units, beside)) > max(capacities):
+                yield f"more than {max(capacities)} units: {beside}"
+            slots = [each["slot"] for each in beside if each["slot"] is not None]
+            if len(slots) != len(set(slots)):
+                yield f"a slot is given twice: {beside}"
+            if len({each["token"] for each in beside}) > 1:
+                yield f"several tokens at one time: {beside}"
+        alone = sorted((each["begin"], each["token"], each["capacity"]) for each in of_one)
+        for one, other in itertools.pairwise(alone):
+            rises = one[1] < other[1] if 1 in (one[2], other[2]) else one[1] <= other[1]
+            if not rises:
+                yield f"tokens do not rise: {one} and {other}"
+
+
+def _units(note: dict[str, Any]) -> int:
+    most = note["capacity"] or note["units"]
+    return min(note["units"], most)
+
+
+def _beside(notes: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], list[Any]]]:
+    """Each of them, with those who had the key when it came, itself included."""
+    ordered = sorted(notes, key=lambda each: each["begin"])
+    for number, newest in enumerate(ordered):
+        earlier = ordered[: number + 1]
+        yield newest, [each for each in earlier if each["end"] > newest["begin"]]
