@@ -1,14 +1,17 @@
-"""How a key is taken in ZooKeeper: join its queue, be the first, or watch the one before."""
+"""How a key is taken in ZooKeeper: join its queue, be let in, or watch those before."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from celery_distlock import clock
 from celery_distlock.stores.requests import AcquireRequest
 from celery_distlock.stores.values import Reply, Status
 
+from .admission import Entry, free_slot, holders
 from .completions import Completions
+from .node_data import Facts, Record
 from .node_registry import NodeRegistry, RegisteredNode
-from .queues import ROUNDS, Facts, Place, Queue, digest, find
+from .queues import ROUNDS, Place, Queue, digest, find
 from .sessions import Exchange, WatchInbox, zk
 
 __all__ = ["GRANT", "Attempt"]
@@ -36,6 +39,8 @@ class Attempt:
         catch_up = node.asked and not node.path  # for what a lost answer may have said
         if node.leftover or node.session not in (None, self.talk.session):
             self.queue.remove(node)
+        if node.path and node.capacity != self.request.want.capacity:
+            self.queue.remove(node)  # a change would not be judged anew
         node.asked = True
         for _ in range(ROUNDS):
             line = self.queue.line_up_to_date() if catch_up else self.queue.line()
@@ -47,17 +52,22 @@ class Attempt:
 
     def _reply(self, line: list[Place]) -> Reply | None:
         """Return what *line* means for the request; None if it is another by now."""
-        request, node = self.request, self.node
-        if line and line[0].kept:
-            state = self.queue.state(line[0])
-            if state is None or not state.remaining:
-                self.talk.delete(line[0].path)
+        kept = [place for place in line if place.kept]
+        for place, record in zip(kept, self.queue.read_all(kept), strict=True):
+            if record is None or not self.queue.remaining(place, record):
+                self.talk.delete(place.path)
                 return None
-            if line[0].is_kept_for(request.run):
-                return self._second_delivery(line[0]) or self._claim(line[0], state.token)
+            if place.is_kept_for(self.request.run):
+                return self._second_delivery(place) or self._claim(line, place, record)
+        return self._stand(line)
+
+    def _stand(self, line: list[Place]) -> Reply | None:
+        """Answer from a place in the line, or from beside it."""
+        request, node = self.request, self.node
         own, joins = find(line, node.owner), False
         if own is None:
-            node.path, joins = "", request.queue is not None or not line
+            node.path = ""
+            joins = request.queue is not None or self._may_fit(line)
             if joins:
                 line = self.queue.join(node, self._facts())
                 own = find(line, node.owner)
@@ -67,17 +77,70 @@ class Attempt:
             read = self.queue.read(own)
             if read is None:
                 return None
-            facts, stat = read
-            if stat.ephemeralOwner == self.talk.session.id:
-                node.found(self.talk.session, own.path, facts.token, facts.seconds)
+            if read.stat.ephemeralOwner == self.talk.session.id:
+                node.found(self.talk.session, own.path, read.facts, read.token)
             else:
                 own = None  # another process made it, as this owner
         told = self._second_delivery()
         if told is not None:
             return told
-        if own is None or line[0] != own:
-            return self._busy(line, len(line) if own is None else line.index(own))
+        index = len(line) if own is None else line.index(own)
+        if own is not None and not request.want.alone:
+            return self._share(line, index, joins=joins)
+        if index:
+            return self._busy(line, index)
         return self._granted() if joins or self._confirm() else None
+
+    def _may_fit(self, line: list[Place]) -> bool:
+        """Whether one who does not wait is to look more closely, by a place in the line."""
+        capacity = self.request.want.capacity
+        if not line or (capacity and len(line) >= capacity):
+            return not line
+        first = self.queue.read(line[0])
+        return first is not None and not first.facts.alone
+
+    def _share(self, line: list[Place], index: int, *, joins: bool) -> Reply | None:
+        """Have the key beside those before, and let those in first who have not come yet."""
+        node, request = self.node, self.request
+        if joins and len(line) == 1:
+            node.slot = free_slot(self._facts(), ())
+            return self._granted()
+        capacity = request.want.capacity
+        if capacity and index >= capacity and not request.may_have_ended:
+            return self._busy(line, index)
+        records: list[Record] = []
+        for record in self.queue.read_all(line[: index + 1]):
+            if record is None:
+                return None
+            records.append(record)
+        held = holders(records)
+        if len(held) <= index:
+            return self._kept_out(line, index, held)
+        own = held[index]
+        node.token, node.slot = own.facts.token, own.facts.slot
+        if own.noted or len(line) == 1:
+            return self._granted() if self._confirm() else None
+        held[index] = own._replace(facts=own.facts._replace(seconds=request.lease))
+        # Those behind watch for this, a first one's too: it may not have been the first for them.
+        if not self.queue.let_in(line, held):
+            return None
+        node.lease = request.lease
+        return self._granted()
+
+    def _kept_out(self, line: list[Place], index: int, held: Sequence[Entry]) -> Reply | None:
+        """Stay in the line; but not as another delivery of a run that has the key."""
+        run, inbox = self.request.run, self.request.queue
+        first = next((n for n, each in enumerate(held) if run and each.facts.run == run), None)
+        if first is None:
+            return self._busy(line, index, held)
+        self.queue.remove(self.node)
+        if isinstance(inbox, WatchInbox):
+            inbox.on_wake = None
+            if not self.talk.watch([line[first].path], inbox):
+                return None
+        facts, record = held[first]
+        left = max(self.queue.remaining(line[first], record), 0.001)
+        return Reply(Status.BUSY, self.asked_at, facts.token, facts.owner, run, left)
 
     def _confirm(self) -> bool:
         """Make sure that the node is there, by a request that no server can answer alone."""
@@ -94,23 +157,54 @@ class Attempt:
 
     def _granted(self) -> Reply:
         self.registry.granted(self.node, self.asked_at + self.request.lease)
-        return Reply(Status.GRANTED, self.asked_at, self.node.token)
+        return Reply(Status.GRANTED, self.asked_at, self.node.token, slot=self.node.slot)
 
-    def _busy(self, line: list[Place], index: int) -> Reply | None:
-        """Say who holds the key; one who waits is told when whoever is before him has gone."""
-        node, inbox = self.node, self.request.queue
+    def _busy(
+        self, line: list[Place], index: int, held: Sequence[Entry] | None = None
+    ) -> Reply | None:
+        """
+        Say who has the key, and wait for news from those who are before.
+
+        Args:
+            line: The line.
+            index: How many of it are before.
+            held: Those of them who have the key, if that is known.
+        """
+        node, inbox, waits = self.node, self.request.queue, False
         if inbox is None and node.path:
             self.queue.remove(node)
         elif isinstance(inbox, WatchInbox):
             inbox.on_wake = lambda: self.registry.woken(node, clock.monotonic() + GRANT)
-            node.inbox = inbox
-            if not self.talk.watch(line[index - 1].path, inbox):
-                return None
-        seen = self.queue.state(line[0])
-        if seen is None:
+            node.inbox, waits = inbox, True
+        if held is None:
+            held = self.queue.entries(line[:index])
+        if not held or (waits and not self._watch(line[:index], held)):
             return None
-        left = max(seen.remaining, 0.001)
-        return Reply(Status.BUSY, self.asked_at, seen.token, seen.owner, seen.run, left, index - 1)
+        seen = self.queue.state(line, held[:1])
+        left = [max(seen.remaining, 0.001)]
+        for place, (_, record) in zip(line, held, strict=False):
+            if place.kept:  # its end may not be told
+                left.append(max(self.queue.remaining(place, record), 0.001))
+        return Reply(
+            Status.BUSY,
+            self.asked_at,
+            seen.token,
+            seen.owner,
+            seen.run,
+            min(left),
+            index - len(held),
+        )
+
+    def _watch(self, line: Sequence[Place], held: Sequence[Entry]) -> bool:
+        """Have the inbox called when it may be worth a look; false if it already is."""
+        inbox, want = self.request.queue, self.request.want
+        assert isinstance(inbox, WatchInbox)
+        if len(held) == len(line) and not want.alone and not held[0].facts.alone:
+            # Nobody is to come in before. As long as all of these stay, there is no room.
+            return bool(self.talk.watch([place.path for place in line[: want.capacity]], inbox))
+        found = self.talk.watch([line[-1].path], inbox)
+        # If the one before was let in meanwhile, it will not change any more.
+        return bool(found) and (len(held) == len(line) or not Record.read(found[0]).facts.token)
 
     def _second_delivery(self, kept: Place | None = None) -> Reply | None:
         """Return what a second delivery is told, and leave the queue; None if it may run."""
@@ -127,18 +221,33 @@ class Attempt:
         status = Status.BUSY if marks[0].held_back else Status.DONE
         return Reply(status, self.asked_at, holder_run=request.run, remaining=marks[0].left)
 
-    def _claim(self, kept: Place, token: int) -> Reply | None:
+    def _claim(self, line: list[Place], kept: Place, record: Record) -> Reply | None:
         """Put the node where the key was kept for the run."""
-        node, facts = self.node, self._facts(token)
+        node, facts, want = self.node, self._facts(record.token), self.request.want
+        if record.facts.capacity == want.capacity:
+            facts = facts._replace(slot=record.facts.slot)
+        else:
+            held = self.queue.entries(line)
+            if held is None:
+                return None
+            others = [each for each in held if each.facts.owner != record.facts.owner]
+            if not record.facts.alone and 0 < want.capacity <= max(len(others), 1):
+                if self.request.queue is None and len(line) > 1:
+                    return self._busy(line, len(line), held)
+                self.talk.delete(kept.path)  # nobody can be alone in a place that others share
+                return None
+            facts = facts._replace(slot=free_slot(facts, others))
         if node.path:
             self.queue.remove(node)
         path = self.queue.replace(kept, digest(node.owner), facts, ephemeral=True)
         if not path:
             return None
         self.registry.drop(node.name, kept.nonce)  # if it was this process that kept it
-        node.found(self.talk.session, path, token, facts.seconds)
+        node.found(self.talk.session, path, facts, facts.token)
         return self._granted()
 
     def _facts(self, token: int = 0) -> Facts:
         """Return what stands in the node."""
-        return Facts(self.node.owner, self.request.run, self.request.lease, token)
+        request, node = self.request, self.node
+        capacity, slot = request.want.capacity, node.slot if token else -1
+        return Facts(node.owner, request.run, request.lease, token, capacity, slot)

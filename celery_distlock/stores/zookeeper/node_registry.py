@@ -10,6 +10,7 @@ from celery_distlock import clock
 from celery_distlock.keys import slot_name
 from celery_distlock.stores.values import Ownership
 
+from .node_data import Facts
 from .sessions import FAILURES, Session, WatchInbox, words
 
 __all__ = ["NodeRegistry", "RegisteredNode"]
@@ -28,7 +29,9 @@ class RegisteredNode:
     path: str = ""  # empty: there is none, or its making was not answered
     session: Session | None = None
     token: int = 0
-    lease: float = 0.0  # as the node says
+    capacity: int = 1  # this, the slot and the lease: as the node says
+    slot: int = -1
+    lease: float = 0.0
     believed_until: float = -math.inf  # the end of what was granted or renewed
     until: float = math.inf  # when it is ended; not while its owner asks or waits for the key
     asked: bool = False  # its making may have been sent
@@ -37,8 +40,9 @@ class RegisteredNode:
     leftover: bool = False  # what is there of its owner is an earlier request's
     inbox: WatchInbox | None = None
 
-    def found(self, session: Session, path: str, token: int, lease: float) -> None:
-        self.session, self.path, self.token, self.lease = session, path, token, lease
+    def found(self, session: Session, path: str, facts: Facts, token: int) -> None:
+        self.session, self.path, self.token = session, path, token
+        self.capacity, self.slot, self.lease = facts.capacity, facts.slot, facts.seconds
         self.believed_until, self.held = -math.inf, False
 
     @property

@@ -6,8 +6,6 @@ nonce behind the digest, to be like no other's.
 """
 
 import hashlib
-import json
-import math
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,14 +13,16 @@ from urllib.parse import quote, unquote
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
-from celery_distlock.stores.values import KeyState, Waiter
+from celery_distlock.stores.base import batches
+from celery_distlock.stores.values import MOST_HOLDERS, Holder, KeyState, Waiter, Want
 
+from .admission import Entry, holders
+from .node_data import Facts, Record
 from .node_registry import NodeRegistry, RegisteredNode
 from .sessions import Exchange, zk
 
 __all__ = [
     "ROUNDS",
-    "Facts",
     "Place",
     "Queue",
     "digest",
@@ -34,36 +34,10 @@ __all__ = [
 
 DIGITS = 32  # of a digest
 LAST_NUMBER = 2**31 - 1  # of a key's nodes, after which ZooKeeper gives the same one again
+MOST_AT_ONCE = 100  # nodes in one transaction
 ROUNDS = 20  # looks at a queue that changes under our eyes, in one attempt
 FREE = KeyState("", 0, "", 0.0, 0.0, 0)
 _NAME = re.compile(rf"([0-9a-f]{{{DIGITS}}})([0-9a-f]*)-(\d{{10}})")
-
-
-class Facts(NamedTuple):
-    """What a node's data say."""
-
-    owner: str = ""
-    run: str = ""
-    seconds: float = 0.0  # its lease, or how long the key is kept
-    token: int = 0  # 0: the transaction that made the node
-
-    def data(self) -> bytes:
-        return json.dumps(self._asdict()).encode()
-
-    @property
-    def are_ours(self) -> bool:
-        words = isinstance(self.owner, str) and isinstance(self.run, str)
-        lasts = isinstance(self.seconds, int | float) and 0 <= self.seconds < math.inf
-        return words and lasts and type(self.token) is int and 0 <= self.token < 2**63
-
-
-def facts_of(data: bytes) -> Facts:
-    """Return what *data* say; nothing if it was not us who made them."""
-    try:
-        facts = Facts(**json.loads(data))
-    except (TypeError, ValueError, RecursionError):
-        return Facts()
-    return facts if facts.are_ours else Facts()
 
 
 class Place(NamedTuple):
@@ -128,7 +102,7 @@ class Queue:
             self._talk.create_container(self.folder)
             return []
         path, stat = made
-        node.found(self._talk.session, path, stat.czxid, facts.seconds)
+        node.found(self._talk.session, path, facts, stat.czxid)
         if int(path[-10:]) >= LAST_NUMBER:
             self._talk.delete(path)
             raise StoreError(
@@ -155,46 +129,100 @@ class Queue:
                     self._talk.delete(place.path)
         node.path, node.held, node.leftover = "", False, False
 
-    def read(self, place: Place) -> tuple[Facts, Any] | None:
-        """Return what a node says, with its token, and its stat; None if it is gone."""
+    def let_in(self, line: Sequence[Place], entries: Sequence[Entry]) -> bool:
+        """
+        Note in the nodes of *entries*, the first of the line, that they have the key.
+
+        A first one, of several, is known to have it without that. False if not all of it was done:
+        one of them is gone, or somebody else has noted it.
+        """
+        change = self._talk.client.transaction()
+        alone = len(entries) == 1
+        news = [n for n, entry in enumerate(entries) if not entry.noted and (n or alone)]
+        if news[0]:
+            # While that one has it the token is the same, and it comes before all who are let in.
+            change.check(line[news[0] - 1].path, -1)
+        for n in news[:MOST_AT_ONCE]:
+            facts, record = entries[n]
+            change.set_data(line[n].path, facts.data(), record.stat.version)
+        return self._talk.done(change.commit_async()) and len(news) <= MOST_AT_ONCE
+
+    def read(self, place: Place) -> Record | None:
+        """Return what a node says; None if it is gone."""
         got = self._talk.get(place.path)
-        return None if got is None else _read(got)
+        return None if got is None else Record.read(got)
+
+    def read_all(self, line: Sequence[Place]) -> list[Record | None]:
+        """Read several nodes at once; None for those that are gone."""
+        found = self._talk.each(self._talk.client.get_async, [place.path for place in line])
+        return [None if got is None else Record.read(got) for got in found]
+
+    def entries(self, line: Sequence[Place]) -> list[Entry] | None:
+        """Return those of the line who have the key; None if one of them is gone by now."""
+        records: list[Record] = []
+        for some in (line[:1], *batches(line[1:], MOST_HOLDERS)):
+            for record in self.read_all(some):
+                if record is None:
+                    return None
+                records.append(record)
+            held = holders(records)
+            if len(held) < len(records) or held[0].facts.alone:
+                return held
+        return holders(records)
+
+    def held(self, line: Sequence[Place], own: Place) -> Facts | None:
+        """Return what is said of one of the line, with its token, if it has the key."""
+        index, read = line.index(own), self.read(own)
+        if read is None or (index and not read.facts.token):
+            return None
+        return read.facts if read.facts.token else holders([read])[0].facts
+
+    def those_who_wait(self) -> list[Place]:
+        """Return the line without those who have the key."""
+        for _ in range(ROUNDS):
+            line = self.line()
+            held = self.entries(line) if line else []
+            if held is not None:
+                return line[len(held) :]
+        raise zk.OperationTimeoutError("the queue changed too often while it was looked at")
+
+    def remaining(self, place: Place, record: Record) -> float:
+        """Return for how many seconds more the key is its own, as far as is known."""
+        left = record.facts.seconds
+        node = self._registry.find(self._name, record.facts.owner)
+        if place.kept:
+            left = max(0.0, record.came + left - self._talk.session.time())
+        elif node is not None and node.held:
+            left = max(0.0, min(node.until - clock.monotonic(), self._talk.session.timeout))
+        return left
 
     def waiting(self, line: Sequence[Place]) -> list[Waiter]:
         """Return who waits in the places of *line*, but for those who are gone."""
-        paths = [place.path for place in line]
-        reads = [_read(got) for got in self._talk.each(self._talk.client.get_async, paths) if got]
-        return [Waiter(facts.owner, "", stat.ctime / 1000) for facts, stat in reads]
+        return [
+            Waiter(each.facts.owner, "", each.came, want=Want(1, each.facts.capacity))
+            for each in self.read_all(line)
+            if each is not None
+        ]
 
-    def state(self, head: Place) -> KeyState | None:
-        """Return what the first node means for the key; None if it is gone."""
-        read = self.read(head)
-        return None if read is None else self._meant(head, *read)
-
-    def _meant(self, head: Place, facts: Facts, stat: Any) -> KeyState:
-        since, left = stat.ctime / 1000, facts.seconds
-        node = self._registry.find(self._name, facts.owner)
-        if head.kept:
-            left = max(0.0, since + left - self._talk.session.time())
-        elif node is not None and node.held:
-            left = max(0.0, min(node.until - clock.monotonic(), self._talk.session.timeout))
-        return KeyState(facts.owner, facts.token, facts.run, since, left, 0)
-
-    def _told(self, line: Sequence[Place], found: Sequence[Any]) -> KeyState | None:
-        """Return what a line means, its first two nodes as *found*; None if one of them is gone."""
-        if None in found:
-            return None
-        if not line:
+    def state(self, line: Sequence[Place], held: Sequence[Entry]) -> KeyState:
+        """Return what is to be told of the key if *held* have it, the first of the line."""
+        told = [
+            Holder(facts.owner, facts.run, 1, facts.slot, record.since, left)
+            for place, (facts, record) in zip(line, held, strict=False)
+            if (left := self.remaining(place, record)) or not place.kept
+        ]
+        if not told:
             return FREE
-        state = self._meant(line[0], *_read(found[0]))
-        if line[0].kept and not state.remaining:
-            state = FREE
-        oldest = found[1][1].ctime / 1000 if len(found) > 1 else 0.0
-        return state._replace(waiting=len(line) - 1, oldest=oldest)
+        owner, run, _, _, since, left = told[0]
+        state = KeyState(owner, held[0].facts.token, run, since, left, 0)
+        if held[0].facts.alone:
+            return state
+        capacity = held[-1].facts.capacity
+        return state._replace(holders=tuple(told[:MOST_HOLDERS]), used=len(told), capacity=capacity)
 
 
 def look_at(talk: Exchange, queues: Sequence[Queue]) -> list[KeyState]:
-    """Look at several keys, with two questions for each, of which all go at once."""
+    """Look at several keys, with two questions for each unshared one, of which all go at once."""
     states: dict[Queue, KeyState] = {}
     for _ in range(ROUNDS):
         left = [queue for queue in queues if queue not in states]
@@ -205,15 +233,33 @@ def look_at(talk: Exchange, queues: Sequence[Queue]) -> list[KeyState]:
         heads = [place.path for line in lines for place in line[:2]]
         found = dict(zip(heads, talk.each(talk.client.get_async, heads), strict=True))
         for queue, line in zip(left, lines, strict=True):
-            state = queue._told(line, [found[place.path] for place in line[:2]])
+            state = _told(queue, line, [found[place.path] for place in line[:2]])
             if state is not None:
                 states[queue] = state
     raise zk.OperationTimeoutError("a queue changed too often while it was looked at")
 
 
-def _read(got: Any) -> tuple[Facts, Any]:
-    facts = facts_of(got[0])
-    return facts._replace(token=facts.token or got[1].czxid), got[1]
+def _told(queue: Queue, line: Sequence[Place], found: Sequence[Any]) -> KeyState | None:
+    """Return what a line means, its first two nodes as *found*; None if one of them is gone."""
+    if None in found:
+        return None
+    if not line:
+        return FREE
+    first, *second = map(Record.read, found)
+    if first.facts.alone or not second:
+        held: list[Entry] | None = holders([first])
+        following = second
+    else:
+        held = queue.entries(line)
+        if held is None:
+            return None
+        after = queue.read_all(line[len(held) :][:1])
+        following = [each for each in after if each is not None]
+        if len(following) < len(after):
+            return None
+    assert held is not None
+    oldest = following[0].came if following else 0.0
+    return queue.state(line, held)._replace(waiting=len(line) - len(held), oldest=oldest)
 
 
 def escaped(name: str) -> str:

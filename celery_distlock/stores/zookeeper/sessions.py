@@ -49,8 +49,14 @@ TIMEOUT = 5.0  # seconds for one attempt at a request; a slower server is treate
 PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt
 GLANCE = 0.2  # seconds between looks whether a session is still there to give an answer
 
-# What a transaction's parts say of which none was done, for a node was there, or was not.
-_UNDONE = (zk.NoNodeError, zk.NodeExistsError, zk.RolledBackError, zk.RuntimeInconsistency)
+# What a transaction's parts say of which none was done, for a node was not as expected.
+_UNDONE = (
+    zk.BadVersionError,
+    zk.NoNodeError,
+    zk.NodeExistsError,
+    zk.RolledBackError,
+    zk.RuntimeInconsistency,
+)
 _ANSWERLESS = (
     zk.CancelledError,
     zk.ConnectionDropped,
@@ -72,12 +78,12 @@ class _CreateContainer(Create2):  # type: ignore[misc]  # kazoo has no types
 
 
 class WatchInbox(EventInbox):
-    """Woken by the end of the node that it watches, and of the connection."""
+    """Woken by a change to the nodes that it watches, and by the end of the connection."""
 
     def __init__(self, owner: str) -> None:
         super().__init__(owner)
         self.on_wake: Callable[[], None] | None = None
-        self.watched = ""
+        self.watched: frozenset[str] = frozenset()
 
     def wake(self) -> None:
         if self.on_wake is not None:
@@ -188,12 +194,12 @@ class Session:
     def set_time(self, ms: int) -> None:
         self._ahead = ms / 1000 - clock.monotonic()
 
-    def watch(self, path: str, inbox: WatchInbox) -> Any:
-        """Ask for the node's data, and have *inbox* woken by its end."""
-        inbox.watched = path
+    def watch(self, paths: Sequence[str], inbox: WatchInbox) -> list[Any]:
+        """Ask for the nodes' data, and have *inbox* woken by what becomes of them."""
+        inbox.watched = frozenset(paths)
         self._inboxes.add(inbox)
         # One callback for all: kazoo cannot forget one, and would collect them.
-        return self.client.get_async(path, self._noticed)
+        return [self.client.get_async(path, self._noticed) for path in paths]
 
     def unwatch(self, inbox: WatchInbox) -> None:
         self._inboxes.discard(inbox)
@@ -204,7 +210,7 @@ class Session:
     def _wake(self, path: str | None = None) -> None:
         """Wake who watches *path*; all if there is none: with the connection, all watches break."""
         for inbox in list(self._inboxes):
-            if not path or inbox.watched == path:
+            if not path or path in inbox.watched:
                 inbox.wake()
 
 
@@ -286,12 +292,13 @@ class Exchange:
         """Return whether it was there."""
         return self.found(self.client.set_async(path, data)) is not None
 
-    def watch(self, path: str, inbox: WatchInbox) -> bool:
-        """Wake *inbox* when the node is gone; false if it is."""
-        if self.found(self.session.watch(path, inbox)) is not None:
-            return True
+    def watch(self, paths: Sequence[str], inbox: WatchInbox) -> list[Any]:
+        """Wake *inbox* when one of the nodes changes; return them, or [] if one is gone."""
+        found = [self.found(pending) for pending in self.session.watch(paths, inbox)]
+        if None not in found:
+            return found
         self.session.unwatch(inbox)
-        return False
+        return []
 
     def catch_up(self, path: str) -> None:
         """See from now on what others have done by now, at whatever server."""
@@ -314,7 +321,7 @@ class Exchange:
         return change.commit_async()
 
     def done(self, pending: Any) -> bool:
-        """Wait for a transaction; false if none of it was done: a node was there, or was not."""
+        """Wait for a transaction; false if none of it was done: a node was not as expected."""
         errors = [answer for answer in self.result(pending) if isinstance(answer, Exception)]
         for error in errors:
             if not isinstance(error, _UNDONE):

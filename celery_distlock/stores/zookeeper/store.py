@@ -4,6 +4,11 @@ The store over a ZooKeeper ensemble, 3.5 or later.
 A lock is a queue of nodes, each ephemeral and numbered by the ensemble. The lowest holds the key;
 each of the others watches the one before it and nothing else.
 
+Where a key is shared, the next ones hold it as well: each is let in by a note in its node, when all
+before it hold the key and leave a unit. Only the first of those who wait watches holders, as many
+as its capacity: one of these has to go before there is room for it. Whoever comes notes it for
+those before, too, if they fit and have not come yet.
+
 The sign of life is the session: a process that dies keeps its keys until its session ends, however
 short their leases. A lease that is shorter is ended by its process, a longer one is refused.
 
@@ -15,7 +20,8 @@ leases or more makes up for that, for a process that runs normally; a process th
 stopped for most of a session is not covered.
 
 The token is the transaction that made the node. Numbers and transactions rise together, so tokens
-rise with every grant, also after the key's folder has gone.
+rise with every grant, also after the key's folder has gone. Who is let in beside others has their
+token.
 """
 
 import logging
@@ -30,6 +36,7 @@ from functools import partial
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of, slot_name
+from celery_distlock.naming import shown
 from celery_distlock.stores.base import batches, forget_after_fork
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.findings import Finding, Severity, clock_finding
@@ -52,8 +59,9 @@ from celery_distlock.stores.values import (
 from .acquisition import GRANT, Attempt
 from .completions import Completions
 from .ensembles import described, find_doubts, locate
+from .node_data import Facts
 from .node_registry import NodeRegistry, RegisteredNode
-from .queues import Facts, Place, Queue, digest, escaped, find, look_at, unescaped
+from .queues import Place, Queue, digest, escaped, find, look_at, unescaped
 from .sessions import FAILURES, TIMEOUT, Exchange, SessionManager, WatchInbox, words
 
 __all__ = ["ZooKeeperStore"]
@@ -77,7 +85,7 @@ class _Departure:
 class ZooKeeperStore(ListingStore):
     """See the module; *url* as :func:`~celery_distlock.stores.ensembles.locate` takes it."""
 
-    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE})
+    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE, Ability.SEVERAL})
 
     def __init__(self, url: str, prefix: str, **options: str) -> None:
         self._ensemble = locate(url, options)
@@ -94,6 +102,11 @@ class ZooKeeperStore(ListingStore):
         if isinstance(request.queue, ParkRequest):
             raise StoreError(f"{self.address}: no task can be parked in ZooKeeper")
         key = request.key
+        if request.want.units != 1:
+            raise StoreError(
+                f"{self.address} cannot {Ability.WEIGH.value}: {shown(key)!r} was asked for with a"
+                f" weight of {request.want.units}; ask for one unit, or keep the locks in one Redis"
+            )
         node = self._registry.asked_for(slot_name(key), request.owner)
         try:
             reply = self._contact.ask(lambda talk: self._attempt(talk, request, node), key)
@@ -108,8 +121,11 @@ class ZooKeeperStore(ListingStore):
     def _attempt(self, talk: Exchange, request: AcquireRequest, node: RegisteredNode) -> Reply:
         if request.lease > talk.session.timeout:
             raise StoreError(self._too_long(talk, request.lease))
-        queue = self._queue(talk, node.name)
-        return Attempt(talk, queue, request, node, self._registry, self._marks).take()
+        queue, inbox = self._queue(talk, node.name), request.queue
+        reply = Attempt(talk, queue, request, node, self._registry, self._marks).take()
+        if reply.status is not Status.BUSY and isinstance(inbox, WatchInbox):
+            talk.session.unwatch(inbox)
+        return reply
 
     def _too_long(self, talk: Exchange, lease: float) -> str:
         asked, given = self._ensemble.session, talk.session.timeout
@@ -160,17 +176,20 @@ class ZooKeeperStore(ListingStore):
         own = find(line, hold.owner)
         if own is not None:
             read = queue.read(own)
-            if read is not None and read[1].ephemeralOwner != talk.session.id:
+            if read is not None and read.stat.ephemeralOwner != talk.session.id:
                 return RenewOutcome.UNKNOWN  # another process's: we can look, but not prolong it
             line.remove(own)
-        return RenewOutcome.HELD if line else RenewOutcome.LOST
+        first = queue.read(line[0]) if line else None
+        return RenewOutcome.HELD if first and first.facts.alone else RenewOutcome.LOST
 
     def release(self, request: ReleaseRequest) -> Release:
-        key, owner, run, completion, _, keep_for = request
+        key, owner, run, completion, inbox, keep_for = request
         departure = _Departure(slot_name(key), owner, keep_for)
         node = self._registry.find(departure.name, owner)
 
         def leave(talk: Exchange) -> bool:
+            if isinstance(inbox, WatchInbox):
+                talk.session.unwatch(inbox)
             # Marked first: whoever finds the key free is to find this too.
             if run and completion is Completion.UNSETTLED:
                 left = node.until - clock.monotonic() if node is not None and node.held else 0.0
@@ -198,25 +217,22 @@ class ZooKeeperStore(ListingStore):
             # It may have been made by another process, through another server.
             line = queue.line_up_to_date()
             own = [place for place in line if place.is_of(departure.owner)]
-            first = bool(own) and line[0] == own[0]
-            released = departure.sent = first or (departure.sent and not own)
-            if first and departure.keep_for is not None:
-                released = self._keep(talk, departure, own.pop(0))
+            held = queue.held(line, own[0]) if own else None
+            released = departure.sent = bool(held) or (departure.sent and not own)
+            if held is not None and departure.keep_for is not None:
+                released = self._keep(talk, departure, own.pop(0), held)
             for place in own:
                 talk.delete(place.path)
         if node is not None:
             self._registry.forget(node)
         return released
 
-    def _keep(self, talk: Exchange, departure: _Departure, own: Place) -> bool:
+    def _keep(self, talk: Exchange, departure: _Departure, own: Place, held: Facts) -> bool:
         """Put a node that outlives us where ours is, for a run to claim."""
         assert departure.keep_for is not None
         run, seconds = departure.keep_for
-        queue = self._queue(talk, departure.name)
-        read = queue.read(own)
-        if read is None:
-            return False
-        facts, nonce = Facts(f"parked:{run}", run, seconds, read[0].token), secrets.token_hex(8)
+        queue, nonce = self._queue(talk, departure.name), secrets.token_hex(8)
+        facts = held._replace(owner=f"parked:{run}", run=run, seconds=seconds)
         path = queue.replace(own, digest(facts.owner) + nonce, facts, ephemeral=False)
         if path:
             kept = RegisteredNode(departure.name, nonce, path=path, session=talk.session)
@@ -275,7 +291,7 @@ class ZooKeeperStore(ListingStore):
 
     def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
         name = slot_name(key)
-        line = self._contact.ask(lambda talk: self._queue(talk, name).line(), key)[1:]
+        line = self._contact.ask(lambda talk: self._queue(talk, name).those_who_wait(), key)
         found = []
         for some in batches(line[first : first + limit], BATCH):
             found += self._contact.ask(partial(self._waiting, name=name, line=some), key)
