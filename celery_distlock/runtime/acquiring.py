@@ -159,7 +159,7 @@ class KeyAcquisition:
             raise Postponed(f"parked until {shown(key.template)!r} is free")
         if reply.status is Status.DONE:
             words = "dropped: a second delivery of its message; the first one has ended"
-            self._report.info(words, key=key)
+            self._report.info(words, key=key.template)
             raise Ignore("a second delivery")
         return None
 
