@@ -11,6 +11,7 @@ LIBRARIES = (
     "redis",
     "python-redis-lock",
     "pottery",
+    "dramatiq",
     "celery-singleton",
     "celery-once",
 )

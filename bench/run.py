@@ -27,13 +27,24 @@ from rich.table import Table
 from sweeps import sweeps
 from tasks import tasks
 from uncontended import uncontended
+from units import units
 
 from celery_distlock.testing import EmbeddedServer
 
 ROUNDS = 5
 PARTS: dict[str, Callable[[EmbeddedServer, int], Iterable[Part]]] = {
     measure.__name__: measure
-    for measure in (uncontended, contention, coroutines, handoff, leases, tasks, parked, sweeps)
+    for measure in (
+        uncontended,
+        units,
+        contention,
+        coroutines,
+        handoff,
+        leases,
+        tasks,
+        parked,
+        sweeps,
+    )
 }
 console = Console(highlight=False, width=120)
 

@@ -97,3 +97,22 @@ def bring_nearer(url: str, prefix: str, seconds: float) -> None:
                     client.zincrby(record, -1000 * seconds, run)
             elif record.endswith(b":lock"):
                 client.pexpire(record, max(1, client.pttl(record) - int(1000 * seconds)))
+                _bring_ends_nearer(client, record, seconds)
+            elif record.endswith(b":tasks"):
+                _bring_the_limit_nearer(client, record, seconds)
+
+
+def _bring_ends_nearer(client: redis.Redis, lock: bytes, seconds: float) -> None:
+    """Let a rest, and the leases of those who share a key, end sooner."""
+    for field, value in client.hgetall(lock).items():
+        if field in {b"next", b"rest"} or field.startswith(b"h:"):
+            ends, *others = value.split(b" ", 1)
+            sooner = b"%d" % max(0, int(ends) - int(1000 * seconds))
+            client.hset(lock, field, b" ".join([sooner, *others]))
+
+
+def _bring_the_limit_nearer(client: redis.Redis, tasks: bytes, seconds: float) -> None:
+    capacity, ends, *others = (client.hget(tasks, "limit") or b" 0").split(b" ", 2)
+    if int(ends):
+        sooner = b"%d" % max(1, int(ends) - int(1000 * seconds))
+        client.hset(tasks, "limit", b" ".join([capacity, sooner, *others]))

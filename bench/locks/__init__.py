@@ -6,9 +6,10 @@ Such a module has a NAME, TERMS (what the lock is like as it is made here), and
 """
 
 from functools import cache
-from importlib import import_module
 from types import ModuleType
 from typing import Any
+
+import adapters
 
 OURS, BARE = "distlock", "bare"
 MODULES = (OURS, BARE, "redis_py", "python_redis_lock", "pottery_redlock")
@@ -16,19 +17,11 @@ MODULES = (OURS, BARE, "redis_py", "python_redis_lock", "pottery_redlock")
 
 def present() -> tuple[list[str], list[str]]:
     """Return the modules that can be imported, and a line for each that cannot."""
-    found, absent = [], []
-    for module in MODULES:
-        try:
-            adapter(module)
-        except ImportError as error:
-            absent.append(f"{module} is left out: {error}")
-        else:
-            found.append(module)
-    return found, absent
+    return adapters.present(__name__, MODULES)
 
 
 def adapter(module: str) -> ModuleType:
-    return import_module(f"{__name__}.{module}")
+    return adapters.adapter(__name__, module)
 
 
 @cache

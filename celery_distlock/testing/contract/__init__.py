@@ -4,16 +4,20 @@ from .acquiring import Acquiring, Tokens
 from .any_text import AnyText
 from .delivery import Delivery
 from .inspection import Inspection
+from .limits import Limits
 from .listing import Listing
 from .parking import Parking
 from .releasing import Releasing
 from .renewing import Renewing
+from .resting import Resting
 from .retaining import Retaining
 from .second_deliveries import SecondDeliveries
 from .several_keys import SeveralKeys
 from .several_queues import WaitingAtSeveralKeys
 from .sharing import Sharing
 from .sweeping import Sweeping
+from .units import Queued, Units
+from .upgrading import Upgrading
 from .waiting import Waiting
 
 __all__ = ["StoreContract"]
@@ -36,6 +40,11 @@ class StoreContract(
     Inspection,
     Sharing,
     Listing,
+    Units,
+    Queued,
+    Upgrading,
+    Resting,
+    Limits,
 ):
     """
     Tests that hold a store to the contract of :class:`~celery_distlock.stores.Store`.

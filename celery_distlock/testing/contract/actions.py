@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar, cast
 
 import pytest
@@ -22,6 +22,7 @@ from celery_distlock.stores.values import (
     Reply,
     Route,
     Status,
+    Want,
     WokenTask,
 )
 
@@ -33,6 +34,7 @@ Test = TypeVar("Test", bound=Callable[..., None])
 GRANTED, BUSY, PARKED, DONE = Status.GRANTED, Status.BUSY, Status.PARKED, Status.DONE
 RESERVED = Status.RESERVED
 YES, AGAIN = Completion.YES, Completion.YES_AND_MAY_COME_AGAIN
+SHARED = Want(1, 0)  # beside any number
 
 PATIENCE = 30.0  # seconds until what is waited for must have happened, on a busy machine too
 
@@ -89,6 +91,8 @@ recognises = needs_ability(Ability.RECOGNISE)
 shares = needs_ability(Ability.SHARE)
 lists = needs_ability(Ability.LIST)
 counts = needs_ability(Ability.COUNT)
+several = needs_ability(Ability.SEVERAL)
+weighs = needs_ability(Ability.WEIGH)
 fair = needs("the store serves whoever asks first (fair = False)", lambda given, _: given.fair)
 loose = needs("an owner is one process's here (bound = True)", lambda given, _: not given.bound)
 bound = needs("an owner is no process's here (bound = False)", lambda given, _: given.bound)
@@ -115,6 +119,35 @@ def take(store: Store, key: str, owner: str, lease: float = 30.0, **more: Any) -
     reply = store.acquire(AcquireRequest(key, owner, lease, **more))
     assert reply.status is GRANTED
     return reply.token
+
+
+def ask(store: Store, key: str, owner: str, lease: float = 30.0, **more: Any) -> Reply:
+    """Ask for a key that may be taken."""
+    return store.acquire(AcquireRequest(key, owner, lease, **more))
+
+
+def enter(store: Store, key: str, owners: str, want: Want = SHARED, lease: float = 30.0) -> int:
+    """Have several take a key beside each other, a letter each; return the token of all."""
+    tokens = {take(store, key, owner, lease, want=want) for owner in owners}
+    assert len(tokens) == 1
+    return tokens.pop()
+
+
+def leave(store: Store, key: str, owner: str, **more: Any) -> list[WokenTask]:
+    """Release a key that is one's own; return all whom that wakes."""
+    released, wake = store.release(ReleaseRequest(key, owner, **more))
+    assert released
+    return all_of(wake)
+
+
+def all_of(wake: WokenTask | None) -> list[WokenTask]:
+    """Return those who were woken at once, one by one."""
+    return [] if wake is None else [wake._replace(also=()), *wake.also]
+
+
+def runs_of(wakes: Iterable[WokenTask]) -> list[str]:
+    """Return which runs were woken."""
+    return [wake.run for wake in wakes]
 
 
 def wait_for(store: Store, key: str, name: str, lease: float = 30.0, **more: Any) -> Waiter:
@@ -221,10 +254,16 @@ def take_all_or_skip(store: Store, keys: str, owners: str, **more: Any) -> list[
 
 
 def stand(
-    store: ParkingStore, keys: str, run: str = "run", *, arrival: int = 0, **more: Any
+    store: ParkingStore,
+    keys: str,
+    run: str = "run",
+    *,
+    arrival: int = 0,
+    wants: tuple[Want, ...] = (),
+    **more: Any,
 ) -> list[Reply]:
     """Have a run begin to stand at its keys, as far as it comes; return what it is told there."""
-    route = Route(tuple(keys), "shop.move")
+    route = Route(tuple(keys), "shop.move", wants)
     park_request: ParkRequest | None = ParkRequest(run.encode())
     replies = []
     for key in keys:

@@ -26,10 +26,26 @@ if asks and repeated == '0' and not want and redis.call('EXISTS', LOCK, QUEUE, T
     return refused or token
 end
 
--- USES queue
+-- USES units
 local units, capacity = want_in(want)
 local now = microseconds()
 local own = 'parked:' .. run
+if asks and repeated == '0' and capacity ~= 1 and redis.call('EXISTS', QUEUE, TASKS) == 0 then
+    -- Nobody waits, and no operator has set a limit: most who share a key end here.
+    local mine, runs = 'h:' .. owner, run ~= '' and 'o:' .. run or 'h:' .. owner
+    local known = redis.call('HMGET', LOCK, mine, runs, unpack(COUNTED))
+    local is_new = not (table.remove(known, 1) or table.remove(known, 1))
+    no_tasks = true
+    local is_exact = not known[1] or (known[1] == SHARED and tonumber(known[7]) > now / 1000)
+    is_exact = is_exact and known[3] ~= '0' -- else it has rested, and a new phase begins
+    if is_new and is_exact and admits(units, capacity, now, known) then
+        local token, slot = admit(now, owner, run, lease_ms, units, capacity, 0, known)
+        return token and { 'granted', token, slot, '', '' } or slot
+    end
+    no_tasks = false
+end
+
+-- USES queue
 prune(now)
 
 local function with_others(answer)

@@ -41,6 +41,7 @@ if not claims and not wants then
     end
 end
 
+-- USES units
 -- USES queue
 local now = microseconds()
 local asked = {}

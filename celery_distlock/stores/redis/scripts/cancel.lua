@@ -5,6 +5,7 @@
 --         next is to be sent
 --
 -- USES grant
+-- USES units
 -- USES queue
 local run = ARGV[1]
 local now = microseconds()

@@ -8,6 +8,7 @@
 -- first  1: the key is the first one, where its envelope lies
 --
 -- USES grant
+-- USES units
 -- USES queue
 local run, first = unpack(ARGV)
 local now = microseconds()

@@ -5,6 +5,7 @@
 --         ...}: it shares it
 --
 -- USES grant
+-- USES units
 -- USES queue
 local owner, lease_ms = unpack(ARGV)
 local now = microseconds()

@@ -7,6 +7,7 @@
 -- mark  1: a second delivery that comes later is to be recognised
 --
 -- USES grant
+-- USES units
 -- USES queue
 local run, mark = unpack(ARGV)
 prune(microseconds())

@@ -46,16 +46,25 @@ local function lengthen(lease_ms)
     end
 end
 
-local function grant(now, owner, run, lease_ms)
+-- Returns a token above all before; or nothing, and what the server says, which is full.
+local function mint(now)
     local token = integer(now)
     local last = redis.pcall('SET', FENCE, token, 'PX', FENCE_MS, 'GET')
     if type(last) == 'table' then
-        return nil, last -- refused: the server is full
+        return nil, last
     end
     local before = last and tonumber(last)
     if before and before >= now and before < EXACT then
         token = integer(before + 1)
         redis.call('SET', FENCE, token, 'PX', FENCE_MS)
+    end
+    return token
+end
+
+local function grant(now, owner, run, lease_ms)
+    local token, refused = mint(now)
+    if not token then
+        return nil, refused
     end
     redis.call('HSET', LOCK, 'owner', owner, 'token', token, 'run', run)
     redis.call('PEXPIRE', LOCK, lease_ms)

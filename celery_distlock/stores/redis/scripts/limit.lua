@@ -7,6 +7,7 @@
 -- until_ms  0: without an end
 --
 -- USES grant
+-- USES units
 -- USES queue
 local capacity, until_ms, author = unpack(ARGV)
 local now = microseconds()

@@ -6,6 +6,7 @@
 --         broker is to have it
 --
 -- USES grant
+-- USES units
 -- USES queue
 local PUSHES = 5 -- whoever has heard it so often may not know its task
 local BEHIND = 100 -- in the queue, whose desks are looked at

@@ -1,7 +1,5 @@
 -- queue.lua: the hand-over of a free key to the next in its queue.
 -- KEYS lock queue tasks woken fence done
---
--- USES units
 local GRANT_MS = 1000 -- for a blocked waiter to confirm what was pushed to it
 local CLAIM_MS = 5000 -- for a woken task's message to reach a worker; doubled by others on their way
 local DOUBLINGS = 2 -- at most: a key that nobody comes for is not to lie idle for longer
@@ -34,12 +32,6 @@ local function push(run, envelope)
     local head = string.format('%d %d %d %s ', #LOCK, #run, #givers, arrival or '0')
     local heard = publish(desk, head .. LOCK .. run .. givers .. envelope)
     return type(heard) == 'number' and heard > 0
-end
-
--- Reads how much is wanted: units/capacity; all of it if nothing is written.
-local function want_in(text)
-    local units, capacity = string.match(text or '', '^(%d+)/(%d+)$')
-    return tonumber(units or 1), tonumber(capacity or 1)
 end
 
 local function want_of(member)

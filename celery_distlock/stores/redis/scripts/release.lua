@@ -14,7 +14,8 @@
 local owner, run, ended, inbox, keep_run, keep_ms = unpack(ARGV)
 inbox, keep_ms = inbox or '', keep_ms or '0'
 
-if tonumber(ended) < 2 and keep_ms == '0' and redis.call('EXISTS', QUEUE, TASKS) == 0 then
+local may_be_short = tonumber(ended) < 2 and keep_ms == '0' and redis.call('EXISTS', QUEUE, TASKS) == 0
+if may_be_short then
     -- Nobody waits, nothing is to be noted: most releases end here.
     local held = redis.call('HMGET', LOCK, 'owner', 'again', 'rest')
     if held[1] ~= owner and held[1] ~= 'several:' then
@@ -26,9 +27,30 @@ if tonumber(ended) < 2 and keep_ms == '0' and redis.call('EXISTS', QUEUE, TASKS)
     end
 end
 
+-- USES units
+local now = microseconds()
+if may_be_short then
+    local mine, again = 'h:' .. owner, 'again:' .. run
+    local held = redis.call('HMGET', LOCK, mine, again, 'o:' .. run, unpack(COUNTED))
+    local holder, used, holders, rest, up, _, next_ms, slots = unpack(held, 4)
+    local share = holder == SHARED and read(held[1])
+    if share and not (rest or up or held[2]) and tonumber(next_ms) > now / 1000 then
+        if holders == '1' then
+            redis.call('DEL', LOCK)
+            return 1
+        end
+        redis.call('HDEL', LOCK, mine, 'stamp:' .. run, 'from:' .. run)
+        if run ~= '' and held[3] == owner then
+            redis.call('HDEL', LOCK, 'o:' .. run)
+        end
+        slots = marked(slots, share.slot, '0')
+        redis.call('HSET', LOCK, 'used', used - share.units, 'holders', holders - 1, 'slots', slots)
+        return 1
+    end
+end
+
 -- USES queue
 givers = run
-local now = microseconds()
 prune(now)
 
 local function may_come_again()

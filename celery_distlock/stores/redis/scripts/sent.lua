@@ -8,6 +8,7 @@
 --        nobody sends would keep those that were woken after it from being found
 --
 -- USES grant
+-- USES units
 -- USES queue
 local run, again = unpack(ARGV)
 if not redis.call('ZSCORE', WOKEN, run) then

@@ -19,6 +19,7 @@
 -- envelope  when it begins to stand, at the first key
 --
 -- USES grant
+-- USES units
 -- USES queue
 local run, names, first, arrival, owner, departs, envelope, desk = unpack(ARGV)
 local own, member, parcel = 'parked:' .. run, 'p:' .. run, 'e:' .. run

@@ -5,6 +5,7 @@
 -- returns {waiting, run, envelope, ...}; waiting: 1 somebody waits or is on its way | 0 nobody
 --
 -- USES grant
+-- USES units
 -- USES queue
 local now = microseconds()
 local found = {}

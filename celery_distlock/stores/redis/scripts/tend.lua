@@ -7,6 +7,7 @@
 -- for_ms  0: the worker does not start it any more; the next sweep sends it
 --
 -- USES grant
+-- USES units
 -- USES queue
 local run, for_ms = unpack(ARGV)
 if not on_its_way(run) then

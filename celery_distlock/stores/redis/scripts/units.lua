@@ -15,6 +15,12 @@
 local SHARED = 'several:'
 local MOST_SLOTS = 1024
 
+-- Reads how much is wanted: units/capacity; all of it if nothing is written.
+local function want_in(text)
+    local units, capacity = string.match(text or '', '^(%d+)/(%d+)$')
+    return tonumber(units or 1), tonumber(capacity or 1)
+end
+
 local function integers(...)
     return string.format('%.0f %.0f %.0f %.0f %.0f ', ...)
 end
@@ -53,10 +59,12 @@ local function outlive(ends, now)
     end
 end
 
-local function mark_slot(slot, mark)
-    local slots = redis.call('HGET', LOCK, 'slots') or ''
+local function marked(slots, slot, mark)
+    if slot < 0 then
+        return slots
+    end
     slots = slots .. string.rep('0', slot + 1 - #slots)
-    redis.call('HSET', LOCK, 'slots', string.sub(slots, 1, slot) .. mark .. string.sub(slots, slot + 2))
+    return string.sub(slots, 1, slot) .. mark .. string.sub(slots, slot + 2)
 end
 
 local function forget_share(owner, share)
@@ -117,7 +125,12 @@ local function prune(now)
 end
 
 -- The operator's limit, or nothing.
+local no_tasks = false -- and so no limit
+
 local function limit_at(now)
+    if no_tasks then
+        return nil
+    end
     local capacity, ends = string.match(redis.call('HGET', TASKS, 'limit') or '', '^(%d+) (%d+) ')
     if not capacity then
         return nil
@@ -136,12 +149,12 @@ local function needed(units, capacity, now)
 end
 
 -- Whether so much may be taken now, if it is one's turn.
-local function admits(units, capacity, now)
+local function admits(units, capacity, now, known)
     if limit_at(now) == 0 then
         return false
     end
     local owner, used, holders, rest, up =
-        unpack(redis.call('HMGET', LOCK, 'owner', 'used', 'holders', 'rest', 'up'))
+        unpack(known or redis.call('HMGET', LOCK, 'owner', 'used', 'holders', 'rest', 'up'))
     if not owner then
         return true
     end
@@ -155,40 +168,55 @@ local function admits(units, capacity, now)
     return of == 0 or tonumber(used or 0) + need <= of
 end
 
--- Lets an owner in beside others. Returns the token and the slot, or nothing and the refusal.
-local function admit(now, owner, run, lease_ms, units, capacity, due)
+local COUNTED = { 'owner', 'used', 'holders', 'rest', 'up', 'token', 'next', 'slots', 'since' }
+
+-- Lets an owner in beside others. Returns the token and the slot, or nothing and the refusal. What
+-- is `known` are the fields COUNTED.
+local function admit(now, owner, run, lease_ms, units, capacity, due, known)
     local need, of = needed(units, capacity, now)
-    if redis.call('HGET', LOCK, 'owner') ~= SHARED then
-        local token, refused = grant(now, SHARED, '', lease_ms)
+    local holder, used, holders, _, _, token, next_ms, slots, since =
+        unpack(known or redis.call('HMGET', LOCK, unpack(COUNTED)))
+    local begins = {}
+    local is_first = holder ~= SHARED
+    if is_first then
+        local refused
+        token, refused = mint(now)
         if not token then
             return nil, refused
         end
-        redis.call('HSET', LOCK, 'used', 0, 'holders', 0, 'next', integer(EXACT), 'slots', '', 'since', 0)
+        used, holders, next_ms, slots, since = 0, 0, EXACT, '', 0
+        begins = { 'owner', SHARED, 'token', token, 'run', '' }
     end
-    local token, next_ms, slots, since =
-        unpack(redis.call('HMGET', LOCK, 'token', 'next', 'slots', 'since'))
     local slot = -1
     if need == 1 and of > 1 and of <= MOST_SLOTS then
-        slot = (string.find(slots .. '0', '0', 1, true)) - 1
+        slot = string.find(slots .. '0', '0', 1, true) - 1
     end
     since = math.max(now, (tonumber(since) or 0) + 1)
     local ends = math.ceil(now / 1000) + tonumber(lease_ms)
-    local share = { ends = ends, units = need, slot = slot, due = due, since = since, run = run }
-    local refused = write_share(owner, share)
+    local share = integers(ends, need, slot, due, since) .. run
+    local soonest = integer(math.min(ends, tonumber(next_ms) or 0))
+    used, holders, slots = used + need, holders + 1, marked(slots, slot, '1')
+    local fields = { 'h:' .. owner, share, 'used', used, 'holders', holders, 'next', soonest }
+    local others = { 'slots', slots, 'since', integer(since), 'last', owner, 'capacity', of }
+    for _, each in ipairs(others) do
+        fields[#fields + 1] = each
+    end
+    if run ~= '' then
+        fields[#fields + 1] = 'o:' .. run
+        fields[#fields + 1] = owner
+    end
+    for _, each in ipairs(begins) do
+        fields[#fields + 1] = each
+    end
+    local refused = redis.pcall('HSET', LOCK, unpack(fields))
     if type(refused) == 'table' then
         return nil, refused -- the server is full
     end
-    if run ~= '' then
-        redis.call('HSET', LOCK, 'o:' .. run, owner)
+    if is_first then
+        redis.call('PEXPIRE', LOCK, lease_ms)
+    else
+        outlive(ends, now)
     end
-    if slot >= 0 then
-        mark_slot(slot, '1')
-    end
-    redis.call('HINCRBY', LOCK, 'used', need)
-    redis.call('HINCRBY', LOCK, 'holders', 1)
-    local soonest = integer(math.min(ends, tonumber(next_ms) or 0))
-    redis.call('HSET', LOCK, 'next', soonest, 'last', owner, 'capacity', of, 'since', integer(since))
-    outlive(ends, now)
     return token, slot
 end
 
@@ -236,11 +264,9 @@ local function vacate(owner, now)
     local share = holder == SHARED and share_of(owner)
     if share then
         forget_share(owner, share)
-        redis.call('HINCRBY', LOCK, 'used', -share.units)
-        redis.call('HINCRBY', LOCK, 'holders', -1)
-        if share.slot >= 0 then
-            mark_slot(share.slot, '0')
-        end
+        local used, holders, slots = unpack(redis.call('HMGET', LOCK, 'used', 'holders', 'slots'))
+        slots = marked(slots or '', share.slot, '0')
+        redis.call('HSET', LOCK, 'used', used - share.units, 'holders', holders - 1, 'slots', slots)
         end_phase(now)
         return true
     end

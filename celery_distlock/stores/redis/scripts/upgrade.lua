@@ -7,6 +7,7 @@
 -- inbox  where it waits, before all that queue; empty: it does not
 --
 -- USES grant
+-- USES units
 -- USES queue
 local owner, lease_ms, inbox = unpack(ARGV)
 local now = microseconds()

@@ -1,0 +1,203 @@
+"""What operators set for one key."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from celery_distlock.stores.capacity import CapacityStore
+from celery_distlock.stores.parking import ParkingStore
+from celery_distlock.stores.values import Limit, RenewOutcome, Want
+
+from .actions import (
+    BUSY,
+    GRANTED,
+    SHARED,
+    YES,
+    all_of,
+    ask,
+    enter,
+    found_keys,
+    leave,
+    lists,
+    park,
+    parks,
+    renew,
+    runs_of,
+    swept,
+    take,
+    wait_for,
+    wait_until,
+    waits,
+    weighs,
+)
+from .given import Given
+
+__all__ = ["Limits"]
+
+
+class Limits(Given):
+    """An operator's limit goes before what is asked with."""
+
+    @weighs
+    def test_no_more_enter_than_an_operator_allows(self, store: CapacityStore) -> None:
+        store.set_limit("k", Limit(2))
+
+        enter(store, "k", "ab", Want(1, 5))
+
+        assert ask(store, "k", "c", want=Want(1, 5)).status is BUSY
+        assert ask(store, "k", "c", want=SHARED).status is BUSY
+        store.set_limit("k", None)
+        take(store, "k", "c", want=Want(1, 5))
+
+    @weighs
+    def test_a_limit_may_be_more_than_is_asked_with(self, store: CapacityStore) -> None:
+        store.set_limit("k", Limit(4))
+
+        enter(store, "k", "abcd", Want(1, 2))
+
+        assert ask(store, "k", "e", want=Want(1, 2)).status is BUSY
+
+    @weighs
+    def test_a_weight_above_a_limit_counts_as_all_of_it(self, store: CapacityStore) -> None:
+        store.set_limit("k", Limit(2))
+
+        take(store, "k", "a", want=Want(4, 8))
+
+        assert store.inspect("k").used == 2
+        assert ask(store, "k", "b", want=Want(1, 8)).status is BUSY
+
+    @weighs
+    def test_nobody_is_thrown_out_by_a_lower_limit(self, store: CapacityStore) -> None:
+        enter(store, "k", "abc")
+
+        store.set_limit("k", Limit(1))
+
+        assert renew(store, *[("k", owner, 30.0) for owner in "abc"]) == [RenewOutcome.RENEWED] * 3
+        for owner in "abc":
+            assert ask(store, "k", "d", want=SHARED).status is BUSY
+            leave(store, "k", owner)
+        take(store, "k", "d", want=SHARED)
+
+    @weighs
+    def test_a_limit_changes_nothing_for_who_is_alone(self, store: CapacityStore) -> None:
+        store.set_limit("k", Limit(3))
+
+        take(store, "k", "a")
+
+        assert ask(store, "k", "b").status is BUSY
+        assert ask(store, "k", "b", want=SHARED).status is BUSY
+
+    @weighs
+    @pytest.mark.parametrize("want", [Want(), SHARED, Want(2, 5)])
+    def test_nobody_enters_a_paused_key(self, store: CapacityStore, want: Want) -> None:
+        store.set_limit("k", Limit(0))
+
+        assert ask(store, "k", "a", want=want).status is BUSY
+
+        assert not store.inspect("k").token
+        store.set_limit("k", None)
+        take(store, "k", "a", want=want)
+
+    @weighs
+    def test_who_has_a_key_that_is_paused_goes_on(self, store: CapacityStore) -> None:
+        take(store, "k", "a")
+        store.set_limit("k", Limit(0))
+
+        assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.RENEWED]
+        assert ask(store, "k", "a").status is GRANTED
+        leave(store, "k", "a")
+        assert ask(store, "k", "a").status is BUSY
+
+    @weighs
+    def test_several_keys_are_not_taken_if_one_is_paused(self, store: CapacityStore) -> None:
+        store.set_limit("l", Limit(0))
+
+        assert store.acquire_all(["k", "l"], ["a", "b"], 30.0, run="run") is None
+
+        take(store, "k", "c")
+
+    @weighs
+    @parks
+    def test_who_fits_is_woken_when_a_limit_is_raised(self, store: ParkingStore) -> None:
+        capacity = CapacityStore.of(store)
+        capacity.set_limit("k", Limit(1))
+        take(store, "k", "a", want=Want(1, 5))
+        for number in range(3):
+            park(store, "k", f"run{number}", want=Want(1, 5))
+
+        raised = capacity.set_limit("k", Limit(3))
+
+        assert runs_of(all_of(raised.wake)) == ["run0", "run1"]
+        assert runs_of(all_of(capacity.set_limit("k", None).wake)) == ["run2"]
+
+    @weighs
+    @parks
+    def test_who_waits_for_a_paused_key_is_woken_when_it_goes_on(self, store: ParkingStore) -> None:
+        capacity = CapacityStore.of(store)
+        take(store, "k", "a")
+        park(store, "k", "run1")
+        park(store, "k", "run2")
+        capacity.set_limit("k", Limit(0))
+        assert leave(store, "k", "a") == []
+        assert swept(store) == []
+
+        assert runs_of(all_of(capacity.set_limit("k", None).wake)) == ["run1"]
+
+        take(store, "k", "b", run="run1", redelivered=True)
+        assert runs_of(leave(store, "k", "b", run="run1", completion=YES)) == ["run2"]
+
+    @weighs
+    @waits
+    def test_who_blocks_for_a_paused_key_has_it_when_it_goes_on(self, store: CapacityStore) -> None:
+        store.set_limit("k", Limit(0))
+        waiter = wait_for(store, "k", "a")
+
+        store.set_limit("k", None)
+
+        take(store, "k", "a", queue=waiter.inbox)
+
+    @weighs
+    @parks
+    def test_a_limit_ends_by_itself(
+        self, store: ParkingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        CapacityStore.of(store).set_limit("k", Limit(0, until=time.time() + 1.5))
+        park(store, "k", "run")
+        assert swept(store) == []
+        pass_time(2.0)
+
+        assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["run"]
+        assert store.inspect("k").limit is None
+
+    @weighs
+    def test_a_look_tells_the_limit_and_who_has_set_it(self, store: CapacityStore) -> None:
+        now = time.time()
+        store.set_limit("k", Limit(3, now + 60.0, "an operator", since=1.0))
+
+        limit = store.inspect("k").limit
+
+        assert limit is not None
+        assert (limit.capacity, limit.author) == (3, "an operator")
+        assert limit.until == pytest.approx(now + 60.0, abs=0.01)
+        assert limit.since == pytest.approx(now, abs=60.0)
+        store.set_limit("k", None)
+        assert store.inspect("k").limit is None
+
+    @weighs
+    def test_the_last_limit_counts(self, store: CapacityStore) -> None:
+        store.set_limit("k", Limit(0, author="one"))
+
+        store.set_limit("k", Limit(2, author="another"))
+
+        limit = store.inspect("k").limit
+        assert limit is not None
+        assert (limit.capacity, limit.until, limit.author) == (2, 0.0, "another")
+        enter(store, "k", "ab", SHARED)
+
+    @weighs
+    @lists
+    def test_a_key_with_a_limit_is_found(self, store: ParkingStore) -> None:
+        CapacityStore.of(store).set_limit("k", Limit(0))
+
+        assert found_keys(store) == ["k"]

@@ -1,0 +1,177 @@
+"""Keys that rest: nobody enters for a while."""
+
+from collections.abc import Callable
+
+from celery_distlock.stores import ReleaseRequest
+from celery_distlock.stores.base import Store
+from celery_distlock.stores.capacity import CapacityStore
+from celery_distlock.stores.parking import ParkingStore
+from celery_distlock.stores.values import RenewOutcome, Want
+
+from .actions import (
+    AGAIN,
+    BUSY,
+    DONE,
+    GRANTED,
+    SHARED,
+    ask,
+    enter,
+    leave,
+    park,
+    parks,
+    recognises,
+    renew,
+    runs_of,
+    several,
+    swept,
+    take,
+    wait_until,
+    weighs,
+)
+from .given import Given
+
+__all__ = ["Resting"]
+
+RESTS = "resting:1"  # a run that never comes
+
+
+class Resting(Given):
+    """What was taken stays taken for a while, or nobody enters for a while."""
+
+    # What one had
+
+    def test_what_rests_is_nobody_s(self, store: Store) -> None:
+        take(store, "k", "a", run="run")
+
+        assert leave(store, "k", "a", run="run", keep_for=(RESTS, 30.0)) == []
+
+        assert ask(store, "k", "b").status is BUSY
+        assert store.inspect("k").owner == f"parked:{RESTS}"
+        assert not store.release(ReleaseRequest("k", "a")).released
+
+    def test_what_has_rested_is_free(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "a", 60.0)
+        leave(store, "k", "a", keep_for=(RESTS, 1.0))
+        pass_time(1.0)
+
+        wait_until(lambda: ask(store, "k", "b").status is GRANTED, "the end of the rest")
+
+    @parks
+    def test_who_waits_for_what_rests_is_woken_when_it_has_rested(
+        self, store: ParkingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        assert leave(store, "k", "a", keep_for=(RESTS, 1.5)) == []
+        assert swept(store) == []
+        pass_time(1.5)
+
+        assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["run"]
+
+    @recognises
+    def test_a_run_that_has_ended_is_recognised_while_its_key_rests(self, store: Store) -> None:
+        take(store, "k", "a", run="run", redelivered=True)
+
+        leave(store, "k", "a", run="run", completion=AGAIN, keep_for=(RESTS, 30.0))
+
+        assert ask(store, "k", "b", run="run", redelivered=True).status is DONE
+
+    @several
+    def test_one_of_several_units_rests_by_itself(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        want = Want(1, 2)
+        enter(store, "k", "ab", want, lease=60.0)
+        leave(store, "k", "a", keep_for=(RESTS, 1.0))
+
+        assert ask(store, "k", "c", want=want).status is BUSY
+        leave(store, "k", "b")
+        take(store, "k", "b", 60.0, want=want)
+        pass_time(1.0)
+
+        wait_until(lambda: ask(store, "k", "c", want=want).status is GRANTED, "the end of the rest")
+        assert ask(store, "k", "d", want=want).status is BUSY
+
+    @several
+    def test_two_units_rest_beside_each_other(self, store: Store) -> None:
+        want = Want(1, 2)
+        enter(store, "k", "ab", want)
+        for owner in "ab":
+            leave(store, "k", owner, keep_for=(f"resting:{owner}", 30.0))
+
+        assert ask(store, "k", "c", want=want).status is BUSY
+        assert store.inspect("k").used == 2
+
+    # A key
+
+    @weighs
+    def test_nobody_enters_a_key_that_rests_and_those_inside_go_on(
+        self, store: CapacityStore
+    ) -> None:
+        enter(store, "k", "ab")
+
+        assert store.rest("k", "a", 20.0)
+
+        assert ask(store, "k", "c", want=SHARED).status is BUSY
+        assert renew(store, ("k", "a", 30.0), ("k", "b", 30.0)) == [RenewOutcome.RENEWED] * 2
+        assert ask(store, "k", "b", want=SHARED).status is GRANTED
+        assert 0.0 < store.inspect("k").rest <= 20.1
+
+    @weighs
+    def test_a_key_rests_though_nobody_has_it_any_more(self, store: CapacityStore) -> None:
+        for name, want in (("shared", SHARED), ("alone", Want())):
+            take(store, name, "a", want=want)
+            store.rest(name, "a", 20.0)
+            leave(store, name, "a")
+
+            for other in (SHARED, Want(), Want(1, 5)):
+                assert ask(store, name, "b", want=other).status is BUSY
+            state = store.inspect(name)
+            assert (state.owner, state.token, state.holders) == ("", 0, ())
+            assert 0.0 < state.rest <= 20.1
+
+    @weighs
+    def test_a_key_that_has_rested_is_free_and_shared_with_a_greater_token(
+        self, store: CapacityStore, pass_time: Callable[[float], None]
+    ) -> None:
+        for name, want in (("shared", SHARED), ("alone", Want())):
+            before = take(store, name, "a", want=want)
+            store.rest(name, "a", 1.0)
+            leave(store, name, "a")
+            pass_time(1.5)
+
+            assert take(store, name, "b", want=SHARED) > before
+            assert store.inspect(name).rest == 0.0
+
+    @weighs
+    def test_the_longer_of_two_rests_counts(self, store: CapacityStore) -> None:
+        enter(store, "k", "ab")
+        store.rest("k", "a", 25.0)
+
+        store.rest("k", "b", 5.0)
+
+        assert 20.0 < store.inspect("k").rest <= 25.1
+
+    @weighs
+    def test_only_who_has_it_lets_it_rest(self, store: CapacityStore) -> None:
+        assert not store.rest("k", "a", 20.0)
+        enter(store, "k", "b")
+        assert not store.rest("k", "a", 20.0)
+        assert not store.inspect("k").rest
+
+    @weighs
+    @parks
+    def test_who_waits_for_a_key_that_rests_is_woken_when_it_has_rested(
+        self, store: ParkingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "a", want=SHARED)
+        CapacityStore.of(store).rest("k", "a", 1.5)
+        for run in ("run1", "run2"):
+            park(store, "k", run, want=SHARED)
+        assert leave(store, "k", "a") == []
+        assert swept(store) == []
+        pass_time(1.5)
+
+        assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["run1", "run2"]
