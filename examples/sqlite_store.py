@@ -58,6 +58,7 @@ class SQLiteStore(Store):
     # What it ignores of a request goes with abilities that it does not have.
     def acquire(self, request: AcquireRequest) -> Reply:
         key, owner, run = request.key, request.owner, request.run
+        self.check_want(key, request.want)
         asked_at = clock.monotonic()
         with self._transaction() as db:
             now, held = time.time(), self._find(db, key)

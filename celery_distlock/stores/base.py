@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 from celery_distlock.errors import StoreError
+from celery_distlock.naming import shown
 from celery_distlock.process.forks import ForkStage, begin_anew
 
 from .channels import Inbox, PollingInbox
@@ -105,6 +106,24 @@ class Store(ABC):
         The key goes to the first in the queue; one who does not queue does not overtake. While the
         first is on its way, one who is here and came before it has the key.
         """
+
+    def check_want(self, key: str, want: Want) -> None:
+        """
+        Raise :exc:`~celery_distlock.errors.StoreError` if this store cannot grant such a *want*.
+
+        `acquire` begins with it: what is not looked at would be granted as something else.
+        """
+        if want.alone:
+            return
+        needed = Ability.SEVERAL if want.units == 1 else Ability.WEIGH
+        if needed in self.abilities:
+            return
+        can = "one unit of it" if Ability.SEVERAL in self.abilities else "it alone"
+        where = "one Redis" if needed is Ability.WEIGH else "one Redis or in ZooKeeper"
+        raise StoreError(
+            f"{self.address} cannot {needed.value}: {shown(key)!r} was asked for with {want};"
+            f" ask for {can}, or keep its locks in {where}"
+        )
 
     def acquire_all(
         self,

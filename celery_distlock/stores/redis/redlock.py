@@ -103,6 +103,7 @@ class RedlockStore(ListingStore, CountingStore):
     def acquire(self, request: AcquireRequest) -> Reply:
         if isinstance(request.queue, ParkRequest):
             raise StoreError(f"{self.address}: no task can be parked at several masters")
+        self.check_want(request.key, request.want)
         for pause in SPLITS:
             time.sleep(clock.jitter(0.0, pause))
             election = self._elect(request)

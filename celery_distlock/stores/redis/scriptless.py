@@ -106,16 +106,17 @@ class ScriptlessStore(ListingStore, CountingStore):
         key = request.key
         if isinstance(request.queue, ParkRequest):
             raise StoreError(f"{self.address}: no task can be parked without scripts")
+        self.check_want(key, request.want)
         self._commands(key)
         for _ in range(TURNS):
             seen = self._make(request)
             if seen.record is None:
                 continue  # it ended just after it had been in the way
-            if not seen.record.is_for(request):
-                return seen.busy()
             told = self._second_delivery(request, seen)
             if told is not None:
                 return told
+            if not seen.record.is_for(request):
+                return seen.busy()
             reply = self._settle(request, seen)
             if reply is not None:
                 return reply
@@ -157,7 +158,8 @@ class ScriptlessStore(ListingStore, CountingStore):
             return None
         if record.owner == request.owner and record.token:
             return None
-        self._remove(slot_name(request.key), record, request.key)
+        if record.is_for(request):
+            self._remove(slot_name(request.key), record, request.key)
         if seen.mark == b"done":
             return Reply(Status.DONE, seen.asked_at)
         return Reply(

@@ -36,7 +36,6 @@ from functools import partial
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of, slot_name
-from celery_distlock.naming import shown
 from celery_distlock.stores.base import batches, forget_after_fork
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.findings import Finding, Severity, clock_finding
@@ -102,11 +101,7 @@ class ZooKeeperStore(ListingStore):
         if isinstance(request.queue, ParkRequest):
             raise StoreError(f"{self.address}: no task can be parked in ZooKeeper")
         key = request.key
-        if request.want.units != 1:
-            raise StoreError(
-                f"{self.address} cannot {Ability.WEIGH.value}: {shown(key)!r} was asked for with a"
-                f" weight of {request.want.units}; ask for one unit, or keep the locks in one Redis"
-            )
+        self.check_want(key, request.want)
         node = self._registry.asked_for(slot_name(key), request.owner)
         try:
             reply = self._contact.ask(lambda talk: self._attempt(talk, request, node), key)

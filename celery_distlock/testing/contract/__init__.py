@@ -19,6 +19,7 @@ from .sweeping import Sweeping
 from .units import Queued, Units
 from .upgrading import Upgrading
 from .waiting import Waiting
+from .wants import Wants
 
 __all__ = ["StoreContract"]
 
@@ -29,6 +30,7 @@ class StoreContract(
     Releasing,
     Tokens,
     Waiting,
+    Wants,
     Parking,
     Retaining,
     Delivery,

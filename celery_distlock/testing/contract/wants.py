@@ -1,0 +1,54 @@
+"""What is asked for and cannot be had: it is refused, and nothing else is granted instead."""
+
+import pytest
+
+from celery_distlock.errors import StoreError
+from celery_distlock.stores import AcquireRequest
+from celery_distlock.stores.base import Store
+from celery_distlock.stores.values import Ability, Want
+
+from .actions import GRANTED, take
+from .given import Given
+
+__all__ = ["Wants"]
+
+WANTS = {
+    "shared": (Want(1, 0), Ability.SEVERAL),
+    "capacity": (Want(1, 3), Ability.SEVERAL),
+    "weight": (Want(2, 3), Ability.WEIGH),
+    "shared with a weight": (Want(2, 0), Ability.WEIGH),
+}
+
+
+class Wants(Given):
+    """A store without an ability refuses by name what needs it, and then the key is as it was."""
+
+    @pytest.mark.parametrize(("want", "ability"), WANTS.values(), ids=list(WANTS))
+    @pytest.mark.parametrize("waits", [False, True])
+    def test_what_a_store_cannot_is_refused_by_name(
+        self, store: Store, want: Want, ability: Ability, waits: bool
+    ) -> None:
+        queue = store.inbox("k", "a") if waits and Ability.WAIT in store.abilities else None
+        request = AcquireRequest("k", "a", self.shortest_lease, queue=queue, want=want)
+        if ability in store.abilities:
+            assert store.acquire(request).status is GRANTED
+            return
+
+        with pytest.raises(StoreError) as raised:
+            store.acquire(request)
+
+        words = str(raised.value)
+        assert store.address in words
+        assert f"cannot {ability.value}: 'k'" in words
+        assert "ask for" in words
+        take(store, "k", "b")
+
+    def test_a_refusal_does_not_touch_who_has_the_key(self, store: Store) -> None:
+        if {Ability.SEVERAL, Ability.WEIGH} <= store.abilities:
+            pytest.skip("the store refuses none")
+        take(store, "k", "a", run="run")
+
+        with pytest.raises(StoreError):
+            store.acquire(AcquireRequest("k", "a", 10.0, run="run", want=Want(2, 3)))
+
+        assert store.inspect("k").owner == "a"
