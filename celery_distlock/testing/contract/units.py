@@ -545,6 +545,25 @@ class Queued(Given):
 
         assert ask(store, "k", "d").status is BUSY
 
+    @several
+    @parks
+    def test_one_that_waits_elsewhere_gives_its_part_to_one_who_came_before_it(
+        self, store: ParkingStore
+    ) -> None:
+        enter(store, "k", "ab", TWO)
+        take(store, "l", "c")
+        take(store, "m", "d")
+        stand(store, "mk", "elder", wants=(Want(), TWO))
+        stand(store, "kl", "later", wants=(TWO, Want()))
+        (wake,) = leave(store, "k", "a")
+        assert goes_on(store, wake) == []  # "later" has its part, and waits for "l"
+
+        (wake,) = leave(store, "m", "d")
+
+        assert goes_on(store, wake) == [WokenTask("m", "elder", b"elder")]
+        take(store, "k", "e", run="elder", redelivered=True, want=TWO)
+        assert {each.owner for each in store.inspect("k").holders} == {"b", "e"}
+
     # Weights
 
     @weighs
