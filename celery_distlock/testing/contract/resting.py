@@ -52,7 +52,7 @@ class Resting(Given):
     def test_what_has_rested_is_free(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
-        take(store, "k", "a", 60.0)
+        take(store, "k", "a", 30.0)
         leave(store, "k", "a", keep_for=(RESTS, 1.0))
         pass_time(1.0)
 
@@ -83,12 +83,12 @@ class Resting(Given):
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
         want = Want(1, 2)
-        enter(store, "k", "ab", want, lease=60.0)
+        enter(store, "k", "ab", want, lease=30.0)
         leave(store, "k", "a", keep_for=(RESTS, 1.0))
 
         assert ask(store, "k", "c", want=want).status is BUSY
         leave(store, "k", "b")
-        take(store, "k", "b", 60.0, want=want)
+        take(store, "k", "b", 30.0, want=want)
         pass_time(1.0)
 
         wait_until(lambda: ask(store, "k", "c", want=want).status is GRANTED, "the end of the rest")

@@ -163,12 +163,12 @@ class Units(Given):
     def test_each_lease_ends_by_itself(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
-        take(store, "k", "long", 60.0, want=TWO)
+        take(store, "k", "long", 30.0, want=TWO)
         take(store, "k", "short", 1.0, want=TWO)
         pass_time(1.5)
 
         assert renew(store, ("k", "short", 30.0)) == [RenewOutcome.LOST]
-        assert renew(store, ("k", "long", 60.0)) == [RenewOutcome.RENEWED]
+        assert renew(store, ("k", "long", 30.0)) == [RenewOutcome.RENEWED]
         take(store, "k", "next", want=TWO)
         assert ask(store, "k", "one more", want=TWO).status is BUSY
         assert ask(store, "k", "alone").status is BUSY
@@ -178,12 +178,12 @@ class Units(Given):
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
         enter(store, "k", "ab", lease=2.0)
-        assert renew(store, ("k", "a", 60.0)) == [RenewOutcome.RENEWED]
+        assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.RENEWED]
         pass_time(2.0)
 
         assert renew(store, ("k", "b", 30.0)) == [RenewOutcome.LOST]
         assert ask(store, "k", "c").status is BUSY
-        assert renew(store, ("k", "a", 60.0)) == [RenewOutcome.RENEWED]
+        assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.RENEWED]
 
     @several
     def test_what_is_kept_for_a_run_is_what_its_holder_had(self, store: Store) -> None:
@@ -212,8 +212,8 @@ class Units(Given):
 
     @several
     def test_a_look_tells_who_has_it(self, store: Store) -> None:
-        take(store, "k", "a", run="run-a", want=THREE)
-        take(store, "k", "b", 60.0, want=THREE)
+        take(store, "k", "a", 20.0, run="run-a", want=THREE)
+        take(store, "k", "b", 30.0, want=THREE)
 
         state = store.inspect("k")
 
@@ -223,7 +223,7 @@ class Units(Given):
         assert state.owner in {"a", "b"}
         assert state.token == ask(store, "k", "a", want=THREE).token
         by_owner = {each.owner: each for each in state.holders}
-        assert 0.0 < by_owner["a"].remaining <= 30.1 < by_owner["b"].remaining <= 60.1
+        assert 0.0 < by_owner["a"].remaining <= 20.1 < by_owner["b"].remaining <= 30.1
 
     @several
     def test_a_look_at_one_who_is_alone_tells_of_no_others(self, store: Store) -> None:
