@@ -124,3 +124,11 @@ def test_who_is_served_while_it_asks_again_is_counted_once(store):
     assert ask(store, "own").status is Status.GRANTED
     assert (store.inspect("k").used, len(store.inspect("k").holders)) == (1, 1)
     inbox.close()
+
+
+def test_a_parked_run_tells_what_it_wants(store):
+    ask(store, "x", ALONE)
+    ask(store, "own", Want(2, 3), queue=ParkRequest(b"e"), run=RUN)
+
+    assert store.parked("k", RUN).want == Want(2, 3)
+    assert [each.want for each in store.waiters("k")] == [Want(2, 3)]

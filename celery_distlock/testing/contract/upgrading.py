@@ -184,7 +184,7 @@ class Upgrading(Given):
     def test_if_its_lease_ends_others_enter_again(
         self, store: CapacityStore, pass_time: Callable[[float], None]
     ) -> None:
-        take(store, "k", "b", 60.0, want=SHARED)
+        take(store, "k", "b", 30.0, want=SHARED)
         take(store, "k", "a", 1.0, want=SHARED)
         inbox = store.inbox("k", "a")
         store.upgrade("k", "a", 1.0, inbox)
@@ -199,13 +199,13 @@ class Upgrading(Given):
     def test_if_the_lease_of_the_last_other_ends_it_has_it_alone(
         self, store: CapacityStore, pass_time: Callable[[float], None]
     ) -> None:
-        take(store, "k", "a", 60.0, want=SHARED)
+        take(store, "k", "a", 30.0, want=SHARED)
         take(store, "k", "b", 1.0, want=SHARED)
         inbox = store.inbox("k", "a")
-        assert store.upgrade("k", "a", 60.0, inbox).status is BUSY
+        assert store.upgrade("k", "a", 30.0, inbox).status is BUSY
         pass_time(1.5)
 
-        assert store.upgrade("k", "a", 60.0, inbox).status is GRANTED
+        assert store.upgrade("k", "a", 30.0, inbox).status is GRANTED
         inbox.close()
 
     # Back
