@@ -29,8 +29,8 @@ NO_DOCKET = (
     " take it."
 )
 NO_RIVAL = (
-    "No other is here: redis-py and the rest have no lock for readers and writers, and with"
-    " portalocker's over Redis some of 20 processes had waited for a minute."
+    "No other is here: redis-py and the rest above have no lock for readers and writers."
+    " portalocker's RedisLock is one, and is not measured."
 )
 
 

@@ -1,6 +1,7 @@
 """
 Sell more than there is, three times: without a lock, with one, and with one
-while worker processes are killed.
+while worker processes are killed. Then run five tasks at a time for each of two
+tenants, never a sixth.
 
     python examples/demo.py [--orders N] [--seed N] [--keep]
 
@@ -31,9 +32,10 @@ except ModuleNotFoundError as error:
         "`make demo` installs all it needs."
     )
 
+import at_once
 import make_orders
 from books import Audit, audit, faults_in_words, open_shop
-from stage import clean_up_on_sigterm, last_lines, stopped, work_folder, workers
+from stage import clean_up_on_sigterm, last_lines, play, stopped, work_folder, workers
 
 TILLS = ("till1", "till2")  # the workers
 PROCESSES = 2  # in each worker
@@ -86,10 +88,12 @@ def main() -> int:
                 sell(run, products, orders, folder / f"run-{number}")
                 for number, run in enumerate(RUNS, start=1)
             ]
+            report(outcomes)
+            console.print()
+            shared = play(at_once.story, folder)
     except KeyboardInterrupt:
         return stopped()
-    report(outcomes)
-    return 0 if all(outcome.acceptable for outcome in outcomes) else 1
+    return 0 if shared and all(outcome.acceptable for outcome in outcomes) else 1
 
 
 def parse_options() -> argparse.Namespace:

@@ -32,18 +32,24 @@ def perform(story) -> int:
     """
     clean_up_on_sigterm()
     try:
-        with work_folder() as folder, EmbeddedServer() as server:
-            os.environ["CELERY_BROKER_URL"] = os.environ["CELERY_RESULT_BACKEND"] = server.url
-            os.environ["EXAMPLE_DB"] = str(folder / "example.sqlite")
-            try:
-                return 0 if story(folder) else 1
-            except StalledError as error:
-                tell(f"It went wrong: {error}\n{last_lines(folder)}")
-                return 1
-            finally:
-                logging.disable()  # whoever misses the server, which goes now, need not say so
+        with work_folder() as folder:
+            return 0 if play(story, folder) else 1
     except KeyboardInterrupt:
         return stopped()
+
+
+def play(story, folder: Path) -> bool:
+    """Do so in *folder*; return whether all was as it should be."""
+    with EmbeddedServer() as server:
+        os.environ["CELERY_BROKER_URL"] = os.environ["CELERY_RESULT_BACKEND"] = server.url
+        os.environ["EXAMPLE_DB"] = str(folder / "example.sqlite")
+        try:
+            return story(folder)
+        except StalledError as error:
+            tell(f"It went wrong: {error}\n{last_lines(folder)}")
+            return False
+        finally:
+            logging.disable()  # whoever misses the server, which goes now, need not say so
 
 
 def tell(line: str = "") -> None:

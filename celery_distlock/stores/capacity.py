@@ -36,7 +36,10 @@ class CapacityStore(Store):
     @abstractmethod
     def downgrade(self, key: str, owner: str, lease: float) -> Reply:
         """
-        Have *owner* share with any number what it had alone; without a gap in which others enter.
+        Have *owner* share what it had alone; without a gap in which others enter.
+
+        It has as many units, and the slot, as before its :meth:`upgrade`; if it was alone from the
+        beginning, one unit beside any number.
 
         Never refused: ``GRANTED`` with the token of what is shared from now on, and who is let in
         is woken. ``FREE``: the key is not its own (any more). If it waits in `upgrade`, it waits no

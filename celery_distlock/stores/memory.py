@@ -120,6 +120,11 @@ class MemoryStore(SeveralKeys, CapacityStore, CountingStore):
             state.leave(own)
             reply = state.second_delivery(request, asked_at)
             return reply._replace(wake=self._hand_on(slot_name(request.key), state)[1])
+        first = "" if state.is_alone else state.holds(run)
+        if its_turn and first not in ("", owner):  # both were served, and the other has come first
+            state.leave(own)
+            wake = self._hand_on(slot_name(request.key), state)[1]
+            return state.put_off(request, first, asked_at)._replace(wake=wake)
         retained = request.lease if request.retain else None
         if share is not None and not kept:
             share.lengthen(request.lease)
@@ -173,6 +178,9 @@ class MemoryStore(SeveralKeys, CapacityStore, CountingStore):
             turn: _Handed = _Turn.NOBODY
             if not overtakes and not (want.alone and not state.shares and run in state.woken):
                 turn, wake = self._hand_on(name, state, member, stands)
+            if owner in state.shares:  # it stands in the queue as well, and was handed it just now
+                state.pass_on(owner, owner, run, lease)
+                return state.granted(owner, asked_at)._replace(wake=wake)
             if turn in (_Turn.NOBODY, _Turn.OWN) and state.admits(want):
                 state.take(owner, run, want, lease)
                 if run:
@@ -532,7 +540,7 @@ class MemoryStore(SeveralKeys, CapacityStore, CountingStore):
                 state.become_shared(owner, lease)
             elif state.upgrading == owner:
                 state.upgrading = ""
-            granted = Reply(Status.GRANTED, asked_at, state.token)
+            granted = state.granted(owner, asked_at)
             return granted._replace(wake=self._hand_on(name, state)[1])
 
     def rest(self, key: str, owner: str, seconds: float) -> bool:

@@ -86,6 +86,7 @@ class Share:
     due: int = 0  # when the one came who was handed it and has not come for it
     again: bool = False  # it asked to be parked twice: another message of it is on its way
     stamp: int = 0  # when one came that stands at several keys
+    before: tuple[int, int, int] | None = None  # units, slot and capacity before it was alone
 
     def lengthen(self, seconds: float) -> None:
         """Make it last for so long from now, and never shorter."""
@@ -233,6 +234,7 @@ class MemoryKey:
         """Give one who shares the key with nobody all of it."""
         share = self.shares[owner]
         self.upgrading, self.token = "", _next_token()
+        share.before = share.units, share.slot, self.capacity
         share.alone, share.units, share.slot, share.since = True, 0, -1, clock.wall()
         share.lengthen(lease)
 
@@ -241,7 +243,10 @@ class MemoryKey:
         share = self.leave(owner)
         assert share is not None
         left = max(share.until - clock.monotonic(), lease)
-        self.take(owner, share.run, Want(1, 0), left).again = share.again
+        now = self.take(owner, share.run, Want(1, 0), left)
+        now.again = share.again
+        if share.before is not None:
+            now.units, now.slot, self.capacity = share.before
 
     def step_back(self, owner: str) -> None:
         """Take the key from one who has not come for it; a run has its place back."""
@@ -377,6 +382,7 @@ class MemoryKey:
         """Return what it is told while *owner* runs the first one beside others."""
         run, queue, status = request.run, request.queue, Status.BUSY
         until = self.shares[owner].until
+        self.leave_queue(f"b:{request.owner}")
         if isinstance(queue, ParkRequest):
             self.keep(run, queue)
             self.sends.pop(run, None)

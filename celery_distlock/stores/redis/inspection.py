@@ -21,6 +21,7 @@ from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.listing import CountingStore, ListingStore
 from celery_distlock.stores.values import (
+    ALONE,
     UNREADABLE,
     Holder,
     KeyState,
@@ -170,16 +171,17 @@ class RedisInspection(ListingStore, CountingStore):
     def parked(self, key: str, run: str) -> Waiter | None:
         stem = self._records.stem(slot_name(key))
         tasks, woken = f"{stem}tasks", f"{stem}woken"
-        fields = f"e:{run}", f"s:{run}", f"t:{run}", f"k:{run}"
+        fields = f"e:{run}", f"s:{run}", f"t:{run}", f"k:{run}", f"w:p:{run}"
         calls = [
             command(tasks.encode(), "HMGET", tasks, *fields),
             command(woken.encode(), "ZSCORE", woken, run),
         ]
-        (envelope, arrival, task, keys), due = self._requests.ask(calls, key).answers
+        (envelope, arrival, task, keys, want), due = self._requests.ask(calls, key).answers
         if envelope is None:
             return None
         route = Route.read(text(keys)) if keys else None
-        return Waiter("", run, since_of(arrival), envelope, due is not None, text(task), route)
+        since, is_woken = since_of(arrival), due is not None
+        return Waiter("", run, since, envelope, is_woken, text(task), route, _want(want))
 
     def _members(self, name: str, record: str, mask: str) -> Iterator[str]:
         where, words = f"{self._records.stem(name)}{record}", ("MATCH", mask, "COUNT", SCAN_BATCH)
@@ -402,9 +404,12 @@ def unreadable(address: str, key: str, token: bytes | None) -> str:
 
 
 def _waiter(member: bytes, arrival: bytes, task: bytes, want: bytes, *, woken: bool) -> Waiter:
-    wanted = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text(want))
-    waiter = _one_who_waits(member, arrival, task, woken=woken)
-    return waiter._replace(want=Want(int(wanted[1]), int(wanted[2]))) if wanted else waiter
+    return _one_who_waits(member, arrival, task, woken=woken)._replace(want=_want(want))
+
+
+def _want(written: bytes | None) -> Want:
+    wanted = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text(written))
+    return Want(int(wanted[1]), int(wanted[2])) if wanted else ALONE
 
 
 def _one_who_waits(member: bytes, arrival: bytes, task: bytes, *, woken: bool) -> Waiter:

@@ -89,6 +89,15 @@ class Limits(Given):
         assert ask(store, "k", "b", want=SHARED).status is BUSY
 
     @weighs
+    def test_nobody_is_alone_beside_others_though_a_limit_leaves_room(
+        self, store: CapacityStore
+    ) -> None:
+        store.set_limit("k", Limit(5))
+        enter(store, "k", "ab")
+
+        assert ask(store, "k", "c").status is BUSY
+
+    @weighs
     @pytest.mark.parametrize("want", [Want(), SHARED, Want(2, 5)])
     def test_nobody_enters_a_paused_key(self, store: CapacityStore, want: Want) -> None:
         store.set_limit("k", Limit(0))

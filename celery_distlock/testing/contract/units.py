@@ -273,7 +273,7 @@ class Units(Given):
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "heavy", 1.0, want=Want(3, 4))
-        take(store, "k", "light", 60.0, want=Want(1, 4))
+        take(store, "k", "light", 30.0, want=Want(1, 4))
         pass_time(1.5)
 
         take(store, "k", "next", want=Want(3, 4))
@@ -394,7 +394,7 @@ class Queued(Given):
     def test_what_nobody_comes_for_goes_to_the_next(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
-        enter(store, "k", "ab", TWO, lease=600.0)
+        enter(store, "k", "ab", TWO, lease=min(600.0, self.longest_lease))
         park(store, "k", "gone", want=TWO)
         park(store, "k", "next", want=TWO)
         (wake,) = leave(store, "k", "a")
@@ -404,7 +404,7 @@ class Queued(Given):
         found = wait_until(lambda: swept(store), "a sweep")
 
         assert runs_of(found) == ["next"]
-        assert renew(store, ("k", "b", 600.0)) == [RenewOutcome.RENEWED]
+        assert renew(store, ("k", "b", min(600.0, self.longest_lease))) == [RenewOutcome.RENEWED]
 
     @several
     @parks
@@ -477,7 +477,7 @@ class Queued(Given):
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a", run="run", want=SHARED)
-        enter(store, "k", "b", lease=600.0)
+        enter(store, "k", "b", lease=min(600.0, self.longest_lease))
         park(store, "k", "run", redelivered=True, want=SHARED)
 
         assert leave(store, "k", "a", run="run", completion=AGAIN) == []
@@ -505,7 +505,7 @@ class Queued(Given):
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a", 30.0, run="run", want=SHARED)
-        enter(store, "k", "b", lease=600.0)
+        enter(store, "k", "b", lease=min(600.0, self.longest_lease))
         park(store, "k", "run", redelivered=True, want=SHARED)
         assert swept(store) == []
         pass_time(31.0)
@@ -544,6 +544,25 @@ class Queued(Given):
         take(store, "k", "c", want=SHARED)
 
         assert ask(store, "k", "d").status is BUSY
+
+    @several
+    @parks
+    def test_one_that_waits_elsewhere_gives_its_part_to_one_who_came_before_it(
+        self, store: ParkingStore
+    ) -> None:
+        enter(store, "k", "ab", TWO)
+        take(store, "l", "c")
+        take(store, "m", "d")
+        stand(store, "mk", "elder", wants=(Want(), TWO))
+        stand(store, "kl", "later", wants=(TWO, Want()))
+        (wake,) = leave(store, "k", "a")
+        assert goes_on(store, wake) == []  # "later" has its part, and waits for "l"
+
+        (wake,) = leave(store, "m", "d")
+
+        assert goes_on(store, wake) == [WokenTask("m", "elder", b"elder")]
+        take(store, "k", "e", run="elder", redelivered=True, want=TWO)
+        assert {each.owner for each in store.inspect("k").holders} == {"b", "e"}
 
     # Weights
 

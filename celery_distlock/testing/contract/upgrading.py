@@ -98,6 +98,16 @@ class Upgrading(Given):
 
     @weighs
     @waits
+    def test_nobody_enters_with_several_keys_either(self, store: CapacityStore) -> None:
+        enter(store, "k", "ab")
+        inbox = store.inbox("k", "a")
+        store.upgrade("k", "a", 30.0, inbox)
+
+        assert store.acquire_all(["k", "l"], ["c", "d"], 30.0, wants=[SHARED, SHARED]) is None
+        inbox.close()
+
+    @weighs
+    @waits
     def test_it_goes_before_all_who_queue(self, store: CapacityStore) -> None:
         enter(store, "k", "ab")
         writer = wait_for(store, "k", "writer")
@@ -174,7 +184,7 @@ class Upgrading(Given):
     def test_if_its_lease_ends_others_enter_again(
         self, store: CapacityStore, pass_time: Callable[[float], None]
     ) -> None:
-        take(store, "k", "b", 60.0, want=SHARED)
+        take(store, "k", "b", 30.0, want=SHARED)
         take(store, "k", "a", 1.0, want=SHARED)
         inbox = store.inbox("k", "a")
         store.upgrade("k", "a", 1.0, inbox)
@@ -189,13 +199,13 @@ class Upgrading(Given):
     def test_if_the_lease_of_the_last_other_ends_it_has_it_alone(
         self, store: CapacityStore, pass_time: Callable[[float], None]
     ) -> None:
-        take(store, "k", "a", 60.0, want=SHARED)
+        take(store, "k", "a", 30.0, want=SHARED)
         take(store, "k", "b", 1.0, want=SHARED)
         inbox = store.inbox("k", "a")
-        assert store.upgrade("k", "a", 60.0, inbox).status is BUSY
+        assert store.upgrade("k", "a", 30.0, inbox).status is BUSY
         pass_time(1.5)
 
-        assert store.upgrade("k", "a", 60.0, inbox).status is GRANTED
+        assert store.upgrade("k", "a", 30.0, inbox).status is GRANTED
         inbox.close()
 
     # Back
@@ -226,6 +236,19 @@ class Upgrading(Given):
         woken = all_of(CapacityStore.of(store).downgrade("k", "a", 30.0).wake)
 
         assert runs_of(woken) == ["reader1", "reader2"]
+
+    @weighs
+    @parks
+    def test_a_second_delivery_that_waits_is_not_let_in_beside_the_first(
+        self, store: ParkingStore
+    ) -> None:
+        take(store, "k", "a", run="run")
+        park(store, "k", "run", redelivered=True, want=SHARED)
+        park(store, "k", "other", want=SHARED)
+
+        woken = all_of(CapacityStore.of(store).downgrade("k", "a", 30.0).wake)
+
+        assert runs_of(woken) == ["other"]
 
     @weighs
     def test_nobody_enters_between_shared_and_alone_and_back(self, store: CapacityStore) -> None:

@@ -115,9 +115,16 @@ def test_the_page_shows_how_to_use_it(tmp_path, monkeypatch):
 
 
 def test_the_page_names_every_ability_and_every_method():
-    from celery_distlock.stores import Ability, CountingStore, ListingStore, ParkingStore, Store
+    from celery_distlock.stores import (
+        Ability,
+        CapacityStore,
+        CountingStore,
+        ListingStore,
+        ParkingStore,
+        Store,
+    )
 
-    interfaces = {Store, ListingStore, ParkingStore, CountingStore}
+    interfaces = {Store, ListingStore, ParkingStore, CountingStore, CapacityStore}
     names = {name for each in interfaces for name in vars(each) if not name.startswith("_")}
     names |= {each.__name__ for each in interfaces} | {ability.name for ability in Ability}
 

@@ -10,7 +10,7 @@ import pytest
 from tests.acceptance.examples.scripts import EXAMPLES, TIMEOUT, left_running, run, start
 from tests.waiting import wait_until
 
-STORIES = ["tenants.py", "long_import.py", "web.py", "web_async.py"]
+STORIES = ["at_once.py", "tenants.py", "long_import.py", "web.py", "web_async.py"]
 
 AUDIT_TENANTS = """
 from tenants import IMPORTS, TENANTS, Run, report
@@ -26,6 +26,18 @@ assert report(runs())
 assert not report(runs(length=1.1)), "two of one tenant at once"
 assert not report(runs(number=lambda n: IMPORTS + 1 - n)), "in another order"
 assert not report(runs(begin=lambda t, n: 10 * t + n)), "one after the other"
+"""
+
+AUDIT_AT_ONCE = """
+from at_once import AT_ONCE, Call, report
+
+def calls(tenant, number, begin=0.0):
+    return [Call(tenant, begin + 0.1 * n, begin + 1.0) for n in range(number)]
+
+assert report(calls("acme", AT_ONCE) + calls("bolt", 3))
+assert not report(calls("acme", AT_ONCE + 1) + calls("bolt", 3)), "a sixth"
+assert not report(calls("acme", 3) + calls("bolt", AT_ONCE + 1)), "a sixth of the other"
+assert not report(calls("acme", AT_ONCE) + calls("bolt", 3, begin=1.0)), "one after the other"
 """
 
 AUDIT_IMPORT = """
@@ -73,6 +85,18 @@ def test_tenants_import_one_at_a_time_in_order_and_side_by_side(tmp_path):
         "one at a time for each tenant: yes\n"
         "in the order they came: yes\n"
         "tenants side by side: yes\n"
+    )
+
+
+@pytest.mark.faults
+def test_five_calls_of_a_tenant_run_at_once_and_those_of_another_beside_them(tmp_path):
+    told = play("at_once.py", tmp_path)
+
+    counts = dict(re.findall(r"^(acme|bolt) +([0-9.]+)$", told, re.MULTILINE))
+    assert max(counts["acme"]) == "5"
+    assert max(counts["bolt"]) in "12345"
+    assert told.endswith(
+        "never a sixth call of one tenant: yes\nthe other tenant's go on meanwhile: yes\n"
     )
 
 
@@ -137,7 +161,11 @@ def test_a_story_that_is_stopped_leaves_nothing_behind(tmp_path, name, signum, s
     wait_until(lambda: not left_running(tmp_path), what=f"the end of all that {name} started")
 
 
-@pytest.mark.parametrize("audit", [AUDIT_TENANTS, AUDIT_IMPORT], ids=["tenants", "long import"])
+@pytest.mark.parametrize(
+    "audit",
+    [AUDIT_AT_ONCE, AUDIT_TENANTS, AUDIT_IMPORT],
+    ids=["at once", "tenants", "long import"],
+)
 def test_the_audit_finds_a_fault(tmp_path, audit):
     env = {"PYTHONPATH": str(EXAMPLES), "EXAMPLE_DB": str(tmp_path / "example.sqlite")}
 

@@ -33,10 +33,11 @@ local own = 'parked:' .. run
 if asks and repeated == '0' and capacity ~= 1 and redis.call('EXISTS', QUEUE, TASKS) == 0 then
     -- Nobody waits, and no operator has set a limit: most who share a key end here.
     local mine, runs = 'h:' .. owner, run ~= '' and 'o:' .. run or 'h:' .. owner
-    local known = redis.call('HMGET', LOCK, mine, runs, unpack(COUNTED))
-    local is_new = not (table.remove(known, 1) or table.remove(known, 1))
+    local has_share, run_has_share = unpack(redis.call('HMGET', LOCK, mine, runs))
+    local is_new = not (has_share or run_has_share)
+    local known = redis.call('HMGET', LOCK, unpack(COUNTED))
     no_tasks = true
-    local is_exact = not known[1] or (known[1] == SHARED and tonumber(known[7]) > now / 1000)
+    local is_exact = not known[1] or (known[1] == SHARED and (tonumber(known[7] or 0) or 0) > now / 1000)
     is_exact = is_exact and known[3] ~= '0' -- else it has rested, and a new phase begins
     if is_new and is_exact and admits(units, capacity, now, known) then
         local token, slot = admit(now, owner, run, lease_ms, units, capacity, 0, known)
@@ -132,6 +133,18 @@ if (claims or (has and run ~= '' and has_run ~= run)) and repeated == '1' then
         return with_others({ answer[1], 0, '', run, answer[5] or 0, 0, wake_run, envelope, '0' })
     end
 end
+local runs_by = run ~= '' and redis.call('HGET', LOCK, 'o:' .. run)
+if runs_by == owner or runs_by == own or holder ~= SHARED then
+    runs_by = nil
+end
+if runs_by and (claims or (has and has_run ~= run)) and share_of(runs_by) then
+    -- Both deliveries of the run were served, and the other one has come first.
+    vacate(claims and own or owner, now)
+    local _, wake_run, envelope = hand_on(now, '', 0)
+    local answer = put_off(held[2], runs_by, share_of(runs_by).ends - now / 1000)
+    answer[7], answer[8] = wake_run, envelope
+    return with_others(answer)
+end
 if has then
     if share then
         local same_run = run == '' and share.run or run
@@ -163,7 +176,7 @@ elseif claims then
     if mode == 'park' then
         -- It was parked by an earlier request of ours, whose answer was lost, and has been woken
         -- since: its message is on its way as well.
-        redis.call('HSET', LOCK, slot >= 0 and 'again:' .. run or 'again', 1)
+        redis.call('HSET', LOCK, kept and 'again:' .. run or 'again', 1)
     end
     return granted(token, slot)
 end
@@ -190,6 +203,10 @@ if run ~= '' and holder == SHARED then
     runs, left_ms = holds(run, now)
 end
 if runs then
+    if mode == 'wait' then
+        redis.call('ZREM', QUEUE, member)
+        redis.call('HDEL', TASKS, 'w:' .. member)
+    end
     return put_off(held[2], redis.call('HGET', LOCK, 'o:' .. run), left_ms)
 end
 
@@ -200,7 +217,7 @@ if overtakes and mode ~= 'line' then
     -- It was handed to one who came later, and has not come for it: who is here goes before.
     step_back(now, holder, held[4])
     holder = redis.call('HGET', LOCK, 'owner')
-elseif holder == SHARED and stands > 0 and mode ~= 'line' and not admits(units, capacity, now) then
+elseif holder == SHARED and mode ~= 'line' and may_make_room(stands) and not admits(units, capacity, now) then
     overtakes = make_room(now, stands, units, capacity)
 end
 local wake_run, wake_envelope = '', ''
@@ -209,6 +226,11 @@ if (not holder or holder == SHARED) and mode ~= 'line' then
     local straight = capacity == 1 and not holder and run ~= '' and redis.call('ZSCORE', WOKEN, run)
     if not overtakes and not straight then
         last, wake_run, wake_envelope = hand_on(now, member, stands)
+    end
+    local served = share_of(owner) -- it stands in the queue as well, and was handed it just now
+    if served then
+        pass_on(owner, served, owner, run, lease_ms, now)
+        return granted(held[2] or redis.call('HGET', LOCK, 'token'), served.slot, wake_run, wake_envelope)
     end
     if (last == nil or last == true) and admits(units, capacity, now) then
         local token, slot = take(now, owner, run, lease_ms, units, capacity)

@@ -10,11 +10,21 @@
 local owner, lease_ms = unpack(ARGV)
 local now = microseconds()
 prune(now)
-local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run', 'again', 'rest', 'up')
+local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run', 'again', 'rest', 'up', 'was')
+local slot = -1
 if held[1] == owner then
     local left_ms = math.max(redis.call('PTTL', LOCK), tonumber(lease_ms))
     redis.call('DEL', LOCK)
-    held[2] = admit(now, owner, held[3], left_ms, 1, 0, 0)
+    local units, its_slot, of = string.match(held[7] or '', '^(%d+) (%-?%d+) (%d+)$')
+    held[2], slot = admit(now, owner, held[3], left_ms, tonumber(units or 1), 0, 0)
+    if units then -- it has what it had before it was alone
+        local share = share_of(owner)
+        share.units, share.slot = tonumber(units), tonumber(its_slot)
+        slot = share.slot
+        write_share(owner, share)
+        local slots = marked('', slot, '1')
+        redis.call('HSET', LOCK, 'used', units, 'slots', slots, 'capacity', of)
+    end
     if held[4] then
         redis.call('HSET', LOCK, 'again:' .. held[3], held[4])
     end
@@ -23,8 +33,11 @@ if held[1] == owner then
     end
 elseif held[1] ~= SHARED or not share_of(owner) then
     return { 'free' }
-elseif held[6] and string.match(held[6], ' (.*)$') == owner then
+else
+    slot = share_of(owner).slot
+end
+if held[6] and string.match(held[6], ' (.*)$') == owner then
     redis.call('HDEL', LOCK, 'up')
 end
 local _, wake_run, wake_envelope = hand_on(now, '', 0)
-return { 'granted', held[2], -1, wake_run, wake_envelope, unpack(also) }
+return { 'granted', held[2], slot, wake_run, wake_envelope, unpack(also) }

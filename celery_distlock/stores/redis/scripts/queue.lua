@@ -76,6 +76,11 @@ local function step_back(now, holder, arrival)
     end
 end
 
+-- Whether somebody may have been handed a part of the key who came after `stands`.
+local function may_make_room(stands)
+    return stands > 0 and stands < (tonumber(redis.call('HGET', LOCK, 'due') or 0) or 0)
+end
+
 -- Has those step back who came after `stands` and have not come for what they were handed, the last
 -- one first, until so much may be taken; false: it may not all the same.
 local function make_room(now, stands, units, capacity)
@@ -242,7 +247,11 @@ local function settle_upgrade(now)
         return false
     end
     local inbox, owner = string.match(up, '^(%S+) (.+)$')
-    if holders == '1' and owner then
+    if not (owner and share_of(owner)) then
+        redis.call('HDEL', LOCK, 'up') -- nobody of ours
+        return false
+    end
+    if holders == '1' then
         convert(now, owner, 0)
         publish(inbox, owner)
     end

@@ -67,6 +67,7 @@ elseif run ~= '' and ended ~= '0' then
 elseif run ~= '' and redis.call('HGET', LOCK, 'owner') == SHARED then
     -- What was set aside as its second delivery is not to wait for the end of its lease.
     if holds(run, now) and redis.call('ZSCORE', WOKEN, run) then
+        redis.call('ZREM', QUEUE, '') -- a full server refuses a script's first write, but not this one
         redis.call('ZADD', WOKEN, 'XX', integer(now / 1000), run)
     end
 end
@@ -91,7 +92,10 @@ if keep_ms ~= '0' then
         return 1
     end
     redis.pcall('HSET', LOCK, 'owner', kept, 'run', keep_run)
-    redis.call('PEXPIRE', LOCK, keep_ms)
+    redis.call('HDEL', LOCK, 'was')
+    local rest = tonumber(redis.call('HGET', LOCK, 'rest') or 0) or 0
+    local rest_ms = string.find(keep_run, 'resting:', 1, true) == 1 and rest - now / 1000 or 0
+    redis.call('PEXPIRE', LOCK, math.max(math.ceil(rest_ms), tonumber(keep_ms)))
     return 1
 end
 return free(owner)

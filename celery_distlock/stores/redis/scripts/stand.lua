@@ -113,7 +113,7 @@ local function stand_beside_others(number)
         return true
     end
     local units, capacity = want_of(member)
-    if not admits(units, capacity, now) then
+    if may_make_room(stands) and not admits(units, capacity, now) then
         make_room(now, stands, units, capacity)
     end
     return take_part(number)

@@ -14,6 +14,7 @@
 --        limit: an operator's capacity, its end (ms; 0: none), when it was set (µs), and by whom
 local SHARED = 'several:'
 local MOST_SLOTS = 1024
+local FEW = 64 -- holders that are looked through for one
 
 -- Reads how much is wanted: units/capacity; all of it if nothing is written.
 local function want_in(text)
@@ -145,7 +146,7 @@ end
 -- How many units are taken, and of how many (0: any number).
 local function needed(units, capacity, now)
     local of = limit_at(now) or capacity
-    return of == 0 and units or math.max(1, math.min(units, of)), of
+    return math.max(1, of == 0 and units or math.min(units, of)), of
 end
 
 -- Whether so much may be taken now, if it is one's turn.
@@ -189,15 +190,21 @@ local function admit(now, owner, run, lease_ms, units, capacity, due, known)
     end
     local slot = -1
     if need == 1 and of > 1 and of <= MOST_SLOTS then
-        slot = string.find(slots .. '0', '0', 1, true) - 1
+        slot = string.find((slots or '') .. '0', '0', 1, true) - 1
     end
     since = math.max(now, (tonumber(since) or 0) + 1)
+    used, holders, slots = tonumber(used) or 0, tonumber(holders) or 0, slots or ''
     local ends = math.ceil(now / 1000) + tonumber(lease_ms)
     local share = integers(ends, need, slot, due, since) .. run
     local soonest = integer(math.min(ends, tonumber(next_ms) or 0))
     used, holders, slots = used + need, holders + 1, marked(slots, slot, '1')
     local fields = { 'h:' .. owner, share, 'used', used, 'holders', holders, 'next', soonest }
     local others = { 'slots', slots, 'since', integer(since), 'last', owner, 'capacity', of }
+    if tonumber(due) > 0 then
+        local latest = tonumber(redis.call('HGET', LOCK, 'due') or 0) or 0
+        others[#others + 1] = 'due'
+        others[#others + 1] = integer(math.max(due, is_first and 0 or latest))
+    end
     for _, each in ipairs(others) do
         fields[#fields + 1] = each
     end
@@ -253,7 +260,7 @@ local function vacate(owner, now)
     if holder == owner then
         local token = redis.call('HGET', LOCK, 'token')
         redis.call('DEL', LOCK)
-        if rest and tonumber(rest) > now / 1000 then
+        if (tonumber(rest or 0) or 0) > now / 1000 then
             local never = integer(EXACT)
             redis.call('HSET', LOCK, 'owner', SHARED, 'token', token, 'run', '', 'rest', rest)
             redis.call('HSET', LOCK, 'used', 0, 'holders', 0, 'next', never, 'slots', '', 'since', 0)
@@ -275,7 +282,8 @@ end
 -- Gives one who shares the key with nobody all of it; returns the token.
 local function convert(now, owner, lease_ms)
     local share = share_of(owner)
-    local again, rest = unpack(redis.call('HMGET', LOCK, 'again:' .. share.run, 'rest'))
+    local again, rest, capacity =
+        unpack(redis.call('HMGET', LOCK, 'again:' .. share.run, 'rest', 'capacity'))
     local ends = math.max(share.ends, math.ceil(now / 1000) + tonumber(lease_ms))
     redis.call('DEL', LOCK)
     local token = grant(now, owner, share.run, math.ceil(ends - now / 1000))
@@ -285,6 +293,7 @@ local function convert(now, owner, lease_ms)
     if rest then
         redis.call('HSET', LOCK, 'rest', rest)
     end
+    redis.call('HSET', LOCK, 'was', string.format('%d %d %d', share.units, share.slot, capacity or 0))
     return token
 end
 
@@ -316,8 +325,9 @@ local function one_holder()
         return owner or '', token or '0', run or ''
     end
     if not (last and redis.call('HEXISTS', LOCK, 'h:' .. last) == 1) then
-        last = nil
-        for _, field in ipairs(redis.call('HGETALL', LOCK)) do
+        last = nil -- it has left; any other one would do, but to find one among thousands takes long
+        local few = (tonumber(redis.call('HGET', LOCK, 'holders') or 0) or 0) <= FEW
+        for _, field in ipairs(few and redis.call('HGETALL', LOCK) or {}) do
             last = last or string.match(field, '^h:(.*)$') -- no value begins so
         end
     end
