@@ -222,6 +222,11 @@ class Hold:
         self.token = reply.token
         self.slot = reply.slot if reply.slot >= 0 else None
 
+    @property
+    def shared_want(self) -> Want:
+        """What it has after a downgrade: as before its upgrade; any number if it began alone."""
+        return Want(1, 0) if self.wanted.alone else want_of(self.wanted)
+
     def change(self, want: Want, reply: Reply, lease: float) -> None:
         """Have *want* of the key from now on, as *reply* says, which was asked for *lease* s."""
         with self._mutex:

@@ -36,8 +36,6 @@ logger = logging.getLogger(__name__)
 LOOK = 1.0  # seconds after which one who waits asks again, though nobody has called
 OUTAGE_PAUSE = 0.25  # seconds between its attempts while the store does not answer
 
-SHARED = Want(1, 0)  # what a downgrade leaves
-
 _background = BackgroundNotifier("distlock-downgrades")
 
 
@@ -111,7 +109,7 @@ class UpgradeWaiter:
             return
         self._store.dispatch(reply.wake)
         if reply.status is Status.GRANTED and reply.token != hold.token:
-            hold.change(SHARED, reply, lease)  # it had the key alone already, when it gave up
+            hold.change(hold.shared_want, reply, lease)  # it had the key alone already, when it gave up
 
     def give_up_later(self) -> None:
         """As `give_up`, in the background."""
@@ -162,7 +160,7 @@ def downgrade(hold: Hold) -> None:
     store.dispatch(reply.wake)
     if reply.status is not Status.GRANTED:
         raise _lost(hold)
-    hold.change(SHARED, reply, lease)
+    hold.change(hold.shared_want, reply, lease)
     hold.upgraded_at = None
 
 
