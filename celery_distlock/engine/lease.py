@@ -120,6 +120,7 @@ class Hold:
         want: How much it has or is to have; an upgrade changes it.
         slot: Which unit that is, if the store tells them from each other; else None.
         upgraded_at: How deep it was entered when an inner acquisition upgraded it; None: none has.
+        upgrades: How many attempts to upgrade it have begun.
     """
 
     __slots__ = (
@@ -148,6 +149,7 @@ class Hold:
         "token",
         "turns",
         "upgraded_at",
+        "upgrades",
         "valid_until",
         "want",
         "wanted",
@@ -170,6 +172,7 @@ class Hold:
         self.want = want_of(self.wanted)
         self.slot: int | None = None
         self.upgraded_at: int | None = None
+        self.upgrades = 0
         self.terms = terms
         self.run = run
         self.label = label
@@ -221,6 +224,12 @@ class Hold:
     def _note_grant(self, reply: Reply) -> None:
         self.token = reply.token
         self.slot = reply.slot if reply.slot >= 0 else None
+
+    def begin_upgrade(self) -> int:
+        """Return the number of an attempt to upgrade it, from 1: earlier ones are over."""
+        with self._mutex:
+            self.upgrades += 1
+            return self.upgrades
 
     @property
     def shared_want(self) -> Want:

@@ -62,6 +62,7 @@ class UpgradeWaiter:
         self.inbox = hold.store.inbox(hold.key, hold.owner) if waits else None
         self.pause = 0.0
         self._answered = False
+        self._number = hold.begin_upgrade()
 
     def ask(self) -> Reply | None:
         """
@@ -87,7 +88,10 @@ class UpgradeWaiter:
                 return reply
             if reply.status is Status.FREE:
                 raise _lost(hold)
-            if reply.status is not Status.BUSY or self.inbox is None:
+            if reply.status is not Status.BUSY:
+                return reply
+            if self.inbox is None:
+                self.give_up()
                 return reply
             if clock.monotonic() >= self._deadline:
                 self.give_up()
@@ -96,11 +100,18 @@ class UpgradeWaiter:
         return None
 
     def give_up(self) -> None:
-        """Wait no more, and have what it had; does not raise for the store's sake."""
+        """
+        Wait no more, and have what it had; does not raise for the store's sake.
+
+        Does nothing after a later attempt has begun, which may have the key alone by now: that one
+        gives up for both, also if it does not wait itself.
+        """
         hold = self._hold
-        if self.inbox is None or not hold.held:
+        if not hold.held or (self.inbox is None and self._number == 1):
             return
         lease = hold.lease_for_change()
+        if self._number != hold.upgrades:
+            return
         try:
             reply = self._store.downgrade(hold.key, hold.owner, lease)
         except StoreError as error:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from celery_distlock import Key
+from celery_distlock.engine import upgrading
 from celery_distlock.engine.acquisition import acquire, release
 from celery_distlock.engine.lease import Hold, Terms
-from celery_distlock.engine.upgrading import (
-    UpgradeWaiter,
-    downgrade,
-    downgrade_all,
-    upgrade,
-)
-from celery_distlock.errors import StoreUnavailableError
+from celery_distlock.engine.upgrading import UpgradeWaiter, downgrade, upgrade
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.values import ALONE, Status, Want
-from tests.waiting import wait_until
 
 
 class Downgrades(MemoryStore):
@@ -76,3 +68,53 @@ def test_a_downgrade_leaves_what_was_had_before(new_hold, store, key, want, slot
 
     assert hold.want == want
     assert hold.slot == (slot if slot >= 0 else None)
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """What is to be done in the background, and is not done yet."""
+    calls = []
+    monkeypatch.setattr(upgrading._background, "submit", calls.append)
+    return calls
+
+
+def waits_for_others(hold):
+    """An attempt to upgrade *hold* that has to wait, and is given up, later."""
+    waiter = UpgradeWaiter(hold, float("inf"), waits=True)
+    assert waiter.ask() is None
+    waiter.give_up_later()
+    waiter.close()
+
+
+def test_an_attempt_that_gives_up_late_does_not_share_what_a_later_one_has(new_hold, late, store):
+    hold, other = new_hold(Key("k", shared=True)), new_hold(Key("k", shared=True))
+    waits_for_others(hold)
+    release(other)
+    assert upgrade(hold, 0).status is Status.GRANTED
+
+    late.pop()()
+
+    assert not store.downgrades
+    assert hold.want == ALONE
+    assert store.inspect("k").token == hold.token
+
+
+def test_an_attempt_that_does_not_wait_gives_up_for_an_earlier_one(new_hold, late, store):
+    hold, _other = new_hold(Key("k", shared=True)), new_hold(Key("k", shared=True))
+    waits_for_others(hold)
+    assert upgrade(hold, 0).status is Status.BUSY
+
+    late.pop()()
+
+    assert store.downgrades == [hold.owner]
+    assert new_hold(Key("k", shared=True)).held  # the door is open
+
+
+def test_the_latest_attempt_gives_up_late(new_hold, late, store):
+    hold, _other = new_hold(Key("k", shared=True)), new_hold(Key("k", shared=True))
+    waits_for_others(hold)
+
+    late.pop()()
+
+    assert store.downgrades == [hold.owner]
+    assert new_hold(Key("k", shared=True)).held
