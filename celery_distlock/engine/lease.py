@@ -121,6 +121,7 @@ class Hold:
         slot: Which unit that is, if the store tells them from each other; else None.
         upgraded_at: How deep it was entered when an inner acquisition upgraded it; None: none has.
         upgrades: How many attempts to upgrade it have begun.
+        unconfirmed: Whether a downgrade was not answered: shared is the least that it has.
     """
 
     __slots__ = (
@@ -148,6 +149,7 @@ class Hold:
         "terms",
         "token",
         "turns",
+        "unconfirmed",
         "upgraded_at",
         "upgrades",
         "valid_until",
@@ -173,6 +175,7 @@ class Hold:
         self.slot: int | None = None
         self.upgraded_at: int | None = None
         self.upgrades = 0
+        self.unconfirmed = False
         self.terms = terms
         self.run = run
         self.label = label
@@ -242,7 +245,13 @@ class Hold:
             if self.state is HoldState.HELD:
                 self._note_grant(reply)
                 self.want = want
+                self.unconfirmed = False
                 self.valid_until = reply.asked_at + believed(lease)
+
+    def doubt(self) -> None:
+        """Believe in no more than a share, as a downgrade was not answered."""
+        with self._mutex:
+            self.want, self.slot, self.unconfirmed = self.shared_want, None, True
 
     @property
     def waited(self) -> float:
@@ -564,7 +573,10 @@ class Lease:
 
         Raises:
             LockLostError: The key was lost.
-            StoreError: The store cannot do it, or did not answer; the key is still held alone.
+            StoreUnavailableError: The store did not answer, and may have done it: from now on the
+                key counts as shared. Another call asks again; until one is answered, others may
+                be kept out, `token` may be that of before, and `slot` is None.
+            StoreError: The store cannot do it, or refuses; the key is still held alone.
         """
         from .upgrading import downgrade_all
 

@@ -163,11 +163,18 @@ def downgrade(hold: Hold) -> None:
 
     Raises:
         LockLostError: The key was lost.
-        StoreError: It did not answer, or cannot do it; *hold* is as it was.
+        StoreUnavailableError: It did not answer, and may have done it: *hold* counts as shared.
+        StoreError: It cannot do it, or refuses; *hold* is as it was.
     """
     store = CapacityStore.of(hold.store)
     lease = hold.lease_for_change()
-    reply = store.downgrade(hold.key, hold.owner, lease)
+    try:
+        reply = store.downgrade(hold.key, hold.owner, lease)
+    except BaseException as error:  # a time limit's exception, say, loses an answer, too
+        if isinstance(error, StoreUnavailableError) or not isinstance(error, StoreError):
+            hold.doubt()
+            hold.upgraded_at = None
+        raise
     store.dispatch(reply.wake)
     if reply.status is not Status.GRANTED:
         raise _lost(hold)
@@ -213,7 +220,7 @@ def downgrade_all(holds: Sequence[Hold]) -> None:
     """Share those of *holds* that are held alone; see :meth:`Lease.downgrade`."""
     for hold in holds:
         hold.ensure_held()
-        if hold.want.alone:
+        if hold.want.alone or hold.unconfirmed:
             downgrade(hold)
 
 
@@ -237,7 +244,7 @@ def leave(hold: Hold) -> None:
     """
     Share what an inner acquisition has upgraded, after that was undone.
 
-    Does not raise for the store's sake: what cannot be shared is held alone, which is more.
+    Does not raise for the store's sake: others may be kept out then until the hold is given up.
     """
     if is_left(hold):
         hold.upgraded_at = None
@@ -249,7 +256,7 @@ def _share_again(hold: Hold) -> None:
     try:
         downgrade(hold)
     except StoreError as error:
-        words = "%r is held alone until it is given up, and not shared again: %s"
+        words = "%r may be held alone until it is given up, and not shared again: %s"
         logger.warning(words, shown(hold.key), error)
     except LockError as error:
         logger.debug("%r is not shared again: %s", shown(hold.key), error)

@@ -7,8 +7,9 @@ import pytest
 from celery_distlock import Key
 from celery_distlock.engine import upgrading
 from celery_distlock.engine.acquisition import acquire, release
-from celery_distlock.engine.lease import Hold, Terms
+from celery_distlock.engine.lease import Hold, Lease, Terms
 from celery_distlock.engine.upgrading import UpgradeWaiter, downgrade, upgrade
+from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.values import ALONE, Status, Want
 
@@ -118,3 +119,32 @@ def test_the_latest_attempt_gives_up_late(new_hold, late, store):
 
     assert store.downgrades == [hold.owner]
     assert new_hold(Key("k", shared=True)).held
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError("no answer"), KeyboardInterrupt()])
+def test_a_downgrade_without_an_answer_is_believed_to_be_done(new_hold, store, error):
+    hold = new_hold(Key("k", capacity=5))
+    upgrade(hold, 0)
+    store.error = error
+
+    with pytest.raises(type(error)):
+        Lease((hold,)).downgrade()
+
+    assert hold.want == Want(1, 5)
+    assert store.inspect("k").token != hold.token  # it was done
+    store.error = None
+    Lease((hold,)).downgrade()
+    assert store.inspect("k").token == hold.token
+    Lease((hold,)).downgrade()
+    assert len(store.downgrades) == 2
+
+
+def test_a_downgrade_that_is_refused_leaves_the_key_held_alone(new_hold, store):
+    hold = new_hold(Key("k", capacity=5))
+    upgrade(hold, 0)
+    store.error = StoreError("refused")
+
+    with pytest.raises(StoreError, match="refused"):
+        Lease((hold,)).downgrade()
+
+    assert hold.want == ALONE
