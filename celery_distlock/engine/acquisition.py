@@ -147,6 +147,8 @@ def acquire_all(holds: Sequence[Hold], *, redelivered: bool = False, retain: boo
         for hold in holds:
             watchdog(hold.store).watch(hold)
             record(hold)
+        for reply in replies:
+            first.store.dispatch(reply.wake)
         if all(taken):
             return True
     except BaseException:
@@ -227,8 +229,7 @@ def ask(
     hold.arrival = reply.arrival or hold.arrival
     if hold.take(reply):
         watchdog(hold.store).watch(hold)
-    elif reply.wake is not None:
-        hold.store.dispatch(reply.wake)
+    hold.store.dispatch(reply.wake)
     return reply
 
 

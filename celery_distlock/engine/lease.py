@@ -120,6 +120,8 @@ class Hold:
         want: How much it has or is to have; an upgrade changes it.
         slot: Which unit that is, if the store tells them from each other; else None.
         upgraded_at: How deep it was entered when an inner acquisition upgraded it; None: none has.
+        upgrades: How many attempts to upgrade it have begun.
+        unconfirmed: Whether a downgrade was not answered: shared is the least that it has.
     """
 
     __slots__ = (
@@ -147,7 +149,9 @@ class Hold:
         "terms",
         "token",
         "turns",
+        "unconfirmed",
         "upgraded_at",
+        "upgrades",
         "valid_until",
         "want",
         "wanted",
@@ -170,6 +174,8 @@ class Hold:
         self.want = want_of(self.wanted)
         self.slot: int | None = None
         self.upgraded_at: int | None = None
+        self.upgrades = 0
+        self.unconfirmed = False
         self.terms = terms
         self.run = run
         self.label = label
@@ -222,13 +228,30 @@ class Hold:
         self.token = reply.token
         self.slot = reply.slot if reply.slot >= 0 else None
 
+    def begin_upgrade(self) -> int:
+        """Return the number of an attempt to upgrade it, from 1: earlier ones are over."""
+        with self._mutex:
+            self.upgrades += 1
+            return self.upgrades
+
+    @property
+    def shared_want(self) -> Want:
+        """What it has after a downgrade: as before its upgrade; any number if it began alone."""
+        return Want(1, 0) if self.wanted.alone else want_of(self.wanted)
+
     def change(self, want: Want, reply: Reply, lease: float) -> None:
         """Have *want* of the key from now on, as *reply* says, which was asked for *lease* s."""
         with self._mutex:
             if self.state is HoldState.HELD:
                 self._note_grant(reply)
                 self.want = want
+                self.unconfirmed = False
                 self.valid_until = reply.asked_at + believed(lease)
+
+    def doubt(self) -> None:
+        """Believe in no more than a share, as a downgrade was not answered."""
+        with self._mutex:
+            self.want, self.slot, self.unconfirmed = self.shared_want, None, True
 
     @property
     def waited(self) -> float:
@@ -550,7 +573,10 @@ class Lease:
 
         Raises:
             LockLostError: The key was lost.
-            StoreError: The store cannot do it, or did not answer; the key is still held alone.
+            StoreUnavailableError: The store did not answer, and may have done it: from now on the
+                key counts as shared. Another call asks again; until one is answered, others may
+                be kept out, `token` may be that of before, and `slot` is None.
+            StoreError: The store cannot do it, or refuses; the key is still held alone.
         """
         from .upgrading import downgrade_all
 

@@ -36,8 +36,6 @@ logger = logging.getLogger(__name__)
 LOOK = 1.0  # seconds after which one who waits asks again, though nobody has called
 OUTAGE_PAUSE = 0.25  # seconds between its attempts while the store does not answer
 
-SHARED = Want(1, 0)  # what a downgrade leaves
-
 _background = BackgroundNotifier("distlock-downgrades")
 
 
@@ -64,6 +62,7 @@ class UpgradeWaiter:
         self.inbox = hold.store.inbox(hold.key, hold.owner) if waits else None
         self.pause = 0.0
         self._answered = False
+        self._number = hold.begin_upgrade()
 
     def ask(self) -> Reply | None:
         """
@@ -89,7 +88,10 @@ class UpgradeWaiter:
                 return reply
             if reply.status is Status.FREE:
                 raise _lost(hold)
-            if reply.status is not Status.BUSY or self.inbox is None:
+            if reply.status is not Status.BUSY:
+                return reply
+            if self.inbox is None:
+                self.give_up()
                 return reply
             if clock.monotonic() >= self._deadline:
                 self.give_up()
@@ -98,11 +100,18 @@ class UpgradeWaiter:
         return None
 
     def give_up(self) -> None:
-        """Wait no more, and have what it had; does not raise for the store's sake."""
+        """
+        Wait no more, and have what it had; does not raise for the store's sake.
+
+        Does nothing after a later attempt has begun, which may have the key alone by now: that one
+        gives up for both, also if it does not wait itself.
+        """
         hold = self._hold
-        if self.inbox is None or not hold.held:
+        if not hold.held or (self.inbox is None and self._number == 1):
             return
         lease = hold.lease_for_change()
+        if self._number != hold.upgrades:
+            return
         try:
             reply = self._store.downgrade(hold.key, hold.owner, lease)
         except StoreError as error:
@@ -111,7 +120,7 @@ class UpgradeWaiter:
             return
         self._store.dispatch(reply.wake)
         if reply.status is Status.GRANTED and reply.token != hold.token:
-            hold.change(SHARED, reply, lease)  # it had the key alone already, when it gave up
+            hold.change(hold.shared_want, reply, lease)  # it had the key alone already, when it gave up
 
     def give_up_later(self) -> None:
         """As `give_up`, in the background."""
@@ -154,15 +163,22 @@ def downgrade(hold: Hold) -> None:
 
     Raises:
         LockLostError: The key was lost.
-        StoreError: It did not answer, or cannot do it; *hold* is as it was.
+        StoreUnavailableError: It did not answer, and may have done it: *hold* counts as shared.
+        StoreError: It cannot do it, or refuses; *hold* is as it was.
     """
     store = CapacityStore.of(hold.store)
     lease = hold.lease_for_change()
-    reply = store.downgrade(hold.key, hold.owner, lease)
+    try:
+        reply = store.downgrade(hold.key, hold.owner, lease)
+    except BaseException as error:  # a time limit's exception, say, loses an answer, too
+        if isinstance(error, StoreUnavailableError) or not isinstance(error, StoreError):
+            hold.doubt()
+            hold.upgraded_at = None
+        raise
     store.dispatch(reply.wake)
     if reply.status is not Status.GRANTED:
         raise _lost(hold)
-    hold.change(SHARED, reply, lease)
+    hold.change(hold.shared_want, reply, lease)
     hold.upgraded_at = None
 
 
@@ -204,7 +220,7 @@ def downgrade_all(holds: Sequence[Hold]) -> None:
     """Share those of *holds* that are held alone; see :meth:`Lease.downgrade`."""
     for hold in holds:
         hold.ensure_held()
-        if hold.want.alone:
+        if hold.want.alone or hold.unconfirmed:
             downgrade(hold)
 
 
@@ -228,7 +244,7 @@ def leave(hold: Hold) -> None:
     """
     Share what an inner acquisition has upgraded, after that was undone.
 
-    Does not raise for the store's sake: what cannot be shared is held alone, which is more.
+    Does not raise for the store's sake: others may be kept out then until the hold is given up.
     """
     if is_left(hold):
         hold.upgraded_at = None
@@ -240,7 +256,7 @@ def _share_again(hold: Hold) -> None:
     try:
         downgrade(hold)
     except StoreError as error:
-        words = "%r is held alone until it is given up, and not shared again: %s"
+        words = "%r may be held alone until it is given up, and not shared again: %s"
         logger.warning(words, shown(hold.key), error)
     except LockError as error:
         logger.debug("%r is not shared again: %s", shown(hold.key), error)
