@@ -5,6 +5,7 @@ Everything here asks the lock store; no worker has to answer.
 """
 
 import logging
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from celery.app.task import Context
 
 from celery_distlock import clock, signals
 from celery_distlock.errors import DistlockError
+from celery_distlock.key import MAX_CAPACITY
 from celery_distlock.keys import as_key, key_of, slot_name
 from celery_distlock.naming import shown
 from celery_distlock.runtime.app import Runtime
@@ -222,7 +224,11 @@ class Admin:
             capacity: How many; 0: nobody is let in. None: there is no such limit any more.
             seconds: After which the limit ends by itself; 0: when it is taken back.
             author: Who sets it, for those who look at the key.
+
+        Raises:
+            ValueError: *capacity* or *seconds* is no such number.
         """
+        _check_limit(key, capacity, seconds)
         Runtime.of(self._app).import_tasks()  # only one that is known is sent
         key, store = as_key(key), CapacityStore.of(self.store)
         before = self.show(key)
@@ -366,6 +372,19 @@ class Admin:
                 f"task {parked.task}[{task_id}] was dropped from the queue of {shown(key)!r}, but"
                 f" its result could not be stored, so whoever waits for it does not know: {error}"
             ) from error
+
+
+def _check_limit(key: str, capacity: Any, seconds: Any) -> None:
+    of = f"the limit of {shown(key)!r}"
+    if capacity is not None and not (type(capacity) is int and 0 <= capacity <= MAX_CAPACITY):
+        raise ValueError(
+            f"{of} is a whole number from 0 to {MAX_CAPACITY}, or None for no limit,"
+            f" not {capacity!r}"
+        )
+    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
+        raise ValueError(
+            f"{of} ends after a finite number of seconds, or 0 for no end, not {seconds!r}"
+        )
 
 
 def _store_time(store: Store) -> float:

@@ -161,7 +161,7 @@ class _EarlyRefusal:
                 if _leaves_room(now, want, execution_id(message.headers)):
                     lookup.used[key.template] = now.used
                 else:
-                    return Taken(key.template, now.owner, now.run, now.remaining)
+                    return Taken(key.template, now.owner, now.run, now.remaining or now.rest)
         except Exception as error:  # noqa: BLE001  # the pool asks again, and says what is wrong
             words = (
                 "the key of task %s[%s] was not looked at on arrival; its process looks, and so do"
@@ -210,7 +210,7 @@ def _leaves_room(now: KeyState, want: Want, run: str) -> bool:
     if now.limit is not None and not now.limit.capacity:  # paused
         return bool(now.token) and now.run == run
     if want.alone or not now.holders:
-        return not now.token or now.run == run
+        return now.run == run if now.token else not now.rest
     if now.rest or now.waiting:
         return any(holder.run == run for holder in now.holders)
     if now.limit is None:

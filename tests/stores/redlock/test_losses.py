@@ -49,6 +49,35 @@ def test_an_acquisition_that_no_node_answers_leaves_nothing(masters, store, loss
 
 @some_times
 @executed_or_not
+def test_a_key_rests_at_all_masters_though_answers_are_lost(
+    masters, store, losses, executed, times
+):
+    take(store, "a")
+    losses.lose("release", executed=executed, times=times)
+    request = ReleaseRequest("k", "a", keep_for=("resting:x", 60.0))
+
+    assert store.release(request).released
+
+    assert losses.lost
+    wait_until(lambda: owners(masters) == ["parked:resting:x"] * 5, what="all votes to rest")
+    assert store.acquire(AcquireRequest("k", "b", 30.0)).status is Status.BUSY
+    assert store.inspect("k").owner == "parked:resting:x"
+
+
+def test_a_key_rests_on_without_a_minority_of_its_masters(masters, store):
+    take(store, "a")
+    for server in masters.servers[:2]:
+        server.stop()
+    request = ReleaseRequest("k", "a", keep_for=("resting:x", 60.0))
+
+    assert store.release(request).released
+
+    assert store.acquire(AcquireRequest("k", "b", 30.0)).status is Status.BUSY
+    assert store.inspect("k").owner == "parked:resting:x"
+
+
+@some_times
+@executed_or_not
 def test_a_release_is_one_release(masters, store, losses, executed, times):
     take(store, "a")
     losses.lose("release", executed=executed, times=times)

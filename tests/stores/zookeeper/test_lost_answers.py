@@ -15,10 +15,11 @@ from celery_distlock import Lock
 from celery_distlock.engine import pending_releases
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.values import Want
 from celery_distlock.stores.zookeeper import ZooKeeperStore, sessions
 from celery_distlock.stores.zookeeper import store as zookeeper
 from celery_distlock.stores.zookeeper.sessions import Exchange
-from tests.stores.zookeeper.znodes import BUSY, RENEWED, folder, nodes, renew, take
+from tests.stores.zookeeper.znodes import BUSY, GRANTED, RENEWED, folder, nodes, renew, take
 from tests.waiting import wait_until
 
 KINDS = {"create": Create2, "delete": Delete, "transaction": Transaction}
@@ -114,6 +115,53 @@ def test_a_key_is_kept_and_claimed_once_though_answers_are_lost(store, losses, e
     assert renew(store, ("k", "c", 30.0)) == [RENEWED]
 
 
+@pytest.mark.parametrize("executed", [False, True])
+def test_one_who_is_let_in_has_one_slot_though_the_answer_is_lost(
+    store, losses, open_store, executed
+):
+    want, other = Want(1, 4), open_store()
+    for owner in "ab":
+        take(other, "k", owner, want=want)
+    losses.lose("transaction", executed=executed)
+    left = []
+
+    def leave_once(talk, pending):
+        if not losses.left and not left:
+            left.append("a")
+            other.release(ReleaseRequest("k", "a"))
+            take(other, "k", "next", want=want)
+        return result(talk, pending)
+
+    with pytest.MonkeyPatch.context() as patch:
+        result = Exchange.result
+        patch.setattr(Exchange, "result", leave_once)
+        reply = store.acquire(AcquireRequest("k", "c", 30.0, want=want))
+
+    assert losses.left == 0
+    assert reply.status is GRANTED
+    state = store.inspect("k")
+    slots = {each.owner: each.slot for each in state.holders}
+    assert len(set(slots.values())) == len(slots) == 3
+    assert slots["c"] == reply.slot == store.acquire(AcquireRequest("k", "c", 30.0, want=want)).slot
+    assert state.token == reply.token
+
+
+@pytest.mark.parametrize("executed", [False, True])
+def test_a_unit_is_kept_and_claimed_once_though_answers_are_lost(store, losses, executed):
+    want = Want(1, 2)
+    token = take(store, "k", "x", want=want)
+    take(store, "k", "a", run="run 1", want=want)
+    losses.lose("transaction", executed=executed)
+    assert store.release(ReleaseRequest("k", "a", run="run 1", keep_for=("run 2", 30.0))).released
+    assert store.acquire(AcquireRequest("k", "b", 30.0, want=want)).status is BUSY
+    losses.lose("transaction", executed=executed)
+
+    assert take(store, "k", "c", run="run 2", want=want) == token
+
+    assert len(nodes(store, "k")) == 2
+    assert renew(store, ("k", "c", 30.0)) == [RENEWED]
+
+
 def test_what_a_request_without_any_answer_took_is_ended_soon(store, losses, monkeypatch):
     monkeypatch.setattr(zookeeper, "GRANT", 0.1)
     losses.lose("create", executed=True)
@@ -188,8 +236,9 @@ class Proxy:
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("capacity", [1, 2])
 def test_connections_that_break_all_the_time_lose_no_exclusion_and_leave_no_node(
-    shared_server, store, prefix
+    shared_server, store, prefix, capacity
 ):
     with closing(Proxy(shared_server.port)) as proxy:
         url = f"zookeeper://127.0.0.1:{proxy.port}/chroot?session=30"
@@ -199,11 +248,13 @@ def test_connections_that_break_all_the_time_lose_no_exclusion_and_leave_no_node
 
         def live(one):
             while not ended.is_set():
-                with suppress(StoreUnavailableError), Lock("k", lease=20.0, store=one) as lease:
-                    inside.append(lease.token)
-                    overlaps.extend([list(inside)] if len(inside) > 1 else [])
+                lock = Lock("k", capacity=capacity, lease=20.0, store=one)
+                with suppress(StoreUnavailableError), lock as lease:
+                    inside.append((lease.token, lease.slot))
+                    overlaps.extend([list(inside)] if len(set(inside)) > capacity else [])
+                    overlaps.extend([list(inside)] if len(set(inside)) < len(inside) else [])
                     time.sleep(0.005)
-                    inside.remove(lease.token)
+                    inside.remove((lease.token, lease.slot))
                     done.append(lease.token)
 
         threads = [threading.Thread(target=live, args=(one,)) for one in stores]
@@ -218,7 +269,8 @@ def test_connections_that_break_all_the_time_lose_no_exclusion_and_leave_no_node
             thread.join()
 
         assert overlaps == []
-        assert done == sorted(set(done))
+        if capacity == 1:
+            assert done == sorted(set(done))
         wait_until(lambda: nodes(store, "k") == [], what="the last node to go")
         for one in stores:
             one.close()

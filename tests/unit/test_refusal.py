@@ -1,0 +1,35 @@
+"""When a key that is looked at on a task's arrival counts as taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_distlock import Key
+from celery_distlock.engine.acquisition import acquire, release
+from celery_distlock.engine.lease import Hold, Terms
+from celery_distlock.engine.wants import want_of
+from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.values import ALONE, Want
+from celery_distlock.worker.refusal import _leaves_room
+
+
+@pytest.mark.parametrize("want", [ALONE, Want(1, 0), Want(2, 3)])
+@pytest.mark.parametrize("key", [Key("k"), Key("k", capacity=3)])
+def test_a_key_that_rests_and_that_nobody_has_is_taken(key, want):
+    store = MemoryStore("memory://", "test")
+    hold = Hold(store, key, Terms(), label="test")
+    acquire(hold)
+    hold.cool_down(60)
+    release(hold)
+
+    state = store.inspect("k")
+
+    assert not state.token
+    assert state.rest > 0
+    assert not _leaves_room(state, want, "run")
+
+
+@pytest.mark.parametrize("key", [Key("k"), Key("k", capacity=3)])
+def test_a_free_key_is_not_taken(key):
+    state = MemoryStore("memory://", "test").inspect("k")
+    assert _leaves_room(state, want_of(key), "run")
