@@ -7,7 +7,8 @@ import pytest
 pytest.importorskip("kazoo")
 
 from celery_distlock.stores.zookeeper.completions import held_back_of
-from celery_distlock.stores.zookeeper.queues import Facts, escaped, facts_of, unescaped
+from celery_distlock.stores.zookeeper.node_data import Facts, facts_of
+from celery_distlock.stores.zookeeper.queues import escaped, unescaped
 
 OURS = Facts("owner", "run", 30.0, 7)
 

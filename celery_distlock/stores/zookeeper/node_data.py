@@ -4,7 +4,7 @@ import json
 import math
 from typing import Any, NamedTuple
 
-__all__ = ["Facts", "Record"]
+__all__ = ["Facts", "Record", "facts_of"]
 
 
 class Facts(NamedTuple):
@@ -44,7 +44,7 @@ class Record(NamedTuple):
 
     @classmethod
     def read(cls, got: Any) -> "Record":
-        return cls(_facts_of(got[0]), got[1])
+        return cls(facts_of(got[0]), got[1])
 
     @property
     def token(self) -> int:
@@ -61,7 +61,7 @@ class Record(NamedTuple):
         return self.came if self.facts.alone else float(self.stat.mtime) / 1000
 
 
-def _facts_of(data: bytes) -> Facts:
+def facts_of(data: bytes) -> Facts:
     """Return what *data* say; nothing if it was not us who made them."""
     try:
         facts = Facts(**json.loads(data))
