@@ -120,7 +120,7 @@ class UpgradeWaiter:
             return
         self._store.dispatch(reply.wake)
         if reply.status is Status.GRANTED and reply.token != hold.token:
-            hold.change(hold.shared_want, reply, lease)  # it had the key alone already, when it gave up
+            hold.change(hold.shared_want, reply, lease)  # it had it alone already
 
     def give_up_later(self) -> None:
         """As `give_up`, in the background."""
