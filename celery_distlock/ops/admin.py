@@ -31,7 +31,7 @@ from celery_distlock.stores import (
 )
 from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.identities import task_id_of
-from celery_distlock.stores.values import Limit, Waiter, WokenTask
+from celery_distlock.stores.values import Ability, Limit, Waiter, WokenTask
 
 from .looks import (
     Holder,
@@ -389,4 +389,5 @@ def _check_limit(key: str, capacity: Any, seconds: Any) -> None:
 
 def _store_time(store: Store) -> float:
     """Return the store's time, in seconds since the epoch; this host's if it tells none."""
-    return store.time(PATIENCE) / 1e6 or clock.wall()
+    shared = Ability.SHARE in store.abilities  # else it ends with this process, as does its clock
+    return (shared and store.time(PATIENCE) / 1e6) or clock.wall()

@@ -34,3 +34,9 @@ def test_a_limit_without_a_finite_end_is_refused_by_key_and_value(admin, wrong):
 def test_every_number_of_units_is_a_limit(admin, units):
     assert admin.limit("tenant:7", units).after.limit.capacity == units
     assert admin.limit("tenant:7", None).after.limit is None
+
+
+def test_a_limit_ends_when_it_should(admin):
+    limit = admin.limit("tenant:7", 2, seconds=60.0).after.limit
+
+    assert 50.0 < limit.until - limit.since < 70.0
