@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 from celery import Celery
 
@@ -12,7 +14,7 @@ from celery_distlock.ops.admin import Admin
 @pytest.fixture
 def admin():
     with Celery("limits", broker="memory://", set_as_current=False) as app:
-        app.conf.distlock_url = "memory://"
+        app.conf.update(distlock_url="memory://", distlock_prefix=f"limits-{uuid.uuid4().hex}")
         yield Admin(app)
 
 
