@@ -66,6 +66,10 @@ class Want(NamedTuple):
         """Whether nobody else may hold the key then."""
         return self.capacity == 1
 
+    def written(self) -> str:
+        """Return it as a store keeps it."""
+        return f"{self.units}/{self.capacity}"
+
 
 ALONE = Want()
 
@@ -171,7 +175,7 @@ class Route(NamedTuple):
 
     def written(self) -> str:
         """Return it as a store keeps it."""
-        wants = " ".join(f"{units}/{capacity}" for units, capacity in self.wants)
+        wants = " ".join(want.written() for want in self.wants)
         return "\n".join([" ".join(self.names), self.task, *([wants] if wants else ())])
 
     @classmethod

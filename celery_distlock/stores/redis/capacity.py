@@ -5,7 +5,7 @@ from typing import Any
 from celery_distlock.keys import slot_name
 from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.channels import Inbox
-from celery_distlock.stores.values import Limit, Release, Reply, Status, Want
+from celery_distlock.stores.values import Limit, Release, Reply, Status
 
 from . import scripts
 from .connections import milliseconds, time_left
@@ -13,7 +13,7 @@ from .inspection import wakes_of
 from .records import Records
 from .request_runner import RequestRunner
 
-__all__ = ["RedisCapacity", "written_want"]
+__all__ = ["RedisCapacity"]
 
 
 class RedisCapacity(CapacityStore):
@@ -22,27 +22,19 @@ class RedisCapacity(CapacityStore):
     _records: Records
     _requests: RequestRunner
 
-    def _token(self, key: str, value: bytes | None) -> int:
-        """Return the token that a script has told."""
+    def _reply(self, key: str, answer: Any, asked_at: float) -> Reply:
+        """Return what a script has said of a request for a key."""
         raise NotImplementedError
 
     def upgrade(self, key: str, owner: str, lease: float, inbox: Inbox | None = None) -> Reply:
         address = inbox.address if inbox is not None else ""
         answer, asked_at = self._change(_UPGRADE, key, owner, milliseconds(lease), address)
-        if not isinstance(answer, list):
-            return Reply(Status.GRANTED, asked_at, self._token(key, answer))
-        status, *ttl_ms = answer
-        remaining = time_left(ttl_ms[0]) if ttl_ms else 0.0
-        return Reply(Status(status.decode()), asked_at, remaining=remaining)
+        if isinstance(answer, list) and len(answer) > 1:
+            return Reply(Status.BUSY, asked_at, remaining=time_left(answer[1]))
+        return self._reply(key, answer, asked_at)
 
     def downgrade(self, key: str, owner: str, lease: float) -> Reply:
-        answer, asked_at = self._change(_DOWNGRADE, key, owner, milliseconds(lease))
-        status, *granted = answer
-        if not granted:
-            return Reply(Status(status.decode()), asked_at)
-        token, slot, *woken = granted
-        wake = wakes_of(slot_name(key), woken)
-        return Reply(Status.GRANTED, asked_at, self._token(key, token), wake=wake, slot=slot)
+        return self._reply(key, *self._change(_DOWNGRADE, key, owner, milliseconds(lease)))
 
     def rest(self, key: str, owner: str, seconds: float) -> bool:
         answer, _ = self._change(_REST, key, owner, milliseconds(seconds))
@@ -61,11 +53,6 @@ class RedisCapacity(CapacityStore):
         call = self._records.call(script, slot_name(key), *arguments, confirmed=True)
         asked = self._requests.ask([call], key)
         return asked.answers[0], asked.asked_at
-
-
-def written_want(want: Want) -> str:
-    """Return *want* as scripts read it."""
-    return f"{want.units}/{want.capacity}"
 
 
 _UPGRADE, _DOWNGRADE, _REST, _LIMIT = map(scripts.load, ("upgrade", "downgrade", "rest", "limit"))

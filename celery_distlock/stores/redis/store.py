@@ -42,7 +42,7 @@ from celery_distlock.stores.values import (
 )
 
 from . import scripts
-from .capacity import RedisCapacity, written_want
+from .capacity import RedisCapacity
 from .connections import (
     TIMEOUT,
     Command,
@@ -127,7 +127,7 @@ class RedisStore(RedisInspection, RedisCapacity, SeveralKeys):
         if mode != "try" or retain or want != ALONE:  # most requests are shorter
             arguments += [int(retain), detail, delivery, task]
         if want != ALONE:
-            arguments.append(written_want(want))
+            arguments.append(want.written())
         asked = self._requests.ask(
             [self._records.call(_ACQUIRE, name, *arguments, confirmed=True)], key
         )
@@ -151,7 +151,7 @@ class RedisStore(RedisInspection, RedisCapacity, SeveralKeys):
         if redelivered or wants:
             arguments += [int(redelivered), int(retain)]
         if wants:
-            arguments.append(" ".join(map(written_want, wants)))
+            arguments.append(" ".join(want.written() for want in wants))
         call = script_call(_ACQUIRE_ALL, stems, *arguments)
         try:
             asked = self._requests.ask([call._replace(replicas=self._replicas)], ", ".join(keys))
@@ -220,7 +220,7 @@ class RedisStore(RedisInspection, RedisCapacity, SeveralKeys):
             park_request.envelope,
             delivery,
             park_request.task,
-            *([] if want == ALONE else [written_want(want)]),
+            *([] if want == ALONE else [want.written()]),
         )
         calls = [
             self._records.index("add", name),

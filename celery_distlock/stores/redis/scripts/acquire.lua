@@ -33,9 +33,9 @@ local own = 'parked:' .. run
 if asks and repeated == '0' and capacity ~= 1 and redis.call('EXISTS', QUEUE, TASKS) == 0 then
     -- Nobody waits, and no operator has set a limit: most who share a key end here.
     local mine, runs = 'h:' .. owner, run ~= '' and 'o:' .. run or 'h:' .. owner
-    local has_share, run_has_share = unpack(redis.call('HMGET', LOCK, mine, runs))
-    local is_new = not (has_share or run_has_share)
-    local known = redis.call('HMGET', LOCK, unpack(COUNTED))
+    local found = redis.call('HMGET', LOCK, mine, runs, unpack(COUNTED))
+    local is_new = not (found[1] or found[2])
+    local known = { unpack(found, 3) }
     no_tasks = true
     local is_exact = not known[1] or (known[1] == SHARED and (tonumber(known[7] or 0) or 0) > now / 1000)
     is_exact = is_exact and known[3] ~= '0' -- else it has rested, and a new phase begins
@@ -193,7 +193,7 @@ if repeated == '1' or not asks then
     local answer = second_delivery()
     if answer then
         if mode == 'wait' then
-            redis.call('ZREM', QUEUE, member)
+            strike(member)
         end
         return answer
     end
@@ -204,8 +204,7 @@ if run ~= '' and holder == SHARED then
 end
 if runs then
     if mode == 'wait' then
-        redis.call('ZREM', QUEUE, member)
-        redis.call('HDEL', TASKS, 'w:' .. member)
+        strike(member)
     end
     return put_off(held[2], redis.call('HGET', LOCK, 'o:' .. run), left_ms)
 end
@@ -241,8 +240,7 @@ if (not holder or holder == SHARED) and mode ~= 'line' then
             arrive(now, run, keep, lease_ms)
         end
         if member ~= '' then
-            redis.call('ZREM', QUEUE, member)
-            redis.call('HDEL', TASKS, 'w:' .. member)
+            strike(member)
         end
         return granted(token, slot, wake_run ~= '' and wake_run, wake_envelope)
     end

@@ -36,7 +36,7 @@ elseif held[1] ~= SHARED or not share_of(owner) then
 else
     slot = share_of(owner).slot
 end
-if held[6] and string.match(held[6], ' (.*)$') == owner then
+if upgrading(held[6]) == owner then
     redis.call('HDEL', LOCK, 'up')
 end
 local _, wake_run, wake_envelope = hand_on(now, '', 0)

@@ -46,6 +46,12 @@ local function note_want(member, want)
     end
 end
 
+-- Takes one out of the queue who has no place there any more; true if it was there.
+local function strike(member)
+    redis.call('HDEL', TASKS, 'w:' .. member)
+    return redis.call('ZREM', QUEUE, member) == 1
+end
+
 -- Grants so much to one whose turn it is. Returns the token and the slot, or nothing and the refusal.
 local function take(now, owner, run, lease_ms, units, capacity)
     if capacity ~= 1 then
@@ -176,8 +182,7 @@ local function hand_to_blocked(now, head, arrival, units, capacity)
     if not reserve(now, owner, '', arrival, GRANT_MS, units, capacity) then
         return false
     end
-    redis.call('ZREM', QUEUE, head)
-    redis.call('HDEL', TASKS, 'w:' .. head)
+    strike(head)
     return '', ''
 end
 
@@ -215,24 +220,25 @@ local function hand_over(now, own, stands)
         if is_run then
             runs, left_ms = holds(name, now)
         end
-        local units, capacity = want_of(head)
         if stays then
             passed = passed + 1 -- it has its part here, and waits for another key
         elseif runs then
             set_aside(name, left_ms, now)
         elseif is_run and not kept[1] then
             redis.call('ZREM', QUEUE, head)
-        elseif not admits(units, capacity, now) then
-            return false
-        elseif is_run then
-            return hand_to_run(now, head, name, arrival, kept, units, capacity)
         else
+            local units, capacity = want_of(head)
+            if not admits(units, capacity, now) then
+                return false
+            end
+            if is_run then
+                return hand_to_run(now, head, name, arrival, kept, units, capacity)
+            end
             local run, envelope = hand_to_blocked(now, head, arrival, units, capacity)
             if run ~= nil then
                 return run, envelope
             end
-            redis.call('ZREM', QUEUE, head)
-            redis.call('HDEL', TASKS, 'w:' .. head)
+            strike(head)
         end
     end
 end
@@ -246,7 +252,7 @@ local function settle_upgrade(now)
     if not up then
         return false
     end
-    local inbox, owner = string.match(up, '^(%S+) (.+)$')
+    local owner, inbox = upgrading(up)
     if not (owner and share_of(owner)) then
         redis.call('HDEL', LOCK, 'up') -- nobody of ours
         return false
@@ -391,7 +397,7 @@ local function keep_longer(now, run, for_ms)
     local share = redis.call('HGET', LOCK, 'owner') == SHARED and share_of(own)
     if share then
         share.ends = math.max(share.ends, math.ceil(now / 1000) + for_ms)
-        redis.call('PEXPIRE', LOCK, math.max(1, redis.call('PTTL', LOCK)))
+        begin_to_write()
         write_share(own, share)
         outlive(share.ends, now)
     else

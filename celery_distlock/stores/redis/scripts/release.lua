@@ -43,8 +43,7 @@ if may_be_short then
         if run ~= '' and held[3] == owner then
             redis.call('HDEL', LOCK, 'o:' .. run)
         end
-        slots = marked(slots, share.slot, '0')
-        redis.call('HSET', LOCK, 'used', used - share.units, 'holders', holders - 1, 'slots', slots)
+        uncount(share, used, holders, slots)
         return 1
     end
 end
@@ -74,8 +73,7 @@ end
 local waited = false
 if inbox ~= '' then
     local member = 'b:' .. inbox .. ' ' .. owner
-    waited = redis.call('ZREM', QUEUE, member) == 1
-    redis.call('HDEL', TASKS, 'w:' .. member)
+    waited = strike(member)
 end
 local holder = redis.call('HGET', LOCK, 'owner')
 local share = holder == SHARED and share_of(owner)
@@ -87,8 +85,6 @@ if keep_ms ~= '0' then
     local kept = 'parked:' .. keep_run
     if share then
         pass_on(owner, share, kept, keep_run, keep_ms, now)
-        share.ends = math.ceil(now / 1000) + tonumber(keep_ms)
-        write_share(kept, share)
         return 1
     end
     redis.pcall('HSET', LOCK, 'owner', kept, 'run', keep_run)

@@ -13,7 +13,7 @@ if holder ~= owner and not (holder == SHARED and share_of(owner)) then
     return 0
 end
 local ends = math.max(tonumber(rest or 0) or 0, math.ceil(now / 1000) + tonumber(for_ms))
-redis.call('PEXPIRE', LOCK, math.max(1, redis.call('PTTL', LOCK))) -- a full server refuses what begins with HSET
+begin_to_write()
 redis.call('HSET', LOCK, 'rest', integer(ends))
 if holder == SHARED then
     outlive(ends, now)

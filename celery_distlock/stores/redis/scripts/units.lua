@@ -42,6 +42,17 @@ local function read(entry)
     }
 end
 
+-- Before the other writes of a script, the first of which a full server refuses; but not this one.
+local function begin_to_write()
+    redis.call('PEXPIRE', LOCK, math.max(1, redis.call('PTTL', LOCK)))
+end
+
+-- Who waits to have alone what it shares, and its inbox; nothing: nobody.
+local function upgrading(up)
+    local inbox, owner = string.match(up or '', '^(%S*) (.+)$')
+    return owner, inbox
+end
+
 -- What an owner has of a key that several hold.
 local function share_of(owner)
     return read(redis.call('HGET', LOCK, 'h:' .. owner))
@@ -73,9 +84,15 @@ local function forget_share(owner, share)
     if redis.call('HGET', LOCK, 'o:' .. share.run) == owner then
         redis.call('HDEL', LOCK, 'o:' .. share.run, 'again:' .. share.run)
     end
-    if string.match(redis.call('HGET', LOCK, 'up') or '', ' (.*)$') == owner then
+    if upgrading(redis.call('HGET', LOCK, 'up')) == owner then
         redis.call('HDEL', LOCK, 'up')
     end
+end
+
+-- Counts a share no more that has been struck; what is given stood in the record.
+local function uncount(share, used, holders, slots)
+    slots = marked(slots or '', share.slot, '0')
+    redis.call('HSET', LOCK, 'used', used - share.units, 'holders', holders - 1, 'slots', slots)
 end
 
 -- Ends the time in which the key is shared if nobody has it, and it does not rest.
@@ -118,7 +135,7 @@ local function prune(now)
     local owner, next_ms = unpack(redis.call('HMGET', LOCK, 'owner', 'next'))
     if owner == SHARED then
         if (tonumber(next_ms or 0) or 0) <= now / 1000 then
-            redis.call('PEXPIRE', LOCK, math.max(1, redis.call('PTTL', LOCK))) -- as in `record_end`
+            begin_to_write()
             recount(now)
         end
         end_phase(now)
@@ -229,7 +246,7 @@ end
 
 -- Gives the share of one owner to another, who may have another run, for so long from now.
 local function pass_on(owner, share, another, run, for_ms, now)
-    redis.call('PEXPIRE', LOCK, math.max(1, redis.call('PTTL', LOCK))) -- as in `record_end`
+    begin_to_write()
     local again, stamp =
         unpack(redis.call('HMGET', LOCK, 'again:' .. share.run, 'stamp:' .. share.run))
     local stood = stamp and share.run == run
@@ -271,9 +288,7 @@ local function vacate(owner, now)
     local share = holder == SHARED and share_of(owner)
     if share then
         forget_share(owner, share)
-        local used, holders, slots = unpack(redis.call('HMGET', LOCK, 'used', 'holders', 'slots'))
-        slots = marked(slots or '', share.slot, '0')
-        redis.call('HSET', LOCK, 'used', used - share.units, 'holders', holders - 1, 'slots', slots)
+        uncount(share, unpack(redis.call('HMGET', LOCK, 'used', 'holders', 'slots')))
         end_phase(now)
         return true
     end
@@ -308,7 +323,10 @@ local function holds(run, now)
         end
         return true, math.max(0, share.ends - now / 1000)
     end
-    return its_run == run and owner ~= 'parked:' .. run, redis.call('PTTL', LOCK)
+    if its_run ~= run or owner == 'parked:' .. run then
+        return false
+    end
+    return true, redis.call('PTTL', LOCK)
 end
 
 -- Whether something of the key is kept for a run.

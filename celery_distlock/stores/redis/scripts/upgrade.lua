@@ -24,7 +24,7 @@ end
 if holders == '1' then
     return convert(now, owner, lease_ms)
 end
-if up and string.match(up, ' (.*)$') ~= owner then
+if up and upgrading(up) ~= owner then
     return { 'deadlock' }
 end
 if inbox ~= '' then
