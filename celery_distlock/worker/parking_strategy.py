@@ -45,11 +45,11 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
         if body is None and parking is not None:
             go_on = functools.partial(handle, message, body, ack, reject, callbacks, **more)
             header = LockHeader.of(message.headers)
+            if header.woken:  # its turn has come
+                places = parking_strategy.places(message, header)
+                return parking.start_woken(places, message, go_on)
             keys = parking_strategy.keys(message)
             wants = wants_of(keys)
-            if header.woken:  # its turn has come
-                places = {name: wants.get(name, ALONE) for name in header.places}
-                return parking.start_woken(places, message, go_on)
             if parking_strategy.has_to_wait(message, wants):
                 acknowledge = functools.partial(ack, logger, consumer.connection_errors)
                 return parking.take(Arrival(task, message, keys, acknowledge, go_on))
@@ -77,6 +77,13 @@ class _ParkingStrategy:
         self._task = task
         self._plan = plan
         self._runtime = runtime
+        self._shares = not all(key.alone for key in plan.rule.declared)
+
+    def places(self, message: Any, header: LockHeader) -> dict[str, Want]:
+        """Return the slot names of a woken task's keys, and how much it wants of each."""
+        # Where all are wanted alone, the arguments need not be read.
+        wants = wants_of(self.keys(message)) if self._shares else {}
+        return {name: wants.get(name, ALONE) for name in header.places}
 
     def keys(self, message: Any) -> tuple[Key, ...]:
         """Return the keys of *message*, sorted; none: it is for the pool to make them."""
