@@ -26,6 +26,7 @@ from celery_distlock.stores.values import (
     RenewOutcome,
     Route,
     Status,
+    Want,
     WokenTask,
 )
 from tests.stores.topologies import drill
@@ -231,6 +232,7 @@ def every_request(store: Store) -> None:
     assert store.counts()["acquired||t"] == 2.0
     assert not [fact for fact in store.describe() if "does not tell of itself" in fact.message]
     store.subscribed("k")
+    store.check_want("k", Want(2, 3))
     store.close()
 
     assert names == METHODS
