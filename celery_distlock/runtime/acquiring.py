@@ -152,8 +152,7 @@ class KeyAcquisition:
             return None
         if reply.status is Status.PARKED:
             if self._invocation.is_second_delivery(reply):
-                words = "set aside: the first delivery of its message has {key!r}, and still runs"
-                self._report.info(words, key=key.template)
+                self._report.set_aside(key.template)
             else:
                 self._report.parking(key.template, reply, begun=True)
             raise Postponed(f"parked until {shown(key.template)!r} is free")

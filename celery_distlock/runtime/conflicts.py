@@ -5,6 +5,7 @@ from collections.abc import Collection
 from celery_distlock import clock, policies
 from celery_distlock.errors import LockConflictError, StoreError
 from celery_distlock.policies import Conflict, Decision
+from celery_distlock.stores import Ability
 from celery_distlock.stores.values import Reply, Status
 
 from . import hold_times
@@ -13,6 +14,8 @@ from .invocation import Invocation
 __all__ = ["Conflicts"]
 
 TURN_TIMEOUT = 1.0  # seconds that the store has to say when a task is to come again
+# For a second delivery, where it cannot be parked until the first has ended.
+SET_ASIDE = policies.Retry(delay=1.0, max_delay=30.0, turns=False)
 
 
 class Conflicts:
@@ -54,7 +57,7 @@ class Conflicts:
         invocation, policy = self._invocation, self._invocation.plan.policy
         self._report.conflict(invocation.request.__dict__, key, reply)
         if invocation.is_second_delivery(reply):
-            return policies.Park()  # dropped when the first succeeds, run when it dies
+            return self._set_aside(key, reply)
         attempts = invocation.header.attempts
         decision = policy.decide(Conflict(key, reply.holder, reply.remaining, attempts))
         if isinstance(decision, policies.Refuse) or (
@@ -69,6 +72,15 @@ class Conflicts:
             self._report.info(words, delay=decision.delay, key=key, holder=reply.holder)
             invocation.states.parked(key, reply.holder, None)
         return decision
+
+    def _set_aside(self, key: str, reply: Reply) -> Decision:
+        """Return how a second delivery comes again: to be dropped when the first has succeeded."""
+        invocation = self._invocation
+        if Ability.PARK in invocation.store.abilities:
+            return policies.Park()
+        attempts = invocation.header.attempts
+        self._report.set_aside(key)
+        return SET_ASIDE.decide(Conflict(key, reply.holder, reply.remaining, attempts))
 
     def _in_turn(self, key: str, resend: policies.Resend) -> policies.Resend:
         """Let the store say when the task is to come again, if that is asked for and it can."""

@@ -83,6 +83,12 @@ class Report:
         self.info(f"parked: {{key!r}} {who}, {{place}} before it{after}", **facts)
         self.event("task_parked", **facts)
 
+    def set_aside(self, key: str) -> None:
+        """Report that this is a second delivery, and comes again when the first may have ended."""
+        self.info(
+            "set aside: the first delivery of its message has {key!r}, and still runs", key=key
+        )
+
 
 _MAY_BE_LONG = {"key", "holder"}
 _DEBUG_LINES = {

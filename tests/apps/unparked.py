@@ -52,6 +52,16 @@ def fail(self: Any, key: str, gate: str) -> None:
     journal.pass_gate(gate)
 
 
+def pass_gate(self: Any, key: str, gate: str) -> str:
+    journal.write(key, self.request.id)
+    journal.pass_gate(gate)
+    return "done"
+
+
+gated_retry = locked(name="gated_retry", acks_late=True)(pass_gate)
+gated_skip = locked(name="gated_skip", acks_late=True, lock_on_conflict="skip")(pass_gate)
+
+
 @locked(lock_on_conflict="skip")
 def skip(self: Any, key: str) -> str:
     return "ran"

@@ -557,6 +557,7 @@ def test_a_wrong_key_is_refused():
 
 
 def test_the_holds_of_this_thread_are_gone(new_lock):
+    before = dict(acquisition.held_here())
     with new_lock(shared=True), new_lock():
-        pass
-    assert not acquisition.held_here()
+        assert acquisition.held_here() != before
+    assert acquisition.held_here() == before

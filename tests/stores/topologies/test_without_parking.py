@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from celery_distlock.errors import LockConflictError
 from tests import servers, zookeeper_server
 from tests.topologies import url_of_user
+from tests.waiting import wait_until
 from tests.zookeeper_server import ZooKeeperServer
 
 if TYPE_CHECKING:
@@ -76,6 +78,43 @@ def test_a_conflict_fails_or_is_skipped(tasks, worker):
     tasks.journal.open("gate")
     first.get(timeout=30)
     assert tasks.skip.delay("key").get(timeout=30) == "ran"
+
+
+@pytest.mark.parametrize("name", ["gated_retry", "gated_skip"])
+def test_a_second_delivery_comes_again_until_the_first_has_ended(tasks, worker, name):
+    process = worker(APP, concurrency=2)
+    task = getattr(tasks, name)
+    first = task.delay("key", "gate")
+    tasks.journal.wait("key")
+
+    task.apply_async(("key", "gate"), task_id=first.id)  # as a broker that delivers it once more
+    told = f"{name}[{first.id}]"
+    wait_until(lambda: f"{told} set aside" in process.log(), what="the second to be set aside")
+    tasks.journal.open("gate")
+
+    dropped = f"{told} dropped: a second delivery"
+    wait_until(lambda: dropped in process.log(), timeout=60, what="the second to be dropped")
+    assert first.get(timeout=30) == "done"
+    assert tasks.journal.read("key") == [first.id]
+    assert "StoreError" not in process.log()
+
+
+def test_a_second_delivery_runs_when_the_firsts_process_is_killed(tasks, worker):
+    process = worker(APP, concurrency=2)
+    first = tasks.gated_skip.delay("key", "gate")
+    tasks.journal.wait("key")
+    tasks.gated_skip.apply_async(("key", "gate"), task_id=first.id)
+    told = f"gated_skip[{first.id}]"
+    wait_until(lambda: f"{told} ignored" in process.log(), what="the second to be sent again")
+
+    for child in process.children():
+        os.kill(child, signal.SIGKILL)
+
+    tasks.journal.wait("key", 2)
+    tasks.journal.open("gate")
+    again = tasks.app.AsyncResult  # one object remembers the first end
+    wait_until(lambda: again(first.id).state == "SUCCESS", timeout=60, what="the second's success")
+    assert tasks.journal.read("key") == [first.id] * 2
 
 
 def test_what_needs_to_park_is_refused_when_the_worker_starts(tasks, worker, monkeypatch):
