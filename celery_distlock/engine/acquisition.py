@@ -82,9 +82,9 @@ def acquire(
     """
     deadline = float("inf") if timeout is None else clock.monotonic() + timeout
     try:
+        waits = park is None and timeout != 0
         while True:
-            record(hold)
-            waits = park is None and timeout != 0
+            record(hold, at_once=not waits)
             if waits and hold.store.subscribed(hold.key):  # one request to be granted or to queue
                 reply = _wait(hold, deadline, redelivered, retain, answered=False)
             else:
@@ -129,7 +129,7 @@ def acquire_all(holds: Sequence[Hold], *, redelivered: bool = False, retain: boo
     first = holds[0]
     try:
         for hold in holds:
-            record(hold)
+            record(hold, at_once=True)
         replies = first.store.acquire_all(
             [hold.key for hold in holds],
             [hold.owner for hold in holds],
@@ -195,10 +195,10 @@ def _release_later(
     )
 
 
-def record(hold: Hold) -> None:
-    """Let this worker's main process know how *hold* stands, if it has one."""
+def record(hold: Hold, *, at_once: bool = False) -> None:
+    """Let this worker's main process, if it has one, know how *hold* stands; see `SharedHolds`."""
     if defaults.shared_holds is not None:
-        defaults.shared_holds.record(hold)
+        defaults.shared_holds.record(hold, at_once=at_once)
 
 
 def _erase(hold: Hold, owner: str | None = None) -> None:

@@ -117,22 +117,30 @@ class SharedHolds:
         self._alive: dict[int, tuple[int, int, float]] = {}  # by page: pid, version, since when
         self._tried: dict[int, float] = {}  # by page: when the parent last renewed
 
-    def record(self, hold: Hold) -> None:
-        """Write down how *hold* stands: before its key is asked for, and when that has changed."""
-        renewed = hold.state is HoldState.HELD and hold.renewable
-        limit = hold.terms.max_hold and hold.held_since + hold.terms.max_hold
+    def record(self, hold: Hold, *, at_once: bool = False) -> None:
+        """
+        Write down how *hold* stands: before its key is asked for, and when that has changed.
+
+        If it is to be had *at once* or not at all, it is written as if it were held, and most often
+        has not changed when it is: to renew what an owner does not have does no harm.
+        """
+        terms, early = hold.terms, at_once and hold.state is HoldState.NEW
+        renewed = hold.renewable or (early and terms.watchdog and terms.max_hold is None)
+        limit = terms.max_hold and hold.held_since + terms.max_hold
+        entry = OrphanedHold(
+            hold.store.identity,
+            slot_name(hold.key),  # which is short
+            hold.owner,
+            terms.lease if renewed else 0.0,
+            limit if renewed else None,
+        )
         with self._mutex:
             self._take_page()
             hold.keeper = self if self._page is not None else None
-            self._begin_version()
-            self._entries[hold.owner] = OrphanedHold(
-                hold.store.identity,
-                slot_name(hold.key),  # which is short
-                hold.owner,
-                hold.terms.lease if renewed else 0.0,
-                limit if renewed else None,
-            )
-            self._write()
+            if self._entries.get(hold.owner) != entry:
+                self._begin_version()
+                self._entries[hold.owner] = entry
+                self._write()
 
     def erase(self, owner: str) -> None:
         """Remove what *owner* had, after it was released."""

@@ -102,9 +102,9 @@ def _serve(ledger: SharedHolds, orders: int, answers: int) -> None:
     for line in os.fdopen(orders):
         verb, what = json.loads(line)
         answer: object = os.getpid()
-        if verb == "note":
+        if verb in {"note", "ask"}:
             noted[what] = hold(what)
-            ledger.record(noted[what])
+            ledger.record(noted[what], at_once=verb == "ask")
             answer = noted[what].owner
         elif verb == "take":
             noted[what].state = HoldState.HELD
@@ -208,6 +208,22 @@ def test_what_it_has_asked_for_and_not_got_is_not(ledger, child, later):
     later(16.0)
 
     assert not list(ledger.stalled())
+
+
+def test_what_it_has_asked_for_at_once_counts_as_got_and_is_not_written_again(
+    ledger, child, later
+):
+    one = child()
+    one.tell("ask", "a")
+    assert not list(ledger.stalled())
+    later(10.0)
+    one.tell("take", "a")
+    later(6.0)
+
+    (neglect,) = ledger.stalled()  # had it been written again, that would have been a sign of life
+    keep_all(ledger, neglect, clock.monotonic())
+
+    assert one.tell("kept", "a")
 
 
 def test_what_it_is_giving_back_is_not(ledger, holder, later):
