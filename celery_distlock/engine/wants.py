@@ -7,7 +7,7 @@ from celery_distlock.key import Key
 from celery_distlock.stores import Ability, Store
 from celery_distlock.stores.values import ALONE, Want
 
-__all__ = ["ensure_able", "units_of", "want_of"]
+__all__ = ["abilities_for", "ensure_able", "units_of", "want_of"]
 
 
 def want_of(key: Key) -> Want:
@@ -23,6 +23,13 @@ def units_of(want: Want, capacity: int = 0) -> int:
     return max(1, min([want.units, *most]))
 
 
+def abilities_for(key: Key) -> list[Ability]:
+    """Return what a store has to be able to do so that *key* can be had as it says."""
+    if key.alone:
+        return []
+    return [Ability.SEVERAL, *([Ability.WEIGH] if key.weight != 1 else ())]
+
+
 def ensure_able(store: Store, keys: Iterable[Key], where: str) -> None:
     """
     Raise :exc:`ConfigurationError` if *store* cannot do what one of *keys* needs.
@@ -33,10 +40,7 @@ def ensure_able(store: Store, keys: Iterable[Key], where: str) -> None:
         where: Names who asks, for the message.
     """
     for key in keys:
-        if key.alone:
-            continue
-        needed = [Ability.SEVERAL, *([Ability.WEIGH] if key.weight != 1 else ())]
-        for ability in needed:
+        for ability in abilities_for(key):
             if ability not in store.abilities:
                 raise ConfigurationError(
                     f"{where}: {key!r} needs a store that can {ability.value};"

@@ -15,11 +15,19 @@ from celery.app.task import Context
 from celery_distlock import signals
 from celery_distlock.engine.acquisition import defaults
 from celery_distlock.engine.lease import Terms
+from celery_distlock.engine.wants import abilities_for
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import KeyRule, told_by
 from celery_distlock.policies import Fail, Policy, Skip, Wait, resolve
 from celery_distlock.settings import TASK_OPTIONS, Layer, Settings, meant
-from celery_distlock.stores import NotOursError, ParkingStore, Store, UnsendableError, open_store
+from celery_distlock.stores import (
+    Ability,
+    NotOursError,
+    ParkingStore,
+    Store,
+    UnsendableError,
+    open_store,
+)
 from celery_distlock.stores.values import WokenTask
 
 from .location import StoreLocation, derive_store_location
@@ -47,6 +55,12 @@ class Plan:
     rule: KeyRule
     policy: Policy
     terms: Terms
+
+    def needs(self, store: Store) -> list[tuple[str, Ability]]:
+        """Return what of it needs which abilities that *store* has not."""
+        needed = [(repr(key), each) for key in self.rule.declared for each in abilities_for(key)]
+        needed += [(repr(self.policy), each) for each in self.policy.needs]
+        return [(what, ability) for what, ability in needed if ability not in store.abilities]
 
 
 class Runtime:

@@ -9,7 +9,6 @@ from celery import bootsteps
 from celery_distlock.engine.acquisition import defaults
 from celery_distlock.engine.shared_holds import SharedHolds
 from celery_distlock.engine.sweeper import Sweeper
-from celery_distlock.engine.wants import ensure_able
 from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability, ParkingStore
@@ -117,11 +116,9 @@ class LockStep(bootsteps.StartStopStep):
         for name, plan in self._runtime.plans.items():
             if plan is None:
                 continue
-            ensure_able(store, plan.rule.declared, f"task {name}")
-            for ability in plan.policy.needs - store.abilities:
+            for what, ability in plan.needs(store):
                 raise ConfigurationError(
-                    f"task {name}: {plan.policy!r} needs a store that can {ability.value}; {where}"
-                    " cannot"
+                    f"task {name}: {what} needs a store that can {ability.value}; {where} cannot"
                 )
 
 

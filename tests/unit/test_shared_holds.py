@@ -210,9 +210,7 @@ def test_what_it_has_asked_for_and_not_got_is_not(ledger, child, later):
     assert not list(ledger.stalled())
 
 
-def test_what_it_has_asked_for_at_once_counts_as_got_and_is_not_written_again(
-    ledger, child, later
-):
+def test_what_it_has_asked_for_at_once_counts_as_got_and_is_not_written_again(ledger, child, later):
     one = child()
     one.tell("ask", "a")
     assert not list(ledger.stalled())

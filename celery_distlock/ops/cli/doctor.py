@@ -19,7 +19,7 @@ from celery_distlock.runtime.trust import Reason, RefusedError
 from celery_distlock.stores import Ability, ParkingStore, Store
 from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.identities import task_id_of
-from celery_distlock.stores.values import WokenTask
+from celery_distlock.stores.values import KeyState, WokenTask
 
 from . import command
 from .display import Screen, printable, write_json
@@ -135,9 +135,9 @@ def _latency(store: Store, key: str, samples: int) -> Finding:
 
 
 def _seen(runtime: Runtime) -> list[Finding]:
-    """Look through what is parked; that it may not be looked at is no reason to have no locks."""
+    """Look through the keys; that they may not be looked at is no reason to have no locks."""
     try:
-        return list(_left(runtime))
+        return [*_left(runtime), *_paused(ParkingStore.of(runtime.store))]
     except StoreError as error:
         found = f"what is parked cannot be looked at: {error}"
         return [Finding(Severity.DOUBT, "parked", found, _remedy_of(error))]
@@ -168,17 +168,27 @@ def _left(runtime: Runtime) -> Iterator[Finding]:
         yield Finding(Severity.OK, "parked", f"{seen} {tasks} looked at would be sent")
 
 
+def _paused(store: ParkingStore) -> Iterator[Finding]:
+    """Say which keys an operator has paused: their tasks wait, and nothing is wrong."""
+    paused = [key for key, state in _keys(store) if state.limit and state.limit.capacity == 0]
+    if paused:
+        are = "is" if len(paused) == 1 else "are"
+        found = f"{_some(paused)} {are} paused by an operator: nobody is let in"
+        yield Finding(Severity.OK, "limits", found, "celery locks resume KEY, when that is over")
+
+
+def _keys(store: ParkingStore) -> Iterator[tuple[str, KeyState]]:
+    for keys in store.find_keys():
+        yield from zip(keys, store.inspect_many(keys), strict=True)
+
+
 def _parked(store: ParkingStore) -> Iterator[WokenTask]:
     """Find what is parked at some keys, the first ones of each."""
-    for keys in store.find_keys():
-        states = zip(keys, store.inspect_many(keys), strict=True)
-        for key in [key for key, state in states if state.waiting or state.woken]:
-            for waiter in store.waiters(key, limit=PARKED_AT_A_KEY):
-                found = store.parked(key, waiter.run) if waiter.run else None
-                if found is not None and not (
-                    found.route and found.route.names[0] != slot_name(key)
-                ):
-                    yield WokenTask(slot_name(key), found.run, found.envelope)
+    for key in (key for key, state in _keys(store) if state.waiting or state.woken):
+        for waiter in store.waiters(key, limit=PARKED_AT_A_KEY):
+            found = store.parked(key, waiter.run) if waiter.run else None
+            if found is not None and not (found.route and found.route.names[0] != slot_name(key)):
+                yield WokenTask(slot_name(key), found.run, found.envelope)
 
 
 def _some(names: list[str]) -> str:
@@ -188,27 +198,27 @@ def _some(names: list[str]) -> str:
 
 def _needs(runtime: Runtime, tasks: Iterable[Any]) -> Iterator[Finding]:
     """Yield which of *tasks* have no lock, or cannot have what they need: no worker starts then."""
-    abilities, satisfied = runtime.store.abilities, 0
+    satisfied = 0
     lacking: dict[str, list[str]] = {}
     for name, plan in sorted(runtime.plans.items()):
         if plan is None:
             continue
-        missing = plan.policy.needs - abilities
+        missing = plan.needs(runtime.store)
         satisfied += not missing
-        for ability in missing:
-            need = f"{plan.policy!r} needs a store that can {ability.value}"
+        for what, ability in missing:
+            need = f"{what} needs a store that can {ability.value}"
             lacking.setdefault(need, []).append(name)
     for need, names in lacking.items():
         found = f"{_some(names)}: {need}"
-        remedy = "another lock_on_conflict, or another distlock_url"
+        remedy = "another lock_on_conflict or lock_key, or another distlock_url"
         yield Finding(Severity.BAD, "tasks", found, remedy)
     if baseless := sorted(runtime.without_base(tasks)):
         found = f"{_some(baseless)}: lock options, but no LockedTask, so WITHOUT a lock"
         yield Finding(Severity.DOUBT, "tasks", found, "declare it with base=LockedTask")
     if satisfied or not (lacking or baseless):
-        what = "tasks have what their policies need"
+        what = "tasks have what they need"
         if satisfied == 1:
-            what = "task has what its policy needs"
+            what = "task has what it needs"
         yield Finding(Severity.OK, "tasks", f"{satisfied} locked {what}")
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import re
 import time
+from contextlib import closing
 
 import pytest
 import redis
 
+from celery_distlock import Key, LockedTask
 from celery_distlock.runtime.app import Runtime
+from celery_distlock.stores import CapacityStore, open_store
+from celery_distlock.stores.values import Limit
 from tests import servers
 from tests.worker.intruder import envelope, parked_as
 
@@ -201,6 +205,43 @@ def test_tasks_whose_policy_the_store_cannot_serve_are_named(examine, private_se
     assert "Valkey" in found["server"]["found"]
 
 
+@servers.needs("SET with IFEQ")
+def test_tasks_whose_key_the_store_cannot_let_several_have_are_named(
+    examine, private_server, bare_site
+):
+    @bare_site.app.task(name="several", base=LockedTask, lock_key=Key("k", capacity=3))
+    def task(): ...
+
+    bare_site.app.finalize()
+    try:
+        url = f"{private_server(options=PERSISTENT).url}?scripts=off"
+        status, findings = examine(url, every=True)
+    finally:
+        bare_site.app.tasks.pop(task.name)
+        Runtime.of(bare_site.app).plans.pop(task.name)
+
+    told = [each["found"] for each in findings if each["subject"] == "tasks"]
+    assert status == 2
+    assert any("several: Key('k', capacity=3) needs a store that can" in each for each in told)
+
+
+def test_keys_that_are_paused_are_named_and_no_doubt(examine, private_server, bare_site):
+    server = private_server(options=PERSISTENT)
+    status, found = examine(server.url)
+    assert "limits" not in found
+
+    prefix = Runtime.of(bare_site.app).settings.prefix
+    with closing(open_store(server.url, prefix)) as store:
+        for key in ("one", "two"):
+            CapacityStore.of(store).set_limit(key, Limit(0))
+
+    assert examine(server.url)[0] == status
+    limits = examine(server.url)[1]["limits"]
+    assert limits["verdict"] == "ok"
+    assert re.fullmatch(r"(one, two|two, one) are paused by .*", limits["found"])
+    assert "celery locks resume" in limits["cure"]
+
+
 @pytest.fixture
 def forgotten(bare_site):
     """A task with lock options where ``base=LockedTask`` is missing."""
@@ -240,7 +281,7 @@ def test_what_there_is_one_of_is_told_so(examine, private_server, monkeypatch, b
 
     _, found = examine(private_server(options=PERSISTENT).url)
 
-    assert found["tasks"]["found"] == "1 locked task has what its policy needs"
+    assert found["tasks"]["found"] == "1 locked task has what it needs"
     assert re.fullmatch(r"\S+ used, no limit, noeviction", found["memory"]["found"])
 
 
