@@ -9,7 +9,9 @@ logged and otherwise ignored.
 ==================  ============================================================================
 signal              further arguments
 ==================  ============================================================================
-``lock_acquired``   ``token``, ``holder``, ``waited`` (seconds since it was first asked for)
+``lock_acquired``   ``token``, ``holder``, ``waited`` (seconds since it was first asked for),
+                    ``units``, ``capacity`` (1 and 1: alone; capacity 0: beside any number)
+``lock_changed``    ``token``, ``holder``, ``units``, ``capacity``: an upgrade, or a downgrade
 ``lock_conflict``   ``holder``, ``remaining`` (seconds); before the policy is applied
 ``lock_renewed``    ``token``, ``holder``
 ``lock_lost``       ``token``, ``holder``, ``reason``, ``held`` (seconds)
@@ -33,6 +35,7 @@ from .stores import Store
 
 __all__ = [
     "lock_acquired",
+    "lock_changed",
     "lock_conflict",
     "lock_freed",
     "lock_lost",
@@ -44,8 +47,10 @@ __all__ = [
 ]
 
 _HELD = ["key", "token", "holder"]
+_MUCH = ["units", "capacity"]
 
-lock_acquired = Signal(name="lock_acquired", providing_args=[*_HELD, "waited"])
+lock_acquired = Signal(name="lock_acquired", providing_args=[*_HELD, "waited", *_MUCH])
+lock_changed = Signal(name="lock_changed", providing_args=[*_HELD, *_MUCH])
 lock_conflict = Signal(name="lock_conflict", providing_args=["key", "holder", "remaining"])
 lock_renewed = Signal(name="lock_renewed", providing_args=_HELD)
 lock_lost = Signal(name="lock_lost", providing_args=[*_HELD, "reason", "held"])

@@ -221,7 +221,7 @@ class Hold:
                 return False
             self.state = HoldState.HELD
             self.depth = 1
-        self._tell("lock_acquired", waited=self.waited)
+        self._tell("lock_acquired", waited=self.waited, **self.want._asdict())
         return True
 
     def _note_grant(self, reply: Reply) -> None:
@@ -242,11 +242,13 @@ class Hold:
     def change(self, want: Want, reply: Reply, lease: float) -> None:
         """Have *want* of the key from now on, as *reply* says, which was asked for *lease* s."""
         with self._mutex:
-            if self.state is HoldState.HELD:
-                self._note_grant(reply)
-                self.want = want
-                self.unconfirmed = False
-                self.valid_until = reply.asked_at + believed(lease)
+            if self.state is not HoldState.HELD:
+                return
+            self._note_grant(reply)
+            self.want = want
+            self.unconfirmed = False
+            self.valid_until = reply.asked_at + believed(lease)
+        self._tell("lock_changed", **want._asdict())
 
     def doubt(self) -> None:
         """Believe in no more than a share, as a downgrade was not answered."""

@@ -34,6 +34,8 @@ def observe(name: str, task: str, facts: Mapping[str, Any]) -> None:
     trace: Any = sys.modules["opentelemetry.trace"]
     if name == "lock_acquired":
         _begin(trace, task, facts)
+    elif name == "lock_changed" and (span := _open.get(facts["holder"])) is not None:
+        span.set_attributes(_much(facts))
     elif name in _ENDS and (span := _open.pop(facts["holder"], None)) is not None:
         if name == "lock_lost":
             span.set_status(trace.StatusCode.ERROR, str(facts["reason"]))
@@ -45,8 +47,8 @@ def _begin(trace: Any, task: str, facts: Mapping[str, Any]) -> None:
     now = time.time_ns()
     attributes = {
         "distlock.key": str(facts["key"]),
-        "distlock.token": facts["token"],
         "distlock.holder": facts["holder"],
+        **_much(facts),
     }
     if task:
         attributes["celery.task_name"] = task
@@ -58,6 +60,11 @@ def _begin(trace: Any, task: str, facts: Mapping[str, Any]) -> None:
         while len(_open) >= MOST:  # holds that nobody has ended
             _open.pop(next(iter(_open))).end()
         _open[facts["holder"]] = span
+
+
+def _much(facts: Mapping[str, Any]) -> dict[str, int]:
+    told = facts.keys() & {"token", "units", "capacity"}
+    return {f"distlock.{name}": facts[name] for name in told}
 
 
 begin_anew(_open.clear, ForkStage.TELEMETRY)

@@ -44,6 +44,7 @@ PUBLIC = {
     ],
     "celery_distlock.signals": [
         "lock_acquired",
+        "lock_changed",
         "lock_conflict",
         "lock_freed",
         "lock_lost",

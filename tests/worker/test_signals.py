@@ -54,6 +54,7 @@ def test_a_task_acquires_and_releases(site, watched):
         "task_id": result.id,
     }
     assert acquired.pop("waited") >= 0
+    assert (acquired.pop("units"), acquired.pop("capacity")) == (1, 1)
     assert released.pop("held") > 0
     assert acquired == {"name": "lock_acquired", **facts}
     assert released == {"name": "lock_released", **facts}
@@ -65,7 +66,8 @@ def test_a_long_task_renews(site, watched):
 
     renewed = named(site, watched, "lock_renewed")
     site.journal.open(watched)
-    del acquired["waited"]
+    for name in ("waited", "units", "capacity"):
+        del acquired[name]
 
     assert renewed == {**acquired, "name": "lock_renewed"}
 
@@ -105,7 +107,8 @@ def test_a_lost_lock_is_told_with_a_reason(site, watched):
 
     site.forget(watched)
     lost = named(site, watched, "lock_lost")
-    del acquired["waited"]
+    for name in ("waited", "units", "capacity"):
+        del acquired[name]
 
     assert lost.pop("held") > 0
     assert lost == {**acquired, "name": "lock_lost", "reason": "the store no longer knows it"}

@@ -249,6 +249,20 @@ def test_an_upgrade_waits_for_the_others_and_nobody_enters_meanwhile(new_lock, s
     assert is_free(store)
 
 
+def test_an_upgrade_and_a_downgrade_are_told(new_lock, events):
+    with new_lock(shared=True) as lease:
+        lease.upgrade(timeout=5)
+        lease.downgrade()
+
+    told = [(name, facts.get("units"), facts.get("capacity")) for name, facts in events]
+    assert told == [
+        ("lock_acquired", 1, 0),
+        ("lock_changed", 1, 1),
+        ("lock_changed", 1, 0),
+        ("lock_released", None, None),
+    ]
+
+
 def test_an_upgrade_goes_before_the_queue(new_lock, store):
     with another(new_lock(shared=True)) as other, new_lock(shared=True) as lease:
         writer = Other(new_lock())

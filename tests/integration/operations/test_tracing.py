@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from celery_distlock import Key, Lock
 from celery_distlock.errors import LockLostError
+from celery_distlock.stores import open_store
 from celery_distlock.telemetry import tracing
 
 
@@ -34,6 +38,18 @@ def test_a_hold_is_a_span_with_its_key_and_token_after_one_for_the_wait(bare_sit
         assert span.attributes["distlock.token"] == result["token"]
         assert span.attributes["celery.task_name"] == "tests.apps.locked.look"
         assert span.status.is_unset
+
+
+def test_the_spans_tell_how_much_is_held_and_when_that_changes(spans, redis_url, prefix):
+    store = open_store(redis_url, prefix)
+    with closing(store), Lock(Key("k", capacity=3, weight=2), store=store) as lease:
+        told_at_first = spans()[0].attributes
+        lease.upgrade(timeout=5)
+
+    _, hold = spans()
+    assert (told_at_first["distlock.units"], told_at_first["distlock.capacity"]) == (2, 3)
+    assert (hold.attributes["distlock.units"], hold.attributes["distlock.capacity"]) == (1, 1)
+    assert hold.attributes["distlock.token"] > told_at_first["distlock.token"]
 
 
 def test_they_are_children_of_the_span_around(bare_site, spans, key):
