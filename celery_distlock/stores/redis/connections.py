@@ -126,23 +126,21 @@ def command(key: bytes, *words: Any) -> Command:
 
 def script_call(script: scripts.Script, stems: tuple[str, ...], *arguments: Any) -> Command:
     """Return a call of *script* on the records whose names begin with *stems*."""
-    parts = [_script_head(script, len(stems))]
-    records = _records(script)
-    begins = [stem.encode("utf-8", "surrogateescape") for stem in stems]
-    for begin in begins:
-        length = len(begin)
-        parts += [b"$%d\r\n%b%b\r\n" % (length + len(each), begin, each) for each in records]
-    return Command(begins[0] + records[0], b"".join(parts), 2 + len(parts), arguments, script)
+    first, names = _packed_names(stems, script.keys)
+    keys = len(stems) * len(script.keys)
+    return Command(first, _script_head(script, keys) + names, 3 + keys, arguments, script)
 
 
 @functools.lru_cache(maxsize=256)
 def _script_head(script: scripts.Script, keys: int) -> bytes:
-    return _packed("EVALSHA", script.sha, keys * len(script.keys))
+    return _packed("EVALSHA", script.sha, keys)
 
 
-@functools.cache
-def _records(script: scripts.Script) -> tuple[bytes, ...]:
-    return tuple(record.encode() for record in script.keys)
+@functools.lru_cache(maxsize=256)  # who acquires a key releases it, too
+def _packed_names(stems: tuple[str, ...], records: tuple[str, ...]) -> tuple[bytes, bytes]:
+    """Return the first name of the *records* that begin with *stems*, and all of them packed."""
+    names = [f"{stem}{record}" for stem in stems for record in records]
+    return names[0].encode("utf-8", "surrogateescape"), _packed(*names)
 
 
 def _packed(*words: Any) -> bytes:

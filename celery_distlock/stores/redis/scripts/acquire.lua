@@ -26,6 +26,14 @@ if asks and repeated == '0' and not want and redis.call('EXISTS', LOCK, QUEUE, T
     return refused or token
 end
 
+-- USES coming
+if asks and repeated == '0' and not want and keep ~= '1' then
+    local token = come_for_it(owner, run, lease_ms)
+    if token then
+        return token
+    end
+end
+
 -- USES units
 local units, capacity = want_in(want)
 local now = microseconds()

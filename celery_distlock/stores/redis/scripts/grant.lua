@@ -70,3 +70,40 @@ local function grant(now, owner, run, lease_ms)
     redis.call('PEXPIRE', LOCK, lease_ms)
     return token
 end
+
+local GRANT_MS = 1000 -- for a blocked waiter to confirm what was pushed to it
+local CLAIM_MS = 5000 -- for a woken task's message to reach a worker; doubled by others on their way
+local DOUBLINGS = 2 -- at most: a key that nobody comes for is not to lie idle for longer
+local UNSENT_MS = 2000 -- for a woken run to be taken from the desk, or to be sent
+
+local function claim_ms_of(on_their_way)
+    return CLAIM_MS * 2 ^ math.min(on_their_way, DOUBLINGS)
+end
+
+-- Tells how many heard it; an error, for want of a permission say, leaves open whether any did.
+local function publish(channel, message)
+    if string.find(channel, '{', 1, true) then
+        return redis.pcall('SPUBLISH', channel, message) -- of this slot: no other node is told
+    end
+    return redis.pcall('PUBLISH', channel, message)
+end
+
+-- Pushes a run to a worker's desk; false if that is gone. `givers` have given the key up for it.
+local function deliver(desk, run, arrival, givers, envelope)
+    local head = string.format('%d %d %d %s ', #LOCK, #run, #givers, arrival or '0')
+    local heard = publish(desk, head .. LOCK .. run .. givers .. envelope)
+    return type(heard) == 'number' and heard > 0
+end
+
+-- Strikes a run from the parked ones; true if it was there.
+local function unpark(run)
+    local parked = redis.call('HDEL', TASKS, 'e:' .. run, 's:' .. run, 'h:' .. run)
+    local known = { 't:' .. run, 'n:' .. run, 'd:' .. run, 'k:' .. run, 'l:' .. run, 'w:p:' .. run }
+    redis.call('HDEL', TASKS, unpack(known))
+    if parked == 0 then
+        return false
+    end
+    redis.call('ZREM', QUEUE, 'p:' .. run)
+    redis.call('ZREM', WOKEN, run)
+    return true
+end

@@ -1,9 +1,5 @@
 -- queue.lua: the hand-over of a free key to the next in its queue.
 -- KEYS lock queue tasks woken fence done
-local GRANT_MS = 1000 -- for a blocked waiter to confirm what was pushed to it
-local CLAIM_MS = 5000 -- for a woken task's message to reach a worker; doubled by others on their way
-local DOUBLINGS = 2 -- at most: a key that nobody comes for is not to lie idle for longer
-local UNSENT_MS = 2000 -- for a woken run to be taken from the desk, or to be sent
 local RESEND_MS = 60000 -- after which a message that did not come is sent again; doubles
 local RESENDS = 4 -- times; then, for what a broker has lost, once a day
 local LAST_RESENDS = 30 -- such days; then the run is forgotten, its messages are the broker's
@@ -13,14 +9,6 @@ local MOST_GRANTS = 100 -- by one script; who is let in by it goes on when it co
 local AHEAD = 1000000 -- µs that others' clocks may be: nobody comes later than that
 local DONE_MS = 3600000 -- how long a late second delivery is recognised; longer than all resends
 
--- Tells how many heard it; an error, for want of a permission say, leaves open whether any did.
-local function publish(channel, message)
-    if string.find(channel, '{', 1, true) then
-        return redis.pcall('SPUBLISH', channel, message) -- of this slot: no other node is told
-    end
-    return redis.pcall('PUBLISH', channel, message)
-end
-
 local givers = '' -- the runs that give the key up, or have; a line each
 
 -- Pushes a run to the worker that parked it; false if that is gone.
@@ -29,9 +17,7 @@ local function push(run, envelope)
     if not desk or desk == '' then
         return false
     end
-    local head = string.format('%d %d %d %s ', #LOCK, #run, #givers, arrival or '0')
-    local heard = publish(desk, head .. LOCK .. run .. givers .. envelope)
-    return type(heard) == 'number' and heard > 0
+    return deliver(desk, run, arrival, givers, envelope)
 end
 
 local function want_of(member)
@@ -123,7 +109,7 @@ end
 
 -- How long the key is kept for a run that is put on its way.
 local function claim_ms()
-    return CLAIM_MS * 2 ^ math.min(redis.call('ZCARD', WOKEN), DOUBLINGS)
+    return claim_ms_of(redis.call('ZCARD', WOKEN))
 end
 
 -- The first who is blocked here, and when he came.
@@ -348,19 +334,6 @@ local function hold_back(run)
         redis.call('ZREM', QUEUE, 'p:' .. run)
         redis.pcall('ZADD', WOKEN, integer(until_ms), run)
     end
-end
-
--- Strikes a run from the parked ones; true if it was there.
-local function unpark(run)
-    local parked = redis.call('HDEL', TASKS, 'e:' .. run, 's:' .. run, 'h:' .. run)
-    local known = { 't:' .. run, 'n:' .. run, 'd:' .. run, 'k:' .. run, 'l:' .. run, 'w:p:' .. run }
-    redis.call('HDEL', TASKS, unpack(known))
-    if parked == 0 then
-        return false
-    end
-    redis.call('ZREM', QUEUE, 'p:' .. run)
-    redis.call('ZREM', WOKEN, run)
-    return true
 end
 
 -- Notes that a run has come to its key; with `keep` its message stays here until the run has ended.

@@ -27,6 +27,14 @@ if may_be_short then
     end
 end
 
+-- USES handing
+if tonumber(ended) < 2 and keep_ms == '0' and inbox == '' then
+    local given = hand_to_first(owner, run)
+    if given then
+        return given
+    end
+end
+
 -- USES units
 local now = microseconds()
 if may_be_short then

@@ -1,0 +1,20 @@
+-- coming.lua: the usual way to come for a key that was handed over, to be had alone. It does what the
+-- rest of acquire.lua would, in half the time.
+-- KEYS lock queue tasks woken fence done
+
+-- Returns the token of a key that is kept for a run, or was handed to an owner; nothing if it is not.
+local function come_for_it(owner, run, lease_ms)
+    local holder, token, for_run = unpack(redis.call('HMGET', LOCK, 'owner', 'token', 'run'))
+    if holder == owner and for_run == run then
+        lengthen(lease_ms)
+        redis.call('HDEL', LOCK, 'due')
+        return token
+    elseif run ~= '' and holder == 'parked:' .. run then
+        redis.call('PEXPIRE', LOCK, lease_ms) -- first: a full server refuses what begins with HSET
+        redis.call('HSET', LOCK, 'owner', owner)
+        redis.call('HDEL', LOCK, 'due', 'from:' .. run)
+        unpark(run)
+        return token
+    end
+    return nil
+end

@@ -1,0 +1,170 @@
+"""The short ways through acquire.lua and release.lua do what the long ones would."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+import redis
+
+from celery_distlock.stores.redis import scripts
+
+RECORDS = ("lock", "queue", "tasks", "woken", "fence", "done")
+SHORT = {  # what begins a short way, and what it is without one
+    "acquire": ("come_for_it(owner, run, lease_ms)", "nil"),
+    "release": ("hand_to_first(owner, run)", "nil"),
+}
+RUNS = ("r1", "r2", "r3", "r4")
+OWNERS = ("a", "b", "c")
+BEGAN = 1_000_000_000_000_000  # µs; long before now
+
+
+def short_and_long(name):
+    source = scripts.load(name).source
+    call, instead = SHORT[name]
+    assert source.count(f"= {call}") == 1
+    return source, source.replace(f"= {call}", f"= {instead}")
+
+
+REST = scripts.load("rest").source
+SOURCES = {"rest": (REST, REST), **{name: short_and_long(name) for name in SHORT}}
+
+
+class Twin:
+    """One key, with the scripts as they are, or without their short ways."""
+
+    def __init__(self, client: redis.Redis, stem: str, place: int) -> None:
+        self.client = client
+        self.keys = [f"{stem}:{{k{place}}}:{record}" for record in RECORDS]
+        self._stem = stem
+        self._place = place
+        self._heard = client.pubsub(ignore_subscribe_messages=True)
+        self._heard.subscribe(self.channel("inbox"), self.channel("desk"))
+        for _confirmation in range(2):
+            self._heard.get_message(timeout=10.0)
+
+    def channel(self, name: str) -> str:
+        return f"{self._stem}:{name}:{self._place}"
+
+    def send(self, pipe: redis.client.Pipeline, name: str, *arguments: object) -> None:
+        named = [str(each).replace("@", f"{self._stem}:") for each in arguments]
+        placed = [f"{each}:{self._place}" if ":" in each else each for each in named]
+        pipe.eval(SOURCES[name][self._place], 6, *self.keys, *placed)
+
+    def state(self) -> object:
+        lock, queue, tasks, woken, fence, done = self.keys
+        read = self.client
+        facts = [read.hgetall(lock), read.hgetall(tasks), read.exists(fence)]
+        facts += [sorted(read.zrange(name, 0, -1)) for name in (woken, done)]
+        in_order = read.zrange(queue, 0, -1, withscores=True)
+        facts.append([(member, f"{arrival:.0f}") for member, arrival in in_order])
+        return self.alike(facts)
+
+    def heard(self) -> list[object]:
+        self.client.publish(self.channel("inbox"), "that was all")
+        said = []
+        while (message := self._heard.get_message(timeout=10.0))["data"] != b"that was all":
+            said.append(self.alike([message["channel"], message["data"]]))
+        return said
+
+    def alike(self, value: object) -> object:
+        """Return *value* without what tells the two, or moments, from each other."""
+        if isinstance(value, bytes | str):
+            text = value.decode() if isinstance(value, bytes) else value
+            text = text.replace(f"k{self._place}", "k").replace(f":{self._place}", "")
+            # This server's clock; what came with an arrival of its own keeps it.
+            return re.sub(r"1[7-9]\d{11,14}", "now", text)
+        if isinstance(value, int):  # or a time that is left
+            return value if value < 10 else "for a while"
+        if isinstance(value, dict):
+            return {self.alike(k): self.alike(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.alike(each) for each in value]
+        return value
+
+
+def run(twins: list[Twin], step: tuple[object, ...]) -> list[object]:
+    """Return the answers of both, which do it at one moment."""
+    with twins[0].client.pipeline() as pipe:
+        for twin in twins:
+            twin.send(pipe, *step)
+        return [twin.alike(answer) for twin, answer in zip(twins, pipe.execute(), strict=True)]
+
+
+def times(twins: list[Twin]) -> list[list[float]]:
+    """Return of both for how long each record lives, and when what is on its way is sent again."""
+    with twins[0].client.pipeline() as pipe:
+        for twin in twins:
+            for key in twin.keys:
+                pipe.pttl(key)
+            pipe.zrange(twin.keys[3], 0, -1, withscores=True)
+        answers = pipe.execute()
+    found = []
+    for *left, woken in (answers[: len(RECORDS) + 1], answers[len(RECORDS) + 1 :]):
+        found.append([*left, *sorted(at for _, at in woken)])
+    return found
+
+
+def any_step(chance: random.Random, number: int) -> tuple[object, ...]:
+    owner, run = chance.choice(OWNERS), chance.choice(("", *RUNS))
+    arrival = BEGAN + number
+    lease = chance.choice((30_000, 60_000))
+    if chance.random() < 0.15:
+        ended = chance.choice((0, 1, 1, 1, 2, 3))
+        more = () if chance.random() < 0.9 else (chance.choice(("@inbox", "@gone")), "", 0)
+        return ("release", owner, run, ended, *more)
+    mode = chance.choice(("try", "wait", "wait", "park", "park", "line"))
+    repeated = int(chance.random() < 0.1)
+    if mode == "try" and chance.random() < 0.8:
+        return ("acquire", owner, lease, mode, run, repeated, arrival)
+    if mode in ("park", "line"):
+        run = run or "r1"
+        desk = chance.choice(("@desk", "@desk", "@shut", ""))
+        more = (int(chance.random() < 0.2), f"envelope of {run}", desk, "task")
+    else:
+        inbox = chance.choice(("@inbox", "@inbox", "@gone")) if mode == "wait" else ""
+        more = (int(chance.random() < 0.2), inbox, "", "")
+    if chance.random() < 0.02:
+        more = (*more, chance.choice(("1/2", "1/0")))
+    return ("acquire", owner, lease, mode, run, repeated, arrival, *more)
+
+
+def next_step(chance: random.Random, number: int, twin: Twin) -> tuple[object, ...]:
+    """Return what the one who has the key, or is to come for it, does next; or any step."""
+    owner, run, due = (
+        value.decode() if value else ""
+        for value in twin.client.hmget(twin.keys[0], "owner", "run", "due")
+    )
+    if not owner or owner == "several:" or chance.random() < 0.5:
+        return any_step(chance, number)
+    arrival = BEGAN + number
+    if owner.startswith("parked:"):
+        more = (int(chance.random() < 0.2), "", "", "") if chance.random() < 0.3 else ()
+        return ("acquire", chance.choice(OWNERS), 30_000, "try", run, 0, arrival, *more)
+    if due:
+        return ("acquire", owner, 30_000, "wait", run, 0, arrival, 0, "@inbox", "", "")
+    if chance.random() < 0.1:
+        return ("rest", owner, chance.choice((1, 5000)))
+    return ("release", owner, run, chance.choice((0, 1, 1, 1)))
+
+
+@pytest.fixture
+def twins(redis_url, prefix):
+    with redis.Redis.from_url(redis_url) as client:
+        yield [Twin(client, prefix, place) for place in (0, 1)]
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_any_steps_leave_the_same_by_the_short_ways_and_the_long_ones(twins, seed):
+    chance = random.Random(seed)
+    steps = []
+    for number in range(60):
+        steps.append(next_step(chance, number, twins[0]))
+        answers = run(twins, steps[-1])
+
+        assert answers[0] == answers[1], steps
+        assert twins[0].state() == twins[1].state(), steps
+        lasts = times(twins)
+        assert lasts[0] == pytest.approx(lasts[1], abs=500), steps  # ms
+        assert twins[0].heard() == twins[1].heard(), steps
