@@ -18,7 +18,7 @@ from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import key_of, slot_name
 
 from .capacity import CapacityStore
-from .channels import EventInbox, Inbox
+from .channels import Inbox
 from .findings import Finding
 from .identities import task_id_of
 from .listing import CountingStore
@@ -33,6 +33,7 @@ from .memory_key import (
     Standing,
     microseconds,
 )
+from .memory_timing import MemoryInbox, MemoryTiming
 from .requests import AcquireRequest, ReleaseRequest, StandRequest
 from .several_keys import SeveralKeys
 from .urls import redact
@@ -75,7 +76,7 @@ class _Turn(enum.Enum):
 _Handed: TypeAlias = WokenTask | _Turn
 
 
-class MemoryStore(SeveralKeys, CapacityStore, CountingStore):
+class MemoryStore(MemoryTiming, SeveralKeys, CapacityStore, CountingStore):
     """See the module; *url* only names the store."""
 
     abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SEVERAL})
@@ -87,11 +88,12 @@ class MemoryStore(SeveralKeys, CapacityStore, CountingStore):
         self.address = url
         self.identity = f"{url}#{prefix}"
         self._keys: dict[str, MemoryKey] = {}
-        self._inboxes: dict[str, _MemoryInbox] = {}
+        self._inboxes: dict[str, MemoryInbox] = {}
         self._mutex = threading.RLock()
         self._sweep_from = -math.inf
         self._epoch = clock.wall() - clock.monotonic()  # what arrivals are told from
         self._counts: Counter[str] = Counter()
+        self._forget_times()
 
     def _known(self, name: str) -> MemoryKey:
         """Return a key's state, to be looked at."""
@@ -193,6 +195,8 @@ class MemoryStore(SeveralKeys, CapacityStore, CountingStore):
             status, stands = Status.PARKED, state.park(run, queue, stands, want)
         elif queue is not None:
             stands = state.join(member, stands, want)
+        if queue is not None:
+            self._note_opening(name, state)
         return state.taken(status, member, asked_at, stands)._replace(wake=wake)
 
     def _overtakes(self, state: MemoryKey, stands: int, want: Want) -> bool:
@@ -228,6 +232,7 @@ class MemoryStore(SeveralKeys, CapacityStore, CountingStore):
                 return state.put_off(request, first, asked_at)
             stands = state.arrivals.get(run) or min(arrival, microseconds() + AHEAD)
             stands = state.park(run, park_request, stands, want)
+            self._note_opening(slot_name(key), state)
             return state.taken(Status.PARKED, f"p:{run}", asked_at, stands)
 
     def time(self, timeout: float) -> int:
@@ -298,6 +303,7 @@ class MemoryStore(SeveralKeys, CapacityStore, CountingStore):
             want = route.want(name)
             stands = state.arrivals[run] = state.join(f"p:{run}", arrival, want)
             wake = self._stand_here(name, state, run, owner)
+            self._note_opening(name, state)
             kept = state.share_for(run)
             status = Status.RESERVED if kept else Status.PARKED
             reply = state.taken(status, f"p:{run}", asked_at, stands)
@@ -456,6 +462,7 @@ class MemoryStore(SeveralKeys, CapacityStore, CountingStore):
         """Take from an owner what it has, for the next ones."""
         state.leave(owner)
         wake = self._hand_on(name, state)[1]
+        self._note_opening(name, state)
         self._forget_if_idle(name, state)
         return Release(True, wake)
 
@@ -480,6 +487,7 @@ class MemoryStore(SeveralKeys, CapacityStore, CountingStore):
         elif share is not None or waited:  # those behind one who waited may fit
             state.leave(owner)
             wake = self._hand_on(name, state)[1]
+        self._note_opening(name, state)
         self._forget_if_idle(name, state)
         return Release(released or wake is not None, wake)
 
@@ -561,11 +569,12 @@ class MemoryStore(SeveralKeys, CapacityStore, CountingStore):
                 if limit.until:
                     state.limit_until = clock.monotonic() + limit.until - clock.wall()
             wake = self._hand_on(name, state.prune())[1]
+            self._note_opening(name, state)
             self._forget_if_idle(name, state)
             return Release(True, wake)
 
     def inbox(self, key: str, owner: str) -> Inbox:
-        return _MemoryInbox(owner, self._inboxes)
+        return MemoryInbox(owner, self._inboxes)
 
     def mark_published(self, wake: WokenTask) -> None:
         with self._mutex:
@@ -626,6 +635,7 @@ class MemoryStore(SeveralKeys, CapacityStore, CountingStore):
         wake = self._hand_on(name, state)[1]
         if wake is not None:
             yield from (wake._replace(also=()), *wake.also)
+        self._note_opening(name, state)
         self._forget_if_idle(name, state)
 
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
@@ -707,23 +717,10 @@ class MemoryStore(SeveralKeys, CapacityStore, CountingStore):
             self._inboxes.clear()
             self._counts.clear()
             self._sweep_from = -math.inf
+            self._forget_times()
 
     def check(self) -> list[Finding]:
         return []
 
     def close(self) -> None:
         """Nothing to give back: what the store holds ends with the process."""
-
-
-class _MemoryInbox(EventInbox):
-    def __init__(self, owner: str, inboxes: dict[str, "_MemoryInbox"]) -> None:
-        super().__init__(owner)
-        self._inboxes = inboxes
-        inboxes[owner] = self
-
-    def wait(self, timeout: float) -> None:
-        if clock.wait(self.event, timeout):
-            self.event.clear()
-
-    def close(self) -> None:
-        self._inboxes.pop(self.address, None)

@@ -179,6 +179,22 @@ class MemoryKey:
             return LOOK
         return max(0.0, min(ends) - now) if ends else 0.0
 
+    def opens_in(self) -> float | None:
+        """Return in how many seconds time may let the first in who waits; None: not time alone."""
+        if not self.queue:
+            return None
+        rests = [s.until for owner, s in self.shares.items() if owner.startswith("parked:resting:")]
+        if self.is_alone:
+            ends = rests
+        elif self.limit is not None and self.limit.capacity == 0:
+            ends = [self.limit_until]
+        elif self.rests:
+            ends = [self.rest_until]
+        else:
+            ends = [*rests, self.limit_until]
+        left = min(ends, default=math.inf) - clock.monotonic()
+        return None if left == math.inf else max(0.0, left)
+
     # Admission
 
     def needed(self, want: Want) -> tuple[int, int]:
@@ -361,9 +377,11 @@ class MemoryKey:
     def taken(self, status: Status, member: str, asked_at: float, stands: int) -> Reply:
         """Return what one is told who has not got the key."""
         holder, share = self.last_holder()
-        run, left = (share.run if share else ""), self.remaining()
+        run, left, place = (share.run if share else ""), self.remaining(), self.place(member)
+        if place == 0 and (opening := self.opens_in()) is not None:
+            left = opening
         token = self.token if holder else 0
-        return Reply(status, asked_at, token, holder, run, left, self.place(member), arrival=stands)
+        return Reply(status, asked_at, token, holder, run, left, place, arrival=stands)
 
     def second_delivery(self, request: AcquireRequest, asked_at: float) -> Reply:
         """Return what a second delivery is told of a run whose end is known, or nearly so."""

@@ -1,4 +1,4 @@
-"""Bootsteps of the worker: checks at its start, the sweeper, and the reaper."""
+"""Bootsteps of the worker: checks at its start, the sweeper, the ticker, and the reaper."""
 
 import functools
 import logging
@@ -12,11 +12,13 @@ from celery_distlock.engine.sweeper import Sweeper
 from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability, ParkingStore
+from celery_distlock.stores.timing import TimedStore
 from celery_distlock.telemetry.observer import observe
 
 from .options import flags
 from .reaper import Reaper
 from .start_error import StartError
+from .ticker import Ticker
 
 __all__ = ["LockStep", "ReaperStep"]
 
@@ -25,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 class LockStep(bootsteps.StartStopStep):
     """
-    Reads the flags, checks that store, pool and tasks go together, and runs the sweeper.
+    Reads the flags, checks that store, pool and tasks go together; runs the sweeper and the ticker.
 
-    Starts after the pool, so that no child inherits the sweeper, and stops before the last tasks
+    Starts after the pool, so that no child inherits these, and stops before the last tasks
     of a warm shutdown end: what they wake they send themselves.
     """
 
@@ -38,6 +40,7 @@ class LockStep(bootsteps.StartStopStep):
         given = {k: v for k, v in options.items() if k.startswith("distlock_")}
         self._runtime = Runtime.of(parent.app)
         self._sweeper: Sweeper | None = None
+        self._ticker: Ticker | None = None
         try:
             self._runtime.use_flags(flags(given))
             self.enabled = self._runtime.settings.enabled and any(self._runtime.plans.values())
@@ -48,7 +51,7 @@ class LockStep(bootsteps.StartStopStep):
         self._warn(parent.app)
 
     def start(self, parent: Any) -> None:
-        """Log the store and what its check finds; start the sweeper."""
+        """Log the store and what its check finds; start the sweeper and the ticker."""
         runtime = self._runtime
         store, settings = runtime.store, runtime.settings
         logger.info(
@@ -69,6 +72,9 @@ class LockStep(bootsteps.StartStopStep):
             count = functools.partial(observe, "swept", parent.app, store, {})
             self._sweeper = Sweeper(store, settings.sweep_interval, on_swept=count)
             self._sweeper.start()
+        if isinstance(store, TimedStore):
+            self._ticker = Ticker(store)
+            self._ticker.start()
 
     def info(self, parent: Any) -> Any:
         """Return what ``celery inspect stats`` shows."""
@@ -87,10 +93,11 @@ class LockStep(bootsteps.StartStopStep):
         }
 
     def stop(self, parent: Any) -> None:
-        """Stop the sweeper."""
-        if self._sweeper is not None:
-            self._sweeper.stop()
-            self._sweeper = None
+        """Stop the sweeper and the ticker."""
+        for part in (self._sweeper, self._ticker):
+            if part is not None:
+                part.stop()
+        self._sweeper = self._ticker = None
 
     terminate = stop
 

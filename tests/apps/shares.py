@@ -17,7 +17,7 @@ app = make_app(__name__)
 app.conf.update(
     distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
     distlock_lease=LEASE,
-    distlock_sweep_interval=0.5,
+    distlock_sweep_interval=float(os.environ.get("DISTLOCK_TEST_SWEEP", "0.5")),
     worker_prefetch_multiplier=4,
 )
 install(app)

@@ -1,15 +1,15 @@
 """What a store over Redis does with keys that several hold, beyond granting and releasing them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from celery_distlock.keys import slot_name
 from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.channels import Inbox
-from celery_distlock.stores.values import Limit, Release, Reply, Status
+from celery_distlock.stores.values import Limit, Release, Reply, Status, WokenTask
 
 from . import scripts
 from .connections import milliseconds, time_left
-from .inspection import wakes_of
 from .records import Records
 from .request_runner import RequestRunner
 
@@ -24,6 +24,10 @@ class RedisCapacity(CapacityStore):
 
     def _reply(self, key: str, answer: Any, asked_at: float) -> Reply:
         """Return what a script has said of a request for a key."""
+        raise NotImplementedError
+
+    def _noting(self, name: str, woken: Sequence[Any]) -> WokenTask | None:
+        """Return whom a script has woken; note when time lets others enter, if it told so."""
         raise NotImplementedError
 
     def upgrade(self, key: str, owner: str, lease: float, inbox: Inbox | None = None) -> Reply:
@@ -47,7 +51,7 @@ class RedisCapacity(CapacityStore):
             terms = (limit.capacity, milliseconds(limit.until) if limit.until else 0, limit.author)
         answer, _ = self._change(_LIMIT, key, *terms)
         woken = answer if isinstance(answer, list) else ()
-        return Release(True, wakes_of(slot_name(key), woken))
+        return Release(True, self._noting(slot_name(key), woken))
 
     def _change(self, script: scripts.Script, key: str, *arguments: Any) -> tuple[Any, float]:
         call = self._records.call(script, slot_name(key), *arguments, confirmed=True)

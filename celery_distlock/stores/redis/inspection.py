@@ -202,7 +202,8 @@ class RedisInspection(ListingStore, CountingStore):
         calls = [self._records.call(script, name, SWEEP_BATCH) for script in (_ROUSE, _SWEEP)]
         _, (_, *found) = self._requests.ask(calls, key).answers
         for run, envelope in zip(found[::2], found[1::2], strict=True):
-            yield wake_of(name, run, envelope)
+            if run:
+                yield wake_of(name, run, envelope)
 
     def count(self, counts: Mapping[str, float]) -> None:
         add = self._records.call_without_key(_COUNT, json.dumps(counts))
@@ -337,6 +338,12 @@ def wakes_of(name: str, woken: Sequence[Any]) -> WokenTask | None:
     """Return all whom a script has woken at one key: a run, what is to be sent of it, and so on."""
     pairs = zip(woken[::2], woken[1::2], strict=True)
     return together([wake_of(name, run, envelope) for run, envelope in pairs if run])
+
+
+def opens_in(woken: Sequence[Any]) -> float | None:
+    """Return in how many seconds time alone lets somebody enter, if a script has told so."""
+    told = [said for run, said in zip(woken[::2], woken[1::2], strict=True) if not run and said]
+    return min(told) / 1000 if told else None
 
 
 def together(wakes: Sequence[WokenTask]) -> WokenTask | None:

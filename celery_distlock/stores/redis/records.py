@@ -21,6 +21,11 @@ class Records:
         self._prefix = prefix
         self._replicas = replicas
 
+    @property
+    def times(self) -> str:
+        """What the names of the records begin with that tell when keys are due; of one slot."""
+        return f"{self._prefix}:{{ticker}}:"
+
     def stem(self, name: str) -> str:
         """Return what the names of a key's records begin with; all of them are in one slot."""
         return f"{self._prefix}:{{{name}}}:"

@@ -54,18 +54,19 @@ from .connections import (
 from .inspection import (
     SWEEP_BATCH,
     RedisInspection,
+    opens_in,
     text,
     together,
     token_of,
     unreadable,
     wake_of,
-    wakes_of,
 )
 from .permissions import IN_A_CLUSTER, REHEARSAL, lacking
 from .records import Records
 from .request_runner import LONE_NODE, Answered, RequestRunner
 from .server_errors import is_transient, memory_findings, parse_info
 from .subscriptions import PubSubChannel, PubSubInbox, WaiterSubscriptions, woken_task_of
+from .timing import RedisTiming
 from .topologies import PushTarget
 from .urls import locate
 
@@ -83,7 +84,7 @@ REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
 _CHANNEL = "desk"
 
 
-class RedisStore(RedisInspection, RedisCapacity, SeveralKeys):
+class RedisStore(RedisInspection, RedisTiming, RedisCapacity, SeveralKeys):
     """See the module; *url* as :func:`~celery_distlock.stores.redis.urls.locate` takes it."""
 
     abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE, Ability.SEVERAL})
@@ -183,7 +184,7 @@ class RedisStore(RedisInspection, RedisCapacity, SeveralKeys):
             return Reply(status, asked_at)
         if status is Status.GRANTED:
             _, token, slot, *woken = answer
-            wake = wakes_of(slot_name(key), woken)
+            wake = self._noting(slot_name(key), woken)
             return Reply(status, asked_at, self._token(key, token), wake=wake, slot=slot)
         _, token, holder, holder_run, ttl_ms, place, run, envelope, arrival, *others = answer
         return Reply(
@@ -194,7 +195,7 @@ class RedisStore(RedisInspection, RedisCapacity, SeveralKeys):
             text(holder_run),
             time_left(ttl_ms),
             place,
-            wakes_of(slot_name(key), [run, envelope, *others]),
+            self._noting(slot_name(key), [run, envelope, *others]),
             int(arrival) if arrival.isdigit() else 0,
         )
 
@@ -291,14 +292,16 @@ class RedisStore(RedisInspection, RedisCapacity, SeveralKeys):
             return Reply(Status(answer[0].decode()), asked_at)
         *standing, arrival = answer[:7]
         reply = self._reply(key_of(names[0]), [*standing, b"", b"", arrival], asked_at)
-        places = zip(answer[7::3], answer[8::3], answer[9::3], strict=True)
-        wakes = [wake_of(names[number - 1], run, envelope) for number, run, envelope in places]
+        places = list(zip(answer[7::3], answer[8::3], answer[9::3], strict=True))
+        for number, run, opening in places:
+            self._noting(names[number - 1], [run, opening] if not run else [])
+        wakes = [wake_of(names[number - 1], run, sent) for number, run, sent in places if run]
         return reply._replace(wake=together(wakes))
 
     def depart(self, name: str, run: str, *, first: bool) -> Release:
         depart = self._records.call(_DEPART, name, run, int(first), confirmed=True)
         asked = self._requests.ask([depart], key_of(name))
-        return _released(name, asked._replace(unanswered=0))
+        return self._released(name, asked._replace(unanswered=0))
 
     def retry_delay(
         self, key: str, usual: float, within: tuple[float, float], timeout: float
@@ -333,17 +336,26 @@ class RedisStore(RedisInspection, RedisCapacity, SeveralKeys):
             address = inbox.address if inbox is not None else ""
             arguments += [address, keep_run, milliseconds(keep_s) if keep_for else 0]
         name = slot_name(key)
-        return _released(
+        return self._released(
             name, self._requests.ask([self._records.call(_RELEASE, name, *arguments)], key)
         )
 
+    def _released(self, name: str, asked: Answered) -> Release:
+        answer = asked.answers[0]
+        if isinstance(answer, list):
+            return Release(True, self._noting(name, answer))
+        # A repeated release finds the key gone if the first one was executed and its answer lost.
+        return Release(answer == 1 or asked.unanswered > 0)
+
     def drop(self, wake: WokenTask, *, mark: bool = True) -> Release:
         drop = self._records.call(_DROP, wake.name, wake.run, int(mark))
-        return _released(wake.name, self._requests.ask([drop], wake.name))
+        return self._released(wake.name, self._requests.ask([drop], wake.name))
 
     def cancel(self, key: str, run: str) -> Release:
         name = slot_name(key)
-        return _released(name, self._requests.ask([self._records.call(_CANCEL, name, run)], key))
+        return self._released(
+            name, self._requests.ask([self._records.call(_CANCEL, name, run)], key)
+        )
 
     def subscribed(self, key: str) -> bool:
         if not self._posts:
@@ -353,10 +365,11 @@ class RedisStore(RedisInspection, RedisCapacity, SeveralKeys):
         return post is not None and post.hears(place.channel)
 
     def inbox(self, key: str, owner: str) -> Inbox:
-        name = slot_name(key)
+        return self._inbox_at(self._records.stem(slot_name(key)), owner)
 
+    def _inbox_at(self, stem: str, owner: str) -> Inbox:
         def find() -> tuple[WaiterSubscriptions, PushTarget]:
-            place = self._place(name, self._mailbox)
+            place = self._place_of(stem, self._mailbox)
             post = self._posts.get(place.node)
             if post is None:
                 with self._mutex:
@@ -461,8 +474,11 @@ class RedisStore(RedisInspection, RedisCapacity, SeveralKeys):
             )
 
     def _place(self, name: str, channel: str) -> PushTarget:
+        return self._place_of(self._records.stem(name), channel)
+
+    def _place_of(self, stem: str, channel: str) -> PushTarget:
         try:
-            return self._servers.place(self._records.stem(name).encode(), channel)
+            return self._servers.place(stem.encode(), channel)
         except (RedisError, OSError) as error:
             raise StoreUnavailableError(f"{self.address} cannot serve: {error}") from error
 
@@ -492,13 +508,15 @@ class RedisStore(RedisInspection, RedisCapacity, SeveralKeys):
             # that is silent now is looked at by the next sweep.
             ours, *answers = self._requests.attempt_once([keep, *self._sweep_calls(names)])
             kept_at = clock.monotonic()
-            for wake in self._swept(names, answers):
+            opens: dict[str, float | None] = {}
+            for wake in self._swept(names, answers, opens):
                 given_at = clock.monotonic()
                 yield wake
                 now = clock.monotonic()
                 paused += now - given_at  # it was being sent
                 if now > kept_at + interval * TURN / 2:
                     (ours,), kept_at = self._requests.ask([keep], "the sweepers' turn").answers, now
+            self._note_opens(opens)
             if ours == 0:
                 return  # we stood still for too long, and another one has begun
         took = clock.monotonic() - begin - paused
@@ -508,7 +526,15 @@ class RedisStore(RedisInspection, RedisCapacity, SeveralKeys):
 
     def wake_next(self, key: str) -> Iterator[WokenTask]:
         names = [slot_name(key)]
-        yield from self._swept(names, self._requests.attempt_once(self._sweep_calls(names)))
+        opens: dict[str, float | None] = {}
+        answers = self._requests.attempt_once(self._sweep_calls(names))
+        yield from self._swept(names, answers, opens)
+        self._note_opens(opens)
+
+    def _note_opens(self, opens: Mapping[str, float | None]) -> None:
+        dues = {name: seconds for name, seconds in opens.items() if seconds is not None}
+        if dues:
+            self.note_due(dues)
 
     def time(self, timeout: float) -> int:
         seconds, rest = self._requests.ask_once([command(b"", "TIME")], timeout)[0]
@@ -520,15 +546,19 @@ class RedisStore(RedisInspection, RedisCapacity, SeveralKeys):
     def _sweep_calls(self, names: Sequence[str]) -> list[Command]:
         return [self._records.call(_SWEEP, name, SWEEP_BATCH) for name in names]
 
-    def _swept(self, names: Sequence[str], answers: Sequence[Any]) -> Iterator[WokenTask]:
+    def _swept(
+        self, names: Sequence[str], answers: Sequence[Any], opens: dict[str, float | None]
+    ) -> Iterator[WokenTask]:
         quiet = []
         for name, answer in zip(names, answers, strict=True):
             if isinstance(answer, Exception):
                 self._pass_over(name, answer)
                 continue
             waiting, *found = answer
+            opens[name] = opens_in(found)
             for run, envelope in zip(found[::2], found[1::2], strict=True):
-                yield wake_of(name, run, envelope)
+                if run:
+                    yield wake_of(name, run, envelope)
             if not waiting:
                 quiet.append(self._records.index("strike", name))
         if quiet:
@@ -595,14 +625,6 @@ class RedisStore(RedisInspection, RedisCapacity, SeveralKeys):
         self._servers.close()
         for post in posts:
             post.close()
-
-
-def _released(name: str, asked: Answered) -> Release:
-    answer = asked.answers[0]
-    if isinstance(answer, list):
-        return Release(True, wakes_of(name, answer))
-    # A repeated release finds the key gone if the first one was executed and its answer lost.
-    return Release(answer == 1 or asked.unanswered > 0)
 
 
 def _server_findings(facts: Mapping[str, str]) -> Iterator[Finding]:

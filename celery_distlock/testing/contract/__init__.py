@@ -16,6 +16,7 @@ from .several_keys import SeveralKeys
 from .several_queues import WaitingAtSeveralKeys
 from .sharing import Sharing
 from .sweeping import Sweeping
+from .timing import Timing
 from .units import Queued, Units
 from .upgrading import Upgrading
 from .waiting import Waiting
@@ -47,6 +48,7 @@ class StoreContract(
     Upgrading,
     Resting,
     Limits,
+    Timing,
 ):
     """
     Tests that hold a store to the contract of :class:`~celery_distlock.stores.Store`.

@@ -18,6 +18,7 @@ from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.redis.permissions import IN_A_CLUSTER, REHEARSAL
 from celery_distlock.stores.redis.server_errors import said
+from celery_distlock.stores.timing import Settled, TimedStore
 from celery_distlock.stores.values import (
     Completion,
     Ownership,
@@ -166,6 +167,27 @@ def stand(store: Store) -> None:
     assert list(store.ready(WokenTask("stands", "t7:0:0:0", b"", route))) == []
 
 
+def let_time_pass(store: Store) -> None:
+    """Note what is due, be the ticker, and be it no more."""
+    assert isinstance(store, TimedStore)
+    assert store.acquire(AcquireRequest("rests", "a", 60.0)).status is Status.GRANTED
+    park = AcquireRequest("rests", "b", 60.0, queue=ParkRequest(b"e"), run="t8:0:0:0")
+    assert store.acquire(park).status is Status.PARKED
+    with closing(store.ticker_inbox("ticker")) as inbox:
+        assert store.claim_due("ticker", inbox, 60.0).leads
+        assert store.release(ReleaseRequest("rests", "a", keep_for=("resting:1", 0.2))).released
+        inbox.wait(60.0)  # it is called
+        assert store.dues().many == 1
+        claim = wait_until(
+            lambda: [c for c in [store.claim_due("ticker", inbox, 60.0)] if c.names], what="the end"
+        )[0]
+        again: dict[str, float | None] = {}
+        (wake,) = store.wake_due(claim.names, again)
+        assert store.drop(wake).released
+        store.claim_due("ticker", inbox, 0.0, Settled(claim.number, again))
+    assert store.dues() == ("", 0, 0.0)
+
+
 def every_request(store: Store) -> None:
     """Ask *store* all that it can be asked, and look what comes of it."""
     names = noting(store)
@@ -227,6 +249,7 @@ def every_request(store: Store) -> None:
     assert [reply.status for reply in replies] == [Status.GRANTED] * 2
 
     stand(store)
+    let_time_pass(store)
 
     store.count({"acquired||t": 2.0})
     assert store.counts()["acquired||t"] == 2.0

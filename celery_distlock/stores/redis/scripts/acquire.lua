@@ -3,7 +3,8 @@
 -- ARGV owner lease_ms mode run repeated arrival [keep detail desk task want]
 -- returns token: granted | {'granted', token, slot, wake_run, wake_envelope, ...}: likewise, beside
 --         others | {status, token, holder, holder_run, ttl_ms, place, wake_run, wake_envelope,
---         arrival, ...}: status busy or parked | {'done'}; at the end, what else was woken
+--         arrival, ...}: status busy or parked | {'done'}; at the end, what else was woken; and beside
+--         an empty run, in how many ms time alone lets the first of those who wait enter
 --
 -- mode      try: do not queue. wait: queue as a blocked waiter, detail is its inbox.
 --           park: queue the run, detail is its envelope, desk where a worker would take it,
@@ -278,6 +279,15 @@ local next_ms = tonumber(redis.call('HGET', LOCK, 'next') or EXACT) or EXACT
 if ttl_ms <= 0 or next_ms < now / 1000 + ttl_ms then
     -- Nobody has it, and nobody may; or one of several ends before the others.
     ttl_ms = ttl_ms <= 0 and LOOK_MS or math.max(0, math.ceil(next_ms - now / 1000))
+end
+local may_open = not holder or holder == SHARED or string.find(holder, 'parked:resting:', 1, true) == 1
+if mode ~= 'try' and place == 0 and may_open then
+    local before = #also
+    look_ahead(now)
+    if also[before + 1] and mode == 'wait' then
+        ttl_ms = also[before + 2] -- he looks then himself
+        also[before + 1], also[before + 2] = nil, nil
+    end
 end
 local since = integer(stands)
 local standing = { status, token, owned_by, held_for, ttl_ms, place, wake_run, wake_envelope, since }

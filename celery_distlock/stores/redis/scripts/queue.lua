@@ -9,6 +9,7 @@ local MOST_GRANTS = 100 -- by one script; who is let in by it goes on when it co
 local AHEAD = 1000000 -- µs that others' clocks may be: nobody comes later than that
 local DONE_MS = 3600000 -- how long a late second delivery is recognised; longer than all resends
 
+-- USES times
 local givers = '' -- the runs that give the key up, or have; a line each
 
 -- Pushes a run to the worker that parked it; false if that is gone.
@@ -172,6 +173,17 @@ local function hand_to_blocked(now, head, arrival, units, capacity)
     return '', ''
 end
 
+local also = {} -- what else is to be told: run, envelope, ...; and '', in how many ms time helps
+
+-- Tells when time alone lets the first of those who wait enter, if it may not now.
+local function look_ahead(now)
+    local in_ms = opens_in(now)
+    if in_ms and redis.call('EXISTS', QUEUE) == 1 then
+        also[#also + 1] = ''
+        also[#also + 1] = in_ms
+    end
+end
+
 -- Gives the key to the first waiter that is alive, if it may have it. Returns nothing if there is
 -- none, true if that is `own`, or one who stands there since `stands` (0: nobody), false if it has
 -- to wait, else the run and the envelope that the caller has to send, or two empty strings if the
@@ -215,6 +227,7 @@ local function hand_over(now, own, stands)
         else
             local units, capacity = want_of(head)
             if not admits(units, capacity, now) then
+                look_ahead(now)
                 return false
             end
             if is_run then
@@ -228,8 +241,6 @@ local function hand_over(now, own, stands)
         end
     end
 end
-
-local also = {} -- what else is to be sent: run, envelope, ...
 
 -- Has one who waits for having the key alone, and shares it with nobody any more, have it so. True:
 -- there is one, whether it has to wait or not.
@@ -295,7 +306,7 @@ end
 -- Gives what is free of the key to the next in its queue. Returns 1, or what the caller has to send.
 local function go_on(now)
     local _, run, envelope = hand_on(now, '', 0)
-    if run ~= '' then
+    if run ~= '' or also[1] then
         return { run, envelope, unpack(also) }
     end
     return 1

@@ -1,7 +1,8 @@
 -- release.lua: give the key up, or a place in its queue, and hand the key to the next waiter.
 -- KEYS lock queue tasks woken fence done
 -- ARGV owner run ended [inbox keep_run keep_ms]
--- returns 1 given up | 0 was not ours | {wake_run, wake_envelope}: given up, and to be sent
+-- returns 1 given up | 0 was not ours | {wake_run, wake_envelope, ...}: given up, and to be sent; and
+--         beside an empty run, in how many ms time alone lets somebody enter
 --
 -- ended     0: the run has not ended (its process is being killed, its message goes back).
 --           1: it has; a second delivery of it that is parked is dropped.
@@ -90,16 +91,23 @@ if holder ~= owner and not share then
     return woken == 1 and 0 or woken
 end
 if keep_ms ~= '0' then
-    local kept = 'parked:' .. keep_run
+    local kept, rests = 'parked:' .. keep_run, string.find(keep_run, 'resting:', 1, true) == 1
     if share then
         pass_on(owner, share, kept, keep_run, keep_ms, now)
-        return 1
+        if rests then
+            redis.call('HSET', LOCK, 'rests', 1)
+            look_ahead(now)
+        end
+        return also[1] and { '', '', unpack(also) } or 1
     end
     redis.pcall('HSET', LOCK, 'owner', kept, 'run', keep_run)
     redis.call('HDEL', LOCK, 'was')
     local rest = tonumber(redis.call('HGET', LOCK, 'rest') or 0) or 0
-    local rest_ms = string.find(keep_run, 'resting:', 1, true) == 1 and rest - now / 1000 or 0
+    local rest_ms = rests and rest - now / 1000 or 0
     redis.call('PEXPIRE', LOCK, math.max(math.ceil(rest_ms), tonumber(keep_ms)))
-    return 1
+    if rests then
+        look_ahead(now)
+    end
+    return also[1] and { '', '', unpack(also) } or 1
 end
 return free(owner)

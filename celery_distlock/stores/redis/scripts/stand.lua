@@ -4,7 +4,8 @@
 -- ARGV run names first arrival owner departs [envelope desk]
 -- returns {status, token, holder, holder_run, ttl_ms, place, arrival, number, wake_run,
 --         wake_envelope, ...}, of the last key at which it stands; status: reserved or parked; then
---         who was woken at the first, the second, ... of the keys | {'busy'}: it has been put on its way | {'done'}: it has ended, or nobody knows it
+--         who was woken at the first, the second, ... of the keys; beside an empty run, in how many
+--         ms time alone lets somebody enter | {'busy'}: it has been put on its way | {'done'}: it has ended, or nobody knows it
 --
 -- After the first key's records may come those of the next, and so on: it stands there if it has
 -- those before.
@@ -162,6 +163,10 @@ for number = 1, #KEYS / 6 do
     if not reserved then
         break
     end
+end
+if not reserved and redis.call('ZRANK', QUEUE, member) == 0 then
+    look_ahead(now)
+    note_woken(last, '', '')
 end
 local held_by, token, held_for = one_holder()
 local ttl_ms, place = redis.call('PTTL', LOCK), redis.call('ZRANK', QUEUE, member)

@@ -2,7 +2,8 @@
 -- died before it was sent, a message that never came, a run that ended with its process.
 -- KEYS lock queue tasks woken fence done
 -- ARGV limit
--- returns {waiting, run, envelope, ...}; waiting: 1 somebody waits or is on its way | 0 nobody
+-- returns {waiting, run, envelope, ...}; waiting: 1 somebody waits or is on its way | 0 nobody; beside
+--         an empty run: in how many ms time alone lets somebody enter
 --
 -- USES grant
 -- USES units
@@ -30,10 +31,12 @@ for _, run in ipairs(due) do
     end
 end
 local woken = go_on(now)
-if woken ~= 1 then
-    for _, each in ipairs(woken) do
-        found[#found + 1] = each
-    end
+if woken == 1 then
+    look_ahead(now) -- behind one who has all of it, and rests
+    woken = { '', '', unpack(also) }
+end
+for _, each in ipairs(woken) do
+    found[#found + 1] = each
 end
 local waits = redis.call('EXISTS', QUEUE, WOKEN) > 0 or limit_at(now)
 return { waits and 1 or 0, unpack(found) }

@@ -1,0 +1,97 @@
+"""When keys of a store over Redis become due; see :mod:`celery_distlock.stores.timing`."""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from celery_distlock.stores.base import batches
+from celery_distlock.stores.channels import Inbox
+from celery_distlock.stores.timing import NOTHING, Claim, Dues, Settled, TimedStore
+from celery_distlock.stores.values import WokenTask
+
+from . import scripts
+from .connections import TIMEOUT, Command, milliseconds, script_call
+from .inspection import SWEEP_BATCH, opens_in, text, wakes_of
+from .records import Records
+from .request_runner import RequestRunner
+
+__all__ = ["RedisTiming"]
+
+logger = logging.getLogger(__name__)
+
+NOT_ANSWERED = 1.0  # seconds until a key is looked at again whose server did not answer
+
+
+class RedisTiming(TimedStore):
+    """See the module. What it needs is set by the class that inherits from it."""
+
+    _records: Records
+    _requests: RequestRunner
+
+    def _inbox_at(self, stem: str, owner: str) -> Inbox:
+        """Return where *owner* is called by the server of the records that begin so."""
+        raise NotImplementedError
+
+    def _sweep_calls(self, names: Sequence[str]) -> list[Command]:
+        """Return what asks for the sweep of some keys."""
+        raise NotImplementedError
+
+    def _swept(
+        self, names: Sequence[str], answers: Sequence[Any], opens: dict[str, float | None]
+    ) -> Iterator[WokenTask]:
+        """Yield whom that has woken; put into *opens* when time lets others enter."""
+        raise NotImplementedError
+
+    def _noting(self, name: str, woken: Sequence[Any]) -> WokenTask | None:
+        opening = opens_in(woken)
+        if opening is not None:
+            self.note_due({name: opening})
+        return wakes_of(name, woken)
+
+    def note_due(self, dues: Mapping[str, float]) -> None:
+        calls = [
+            self._call(_DUE, _written(dict(some)))
+            for some in batches(list(dues.items()), SWEEP_BATCH)
+        ]
+        try:
+            self._requests.exchange(calls, TIMEOUT)
+        except RedisError as error:
+            logger.debug("when keys are due was not noted, a sweep finds them: %s", error)
+
+    def claim_due(
+        self, who: str, inbox: Inbox, seconds: float, settled: Settled = NOTHING
+    ) -> Claim:
+        written = f"{settled.number} {_written(settled.again)}" if settled.again else ""
+        for_ms = milliseconds(seconds) if seconds else 0
+        call = self._call(_TICK, who, inbox.address, for_ms, SWEEP_BATCH, written)
+        leads, pause_ms, late_ms, number, *names = self._requests.ask_once([call], TIMEOUT)[0]
+        pause = pause_ms / 1000 if pause_ms >= 0 else math.inf
+        return Claim(bool(leads), pause, tuple(map(text, names)), late_ms / 1000, number.decode())
+
+    def ticker_inbox(self, who: str) -> Inbox:
+        return self._inbox_at(self._records.times, who)
+
+    def wake_due(self, names: Sequence[str], again: dict[str, float | None]) -> Iterator[WokenTask]:
+        again.update(dict.fromkeys(names, NOT_ANSWERED))
+        answers = self._requests.attempt_once(self._sweep_calls(names))
+        yield from self._swept(names, answers, again)
+
+    def dues(self) -> Dues:
+        ticker, many, first_ms = self._requests.ask([self._call(_DUES)], "what is due").answers[0]
+        return Dues(text(ticker), many, first_ms / 1000)
+
+    def _call(self, script: scripts.Script, *arguments: Any) -> Command:
+        return script_call(script, (self._records.times,), *arguments)
+
+
+def _written(dues: Mapping[str, float | None]) -> str:
+    return " ".join(
+        f"{name} {-1 if seconds is None else max(0, math.ceil(seconds * 1000))}"
+        for name, seconds in dues.items()
+    )
+
+
+_DUE, _TICK, _DUES = map(scripts.load, ("due", "tick", "dues"))

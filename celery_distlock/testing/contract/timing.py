@@ -1,0 +1,264 @@
+"""Stores that know when time lets somebody enter."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+from celery_distlock.stores.capacity import CapacityStore
+from celery_distlock.stores.channels import Inbox
+from celery_distlock.stores.timing import Claim, Settled, TimedStore
+from celery_distlock.stores.values import Limit, Want
+
+from .actions import enter, leave, needs, park, runs_of, stand, swept, take, wait_until
+from .given import Given
+
+__all__ = ["Timing"]
+
+RESTS = "resting:1"  # a run that never comes
+LONG = 60.0  # seconds for which one is the ticker
+
+times = needs("the store notes no times", lambda _given, store: isinstance(store, TimedStore))
+
+
+def tick(store: TimedStore, who: str = "t", *, seconds: float = LONG) -> Claim:
+    """Be the ticker and claim what is due, without an inbox that anybody looks at."""
+    with closing(store.ticker_inbox(who)) as inbox:
+        return store.claim_due(who, inbox, seconds)
+
+
+def claimed(store: TimedStore) -> Claim | None:
+    """Claim what is due; None: nothing is."""
+    claim = tick(store)
+    return claim if claim.names else None
+
+
+def settle(store: TimedStore, claim: Claim, again: dict[str, float | None]) -> Claim:
+    """Say what has come of a claim."""
+    with closing(store.ticker_inbox("t")) as inbox:
+        return store.claim_due("t", inbox, LONG, Settled(claim.number, again))
+
+
+def wake(store: TimedStore, claim: Claim) -> tuple[list[str], dict[str, float | None]]:
+    """Look at what was claimed; return whom that wakes, and what is due again."""
+    again: dict[str, float | None] = {}
+    return runs_of(list(store.wake_due(claim.names, again))), again
+
+
+class Timing(Given):
+    """What time alone lets in is noted, and one ticker looks at it when it is due."""
+
+    # What is noted
+
+    @times
+    def test_nothing_is_noted_of_keys_that_do_not_rest(self, store: TimedStore) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        take(store, "other", "a", want=Want(1, 2))
+        park(store, "other", "run", want=Want(2, 2))
+        leave(store, "k", "a")
+        leave(store, "other", "a")
+
+        assert store.dues().many == 0
+
+    @times
+    def test_a_rest_is_noted_if_somebody_waits(self, store: TimedStore) -> None:
+        take(store, "k", "a")
+        take(store, "alone", "a")
+        park(store, "k", "run")
+
+        leave(store, "k", "a", keep_for=(RESTS, 30.0))
+        leave(store, "alone", "a", keep_for=(RESTS, 30.0))
+
+        assert store.dues().many == 1
+        assert 29 < store.dues().first <= 30.1
+
+    @times
+    def test_a_rest_is_noted_by_the_first_who_parks(self, store: TimedStore) -> None:
+        take(store, "k", "a")
+        leave(store, "k", "a", keep_for=(RESTS, 30.0))
+
+        park(store, "k", "run")
+
+        assert 29 < store.dues().first <= 30.1
+
+    @times
+    def test_the_rest_of_a_part_is_noted(self, store: TimedStore) -> None:
+        enter(store, "k", "ab", Want(1, 2))
+        park(store, "k", "run", want=Want(1, 2))
+
+        leave(store, "k", "a", keep_for=(RESTS, 30.0))
+
+        assert 29 < store.dues().first <= 30.1
+
+    @times
+    def test_a_key_that_cools_down_is_noted(self, store: CapacityStore) -> None:
+        assert isinstance(store, TimedStore)
+        take(store, "k", "a")
+        store.rest("k", "a", 30.0)
+        park(store, "k", "run")
+
+        leave(store, "k", "a")
+
+        assert 29 < store.dues().first <= 30.1
+
+    @times
+    def test_the_end_of_a_limit_is_noted(self, store: CapacityStore) -> None:
+        assert isinstance(store, TimedStore)
+        store.set_limit("k", Limit(0, time.time() + 30.0))
+
+        park(store, "k", "run")
+
+        assert 28 < store.dues().first <= 31
+
+    @times
+    def test_a_key_where_a_run_needs_others_too_is_noted(self, store: TimedStore) -> None:
+        take(store, "k", "a")
+        leave(store, "k", "a", keep_for=(RESTS, 30.0))
+
+        stand(store, "jk")
+
+        assert 29 < store.dues().first <= 30.1
+
+    # What is due
+
+    @times
+    def test_who_waits_is_woken_when_it_is_due(
+        self, store: TimedStore, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        leave(store, "k", "a", keep_for=(RESTS, 1.5))
+        assert not tick(store).names
+        pass_time(1.5)
+
+        claim = wait_until(lambda: claimed(store), "the key to be due")
+        assert claim is not None
+
+        # The record may end a millisecond later than was foreseen.
+        wait_until(lambda: wake(store, claim) == (["run"], {"k": None}), "the run to be woken")
+        assert settle(store, claim, {"k": None}).names == ()
+        assert store.dues().many == 0
+
+    @times
+    def test_what_is_not_open_yet_is_due_again(self, store: TimedStore) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        leave(store, "k", "a", keep_for=(RESTS, 30.0))
+        store.note_due({"k": 0.0})
+        claim = tick(store)
+
+        woken, again = wake(store, claim)
+
+        assert woken == []
+        assert 29 < (again["k"] or 0.0) <= 30.1
+        settle(store, claim, again)
+        assert 29 < store.dues().first <= 30.1
+
+    @times
+    def test_the_earlier_of_two_times_counts(self, store: TimedStore) -> None:
+        for seconds in (30.0, 10.0, 20.0):
+            store.note_due({"k": seconds})
+
+        assert store.dues().many == 1
+        assert 9 < store.dues().first <= 10
+
+    @times
+    def test_what_is_claimed_is_nobody_elses_for_a_while(
+        self, store: TimedStore, pass_time: Callable[[float], None]
+    ) -> None:
+        store.note_due({"k": 0.0})
+        assert tick(store).names == ("k",)
+        assert tick(store).names == ()
+
+        pass_time(2.0)
+
+        wait_until(lambda: tick(store).names == ("k",), "the claim to lapse")
+
+    @times
+    def test_what_is_noted_while_it_is_claimed_is_kept(self, store: TimedStore) -> None:
+        store.note_due({"k": 0.0})
+        claim = tick(store)
+        store.note_due({"k": 30.0})
+
+        settle(store, claim, {"k": None})
+
+        assert 29 < store.dues().first <= 30
+
+    @times
+    def test_a_note_that_was_lost_is_made_again_by_a_sweep(
+        self, store: TimedStore, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        leave(store, "k", "a", keep_for=(RESTS, 1.5))
+        store.note_due({"k": 0.0})
+        settle(store, tick(store), {"k": None})
+        assert store.dues().many == 0
+
+        assert swept(store) == []
+
+        assert store.dues().many == 1
+        pass_time(1.5)
+        assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["run"]
+
+    # Who looks
+
+    @times
+    def test_one_is_the_ticker(self, store: TimedStore) -> None:
+        store.note_due({"k": 0.0})
+        assert tick(store, "first").leads
+
+        second = tick(store, "second")
+
+        assert not second.leads
+        assert second.names == ()
+        assert second.pause <= LONG
+        assert store.dues().ticker == "first"
+
+    @times
+    def test_another_one_follows_who_says_nothing_more(self, store: TimedStore) -> None:
+        assert tick(store, "first", seconds=0.2).leads
+
+        wait_until(lambda: tick(store, "second").leads, "another ticker")
+
+        assert not tick(store, "first").leads
+
+    @times
+    def test_another_one_follows_at_once_who_gives_it_up(self, store: TimedStore) -> None:
+        assert tick(store, "first").leads
+
+        assert not tick(store, "first", seconds=0.0).leads
+
+        assert store.dues().ticker == ""
+        assert tick(store, "second").leads
+
+    @times
+    def test_who_is_not_the_ticker_cannot_end_another_ones_time(self, store: TimedStore) -> None:
+        assert tick(store, "first").leads
+
+        tick(store, "second", seconds=0.0)
+
+        assert store.dues().ticker == "first"
+
+    @times
+    def test_the_ticker_is_called_for_what_is_due_before_all_else(self, store: TimedStore) -> None:
+        with closing(store.ticker_inbox("t")) as inbox:
+            assert store.claim_due("t", inbox, LONG).pause > LONG
+            waits = Waits(inbox)
+            waits.start()
+            store.note_due({"k": 10.0})
+            waits.join(timeout=30.0)
+            assert not waits.is_alive()
+            assert store.claim_due("t", inbox, LONG).pause <= 10.0
+
+
+class Waits(threading.Thread):
+    """One who waits at an inbox until he is called, or it is due all the same."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        super().__init__(daemon=True)
+        self._inbox = inbox
+
+    def run(self) -> None:
+        self._inbox.wait(600.0)

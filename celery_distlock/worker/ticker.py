@@ -1,0 +1,128 @@
+"""
+The ticker: has those enter whom time lets enter, when it does.
+
+Of the main processes of all workers on one store, one is the ticker; it says so again and again,
+and if it does not, another one is within four seconds. It sleeps until the first key is due, or
+until it is told of one that is due before, and looks at each that is: what enters then is sent as
+if somebody had given the key up.
+"""
+
+import functools
+import logging
+import math
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+
+from celery_distlock.errors import StoreError
+from celery_distlock.keys import key_of
+from celery_distlock.naming import shown
+from celery_distlock.stores.channels import Inbox
+from celery_distlock.stores.timing import NOTHING, Claim, Settled, TimedStore
+from celery_distlock.stores.values import Sending, WokenTask
+
+__all__ = ["Ticker"]
+
+logger = logging.getLogger(__name__)
+
+VALID_FOR = 3.0  # seconds for which one is the ticker without saying so again
+# Seconds after which it says so: with what keeps its subscription alive, a command a second.
+RENEWAL = 1.25
+LOOK = 1.0  # seconds between the looks of the others
+SHORTEST = 0.01  # seconds: what is due within less of one another is looked at together
+AFTER_YOU = 4.0  # seconds for which one who cannot send leaves it to others
+
+
+class Ticker:
+    """
+    A thread that is the ticker of *store*, or looks whether somebody else is.
+
+    *on_woken* is called for each task that it sends itself.
+    """
+
+    def __init__(self, store: TimedStore, *, on_woken: Callable[[], object] = lambda: None) -> None:
+        self._store = store
+        self._on_woken = on_woken
+        self._who = f"{os.getpid()}@{socket.gethostname()}:{uuid.uuid4().hex[:8]}"
+        self._inbox: Inbox | None = None
+        self._stopped = threading.Event()
+        self._turn = threading.Lock()  # of who asks the store: nobody does after the resignation
+        self._failing = False
+        self._thread = threading.Thread(target=self._run, name="distlock-ticker", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Be the ticker no more, and say so; does not wait for the store."""
+        self._stopped.set()
+        threading.Thread(target=self._resign, name="distlock-ticker-end", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                pause = self._tick()
+                self._failing = False
+            except Exception as error:
+                # Said once an outage, not every second of it.
+                report = logger.debug if self._failing else logger.warning
+                report("who waits for time to pass is looked after late: %s", error)
+                if not isinstance(error, StoreError):
+                    logger.exception("unexpected error in the ticker; it goes on")
+                self._failing, pause = True, LOOK
+            self._sleep(pause)
+        if self._inbox is not None:
+            self._inbox.close()
+
+    def _sleep(self, pause: float) -> None:
+        if self._failing or self._inbox is None or pause < 0:
+            self._stopped.wait(abs(pause))
+        else:
+            self._inbox.wait(max(SHORTEST, pause))
+
+    def _tick(self) -> float:
+        """
+        Look at all that is due; return for how many seconds to sleep.
+
+        Less than 0: for so long, and not to be called, since somebody else is the ticker.
+        """
+        if self._inbox is None:
+            self._inbox = self._store.ticker_inbox(self._who)
+        claim = self._claim(NOTHING)
+        while claim.leads and claim.names:
+            again: dict[str, float | None] = {}
+            for wake in self._store.wake_due(claim.names, again):
+                if not self._send(wake):
+                    self._resign()
+                    return -AFTER_YOU
+            claim = self._claim(Settled(claim.number, again))
+        if not claim.leads:
+            return -min(LOOK, claim.pause + SHORTEST)
+        return min(RENEWAL, claim.pause)
+
+    def _claim(self, settled: Settled) -> Claim:
+        with self._turn:
+            if self._stopped.is_set():
+                return Claim(False, math.inf)
+            assert self._inbox is not None
+            return self._store.claim_due(self._who, self._inbox, VALID_FOR, settled)
+
+    def _send(self, wake: WokenTask) -> bool:
+        """Whether this process can send what it wakes, as far as that is known."""
+        sent = functools.partial(self._note_sent, wake)
+        return self._store.dispatch(wake, on_sent=sent) is not Sending.PENDING
+
+    def _note_sent(self, wake: WokenTask) -> None:
+        logger.debug("%r may enter %r now", shown(wake.run), shown(key_of(wake.name)))
+        self._on_woken()
+
+    def _resign(self) -> None:
+        try:
+            with self._turn:
+                if self._inbox is not None:
+                    self._store.claim_due(self._who, self._inbox, 0.0)
+        except StoreError as error:
+            logger.debug("another ticker follows in some seconds: %s", error)

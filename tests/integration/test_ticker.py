@@ -1,0 +1,150 @@
+"""The ticker alone, with a server of its own: what it costs, what it bears, and how late it is."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_distlock.stores import AcquireRequest, ParkRequest, ReleaseRequest, Status
+from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.worker import ticker
+from celery_distlock.worker.ticker import Ticker
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery_distlock.stores.values import WokenTask
+
+MANY = 1000
+IDLE = 6.0  # seconds
+
+
+@pytest.fixture
+def server(private_server: Callable[..., Any]) -> Any:
+    return private_server()
+
+
+@pytest.fixture
+def store(server: Any, prefix: str) -> Iterator[RedisStore]:
+    opened = RedisStore(server.url, prefix)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def tickers() -> Iterator[Callable[[RedisStore], Ticker]]:
+    running = []
+
+    def start(store: RedisStore) -> Ticker:
+        running.append(Ticker(store))
+        running[-1].start()
+        wait_until(lambda: store.dues().ticker, what="a ticker")
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.stop()
+        each._thread.join(30.0)
+
+
+def rest(store: RedisStore, key: str, seconds: float) -> None:
+    """Park a run at a key, which rests for so long then."""
+    assert store.acquire(AcquireRequest(key, "a", 60.0)).status is Status.GRANTED
+    park = AcquireRequest(key, "", 60.0, queue=ParkRequest(b"e"), run=f"run-{key}")
+    assert store.acquire(park).status is Status.PARKED
+    assert store.release(ReleaseRequest(key, "a", keep_for=("resting:1", seconds))).released
+
+
+def calls(server: Any) -> int:
+    """Return how many commands the server was sent, but for those that ask for that."""
+    with server.client() as client:
+        stats = client.info("commandstats")
+    inner = {"cmdstat_info", "cmdstat_client|setinfo", "cmdstat_hello", "cmdstat_client|setname"}
+    sent = ("cmdstat_evalsha", "cmdstat_eval", "cmdstat_ping", "cmdstat_subscribe")
+    return sum(int(of["calls"]) for name, of in stats.items() if name in sent and name not in inner)
+
+
+def test_one_that_has_nothing_to_do_sends_a_command_a_second(
+    server: Any, store: RedisStore, tickers: Callable[[RedisStore], Ticker]
+) -> None:
+    tickers(store)
+    tickers(store)
+    time.sleep(0.5)  # for the subscription
+    before, began = calls(server), time.monotonic()
+
+    time.sleep(IDLE)  # there is nothing to wait for
+
+    assert calls(server) - before <= 2 * (time.monotonic() - began) + 2
+
+
+def test_it_is_woken_for_what_is_due_before_its_next_look(
+    store: RedisStore, tickers: Callable[[RedisStore], Ticker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ticker, "RENEWAL", 600.0)
+    monkeypatch.setattr(ticker, "VALID_FOR", 3000.0)
+    sent = threading.Event()
+    store.add_publisher(lambda wake: sent.set() or True)  # type: ignore[func-returns-value]
+    tickers(store)
+
+    rest(store, "k", 0.2)
+
+    assert sent.wait(30.0)
+
+
+def test_many_keys_that_are_due_within_a_second_are_all_served(
+    store: RedisStore, tickers: Callable[[RedisStore], Ticker]
+) -> None:
+    served: list[str] = []
+
+    def publish(wake: WokenTask) -> bool:
+        served.append(wake.run)
+        return True
+
+    store.add_publisher(publish)
+    tickers(store)
+    for number in range(MANY):
+        rest(store, f"k{number}", 1.0 + number / MANY)
+
+    wait_until(lambda: len(served) == MANY, timeout=60.0, what="all of them")
+
+    assert sorted(served) == sorted(f"run-k{number}" for number in range(MANY))
+    wait_until(lambda: not store.dues().many, what="the notes to be struck")
+
+
+def test_it_goes_on_after_an_outage(
+    server: Any, store: RedisStore, tickers: Callable[[RedisStore], Ticker]
+) -> None:
+    served: list[str] = []
+    store.add_publisher(lambda wake: served.append(wake.run) or True)  # type: ignore[func-returns-value]
+    tickers(store)
+    with server.client() as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal")
+
+    for number in itertools.count():
+        rest(store, f"k{number}", 0.01)
+        if number == 2:
+            break
+
+    wait_until(lambda: len(served) == 3, what="all of them")
+
+
+def test_one_that_cannot_send_leaves_it_to_another_one(
+    store: RedisStore, tickers: Callable[[RedisStore], Ticker]
+) -> None:
+    hangs = threading.Event()
+    store.add_publisher(lambda wake: hangs.wait(30.0))
+    first = tickers(store)
+    assert store.dues().ticker == first._who
+
+    rest(store, "k", 0.01)
+
+    try:
+        wait_until(lambda: store.dues().ticker != first._who, what="it to be given up")
+    finally:
+        hangs.set()
