@@ -88,7 +88,7 @@ local holder = redis.call('HGET', LOCK, 'owner')
 local share = holder == SHARED and share_of(owner)
 if holder ~= owner and not share then
     local woken = waited and go_on(now) or 0 -- those behind it may fit
-    return woken == 1 and 0 or woken
+    return type(woken) == 'table' and woken[1] ~= '' and woken or 0
 end
 if keep_ms ~= '0' then
     local kept, rests = 'parked:' .. keep_run, string.find(keep_run, 'resting:', 1, true) == 1
