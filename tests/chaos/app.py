@@ -67,6 +67,7 @@ def hold_for(task: Any, seconds: float) -> None:
     for hold in holds:
         what = {"key": hold.key, "begin": hold.held_since, "token": hold.token}
         what |= {"units": hold.want.units, "capacity": hold.want.capacity}
+        what["until"] = hold.valid_until
         notes.write(**who, **what, owner=hold.owner, run=hold.run)
     ended = "broken off"
     try:
@@ -142,7 +143,7 @@ def plain(self: Any, key: str, seconds: float) -> None:
     begin = clock.monotonic()
     owner = f"plain {os.getpid()} {begin}"
     who = {"id": self.request.id, "pid": os.getpid(), "execution": owner}
-    notes.write(**who, key="", begin=begin, token=0, owner=owner, run="")
+    notes.write(**who, key="", begin=begin, until=begin + LEASE, token=0, owner=owner, run="")
     time.sleep(seconds)
     notes.write(owner=owner, end=clock.monotonic(), ended="done")
 

@@ -81,7 +81,7 @@ class Notebook:
             if end is not None:
                 until, outcome = end["end"], end["ended"]
             else:  # a process of which nobody knows when it died has lived until here at least
-                until = max(note["begin"], deaths.get(note["pid"], 0.0))
+                until = max(note["begin"], min(deaths.get(note["pid"], 0.0), note["until"]))
                 outcome = "killed" if note["pid"] in deaths else "?"
             facts = (note[name] for name in ("token", "owner", "run", "execution"))
             much = note.get("units", 1), note.get("capacity", 1)

@@ -128,7 +128,13 @@ class Actor:
     def _begin(self, hold: Hold) -> None:
         facts = {"key": hold.key, "begin": hold.held_since, "token": hold.token, "pid": os.getpid()}
         units, capacity = hold.want
-        self._write(owner=hold.owner, units=units, capacity=capacity, **facts)
+        until = hold.valid_until
+        self._write(owner=hold.owner, units=units, capacity=capacity, until=until, **facts)
+        hold.on_event = lambda *_, **__: self._renewed(hold)
+        self._renewed(hold)  # it may have been, before that
+
+    def _renewed(self, hold: Hold) -> None:
+        self._write(owner=hold.owner, until=hold.valid_until)
 
     def _end(self, hold: Hold) -> None:
         # What was lost early, because the store said so, was believed until then at most.

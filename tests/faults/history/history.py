@@ -35,7 +35,8 @@ def read(path: Path, deaths: dict[int, float]) -> list[Belief]:
     The beliefs in *path*, of one process after another.
 
     *deaths* says when those processes that were killed were still alive for the last time: their
-    last beliefs have no end of their own.
+    last beliefs have no end of their own. They end then, or with the lease if that was over before:
+    who stood still for longer, and was killed before he looked, believed in nothing any more.
     """
     begun: dict[str, dict] = {}
     beliefs = []
@@ -44,10 +45,12 @@ def read(path: Path, deaths: dict[int, float]) -> list[Belief]:
         if "end" in note:
             first = begun.pop(note["owner"])
             beliefs.append(Belief(first["key"], first["begin"], note["end"], *_who(first)))
-        else:
+        elif "begin" in note:
             begun[note["owner"]] = note
+        elif note["owner"] in begun:  # its lease was renewed
+            begun[note["owner"]]["until"] = note["until"]
     for note in begun.values():
-        end = max(note["begin"], deaths[note["pid"]])
+        end = max(note["begin"], min(deaths[note["pid"]], note["until"]))
         beliefs.append(Belief(note["key"], note["begin"], end, *_who(note)))
     return beliefs
 
