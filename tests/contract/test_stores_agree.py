@@ -297,5 +297,7 @@ def stores(redis_url, prefix, monkeypatch):
         yield [memory, over_redis]
 
 
+# Threads that other tests have left may use it meanwhile.
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 def test_the_stores_agree(stores):
     run_state_machine_as_test(lambda: Agreement(stores), settings=SETTINGS)

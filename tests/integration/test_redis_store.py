@@ -35,6 +35,12 @@ def share(store):
     store.set_limit("s", Limit(3))
 
 
+def tick(store):
+    store.note_due({"k": 5.0})
+    store.claim_due("me", store.ticker_inbox("me"), 1.0)
+    store.dues()
+
+
 def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     sent = []
     exchange = ConnectionPool.exchange
@@ -75,6 +81,7 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     )
     store.stand(StandRequest("o", "standing", Route(("n", "o")), arrival=1))
     share(store)
+    tick(store)
     store.depart("o", "standing", first=False)
     store.check()
     store.close()
