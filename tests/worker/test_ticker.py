@@ -18,7 +18,10 @@ from celery_distlock.stores.values import Limit
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
+    from celery.result import AsyncResult
+
     from tests.worker.conftest import Site
+    from tests.workers import WorkerProcess
 
 APP = "tests.apps.shares"
 ENV = {"DISTLOCK_TEST_SWEEP": "600"}
@@ -50,6 +53,17 @@ def begun(site: Site, key: str) -> float:
     now = time.monotonic()
     site.journal.open(key)
     return now
+
+
+def occupy(worker: WorkerProcess, site: Site, key: str) -> list[AsyncResult]:
+    """Send tasks that wait at the gate *key*, one after the other, until *worker* has one."""
+    results: list[AsyncResult] = []
+    while not (results and f"use[{results[-1].id}] received" in worker.log()):
+        results.append(site.tasks.use.delay(f"{key}:{len(results)}", gate=key))
+        received = f"use[{results[-1].id}] received"
+        wait_until(lambda: received in site.log(), what="the task to be received")  # noqa: B023
+    site.journal.wait(f"begun:{key}")
+    return results
 
 
 def test_a_parked_task_starts_when_its_key_has_rested(site: Site, key: str) -> None:
@@ -104,9 +118,8 @@ def test_a_ticker_that_stops_gives_it_up_before_its_last_task_has_ended(
     site: Site, key: str
 ) -> None:
     pid = ticker_of(site)
-    results = [site.tasks.use.delay(f"{key}:{n}", gate=key) for n in range(4)]
-    site.journal.wait(f"begun:{key}", 4)
     (worker,) = (each for each in site.workers if each.pid == pid)
+    results = occupy(worker, site, key)
     worker.process.terminate()
     stopped = time.monotonic()
 
