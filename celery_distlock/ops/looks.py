@@ -146,7 +146,7 @@ class LockInfo:
     @property
     def paused(self) -> bool:
         """Whether an operator lets nobody in."""
-        return self.limit is not None and self.limit.capacity == 0
+        return self.limit is not None and self.limit.pauses
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from celery_distlock import clock
+from celery_distlock.naming import is_resting
 
 from .requests import AcquireRequest
 from .values import (
@@ -183,10 +184,10 @@ class MemoryKey:
         """Return in how many seconds time may let the first in who waits; None: not time alone."""
         if not self.queue:
             return None
-        rests = [s.until for owner, s in self.shares.items() if owner.startswith("parked:resting:")]
+        rests = [s.until for owner, s in self.shares.items() if is_resting(owner)]
         if self.is_alone:
             ends = rests
-        elif self.limit is not None and self.limit.capacity == 0:
+        elif self.limit is not None and self.limit.pauses:
             ends = [self.limit_until]
         elif self.rests:
             ends = [self.rest_until]
@@ -204,7 +205,7 @@ class MemoryKey:
 
     def admits(self, want: Want) -> bool:
         """Whether so much may be taken now, if it is one's turn."""
-        if (self.limit is not None and self.limit.capacity == 0) or self.rests:
+        if (self.limit is not None and self.limit.pauses) or self.rests:
             return False
         if not self.shares:
             return True

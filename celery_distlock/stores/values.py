@@ -91,6 +91,11 @@ class Limit(NamedTuple):
     author: str = ""
     since: float = 0.0
 
+    @property
+    def pauses(self) -> bool:
+        """Whether nobody enters."""
+        return self.capacity == 0
+
 
 class Holder(NamedTuple):
     """

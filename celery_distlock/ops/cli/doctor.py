@@ -170,7 +170,7 @@ def _left(runtime: Runtime) -> Iterator[Finding]:
 
 def _paused(store: ParkingStore) -> Iterator[Finding]:
     """Say which keys an operator has paused: their tasks wait, and nothing is wrong."""
-    paused = [key for key, state in _keys(store) if state.limit and state.limit.capacity == 0]
+    paused = [key for key, state in _keys(store) if state.limit and state.limit.pauses]
     if paused:
         are = "is" if len(paused) == 1 else "are"
         found = f"{_some(paused)} {are} paused by an operator: nobody is let in"

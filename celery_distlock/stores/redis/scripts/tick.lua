@@ -25,11 +25,10 @@ end
 
 local function settle(claim, names)
     for name, in_ms in string.gmatch(names, '(%S+) (%-?%d+)') do
-        if tonumber(redis.call('ZSCORE', DUE, name) or 0) ~= tonumber(claim) then
-            in_ms = nil -- somebody has noted it anew
-        elseif tonumber(in_ms) < 0 then
+        local is_claimed = tonumber(redis.call('ZSCORE', DUE, name) or 0) == tonumber(claim)
+        if is_claimed and tonumber(in_ms) < 0 then -- else somebody has noted it anew
             redis.call('ZREM', DUE, name)
-        else
+        elseif is_claimed then
             redis.pcall('ZADD', DUE, integer(now_ms + tonumber(in_ms)), name)
         end
     end
