@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability, ListingStore
+from celery_distlock.stores.timing import Dues, TimedStore
 from celery_distlock.telemetry.counters import BUCKETS, Sample, samples
 
 from .admin import Admin, LockInfo
@@ -47,6 +48,9 @@ _GAUGES = {
     "waiting": "Who waits for a key, blocked or parked.",
     "travelling": "Parked tasks that are on their way.",
     "oldest_waiter_seconds": "How long the first has waited.",
+    "due": "Keys that time alone opens, noted for the ticker.",
+    "ticker": "Whether a worker looks after them.",
+    "ticker_lag_seconds": "How long the first of them has been due.",
 }
 _TOTALS = (
     *("waiting", "travelling", "oldest_waiter_seconds", "units_held", "units_limit"),
@@ -168,6 +172,8 @@ class StoreCollector(Collector):
 
     def _metrics(self) -> Iterator[Metric]:
         yield from self._keys()
+        if isinstance(self._admin.store, TimedStore):
+            yield from _timed(self._admin.store.dues())
         if Ability.COUNT in self._admin.store.abilities:
             yield from self._counted(self._never_falling(samples(self._admin.store)))
 
@@ -256,6 +262,12 @@ def described() -> list[Metric]:
         for kind, metrics in kinds.items()
         for name, words in metrics.items()
     ]
+
+
+def _timed(dues: Dues) -> Iterator[Metric]:
+    yield _gauge("due", dues.many)
+    yield _gauge("ticker", float(bool(dues.ticker)))
+    yield _gauge("ticker_lag_seconds", max(0.0, -dues.first))
 
 
 def _gauge(name: str, value: float) -> Metric:

@@ -4,8 +4,8 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import click
 from celery import Celery
@@ -19,7 +19,8 @@ from celery_distlock.runtime.trust import Reason, RefusedError
 from celery_distlock.stores import Ability, ParkingStore, Store
 from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.identities import task_id_of
-from celery_distlock.stores.values import KeyState, WokenTask
+from celery_distlock.stores.timing import TimedStore
+from celery_distlock.stores.values import WokenTask
 
 from . import command
 from .display import Screen, printable, write_json
@@ -31,7 +32,7 @@ STALLS = 1.0  # seconds; a third of a short lease, which is when a renewal is du
 NAMED = 3  # tasks that a finding names
 MOST_PARKED = 200  # tasks whose messages are looked at: a round trip each
 PARKED_AT_A_KEY = 10
-
+LATE = 5.0  # seconds: a ticker that dies is followed within four
 
 _STATUS = {Severity.OK: 0, Severity.DOUBT: 1, Severity.BAD: 2}
 _STYLE = {Severity.OK: "green", Severity.DOUBT: "yellow", Severity.BAD: "bold red"}
@@ -136,19 +137,55 @@ def _latency(store: Store, key: str, samples: int) -> Finding:
 
 def _seen(runtime: Runtime) -> list[Finding]:
     """Look through the keys; that they may not be looked at is no reason to have no locks."""
+    store = ParkingStore.of(runtime.store)
     try:
-        return [*_left(runtime), *_paused(ParkingStore.of(runtime.store))]
+        keys = Keys.of(store)
+        found = [*_left(runtime, keys.parked), *_paused(keys.paused)]
+        return [*found, _ticker(store)] if isinstance(store, TimedStore) else found
     except StoreError as error:
-        found = f"what is parked cannot be looked at: {error}"
-        return [Finding(Severity.DOUBT, "parked", found, _remedy_of(error))]
+        found_no = f"what is parked cannot be looked at: {error}"
+        return [Finding(Severity.DOUBT, "parked", found_no, _remedy_of(error))]
 
 
-def _left(runtime: Runtime) -> Iterator[Finding]:
-    """Yield why what is parked would not be sent by a process such as this; of a sample."""
-    seen = 0
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """
+    What there is to say of the keys, all of which were looked through once.
+
+    Attributes:
+        parked: Runs that are parked, the first ones of each key, and not of all keys.
+        paused: Keys that an operator has paused.
+    """
+
+    parked: list[WokenTask]
+    paused: list[str]
+
+    @classmethod
+    def of(cls, store: ParkingStore) -> Self:
+        """Look through the keys of *store*."""
+        keys = cls([], [])
+        for names in store.find_keys():
+            for key, state in zip(names, store.inspect_many(names), strict=True):
+                if state.limit and state.limit.pauses:
+                    keys.paused.append(key)
+                left = MOST_PARKED - len(keys.parked)
+                if left > 0 and (state.waiting or state.woken):
+                    keys.parked.extend(itertools.islice(_parked(store, key), left))
+        return keys
+
+
+def _parked(store: ParkingStore, key: str) -> Iterator[WokenTask]:
+    for waiter in store.waiters(key, limit=PARKED_AT_A_KEY):
+        found = store.parked(key, waiter.run) if waiter.run else None
+        if found is not None and not (found.route and found.route.names[0] != slot_name(key)):
+            yield WokenTask(slot_name(key), found.run, found.envelope)
+
+
+def _left(runtime: Runtime, parked: list[WokenTask]) -> Iterator[Finding]:
+    """Yield why some of what is *parked* would not be sent by a process such as this."""
+    seen = len(parked)
     refused: dict[Reason, list[str]] = {}
-    for wake in itertools.islice(_parked(ParkingStore.of(runtime.store)), MOST_PARKED):
-        seen += 1
+    for wake in parked:
         try:
             runtime.trust.check(wake)
         except RefusedError as refusal:
@@ -168,27 +205,26 @@ def _left(runtime: Runtime) -> Iterator[Finding]:
         yield Finding(Severity.OK, "parked", f"{seen} {tasks} looked at would be sent")
 
 
-def _paused(store: ParkingStore) -> Iterator[Finding]:
+def _paused(paused: list[str]) -> Iterator[Finding]:
     """Say which keys an operator has paused: their tasks wait, and nothing is wrong."""
-    paused = [key for key, state in _keys(store) if state.limit and state.limit.pauses]
     if paused:
         are = "is" if len(paused) == 1 else "are"
         found = f"{_some(paused)} {are} paused by an operator: nobody is let in"
         yield Finding(Severity.OK, "limits", found, "celery locks resume KEY, when that is over")
 
 
-def _keys(store: ParkingStore) -> Iterator[tuple[str, KeyState]]:
-    for keys in store.find_keys():
-        yield from zip(keys, store.inspect_many(keys), strict=True)
-
-
-def _parked(store: ParkingStore) -> Iterator[WokenTask]:
-    """Find what is parked at some keys, the first ones of each."""
-    for key in (key for key, state in _keys(store) if state.waiting or state.woken):
-        for waiter in store.waiters(key, limit=PARKED_AT_A_KEY):
-            found = store.parked(key, waiter.run) if waiter.run else None
-            if found is not None and not (found.route and found.route.names[0] != slot_name(key)):
-                yield WokenTask(slot_name(key), found.run, found.envelope)
+def _ticker(store: TimedStore) -> Finding:
+    """Say who looks after the keys that time alone opens, and whether that is done in time."""
+    dues = store.dues()
+    keys = f"{dues.many} {'key that becomes' if dues.many == 1 else 'keys that become'} due"
+    late = -dues.first
+    if late <= LATE:
+        who = f"{dues.ticker} looks after" if dues.ticker else "no worker runs to look after"
+        return Finding(Severity.OK, "ticker", f"{who} {keys}")
+    overdue = f"{keys}, the first of them {late:.0f} s ago"
+    if not dues.ticker:
+        return Finding(Severity.DOUBT, "ticker", f"nobody looks after {overdue}", _NO_TICKER)
+    return Finding(Severity.DOUBT, "ticker", f"{dues.ticker} is late with {overdue}", _LATE_TICKER)
 
 
 def _some(names: list[str]) -> str:
@@ -238,6 +274,10 @@ _SLOW_REMEDY = (
     "see SLOWLOG and what else this server does, or move nearer; a lease must be many times longer"
     " than the slowest answer"
 )
+
+
+_NO_TICKER = "start a worker of an app that has install(app): one of them is the ticker"
+_LATE_TICKER = "see what that worker's machine and the store do else; if it is stopped, kill it"
 
 
 def _remedy_of(error: StoreError) -> str:

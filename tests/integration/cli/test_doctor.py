@@ -11,8 +11,10 @@ import pytest
 import redis
 
 from celery_distlock import Key, LockedTask
+from celery_distlock.keys import slot_name
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import CapacityStore, open_store
+from celery_distlock.stores.timing import TimedStore
 from celery_distlock.stores.values import Limit
 from tests import servers
 from tests.worker.intruder import envelope, parked_as
@@ -61,8 +63,9 @@ def test_a_good_server_is_fine(examine, private_server):
     assert {finding["verdict"] for finding in found.values()} == {"ok"}
     assert {
         *("locks", "server", "memory", "persistence", "replicas", "clock"),
-        *("publish", "latency", "tasks", "parked"),
+        *("publish", "latency", "tasks", "parked", "ticker"),
     } == set(found)
+    assert found["ticker"]["found"] == "no worker runs to look after 0 keys that become due"
 
 
 @pytest.mark.parametrize(
@@ -240,6 +243,33 @@ def test_keys_that_are_paused_are_named_and_no_doubt(examine, private_server, ba
     assert limits["verdict"] == "ok"
     assert re.fullmatch(r"(one, two|two, one) are paused by .*", limits["found"])
     assert "celery locks resume" in limits["cure"]
+
+
+def test_keys_that_are_due_and_that_nobody_looks_after_are_a_doubt(
+    examine, private_server, bare_site, ask
+):
+    server = private_server(options=PERSISTENT)
+    prefix = Runtime.of(bare_site.app).settings.prefix
+    with closing(TimedStore.of(open_store(server.url, prefix))) as store:
+        store.note_due({slot_name("soon"): 60.0})
+        assert examine(server.url)[1]["ticker"]["verdict"] == "ok"
+        # As if it had been noted a minute ago.
+        noted = next(name for name in ask(server).scan_iter("*") if b"due" in name)
+        ask(server).zincrby(noted, -120_000, slot_name("soon"))
+
+        status, found = examine(server.url)
+        assert (status, found["ticker"]["verdict"]) == (1, "doubt")
+        assert re.fullmatch(
+            r"nobody looks after 1 key that becomes due, the first of them 6\d s ago",
+            found["ticker"]["found"],
+        )
+        assert "start a worker" in found["ticker"]["cure"]
+
+        with closing(store.ticker_inbox("one@here")) as inbox:
+            store.claim_due("one@here", inbox, 60.0)
+            found = examine(server.url)[1]
+    assert found["ticker"]["verdict"] == "ok"
+    assert found["ticker"]["found"] == "one@here looks after 1 key that becomes due"
 
 
 @pytest.fixture

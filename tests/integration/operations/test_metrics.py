@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from celery_distlock.errors import StoreError
+from celery_distlock.keys import slot_name
 from celery_distlock.ops import prometheus
 from celery_distlock.ops.cli.exporter import only_metrics
 from celery_distlock.ops.prometheus import StoreCollector, described
@@ -105,6 +106,18 @@ def test_units_and_limits_are_added_up_over_keys(site, key):
         site.store.set_limit(f"{key}:{name}", None)
         site.store.release(ReleaseRequest(f"{key}:{name}", owner))
     site.store.set_limit(f"{key}:nobody", None)
+
+
+def test_what_is_due_is_told_and_whether_a_worker_looks_after_it(site):
+    def gauge(name):
+        return read(site.app)[f"distlock_{name}", None, None]
+
+    wait_until(lambda: gauge("ticker") == 1, what="a ticker", timeout=60)
+    before = gauge("due")
+    site.store.note_due({slot_name(f"due:{n}"): 3600.0 for n in range(3)})
+
+    assert gauge("due") == before + 3
+    assert gauge("ticker_lag_seconds") < 60
 
 
 def test_each_of_several_holders_counts_for_its_task(site, key):
