@@ -16,6 +16,7 @@ from pathlib import Path
 
 from contention import contention
 from coroutines import coroutines
+from dues import dues
 from figures import Part
 from handoff import handoff
 from leases import leases
@@ -43,6 +44,7 @@ PARTS: dict[str, Callable[[EmbeddedServer, int], Iterable[Part]]] = {
         leases,
         tasks,
         parked,
+        dues,
         sweeps,
     )
 }

@@ -8,7 +8,7 @@ from typing import Any, Self
 # Not forks of this process, which has threads and connections, nor interpreters of their own, which
 # take long to start: forks of one that has done nothing but import.
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["contention", "handoff", "leases", "units"])
+context.set_forkserver_preload(["contention", "dues", "handoff", "leases", "units"])
 
 
 class Team:

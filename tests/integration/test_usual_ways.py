@@ -1,4 +1,4 @@
-"""The short ways through acquire.lua and release.lua do what the long ones would."""
+"""The short ways through the scripts do what the long ones would."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ RECORDS = ("lock", "queue", "tasks", "woken", "fence", "done")
 SHORT = {  # what begins a short way, and what it is without one
     "acquire": ("come_for_it(owner, run, lease_ms)", "nil"),
     "release": ("hand_to_first(owner, run)", "nil"),
+    "sweep": ("hand_to_first(false, '')", "nil"),
 }
 RUNS = ("r1", "r2", "r3", "r4")
 OWNERS = ("a", "b", "c")
@@ -27,8 +28,19 @@ def short_and_long(name):
     return source, source.replace(f"= {call}", f"= {instead}")
 
 
-REST = scripts.load("rest").source
-SOURCES = {"rest": (REST, REST), **{name: short_and_long(name) for name in SHORT}}
+OTHERS = {
+    "rest": scripts.load("rest").source,
+    "expire": "return redis.call('DEL', KEYS[1])",
+    "be late": """
+        for _, run in ipairs(redis.call('ZRANGE', KEYS[4], 0, -1)) do
+            redis.call('ZADD', KEYS[4], 1, run)
+        end
+    """,
+}
+SOURCES = {
+    **{name: (source, source) for name, source in OTHERS.items()},
+    **{name: short_and_long(name) for name in SHORT},
+}
 
 
 class Twin:
@@ -107,6 +119,8 @@ def times(twins: list[Twin]) -> list[list[float]]:
 
 
 def any_step(chance: random.Random, number: int) -> tuple[object, ...]:
+    if chance.random() < 0.1:
+        return chance.choice((("sweep", 100), ("be late",)))
     owner, run = chance.choice(OWNERS), chance.choice(("", *RUNS))
     arrival = BEGAN + number
     lease = chance.choice((30_000, 60_000))
@@ -136,14 +150,20 @@ def next_step(chance: random.Random, number: int, twin: Twin) -> tuple[object, .
         value.decode() if value else ""
         for value in twin.client.hmget(twin.keys[0], "owner", "run", "due")
     )
+    if not owner and chance.random() < 0.5:
+        return chance.choice((("sweep", 100), ("be late",)))
     if not owner or owner == "several:" or chance.random() < 0.5:
         return any_step(chance, number)
     arrival = BEGAN + number
+    if owner.startswith("parked:") and chance.random() < 0.2:
+        return (chance.choice(("expire", "be late")),)
     if owner.startswith("parked:"):
         more = (int(chance.random() < 0.2), "", "", "") if chance.random() < 0.3 else ()
         return ("acquire", chance.choice(OWNERS), 30_000, "try", run, 0, arrival, *more)
     if due:
         return ("acquire", owner, 30_000, "wait", run, 0, arrival, 0, "@inbox", "", "")
+    if chance.random() < 0.1:
+        return (chance.choice(("expire", "be late")),)
     if chance.random() < 0.1:
         return ("rest", owner, chance.choice((1, 5000)))
     return ("release", owner, run, chance.choice((0, 1, 1, 1)))

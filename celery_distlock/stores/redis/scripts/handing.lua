@@ -55,8 +55,9 @@ local function hand_to_parked(head, next_run, arrival, giver, envelope, desk, si
     return { next_run, envelope }
 end
 
--- Takes the key from `owner`, whose run has ended or has none, and gives it to the first in the queue.
--- Returns what a release does; nothing, and has changed nothing, if that is not as simple as this.
+-- Takes the key from `owner` (false: nobody has it), whose run has ended or has none, and gives it to
+-- the first in the queue. Returns what a release does; nothing, and has changed nothing, if that is
+-- not as simple as this.
 local function hand_to_first(owner, run)
     local held = redis.call('HMGET', LOCK, 'owner', 'again', 'again:' .. run, 'rest')
     local head, arrival = unpack(redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES'))

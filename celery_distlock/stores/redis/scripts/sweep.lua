@@ -6,9 +6,18 @@
 --         an empty run: in how many ms time alone lets somebody enter
 --
 -- USES grant
+-- USES handing
+local now = microseconds()
+if redis.call('EXISTS', LOCK) == 0 and redis.call('ZCOUNT', WOKEN, '-inf', integer(now / 1000)) == 0 then
+    -- A rest has ended: the usual case of what the ticker looks at.
+    local given = hand_to_first(false, '')
+    if given then
+        return given == 1 and { 1, '', '' } or { 1, unpack(given) }
+    end
+end
+
 -- USES units
 -- USES queue
-local now = microseconds()
 local found = {}
 redis.call('ZREM', QUEUE, '') -- nobody of ours; and a full server refuses a script's first write
 local due = redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now / 1000), 'LIMIT', 0, ARGV[1])
