@@ -1,6 +1,6 @@
 -- sweep.lua: find what a crash left behind at one key: a free key with waiters, a run whose waker
 -- died before it was sent, a message that never came, a run that ended with its process.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done later
 -- ARGV limit
 -- returns {waiting, run, envelope, ...}; waiting: 1 somebody waits or is on its way | 0 nobody; beside
 --         an empty run: in how many ms time alone lets somebody enter
@@ -8,6 +8,7 @@
 -- USES grant
 -- USES units
 -- USES queue
+local LATER = KEYS[7]
 local now = microseconds()
 local found = {}
 redis.call('ZREM', QUEUE, '') -- nobody of ours; and a full server refuses a script's first write
@@ -30,6 +31,13 @@ for _, run in ipairs(due) do
         redis.call('ZREM', WOKEN, run)
     end
 end
+local comes = redis.call('ZRANGEBYSCORE', LATER, '-inf', integer(now / 1000), 'LIMIT', 0, ARGV[1])
+for _, run in ipairs(comes) do
+    redis.call('ZREM', LATER, run)
+    if redis.call('HEXISTS', TASKS, 'e:' .. run) == 1 and not redis.call('ZSCORE', WOKEN, run) then
+        line_up(now, run) -- its time has come
+    end
+end
 local woken = go_on(now)
 if woken == 1 then
     look_ahead(now) -- behind one who has all of it, and rests
@@ -38,5 +46,10 @@ end
 for _, each in ipairs(woken) do
     found[#found + 1] = each
 end
-local waits = redis.call('EXISTS', QUEUE, WOKEN) > 0 or limit_at(now)
+local next_ms = tonumber(redis.call('ZRANGE', LATER, 0, 0, 'WITHSCORES')[2] or math.huge)
+if next_ms < math.huge then
+    found[#found + 1] = ''
+    found[#found + 1] = math.max(1, math.ceil(next_ms - now / 1000))
+end
+local waits = redis.call('EXISTS', QUEUE, WOKEN, LATER) > 0 or limit_at(now)
 return { waits and 1 or 0, unpack(found) }
