@@ -30,7 +30,7 @@ from .current import Task
 from .messages import Content, LockHeader, execution_id, seal_call, when
 from .received import HEADER
 
-__all__ = ["apply_async"]
+__all__ = ["StoreProducer", "apply_async"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def apply_async(
     call = _Call(task, runtime, plan, store, keys[0], _delay(task, options))
     options.update(countdown=None, eta=None)
     with _real_producer(task, producer, options) as real:
-        return apply(args, kwargs, producer=_StoreProducer(real, call), **options)
+        return apply(args, kwargs, producer=StoreProducer(real, call), **options)
 
 
 def _is_for_the_store(
@@ -126,7 +126,8 @@ def _delay(task: Task, options: Mapping[str, Any]) -> float:
     if not options.get("eta"):
         return 0.0
     eta: Any = maybe_make_aware(maybe_iso8601(options["eta"]), task.app.timezone)  # type: ignore[arg-type]
-    return max(0.0, (eta - datetime.datetime.now(datetime.UTC)).total_seconds())
+    left: datetime.timedelta = eta - datetime.datetime.now(datetime.UTC)
+    return max(0.0, left.total_seconds())
 
 
 @contextlib.contextmanager
@@ -166,7 +167,7 @@ class _Call:
         return reply.sent
 
 
-class _StoreProducer:
+class StoreProducer:
     """Gives the first message, a call's, to the store; in all else it is the *real* producer."""
 
     def __init__(self, real: Any, call: _Call) -> None:
