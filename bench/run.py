@@ -24,6 +24,7 @@ from parked import parked
 from results import DEFAULT, Results, head, lines, misses
 from rich.console import Console
 from rich.table import Table
+from sending import sending
 from sweeps import sweeps
 from tasks import tasks
 from uncontended import uncontended
@@ -43,6 +44,7 @@ PARTS: dict[str, Callable[[EmbeddedServer, int], Iterable[Part]]] = {
         leases,
         tasks,
         parked,
+        sending,
         sweeps,
     )
 }
