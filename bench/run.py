@@ -25,6 +25,7 @@ from parked import parked
 from results import DEFAULT, Results, head, lines, misses
 from rich.console import Console
 from rich.table import Table
+from sending import sending
 from sweeps import sweeps
 from tasks import tasks
 from uncontended import uncontended
@@ -45,6 +46,7 @@ PARTS: dict[str, Callable[[EmbeddedServer, int], Iterable[Part]]] = {
         tasks,
         parked,
         dues,
+        sending,
         sweeps,
     )
 }

@@ -43,6 +43,7 @@ _ELSEWHERE_CALLED = {
 ON_LOST = ("abort", "requeue", "warn")
 ON_FAILURE = ("release", "requeue")
 ON_OUTAGE = ("retry", "fail", "run")
+VIA = ("broker", "store")
 
 
 class Layer(NamedTuple):
@@ -57,7 +58,7 @@ class Settings:
     """
     Everything that can be set, checked. The durations are seconds.
 
-    The fields up to `hold_on_retry` can be set for a task (``lock_…``) and for the app
+    The fields up to `via` can be set for a task (``lock_…``) and for the app
     (``distlock_…``); the others belong to the app alone.
 
     Attributes:
@@ -85,6 +86,7 @@ class Settings:
     max_requeues: int = 3
     on_outage: str = "retry"
     hold_on_retry: bool = False
+    via: str = "broker"
 
     url: str | None = None
     prefix: str = DEFAULT_PREFIX
@@ -229,6 +231,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "max_requeues": _count(MAX_REQUEUES),
     "on_outage": _one_of(ON_OUTAGE),
     "hold_on_retry": _flag,
+    "via": _one_of(VIA),
     "url": _url,
     "prefix": _text,
     "enabled": _flag,
@@ -255,3 +258,8 @@ def check_lease(value: Any, name: str = "lease") -> float:
 def check_prefix(value: Any, name: str = "prefix") -> str:
     """Return *value* as what records' names begin with; raise :exc:`ConfigurationError` if not."""
     return str(_CHECKS["prefix"](name, value))
+
+
+def check_via(value: Any, name: str = "lock_via") -> str:
+    """Return *value* as a way for calls; raise :exc:`ConfigurationError` if there is no such."""
+    return str(_CHECKS["via"](name, value))

@@ -6,6 +6,7 @@ from celery import Celery, Task
 
 from .engine.lease import Lease
 from .key import Key
+from .runtime import sending
 from .runtime.app import UNSET, Runtime
 from .runtime.current import lease_of, unlocked
 from .runtime.execution import Execution, drop_reservations
@@ -52,6 +53,8 @@ class LockedTask(_Task):
         lock_on_outage: The lock store does not answer: ``"retry"`` later, ``"fail"``, or
             ``"run"`` unlocked.
         lock_hold_on_retry: True: the key stays locked between the attempts of ``self.retry()``.
+        lock_via: ``"broker"``; or ``"store"``: a call joins its key's queue as it is sent, and goes
+            to the broker when it may start. One call's own: ``apply_async(args, lock_via=...)``.
 
     Raises:
         ConfigurationError: An option is unknown or wrong; when the task is declared.
@@ -72,6 +75,7 @@ class LockedTask(_Task):
     lock_max_requeues: int = UNSET
     lock_on_outage: str = UNSET
     lock_hold_on_retry: bool = UNSET
+    lock_via: str = UNSET
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -86,6 +90,23 @@ class LockedTask(_Task):
     def lock(self) -> Lease:
         """What this task holds while it runs; false, and without keys, if that is nothing."""
         return lease_of(self)
+
+    if not TYPE_CHECKING:  # it has the types of Celery's
+
+        def apply_async(  # noqa: PLR0917  # Celery's order
+            self,
+            args=None,
+            kwargs=None,
+            task_id=None,
+            producer=None,
+            link=None,
+            link_error=None,
+            shadow=None,
+            **options,
+        ):
+            """Send a call: by the broker, or through the lock store, as ``lock_via`` says."""
+            options.update(task_id=task_id, link=link, link_error=link_error, shadow=shadow)
+            return sending.apply_async(self, super().apply_async, args, kwargs, producer, options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task under its lock, for the worker, ``apply()`` and direct calls alike."""

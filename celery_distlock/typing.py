@@ -68,6 +68,7 @@ class TaskOptions(TypedDict, total=False):
     lock_max_requeues: int
     lock_on_outage: Literal["retry", "fail", "run"]
     lock_hold_on_retry: bool
+    lock_via: Literal["broker", "store"]
 
     name: str
     shared: bool
@@ -133,6 +134,7 @@ class CallOptions(TypedDict, total=False):
     ignore_result: bool
     time_limit: float
     soft_time_limit: float
+    lock_via: Literal["broker", "store"]
 
 
 if TYPE_CHECKING:

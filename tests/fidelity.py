@@ -89,6 +89,27 @@ def wait_for_a_neighbours_key(site: Site, way: str) -> list[str]:
     return [result.id for result in results]
 
 
+def send_via_store(site: Site, way: str) -> list[str]:
+    """Send one of every kind through the store, to a key that is taken; return their ids."""
+    keys = _new_keys(len(KINDS))
+    with ExitStack() as held:
+        for key in keys:
+            held.enter_context(site.held(key))
+        pairs = zip(keys, KINDS, strict=True)
+        results = [_send(site, "echo_requeue", key, kind, lock_via="store") for key, kind in pairs]
+        for key in keys:
+            assert site.look(key).waiting == 1
+            if way == "broker":
+                site.forget_desk(key)
+    return [result.id for result in results]
+
+
+def send_free_via_store(site: Site) -> list[str]:
+    """Likewise, each to a key that is free."""
+    pairs = zip(_new_keys(len(KINDS)), KINDS, strict=True)
+    return [_send(site, "echo_requeue", key, kind, lock_via="store").id for key, kind in pairs]
+
+
 PARK = {"pool": wait_for_a_key_of_ours, "main process": wait_for_a_neighbours_key}
 
 
@@ -111,7 +132,9 @@ def came_by(site: Site, parked: list[str]) -> tuple[str, str]:
     return ("pool" if all(by_pool) else "main process", "desk" if any(pushed) else "broker")
 
 
-def _send(site: Site, task: str, key: str, kind: Kind, *, plain: bool = False) -> AsyncResult:
+def _send(
+    site: Site, task: str, key: str, kind: Kind, *, plain: bool = False, **how: Any
+) -> AsyncResult:
     """
     Send *task*; a *plain* one has neither stamps nor an expiry.
 
@@ -120,7 +143,7 @@ def _send(site: Site, task: str, key: str, kind: Kind, *, plain: bool = False) -
     args: list[Any] = [1, 2.5, None, "ü\n", {"a": [True, {"b": None}]}]
     if kind.serializer == "pickle":
         args += [(1, 2), b"\x00\xff", datetime.date(2024, 2, 29), {3, 4}]
-    options: dict[str, Any] = dict(ROUTES[kind.route])
+    options: dict[str, Any] = {**ROUTES[kind.route], **how}
     if kind.full:
         options |= _full_options(site, kind)
     if kind.full and not plain:

@@ -82,7 +82,7 @@ class KeyAcquisition:
                 return decision
         invocation = self._invocation
         shown_parked = invocation.received.shown or self._requeueing.asked_to_park
-        if invocation.header.woken or shown_parked:
+        if (invocation.header.woken and not invocation.header.sent) or shown_parked:
             invocation.states.running()
         return None
 

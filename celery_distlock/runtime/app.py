@@ -18,7 +18,7 @@ from celery_distlock.engine.lease import Terms
 from celery_distlock.engine.wants import abilities_for
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import KeyRule, told_by
-from celery_distlock.policies import Fail, Policy, Skip, Wait, resolve
+from celery_distlock.policies import Fail, Policy, Requeue, Skip, Wait, resolve
 from celery_distlock.settings import TASK_OPTIONS, Layer, Settings, meant
 from celery_distlock.stores import (
     Ability,
@@ -55,12 +55,19 @@ class Plan:
     rule: KeyRule
     policy: Policy
     terms: Terms
+    sends: bool = False  # its calls go through the store
 
     def needs(self, store: Store) -> list[tuple[str, Ability]]:
         """Return what of it needs which abilities that *store* has not."""
         needed = [(repr(key), each) for key in self.rule.declared for each in abilities_for(key)]
         needed += [(repr(self.policy), each) for each in self.policy.needs]
+        needed += [("lock_via='store'", Ability.SEND)] if self.sends else []
         return [(what, ability) for what, ability in needed if ability not in store.abilities]
+
+    @property
+    def why_not_sent(self) -> str:
+        """Why calls cannot go through the store; empty: they can."""
+        return _why_not_sent(self.rule, self.policy)
 
 
 class Runtime:
@@ -204,11 +211,13 @@ class Runtime:
             policy_name = f"{'worker flag --' if flag else 'setting '}distlock_on_conflict"
         policy = resolve(policy_name, settings.on_conflict)
         _refuse_idle(task, self._own_options(task), settings, policy)
+        rule = _key_rule(settings.key, task, where)
         return Plan(
             settings,
-            _key_rule(settings.key, task, where),
+            rule,
             policy,
             Terms(settings.lease, watchdog=settings.watchdog, max_hold=settings.max_hold),
+            _sends(where, settings, rule, policy, own="via" in options),
         )
 
     def _own_options(self, task: type[Any]) -> set[str]:
@@ -278,6 +287,24 @@ def _refuse_idle(task: type[Any], own: set[str], settings: Settings, policy: Pol
             f"{where}: lock_max_hold is {longest:g} s and lock_lease"
             f" {settings.lease:g} s, and no key is held for less than its lease: shorten the lease"
         )
+
+
+def _sends(where: str, settings: Settings, rule: KeyRule, policy: Policy, *, own: bool) -> bool:
+    """Whether calls go through the store; raise if the task's *own* options want what cannot be."""
+    why_not = _why_not_sent(rule, policy) if settings.via == "store" else ""
+    if why_not and own:
+        raise ConfigurationError(f"{where}: {why_not}")
+    return settings.via == "store" and not why_not
+
+
+def _why_not_sent(rule: KeyRule, policy: Policy) -> str:
+    """Return why calls cannot go through the store; empty: they can."""
+    needs = "lock_via='store' needs"
+    if type(policy) is not Requeue:
+        return f"{needs} lock_on_conflict='requeue': its calls wait in the store; not {policy!r}"
+    if len(rule.declared) > 1:
+        return f"{needs} one key to wait at, and lock_key names {len(rule.declared)}"
+    return ""
 
 
 def _key_rule(rule: Any, task: type[Any], where: str) -> KeyRule:

@@ -11,30 +11,36 @@ import datetime
 import functools
 import inspect
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Celery
 from kombu import Producer
 from kombu.compression import get_encoder
+from kombu.entity import maybe_delivery_mode
 from kombu.message import Message
 from kombu.serialization import dumps as serialize
 from kombu.serialization import prepare_accept_content, registry  # type: ignore[attr-defined]
 from kombu.utils.json import dumps, loads
 
 from celery_distlock.process import forks
+from celery_distlock.stores.identities import ExecutionId
 
 from .received import HEADER, Received
 
 __all__ = [
+    "Content",
     "LockHeader",
     "MalformedError",
     "accepted_content",
+    "execution_id",
     "publish",
     "seal",
+    "seal_call",
     "seal_message",
     "to_message",
+    "when",
     "with_eta",
 ]
 
@@ -89,6 +95,7 @@ class LockHeader:
         outages: How often it was sent again since the store last answered.
         requeues: How often it was requeued because the task failed.
         since: When it first found its key taken, in seconds since the epoch; 0: it has not.
+        sent: It has gone through the store as it was sent, and has not found its key taken since.
     """
 
     woken: bool = False
@@ -99,6 +106,7 @@ class LockHeader:
     outages: int = 0
     requeues: int = 0
     since: float = 0.0
+    sent: bool = False
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> "LockHeader":
@@ -123,6 +131,7 @@ class LockHeader:
             outages=_whole(values.get("outages")),
             requeues=requeues,
             since=_number(values.get("since")),
+            sent=bool(values.get("sent")),
         )
 
     @property
@@ -182,6 +191,47 @@ def seal_message(message: Message, lock_header: LockHeader) -> bytes:
     return _sealed(dict(message.headers), properties, content, delivery, lock_header)
 
 
+class Content(NamedTuple):
+    """A body that is serialized."""
+
+    kind: str
+    encoding: str
+    body: Any
+
+    @classmethod
+    def of(cls, serialized: Sequence[Any]) -> "Content":
+        """Return what kombu has serialized."""
+        return cls(*serialized)
+
+
+def seal_call(content: Content, how: Mapping[str, Any], lock_header: LockHeader) -> bytes:
+    """
+    Return the message that a producer would publish, and *lock_header* in its header.
+
+    Args:
+        content: Its body.
+        how: The other arguments of `kombu.Producer.publish`.
+        lock_header: See there.
+    """
+    headers, exchange = dict(how["headers"]), how.get("exchange") or ""
+    properties = {name: value for name, value in how.items() if name not in _OPTIONS}
+    mode = how.get("delivery_mode") or getattr(exchange, "delivery_mode", None)
+    properties["delivery_mode"] = maybe_delivery_mode(mode)
+    properties["priority"] = how.get("priority") or 0
+    if (expiration := how.get("expiration")) is not None:
+        properties["expiration"] = str(int(expiration * 1000))
+    if (reply_to := properties.get("reply_to")) is not None:
+        properties["reply_to"] = getattr(reply_to, "name", reply_to)
+    if compression := how.get("compression"):
+        encoder: Any = get_encoder(compression)
+        headers["compression"] = encoder[1]
+    delivery = {
+        "exchange": str(getattr(exchange, "name", exchange)),
+        "routing_key": how.get("routing_key"),
+    }
+    return _sealed(headers, properties, content, delivery, lock_header)
+
+
 def _sealed(
     headers: dict[str, Any],
     properties: Mapping[str, Any],
@@ -205,12 +255,28 @@ def _sealed(
     return dumps(message).encode()
 
 
+def execution_id(headers: Mapping[str, Any]) -> str:
+    """Return the id of the execution that a message with these *headers* is for."""
+    execution = ExecutionId(
+        headers["id"],
+        headers.get("retries") or 0,
+        LockHeader.of(headers).requeues,
+        headers.get("replaced_task_nesting") or 0,
+    )
+    return str(execution)
+
+
 def with_eta(envelope: bytes, delay: float) -> bytes:
     """Return *envelope* to be executed in *delay* seconds."""
     message = loads(envelope)
-    when = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=delay)
-    message["headers"]["eta"] = when.isoformat()
+    message["headers"]["eta"] = when(delay)
     return dumps(message).encode()
+
+
+def when(delay: float) -> str:
+    """Return the time in *delay* seconds as Celery writes an ETA."""
+    at = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=delay)
+    return at.isoformat()
 
 
 def to_message(app: Celery, message: Mapping[str, Any]) -> Message:

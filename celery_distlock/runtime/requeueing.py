@@ -63,6 +63,7 @@ class Requeueing:
             parked_at=slot_name(key),
             names=names,
             since=invocation.waiting_since,
+            sent=False,
         )
         envelope = seal(invocation.request, header)
         return self._request_for(invocation.sign(key, invocation.execution_id, envelope))
@@ -164,6 +165,7 @@ class Requeueing:
             attempts=invocation.header.attempts + 1,
             outages=0,
             since=invocation.waiting_since,
+            sent=False,
         )
         self._publish(seal(invocation.request, header), decision.delay)
         raise Postponed(f"sent again in {decision.delay:.1f} s")

@@ -17,7 +17,8 @@ from .findings import Finding, Severity
 from .identities import new_owner
 from .listing import CountingStore, ListingStore
 from .parking import NotOursError, ParkingStore, Publisher, UnsendableError
-from .requests import AcquireRequest, ReleaseRequest, StandRequest
+from .requests import AcquireRequest, ReleaseRequest, SendRequest, StandRequest
+from .sending import SendingStore, SendReply, Sent
 from .urls import normalize, redact
 from .values import (
     ALONE,
@@ -66,7 +67,11 @@ __all__ = [
     "RenewOutcome",
     "Reply",
     "Route",
+    "SendReply",
+    "SendRequest",
     "Sending",
+    "SendingStore",
+    "Sent",
     "Severity",
     "StandRequest",
     "Status",

@@ -33,7 +33,8 @@ from .memory_key import (
     Standing,
     microseconds,
 )
-from .memory_timing import MemoryInbox, MemoryTiming
+from .memory_sending import MemorySending
+from .memory_timing import MemoryInbox
 from .requests import AcquireRequest, ReleaseRequest, StandRequest
 from .several_keys import SeveralKeys
 from .urls import redact
@@ -76,7 +77,7 @@ class _Turn(enum.Enum):
 _Handed: TypeAlias = WokenTask | _Turn
 
 
-class MemoryStore(MemoryTiming, SeveralKeys, CapacityStore, CountingStore):
+class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
     """See the module; *url* only names the store."""
 
     abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SEVERAL})
@@ -512,7 +513,7 @@ class MemoryStore(MemoryTiming, SeveralKeys, CapacityStore, CountingStore):
         now = clock.monotonic()
         state.done = {run: at for run, at in state.done.items() if at > now - DONE}
         state.unsettled = {run: at for run, at in state.unsettled.items() if at > now}
-        if not (state.in_use or state.woken or state.done or state.unsettled):
+        if not (state.in_use or state.later or state.woken or state.done or state.unsettled):
             self._keys.pop(name, None)
 
     # Capacity
@@ -632,6 +633,9 @@ class MemoryStore(MemoryTiming, SeveralKeys, CapacityStore, CountingStore):
                 continue
             state.woken[run] = now + UNSENT
             yield WokenTask(name, run, state.envelopes[run])
+        for run in [run for run, due in state.later.items() if due <= now]:
+            del state.later[run]  # its time has come
+            state.arrivals[run] = state.join(f"p:{run}")
         wake = self._hand_on(name, state)[1]
         if wake is not None:
             yield from (wake._replace(also=()), *wake.also)

@@ -114,6 +114,7 @@ class MemoryKey:
     lapsed: set[str] = field(default_factory=set)  # for whom of those the key was kept before
     sends: dict[str, int] = field(default_factory=dict)
     woken: dict[str, float] = field(default_factory=dict)
+    later: dict[str, float] = field(default_factory=dict)  # when they join the queue
     done: dict[str, float] = field(default_factory=dict)
     unsettled: dict[str, float] = field(default_factory=dict)  # until when they are held back
 
@@ -195,6 +196,13 @@ class MemoryKey:
             ends = [*rests, self.limit_until]
         left = min(ends, default=math.inf) - clock.monotonic()
         return None if left == math.inf else max(0.0, left)
+
+    def due_in(self) -> float | None:
+        """Return in how many seconds time may change something here; None: not time alone."""
+        opening = self.opens_in()
+        dues = [due - clock.monotonic() for due in self.later.values()]
+        dues += [] if opening is None else [opening]
+        return max(0.0, min(dues)) if dues else None
 
     # Admission
 
@@ -302,6 +310,7 @@ class MemoryKey:
         self.lapsed.discard(run)
         self.sends.pop(run, None)
         self.woken.pop(run, None)
+        self.later.pop(run, None)
         self.leave_queue(f"p:{run}")
         self.wants.pop(f"p:{run}", None)
         return True

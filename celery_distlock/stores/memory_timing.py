@@ -51,8 +51,8 @@ class MemoryTiming(TimedStore):
         raise NotImplementedError
 
     def _note_opening(self, name: str, state: MemoryKey) -> None:
-        """Note when time lets the first in who waits, if it does."""
-        opening = state.opens_in()
+        """Note when time lets the first in who waits, or one come who was sent before his time."""
+        opening = state.due_in()
         if opening is not None:
             self.note_due({name: opening})
 
@@ -105,7 +105,7 @@ class MemoryTiming(TimedStore):
             for name in names:
                 wakes += self._sweep(name, clock.monotonic())
                 state = self._keys.get(name)
-                again[name] = state.opens_in() if state is not None else None
+                again[name] = state.due_in() if state is not None else None
         yield from wakes
 
     def dues(self) -> Dues:

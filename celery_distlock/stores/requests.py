@@ -5,7 +5,7 @@ from typing import NamedTuple
 from .channels import Inbox
 from .values import ALONE, Completion, ParkRequest, Route, Want
 
-__all__ = ["AcquireRequest", "ReleaseRequest", "StandRequest"]
+__all__ = ["AcquireRequest", "ReleaseRequest", "SendRequest", "StandRequest"]
 
 
 class AcquireRequest(NamedTuple):
@@ -89,3 +89,24 @@ class StandRequest(NamedTuple):
     park_request: ParkRequest | None = None
     owner: str = ""
     timeout: float | None = None
+
+
+class SendRequest(NamedTuple):
+    """
+    What is asked of a store to take in a run as it is sent.
+
+    See :meth:`celery_distlock.stores.SendingStore.send`.
+
+    Attributes:
+        key: The key.
+        run: As in `AcquireRequest`.
+        park_request: What is kept of it.
+        want: As in `AcquireRequest`.
+        delay: Seconds before which it does not join the queue.
+    """
+
+    key: str
+    run: str
+    park_request: ParkRequest
+    want: Want = ALONE
+    delay: float = 0.0

@@ -43,6 +43,7 @@ class Ability(enum.Enum):
     COUNT = "add up what is counted"
     SEVERAL = "let several hold a key"
     WEIGH = "count units: weights, operators' limits, and changes between shared and alone"
+    SEND = "take in calls as they are sent"
 
 
 class Want(NamedTuple):

@@ -1,7 +1,7 @@
 """A message for a locked task that has just arrived, and what can be told from it alone."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,15 +12,12 @@ from celery_distlock.engine.wants import want_of
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.runtime.body import seconds_until
-from celery_distlock.runtime.messages import LockHeader
-from celery_distlock.stores.identities import ExecutionId
 from celery_distlock.stores.values import Want
 
 __all__ = [
     "LARGE_BODY",
     "PLAIN_CONTENT",
     "Arrival",
-    "execution_id",
     "in_order",
     "may_run_at_once",
     "wants_of",
@@ -88,17 +85,6 @@ def in_order(keys: Iterable[Key]) -> tuple[Key, ...]:
 def wants_of(keys: Iterable[Key]) -> dict[str, Want]:
     """Return how much of *keys* is wanted, by their slot names."""
     return {slot_name(key.template): want_of(key) for key in keys}
-
-
-def execution_id(headers: Mapping[str, Any]) -> str:
-    """Return the id of the execution that a message with these *headers* is for."""
-    execution = ExecutionId(
-        headers["id"],
-        headers.get("retries") or 0,
-        LockHeader.of(headers).requeues,
-        headers.get("replaced_task_nesting") or 0,
-    )
-    return str(execution)
 
 
 def may_run_at_once(message: Any) -> bool:

@@ -10,7 +10,7 @@ from celery_distlock.naming import shown
 from celery_distlock.process import forks
 from celery_distlock.process.background import BackgroundNotifier
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.messages import LockHeader, seal_message
+from celery_distlock.runtime.messages import LockHeader, execution_id, seal_message
 from celery_distlock.runtime.received import Received
 from celery_distlock.runtime.reporting import Report
 from celery_distlock.runtime.requeueing import route_of
@@ -19,7 +19,7 @@ from celery_distlock.stores import ParkingStore, StandRequest, Store
 from celery_distlock.stores.several_keys import begin_at_first_key
 from celery_distlock.stores.values import ParkRequest, Reply, Status, Want
 
-from .arrival import Arrival, execution_id, may_run_at_once
+from .arrival import Arrival, may_run_at_once
 
 __all__ = ["PATIENCE", "STORE_PAUSE", "Parker"]
 
@@ -155,7 +155,7 @@ class Parker:
         headers = arrival.message.headers
         header, run, names = LockHeader.of(headers), execution_id(headers), arrival.names
         since = header.since or clock.wall()
-        header = replace(header, woken=True, run=run, parked_at=names[0], since=since)
+        header = replace(header, woken=True, run=run, parked_at=names[0], since=since, sent=False)
         if len(names) > 1:
             header = replace(header, names=names)
         sealed = seal_message(arrival.message, header)

@@ -24,7 +24,7 @@ from celery_distlock.engine.wants import units_of
 from celery_distlock.key import Key
 from celery_distlock.policies import Fail, Skip
 from celery_distlock.runtime.app import Plan, Runtime
-from celery_distlock.runtime.messages import LockHeader
+from celery_distlock.runtime.messages import LockHeader, execution_id
 from celery_distlock.runtime.received import Received, Taken
 from celery_distlock.stores.values import KeyState, Want
 
@@ -33,7 +33,6 @@ from .arrival import (
     LARGE_BODY,
     PLAIN_CONTENT,
     Arrival,
-    execution_id,
     in_order,
     wants_of,
 )

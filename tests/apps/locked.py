@@ -26,6 +26,7 @@ app.conf.update(
     distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
     distlock_lease=LEASE,
     distlock_sweep_interval=0.5,
+    distlock_via=os.environ.get("DISTLOCK_TEST_VIA", "broker"),
     result_extended=True,
     # Whoever is free takes the next task, instead of one worker sitting on it.
     worker_prefetch_multiplier=1,
@@ -64,6 +65,21 @@ work_skip = locked(name="work_skip", lock_on_conflict="skip")(work)
 work_skip_with_result = locked(
     name="work_skip_with_result", lock_on_conflict=policies.Skip(result={"busy": True})
 )(work)
+
+
+@locked(lock_key="{key}:{things}")
+def work_by_anything(self: Any, key: str, things: Any) -> str:
+    return self.lock.key
+
+
+@locked(lock_key=lambda key: None)
+def work_without_key(self: Any, key: str) -> str:
+    return "ran"
+
+
+@locked(lock_key=lambda key: [f"{key}:1", f"{key}:2"])
+def work_two_keys(self: Any, key: str) -> str:
+    return "ran"
 
 
 class Keyed(BaseModel):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from celery_distlock.stores import memory
-from celery_distlock.stores.redis import capacity, inspection, scripts
+from celery_distlock.stores.redis import capacity, inspection, scripts, sending
 from celery_distlock.stores.redis import store as redis_store
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def lengthen(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
     }
     found = [
         (module, name, script)
-        for module in (redis_store, inspection, capacity)
+        for module in (redis_store, inspection, capacity, sending)
         for name, script in vars(module).items()
         if isinstance(script, scripts.Script) and all(text in script.source for text in texts)
     ]

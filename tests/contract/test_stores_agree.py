@@ -20,10 +20,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, SendRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.sending import Sent
 from celery_distlock.stores.values import (
     ALONE,
     Completion,
@@ -178,6 +179,18 @@ class Agreement(RuleBasedStateMachine):
             return store.park_if_held(self._name(key), run, park_request, 5.0, want=want)
 
         self._take(self._asked(ask, said).wake)
+
+    @rule(key=KEYS, run=RUNS, want=WANTS, delay=st.sampled_from([0.0, 0.0, LEASE]))
+    def a_run_is_sent(self, key: str, run: str, want: Want, delay: float) -> None:
+        park_request = ParkRequest(f"envelope of {run}".encode())
+
+        def ask(store: Any, _: int) -> Any:
+            return store.send(SendRequest(self._name(key), run, park_request, want, delay))
+
+        reply = self._asked(ask, lambda told: told)
+        self._take(reply.wake)
+        if reply.sent is Sent.GO:
+            self._wakes.append(WokenTask(self._name(key), run, park_request.envelope))
 
     @rule(key=KEYS, run=st.one_of(st.just(""), RUNS), redelivered=FLAGS, want=WANTS)
     def somebody_waits(self, key: str, run: str, redelivered: bool, want: Want) -> None:

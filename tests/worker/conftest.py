@@ -94,9 +94,9 @@ class Locks:
         record = self.record(key).removesuffix("lock") + "tasks"
         with redis.Redis.from_url(self.app.conf.result_backend) as client:
             for field in client.hkeys(record):
-                if field.startswith(b"h:"):
-                    client.hdel(record, field)
-                    client.hset(record, field.replace(b"h:", b"d:", 1), 1000)
+                if field.startswith(b"e:"):
+                    client.hdel(record, field.replace(b"e:", b"h:", 1))
+                    client.hset(record, field.replace(b"e:", b"d:", 1), 1000)
 
 
 class Site(Locks):

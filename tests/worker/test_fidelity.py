@@ -49,6 +49,22 @@ def test_a_task_that_was_parked_arrives_as_one_that_did_not_wait(site, pool, par
     assert fidelity.came_by(site, parked) == (parked_by, way)
 
 
+@pytest.mark.parametrize("way", ["desk", "broker"])
+def test_a_task_that_waited_in_the_store_from_its_call_on_arrives_as_one_that_did_not(site, way):
+    straight = fidelity.send_straight(site)
+    sent = fidelity.send_via_store(site, way)
+
+    assert fidelity.table(site, straight, sent) == {}
+    assert fidelity.came_by(site, sent)[1] == way
+
+
+def test_a_task_that_was_sent_through_the_store_to_a_free_key_arrives_as_any_other(site):
+    straight = fidelity.send_straight(site)
+    sent = fidelity.send_free_via_store(site)
+
+    assert fidelity.table(site, straight, sent) == {}
+
+
 def test_a_task_that_was_sent_again_arrives_as_one_that_did_not_wait(site):
     straight = fidelity.send_straight(site, "echo_retry")
     again = fidelity.wait_for_a_key_of_ours(site, "retry", "echo_retry")

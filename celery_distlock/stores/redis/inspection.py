@@ -162,7 +162,7 @@ class RedisInspection(ListingStore, CountingStore):
         mask = _GLOB.sub(r"\\\g<0>", f"{task_id}:") + "*"
         for names in self._waiting_names() if key is None else [[slot_name(key)]]:
             for name in names:
-                for record, kind in (("queue", "p:"), ("woken", "")):
+                for record, kind in (("queue", "p:"), ("woken", ""), ("later", "")):
                     for member in self._members(name, record, kind + mask):
                         run = member.removeprefix(kind)
                         if task_id_of(run) == task_id:

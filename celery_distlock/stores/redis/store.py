@@ -64,9 +64,9 @@ from .inspection import (
 from .permissions import IN_A_CLUSTER, REHEARSAL, lacking
 from .records import Records
 from .request_runner import LONE_NODE, Answered, RequestRunner
+from .sending import RedisSending
 from .server_errors import is_transient, memory_findings, parse_info
 from .subscriptions import PubSubChannel, PubSubInbox, WaiterSubscriptions, woken_task_of
-from .timing import RedisTiming
 from .topologies import PushTarget
 from .urls import locate
 
@@ -84,7 +84,7 @@ REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
 _CHANNEL = "desk"
 
 
-class RedisStore(RedisInspection, RedisTiming, RedisCapacity, SeveralKeys):
+class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
     """See the module; *url* as :func:`~celery_distlock.stores.redis.urls.locate` takes it."""
 
     abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE, Ability.SEVERAL})

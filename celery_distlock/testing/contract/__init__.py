@@ -12,6 +12,7 @@ from .renewing import Renewing
 from .resting import Resting
 from .retaining import Retaining
 from .second_deliveries import SecondDeliveries
+from .sending import Sending
 from .several_keys import SeveralKeys
 from .several_queues import WaitingAtSeveralKeys
 from .sharing import Sharing
@@ -49,6 +50,7 @@ class StoreContract(
     Resting,
     Limits,
     Timing,
+    Sending,
 ):
     """
     Tests that hold a store to the contract of :class:`~celery_distlock.stores.Store`.

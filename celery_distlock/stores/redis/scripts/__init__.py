@@ -34,7 +34,7 @@ def load(name: str) -> Script:
     Return the script *name*, with each ``-- USES other`` line replaced by that other script.
 
     Raises:
-        ValueError: The header is missing, or names other keys than a script that it uses.
+        ValueError: The header is missing, or does not begin with the keys of one that it uses.
     """
     text = (files(__package__) / f"{name}.lua").read_text(encoding="utf-8")
     header = dict(_HEADER.findall(text))
@@ -46,7 +46,7 @@ def load(name: str) -> Script:
 
     def used(match: re.Match[str]) -> str:
         other = load(match[1])
-        if other.keys != keys:
+        if other.keys != keys[: len(other.keys)]:
             raise ValueError(f"{name}.lua uses {other.name}.lua and names other KEYS")
         return other.source
 

@@ -1,5 +1,5 @@
 -- cancel.lua: strike a parked run that has not come to its key: it will not run.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done later
 -- ARGV run
 -- returns 1 struck | 0 it is not parked, or has come | {wake_run, wake_envelope}: struck, and the
 --         next is to be sent
@@ -7,6 +7,7 @@
 -- USES grant
 -- USES units
 -- USES queue
+local LATER = KEYS[7]
 local run = ARGV[1]
 local now = microseconds()
 prune(now)
@@ -16,5 +17,6 @@ end
 if not unpark(run) then
     return 0
 end
+redis.call('ZREM', LATER, run)
 record_end(run)
 return free('parked:' .. run)

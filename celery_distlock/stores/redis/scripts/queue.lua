@@ -98,6 +98,14 @@ local function make_room(now, stands, units, capacity)
     return false
 end
 
+-- Puts a run that comes now at the end of the queue.
+local function line_up(now, run)
+    local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
+    local stands = integer(math.max(now, tonumber(last or '0') + 1))
+    redis.call('HSET', TASKS, 's:' .. run, stands)
+    redis.call('ZADD', QUEUE, stands, 'p:' .. run)
+end
+
 -- Puts a run on its way to its key. Returns it and its envelope, which the caller has to send, or
 -- two empty strings if it was pushed.
 local function wake(now, run, envelope)

@@ -1,14 +1,16 @@
 -- sweep.lua: find what a crash left behind at one key: a free key with waiters, a run whose waker
 -- died before it was sent, a message that never came, a run that ended with its process.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done later
 -- ARGV limit
 -- returns {waiting, run, envelope, ...}; waiting: 1 somebody waits or is on its way | 0 nobody; beside
 --         an empty run: in how many ms time alone lets somebody enter
 --
 -- USES grant
 -- USES handing
+local LATER = KEYS[7]
 local now = microseconds()
-if redis.call('EXISTS', LOCK) == 0 and redis.call('ZCOUNT', WOKEN, '-inf', integer(now / 1000)) == 0 then
+local is_free = redis.call('EXISTS', LOCK, LATER) == 0
+if is_free and redis.call('ZCOUNT', WOKEN, '-inf', integer(now / 1000)) == 0 then
     -- A rest has ended: the usual case of what the ticker looks at.
     local given = hand_to_first(false, '')
     if given then
@@ -39,6 +41,13 @@ for _, run in ipairs(due) do
         redis.call('ZREM', WOKEN, run)
     end
 end
+local comes = redis.call('ZRANGEBYSCORE', LATER, '-inf', integer(now / 1000), 'LIMIT', 0, ARGV[1])
+for _, run in ipairs(comes) do
+    redis.call('ZREM', LATER, run)
+    if redis.call('HEXISTS', TASKS, 'e:' .. run) == 1 and not redis.call('ZSCORE', WOKEN, run) then
+        line_up(now, run) -- its time has come
+    end
+end
 local woken = go_on(now)
 if woken == 1 then
     look_ahead(now) -- behind one who has all of it, and rests
@@ -47,5 +56,10 @@ end
 for _, each in ipairs(woken) do
     found[#found + 1] = each
 end
-local waits = redis.call('EXISTS', QUEUE, WOKEN) > 0 or limit_at(now)
+local next_ms = tonumber(redis.call('ZRANGE', LATER, 0, 0, 'WITHSCORES')[2] or math.huge)
+if next_ms < math.huge then
+    found[#found + 1] = ''
+    found[#found + 1] = math.max(1, math.ceil(next_ms - now / 1000))
+end
+local waits = redis.call('EXISTS', QUEUE, WOKEN, LATER) > 0 or limit_at(now)
 return { waits and 1 or 0, unpack(found) }

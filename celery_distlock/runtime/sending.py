@@ -1,0 +1,276 @@
+"""
+Sends a call through the store: into its key's queue, and to the broker when it may start.
+
+What Celery is about to publish is taken from it by a producer of ours, so that it is the message
+which it would have sent. Celery's own part of a call (routing, signals, the result) is as ever.
+"""
+
+import contextlib
+import datetime
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.exceptions import OperationalError
+from kombu.serialization import dumps, loads
+
+from celery_distlock.engine.wants import ensure_able, want_of
+from celery_distlock.errors import ConfigurationError, StoreUnavailableError
+from celery_distlock.key import Key
+from celery_distlock.keys import slot_name
+from celery_distlock.naming import shown
+from celery_distlock.settings import check_via
+from celery_distlock.stores import Ability, ParkRequest, SendingStore, SendRequest, Sent, WokenTask
+
+from .app import UNSET, Plan, Runtime
+from .current import Task
+from .messages import Content, LockHeader, execution_id, seal_call, when
+from .received import HEADER
+
+__all__ = ["StoreProducer", "apply_async"]
+
+logger = logging.getLogger(__name__)
+
+_SCALARS = frozenset({str, int, float, bool, type(None)})  # arrive as they were sent
+
+
+def apply_async(
+    task: Task,
+    apply: Callable[..., Any],
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    producer: Any,
+    options: dict[str, Any],
+) -> Any:
+    """
+    Send one call of *task*, through the store where that is wanted; return what *apply* does.
+
+    Args:
+        task: A locked task.
+        apply: Celery's `apply_async` of the task.
+        args: The call's.
+        kwargs: Likewise.
+        producer: As Celery takes it.
+        options: All else that the call has; ``lock_via`` is ours.
+
+    Raises:
+        ConfigurationError: The task, or the store, is not for that.
+        LockKeyError: No key can be made of the arguments.
+        StoreUnavailableError: The store does not answer, and `lock_on_outage` is ``"fail"``.
+    """
+    via = options.pop("lock_via", UNSET)
+    runtime = Runtime.of(task.app)
+    plan = runtime.plans.get(task.name)
+    if plan is None or not _is_for_the_store(task, runtime, plan, via, options):
+        return apply(args, kwargs, producer=producer, **options)
+    keys = plan.rule.keys(*_as_they_arrive(task, plan, args, kwargs, options))
+    if not keys:
+        return apply(args, kwargs, producer=producer, **options)
+    if len(keys) > 1:
+        raise ConfigurationError(
+            f"task {task.name}: lock_via='store' waits at one key, and lock_key returned"
+            f" {len(keys)}; have it return one, or send the task by lock_via='broker'"
+        )
+    store = runtime.store
+    ensure_able(store, keys, f"task {task.name}")
+    if not isinstance(store, SendingStore):
+        raise ConfigurationError(
+            f"task {task.name}: lock_via='store' needs a store that can {Ability.SEND.value};"
+            f" {store.address} cannot"
+        )
+    call = _Call(task, runtime, plan, store, keys[0], _delay(task, options))
+    options.update(countdown=None, eta=None)
+    with _real_producer(task, producer, options) as real:
+        return apply(args, kwargs, producer=StoreProducer(real, call), **options)
+
+
+def _is_for_the_store(
+    task: Task, runtime: Runtime, plan: Plan, via: Any, options: Mapping[str, Any]
+) -> bool:
+    if via is not UNSET and check_via(via) == "store" and plan.why_not_sent:
+        raise ConfigurationError(f"task {task.name}: {plan.why_not_sent}")
+    wanted = plan.sends if via is UNSET else via == "store"
+    if not wanted or not runtime.settings.enabled or task.app.conf.task_always_eager:
+        return False
+    # The key of such a retry stays locked for it, and nobody is woken before it.
+    return not (plan.settings.hold_on_retry and options.get("retries"))
+
+
+def _as_they_arrive(
+    task: Task,
+    plan: Plan,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return the arguments as the worker gets them, of which it makes the key."""
+    args, kwargs = tuple(args or ()), dict(kwargs or {})
+    if plan.rule.validates or all(type(each) in _SCALARS for each in (*args, *kwargs.values())):
+        return args, kwargs
+    serializer = options.get("serializer") or task.serializer
+    try:
+        kind, encoding, body = dumps((args, kwargs), serializer=serializer)
+    except Exception:  # noqa: BLE001  # Celery says what is wrong with them
+        return args, kwargs
+    arrived: tuple[Sequence[Any], Mapping[str, Any]] = loads(body, kind, encoding, accept=[kind])
+    return arrived
+
+
+def _delay(task: Task, options: Mapping[str, Any]) -> float:
+    """Return the seconds before which the call is not to start."""
+    if options.get("countdown"):
+        return max(0.0, float(options["countdown"]))
+    if not options.get("eta"):
+        return 0.0
+    eta: Any = maybe_make_aware(maybe_iso8601(options["eta"]), task.app.timezone)  # type: ignore[arg-type]
+    left: datetime.timedelta = eta - datetime.datetime.now(datetime.UTC)
+    return max(0.0, left.total_seconds())
+
+
+@contextlib.contextmanager
+def _real_producer(task: Task, producer: Any, options: dict[str, Any]) -> Iterator[Any]:
+    """Have the producer by which Celery would send; takes it out of *options*."""
+    app, connection = task.app, options.pop("connection", None)
+    producer = producer or options.pop("publisher", None)
+    if connection is not None:
+        producer = app.amqp.Producer(connection, auto_declare=False)
+    with app.producer_or_acquire(producer) as real:
+        yield real
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call, and where it goes."""
+
+    task: Task
+    runtime: Runtime
+    plan: Plan
+    store: SendingStore
+    key: Key
+    delay: float
+
+    @property
+    def name(self) -> str:
+        return slot_name(self.key.template)
+
+    def send(self, run: str, header: LockHeader, content: Content, how: Mapping[str, Any]) -> Sent:
+        """Give the message to the store, and let in whom that lets in besides."""
+        envelope = seal_call(content, how, header)
+        signed = self.runtime.trust.sign(self.name, run, envelope)
+        park_request = ParkRequest(signed, task=str(self.task.name))
+        request = SendRequest(self.key.template, run, park_request, want_of(self.key), self.delay)
+        reply = self.store.send(request)
+        self.store.dispatch(reply.wake)
+        return reply.sent
+
+
+class StoreProducer:
+    """Gives the first message, a call's, to the store; in all else it is the *real* producer."""
+
+    def __init__(self, real: Any, call: _Call) -> None:
+        self._real = real
+        self._call = call
+        self._is_sent = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def publish(self, body: Any, **how: Any) -> Any:
+        """Send the call, or publish what comes after it, as an event about it."""
+        if self._is_sent:
+            return self._real.publish(body, **how)
+        headers = how["headers"]
+        run = execution_id(headers)
+        serializer = how.pop("serializer", None) or self._real.serializer
+        content = Content.of(dumps(body, serializer=serializer))
+        result = self._send(run, headers, content, how)
+        self._is_sent = True
+        return result
+
+    def _send(
+        self, run: str, headers: Mapping[str, Any], content: Content, how: Mapping[str, Any]
+    ) -> Any:
+        call, requeues = self._call, LockHeader.of(headers).requeues
+        header = LockHeader(
+            woken=True,
+            run=run,
+            parked_at=call.name,
+            requeues=requeues,
+            since=time.time() + call.delay,
+            sent=True,
+        )
+        exchange, routing_key = how.get("exchange") or "", how.get("routing_key") or ""
+        exchange = str(getattr(exchange, "name", exchange))
+        if not call.runtime.trust.knows_route(str(call.task.name), exchange, routing_key):
+            return self._publish(content, how, self._in_time(headers))  # nobody would wake it
+        try:
+            sent = call.send(run, header, content, how)
+        except StoreUnavailableError as error:
+            if call.plan.settings.on_outage == "fail":
+                raise
+            logger.warning(
+                "%s[%s] is sent by the broker, the lock store is away: %s",
+                call.task.name,
+                headers["id"],
+                error,
+            )
+            # The store may have it all the same: then the second one is recognised.
+            header = LockHeader(outages=1, requeues=requeues, since=header.since)
+            return self._publish(content, how, self._in_time(headers), header)
+        if sent is Sent.GO:
+            self._start(run, content, how, {**headers}, header)
+        return None
+
+    def _start(
+        self,
+        run: str,
+        content: Content,
+        how: Mapping[str, Any],
+        headers: dict[str, Any],
+        header: LockHeader,
+    ) -> None:
+        """Publish what may start; if that fails, the next sweep does."""
+        call, connection = self._call, self._real.connection
+        away = OperationalError, *connection.connection_errors, *connection.channel_errors
+        try:
+            self._publish(content, how, headers, header)
+        except away as error:
+            logger.warning(
+                "%s[%s] is accepted, and the broker is away: a worker sends it when it is back: %s",
+                call.task.name,
+                headers["id"],
+                error,
+            )
+            return
+        try:
+            call.store.mark_published(WokenTask(call.name, run, b""))
+        except StoreUnavailableError as error:
+            words = "that %s is with the broker was not noted, it is sent again: %s"
+            logger.debug(words, shown(run), error)
+
+    def _publish(
+        self,
+        content: Content,
+        how: Mapping[str, Any],
+        headers: dict[str, Any],
+        header: LockHeader | None = None,
+    ) -> Any:
+        if header is not None:
+            headers[HEADER] = header.to_header(headers.get("retries") or 0)
+        return self._real.publish(
+            content.body,
+            **{
+                **how,
+                "headers": headers,
+                "content_type": content.kind,
+                "content_encoding": content.encoding,
+            },
+        )
+
+    def _in_time(self, headers: Mapping[str, Any]) -> dict[str, Any]:
+        """Return *headers* with the time that the store would have kept."""
+        delay = self._call.delay
+        return {**headers, "eta": when(delay)} if delay else {**headers}

@@ -1,0 +1,58 @@
+"""How a store over Redis takes in calls; see :mod:`celery_distlock.stores.sending`."""
+
+from celery_distlock.errors import StoreUnavailableError
+from celery_distlock.keys import slot_name
+from celery_distlock.stores.requests import SendRequest
+from celery_distlock.stores.sending import SendingStore, SendReply, Sent
+from celery_distlock.stores.values import ALONE
+
+from . import scripts
+from .connections import TIMEOUT, milliseconds
+from .request_runner import Answered
+from .timing import RedisTiming
+from .topologies import Topology
+
+__all__ = ["RedisSending"]
+
+
+class RedisSending(RedisTiming, SendingStore):
+    """See the module. What it needs is set by the class that inherits from it."""
+
+    _servers: Topology
+
+    def send(self, request: SendRequest) -> SendReply:
+        name = slot_name(request.key)
+        try:
+            asked = self._ask_to_send(name, request, repeated=False)
+        except StoreUnavailableError:  # there may have been no answer only
+            asked = self._ask_to_send(name, request, repeated=True)
+        answer = asked.answers[-1]
+        if not isinstance(answer, list):
+            return SendReply(Sent.GO)
+        sent = Sent(answer[0].decode())
+        if sent is Sent.LATER:
+            self.note_due({name: request.delay})
+        return SendReply(sent, self._noting(name, answer[1:]))
+
+    def _ask_to_send(self, name: str, request: SendRequest, *, repeated: bool) -> Answered:
+        park_request, want = request.park_request, request.want
+        send = self._records.call(
+            _SEND,
+            name,
+            request.run,
+            park_request.envelope,
+            park_request.task,
+            "" if want == ALONE else want.written(),
+            milliseconds(request.delay) if request.delay > 0 else 0,
+            int(repeated),
+            confirmed=True,
+        )
+        index = self._records.index("add", name)
+        timeout = None if repeated else TIMEOUT
+        if self._servers.in_order:
+            return self._requests.ask([index, send], request.key, timeout)
+        self._requests.ask([index], request.key, timeout)  # lest it be there and not noted
+        return self._requests.ask([send], request.key, timeout)
+
+
+_SEND = scripts.load("send")

@@ -1,0 +1,51 @@
+"""A store that takes in calls as they are sent, so that the broker carries only what may start."""
+
+import enum
+from abc import abstractmethod
+from typing import ClassVar, NamedTuple
+
+from .requests import SendRequest
+from .timing import TimedStore
+from .values import Ability, WokenTask
+
+__all__ = ["SendReply", "SendingStore", "Sent"]
+
+
+class Sent(enum.Enum):
+    """What became of a run that was sent."""
+
+    GO = "go"  # its key is kept for it: who sent it publishes its message
+    QUEUED = "queued"  # it is in the store, and there is nothing more to do
+    LATER = "later"  # likewise, and it joins the queue when its delay is over
+
+
+class SendReply(NamedTuple):
+    """
+    The answer to `SendingStore.send`.
+
+    `wake` is whom the request has let in besides, as after a release.
+    """
+
+    sent: Sent
+    wake: WokenTask | None = None
+
+
+class SendingStore(TimedStore):
+    """
+    A store that takes in runs as they are sent, before there is a message of theirs anywhere.
+
+    From the answer on the store has the run, as if it were parked. One that is told ``GO`` is on
+    its way: it is for the caller to publish its envelope, and to say so by `mark_published`; if he
+    dies or cannot, a sweep sends it.
+    """
+
+    _ability: ClassVar[Ability | None] = Ability.SEND
+
+    @abstractmethod
+    def send(self, request: SendRequest) -> SendReply:
+        """
+        Keep the key for a run, or have it join the end of the queue, or wait for its time.
+
+        A run that waits, is on its way, or has the key is not taken in again, and its first
+        envelope counts: ``QUEUED`` is the answer then, or what was answered first.
+        """

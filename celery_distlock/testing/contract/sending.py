@@ -1,0 +1,390 @@
+"""Stores that take in calls as they are sent."""
+
+from collections.abc import Callable
+from typing import Any
+
+from celery_distlock.keys import slot_name
+from celery_distlock.stores.capacity import CapacityStore
+from celery_distlock.stores.requests import ReleaseRequest, SendRequest
+from celery_distlock.stores.sending import SendingStore, SendReply, Sent
+from celery_distlock.stores.timing import Claim
+from celery_distlock.stores.values import Ability, Completion, Limit, ParkRequest, Want, WokenTask
+
+from .actions import (
+    AGAIN,
+    DONE,
+    YES,
+    all_of,
+    any_envelope,
+    ask,
+    enter,
+    expire,
+    holder,
+    hostile_keys,
+    hostile_runs,
+    leave,
+    needs_ability,
+    park,
+    runs_of,
+    swept,
+    take,
+    wait_for,
+    wait_until,
+)
+from .given import Given
+from .timing import claimed, wake
+
+__all__ = ["Sending", "send"]
+
+sends = needs_ability(Ability.SEND)
+
+
+def send(
+    store: SendingStore, key: str, run: str, envelope: bytes | None = None, **more: Any
+) -> SendReply:
+    """Send a run."""
+    park_request = ParkRequest(run.encode() if envelope is None else envelope, task="shop.reserve")
+    return store.send(SendRequest(key, run, park_request, **more))
+
+
+def _claim(store: SendingStore) -> Claim:
+    """Claim what is due, when it is."""
+    claim = wait_until(lambda: claimed(store), "a claim")
+    assert claim is not None
+    return claim
+
+
+class Sending(Given):
+    """A call that the store has taken in is started, once, in its turn, and never lost."""
+
+    # Where it stands
+
+    @sends
+    def test_a_run_whose_key_is_free_goes_and_the_key_is_kept_for_it(
+        self, store: SendingStore
+    ) -> None:
+        assert send(store, "k", "run") == SendReply(Sent.GO)
+
+        state = store.inspect("k")
+        assert (state.owner, state.woken, state.waiting) == ("parked:run", 1, 0)
+        take(store, "k", "a", run="run", redelivered=True)
+        assert leave(store, "k", "a", run="run", completion=YES) == []
+        assert not store.inspect("k").woken
+
+    @sends
+    def test_a_run_whose_key_is_taken_waits_its_turn(self, store: SendingStore) -> None:
+        take(store, "k", "a")
+
+        assert send(store, "k", "run", b"envelope") == SendReply(Sent.QUEUED)
+
+        assert store.inspect("k").waiting == 1
+        assert leave(store, "k", "a") == [WokenTask(slot_name("k"), "run", b"envelope")]
+
+    @sends
+    @any_envelope
+    def test_an_envelope_comes_as_it_was_sent(self, store: SendingStore, envelope: bytes) -> None:
+        send(store, "k", "first", envelope)
+        send(store, "k", "second", envelope)
+
+        first = store.parked("k", "first")
+        take(store, "k", "a", run="first", redelivered=True)
+
+        assert first is not None
+        assert first.envelope == envelope
+        (second,) = leave(store, "k", "a", run="first", completion=YES)
+        assert second.envelope == envelope
+
+    @sends
+    @hostile_keys
+    def test_any_key_will_do(self, store: SendingStore, key: str) -> None:
+        assert send(store, key, "first").sent is Sent.GO
+        assert send(store, key, "second").sent is Sent.QUEUED
+
+        take(store, key, "a", run="first", redelivered=True)
+
+        assert runs_of(leave(store, key, "a", run="first", completion=YES)) == ["second"]
+
+    @sends
+    @hostile_runs
+    def test_any_run_will_do(self, store: SendingStore, run: str) -> None:
+        assert send(store, "k", run).sent is Sent.GO
+        assert send(store, "k", run).sent is Sent.GO
+        assert send(store, "k", f"{run}, too").sent is Sent.QUEUED
+
+        take(store, "k", "a", run=run, redelivered=True)
+
+        assert runs_of(leave(store, "k", "a", run=run, completion=YES)) == [f"{run}, too"]
+
+    @sends
+    def test_its_tasks_name_is_known(self, store: SendingStore) -> None:
+        send(store, "k", "first")
+        send(store, "k", "second")
+
+        assert store.inspect("k").task == "shop.reserve"
+        assert [waiter.task for waiter in store.waiters("k")] == ["shop.reserve"] * 2
+
+    # Order
+
+    @sends
+    def test_runs_go_in_the_order_in_which_they_were_sent(self, store: SendingStore) -> None:
+        names = [f"run-{number}" for number in range(5)]
+        replies = [send(store, "k", run).sent for run in names]
+
+        ran = []
+        for run in names:
+            take(store, "k", "a", run=run, redelivered=True)
+            ran += runs_of(leave(store, "k", "a", run=run, completion=YES))
+
+        assert replies == [Sent.GO] + [Sent.QUEUED] * 4
+        assert ran == names[1:]
+
+    @sends
+    def test_what_is_sent_stands_behind_those_who_wait(self, store: SendingStore) -> None:
+        take(store, "k", "a")
+        wait_for(store, "k", "b")
+        park(store, "k", "parked")
+
+        assert send(store, "k", "sent").sent is Sent.QUEUED
+
+        waiting = [waiter.owner or waiter.run for waiter in store.waiters("k")]
+        assert waiting == ["b", "parked", "sent"]
+
+    @sends
+    def test_nobody_is_overtaken_by_what_is_sent_while_the_first_one_is_on_its_way(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        send(store, "k", "first")
+        pass_time(30.0)
+
+        reply = send(store, "k", "second")
+
+        assert reply.sent is Sent.GO  # the first one has not come in time
+        take(store, "k", "a", run="first", redelivered=True)  # and now it has
+        assert holder(store, "k") == "a"
+        assert ask(store, "k", "b", run="second", redelivered=True).status is not DONE
+        assert holder(store, "k") == "a"
+        assert leave(store, "k", "a", run="first", completion=YES) == []
+        assert holder(store, "k") == "parked:second"  # which is on its way already
+
+    @sends
+    def test_one_who_finds_a_free_key_with_others_waiting_lets_them_in_first(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "a", 1.0)
+        send(store, "k", "first")
+        pass_time(1.5)
+        expire(store, "k")
+
+        reply = send(store, "k", "second")
+
+        assert reply.sent is Sent.QUEUED
+        assert runs_of(all_of(reply.wake)) == ["first"]
+
+    # Several at a time
+
+    @sends
+    def test_as_many_go_as_fit(self, store: SendingStore) -> None:
+        replies = [send(store, "k", f"run-{n}", want=Want(1, 2)).sent for n in range(4)]
+
+        assert replies == [Sent.GO, Sent.GO, Sent.QUEUED, Sent.QUEUED]
+        take(store, "k", "a", run="run-0", redelivered=True, want=Want(1, 2))
+        woken = leave(store, "k", "a", run="run-0", completion=YES)
+        assert runs_of(woken) == ["run-2"]
+
+    @sends
+    def test_nobody_goes_past_one_who_does_not_fit(self, store: SendingStore) -> None:
+        enter(store, "k", "a", Want(1, 2))
+
+        assert send(store, "k", "heavy", want=Want(2, 2)).sent is Sent.QUEUED
+        assert send(store, "k", "light", want=Want(1, 2)).sent is Sent.QUEUED
+
+        assert runs_of(leave(store, "k", "a")) == ["heavy"]
+
+    @sends
+    def test_a_run_is_taken_in_at_a_key_that_is_paused(self, store: CapacityStore) -> None:
+        assert isinstance(store, SendingStore)
+        store.set_limit("k", Limit(0))
+
+        assert send(store, "k", "run").sent is Sent.QUEUED
+
+        assert runs_of(all_of(store.set_limit("k", None).wake)) == ["run"]
+
+    @sends
+    def test_a_run_that_waits_for_a_rest_alone_is_noted(self, store: SendingStore) -> None:
+        take(store, "k", "a")
+        leave(store, "k", "a", keep_for=("resting:1", 30.0))
+
+        assert send(store, "k", "run").sent is Sent.QUEUED
+
+        assert 29 < store.dues().first <= 30.1
+
+    # Again
+
+    @sends
+    def test_a_repeated_request_changes_nothing(self, store: SendingStore) -> None:
+        first = send(store, "k", "first"), send(store, "k", "second")
+        delayed = send(store, "k", "later", delay=30.0)
+
+        assert (send(store, "k", "first"), send(store, "k", "second")) == first
+        assert send(store, "k", "later", delay=30.0) == delayed
+
+        state = store.inspect("k")
+        assert (state.owner, state.waiting, state.woken) == ("parked:first", 1, 1)
+
+    @sends
+    def test_a_run_that_has_its_key_is_not_taken_in_again(self, store: SendingStore) -> None:
+        send(store, "k", "run")
+        take(store, "k", "a", run="run", redelivered=True)
+
+        assert send(store, "k", "run") == SendReply(Sent.QUEUED)
+
+        assert leave(store, "k", "a", run="run", completion=YES) == []
+
+    @sends
+    def test_a_task_that_has_ended_may_be_sent_again_by_its_id(self, store: SendingStore) -> None:
+        for _ in range(2):
+            assert send(store, "k", "run").sent is Sent.GO
+            take(store, "k", "a", run="run", redelivered=True)
+            leave(store, "k", "a", run="run", completion=AGAIN)
+
+        assert ask(store, "k", "b", run="run", redelivered=True).status is DONE
+
+    @sends
+    def test_a_second_delivery_of_what_was_sent_is_recognised(self, store: SendingStore) -> None:
+        send(store, "k", "run")
+        take(store, "k", "a", run="run", redelivered=True)
+        send(store, "k", "other")
+
+        leave(store, "k", "a", run="run", completion=AGAIN)
+
+        assert ask(store, "k", "b", run="run", redelivered=True).status is DONE
+        assert holder(store, "k") == "parked:other"
+
+    # What a crash leaves behind
+
+    @sends
+    def test_a_sweep_sends_what_its_sender_did_not_publish(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        send(store, "k", "run", b"envelope")
+        assert swept(store) == []
+        pass_time(2.1)
+
+        (found,) = wait_until(lambda: swept(store), "a sweep")
+
+        assert found == WokenTask(slot_name("k"), "run", b"envelope")
+
+    @sends
+    def test_what_was_published_is_not_sent_again_soon(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        send(store, "k", "run")
+        store.mark_published(WokenTask(slot_name("k"), "run", b""))
+        send(store, "other", "run")
+        pass_time(4.0)
+
+        found = wait_until(lambda: swept(store), "a sweep")
+
+        assert [each.name for each in found] == [slot_name("other")]
+
+    # Later
+
+    @sends
+    def test_a_run_that_is_not_due_blocks_nobody(self, store: SendingStore) -> None:
+        assert send(store, "k", "later", delay=30.0) == SendReply(Sent.LATER)
+
+        assert send(store, "k", "now").sent is Sent.GO
+        assert store.inspect("k").waiting == 0
+
+    @sends
+    def test_a_run_that_is_due_goes_by_the_ticker(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        send(store, "k", "late", b"envelope", delay=5.0)
+        send(store, "k", "later", delay=30.0)
+        assert 4 < store.dues().first <= 5.1
+        assert claimed(store) is None
+        pass_time(5.1)
+
+        claim = _claim(store)
+
+        again: dict[str, float | None] = {}
+        assert list(store.wake_due(claim.names, again)) == [
+            WokenTask(slot_name("k"), "late", b"envelope")
+        ]
+        assert 20 < (again["k"] or 0) <= 25  # the other one
+
+    @sends
+    def test_a_run_that_is_due_waits_for_who_has_the_key(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "a", 600.0)
+        send(store, "k", "late", delay=1.0)
+        send(store, "k", "first")
+        pass_time(1.1)
+
+        assert wake(store, _claim(store))[0] == []
+
+        assert [waiter.run for waiter in store.waiters("k")] == ["first", "late"]
+        assert runs_of(leave(store, "k", "a")) == ["first"]
+
+    @sends
+    def test_a_sweep_finds_what_is_due_and_not_noted(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        send(store, "k", "late", delay=1.0)
+        pass_time(1.1)
+
+        assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["late"]
+
+    @sends
+    def test_a_key_is_remembered_while_a_run_waits_for_its_time(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        send(store, "k", "late", delay=90.0)
+        pass_time(70.0)
+        assert swept(store) == []
+        pass_time(21.0)
+
+        assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["late"]
+
+    # For operators
+
+    @sends
+    def test_what_waits_and_what_is_not_due_is_found_and_cancelled(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "a")
+        send(store, "k", "task-1:0:0:0")
+        send(store, "k", "task-2:0:0:0", delay=1.0)
+
+        for task_id in ("task-1", "task-2"):
+            assert list(store.find_parked(task_id)) == [("k", f"{task_id}:0:0:0")]
+            assert store.cancel("k", f"{task_id}:0:0:0").released
+
+        pass_time(1.1)
+        assert swept(store) == []
+        assert leave(store, "k", "a") == []
+        assert not list(store.find_parked("task-2"))
+
+    @sends
+    def test_a_run_that_goes_is_cancelled_for_the_next(self, store: SendingStore) -> None:
+        send(store, "k", "run")
+        send(store, "k", "other")
+
+        cancelled = store.cancel("k", "run")
+
+        assert runs_of(all_of(cancelled.wake)) == ["other"]
+        assert ask(store, "k", "a", run="run", redelivered=True).status is DONE
+
+    # With others of its key
+
+    @sends
+    def test_a_run_that_was_not_sent_waits_behind_one_that_was(self, store: SendingStore) -> None:
+        send(store, "k", "sent")
+
+        park(store, "k", "received")
+
+        take(store, "k", "a", run="sent", redelivered=True)
+        released = store.release(ReleaseRequest("k", "a", run="sent", completion=Completion.YES))
+        assert runs_of(all_of(released.wake)) == ["received"]

@@ -1,0 +1,88 @@
+"""
+A process is killed wherever it touches the outside world while it sends tasks through the store.
+
+What it was told is accepted runs, once, in the order of the calls; of the call that it was at when
+it died it may be either.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_distlock.testing import die_with_parent
+from tests.faults.crashes.test_points import ALL, by_desk, every
+from tests.waiting import wait_until
+from tests.workers import ROOT
+
+if TYPE_CHECKING:
+    from tests.faults.crashes.conftest import Scene
+
+TASKS = 6
+CROSSED = {"client:send": TASKS, "client:start": 1, "client:sent": 1}
+FEW = [
+    "client:send:before:3",
+    "client:send:after:1",
+    "client:send:after:4",
+    "client:start:before:1",
+    "client:start:after:1",
+    "client:sent:before:1",
+    "client:sent:after:1",
+]
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+__all__ = ["by_desk"]
+
+
+def send(scene: Scene, key: str) -> list[int]:
+    """Send the tasks from a process of its own; return which of them were accepted."""
+    ran = subprocess.run(
+        die_with_parent([sys.executable, "-m", "tests.apps.sender", key, str(TASKS)]),
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, **scene.env, "DISTLOCK_TEST_ROLE": "client"},
+        timeout=90,
+        check=False,
+    )
+    return list(map(int, ran.stdout.split()))
+
+
+def play(scene: Scene, key: str, points: str = "") -> list[int]:
+    scene.mend()
+    scene.arm(points)
+    strikes = len(scene.strikes())
+
+    accepted = send(scene, key)
+
+    assert [strike["point"] for strike in scene.strikes()[strikes:]] == ([points] if points else [])
+    wait_until(
+        lambda: {note["name"] for note in scene.begun(key)} >= set(accepted),
+        timeout=60.0,
+        what="what was accepted to run",
+    )
+    wait_until(lambda: not scene.left(key), timeout=60.0, what="nothing to be left")
+    ran = [note["name"] for note in scene.begun(key)]
+    assert ran == list(range(len(ran)))
+    assert len(ran) - len(accepted) in (0, 1)
+    return accepted
+
+
+def test_these_are_the_crossings_of_who_sends(by_desk, key):
+    accepted = play(by_desk, key)
+
+    crossed = by_desk.crossings()
+    assert accepted == list(range(TASKS))
+    assert crossed["client:send:after"] == TASKS
+    assert crossed["client:start:after"] >= 1
+    assert crossed["client:sent:after"] == crossed["client:start:after"]
+    ours = {point.rpartition(":")[0] for point in crossed if point.startswith("client:")}
+    assert {point for point in ours if not point.endswith(":load")} == set(CROSSED)
+
+
+@pytest.mark.parametrize("point", every(CROSSED) if ALL else FEW)
+def test_a_call_that_was_accepted_runs_though_its_process_dies(by_desk, key, point):
+    play(by_desk, key, point)

@@ -1,0 +1,285 @@
+"""Calls that go through the store: into their key's queue, to the broker when they may start."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from celery import chain
+
+from celery_distlock.errors import ConfigurationError, LockKeyError
+from celery_distlock.ops.admin import Admin
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.worker.conftest import Site
+
+ENV = {"DISTLOCK_TEST_VIA": "store"}
+
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # of Celery's backend
+
+
+def unread(site: Site) -> int:
+    """How many messages stand in the broker's queue."""
+    with redis.Redis.from_url(site.env["DISTLOCK_TEST_BROKER"]) as client:
+        return client.llen(f"{site.env['DISTLOCK_TEST_PREFIX']}:broker:celery")
+
+
+# Where they are
+
+
+def test_a_call_to_a_free_key_runs(site, key):
+    assert site.tasks.work_requeue.delay(key, 1).get(timeout=30) == 0
+
+    assert site.journal.read(key) == [1]
+
+
+def test_a_call_to_a_taken_key_waits_in_the_store_and_nowhere_else(site, key):
+    with site.held(key):
+        result = site.tasks.work_requeue.delay(key, 1)
+
+        assert site.look(key).waiting == 1
+        assert unread(site) == 0
+    assert result.get(timeout=30) == 0
+
+
+def test_tasks_of_one_key_run_in_the_order_of_their_calls_over_all_workers(site, key):
+    results = [site.tasks.work_requeue.delay(key, number) for number in range(60)]
+
+    for result in results:
+        result.get(timeout=60)
+    assert site.journal.read(key) == list(range(60))
+
+
+def test_one_at_a_time_runs(site, key):
+    results = [site.tasks.count.delay(key) for _ in range(30)]
+
+    for result in results:
+        result.get(timeout=60)
+    assert site.journal.get(key) == 30
+    assert site.journal.read(f"{key}:overlaps") == []
+
+
+def test_each_call_keeps_its_id(site, key):
+    task_id = f"mine-{uuid.uuid4()}"
+
+    result = site.tasks.work_requeue.apply_async((key, 1), task_id=task_id)
+
+    assert result.id == task_id
+    assert result.get(timeout=30) == 0
+
+
+def test_a_task_that_has_ended_runs_again_if_it_is_sent_again_by_its_id(site, key):
+    task_id = f"mine-{uuid.uuid4()}"
+    for _ in range(2):
+        site.tasks.work_requeue.apply_async((key, 1), task_id=task_id).get(timeout=30)
+        site.wait_free(key)
+
+    wait_until(lambda: len(site.journal.read(key)) == 2, what="two runs")
+
+
+def test_the_key_is_that_which_the_worker_makes_of_the_arguments(site, key):
+    with site.held(f"{key}:[1, [2, 3]]"):
+        result = site.tasks.work_by_anything.delay(key, (1, (2, 3)))
+
+        site.wait_queued(f"{key}:[1, [2, 3]]")  # JSON knows no tuples
+    assert result.get(timeout=30) == f"{key}:[1, [2, 3]]"
+
+
+# Later
+
+
+@pytest.mark.parametrize("by", ["countdown", "eta"])
+def test_a_delayed_call_blocks_nobody_and_starts_in_time(site, key, by):
+    delay = 2.0
+    due = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=delay)
+    begin = time.monotonic()
+    late = site.tasks.work_requeue.apply_async(
+        (key, "late"), **({"countdown": delay} if by == "countdown" else {"eta": due})
+    )
+    site.tasks.work_requeue.delay(key, "now").get(timeout=30)
+    assert unread(site) == 0
+    assert late.state == "PENDING"
+
+    late.get(timeout=30)
+    assert time.monotonic() - begin >= delay - 0.1
+    assert site.journal.read(key) == ["now", "late"]
+
+
+def test_a_delayed_call_can_be_dropped(site, key):
+    result = site.tasks.work_requeue.apply_async((key, 1), countdown=600)
+
+    dropped = Admin(site.app).drop(result.id)
+
+    assert dropped
+    assert not list(site.store.find_parked(result.id))
+
+
+def test_a_retry_with_a_countdown_waits_in_the_store(site, key):
+    result = site.tasks.end.delay(key, "retry")
+    wait_until(lambda: result.state == "RETRY", what="a retry")
+
+    wait_until(lambda: list(site.store.find_parked(result.id)), what="it to be in the store")
+    assert unread(site) == 0
+    assert site.tasks.work_requeue.delay(key, "other").get(timeout=30) == 0
+    assert Admin(site.app).drop(result.id)
+
+
+def test_retries_run(site, key):
+    result = site.tasks.fail_by_retry.delay(key)
+
+    with pytest.raises(KeyError):
+        result.get(timeout=30)
+    assert site.journal.read(key) == [0, 1, 2]
+
+
+def test_hold_on_retry_keeps_the_key_between_the_attempts(site, key):
+    first = site.tasks.hold_on_retry.delay(key, "first")
+    site.journal.wait(key)
+    second = site.tasks.hold_on_retry.delay(key, "second")
+
+    for result in (first, second):
+        result.get(timeout=60)
+    assert site.journal.read(key)[:3] == ["first"] * 3
+
+
+def test_an_expired_call_does_not_run_and_blocks_nobody(site, key):
+    with site.held(key):
+        expiring = site.tasks.work_requeue.apply_async((key, "expired"), expires=0.3)
+        other = site.tasks.work_requeue.delay(key, "other")
+        after = time.monotonic() + 0.5
+        wait_until(lambda: time.monotonic() > after, what="the expiry")
+
+    other.get(timeout=30)
+    wait_until(lambda: expiring.state == "REVOKED", what="the expired call's state")
+    assert site.journal.read(key) == ["other"]
+
+
+def test_a_revoked_call_does_not_run_and_blocks_nobody(site, key):
+    with site.held(key):
+        revoked = site.tasks.work_requeue.delay(key, "revoked")
+        other = site.tasks.work_requeue.delay(key, "other")
+        revoked.revoke()
+        for worker in site.workers:
+            worker.wait_log(f"Tasks flagged as revoked: {revoked.id}")
+
+    other.get(timeout=30)
+    wait_until(lambda: revoked.state == "REVOKED", what="the revoked call's state")
+    assert site.journal.read(key) == ["other"]
+
+
+# From where
+
+
+def test_a_task_that_holds_the_key_may_send_one_that_needs_it(site, key):
+    result = site.tasks.start_a_child.delay(key, key)
+    site.journal.open(key)
+
+    child = site.app.AsyncResult(result.get(timeout=30))
+    assert child.get(timeout=30) == 0
+
+
+def test_links_of_a_call_run(site, key):
+    linked = site.tasks.work_requeue.si(f"{key}:linked", 2)
+    with site.held(key):
+        result = site.tasks.work_requeue.apply_async((key, 1), link=linked)
+
+    result.get(timeout=30)
+    site.journal.wait(f"{key}:linked")
+
+
+def test_threads_may_send_at_once(site, key):
+    results: list[Any] = []
+
+    def send() -> None:
+        results.extend(site.tasks.count.delay(key) for _ in range(10))
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    for result in results:
+        result.get(timeout=60)
+    assert site.journal.get(key) == 40
+
+
+# What does not
+
+
+def test_a_call_may_go_by_the_broker(site, key):
+    with site.held(key):
+        result = site.tasks.work_requeue.apply_async((key, 1), lock_via="broker")
+        wait_until(lambda: result.state == "PARKED", what="it to be parked by a worker")
+
+    assert result.get(timeout=30) == 0
+
+
+def test_a_call_without_a_key_goes_by_the_broker(site, key):
+    result = site.tasks.work_without_key.apply_async((key,), countdown=0.1)
+
+    assert result.get(timeout=30) == "ran"
+    assert not list(site.store.find_keys(f"*{key}*"))
+
+
+def test_apply_and_direct_calls_are_as_ever(site, key):
+    assert site.tasks.work_requeue.apply((key, 1)).get() == 0
+    assert site.tasks.work_requeue(key, 2) == 0
+
+    assert site.journal.read(key) == [1, 2]
+
+
+def test_a_key_that_cannot_be_made_is_said_where_the_call_is_made(site):
+    with pytest.raises(LockKeyError):
+        site.tasks.work_requeue.delay("")
+
+
+def test_wrong_arguments_are_said_where_the_call_is_made(site):
+    with pytest.raises(TypeError):
+        site.tasks.work_requeue.delay()
+
+
+def test_a_policy_that_does_not_wait_cannot_be_sent_so(site, key):
+    with pytest.raises(ConfigurationError, match="needs lock_on_conflict='requeue'"):
+        site.tasks.work_skip.apply_async((key,), lock_via="store")
+
+
+def test_an_unknown_way_is_refused(site, key):
+    with pytest.raises(ConfigurationError, match="did you mean 'store'"):
+        site.tasks.work_requeue.apply_async((key,), lock_via="stor")
+
+
+def test_several_keys_cannot_be_waited_for_so(site, key):
+    with pytest.raises(ConfigurationError, match="returned 2"):
+        site.tasks.work_two_keys.delay(key)
+
+
+# The broker is away
+
+
+def test_a_call_is_accepted_while_the_broker_is_away(site, key):
+    gone = site.app.connection_for_write("redis://127.0.0.1:1/0")
+    options = {"connection": gone, "retry": False}
+
+    results = [site.tasks.work_requeue.apply_async((key, number), **options) for number in range(3)]
+
+    for result in results:
+        assert result.get(timeout=60) == 0
+    assert site.journal.read(key) == [0, 1, 2]
+
+
+def test_chains_are_sent_through_the_store(site, key):
+    with site.held(f"{key}:2"):
+        result = chain(
+            site.tasks.work_requeue.si(f"{key}:1", 1), site.tasks.work_requeue.si(f"{key}:2", 2)
+        ).delay()
+        site.wait_queued(f"{key}:2")
+        assert unread(site) == 0
+
+    assert result.get(timeout=30) == 0
