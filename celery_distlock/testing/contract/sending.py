@@ -155,6 +155,7 @@ class Sending(Given):
     ) -> None:
         send(store, "k", "first")
         pass_time(30.0)
+        expire(store, "k", "parked:first")
 
         reply = send(store, "k", "second")
 
