@@ -24,6 +24,7 @@ from celery_distlock.stores import (
     Ability,
     NotOursError,
     ParkingStore,
+    SendingStore,
     Store,
     UnsendableError,
     open_store,
@@ -33,6 +34,7 @@ from celery_distlock.stores.values import WokenTask
 from .location import StoreLocation, derive_store_location
 from .masking import mask_urls
 from .messages import MalformedError, publish
+from .published import Published
 from .relay import Relay
 from .trust import Reason, RefusedError, Trust
 from .validation import Validation
@@ -115,6 +117,11 @@ class Runtime:
         return store
 
     @functools.cached_property
+    def published(self) -> Published:
+        """What of the store's runs was given to the broker by this process, and is to be told."""
+        return Published(SendingStore.of(self.store))
+
+    @functools.cached_property
     def turns(self) -> Store:
         """The store by whose locks workers agree which of them carries out an order to them all."""
         return self._open(f"{self.settings.prefix}:turns")
@@ -178,7 +185,7 @@ class Runtime:
             ConfigurationError: A flag, or a task's plan under these flags, is wrong.
         """
         self._flags = Layer(named, dict(flags))
-        for name in ("settings", "store", "turns", "_layers"):
+        for name in ("settings", "store", "published", "turns", "_layers"):
             self.__dict__.pop(name, None)
         for task in list(self._app.tasks.values()):
             if task.name in self.plans:

@@ -21,7 +21,6 @@ from celery_distlock.engine.wants import ensure_able, want_of
 from celery_distlock.errors import ConfigurationError, StoreUnavailableError
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
-from celery_distlock.naming import shown
 from celery_distlock.settings import check_via
 from celery_distlock.stores import Ability, ParkRequest, SendingStore, SendRequest, Sent, WokenTask
 
@@ -161,7 +160,14 @@ class _Call:
         envelope = seal_call(content, how, header)
         signed = self.runtime.trust.sign(self.name, run, envelope)
         park_request = ParkRequest(signed, task=str(self.task.name))
-        request = SendRequest(self.key.template, run, park_request, want_of(self.key), self.delay)
+        request = SendRequest(
+            self.key.template,
+            run,
+            park_request,
+            want_of(self.key),
+            self.delay,
+            self.runtime.published.take(),
+        )
         reply = self.store.send(request)
         self.store.dispatch(reply.wake)
         return reply.sent
@@ -233,23 +239,22 @@ class StoreProducer:
         header: LockHeader,
     ) -> None:
         """Publish what may start; if that fails, the next sweep does."""
-        call, connection = self._call, self._real.connection
-        away = OperationalError, *connection.connection_errors, *connection.channel_errors
+        call = self._call
         try:
             self._publish(content, how, headers, header)
-        except away as error:
+        except Exception as error:
+            connection = self._real.connection
+            away = OperationalError, *connection.connection_errors, *connection.channel_errors
+            if not isinstance(error, away):
+                raise
             logger.warning(
                 "%s[%s] is accepted, and the broker is away: a worker sends it when it is back: %s",
                 call.task.name,
                 headers["id"],
                 error,
             )
-            return
-        try:
-            call.store.mark_published(WokenTask(call.name, run, b""))
-        except StoreUnavailableError as error:
-            words = "that %s is with the broker was not noted, it is sent again: %s"
-            logger.debug(words, shown(run), error)
+        else:
+            call.runtime.published.note(WokenTask(call.name, run, b""))
 
     def _publish(
         self,

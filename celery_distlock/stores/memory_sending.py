@@ -26,6 +26,7 @@ class MemorySending(MemoryTiming, SendingStore):
     def send(self, request: SendRequest) -> SendReply:
         name, run = slot_name(request.key), request.run
         with self._mutex:
+            self.mark_all_published(request.published)
             state = self._entered(name)
             if (before := _answered(state, run)) is not None:
                 return SendReply(before)

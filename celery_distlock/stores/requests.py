@@ -1,9 +1,10 @@
 """What a store is asked to do with a key: one value for each request."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .channels import Inbox
-from .values import ALONE, Completion, ParkRequest, Route, Want
+from .values import ALONE, Completion, ParkRequest, Route, Want, WokenTask
 
 __all__ = ["AcquireRequest", "ReleaseRequest", "SendRequest", "StandRequest"]
 
@@ -103,6 +104,7 @@ class SendRequest(NamedTuple):
         park_request: What is kept of it.
         want: As in `AcquireRequest`.
         delay: Seconds before which it does not join the queue.
+        published: Other runs, of any keys, of which `mark_published` is to be noted besides.
     """
 
     key: str
@@ -110,3 +112,4 @@ class SendRequest(NamedTuple):
     park_request: ParkRequest
     want: Want = ALONE
     delay: float = 0.0
+    published: Sequence[WokenTask] = ()

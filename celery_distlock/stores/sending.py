@@ -2,6 +2,7 @@
 
 import enum
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from .requests import SendRequest
@@ -49,3 +50,8 @@ class SendingStore(TimedStore):
         A run that waits, is on its way, or has the key is not taken in again, and its first
         envelope counts: ``QUEUED`` is the answer then, or what was answered first.
         """
+
+    def mark_all_published(self, wakes: Sequence[WokenTask]) -> None:
+        """Note of some runs what `mark_published` does of one."""
+        for wake in wakes:
+            self.mark_published(wake)

@@ -14,7 +14,7 @@ NAMES = sorted(
     for file in files("celery_distlock.stores.redis.scripts").iterdir()
     if file.name.endswith(".lua")
 )
-LIBRARIES = ["grant", "units", "times", "queue", "handing", "coming"]
+LIBRARIES = ["grant", "units", "times", "queue", "handing", "coming", "lining"]
 SCRIPTS = [name for name in NAMES if name not in LIBRARIES]
 each_script = pytest.mark.parametrize("name", SCRIPTS)
 

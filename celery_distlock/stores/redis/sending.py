@@ -1,13 +1,17 @@
 """How a store over Redis takes in calls; see :mod:`celery_distlock.stores.sending`."""
 
+from collections.abc import Sequence
+
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.keys import slot_name
+from celery_distlock.stores.base import batches
 from celery_distlock.stores.requests import SendRequest
 from celery_distlock.stores.sending import SendingStore, SendReply, Sent
-from celery_distlock.stores.values import ALONE
+from celery_distlock.stores.values import ALONE, WokenTask
 
 from . import scripts
-from .connections import TIMEOUT, milliseconds
+from .connections import TIMEOUT, Command, milliseconds
+from .inspection import SWEEP_BATCH
 from .request_runner import Answered
 from .timing import RedisTiming
 from .topologies import Topology
@@ -34,6 +38,13 @@ class RedisSending(RedisTiming, SendingStore):
             self.note_due({name: request.delay})
         return SendReply(sent, self._noting(name, answer[1:]))
 
+    def mark_all_published(self, wakes: Sequence[WokenTask]) -> None:
+        for some in batches(wakes, SWEEP_BATCH):
+            self._requests.attempt_once(self._published(some))
+
+    def _published(self, wakes: Sequence[WokenTask]) -> list[Command]:
+        return [self._records.call(_SENT, wake.name, wake.run, 0) for wake in wakes]
+
     def _ask_to_send(self, name: str, request: SendRequest, *, repeated: bool) -> Answered:
         park_request, want = request.park_request, request.want
         send = self._records.call(
@@ -50,9 +61,12 @@ class RedisSending(RedisTiming, SendingStore):
         index = self._records.index("add", name)
         timeout = None if repeated else TIMEOUT
         if self._servers.in_order:
-            return self._requests.ask([index, send], request.key, timeout)
+            told = self._published(request.published)
+            return self._requests.ask([*told, index, send], request.key, timeout)
+        if not repeated:
+            self.mark_all_published(request.published)
         self._requests.ask([index], request.key, timeout)  # lest it be there and not noted
         return self._requests.ask([send], request.key, timeout)
 
 
-_SEND = scripts.load("send")
+_SEND, _SENT = map(scripts.load, ("send", "sent"))

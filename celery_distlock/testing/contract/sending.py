@@ -155,6 +155,7 @@ class Sending(Given):
     ) -> None:
         send(store, "k", "first")
         pass_time(30.0)
+        expire(store, "k", "parked:first")
 
         reply = send(store, "k", "second")
 
@@ -286,6 +287,20 @@ class Sending(Given):
         found = wait_until(lambda: swept(store), "a sweep")
 
         assert [each.name for each in found] == [slot_name("other")]
+
+    @sends
+    def test_a_request_tells_besides_what_was_published(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        for key in "klm":
+            send(store, key, "run")
+
+        known = [WokenTask(slot_name(key), "run", b"") for key in "kl"]
+        send(store, "k", "other", published=known)
+
+        pass_time(4.0)
+        found = wait_until(lambda: swept(store), "a sweep")
+        assert [each.name for each in found] == [slot_name("m")]
 
     # Later
 

@@ -23,15 +23,13 @@ if TYPE_CHECKING:
     from tests.faults.crashes.conftest import Scene
 
 TASKS = 6
-CROSSED = {"client:send": TASKS, "client:start": 1, "client:sent": 1}
+CROSSED = {"client:send": TASKS, "client:start": 1}  # and now and then, by a thread, "sent"
 FEW = [
     "client:send:before:3",
     "client:send:after:1",
     "client:send:after:4",
     "client:start:before:1",
     "client:start:after:1",
-    "client:sent:before:1",
-    "client:sent:after:1",
 ]
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
@@ -78,9 +76,9 @@ def test_these_are_the_crossings_of_who_sends(by_desk, key):
     assert accepted == list(range(TASKS))
     assert crossed["client:send:after"] == TASKS
     assert crossed["client:start:after"] >= 1
-    assert crossed["client:sent:after"] == crossed["client:start:after"]
     ours = {point.rpartition(":")[0] for point in crossed if point.startswith("client:")}
-    assert {point for point in ours if not point.endswith(":load")} == set(CROSSED)
+    ours = {point for point in ours if not point.endswith((":load", ":sent"))}
+    assert ours == set(CROSSED)
 
 
 @pytest.mark.parametrize("point", every(CROSSED) if ALL else FEW)

@@ -16,8 +16,17 @@
 local run, envelope, task, want, delay_ms, repeated = unpack(ARGV)
 local parcel = { 'e:' .. run, envelope, 't:' .. run, task }
 
+-- USES lining
 local is_plain = want == '' and delay_ms == '0' and repeated == '0'
-if is_plain and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
+local holder, holder_run = unpack(is_plain and redis.call('HMGET', LOCK, 'owner', 'run') or {})
+local is_alone = holder and holder ~= 'several:' and string.find(holder, 'parked:resting:', 1, true) ~= 1
+if is_alone and holder_run ~= run and redis.call('HEXISTS', TASKS, parcel[1]) == 0 then
+    -- One has all of it: there is nothing but to wait.
+    redis.call('HSET', TASKS, unpack(parcel)) -- before all other writes: a full server may refuse it
+    redis.call('ZREM', DONE, run) -- who sends a task again by its id means it
+    line_up(microseconds(), run)
+    return { 'queued', '', '' }
+elseif is_plain and not holder and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
     -- Nobody has it, nobody waits: most calls end here.
     local now = microseconds()
     local token, refused = grant(now, 'parked:' .. run, run, CLAIM_MS)
@@ -27,7 +36,7 @@ if is_plain and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
     redis.call('HSET', LOCK, 'due', integer(now))
     redis.call('HSET', TASKS, 's:' .. run, integer(now), unpack(parcel))
     redis.call('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), run)
-    redis.call('ZREM', DONE, run) -- who sends a task again by its id means it
+    redis.call('ZREM', DONE, run)
     return 'go'
 end
 

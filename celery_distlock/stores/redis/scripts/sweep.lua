@@ -8,6 +8,7 @@
 -- USES grant
 -- USES units
 -- USES queue
+-- USES lining
 local LATER = KEYS[7]
 local now = microseconds()
 local found = {}
