@@ -75,7 +75,7 @@ def apply_async(
         )
     store = runtime.store
     ensure_able(store, keys, f"task {task.name}")
-    if not isinstance(store, SendingStore):
+    if not isinstance(store, SendingStore) or Ability.SEND not in store.abilities:
         raise ConfigurationError(
             f"task {task.name}: lock_via='store' needs a store that can {Ability.SEND.value};"
             f" {store.address} cannot"

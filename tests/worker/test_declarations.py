@@ -368,6 +368,7 @@ def test_what_annotations_set_for_all_tasks_is_no_mistake_of_one(app):
         {"lock_on_lost": "ignore"},
         {"lock_on_failure": "retry"},
         {"lock_on_outage": "wait"},
+        {"lock_via": "stor"},
     ],
 )
 def test_a_wrong_value_is_refused(app, options):
@@ -383,6 +384,22 @@ def test_a_wrong_declaration_is_refused_when_the_task_is_used_first(app):
 
     with pytest.raises(ConfigurationError, match="lock_lease"):
         task.delay()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"lock_on_conflict": "skip"}, "lock_on_conflict='requeue'.* not Skip"),
+        ({"lock_on_conflict": policies.Wait()}, "lock_on_conflict='requeue'.* not Wait"),
+        ({"lock_key": ["{a}", "{b}"]}, "one key to wait at, and lock_key names 2"),
+    ],
+)
+def test_what_cannot_be_sent_through_the_store_is_refused(app, options, why):
+    @app.task(base=LockedTask, name="work", lock_via="store", **options)
+    def work(a, b): ...
+
+    with pytest.raises(ConfigurationError, match=rf"task work: lock_via='store' needs {why}"):
+        app.finalize()
 
 
 # What only a call can show
