@@ -76,6 +76,22 @@ class LockConflictError(LockError):
         return f"lock {shown(self.key)!r} is held{by}, for {left}"
 
 
+class DuplicateTaskError(LockError):
+    """
+    A task was called while one like it is there, and its ``lock_unique`` is for raising then.
+
+    Attributes:
+        task_id: The one that is there.
+    """
+
+    def __init__(self, task_id: str = "") -> None:
+        super().__init__(task_id)
+        self.task_id = task_id
+
+    def __str__(self) -> str:
+        return f"a task like it is there: {shown(self.task_id)}"
+
+
 class LockKeyError(LockError, ValueError):
     """
     The key of one call could not be made from its arguments; the cause is chained.

@@ -242,7 +242,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 assert list(_CHECKS) == [each.name for each in fields(Settings)]
 
 APP_ONLY = frozenset({"url", "prefix", "enabled", "replicas", "sweep_interval", "secret"})
-TASK_OPTIONS = tuple(name for name in _CHECKS if name not in APP_ONLY)
+TASK_OPTIONS = (*(name for name in _CHECKS if name not in APP_ONLY), "unique")
 
 
 def check_wait(value: Any, name: str = "wait") -> float:

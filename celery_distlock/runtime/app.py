@@ -5,7 +5,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,6 +30,7 @@ from celery_distlock.stores import (
     open_store,
 )
 from celery_distlock.stores.values import WokenTask
+from celery_distlock.unique import Unique, rule_of
 
 from .location import StoreLocation, derive_store_location
 from .masking import mask_urls
@@ -58,6 +59,8 @@ class Plan:
     policy: Policy
     terms: Terms
     sends: bool = False  # its calls go through the store
+    unique: Unique | None = None
+    identity: KeyRule | None = None  # of a call, as `unique` says
 
     def needs(self, store: Store) -> list[tuple[str, Ability]]:
         """Return what of it needs which abilities that *store* has not."""
@@ -219,12 +222,17 @@ class Runtime:
         policy = resolve(policy_name, settings.on_conflict)
         _refuse_idle(task, self._own_options(task), settings, policy)
         rule = _key_rule(settings.key, task, where)
+        unique = rule_of(f"{where}: lock_unique", options.get("unique"))
+        if unique is not None:
+            settings = replace(settings, via="store")
         return Plan(
             settings,
             rule,
             policy,
             Terms(settings.lease, watchdog=settings.watchdog, max_hold=settings.max_hold),
-            _sends(where, settings, rule, policy, own="via" in options),
+            _sends(where, settings, rule, policy, own="via" in options or unique is not None),
+            unique,
+            _key_rule(unique.identity, task, f"{where}: lock_unique") if unique else None,
         )
 
     def _own_options(self, task: type[Any]) -> set[str]:

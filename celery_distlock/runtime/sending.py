@@ -18,11 +18,15 @@ from kombu.exceptions import OperationalError
 from kombu.serialization import dumps, loads
 
 from celery_distlock.engine.wants import ensure_able, want_of
-from celery_distlock.errors import ConfigurationError, StoreUnavailableError
+from celery_distlock.errors import ConfigurationError, DuplicateTaskError, StoreUnavailableError
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.settings import check_via
 from celery_distlock.stores import Ability, ParkRequest, SendingStore, SendRequest, Sent, WokenTask
+from celery_distlock.stores.identities import task_id_of
+from celery_distlock.stores.requests import Identity
+from celery_distlock.stores.sending import Bearer, Where
+from celery_distlock.unique import Unique
 
 from .app import UNSET, Plan, Runtime
 from .current import Task
@@ -32,6 +36,10 @@ from .received import HEADER
 __all__ = ["StoreProducer", "apply_async"]
 
 logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3  # to send a call once, while others do
+OBLIGING = ("task_id", "link", "link_error")  # somebody waits for just this one
+KEEPS = "*"  # who has the identity keeps it, and this one goes without
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})  # arrive as they were sent
 
@@ -60,12 +68,18 @@ def apply_async(
         LockKeyError: No key can be made of the arguments.
         StoreUnavailableError: The store does not answer, and `lock_on_outage` is ``"fail"``.
     """
-    via = options.pop("lock_via", UNSET)
+    via, unique = options.pop("lock_via", UNSET), options.pop("lock_unique", UNSET)
     runtime = Runtime.of(task.app)
     plan = runtime.plans.get(task.name)
     if plan is None or not _is_for_the_store(task, runtime, plan, via, options):
         return apply(args, kwargs, producer=producer, **options)
-    keys = plan.rule.keys(*_as_they_arrive(task, plan, args, kwargs, options))
+    if unique is not UNSET and unique is not None:
+        raise ConfigurationError(
+            f"task {task.name}: of one call lock_unique can only be None, not {unique!r}; say the"
+            " rule where the task is declared"
+        )
+    arguments = _as_they_arrive(task, plan, args, kwargs, options)
+    keys = plan.rule.keys(*arguments)
     if not keys:
         return apply(args, kwargs, producer=producer, **options)
     if len(keys) > 1:
@@ -81,9 +95,61 @@ def apply_async(
             f" {store.address} cannot"
         )
     call = _Call(task, runtime, plan, store, keys[0], _delay(task, options))
-    options.update(countdown=None, eta=None)
     with _real_producer(task, producer, options) as real:
-        return apply(args, kwargs, producer=StoreProducer(real, call), **options)
+
+        def send(identity: Identity | None, **more: Any) -> Any:
+            ours = {**options, "countdown": None, "eta": None, **more}
+            return apply(args, kwargs, producer=StoreProducer(real, call, identity), **ours)
+
+        rule, made_by = plan.unique, plan.identity
+        if rule is None or made_by is None or unique is None:
+            return send(None)
+        name = made_by.keys(*arguments)[0].template
+        if any(options.get(option) for option in OBLIGING):
+            return send(Identity(name, rule.until, KEEPS))
+        try:
+            return _send_once(call, rule, name, send)
+        except StoreUnavailableError as error:
+            if rule.on_outage == "raise":
+                raise
+            logger.warning("%s is sent in any case, the lock store is away: %s", task.name, error)
+            return apply(args, kwargs, producer=real, **options)
+
+
+def _send_once(call: "_Call", rule: Unique, name: str, send: Callable[..., Any]) -> Any:
+    """Send a call if none like it is there; else return the result of that one."""
+    for _ in range(ATTEMPTS):
+        bearer = call.store.peek(call.key.template, name)
+        replaces = bearer.run if bearer is not None and _gives_way(bearer, rule) else ""
+        if bearer is not None and not replaces:
+            task_id = task_id_of(bearer.run)
+            if rule.duplicate == "raise":
+                raise DuplicateTaskError(task_id)
+            return _result(call.task, task_id, joined=True)
+        waits = bearer is not None and bearer.where is Where.WAITING
+        more = {"task_id": task_id_of(replaces)} if waits else {}
+        try:
+            result = send(Identity(name, rule.until, replaces), **more)
+        except _ChangedError:
+            continue
+        result.joined = waits
+        return result
+    logger.warning("%s is sent in any case, what is there changes all the time", call.task.name)
+    return send(None)
+
+
+def _gives_way(bearer: Bearer, rule: Unique) -> bool:
+    """Whether the run that is there is updated; or, as it is on its way, another one is sent."""
+    if rule.duplicate != "update":
+        return False
+    comes = bearer.where is Where.COMING and rule.until != "finished"
+    return comes or bearer.where is Where.WAITING
+
+
+def _result(task: Task, task_id: str, *, joined: bool) -> Any:
+    result: Any = task.AsyncResult(task_id)
+    result.joined = joined
+    return result
 
 
 def _is_for_the_store(
@@ -140,6 +206,10 @@ def _real_producer(task: Task, producer: Any, options: dict[str, Any]) -> Iterat
         yield real
 
 
+class _ChangedError(Exception):
+    """Another run has the identity than was thought."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     """One call, and where it goes."""
@@ -155,7 +225,14 @@ class _Call:
     def name(self) -> str:
         return slot_name(self.key.template)
 
-    def send(self, run: str, header: LockHeader, content: Content, how: Mapping[str, Any]) -> Sent:
+    def send(
+        self,
+        run: str,
+        header: LockHeader,
+        content: Content,
+        how: Mapping[str, Any],
+        identity: Identity | None,
+    ) -> Sent:
         """Give the message to the store, and let in whom that lets in besides."""
         envelope = seal_call(content, how, header)
         signed = self.runtime.trust.sign(self.name, run, envelope)
@@ -167,6 +244,7 @@ class _Call:
             want_of(self.key),
             self.delay,
             self.runtime.published.take(),
+            identity,
         )
         reply = self.store.send(request)
         self.store.dispatch(reply.wake)
@@ -176,9 +254,10 @@ class _Call:
 class StoreProducer:
     """Gives the first message, a call's, to the store; in all else it is the *real* producer."""
 
-    def __init__(self, real: Any, call: _Call) -> None:
+    def __init__(self, real: Any, call: _Call, identity: Identity | None) -> None:
         self._real = real
         self._call = call
+        self._identity = identity
         self._is_sent = False
 
     def __getattr__(self, name: str) -> Any:
@@ -213,9 +292,11 @@ class StoreProducer:
         if not call.runtime.trust.knows_route(str(call.task.name), exchange, routing_key):
             return self._publish(content, how, self._in_time(headers))  # nobody would wake it
         try:
-            sent = call.send(run, header, content, how)
+            sent = call.send(run, header, content, how, self._identity)
         except StoreUnavailableError as error:
-            if call.plan.settings.on_outage == "fail":
+            rule = call.plan.unique
+            raises = rule.on_outage == "raise" if rule else call.plan.settings.on_outage == "fail"
+            if raises:
                 raise
             logger.warning(
                 "%s[%s] is sent by the broker, the lock store is away: %s",
@@ -226,6 +307,8 @@ class StoreProducer:
             # The store may have it all the same: then the second one is recognised.
             header = LockHeader(outages=1, requeues=requeues, since=header.since)
             return self._publish(content, how, self._in_time(headers), header)
+        if sent is Sent.CHANGED:
+            raise _ChangedError
         if sent is Sent.GO:
             self._start(run, content, how, {**headers}, header)
         return None

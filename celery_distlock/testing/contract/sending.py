@@ -34,7 +34,7 @@ from .actions import (
 from .given import Given
 from .timing import claimed, wake
 
-__all__ = ["Sending", "send"]
+__all__ = ["Sending", "send", "sends"]
 
 sends = needs_ability(Ability.SEND)
 

@@ -1,6 +1,6 @@
 -- sweep.lua: find what a crash left behind at one key: a free key with waiters, a run whose waker
 -- died before it was sent, a message that never came, a run that ended with its process.
--- KEYS lock queue tasks woken fence done later
+-- KEYS lock queue tasks woken fence done later calls
 -- ARGV limit
 -- returns {waiting, run, envelope, ...}; waiting: 1 somebody waits or is on its way | 0 nobody; beside
 --         an empty run: in how many ms time alone lets somebody enter
@@ -9,7 +9,8 @@
 -- USES units
 -- USES queue
 -- USES lining
-local LATER = KEYS[7]
+-- USES calls
+local MOST_CALLS = 500 -- that are looked at, of a key
 local now = microseconds()
 local found = {}
 redis.call('ZREM', QUEUE, '') -- nobody of ours; and a full server refuses a script's first write
@@ -52,5 +53,11 @@ if next_ms < math.huge then
     found[#found + 1] = ''
     found[#found + 1] = math.max(1, math.ceil(next_ms - now / 1000))
 end
-local waits = redis.call('EXISTS', QUEUE, WOKEN, LATER) > 0 or limit_at(now)
+local calls = redis.call('HSCAN', CALLS, 0, 'COUNT', MOST_CALLS)[2]
+for i = 1, #calls, 2 do
+    if not taken_by(calls[i + 1], now / 1000) then
+        redis.call('HDEL', CALLS, calls[i]) -- it means nothing any more
+    end
+end
+local waits = redis.call('EXISTS', QUEUE, WOKEN, LATER, CALLS) > 0 or limit_at(now)
 return { waits and 1 or 0, unpack(found) }
