@@ -23,6 +23,7 @@ from .naming import is_resting, shown
 __all__ = [
     "ConfigurationError",
     "DistlockError",
+    "DuplicateTaskError",
     "LockConflictError",
     "LockError",
     "LockKeyError",

@@ -232,7 +232,7 @@ class Runtime:
             Terms(settings.lease, watchdog=settings.watchdog, max_hold=settings.max_hold),
             _sends(where, settings, rule, policy, own="via" in options or unique is not None),
             unique,
-            _key_rule(unique.identity, task, f"{where}: lock_unique") if unique else None,
+            _identity_rule(unique, task, where),
         )
 
     def _own_options(self, task: type[Any]) -> set[str]:
@@ -333,6 +333,15 @@ def _key_rule(rule: Any, task: type[Any], where: str) -> KeyRule:
         signature=_signature(function, bound=bound),
         validate=Validation(function, where, bound=bound) if validated else None,
     )
+
+
+def _identity_rule(unique: Unique | None, task: type[Any], where: str) -> KeyRule | None:
+    if unique is None:
+        return None
+    try:
+        return _key_rule(unique.identity, task, where)
+    except ConfigurationError as error:  # it speaks of a key
+        raise ConfigurationError(str(error).replace("lock_key", "lock_unique: by", 1)) from error
 
 
 def _signature(function: Any, *, bound: bool) -> inspect.Signature:

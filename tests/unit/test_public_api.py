@@ -19,6 +19,7 @@ PUBLIC = {
     "celery_distlock.errors": [
         "ConfigurationError",
         "DistlockError",
+        "DuplicateTaskError",
         "LockConflictError",
         "LockError",
         "LockKeyError",
@@ -97,6 +98,7 @@ PUBLIC = {
         "open_store",
         "redact",
     ],
+    "celery_distlock.unique": ["Unique"],
     "celery_distlock.testing": [
         "EmbeddedServer",
         "FakeClock",

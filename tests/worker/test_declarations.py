@@ -13,6 +13,7 @@ from celery import Celery, shared_task
 from celery_distlock import LockedTask, install, policies
 from celery_distlock.errors import ConfigurationError, LockKeyError
 from celery_distlock.testing import FakeClock
+from celery_distlock.unique import Unique
 from celery_distlock.worker.bootsteps import LockStep
 
 
@@ -369,6 +370,8 @@ def test_what_annotations_set_for_all_tasks_is_no_mistake_of_one(app):
         {"lock_on_failure": "retry"},
         {"lock_on_outage": "wait"},
         {"lock_via": "stor"},
+        {"lock_unique": 0},
+        {"lock_unique": True},
     ],
 )
 def test_a_wrong_value_is_refused(app, options):
@@ -394,11 +397,35 @@ def test_a_wrong_declaration_is_refused_when_the_task_is_used_first(app):
         ({"lock_key": ["{a}", "{b}"]}, "one key to wait at, and lock_key names 2"),
     ],
 )
-def test_what_cannot_be_sent_through_the_store_is_refused(app, options, why):
-    @app.task(base=LockedTask, name="work", lock_via="store", **options)
+@pytest.mark.parametrize("by", [{"lock_via": "store"}, {"lock_unique": "started"}], ids=str)
+def test_what_cannot_be_sent_through_the_store_is_refused(app, options, why, by):
+    @app.task(base=LockedTask, name="work", **by, **options)
     def work(a, b): ...
 
     with pytest.raises(ConfigurationError, match=rf"task work: lock_via='store' needs {why}"):
+        app.finalize()
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        ({"until": "ended"}, r"Unique\(until\) must be one of 'started', 'finished', or seconds"),
+        ({"until": -1.0}, r"Unique\(until\) must be"),
+        ({"duplicate": "skip"}, r"Unique\(duplicate\) must be one of 'join', 'update', 'raise'"),
+        ({"on_outage": "retry"}, r"Unique\(on_outage\) must be one of 'send', 'raise'"),
+        ({"by": ""}, r"Unique\(by\) must be a template"),
+    ],
+)
+def test_a_wrong_call_rule_is_refused(rule, why):
+    with pytest.raises(ConfigurationError, match=why):
+        Unique(**rule)
+
+
+def test_what_is_alike_names_parameters_of_the_task(app):
+    @app.task(base=LockedTask, name="work", lock_key="k", lock_unique=Unique(by="{colour}"))
+    def work(a): ...
+
+    with pytest.raises(ConfigurationError, match=r"work: lock_unique: by .*colour"):
         app.finalize()
 
 
