@@ -31,7 +31,7 @@ from .errors import ConfigurationError
 from .key import Key
 from .policies import Policy
 from .task import LockedTask
-from .unique import Unique
+from .unique import CallRule
 
 if TYPE_CHECKING:
     import kombu
@@ -70,7 +70,7 @@ class TaskOptions(TypedDict, total=False):
     lock_on_outage: Literal["retry", "fail", "run"]
     lock_hold_on_retry: bool
     lock_via: Literal["broker", "store"]
-    lock_unique: Literal["started", "finished"] | float | Unique | None
+    lock_unique: Literal["started", "finished"] | float | CallRule | None
 
     name: str
     shared: bool

@@ -123,6 +123,8 @@ def _bring_the_limit_nearer(client: redis.Redis, tasks: bytes, seconds: float) -
 def _bring_identities_nearer(client: redis.Redis, calls: bytes, seconds: float) -> None:
     for identity, value in client.hgetall(calls).items():
         until, run = value.split(b" ", 1)
-        if until.isdigit():
-            sooner = b"%d" % max(1, int(until) - int(1000 * seconds))
-            client.hset(calls, identity, b" ".join([sooner, run]))
+        sooner = [
+            b"%d" % max(1, int(part) - int(1000 * seconds)) if part.isdigit() else part
+            for part in until.split(b"@")
+        ]
+        client.hset(calls, identity, b" ".join([b"@".join(sooner), run]))

@@ -19,7 +19,7 @@ from celery_distlock.engine.wants import abilities_for
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import KeyRule, told_by
 from celery_distlock.policies import Fail, Policy, Requeue, Skip, Wait, resolve
-from celery_distlock.settings import TASK_OPTIONS, Layer, Settings, meant
+from celery_distlock.settings import TASK_ONLY, TASK_OPTIONS, Layer, Settings, meant
 from celery_distlock.stores import (
     Ability,
     NotOursError,
@@ -30,7 +30,7 @@ from celery_distlock.stores import (
     open_store,
 )
 from celery_distlock.stores.values import WokenTask
-from celery_distlock.unique import Unique, rule_of
+from celery_distlock.unique import CallRule, rule_of
 
 from .location import StoreLocation, derive_store_location
 from .masking import mask_urls
@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 UNSET: Any = type("Unset", (), {"__repr__": lambda _: "<not set>"})()
 
+_OPTIONS = (*TASK_OPTIONS, *TASK_ONLY)
 _SETTINGS = frozenset(Settings.__dataclass_fields__)
 WORKER_FLAG = "worker flag --distlock-*"
 
@@ -59,7 +60,7 @@ class Plan:
     policy: Policy
     terms: Terms
     sends: bool = False  # its calls go through the store
-    unique: Unique | None = None
+    unique: CallRule | None = None
     identity: KeyRule | None = None  # of a call, as `unique` says
 
     def needs(self, store: Store) -> list[tuple[str, Ability]]:
@@ -205,7 +206,7 @@ class Runtime:
 
     def without_base(self, tasks: Iterable[Any]) -> Iterator[str]:
         """Yield the names of *tasks* that have ``lock_`` options and are no `LockedTask`."""
-        ours = [f"lock_{option}" for option in TASK_OPTIONS]
+        ours = [f"lock_{option}" for option in _OPTIONS]
         for task in tasks:
             if task.name not in self.plans and any(hasattr(task, option) for option in ours):
                 yield task.name
@@ -265,8 +266,8 @@ def _options(task: type[Any], where: str) -> dict[str, Any]:
         name = attribute.removeprefix("lock_")
         if name == attribute:
             continue
-        if name not in TASK_OPTIONS:
-            known = [f"lock_{option}" for option in TASK_OPTIONS]
+        if name not in _OPTIONS:
+            known = [f"lock_{option}" for option in _OPTIONS]
             raise ConfigurationError(
                 f"{where}: unknown option {attribute}; {meant(attribute, known)}"
             )
@@ -335,7 +336,7 @@ def _key_rule(rule: Any, task: type[Any], where: str) -> KeyRule:
     )
 
 
-def _identity_rule(unique: Unique | None, task: type[Any], where: str) -> KeyRule | None:
+def _identity_rule(unique: CallRule | None, task: type[Any], where: str) -> KeyRule | None:
     if unique is None:
         return None
     try:
@@ -357,6 +358,11 @@ def _refuse_unknown(app: Celery) -> None:
     prefix = f"{namespace}_" if namespace else ""
     for key in map(str, app.conf):
         name = key.lower().removeprefix(prefix.lower())
+        if name.removeprefix("dist").removeprefix("lock_") in TASK_ONLY:
+            raise ConfigurationError(
+                f"the setting {key} is not read, for that is an option of tasks, and has no default"
+                " for the whole app"
+            )
         if name.removeprefix("lock_") in TASK_OPTIONS and name.startswith("lock_"):
             raise ConfigurationError(
                 f"the setting {key} is not read, for that is an option of tasks; for the whole app"

@@ -10,7 +10,7 @@ import datetime
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
@@ -26,7 +26,7 @@ from celery_distlock.stores import Ability, ParkRequest, SendingStore, SendReque
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.sending import Bearer, Where
-from celery_distlock.unique import Unique
+from celery_distlock.unique import CallRule, Debounce
 
 from .app import UNSET, Plan, Runtime
 from .current import Task
@@ -97,9 +97,10 @@ def apply_async(
     call = _Call(task, runtime, plan, store, keys[0], _delay(task, options))
     with _real_producer(task, producer, options) as real:
 
-        def send(identity: Identity | None, **more: Any) -> Any:
+        def send(identity: Identity | None, delay: float | None = None, **more: Any) -> Any:
             ours = {**options, "countdown": None, "eta": None, **more}
-            return apply(args, kwargs, producer=StoreProducer(real, call, identity), **ours)
+            this = call if delay is None else replace(call, delay=delay)
+            return apply(args, kwargs, producer=StoreProducer(real, this, identity), **ours)
 
         rule, made_by = plan.unique, plan.identity
         if rule is None or made_by is None or unique is None:
@@ -116,7 +117,7 @@ def apply_async(
             return apply(args, kwargs, producer=real, **options)
 
 
-def _send_once(call: "_Call", rule: Unique, name: str, send: Callable[..., Any]) -> Any:
+def _send_once(call: "_Call", rule: CallRule, name: str, send: Callable[..., Any]) -> Any:
     """Send a call if none like it is there; else return the result of that one."""
     for _ in range(ATTEMPTS):
         bearer = call.store.peek(call.key.template, name)
@@ -127,9 +128,15 @@ def _send_once(call: "_Call", rule: Unique, name: str, send: Callable[..., Any])
                 raise DuplicateTaskError(task_id)
             return _result(call.task, task_id, joined=True)
         waits = bearer is not None and bearer.where is Where.WAITING
-        more = {"task_id": task_id_of(replaces)} if waits else {}
+        more: dict[str, Any] = {"task_id": task_id_of(replaces)} if waits else {}
+        identity = Identity(name, rule.until, replaces)
+        if isinstance(rule, Debounce):
+            more["delay"] = call.delay or rule.delay
+            identity = identity._replace(most=rule.most)
+            if rule.leading and bearer is None:
+                more["delay"], identity = 0.0, identity._replace(until=rule.delay)
         try:
-            result = send(Identity(name, rule.until, replaces), **more)
+            result = send(identity, **more)
         except _ChangedError:
             continue
         result.joined = waits
@@ -138,10 +145,10 @@ def _send_once(call: "_Call", rule: Unique, name: str, send: Callable[..., Any])
     return send(None)
 
 
-def _gives_way(bearer: Bearer, rule: Unique) -> bool:
+def _gives_way(bearer: Bearer, rule: CallRule) -> bool:
     """Whether the run that is there is updated; or, as it is on its way, another one is sent."""
-    if rule.duplicate != "update":
-        return False
+    if isinstance(rule, Debounce) or rule.duplicate != "update":
+        return isinstance(rule, Debounce)
     comes = bearer.where is Where.COMING and rule.until != "finished"
     return comes or bearer.where is Where.WAITING
 

@@ -30,6 +30,8 @@ def answer_second_call(invocation: Invocation, key: Key) -> Decision | None:
     judged = header.woken or header.outages or header.attempts or header.requeues
     if rule is None or identity is None or judged or not invocation.has_message:
         return None
+    if rule.duplicate == "update":  # it may be what is newest
+        return None
     request: Any = invocation.request
     name = identity.keys(request.args or (), request.kwargs or {})[0].template
     bearer = SendingStore.of(invocation.store).peek(key.template, name)

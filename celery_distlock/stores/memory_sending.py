@@ -1,5 +1,6 @@
 """How a store in memory takes in calls: see :class:`.sending.SendingStore`."""
 
+import math
 from typing import Any
 
 from celery_distlock import clock
@@ -62,13 +63,15 @@ class MemorySending(MemoryTiming, SendingStore):
         self, name: str, state: MemoryKey, request: SendRequest, identity: Identity
     ) -> SendReply:
         """Replace the message of a run that waits."""
-        run = request.run
+        run, now = request.run, clock.monotonic()
+        first = state.calls[identity.name][2]
         state.keep(run, request.park_request)
         state.wants[f"p:{run}"] = request.want
-        _take(state, identity, run)
+        _take(state, identity, run, first)
         if run in state.later:
-            if request.delay > 0:
-                self._delay(name, state, request)
+            most = math.inf if identity.most is None else first + identity.most - now
+            if (delay := min(request.delay, most)) > 0:
+                self._delay(name, state, request._replace(delay=delay))
                 return SendReply(Sent.UPDATED)
             del state.later[run]
             state.arrivals[run] = state.join(f"p:{run}")
@@ -95,16 +98,16 @@ def forget_ended_calls(state: MemoryKey) -> None:
     state.calls = {name: call for name, call in state.calls.items() if _bearer(state, name)}
 
 
-def _take(state: MemoryKey, identity: Identity, run: str) -> None:
-    until = identity.until
-    lasts = until if isinstance(until, str) else clock.monotonic() + until
-    state.calls[identity.name] = (run, lasts)
+def _take(state: MemoryKey, identity: Identity, run: str, first: float | None = None) -> None:
+    until, now = identity.until, clock.monotonic()
+    lasts = until if isinstance(until, str) else now + until
+    state.calls[identity.name] = (run, lasts, now if first is None else first)
 
 
 def _bearer(state: MemoryKey, identity: str) -> Bearer | None:
     if identity not in state.calls:
         return None
-    (run, until), now = state.calls[identity], clock.monotonic()
+    (run, until, _), now = state.calls[identity], clock.monotonic()
     is_early = not isinstance(until, str) and until > now
     if _is_inside(state, run):
         return Bearer(run, Where.RUNNING) if is_early or until == "finished" else None

@@ -106,11 +106,13 @@ class Identity(NamedTuple):
         replaces: The run that is known to have it and may lose it. The same run: if it waits, it
             gets this envelope, want and delay, and keeps its place. ``"*"``: whoever has it keeps
             it, and this run goes without.
+        most: Seconds after the first call of a run after which no update delays it any more.
     """
 
     name: str
     until: str | float = "started"
     replaces: str = ""
+    most: float | None = None
 
 
 class SendRequest(NamedTuple):

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from celery_distlock import Lock, LockedTask, install, policies, signals
 from celery_distlock.errors import LockConflictError, LockLostError
-from celery_distlock.unique import Unique
+from celery_distlock.unique import Debounce, Unique
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
@@ -77,6 +77,9 @@ work_once = {
         ("update", Unique(duplicate="update", by="{task}")),
         ("raise", Unique(duplicate="raise")),
         ("result", Unique(until="finished", result="there was one")),
+        ("debounce", Debounce(1.0)),
+        ("bounded", Debounce(1.0, max_delay=2.0)),
+        ("leading", Debounce(1.0, leading=True)),
     )
 }
 

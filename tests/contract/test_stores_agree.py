@@ -56,6 +56,7 @@ IDENTITIES = st.builds(
     st.just("same"),
     st.sampled_from(["started", "finished", LEASE]),
     st.one_of(st.sampled_from(["", "*"]), RUNS),
+    st.sampled_from([None, LEASE]),
 )
 LIMITS = st.one_of(st.none(), st.integers(0, 3))
 

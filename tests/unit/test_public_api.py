@@ -98,7 +98,7 @@ PUBLIC = {
         "open_store",
         "redact",
     ],
-    "celery_distlock.unique": ["Unique"],
+    "celery_distlock.unique": ["CallRule", "Debounce", "Unique"],
     "celery_distlock.testing": [
         "EmbeddedServer",
         "FakeClock",

@@ -70,7 +70,7 @@ def test_what_a_stronger_layer_hides_is_not_checked():
 
 
 def test_every_option_belongs_to_tasks_or_to_the_app_alone():
-    assert set(TASK_OPTIONS) - {"unique"} | APP_ONLY == set(Settings.__dataclass_fields__)
+    assert set(TASK_OPTIONS) | APP_ONLY == set(Settings.__dataclass_fields__)
     assert not set(TASK_OPTIONS) & APP_ONLY
 
 

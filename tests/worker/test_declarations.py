@@ -13,7 +13,7 @@ from celery import Celery, shared_task
 from celery_distlock import LockedTask, install, policies
 from celery_distlock.errors import ConfigurationError, LockKeyError
 from celery_distlock.testing import FakeClock
-from celery_distlock.unique import Unique
+from celery_distlock.unique import Debounce, Unique
 from celery_distlock.worker.bootsteps import LockStep
 
 
@@ -421,6 +421,20 @@ def test_a_wrong_call_rule_is_refused(rule, why):
         Unique(**rule)
 
 
+@pytest.mark.parametrize(
+    ("terms", "why"),
+    [
+        ((0,), r"Debounce\(delay\) must be seconds"),
+        (("5",), r"Debounce\(delay\) must be seconds"),
+        ((5.0, 1.0), r"Debounce\(max_delay\) must be seconds from its delay on"),
+        ((5.0, None, 1), r"Debounce\(leading\) must be a bool"),
+    ],
+)
+def test_a_wrong_debounce_is_refused(terms, why):
+    with pytest.raises(ConfigurationError, match=why):
+        Debounce(*terms)
+
+
 def test_what_is_alike_names_parameters_of_the_task(app):
     @app.task(base=LockedTask, name="work", lock_key="k", lock_unique=Unique(by="{colour}"))
     def work(a): ...
@@ -458,6 +472,15 @@ def test_a_tasks_option_is_no_setting(make_app, namespace, written, right):
     app.task(base=LockedTask, bind=True)(remaining)
 
     with pytest.raises(ConfigurationError, match=f"{written} is not read.* write {right}"):
+        app.finalize()
+
+
+@pytest.mark.parametrize("written", ["lock_unique", "distlock_unique"])
+def test_a_rule_for_calls_is_no_setting(app, written):
+    app.conf[written] = "started"
+    app.task(base=LockedTask, bind=True)(remaining)
+
+    with pytest.raises(ConfigurationError, match=f"{written} is not read.*no default"):
         app.finalize()
 
 

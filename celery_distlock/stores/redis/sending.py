@@ -81,8 +81,9 @@ class RedisSending(RedisTiming, SendingStore):
 def _written(identity: Identity | None) -> list[Any]:
     if identity is None:
         return []
-    name, until, replaces = identity
-    return [name, until if isinstance(until, str) else milliseconds(until), replaces]
+    name, until, replaces, most = identity
+    written = [name, until if isinstance(until, str) else milliseconds(until), replaces]
+    return written if most is None else [*written, milliseconds(most)]
 
 
 _SEND, _SENT, _PEEK = map(scripts.load, ("send", "sent", "peek"))

@@ -9,7 +9,7 @@ from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.sending import Bearer, SendingStore, SendReply, Sent, Where
 from celery_distlock.stores.values import Completion, Want, WokenTask
 
-from .actions import AGAIN, YES, expire, leave, runs_of, swept, take
+from .actions import AGAIN, YES, expire, leave, runs_of, swept, take, wait_until
 from .given import Given
 from .sending import send, sends
 
@@ -213,3 +213,30 @@ class Identities(Given):
         found = store.parked("k", "run")
         assert found is not None
         assert found.envelope == b"newest"
+
+    @sends
+    def test_updates_do_not_put_it_off_for_ever(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        send(store, "k", "run", identity=Identity("same", most=25.0), delay=10.0)
+        identity = Identity("same", replaces="run", most=25.0)
+        for number in range(3):
+            pass_time(8.0)
+            envelope = b"%d" % number
+            reply = send(store, "k", "run", envelope, identity=identity, delay=10.0)
+            assert reply.sent is Sent.UPDATED
+        pass_time(1.5)  # 25.5 s after the first one, and 1.5 s after the last one
+
+        (wake,) = wait_until(lambda: swept(store), "a sweep")
+
+        assert wake.envelope == b"2"
+
+    @sends
+    def test_an_update_after_that_time_goes(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        send(store, "k", "run", identity=Identity("same", most=25.0), delay=20.0)
+        pass_time(30.0)
+
+        identity = Identity("same", replaces="run", most=25.0)
+        assert send(store, "k", "run", b"new", identity=identity, delay=20.0).sent is Sent.GO

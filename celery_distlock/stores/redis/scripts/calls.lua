@@ -2,7 +2,8 @@
 -- KEYS lock queue tasks woken fence done later calls
 --
 -- calls  hash  of each identity how long it is taken (started: until its run begins; finished: until
---              it ends; or until a time, ms) and its run. Whether it is taken, the other records say:
+--              it ends; or until a time, ms), perhaps with @ and when its first call came (ms), and
+--              its run. Whether it is taken, the other records say:
 --              what is written here of a run that is gone means nothing, and is struck some time
 local LATER, CALLS = KEYS[7], KEYS[8]
 local KNOWN = 'several:' -- the owner of a key that several hold
@@ -24,7 +25,7 @@ end
 
 -- The run by which an entry is taken, and where it is: waiting, coming, running or ended.
 local function taken_by(entry, now_ms)
-    local until_when, run = string.match(entry or '', '^(%S+) (.*)$')
+    local until_when, run = string.match(entry or '', '^([^@ ]+)%S* (.*)$')
     if not run then
         return nil
     end

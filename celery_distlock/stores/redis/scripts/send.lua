@@ -1,7 +1,7 @@
 -- send.lua: take in a run as it is sent: the key is kept for it, or it waits in the queue, or for its
 -- time. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done later calls
--- ARGV run envelope task want delay_ms repeated [identity until_when replaces]
+-- ARGV run envelope task want delay_ms repeated [identity until_when replaces most_ms]
 -- returns go | {status, wake_run, wake_envelope, ...}: status go, queued or later, or updated; then whom
 --         that lets in besides; beside an empty run, in how many ms time alone lets the first who waits
 --         enter | {changed}: nothing was done, for another run has the identity than was thought
@@ -14,20 +14,24 @@
 -- until_when  for how long: as in calls.lua, but for a number of ms from now
 -- replaces  the run that is known to have it, and may lose it; the same run: its message is replaced,
 --           if it waits; *: whoever has it keeps it, and this run goes without
+-- most_ms   so long after the first call it joins the queue at the latest, however often it is updated
 --
 -- later  zset  runs that do not join the queue before their time (ms)
 --
 -- USES grant
-local run, envelope, task, want, delay_ms, repeated, identity, until_when, replaces = unpack(ARGV)
+local run, envelope, task, want, delay_ms, repeated, identity, until_when, replaces, most_ms = unpack(ARGV)
 local parcel = { 'e:' .. run, envelope, 't:' .. run, task }
 
 -- USES lining
 -- USES calls
 identity = identity or ''
-local function take_identity(now_ms)
+local function take_identity(now_ms, first_ms)
     local lasts_ms = tonumber(until_when)
-    until_when = lasts_ms and integer(now_ms + lasts_ms) or until_when
-    redis.call('HSET', CALLS, identity, until_when .. ' ' .. run)
+    local entry = lasts_ms and integer(now_ms + lasts_ms) or until_when
+    if most_ms then
+        entry = entry .. '@' .. integer(first_ms or now_ms)
+    end
+    redis.call('HSET', CALLS, identity, entry .. ' ' .. run)
 end
 
 local is_plain = want == '' and delay_ms == '0' and repeated == '0' and identity == ''
@@ -92,13 +96,20 @@ end
 -- Replaces the message of the run, which waits and keeps its place. One that is not due is so now, if
 -- the call is not to be delayed.
 local function update()
+    local now_ms = now / 1000
+    local first_ms = tonumber(string.match(redis.call('HGET', CALLS, identity), '^[^@ ]+@(%d+) '))
     redis.call('HSET', TASKS, unpack(parcel)) -- before all other writes: a full server may refuse it
     note_want('p:' .. run, want)
-    take_identity(now / 1000)
+    take_identity(now_ms, first_ms)
     if not redis.call('ZSCORE', LATER, run) then
         return let_in('updated')
-    elseif delay_ms ~= '0' then
-        redis.call('ZADD', LATER, integer(now / 1000 + delay_ms), run)
+    end
+    local due_ms = now_ms + delay_ms
+    if most_ms and first_ms then
+        due_ms = math.min(due_ms, first_ms + most_ms)
+    end
+    if due_ms > now_ms then
+        redis.call('ZADD', LATER, integer(due_ms), run)
         return { 'updated', '', '' }
     end
     redis.call('ZREM', LATER, run)
