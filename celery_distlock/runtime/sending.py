@@ -95,25 +95,30 @@ def apply_async(
             f" {store.address} cannot"
         )
     call = _Call(task, runtime, plan, store, keys[0], _delay(task, options))
-    with _real_producer(task, producer, options) as real:
+    connection, producer = (
+        options.pop("connection", None),
+        producer or options.pop("publisher", None),
+    )
 
-        def send(identity: Identity | None, delay: float | None = None, **more: Any) -> Any:
-            ours = {**options, "countdown": None, "eta": None, **more}
-            this = call if delay is None else replace(call, delay=delay)
+    def send(identity: Identity | None, delay: float | None = None, **more: Any) -> Any:
+        ours = {**options, "countdown": None, "eta": None, **more}
+        this = call if delay is None else replace(call, delay=delay)
+        with _real_producer(task, producer, connection) as real:
             return apply(args, kwargs, producer=StoreProducer(real, this, identity), **ours)
 
-        rule, made_by = plan.unique, plan.identity
-        if rule is None or made_by is None or unique is None:
-            return send(None)
-        name = made_by.keys(*arguments)[0].template
-        if any(options.get(option) for option in OBLIGING):
-            return send(Identity(name, rule.until, KEEPS))
-        try:
-            return _send_once(call, rule, name, send)
-        except StoreUnavailableError as error:
-            if rule.on_outage == "raise":
-                raise
-            logger.warning("%s is sent in any case, the lock store is away: %s", task.name, error)
+    rule, made_by = plan.unique, plan.identity
+    if rule is None or made_by is None or unique is None:
+        return send(None)
+    name = made_by.keys(*arguments)[0].template
+    if any(options.get(option) for option in OBLIGING):
+        return send(Identity(name, rule.until, KEEPS))
+    try:
+        return _send_once(call, rule, name, send)
+    except StoreUnavailableError as error:
+        if rule.on_outage == "raise":
+            raise
+        logger.warning("%s is sent in any case, the lock store is away: %s", task.name, error)
+        with _real_producer(task, producer, connection) as real:
             return apply(args, kwargs, producer=real, **options)
 
 
@@ -203,13 +208,11 @@ def _delay(task: Task, options: Mapping[str, Any]) -> float:
 
 
 @contextlib.contextmanager
-def _real_producer(task: Task, producer: Any, options: dict[str, Any]) -> Iterator[Any]:
-    """Have the producer by which Celery would send; takes it out of *options*."""
-    app, connection = task.app, options.pop("connection", None)
-    producer = producer or options.pop("publisher", None)
+def _real_producer(task: Task, producer: Any, connection: Any) -> Iterator[Any]:
+    """Have the producer by which Celery would send."""
     if connection is not None:
-        producer = app.amqp.Producer(connection, auto_declare=False)
-    with app.producer_or_acquire(producer) as real:
+        producer = task.app.amqp.Producer(connection, auto_declare=False)
+    with task.app.producer_or_acquire(producer) as real:
         yield real
 
 

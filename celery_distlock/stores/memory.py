@@ -271,7 +271,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
 
     def _is_in_reach(self, state: MemoryKey, run: str, want: Want, *, claims: bool) -> bool:
         if not claims:
-            free = not (state.queue or state.envelopes or state.holds(run))
+            free = not (state.queue or state.woken or state.holds(run))
             return free and state.admits(want)
         kept = state.share_for(run)
         if kept is None or run in state.done or run in state.unsettled:

@@ -34,18 +34,20 @@ local function take_identity(now_ms, first_ms)
     redis.call('HSET', CALLS, identity, entry .. ' ' .. run)
 end
 
-local is_plain = want == '' and delay_ms == '0' and repeated == '0' and identity == ''
+local is_plain = want == '' and delay_ms == '0' and repeated == '0' and replaces ~= run
 local holder, holder_run = unpack(is_plain and redis.call('HMGET', LOCK, 'owner', 'run') or {})
 local is_alone = holder and holder ~= 'several:' and string.find(holder, 'parked:resting:', 1, true) ~= 1
-if is_alone and holder_run ~= run and redis.call('HEXISTS', TASKS, parcel[1]) == 0 then
+if is_alone and identity == '' and holder_run ~= run and redis.call('HEXISTS', TASKS, parcel[1]) == 0 then
     -- One has all of it: there is nothing but to wait.
     redis.call('HSET', TASKS, unpack(parcel)) -- before all other writes: a full server may refuse it
     redis.call('ZREM', DONE, run) -- who sends a task again by its id means it
     line_up(microseconds(), run)
     return { 'queued', '', '' }
-elseif is_plain and not holder and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
+end
+local now = microseconds()
+local is_free = is_plain and not holder and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0
+if is_free and not (identity ~= '' and taken_by(redis.call('HGET', CALLS, identity), now / 1000)) then
     -- Nobody has it, nobody waits: most calls end here.
-    local now = microseconds()
     local token, refused = grant(now, 'parked:' .. run, run, CLAIM_MS)
     if not token then
         return refused
@@ -54,12 +56,14 @@ elseif is_plain and not holder and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0
     redis.call('HSET', TASKS, 's:' .. run, integer(now), unpack(parcel))
     redis.call('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), run)
     redis.call('ZREM', DONE, run)
+    if identity ~= '' then
+        take_identity(now / 1000)
+    end
     return 'go'
 end
 
 -- USES units
 -- USES queue
-local now = microseconds()
 
 -- What was answered of a run that is there; nothing: it is not.
 local function answered()
