@@ -84,6 +84,11 @@ work_once = {
 }
 
 
+once_for_each_key = locked(
+    name="once_for_each_key", lock_unique=Unique(until="finished", by="{task}")
+)(work)
+
+
 @locked(lock_unique="finished", time_limit=2)
 def sleep_once(self: Any, key: str) -> None:
     journal.write(key, os.getpid())
