@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import redis
 
-from celery_distlock import LockedTask
+from celery_distlock import Lock, LockedTask
 from celery_distlock.errors import ConfigurationError, StoreUnavailableError
+from celery_distlock.keys import slot_name
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.stores import Ability
+from celery_distlock.runtime.trust import RefusedError
+from celery_distlock.stores import Ability, WokenTask
 from tests.apps import make_app
 from tests.waiting import wait_until
 
@@ -155,3 +157,24 @@ def test_a_worker_names_what_a_store_cannot(app, monkeypatch):
     monkeypatch.setattr(runtime.store, "abilities", lacking, raising=False)
 
     assert runtime.plans[task.name].needs(runtime.store) == [("lock_via='store'", Ability.SEND)]
+
+
+# With a secret
+
+
+def test_what_is_sent_is_signed(app):
+    app.conf.update(distlock_secret="a secret of the tests", accept_content=["json"])
+    task = app.task(base=LockedTask, bind=True, name="signed", lock_key="{key}")(keys_of)
+    runtime = Runtime.of(app)
+    store: Any = runtime.store
+    with Lock("k", store=store):
+        result = task.delay("k")
+        (key, run), *others = store.find_parked(result.id)
+        assert (key, others) == ("k", [])
+        parked = store.parked(key, run)
+
+    woken = WokenTask(slot_name("k"), run, parked.envelope)
+    assert runtime.trust.check(woken)["headers"]["id"] == result.id
+    spoilt = woken._replace(envelope=parked.envelope.replace(b'"signed"', b'"other."'))
+    with pytest.raises(RefusedError, match="signature"):
+        runtime.trust.check(spoilt)
