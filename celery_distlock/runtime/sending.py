@@ -17,6 +17,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.serialization import dumps, loads
 
+from celery_distlock import signals
 from celery_distlock.engine.wants import ensure_able, want_of
 from celery_distlock.errors import ConfigurationError, DuplicateTaskError, StoreUnavailableError
 from celery_distlock.key import Key
@@ -131,6 +132,7 @@ def _send_once(call: "_Call", rule: CallRule, name: str, send: Callable[..., Any
             task_id = task_id_of(bearer.run)
             if rule.duplicate == "raise":
                 raise DuplicateTaskError(task_id)
+            call.tell("task_joined", task_id)
             return _result(call.task, task_id, joined=True)
         waits = bearer is not None and bearer.where is Where.WAITING
         more: dict[str, Any] = {"task_id": task_id_of(replaces)} if waits else {}
@@ -145,6 +147,8 @@ def _send_once(call: "_Call", rule: CallRule, name: str, send: Callable[..., Any
         except _ChangedError:
             continue
         result.joined = waits
+        if waits:
+            call.tell("task_updated", str(result.id))
         return result
     logger.warning("%s is sent in any case, what is there changes all the time", call.task.name)
     return send(None)
@@ -234,6 +238,11 @@ class _Call:
     @property
     def name(self) -> str:
         return slot_name(self.key.template)
+
+    def tell(self, signal: str, task_id: str) -> None:
+        """Tell receivers what has become of it."""
+        facts = {"key": self.key.template, "task_id": task_id}
+        signals.send(signal, self.task, self.store, **facts)
 
     def send(
         self,

@@ -52,7 +52,9 @@ PUBLIC = {
         "lock_released",
         "lock_renewed",
         "task_dropped",
+        "task_joined",
         "task_parked",
+        "task_updated",
         "task_woken",
     ],
     "celery_distlock.stores": [

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import chain, chord, group, signals
 
+from celery_distlock import signals as lock_signals
 from celery_distlock.errors import ConfigurationError, DuplicateTaskError
 from celery_distlock.ops.admin import Admin
 from tests.waiting import wait_until
@@ -275,6 +276,28 @@ def test_no_receiver_of_before_task_publish_sees_an_id_that_does_not_run(site, k
         signals.before_task_publish.disconnect(note)
 
     assert seen == [first.id]
+    first.get(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("name", "signal"),
+    [("started", lock_signals.task_joined), ("update", lock_signals.task_updated)],
+)
+def test_receivers_are_told_of_a_call_that_is_another_one(site, key, name, signal):
+    task, told = site.tasks.work_once[name], []
+
+    def note(sender: Any, key: str, task_id: str, **_: Any) -> None:
+        told.append((sender.name, key, task_id))
+
+    signal.connect(note)
+    try:
+        with site.held(key):
+            first = task.delay(key, 1)
+            task.delay(key, 1)
+    finally:
+        signal.disconnect(note)
+
+    assert told == [(task.name, key, first.id)]
     first.get(timeout=30)
 
 
