@@ -29,6 +29,11 @@ def locked(number: int) -> None:
     """Do nothing, under a lock of its own."""
 
 
+@app.task(base=LockedTask, lock_key="noop:{number}", lock_unique="finished")
+def unique(number: int) -> None:
+    """Do nothing, once at a time for each number."""
+
+
 once_queued, absent = declare_all(app, URL)
 
 

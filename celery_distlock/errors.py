@@ -23,6 +23,7 @@ from .naming import is_resting, shown
 __all__ = [
     "ConfigurationError",
     "DistlockError",
+    "DuplicateTaskError",
     "LockConflictError",
     "LockError",
     "LockKeyError",
@@ -74,6 +75,22 @@ class LockConflictError(LockError):
         by = f" by {shown(self.holder)}" if self.holder else ""
         left = f"{self.remaining:.1f} s more unless renewed"
         return f"lock {shown(self.key)!r} is held{by}, for {left}"
+
+
+class DuplicateTaskError(LockError):
+    """
+    A task was called while one like it is there, and its ``lock_unique`` is for raising then.
+
+    Attributes:
+        task_id: The one that is there.
+    """
+
+    def __init__(self, task_id: str = "") -> None:
+        super().__init__(task_id)
+        self.task_id = task_id
+
+    def __str__(self) -> str:
+        return f"a task like it is there: {shown(self.task_id)}"
 
 
 class LockKeyError(LockError, ValueError):

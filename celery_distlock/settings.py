@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 from .errors import ConfigurationError
 from .keys import DEFAULT_TEMPLATE
 
-__all__ = ["APP_ONLY", "MAX_LEASE", "MIN_LEASE", "TASK_OPTIONS", "Layer", "Settings", "closest"]
+__all__ = [
+    "APP_ONLY",
+    "MAX_LEASE",
+    "MIN_LEASE",
+    "TASK_ONLY",
+    "TASK_OPTIONS",
+    "Layer",
+    "Settings",
+    "closest",
+]
 
 MIN_LEASE = 0.1  # seconds; below it a scheduling pause of a busy machine would lose every lock
 MAX_LEASE = 30 * 86400.0  # seconds; far below where milliseconds overflow in the store
@@ -243,6 +252,7 @@ assert list(_CHECKS) == [each.name for each in fields(Settings)]
 
 APP_ONLY = frozenset({"url", "prefix", "enabled", "replicas", "sweep_interval", "secret"})
 TASK_OPTIONS = tuple(name for name in _CHECKS if name not in APP_ONLY)
+TASK_ONLY = ("unique",)  # without a default for the whole app
 
 
 def check_wait(value: Any, name: str = "wait") -> float:

@@ -20,6 +20,8 @@ signal              further arguments
 ``task_parked``     ``task_id``, ``holder``, ``place`` (0 is next)
 ``task_woken``      ``task_id``, ``waited`` (seconds); it has its key and is about to run
 ``task_dropped``    ``task_id``; an operator has taken it out of the queue
+``task_joined``     ``task_id``; a call was not sent, as that task like it is there
+``task_updated``    ``task_id``; likewise, and that task has the call's arguments now
 ==================  ============================================================================
 
 Where a task is the sender, the ``lock_`` signals have its ``task_id``, too. The sender of
@@ -42,7 +44,9 @@ __all__ = [
     "lock_released",
     "lock_renewed",
     "task_dropped",
+    "task_joined",
     "task_parked",
+    "task_updated",
     "task_woken",
 ]
 
@@ -59,6 +63,8 @@ lock_freed = Signal(name="lock_freed", providing_args=["key", "holder", "reason"
 task_parked = Signal(name="task_parked", providing_args=["key", "task_id", "holder", "place"])
 task_woken = Signal(name="task_woken", providing_args=["key", "task_id", "waited"])
 task_dropped = Signal(name="task_dropped", providing_args=["key", "task_id"])
+task_joined = Signal(name="task_joined", providing_args=["key", "task_id"])
+task_updated = Signal(name="task_updated", providing_args=["key", "task_id"])
 
 _BY_NAME = {name: globals()[name] for name in __all__}
 

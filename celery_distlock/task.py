@@ -55,6 +55,9 @@ class LockedTask(_Task):
         lock_hold_on_retry: True: the key stays locked between the attempts of ``self.retry()``.
         lock_via: ``"broker"``; or ``"store"``: a call joins its key's queue as it is sent, and goes
             to the broker when it may start. One call's own: ``apply_async(args, lock_via=...)``.
+        lock_unique: What becomes of a call while one like it is there: ``"started"``,
+            ``"finished"``, seconds, or a :class:`~celery_distlock.unique.Unique`; None: it is sent.
+            Such calls go through the store. ``apply_async(args, lock_unique=None)`` sends one.
 
     Raises:
         ConfigurationError: An option is unknown or wrong; when the task is declared.
@@ -76,6 +79,7 @@ class LockedTask(_Task):
     lock_on_outage: str = UNSET
     lock_hold_on_retry: bool = UNSET
     lock_via: str = UNSET
+    lock_unique: Any = UNSET
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:

@@ -31,6 +31,7 @@ from .errors import ConfigurationError
 from .key import Key
 from .policies import Policy
 from .task import LockedTask
+from .unique import CallRule
 
 if TYPE_CHECKING:
     import kombu
@@ -69,6 +70,7 @@ class TaskOptions(TypedDict, total=False):
     lock_on_outage: Literal["retry", "fail", "run"]
     lock_hold_on_retry: bool
     lock_via: Literal["broker", "store"]
+    lock_unique: Literal["started", "finished"] | float | CallRule | None
 
     name: str
     shared: bool
@@ -135,6 +137,7 @@ class CallOptions(TypedDict, total=False):
     time_limit: float
     soft_time_limit: float
     lock_via: Literal["broker", "store"]
+    lock_unique: None
 
 
 if TYPE_CHECKING:

@@ -98,6 +98,8 @@ def bring_nearer(url: str, prefix: str, seconds: float) -> None:
             elif record.endswith(b":lock"):
                 client.pexpire(record, max(1, client.pttl(record) - int(1000 * seconds)))
                 _bring_ends_nearer(client, record, seconds)
+            elif record.endswith(b":calls"):
+                _bring_identities_nearer(client, record, seconds)
             elif record.endswith(b":tasks"):
                 _bring_the_limit_nearer(client, record, seconds)
 
@@ -116,3 +118,13 @@ def _bring_the_limit_nearer(client: redis.Redis, tasks: bytes, seconds: float) -
     if int(ends):
         sooner = b"%d" % max(1, int(ends) - int(1000 * seconds))
         client.hset(tasks, "limit", b" ".join([capacity, sooner, *others]))
+
+
+def _bring_identities_nearer(client: redis.Redis, calls: bytes, seconds: float) -> None:
+    for identity, value in client.hgetall(calls).items():
+        until, run = value.split(b" ", 1)
+        sooner = [
+            b"%d" % max(1, int(part) - int(1000 * seconds)) if part.isdigit() else part
+            for part in until.split(b"@")
+        ]
+        client.hset(calls, identity, b" ".join([b"@".join(sooner), run]))

@@ -22,6 +22,7 @@ from celery_distlock.stores.values import ParkRequest, Reply, Route, Status
 from .conflicts import Conflicts
 from .invocation import Invocation
 from .requeueing import Postponed, Requeueing
+from .superfluous import answer_second_call
 
 __all__ = ["KeyAcquisition"]
 
@@ -71,6 +72,14 @@ class KeyAcquisition:
         texts = [key.template for key in self._keys]
         if (found := self._conflicts.found_on_arrival(texts)) is not None:
             return self._conflicts.decide(*found)
+        if self._invocation.plan.unique is not None and len(self._keys) == 1:
+            try:
+                answer = answer_second_call(self._invocation, self._keys[0])
+            except StoreUnavailableError as error:
+                self._requeueing.on_outage(error)
+            else:
+                if answer is not None:
+                    return answer
         self._wanted = wanted = [key for key in self._keys if not self._enter(key)]
         if (refusal := self._upgrade_entered()) is not None:
             return refusal

@@ -5,7 +5,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,20 +19,23 @@ from celery_distlock.engine.wants import abilities_for
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import KeyRule, told_by
 from celery_distlock.policies import Fail, Policy, Requeue, Skip, Wait, resolve
-from celery_distlock.settings import TASK_OPTIONS, Layer, Settings, meant
+from celery_distlock.settings import TASK_ONLY, TASK_OPTIONS, Layer, Settings, meant
 from celery_distlock.stores import (
     Ability,
     NotOursError,
     ParkingStore,
+    SendingStore,
     Store,
     UnsendableError,
     open_store,
 )
 from celery_distlock.stores.values import WokenTask
+from celery_distlock.unique import CallRule, rule_of
 
 from .location import StoreLocation, derive_store_location
 from .masking import mask_urls
 from .messages import MalformedError, publish
+from .published import Published
 from .relay import Relay
 from .trust import Reason, RefusedError, Trust
 from .validation import Validation
@@ -43,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 UNSET: Any = type("Unset", (), {"__repr__": lambda _: "<not set>"})()
 
+_OPTIONS = (*TASK_OPTIONS, *TASK_ONLY)
 _SETTINGS = frozenset(Settings.__dataclass_fields__)
 WORKER_FLAG = "worker flag --distlock-*"
 
@@ -56,6 +60,8 @@ class Plan:
     policy: Policy
     terms: Terms
     sends: bool = False  # its calls go through the store
+    unique: CallRule | None = None
+    identity: KeyRule | None = None  # of a call, as `unique` says
 
     def needs(self, store: Store) -> list[tuple[str, Ability]]:
         """Return what of it needs which abilities that *store* has not."""
@@ -113,6 +119,11 @@ class Runtime:
         if isinstance(store, ParkingStore):
             store.add_publisher(self._send)
         return store
+
+    @functools.cached_property
+    def published(self) -> Published:
+        """What of the store's runs was given to the broker by this process, and is to be told."""
+        return Published(SendingStore.of(self.store))
 
     @functools.cached_property
     def turns(self) -> Store:
@@ -178,7 +189,7 @@ class Runtime:
             ConfigurationError: A flag, or a task's plan under these flags, is wrong.
         """
         self._flags = Layer(named, dict(flags))
-        for name in ("settings", "store", "turns", "_layers"):
+        for name in ("settings", "store", "published", "turns", "_layers"):
             self.__dict__.pop(name, None)
         for task in list(self._app.tasks.values()):
             if task.name in self.plans:
@@ -195,7 +206,7 @@ class Runtime:
 
     def without_base(self, tasks: Iterable[Any]) -> Iterator[str]:
         """Yield the names of *tasks* that have ``lock_`` options and are no `LockedTask`."""
-        ours = [f"lock_{option}" for option in TASK_OPTIONS]
+        ours = [f"lock_{option}" for option in _OPTIONS]
         for task in tasks:
             if task.name not in self.plans and any(hasattr(task, option) for option in ours):
                 yield task.name
@@ -212,12 +223,17 @@ class Runtime:
         policy = resolve(policy_name, settings.on_conflict)
         _refuse_idle(task, self._own_options(task), settings, policy)
         rule = _key_rule(settings.key, task, where)
+        unique = rule_of(f"{where}: lock_unique", options.get("unique"))
+        if unique is not None:
+            settings = replace(settings, via="store")
         return Plan(
             settings,
             rule,
             policy,
             Terms(settings.lease, watchdog=settings.watchdog, max_hold=settings.max_hold),
-            _sends(where, settings, rule, policy, own="via" in options),
+            _sends(where, settings, rule, policy, own="via" in options or unique is not None),
+            unique,
+            _identity_rule(unique, task, where),
         )
 
     def _own_options(self, task: type[Any]) -> set[str]:
@@ -250,8 +266,8 @@ def _options(task: type[Any], where: str) -> dict[str, Any]:
         name = attribute.removeprefix("lock_")
         if name == attribute:
             continue
-        if name not in TASK_OPTIONS:
-            known = [f"lock_{option}" for option in TASK_OPTIONS]
+        if name not in _OPTIONS:
+            known = [f"lock_{option}" for option in _OPTIONS]
             raise ConfigurationError(
                 f"{where}: unknown option {attribute}; {meant(attribute, known)}"
             )
@@ -320,6 +336,15 @@ def _key_rule(rule: Any, task: type[Any], where: str) -> KeyRule:
     )
 
 
+def _identity_rule(unique: CallRule | None, task: type[Any], where: str) -> KeyRule | None:
+    if unique is None:
+        return None
+    try:
+        return _key_rule(unique.identity, task, where)
+    except ConfigurationError as error:  # it speaks of a key
+        raise ConfigurationError(str(error).replace("lock_key", "lock_unique: by", 1)) from error
+
+
 def _signature(function: Any, *, bound: bool) -> inspect.Signature:
     """Return the signature of a task's function as the task's callers see it."""
     signature = inspect.signature(function)
@@ -333,6 +358,11 @@ def _refuse_unknown(app: Celery) -> None:
     prefix = f"{namespace}_" if namespace else ""
     for key in map(str, app.conf):
         name = key.lower().removeprefix(prefix.lower())
+        if name.removeprefix("dist").removeprefix("lock_") in TASK_ONLY:
+            raise ConfigurationError(
+                f"the setting {key} is not read, for that is an option of tasks, and has no default"
+                " for the whole app"
+            )
         if name.removeprefix("lock_") in TASK_OPTIONS and name.startswith("lock_"):
             raise ConfigurationError(
                 f"the setting {key} is not read, for that is an option of tasks; for the whole app"

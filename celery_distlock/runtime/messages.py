@@ -141,10 +141,11 @@ class LockHeader:
 
     def to_header(self, retries: int) -> dict[str, Any]:
         """Return the header of a message that has been retried that often."""
-        return {**dataclasses.asdict(self), "retries": retries}
+        return {**{name: getattr(self, name) for name in _FACTS}, "retries": retries}
 
 
 _NOTHING = LockHeader()
+_FACTS = tuple(field.name for field in dataclasses.fields(LockHeader))
 
 
 def _texts(value: Any) -> tuple[str, ...]:

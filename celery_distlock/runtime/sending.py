@@ -10,20 +10,24 @@ import datetime
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.serialization import dumps, loads
 
+from celery_distlock import signals
 from celery_distlock.engine.wants import ensure_able, want_of
-from celery_distlock.errors import ConfigurationError, StoreUnavailableError
+from celery_distlock.errors import ConfigurationError, DuplicateTaskError, StoreUnavailableError
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
-from celery_distlock.naming import shown
 from celery_distlock.settings import check_via
 from celery_distlock.stores import Ability, ParkRequest, SendingStore, SendRequest, Sent, WokenTask
+from celery_distlock.stores.identities import task_id_of
+from celery_distlock.stores.requests import Identity
+from celery_distlock.stores.sending import Bearer, Where
+from celery_distlock.unique import CallRule, Debounce
 
 from .app import UNSET, Plan, Runtime
 from .current import Task
@@ -33,6 +37,10 @@ from .received import HEADER
 __all__ = ["StoreProducer", "apply_async"]
 
 logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3  # to send a call once, while others do
+OBLIGING = ("task_id", "link", "link_error")  # somebody waits for just this one
+KEEPS = "*"  # who has the identity keeps it, and this one goes without
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})  # arrive as they were sent
 
@@ -61,12 +69,18 @@ def apply_async(
         LockKeyError: No key can be made of the arguments.
         StoreUnavailableError: The store does not answer, and `lock_on_outage` is ``"fail"``.
     """
-    via = options.pop("lock_via", UNSET)
+    via, unique = options.pop("lock_via", UNSET), options.pop("lock_unique", UNSET)
     runtime = Runtime.of(task.app)
     plan = runtime.plans.get(task.name)
     if plan is None or not _is_for_the_store(task, runtime, plan, via, options):
         return apply(args, kwargs, producer=producer, **options)
-    keys = plan.rule.keys(*_as_they_arrive(task, plan, args, kwargs, options))
+    if unique is not UNSET and unique is not None:
+        raise ConfigurationError(
+            f"task {task.name}: of one call lock_unique can only be None, not {unique!r}; say the"
+            " rule where the task is declared"
+        )
+    arguments = _as_they_arrive(task, plan, args, kwargs, options)
+    keys = plan.rule.keys(*arguments)
     if not keys:
         return apply(args, kwargs, producer=producer, **options)
     if len(keys) > 1:
@@ -76,15 +90,82 @@ def apply_async(
         )
     store = runtime.store
     ensure_able(store, keys, f"task {task.name}")
-    if not isinstance(store, SendingStore):
+    if not isinstance(store, SendingStore) or Ability.SEND not in store.abilities:
         raise ConfigurationError(
             f"task {task.name}: lock_via='store' needs a store that can {Ability.SEND.value};"
             f" {store.address} cannot"
         )
     call = _Call(task, runtime, plan, store, keys[0], _delay(task, options))
-    options.update(countdown=None, eta=None)
-    with _real_producer(task, producer, options) as real:
-        return apply(args, kwargs, producer=StoreProducer(real, call), **options)
+    connection, producer = (
+        options.pop("connection", None),
+        producer or options.pop("publisher", None),
+    )
+
+    def send(identity: Identity | None, delay: float | None = None, **more: Any) -> Any:
+        ours = {**options, "countdown": None, "eta": None, **more}
+        this = call if delay is None else replace(call, delay=delay)
+        with _real_producer(task, producer, connection) as real:
+            return apply(args, kwargs, producer=StoreProducer(real, this, identity), **ours)
+
+    rule, made_by = plan.unique, plan.identity
+    if rule is None or made_by is None or unique is None:
+        return send(None)
+    name = made_by.keys(*arguments)[0].template
+    if any(options.get(option) for option in OBLIGING):
+        return send(Identity(name, rule.until, KEEPS))
+    try:
+        return _send_once(call, rule, name, send)
+    except StoreUnavailableError as error:
+        if rule.on_outage == "raise":
+            raise
+        logger.warning("%s is sent in any case, the lock store is away: %s", task.name, error)
+        with _real_producer(task, producer, connection) as real:
+            return apply(args, kwargs, producer=real, **options)
+
+
+def _send_once(call: "_Call", rule: CallRule, name: str, send: Callable[..., Any]) -> Any:
+    """Send a call if none like it is there; else return the result of that one."""
+    for _ in range(ATTEMPTS):
+        bearer = call.store.peek(call.key.template, name)
+        replaces = bearer.run if bearer is not None and _gives_way(bearer, rule) else ""
+        if bearer is not None and not replaces:
+            task_id = task_id_of(bearer.run)
+            if rule.duplicate == "raise":
+                raise DuplicateTaskError(task_id)
+            call.tell("task_joined", task_id)
+            return _result(call.task, task_id, joined=True)
+        waits = bearer is not None and bearer.where is Where.WAITING
+        more: dict[str, Any] = {"task_id": task_id_of(replaces)} if waits else {}
+        identity = Identity(name, rule.until, replaces)
+        if isinstance(rule, Debounce):
+            more["delay"] = call.delay or rule.delay
+            identity = identity._replace(most=rule.most)
+            if rule.leading and bearer is None:
+                more["delay"], identity = 0.0, identity._replace(until=rule.delay)
+        try:
+            result = send(identity, **more)
+        except _ChangedError:
+            continue
+        result.joined = waits
+        if waits:
+            call.tell("task_updated", str(result.id))
+        return result
+    logger.warning("%s is sent in any case, what is there changes all the time", call.task.name)
+    return send(None)
+
+
+def _gives_way(bearer: Bearer, rule: CallRule) -> bool:
+    """Whether the run that is there is updated; or, as it is on its way, another one is sent."""
+    if isinstance(rule, Debounce) or rule.duplicate != "update":
+        return isinstance(rule, Debounce)
+    comes = bearer.where is Where.COMING and rule.until != "finished"
+    return comes or bearer.where is Where.WAITING
+
+
+def _result(task: Task, task_id: str, *, joined: bool) -> Any:
+    result: Any = task.AsyncResult(task_id)
+    result.joined = joined
+    return result
 
 
 def _is_for_the_store(
@@ -131,14 +212,16 @@ def _delay(task: Task, options: Mapping[str, Any]) -> float:
 
 
 @contextlib.contextmanager
-def _real_producer(task: Task, producer: Any, options: dict[str, Any]) -> Iterator[Any]:
-    """Have the producer by which Celery would send; takes it out of *options*."""
-    app, connection = task.app, options.pop("connection", None)
-    producer = producer or options.pop("publisher", None)
+def _real_producer(task: Task, producer: Any, connection: Any) -> Iterator[Any]:
+    """Have the producer by which Celery would send."""
     if connection is not None:
-        producer = app.amqp.Producer(connection, auto_declare=False)
-    with app.producer_or_acquire(producer) as real:
+        producer = task.app.amqp.Producer(connection, auto_declare=False)
+    with task.app.producer_or_acquire(producer) as real:
         yield real
+
+
+class _ChangedError(Exception):
+    """Another run has the identity than was thought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +239,32 @@ class _Call:
     def name(self) -> str:
         return slot_name(self.key.template)
 
-    def send(self, run: str, header: LockHeader, content: Content, how: Mapping[str, Any]) -> Sent:
+    def tell(self, signal: str, task_id: str) -> None:
+        """Tell receivers what has become of it."""
+        facts = {"key": self.key.template, "task_id": task_id}
+        signals.send(signal, self.task, self.store, **facts)
+
+    def send(
+        self,
+        run: str,
+        header: LockHeader,
+        content: Content,
+        how: Mapping[str, Any],
+        identity: Identity | None,
+    ) -> Sent:
         """Give the message to the store, and let in whom that lets in besides."""
         envelope = seal_call(content, how, header)
         signed = self.runtime.trust.sign(self.name, run, envelope)
         park_request = ParkRequest(signed, task=str(self.task.name))
-        request = SendRequest(self.key.template, run, park_request, want_of(self.key), self.delay)
+        request = SendRequest(
+            self.key.template,
+            run,
+            park_request,
+            want_of(self.key),
+            self.delay,
+            self.runtime.published.take(),
+            identity,
+        )
         reply = self.store.send(request)
         self.store.dispatch(reply.wake)
         return reply.sent
@@ -170,9 +273,10 @@ class _Call:
 class StoreProducer:
     """Gives the first message, a call's, to the store; in all else it is the *real* producer."""
 
-    def __init__(self, real: Any, call: _Call) -> None:
+    def __init__(self, real: Any, call: _Call, identity: Identity | None) -> None:
         self._real = real
         self._call = call
+        self._identity = identity
         self._is_sent = False
 
     def __getattr__(self, name: str) -> Any:
@@ -207,9 +311,11 @@ class StoreProducer:
         if not call.runtime.trust.knows_route(str(call.task.name), exchange, routing_key):
             return self._publish(content, how, self._in_time(headers))  # nobody would wake it
         try:
-            sent = call.send(run, header, content, how)
+            sent = call.send(run, header, content, how, self._identity)
         except StoreUnavailableError as error:
-            if call.plan.settings.on_outage == "fail":
+            rule = call.plan.unique
+            raises = rule.on_outage == "raise" if rule else call.plan.settings.on_outage == "fail"
+            if raises:
                 raise
             logger.warning(
                 "%s[%s] is sent by the broker, the lock store is away: %s",
@@ -220,6 +326,8 @@ class StoreProducer:
             # The store may have it all the same: then the second one is recognised.
             header = LockHeader(outages=1, requeues=requeues, since=header.since)
             return self._publish(content, how, self._in_time(headers), header)
+        if sent is Sent.CHANGED:
+            raise _ChangedError
         if sent is Sent.GO:
             self._start(run, content, how, {**headers}, header)
         return None
@@ -233,23 +341,22 @@ class StoreProducer:
         header: LockHeader,
     ) -> None:
         """Publish what may start; if that fails, the next sweep does."""
-        call, connection = self._call, self._real.connection
-        away = OperationalError, *connection.connection_errors, *connection.channel_errors
+        call = self._call
         try:
             self._publish(content, how, headers, header)
-        except away as error:
+        except Exception as error:
+            connection = self._real.connection
+            away = OperationalError, *connection.connection_errors, *connection.channel_errors
+            if not isinstance(error, away):
+                raise
             logger.warning(
                 "%s[%s] is accepted, and the broker is away: a worker sends it when it is back: %s",
                 call.task.name,
                 headers["id"],
                 error,
             )
-            return
-        try:
-            call.store.mark_published(WokenTask(call.name, run, b""))
-        except StoreUnavailableError as error:
-            words = "that %s is with the broker was not noted, it is sent again: %s"
-            logger.debug(words, shown(run), error)
+        else:
+            call.runtime.published.note(WokenTask(call.name, run, b""))
 
     def _publish(
         self,

@@ -33,7 +33,7 @@ from .memory_key import (
     Standing,
     microseconds,
 )
-from .memory_sending import MemorySending
+from .memory_sending import MemorySending, forget_ended_calls
 from .memory_timing import MemoryInbox
 from .requests import AcquireRequest, ReleaseRequest, StandRequest
 from .several_keys import SeveralKeys
@@ -271,7 +271,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
 
     def _is_in_reach(self, state: MemoryKey, run: str, want: Want, *, claims: bool) -> bool:
         if not claims:
-            free = not (state.queue or state.envelopes or state.holds(run))
+            free = not (state.queue or state.woken or state.holds(run))
             return free and state.admits(want)
         kept = state.share_for(run)
         if kept is None or run in state.done or run in state.unsettled:
@@ -513,7 +513,14 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         now = clock.monotonic()
         state.done = {run: at for run, at in state.done.items() if at > now - DONE}
         state.unsettled = {run: at for run, at in state.unsettled.items() if at > now}
-        if not (state.in_use or state.later or state.woken or state.done or state.unsettled):
+        if not (
+            state.in_use
+            or state.calls
+            or state.later
+            or state.woken
+            or state.done
+            or state.unsettled
+        ):
             self._keys.pop(name, None)
 
     # Capacity
@@ -640,6 +647,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         if wake is not None:
             yield from (wake._replace(also=()), *wake.also)
         self._note_opening(name, state)
+        forget_ended_calls(state)
         self._forget_if_idle(name, state)
 
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:

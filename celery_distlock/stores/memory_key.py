@@ -115,6 +115,7 @@ class MemoryKey:
     sends: dict[str, int] = field(default_factory=dict)
     woken: dict[str, float] = field(default_factory=dict)
     later: dict[str, float] = field(default_factory=dict)  # when they join the queue
+    calls: dict[str, tuple[str, str | float, float]] = field(default_factory=dict)
     done: dict[str, float] = field(default_factory=dict)
     unsettled: dict[str, float] = field(default_factory=dict)  # until when they are held back
 

@@ -1,17 +1,19 @@
 """How a store in memory takes in calls: see :class:`.sending.SendingStore`."""
 
+import math
 from typing import Any
 
 from celery_distlock import clock
 from celery_distlock.keys import slot_name
 
+from .identities import task_id_of
 from .memory_key import MemoryKey
 from .memory_timing import MemoryTiming
-from .requests import SendRequest
-from .sending import SendingStore, SendReply, Sent
+from .requests import Identity, SendRequest
+from .sending import Bearer, SendingStore, SendReply, Sent, Where
 from .values import WokenTask
 
-__all__ = ["MemorySending"]
+__all__ = ["MemorySending", "forget_ended_calls"]
 
 
 class MemorySending(MemoryTiming, SendingStore):
@@ -20,29 +22,106 @@ class MemorySending(MemoryTiming, SendingStore):
     def _entered(self, name: str) -> MemoryKey:
         raise NotImplementedError
 
+    def _known(self, name: str) -> MemoryKey:
+        raise NotImplementedError
+
     def _hand_on(self, name: str, state: MemoryKey) -> tuple[Any, WokenTask | None]:
         raise NotImplementedError
 
-    def send(self, request: SendRequest) -> SendReply:
-        name, run = slot_name(request.key), request.run
+    def peek(self, key: str, identity: str) -> Bearer | None:
         with self._mutex:
+            return _bearer(self._known(slot_name(key)), identity)
+
+    def send(self, request: SendRequest) -> SendReply:
+        name, run, identity = slot_name(request.key), request.run, request.identity
+        with self._mutex:
+            self.mark_all_published(request.published)
             state = self._entered(name)
+            if identity is not None:
+                bearer = _bearer(state, identity.name)
+                if identity.replaces == run:
+                    if bearer == Bearer(run, Where.WAITING):
+                        return self._update(name, state, request, identity)
+                    return SendReply(Sent.CHANGED)
+                if bearer is not None and task_id_of(bearer.run) != task_id_of(run):
+                    if identity.replaces == "*":
+                        identity = None
+                    elif bearer.where is Where.WAITING or bearer.run != identity.replaces:
+                        return SendReply(Sent.CHANGED)
             if (before := _answered(state, run)) is not None:
                 return SendReply(before)
             state.done.pop(run, None)
+            if identity is not None:
+                _take(state, identity, run)
             if request.delay > 0:
-                state.keep(run, request.park_request)
-                state.wants[f"p:{run}"] = request.want
-                state.later[run] = clock.monotonic() + request.delay
-                self.note_due({name: request.delay})
+                self._delay(name, state, request)
                 return SendReply(Sent.LATER)
             state.park(run, request.park_request, 0, request.want)
-            wake = self._hand_on(name, state)[1]
-            self._note_opening(name, state)
-            woken = [wake._replace(also=()), *wake.also] if wake else []
-            others = [each for each in woken if each.run != run]
-            besides = others[0]._replace(also=tuple(others[1:])) if others else None
-            return SendReply(Sent.QUEUED if len(others) == len(woken) else Sent.GO, besides)
+            return self._let_in(name, state, run, Sent.QUEUED)
+
+    def _update(
+        self, name: str, state: MemoryKey, request: SendRequest, identity: Identity
+    ) -> SendReply:
+        """Replace the message of a run that waits."""
+        run, now = request.run, clock.monotonic()
+        first = state.calls[identity.name][2]
+        state.keep(run, request.park_request)
+        state.wants[f"p:{run}"] = request.want
+        _take(state, identity, run, first)
+        if run in state.later:
+            most = math.inf if identity.most is None else first + identity.most - now
+            if (delay := min(request.delay, most)) > 0:
+                self._delay(name, state, request._replace(delay=delay))
+                return SendReply(Sent.UPDATED)
+            del state.later[run]
+            state.arrivals[run] = state.join(f"p:{run}")
+        return self._let_in(name, state, run, Sent.UPDATED)
+
+    def _delay(self, name: str, state: MemoryKey, request: SendRequest) -> None:
+        state.keep(request.run, request.park_request)
+        state.wants[f"p:{request.run}"] = request.want
+        state.later[request.run] = clock.monotonic() + request.delay
+        self.note_due({name: request.delay})
+
+    def _let_in(self, name: str, state: MemoryKey, run: str, sent: Sent) -> SendReply:
+        """Give what is free to those who wait, of whom *run* is one now."""
+        wake = self._hand_on(name, state)[1]
+        self._note_opening(name, state)
+        woken = [wake._replace(also=()), *wake.also] if wake else []
+        others = [each for each in woken if each.run != run]
+        besides = others[0]._replace(also=tuple(others[1:])) if others else None
+        return SendReply(sent if len(others) == len(woken) else Sent.GO, besides)
+
+
+def forget_ended_calls(state: MemoryKey) -> None:
+    """Strike the identities that nobody has any more."""
+    state.calls = {name: call for name, call in state.calls.items() if _bearer(state, name)}
+
+
+def _take(state: MemoryKey, identity: Identity, run: str, first: float | None = None) -> None:
+    until, now = identity.until, clock.monotonic()
+    lasts = until if isinstance(until, str) else now + until
+    state.calls[identity.name] = (run, lasts, now if first is None else first)
+
+
+def _bearer(state: MemoryKey, identity: str) -> Bearer | None:
+    if identity not in state.calls:
+        return None
+    (run, until, _), now = state.calls[identity], clock.monotonic()
+    is_early = not isinstance(until, str) and until > now
+    if _is_inside(state, run):
+        return Bearer(run, Where.RUNNING) if is_early or until == "finished" else None
+    if run in state.envelopes and now >= state.unsettled.get(run, now):
+        return Bearer(run, Where.COMING if run in state.woken else Where.WAITING)
+    return Bearer(run, Where.ENDED) if is_early else None
+
+
+def _is_inside(state: MemoryKey, run: str) -> bool:
+    """Whether a run, or another attempt of its task, has the key."""
+    if not state.is_alone:
+        return bool(state.holds(run))
+    ((owner, share),) = state.shares.items()
+    return task_id_of(share.run) == task_id_of(run) and owner != f"parked:{run}"
 
 
 def _answered(state: MemoryKey, run: str) -> Sent | None:

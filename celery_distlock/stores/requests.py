@@ -1,11 +1,12 @@
 """What a store is asked to do with a key: one value for each request."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .channels import Inbox
-from .values import ALONE, Completion, ParkRequest, Route, Want
+from .values import ALONE, Completion, ParkRequest, Route, Want, WokenTask
 
-__all__ = ["AcquireRequest", "ReleaseRequest", "SendRequest", "StandRequest"]
+__all__ = ["AcquireRequest", "Identity", "ReleaseRequest", "SendRequest", "StandRequest"]
 
 
 class AcquireRequest(NamedTuple):
@@ -91,6 +92,29 @@ class StandRequest(NamedTuple):
     timeout: float | None = None
 
 
+class Identity(NamedTuple):
+    """
+    What makes two calls of one key the same: while one has it, the other is a second one.
+
+    A run has it exactly while it is there: while it waits, for its turn or its time, or is on its
+    way; and for as long as `until` says. There is nothing that would have to be given back.
+
+    Attributes:
+        name: Any text.
+        until: ``"started"``: no longer; ``"finished"``: also while the run has its key, with its
+            retries; a number: also so many seconds from now, whatever becomes of the run.
+        replaces: The run that is known to have it and may lose it. The same run: if it waits, it
+            gets this envelope, want and delay, and keeps its place. ``"*"``: whoever has it keeps
+            it, and this run goes without.
+        most: Seconds after the first call of a run after which no update delays it any more.
+    """
+
+    name: str
+    until: str | float = "started"
+    replaces: str = ""
+    most: float | None = None
+
+
 class SendRequest(NamedTuple):
     """
     What is asked of a store to take in a run as it is sent.
@@ -103,6 +127,8 @@ class SendRequest(NamedTuple):
         park_request: What is kept of it.
         want: As in `AcquireRequest`.
         delay: Seconds before which it does not join the queue.
+        published: Other runs, of any keys, of which `mark_published` is to be noted besides.
+        identity: Which the run is to have.
     """
 
     key: str
@@ -110,3 +136,5 @@ class SendRequest(NamedTuple):
     park_request: ParkRequest
     want: Want = ALONE
     delay: float = 0.0
+    published: Sequence[WokenTask] = ()
+    identity: Identity | None = None

@@ -2,13 +2,14 @@
 
 import enum
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from .requests import SendRequest
 from .timing import TimedStore
 from .values import Ability, WokenTask
 
-__all__ = ["SendReply", "SendingStore", "Sent"]
+__all__ = ["Bearer", "SendReply", "SendingStore", "Sent", "Where"]
 
 
 class Sent(enum.Enum):
@@ -17,6 +18,24 @@ class Sent(enum.Enum):
     GO = "go"  # its key is kept for it: who sent it publishes its message
     QUEUED = "queued"  # it is in the store, and there is nothing more to do
     LATER = "later"  # likewise, and it joins the queue when its delay is over
+    UPDATED = "updated"  # likewise: it was there, and has this envelope now
+    CHANGED = "changed"  # nothing was done: another run has its identity than was thought
+
+
+class Where(enum.Enum):
+    """Where a run is that has an identity."""
+
+    WAITING = "waiting"  # in the queue, or until its delay is over
+    COMING = "coming"  # on its way to its key
+    RUNNING = "running"
+    ENDED = "ended"  # or unknown; its time is not over
+
+
+class Bearer(NamedTuple):
+    """The run that has an identity."""
+
+    run: str
+    where: Where
 
 
 class SendReply(NamedTuple):
@@ -49,3 +68,12 @@ class SendingStore(TimedStore):
         A run that waits, is on its way, or has the key is not taken in again, and its first
         envelope counts: ``QUEUED`` is the answer then, or what was answered first.
         """
+
+    @abstractmethod
+    def peek(self, key: str, identity: str) -> Bearer | None:
+        """Return who has an identity; None: nobody. In one attempt; changes nothing."""
+
+    def mark_all_published(self, wakes: Sequence[WokenTask]) -> None:
+        """Note of some runs what `mark_published` does of one."""
+        for wake in wakes:
+            self.mark_published(wake)

@@ -64,6 +64,7 @@ def _may_park(task: Any, plan: Plan, runtime: Runtime) -> bool:
     # Users' key functions run where their tasks do. Rate limits are for Celery to keep.
     return (
         type(plan.policy) is Requeue
+        and plan.unique is None  # whether it is a second one, the pool asks
         and plan.rule.runs_no_code
         and not task.rate_limit
         and Ability.PARK in runtime.store.abilities

@@ -214,6 +214,8 @@ def work(self: Any, key: str, name: Any, gate: str = "") -> Any:
     return name
 
 
+work_once = locked(name="work_once", lock_unique="finished")(work.run.__func__)
+
 BY_POLICY = {
     "requeue": work,
     **{

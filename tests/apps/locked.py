@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from celery_distlock import Lock, LockedTask, install, policies, signals
 from celery_distlock.errors import LockConflictError, LockLostError
+from celery_distlock.unique import Debounce, Unique
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
@@ -65,6 +66,46 @@ work_skip = locked(name="work_skip", lock_on_conflict="skip")(work)
 work_skip_with_result = locked(
     name="work_skip_with_result", lock_on_conflict=policies.Skip(result={"busy": True})
 )(work)
+
+
+work_once = {
+    name: locked(name=f"work_once_{name}", lock_unique=rule)(work)
+    for name, rule in (
+        ("started", "started"),
+        ("finished", "finished"),
+        ("seconds", 60.0),
+        ("update", Unique(duplicate="update", by="{task}")),
+        ("raise", Unique(duplicate="raise")),
+        ("result", Unique(until="finished", result="there was one")),
+        ("debounce", Debounce(1.0)),
+        ("bounded", Debounce(1.0, max_delay=2.0)),
+        ("leading", Debounce(1.0, leading=True)),
+    )
+}
+
+
+once_for_each_key = locked(
+    name="once_for_each_key", lock_unique=Unique(until="finished", by="{task}")
+)(work)
+
+
+@locked(lock_unique="finished", time_limit=2)
+def sleep_once(self: Any, key: str) -> None:
+    journal.write(key, os.getpid())
+    time.sleep(60)
+
+
+@locked(lock_unique="finished", max_retries=2)
+def retry_once(self: Any, key: str) -> int:
+    journal.write(key, self.request.retries)
+    if self.request.retries < 2:
+        raise self.retry(countdown=0.5)
+    return self.request.retries
+
+
+@locked(lock_unique="started")
+def square_once(self: Any, key: str, number: int) -> int:
+    return number * number
 
 
 @locked(lock_key="{key}:{things}")

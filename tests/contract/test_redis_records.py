@@ -13,6 +13,7 @@ from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.values import Completion, ParkRequest, WokenTask
 from celery_distlock.testing.contract.actions import (
     AGAIN,
@@ -27,6 +28,7 @@ from celery_distlock.testing.contract.actions import (
     wait_for,
     work,
 )
+from celery_distlock.testing.contract.sending import send
 from tests import servers
 from tests.contract.grace import lengthen
 from tests.waiting import wait_until
@@ -232,3 +234,15 @@ def test_every_record_of_a_key_is_in_one_cluster_slot(redis_store, redis_url, pr
             tags.setdefault(tag, set()).add(record.rpartition(b":")[2])
     assert len(tags) == len(HOSTILE_KEYS) - 1
     assert all({b"lock", b"fence", b"tasks"} <= names for names in tags.values())
+
+
+def test_identities_that_mean_nothing_are_struck_by_a_sweep(redis_store, redis_url, prefix):
+    for number in range(3):
+        send(redis_store, "k", f"run-{number}", identity=Identity(f"same-{number}"))
+    take(redis_store, "k", "a", run="run-0", redelivered=True)
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        assert len(client.hgetall(f"{prefix}:{{k}}:calls")) == 3
+
+        list(redis_store.wake_next("k"))
+
+        assert set(client.hgetall(f"{prefix}:{{k}}:calls")) == {"same-1", "same-2"}

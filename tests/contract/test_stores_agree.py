@@ -24,6 +24,7 @@ from celery_distlock.stores import AcquireRequest, ReleaseRequest, SendRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.sending import Sent
 from celery_distlock.stores.values import (
     ALONE,
@@ -50,6 +51,13 @@ KEYS = st.sampled_from(["a", "b"])
 RUNS = st.sampled_from(["r1", "r2", "r3"])
 FLAGS = st.booleans()
 WANTS = st.sampled_from([ALONE, ALONE, Want(1, 0), Want(1, 2), Want(2, 3), Want(9, 3)])
+IDENTITIES = st.builds(
+    Identity,
+    st.just("same"),
+    st.sampled_from(["started", "finished", LEASE]),
+    st.one_of(st.sampled_from(["", "*"]), RUNS),
+    st.sampled_from([None, LEASE]),
+)
 LIMITS = st.one_of(st.none(), st.integers(0, 3))
 
 
@@ -180,12 +188,21 @@ class Agreement(RuleBasedStateMachine):
 
         self._take(self._asked(ask, said).wake)
 
-    @rule(key=KEYS, run=RUNS, want=WANTS, delay=st.sampled_from([0.0, 0.0, LEASE]))
-    def a_run_is_sent(self, key: str, run: str, want: Want, delay: float) -> None:
+    @rule(
+        key=KEYS,
+        run=RUNS,
+        want=WANTS,
+        delay=st.sampled_from([0.0, 0.0, LEASE]),
+        identity=st.one_of(st.none(), IDENTITIES),
+    )
+    def a_run_is_sent(
+        self, key: str, run: str, want: Want, delay: float, identity: Identity | None
+    ) -> None:
         park_request = ParkRequest(f"envelope of {run}".encode())
 
         def ask(store: Any, _: int) -> Any:
-            return store.send(SendRequest(self._name(key), run, park_request, want, delay))
+            terms = want, delay, (), identity
+            return store.send(SendRequest(self._name(key), run, park_request, *terms))
 
         reply = self._asked(ask, lambda told: told)
         self._take(reply.wake)
@@ -292,6 +309,9 @@ class Agreement(RuleBasedStateMachine):
             self._asked(
                 lambda store, _, key=key: store.inspect(self._name(key)),
                 seen,
+            )
+            self._asked(
+                lambda store, _, key=key: store.peek(self._name(key), "same"), lambda told: told
             )
 
     def teardown(self) -> None:

@@ -10,7 +10,7 @@ import redis
 
 from celery_distlock.stores.redis import scripts
 
-RECORDS = ("lock", "queue", "tasks", "woken", "fence", "done", "later")
+RECORDS = ("lock", "queue", "tasks", "woken", "fence", "done", "later", "calls")
 SHORT = {  # what begins a short way, and what it is without one
     "acquire": ("come_for_it(owner, run, lease_ms)", "nil"),
     "release": ("hand_to_first(owner, run)", "nil"),
@@ -65,7 +65,7 @@ class Twin:
         pipe.eval(SOURCES[name][self._place], len(self.keys), *self.keys, *placed)
 
     def state(self) -> object:
-        lock, queue, tasks, woken, fence, done, _ = self.keys
+        lock, queue, tasks, woken, fence, done, *_ = self.keys
         read = self.client
         facts = [read.hgetall(lock), read.hgetall(tasks), read.exists(fence)]
         facts += [sorted(read.zrange(name, 0, -1)) for name in (woken, done)]

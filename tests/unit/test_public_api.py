@@ -19,6 +19,7 @@ PUBLIC = {
     "celery_distlock.errors": [
         "ConfigurationError",
         "DistlockError",
+        "DuplicateTaskError",
         "LockConflictError",
         "LockError",
         "LockKeyError",
@@ -51,7 +52,9 @@ PUBLIC = {
         "lock_released",
         "lock_renewed",
         "task_dropped",
+        "task_joined",
         "task_parked",
+        "task_updated",
         "task_woken",
     ],
     "celery_distlock.stores": [
@@ -97,6 +100,7 @@ PUBLIC = {
         "open_store",
         "redact",
     ],
+    "celery_distlock.unique": ["CallRule", "Debounce", "Unique"],
     "celery_distlock.testing": [
         "EmbeddedServer",
         "FakeClock",

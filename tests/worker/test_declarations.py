@@ -13,6 +13,7 @@ from celery import Celery, shared_task
 from celery_distlock import LockedTask, install, policies
 from celery_distlock.errors import ConfigurationError, LockKeyError
 from celery_distlock.testing import FakeClock
+from celery_distlock.unique import Debounce, Unique
 from celery_distlock.worker.bootsteps import LockStep
 
 
@@ -368,6 +369,9 @@ def test_what_annotations_set_for_all_tasks_is_no_mistake_of_one(app):
         {"lock_on_lost": "ignore"},
         {"lock_on_failure": "retry"},
         {"lock_on_outage": "wait"},
+        {"lock_via": "stor"},
+        {"lock_unique": 0},
+        {"lock_unique": True},
     ],
 )
 def test_a_wrong_value_is_refused(app, options):
@@ -383,6 +387,60 @@ def test_a_wrong_declaration_is_refused_when_the_task_is_used_first(app):
 
     with pytest.raises(ConfigurationError, match="lock_lease"):
         task.delay()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"lock_on_conflict": "skip"}, "lock_on_conflict='requeue'.* not Skip"),
+        ({"lock_on_conflict": policies.Wait()}, "lock_on_conflict='requeue'.* not Wait"),
+        ({"lock_key": ["{a}", "{b}"]}, "one key to wait at, and lock_key names 2"),
+    ],
+)
+@pytest.mark.parametrize("by", [{"lock_via": "store"}, {"lock_unique": "started"}], ids=str)
+def test_what_cannot_be_sent_through_the_store_is_refused(app, options, why, by):
+    @app.task(base=LockedTask, name="work", **by, **options)
+    def work(a, b): ...
+
+    with pytest.raises(ConfigurationError, match=rf"task work: lock_via='store' needs {why}"):
+        app.finalize()
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        ({"until": "ended"}, r"Unique\(until\) must be one of 'started', 'finished', or seconds"),
+        ({"until": -1.0}, r"Unique\(until\) must be"),
+        ({"duplicate": "skip"}, r"Unique\(duplicate\) must be one of 'join', 'update', 'raise'"),
+        ({"on_outage": "retry"}, r"Unique\(on_outage\) must be one of 'send', 'raise'"),
+        ({"by": ""}, r"Unique\(by\) must be a template"),
+    ],
+)
+def test_a_wrong_call_rule_is_refused(rule, why):
+    with pytest.raises(ConfigurationError, match=why):
+        Unique(**rule)
+
+
+@pytest.mark.parametrize(
+    ("terms", "why"),
+    [
+        ((0,), r"Debounce\(delay\) must be seconds"),
+        (("5",), r"Debounce\(delay\) must be seconds"),
+        ((5.0, 1.0), r"Debounce\(max_delay\) must be seconds from its delay on"),
+        ((5.0, None, 1), r"Debounce\(leading\) must be a bool"),
+    ],
+)
+def test_a_wrong_debounce_is_refused(terms, why):
+    with pytest.raises(ConfigurationError, match=why):
+        Debounce(*terms)
+
+
+def test_what_is_alike_names_parameters_of_the_task(app):
+    @app.task(base=LockedTask, name="work", lock_key="k", lock_unique=Unique(by="{colour}"))
+    def work(a): ...
+
+    with pytest.raises(ConfigurationError, match=r"work: lock_unique: by .*colour"):
+        app.finalize()
 
 
 # What only a call can show
@@ -414,6 +472,15 @@ def test_a_tasks_option_is_no_setting(make_app, namespace, written, right):
     app.task(base=LockedTask, bind=True)(remaining)
 
     with pytest.raises(ConfigurationError, match=f"{written} is not read.* write {right}"):
+        app.finalize()
+
+
+@pytest.mark.parametrize("written", ["lock_unique", "distlock_unique"])
+def test_a_rule_for_calls_is_no_setting(app, written):
+    app.conf[written] = "started"
+    app.task(base=LockedTask, bind=True)(remaining)
+
+    with pytest.raises(ConfigurationError, match=f"{written} is not read.*no default"):
         app.finalize()
 
 

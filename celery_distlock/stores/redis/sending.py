@@ -1,13 +1,18 @@
 """How a store over Redis takes in calls; see :mod:`celery_distlock.stores.sending`."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.keys import slot_name
-from celery_distlock.stores.requests import SendRequest
-from celery_distlock.stores.sending import SendingStore, SendReply, Sent
-from celery_distlock.stores.values import ALONE
+from celery_distlock.stores.base import batches
+from celery_distlock.stores.requests import Identity, SendRequest
+from celery_distlock.stores.sending import Bearer, SendingStore, SendReply, Sent, Where
+from celery_distlock.stores.values import ALONE, WokenTask
 
 from . import scripts
-from .connections import TIMEOUT, milliseconds
+from .connections import TIMEOUT, Command, milliseconds
+from .inspection import SWEEP_BATCH, text
 from .request_runner import Answered
 from .timing import RedisTiming
 from .topologies import Topology
@@ -30,9 +35,23 @@ class RedisSending(RedisTiming, SendingStore):
         if not isinstance(answer, list):
             return SendReply(Sent.GO)
         sent = Sent(answer[0].decode())
-        if sent is Sent.LATER:
+        if sent is Sent.CHANGED:
+            return SendReply(sent)
+        if request.delay > 0 and sent in (Sent.LATER, Sent.UPDATED):
             self.note_due({name: request.delay})
         return SendReply(sent, self._noting(name, answer[1:]))
+
+    def peek(self, key: str, identity: str) -> Bearer | None:
+        look = self._records.call(_PEEK, slot_name(key), identity)
+        found = self._requests.ask([look], key, TIMEOUT).answers[0]
+        return Bearer(text(found[0]), Where(found[1].decode())) if found else None
+
+    def mark_all_published(self, wakes: Sequence[WokenTask]) -> None:
+        for some in batches(wakes, SWEEP_BATCH):
+            self._requests.attempt_once(self._published(some))
+
+    def _published(self, wakes: Sequence[WokenTask]) -> list[Command]:
+        return [self._records.call(_SENT, wake.name, wake.run, 0) for wake in wakes]
 
     def _ask_to_send(self, name: str, request: SendRequest, *, repeated: bool) -> Answered:
         park_request, want = request.park_request, request.want
@@ -45,14 +64,26 @@ class RedisSending(RedisTiming, SendingStore):
             "" if want == ALONE else want.written(),
             milliseconds(request.delay) if request.delay > 0 else 0,
             int(repeated),
+            *_written(request.identity),
             confirmed=True,
         )
         index = self._records.index("add", name)
         timeout = None if repeated else TIMEOUT
         if self._servers.in_order:
-            return self._requests.ask([index, send], request.key, timeout)
+            told = self._published(request.published)
+            return self._requests.ask([*told, index, send], request.key, timeout)
+        if not repeated:
+            self.mark_all_published(request.published)
         self._requests.ask([index], request.key, timeout)  # lest it be there and not noted
         return self._requests.ask([send], request.key, timeout)
 
 
-_SEND = scripts.load("send")
+def _written(identity: Identity | None) -> list[Any]:
+    if identity is None:
+        return []
+    name, until, replaces, most = identity
+    written = [name, until if isinstance(until, str) else milliseconds(until), replaces]
+    return written if most is None else [*written, milliseconds(most)]
+
+
+_SEND, _SENT, _PEEK = map(scripts.load, ("send", "sent", "peek"))

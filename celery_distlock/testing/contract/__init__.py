@@ -3,6 +3,7 @@
 from .acquiring import Acquiring, Tokens
 from .any_text import AnyText
 from .delivery import Delivery
+from .identities import Identities
 from .inspection import Inspection
 from .limits import Limits
 from .listing import Listing
@@ -51,6 +52,7 @@ class StoreContract(
     Limits,
     Timing,
     Sending,
+    Identities,
 ):
     """
     Tests that hold a store to the contract of :class:`~celery_distlock.stores.Store`.

@@ -34,7 +34,7 @@ from .actions import (
 from .given import Given
 from .timing import claimed, wake
 
-__all__ = ["Sending", "send"]
+__all__ = ["Sending", "send", "sends"]
 
 sends = needs_ability(Ability.SEND)
 
@@ -287,6 +287,20 @@ class Sending(Given):
         found = wait_until(lambda: swept(store), "a sweep")
 
         assert [each.name for each in found] == [slot_name("other")]
+
+    @sends
+    def test_a_request_tells_besides_what_was_published(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        for key in "klm":
+            send(store, key, "run")
+
+        known = [WokenTask(slot_name(key), "run", b"") for key in "kl"]
+        send(store, "k", "other", published=known)
+
+        pass_time(4.0)
+        found = wait_until(lambda: swept(store), "a sweep")
+        assert [each.name for each in found] == [slot_name("m")]
 
     # Later
 

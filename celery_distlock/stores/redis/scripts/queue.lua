@@ -1,9 +1,6 @@
 -- queue.lua: the hand-over of a free key to the next in its queue.
 -- KEYS lock queue tasks woken fence done
-local RESEND_MS = 60000 -- after which a message that did not come is sent again; doubles
-local RESENDS = 4 -- times; then, for what a broker has lost, once a day
-local LAST_RESENDS = 30 -- such days; then the run is forgotten, its messages are the broker's
-local DAY_MS = 86400000
+local LAST_RESENDS = 30 -- days; then the run is forgotten, its messages are the broker's
 local LOOK_MS = 1000 -- until one looks again who waits for a key that nobody may enter
 local MOST_GRANTS = 100 -- by one script; who is let in by it goes on when it comes
 local AHEAD = 1000000 -- µs that others' clocks may be: nobody comes later than that
@@ -96,14 +93,6 @@ local function make_room(now, stands, units, capacity)
         end
     end
     return false
-end
-
--- Puts a run that comes now at the end of the queue.
-local function line_up(now, run)
-    local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
-    local stands = integer(math.max(now, tonumber(last or '0') + 1))
-    redis.call('HSET', TASKS, 's:' .. run, stands)
-    redis.call('ZADD', QUEUE, stands, 'p:' .. run)
 end
 
 -- Puts a run on its way to its key. Returns it and its envelope, which the caller has to send, or
@@ -304,11 +293,6 @@ local function on_its_way(run)
     local ends_ms = tonumber(redis.call('ZSCORE', DONE, '~' .. run) or 0)
     local ends = ends_ms > now / 1000 -- else it is taken for dead
     return not has_come and not ends and redis.call('ZSCORE', WOKEN, run)
-end
-
--- How often a run's message was given to the broker since it was parked last.
-local function times_sent(run)
-    return math.max(0, tonumber(redis.call('HGET', TASKS, 'n:' .. run) or 0) or 0)
 end
 
 -- Gives what is free of the key to the next in its queue. Returns 1, or what the caller has to send.

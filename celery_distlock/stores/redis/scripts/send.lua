@@ -1,25 +1,53 @@
 -- send.lua: take in a run as it is sent: the key is kept for it, or it waits in the queue, or for its
 -- time. Repeating it changes nothing.
--- KEYS lock queue tasks woken fence done later
--- ARGV run envelope task want delay_ms repeated
--- returns go | {status, wake_run, wake_envelope, ...}: status go, queued or later; then whom that lets
---         in besides; beside an empty run, in how many ms time alone lets the first who waits enter
+-- KEYS lock queue tasks woken fence done later calls
+-- ARGV run envelope task want delay_ms repeated [identity until_when replaces most_ms]
+-- returns go | {status, wake_run, wake_envelope, ...}: status go, queued or later, or updated; then whom
+--         that lets in besides; beside an empty run, in how many ms time alone lets the first who waits
+--         enter | {changed}: nothing was done, for another run has the identity than was thought
 --
 -- go        it is on its way, and who sent it publishes its message; if he dies, a sweep does
 -- want      as in acquire.lua
 -- delay_ms  0: it waits for nothing but its turn
 -- repeated  1: what was sent before and not answered
+-- identity  which the run is to have, or empty
+-- until_when  for how long: as in calls.lua, but for a number of ms from now
+-- replaces  the run that is known to have it, and may lose it; the same run: its message is replaced,
+--           if it waits; *: whoever has it keeps it, and this run goes without
+-- most_ms   so long after the first call it joins the queue at the latest, however often it is updated
 --
 -- later  zset  runs that do not join the queue before their time (ms)
 --
 -- USES grant
-local run, envelope, task, want, delay_ms, repeated = unpack(ARGV)
+local run, envelope, task, want, delay_ms, repeated, identity, until_when, replaces, most_ms = unpack(ARGV)
 local parcel = { 'e:' .. run, envelope, 't:' .. run, task }
 
-local is_plain = want == '' and delay_ms == '0' and repeated == '0'
-if is_plain and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
+-- USES lining
+-- USES calls
+identity = identity or ''
+local function take_identity(now_ms, first_ms)
+    local lasts_ms = tonumber(until_when)
+    local entry = lasts_ms and integer(now_ms + lasts_ms) or until_when
+    if most_ms then
+        entry = entry .. '@' .. integer(first_ms or now_ms)
+    end
+    redis.call('HSET', CALLS, identity, entry .. ' ' .. run)
+end
+
+local is_plain = want == '' and delay_ms == '0' and repeated == '0' and replaces ~= run
+local holder, holder_run = unpack(is_plain and redis.call('HMGET', LOCK, 'owner', 'run') or {})
+local is_alone = holder and holder ~= 'several:' and string.find(holder, 'parked:resting:', 1, true) ~= 1
+if is_alone and identity == '' and holder_run ~= run and redis.call('HEXISTS', TASKS, parcel[1]) == 0 then
+    -- One has all of it: there is nothing but to wait.
+    redis.call('HSET', TASKS, unpack(parcel)) -- before all other writes: a full server may refuse it
+    redis.call('ZREM', DONE, run) -- who sends a task again by its id means it
+    line_up(microseconds(), run)
+    return { 'queued', '', '' }
+end
+local now = microseconds()
+local is_free = is_plain and not holder and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0
+if is_free and not (identity ~= '' and taken_by(redis.call('HGET', CALLS, identity), now / 1000)) then
     -- Nobody has it, nobody waits: most calls end here.
-    local now = microseconds()
     local token, refused = grant(now, 'parked:' .. run, run, CLAIM_MS)
     if not token then
         return refused
@@ -27,27 +55,85 @@ if is_plain and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
     redis.call('HSET', LOCK, 'due', integer(now))
     redis.call('HSET', TASKS, 's:' .. run, integer(now), unpack(parcel))
     redis.call('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), run)
-    redis.call('ZREM', DONE, run) -- who sends a task again by its id means it
+    redis.call('ZREM', DONE, run)
+    if identity ~= '' then
+        take_identity(now / 1000)
+    end
     return 'go'
 end
 
 -- USES units
 -- USES queue
-local LATER = KEYS[7]
-local now = microseconds()
 
 -- What was answered of a run that is there; nothing: it is not.
 local function answered()
     if (repeated == '1' and redis.call('ZSCORE', DONE, run)) or holds(run, now) then
         return 'queued'
-    elseif redis.call('HEXISTS', TASKS, 'e:' .. run) == 1 then
+    elseif redis.call('HEXISTS', TASKS, parcel[1]) == 1 then
         local goes = keeps_for(run) and redis.call('ZSCORE', WOKEN, run)
         return goes and 'go' or redis.call('ZSCORE', LATER, run) and 'later' or 'queued'
     end
     return nil
 end
 
+-- Gives what is free to those who wait, of whom the run is one now; returns the script's answer.
+local function let_in(status)
+    local woken = go_on(now)
+    if woken == 1 then
+        if redis.call('ZRANK', QUEUE, 'p:' .. run) == 0 and not also[1] then
+            look_ahead(now)
+        end
+        return { status, '', '', unpack(also) }
+    end
+    local answer = { status }
+    for i = 1, #woken, 2 do
+        if woken[i] == run then
+            answer[1] = 'go' -- its message need not come back to who has sent it
+        else
+            answer[#answer + 1] = woken[i]
+            answer[#answer + 1] = woken[i + 1]
+        end
+    end
+    return answer
+end
+
+-- Replaces the message of the run, which waits and keeps its place. One that is not due is so now, if
+-- the call is not to be delayed.
+local function update()
+    local now_ms = now / 1000
+    local first_ms = tonumber(string.match(redis.call('HGET', CALLS, identity), '^[^@ ]+@(%d+) '))
+    redis.call('HSET', TASKS, unpack(parcel)) -- before all other writes: a full server may refuse it
+    note_want('p:' .. run, want)
+    take_identity(now_ms, first_ms)
+    if not redis.call('ZSCORE', LATER, run) then
+        return let_in('updated')
+    end
+    local due_ms = now_ms + delay_ms
+    if most_ms and first_ms then
+        due_ms = math.min(due_ms, first_ms + most_ms)
+    end
+    if due_ms > now_ms then
+        redis.call('ZADD', LATER, integer(due_ms), run)
+        return { 'updated', '', '' }
+    end
+    redis.call('ZREM', LATER, run)
+    line_up(now, run)
+    return let_in('updated')
+end
+
 prune(now)
+local takes = identity ~= ''
+if takes then
+    local other, where = taken_by(redis.call('HGET', CALLS, identity), now / 1000)
+    local is_same = other and task_of(other) == task_of(run)
+    if replaces == run then
+        return other == run and where == 'waiting' and update() or { 'changed' }
+    elseif other and not is_same and replaces == '*' then
+        takes = false
+    elseif other and not is_same and (other ~= replaces or where == 'waiting') then
+        return { 'changed' }
+    end
+end
 local before = answered()
 if before then
     return { before, '', '' }
@@ -55,25 +141,12 @@ end
 redis.call('HSET', TASKS, unpack(parcel)) -- before all other writes: a full server may refuse it
 note_want('p:' .. run, want)
 redis.call('ZREM', DONE, run)
+if takes then
+    take_identity(now / 1000)
+end
 if delay_ms ~= '0' then
     redis.call('ZADD', LATER, integer(now / 1000 + delay_ms), run)
     return { 'later', '', '' }
 end
 line_up(now, run)
-local woken = go_on(now)
-if woken == 1 then
-    if redis.call('ZRANK', QUEUE, 'p:' .. run) == 0 and not also[1] then
-        look_ahead(now)
-    end
-    return { 'queued', '', '', unpack(also) }
-end
-local answer = { 'queued' }
-for i = 1, #woken, 2 do
-    if woken[i] == run then
-        answer[1] = 'go' -- its message need not come back to who has sent it
-    else
-        answer[#answer + 1] = woken[i]
-        answer[#answer + 1] = woken[i + 1]
-    end
-end
-return answer
+return let_in('queued')

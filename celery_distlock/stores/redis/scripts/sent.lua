@@ -8,29 +8,31 @@
 --        nobody sends would keep those that were woken after it from being found
 --
 -- USES grant
--- USES units
--- USES queue
 local run, again = unpack(ARGV)
 if not redis.call('ZSCORE', WOKEN, run) then
     return 0
 end
 redis.call('ZREM', QUEUE, '') -- a full server refuses a script's first write, but not this one
+-- USES lining
+if again == '0' then
+    local times = times_sent(run) + 1
+    redis.call('HSET', TASKS, 'n:' .. run, times)
+    local pause = times <= RESENDS and RESEND_MS * 2 ^ (times - 1) or DAY_MS
+    local due = microseconds() / 1000 + pause
+    redis.call('ZADD', WOKEN, 'XX', integer(due), run)
+    return 1
+end
+
+-- USES units
+-- USES queue
 if again == '1' then
     redis.call('ZREM', DONE, '~' .. run)
     redis.call('HDEL', TASKS, 'n:' .. run, 'd:' .. run)
     redis.call('ZADD', WOKEN, 'XX', 0, run)
     return 1
 end
-if again == '2' then
-    redis.call('ZADD', WOKEN, 'XX', integer(microseconds() / 1000), run)
-    if keeps_for(run) then
-        free('parked:' .. run) -- for the next one; if that is to be sent, the next sweep finds it
-    end
-    return 1
+redis.call('ZADD', WOKEN, 'XX', integer(microseconds() / 1000), run)
+if keeps_for(run) then
+    free('parked:' .. run) -- for the next one; if that is to be sent, the next sweep finds it
 end
-local times = times_sent(run) + 1
-redis.call('HSET', TASKS, 'n:' .. run, times)
-local pause = times <= RESENDS and RESEND_MS * 2 ^ (times - 1) or DAY_MS
-local due = microseconds() / 1000 + pause
-redis.call('ZADD', WOKEN, 'XX', integer(due), run)
 return 1

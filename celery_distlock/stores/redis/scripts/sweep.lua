@@ -1,15 +1,15 @@
 -- sweep.lua: find what a crash left behind at one key: a free key with waiters, a run whose waker
 -- died before it was sent, a message that never came, a run that ended with its process.
--- KEYS lock queue tasks woken fence done later
+-- KEYS lock queue tasks woken fence done later calls
 -- ARGV limit
 -- returns {waiting, run, envelope, ...}; waiting: 1 somebody waits or is on its way | 0 nobody; beside
 --         an empty run: in how many ms time alone lets somebody enter
 --
 -- USES grant
 -- USES handing
-local LATER = KEYS[7]
+-- USES calls
 local now = microseconds()
-local is_free = redis.call('EXISTS', LOCK, LATER) == 0
+local is_free = redis.call('EXISTS', LOCK, LATER, CALLS) == 0
 if is_free and redis.call('ZCOUNT', WOKEN, '-inf', integer(now / 1000)) == 0 then
     -- A rest has ended: the usual case of what the ticker looks at.
     local given = hand_to_first(false, '')
@@ -20,6 +20,8 @@ end
 
 -- USES units
 -- USES queue
+-- USES lining
+local MOST_CALLS = 500 -- that are looked at, of a key
 local found = {}
 redis.call('ZREM', QUEUE, '') -- nobody of ours; and a full server refuses a script's first write
 local due = redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now / 1000), 'LIMIT', 0, ARGV[1])
@@ -61,5 +63,11 @@ if next_ms < math.huge then
     found[#found + 1] = ''
     found[#found + 1] = math.max(1, math.ceil(next_ms - now / 1000))
 end
-local waits = redis.call('EXISTS', QUEUE, WOKEN, LATER) > 0 or limit_at(now)
+local calls = redis.call('HSCAN', CALLS, 0, 'COUNT', MOST_CALLS)[2]
+for i = 1, #calls, 2 do
+    if not taken_by(calls[i + 1], now / 1000) then
+        redis.call('HDEL', CALLS, calls[i]) -- it means nothing any more
+    end
+end
+local waits = redis.call('EXISTS', QUEUE, WOKEN, LATER, CALLS) > 0 or limit_at(now)
 return { waits and 1 or 0, unpack(found) }

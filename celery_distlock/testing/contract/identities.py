@@ -1,0 +1,242 @@
+"""Stores that know which calls are alike."""
+
+from collections.abc import Callable
+
+import pytest
+
+from celery_distlock.keys import slot_name
+from celery_distlock.stores.requests import Identity
+from celery_distlock.stores.sending import Bearer, SendingStore, SendReply, Sent, Where
+from celery_distlock.stores.values import Completion, Want, WokenTask
+
+from .actions import AGAIN, YES, expire, leave, runs_of, swept, take, wait_until
+from .given import Given
+from .sending import send, sends
+
+__all__ = ["Identities"]
+
+SAME = Identity("same")
+
+
+class Identities(Given):
+    """An identity is taken exactly while its run is there, and by nothing else."""
+
+    @sends
+    def test_a_waiting_run_has_its_identity(self, store: SendingStore) -> None:
+        take(store, "k", "a")
+        assert store.peek("k", "same") is None
+
+        send(store, "k", "run", identity=SAME)
+
+        assert store.peek("k", "same") == Bearer("run", Where.WAITING)
+        assert store.peek("k", "other") is None
+        assert store.peek("other", "same") is None
+
+    @sends
+    @pytest.mark.parametrize("delay", [0.0, 30.0])
+    def test_a_second_one_is_not_taken_in(self, store: SendingStore, delay: float) -> None:
+        take(store, "k", "a")
+        send(store, "k", "first", identity=SAME, delay=delay)
+
+        assert send(store, "k", "second", identity=SAME) == SendReply(Sent.CHANGED)
+
+        assert store.parked("k", "second") is None
+        assert send(store, "k", "third", identity=Identity("other")).sent is Sent.QUEUED
+
+    @sends
+    def test_of_two_who_saw_nobody_one_is_taken_in(self, store: SendingStore) -> None:
+        replies = [send(store, "k", run, identity=SAME).sent for run in ("r1", "r2")]
+
+        assert replies == [Sent.GO, Sent.CHANGED]
+        assert store.peek("k", "same") == Bearer("r1", Where.COMING)
+
+    @sends
+    def test_a_repeated_request_has_its_own_identity(self, store: SendingStore) -> None:
+        assert send(store, "k", "run", identity=SAME).sent is Sent.GO
+
+        assert send(store, "k", "run", identity=SAME).sent is Sent.GO
+
+    # How long
+
+    @sends
+    @pytest.mark.parametrize("want", [Want(), Want(1, 2)], ids=["alone", "beside others"])
+    @pytest.mark.parametrize("retain", [False, True])
+    @pytest.mark.parametrize(
+        ("until", "there"), [("started", False), ("finished", True), (30.0, True)]
+    )
+    def test_until_when_a_run_has_it(
+        self, store: SendingStore, until: str | float, there: bool, retain: bool, want: Want
+    ) -> None:
+        send(store, "k", "run", identity=Identity("same", until), want=want)
+        take(store, "k", "a", run="run", redelivered=True, retain=retain, want=want)
+
+        assert store.peek("k", "same") == (Bearer("run", Where.RUNNING) if there else None)
+        leave(store, "k", "a", run="run", completion=AGAIN)
+        assert store.peek("k", "same") == (Bearer("run", Where.ENDED) if until == 30.0 else None)
+
+    @sends
+    def test_while_its_result_is_stored_a_run_has_no_identity(self, store: SendingStore) -> None:
+        send(store, "k", "run", identity=Identity("same", "finished"))
+        take(store, "k", "a", run="run", redelivered=True, retain=True)
+
+        leave(store, "k", "a", run="run", completion=Completion.UNSETTLED)
+
+        assert store.peek("k", "same") is None
+
+    @sends
+    def test_time_ends_it(self, store: SendingStore, pass_time: Callable[[float], None]) -> None:
+        send(store, "k", "run", identity=Identity("same", 1.0))
+        take(store, "k", "a", run="run", redelivered=True)
+        leave(store, "k", "a", run="run", completion=AGAIN)
+        assert store.peek("k", "same") is not None
+
+        pass_time(1.5)
+
+        assert store.peek("k", "same") is None
+        assert send(store, "k", "another", identity=Identity("same", 1.0)).sent is Sent.GO
+
+    @sends
+    @pytest.mark.parametrize("end", ["cancel", "drop"])
+    def test_a_run_that_is_struck_leaves_it(self, store: SendingStore, end: str) -> None:
+        send(store, "k", "run", identity=Identity("same", "finished"))
+
+        if end == "cancel":
+            store.cancel("k", "run")
+        else:
+            store.drop(WokenTask(slot_name("k"), "run", b""))
+
+        assert store.peek("k", "same") is None
+
+    @sends
+    def test_a_holder_whose_lease_ends_leaves_it(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        send(store, "k", "run", identity=Identity("same", "finished"))
+        take(store, "k", "a", 1.0, run="run", redelivered=True)
+        assert store.peek("k", "same") == Bearer("run", Where.RUNNING)
+        pass_time(1.5)
+        expire(store, "k")
+
+        assert store.peek("k", "same") is None
+
+    @sends
+    def test_a_retry_is_of_the_same_task(self, store: SendingStore) -> None:
+        identity = Identity("same", "finished")
+        send(store, "k", "task:0:0:0", identity=identity)
+        take(store, "k", "a", run="task:0:0:0", redelivered=True)
+
+        again = send(store, "k", "task:1:0:0", identity=identity._replace(replaces="*"))
+
+        assert again.sent is Sent.QUEUED
+        leave(store, "k", "a", run="task:0:0:0", completion=YES)
+        assert store.peek("k", "same") == Bearer("task:1:0:0", Where.COMING)
+
+    @sends
+    def test_a_key_that_is_kept_for_a_retry_keeps_it(self, store: SendingStore) -> None:
+        send(store, "k", "task:0:0:0", identity=Identity("same", "finished"))
+        take(store, "k", "a", run="task:0:0:0", redelivered=True)
+
+        leave(store, "k", "a", run="task:0:0:0", keep_for=("task:1:0:0", 30.0))
+
+        assert store.peek("k", "same") == Bearer("task:0:0:0", Where.RUNNING)
+
+    # Those that are not second ones
+
+    @sends
+    def test_one_that_somebody_waits_for_goes_without(self, store: SendingStore) -> None:
+        take(store, "k", "a")
+        send(store, "k", "first", identity=SAME)
+
+        reply = send(store, "k", "second", identity=SAME._replace(replaces="*"))
+
+        assert reply.sent is Sent.QUEUED
+        assert store.peek("k", "same") == Bearer("first", Where.WAITING)
+        assert runs_of(leave(store, "k", "a")) == ["first"]
+
+    @sends
+    def test_one_that_somebody_waits_for_takes_it_if_it_is_free(self, store: SendingStore) -> None:
+        take(store, "k", "a")
+
+        send(store, "k", "run", identity=SAME._replace(replaces="*"))
+
+        assert store.peek("k", "same") == Bearer("run", Where.WAITING)
+
+    # Updates
+
+    @sends
+    def test_an_update_keeps_the_place(self, store: SendingStore) -> None:
+        take(store, "k", "a")
+        send(store, "k", "first", b"old", identity=SAME)
+        send(store, "k", "other")
+
+        updated = send(store, "k", "first", b"new", identity=SAME._replace(replaces="first"))
+
+        assert updated == SendReply(Sent.UPDATED)
+        assert store.inspect("k").waiting == 2
+        (wake,) = leave(store, "k", "a")
+        assert (wake.run, wake.envelope) == ("first", b"new")
+
+    @sends
+    def test_what_does_not_wait_any_more_is_not_updated(self, store: SendingStore) -> None:
+        identity = SAME._replace(replaces="run")
+        assert send(store, "k", "run", b"new", identity=identity).sent is Sent.CHANGED
+        send(store, "k", "run", b"old", identity=SAME)
+
+        assert send(store, "k", "run", b"new", identity=identity).sent is Sent.CHANGED
+
+        found = store.parked("k", "run")
+        assert found is not None
+        assert found.envelope == b"old"  # it is on its way
+
+    @sends
+    def test_one_that_is_on_its_way_may_lose_it(self, store: SendingStore) -> None:
+        send(store, "k", "first", identity=SAME)
+
+        second = send(store, "k", "second", identity=SAME._replace(replaces="first"))
+
+        assert second.sent is Sent.QUEUED
+        assert store.peek("k", "same") == Bearer("second", Where.WAITING)
+
+    @sends
+    def test_an_update_moves_the_time(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        send(store, "k", "run", b"old", identity=SAME, delay=10.0)
+        identity = SAME._replace(replaces="run")
+        assert send(store, "k", "run", b"new", identity=identity, delay=60.0).sent is Sent.UPDATED
+        pass_time(10.5)
+        assert swept(store) == []
+
+        reply = send(store, "k", "run", b"newest", identity=identity)
+
+        assert reply == SendReply(Sent.GO)  # without a delay it is due
+        found = store.parked("k", "run")
+        assert found is not None
+        assert found.envelope == b"newest"
+
+    @sends
+    def test_updates_do_not_put_it_off_for_ever(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        send(store, "k", "run", identity=Identity("same", most=25.0), delay=10.0)
+        identity = Identity("same", replaces="run", most=25.0)
+        for number in range(3):
+            pass_time(8.0)
+            envelope = b"%d" % number
+            reply = send(store, "k", "run", envelope, identity=identity, delay=10.0)
+            assert reply.sent is Sent.UPDATED
+        pass_time(1.5)  # 25.5 s after the first one, and 1.5 s after the last one
+
+        (wake,) = wait_until(lambda: swept(store), "a sweep")
+
+        assert wake.envelope == b"2"
+
+    @sends
+    def test_an_update_after_that_time_goes(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        send(store, "k", "run", identity=Identity("same", most=25.0), delay=20.0)
+        pass_time(30.0)
+
+        identity = Identity("same", replaces="run", most=25.0)
+        assert send(store, "k", "run", b"new", identity=identity, delay=20.0).sent is Sent.GO

@@ -1,0 +1,392 @@
+"""A call is not sent while one like it is there, and nothing is left behind that says it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import chain, chord, group, signals
+
+from celery_distlock import signals as lock_signals
+from celery_distlock.errors import ConfigurationError, DuplicateTaskError
+from celery_distlock.ops.admin import Admin
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.worker.conftest import Site
+
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # of Celery's backend
+
+
+def runs(site: Site, key: str) -> list[Any]:
+    return site.journal.read(key)
+
+
+# Until it has started
+
+
+def test_a_call_while_one_waits_is_that_one(site, key):
+    task = site.tasks.work_once["started"]
+    with site.held(key):
+        first, second = task.delay(key, 1), task.delay(key, 1)
+        assert site.look(key).waiting == 1
+
+    assert (first.joined, second.joined) == (False, True)
+    assert first.id == second.id
+    assert second.get(timeout=30) == 0
+    assert runs(site, key) == [1]
+
+
+def test_other_arguments_are_another_call(site, key):
+    task = site.tasks.work_once["started"]
+    with site.held(key):
+        results = [task.delay(key, number) for number in (1, 2, 1, 2)]
+        assert site.look(key).waiting == 2
+
+    for result in results:
+        result.get(timeout=30)
+    assert runs(site, key) == [1, 2]
+
+
+def test_arguments_by_name_are_the_same_call(site, key):
+    task = site.tasks.work_once["started"]
+    with site.held(key):
+        first = task.delay(key, 1)
+        second = task.apply_async(kwargs={"note": 1, "gate": "", "key": key})
+
+    assert second.id == first.id
+    first.get(timeout=30)
+
+
+def test_of_many_calls_while_one_runs_one_more_runs(site, key):
+    task = site.tasks.work_once["started"]
+    running = task.delay(key, "same", key)
+    site.journal.wait(key)
+
+    later = [task.delay(key, "same", key) for _ in range(20)]
+
+    assert {result.id for result in later} != {running.id}
+    assert len({result.id for result in later}) == 1
+    site.journal.open(key)
+    later[0].get(timeout=30)
+    assert runs(site, key) == ["same", "same"]
+
+
+def test_a_delayed_call_is_there(site, key):
+    task = site.tasks.work_once["started"]
+    first = task.apply_async((key, 1), countdown=600)
+
+    assert task.delay(key, 1).id == first.id
+    assert Admin(site.app).drop(first.id)
+
+
+def test_of_calls_at_once_one_is_sent(site, key):
+    task = site.tasks.work_once["started"]
+    ids: set[str] = set()
+
+    def call() -> None:
+        ids.update(task.delay(key, 1).id for _ in range(10))
+
+    with site.held(key):
+        threads = [threading.Thread(target=call) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert len(ids) == 1
+        assert site.look(key).waiting == 1
+
+    site.app.AsyncResult(ids.pop()).get(timeout=30)
+
+
+# Until it has finished
+
+
+def test_a_call_while_one_runs_is_that_one(site, key):
+    task = site.tasks.work_once["finished"]
+    running = task.delay(key, 1, key)
+    site.journal.wait(key)
+
+    joined = task.delay(key, 1, key)
+
+    assert joined.id == running.id
+    site.journal.open(key)
+    assert joined.get(timeout=30) == 0
+    site.wait_free(key)
+    again = task.delay(key, 1, key)
+    assert again.id != running.id
+    again.get(timeout=30)
+    assert runs(site, key) == [1, 1]
+
+
+def test_a_retry_is_the_same(site, key):
+    task = site.tasks.retry_once
+    first = task.delay(key)
+    site.journal.wait(key)
+    ids = set()
+    while not first.ready():
+        ids.add(task.delay(key).id)
+
+    assert first.get(timeout=30) == 2
+    assert first.id in ids
+    assert len(ids) <= 2  # the last one may have come when it had ended
+    for task_id in ids:
+        site.app.AsyncResult(task_id).get(timeout=30)
+
+
+def test_a_call_within_so_many_seconds_is_the_one_before(site, key):
+    task = site.tasks.work_once["seconds"]
+    first = task.delay(key, 1)
+    first.get(timeout=30)
+    site.wait_free(key)
+
+    assert task.delay(key, 1).id == first.id
+    assert runs(site, key) == [1]
+
+
+# Updates
+
+
+def test_an_updated_call_keeps_its_place_and_runs_with_what_came_last(site, key):
+    task = site.tasks.work_once["update"]
+    with site.held(key):
+        first = task.delay(key, "old")
+        other = site.tasks.work_requeue.apply_async((key, "other"), lock_via="store")
+        for number in range(5):
+            updated = task.delay(key, f"new {number}")
+        assert site.look(key).waiting == 2
+
+    assert updated.id == first.id
+    assert updated.joined
+    other.get(timeout=30)
+    assert runs(site, key) == ["new 4", "other"]
+
+
+def test_a_call_while_one_runs_is_not_lost(site, key):
+    task = site.tasks.work_once["update"]
+    task.delay(key, "first", key)
+    site.journal.wait(key)
+
+    later = [task.delay(key, f"later {number}") for number in range(3)]
+
+    site.journal.open(key)
+    for result in later:
+        result.get(timeout=30)
+    assert runs(site, key) == ["first", "later 2"]
+
+
+def test_an_update_without_a_countdown_makes_it_due(site, key):
+    task = site.tasks.work_once["update"]
+    first = task.apply_async((key, "late"), countdown=600)
+
+    assert task.delay(key, "now").id == first.id
+
+    first.get(timeout=30)
+    assert runs(site, key) == ["now"]
+
+
+# Raising
+
+
+def test_a_second_call_raises(site, key):
+    task = site.tasks.work_once["raise"]
+    with site.held(key):
+        first = task.delay(key, 1)
+        with pytest.raises(DuplicateTaskError, match=first.id) as raised:
+            task.delay(key, 1)
+
+    assert raised.value.task_id == first.id
+    first.get(timeout=30)
+
+
+# What is never joined
+
+
+def test_a_call_with_its_own_id_is_sent(site, key):
+    task = site.tasks.work_once["started"]
+    with site.held(key):
+        task.delay(key, 1)
+        mine = task.apply_async((key, 1), task_id=f"mine-{key}")
+        assert site.look(key).waiting == 2
+
+    assert mine.get(timeout=30) == 0
+
+
+def test_a_call_with_a_link_is_sent(site, key):
+    task = site.tasks.work_once["started"]
+    with site.held(key):
+        task.delay(key, 1)
+        linked = task.apply_async((key, 1), link=site.tasks.work_requeue.si(f"{key}:linked", 2))
+
+    linked.get(timeout=30)
+    site.journal.wait(f"{key}:linked")
+
+
+def test_a_call_may_be_sent_in_any_case(site, key):
+    task = site.tasks.work_once["started"]
+    with site.held(key):
+        results = [task.delay(key, 1), task.apply_async((key, 1), lock_unique=None)]
+        assert site.look(key).waiting == 2
+
+    for result in results:
+        result.get(timeout=30)
+    with pytest.raises(ConfigurationError, match="can only be None"):
+        task.apply_async((key, 1), lock_unique="started")
+
+
+def test_a_chord_of_equal_members_completes(site, key):
+    once = site.tasks.square_once
+
+    result = chord([once.s(key, 3) for _ in range(4)])(site.tasks.total.s())
+
+    assert result.get(timeout=60) == 36
+
+
+def test_a_group_and_a_chain_of_equal_members_complete(site, key):
+    once = site.tasks.square_once
+    with site.held(key):
+        once.delay(key, 3)
+        together = group(once.s(key, 3) for _ in range(3)).delay()
+        row = chain(once.si(key, 3), once.si(key, 3)).delay()
+
+    assert together.get(timeout=60) == [9, 9, 9]
+    assert row.get(timeout=60) == 9
+
+
+# Who sees it
+
+
+def test_no_receiver_of_before_task_publish_sees_an_id_that_does_not_run(site, key):
+    task, seen = site.tasks.work_once["started"], []
+
+    def note(headers: dict[str, Any], **_: Any) -> None:
+        seen.append(headers["id"])
+
+    signals.before_task_publish.connect(note)
+    try:
+        with site.held(key):
+            first = task.delay(key, 1)
+            for _ in range(3):
+                task.delay(key, 1)
+    finally:
+        signals.before_task_publish.disconnect(note)
+
+    assert seen == [first.id]
+    first.get(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("name", "signal"),
+    [("started", lock_signals.task_joined), ("update", lock_signals.task_updated)],
+)
+def test_receivers_are_told_of_a_call_that_is_another_one(site, key, name, signal):
+    task, told = site.tasks.work_once[name], []
+
+    def note(sender: Any, key: str, task_id: str, **_: Any) -> None:
+        told.append((sender.name, key, task_id))
+
+    signal.connect(note)
+    try:
+        with site.held(key):
+            first = task.delay(key, 1)
+            task.delay(key, 1)
+    finally:
+        signal.disconnect(note)
+
+    assert told == [(task.name, key, first.id)]
+    first.get(timeout=30)
+
+
+def test_a_message_from_elsewhere_gets_the_rules_result(site, key):
+    task = site.tasks.work_once["result"]
+    running = task.delay(key, 1, key)
+    site.journal.wait(key)
+
+    second = site.app.send_task(task.name, (key, 1, key))
+
+    assert second.get(timeout=30) == "there was one"
+    site.journal.open(key)
+    running.get(timeout=30)
+    assert runs(site, key) == [1]
+
+
+def test_a_message_from_elsewhere_is_revoked_if_the_rule_has_no_result(site, key):
+    task = site.tasks.work_once["finished"]
+    running = task.delay(key, 1, key)
+    site.journal.wait(key)
+
+    second = site.app.send_task(task.name, (key, 1, key))
+
+    wait_until(lambda: second.state == "REVOKED", what="the second one to be revoked")
+    assert running.id in str(second.result)
+    site.journal.open(key)
+    running.get(timeout=30)
+    assert runs(site, key) == [1]
+
+
+def test_a_message_from_elsewhere_runs_if_there_is_none(site, key):
+    task = site.tasks.work_once["finished"]
+
+    assert site.app.send_task(task.name, (key, 1)).get(timeout=30) == 0
+
+
+# Nothing is left behind
+
+
+def test_a_killed_task_leaves_its_identity(site, key):
+    task = site.tasks.sleep_once
+    killed = task.delay(key)
+    (pid,) = site.journal.wait(key)
+
+    os.kill(pid, signal.SIGKILL)
+
+    begin = time.monotonic()
+    wait_until(lambda: not site.look(key).token, what="the key to be free")
+    again = task.apply_async((key,))
+    assert again.id != killed.id
+    assert time.monotonic() - begin < 10
+    again.revoke(terminate=True)
+    site.wait_free(key)
+
+
+def test_a_task_over_its_hard_time_limit_leaves_its_identity(site, key):
+    task = site.tasks.sleep_once
+    first = task.delay(key)
+    site.journal.wait(key)
+    assert task.delay(key).id == first.id
+    site.wait_free(key)
+
+    again = task.delay(key)
+
+    assert again.id != first.id
+    again.revoke(terminate=True)
+    site.wait_free(key)
+
+
+@pytest.mark.parametrize("how", ["dropped", "revoked", "expired"])
+def test_one_that_does_not_run_leaves_its_identity(site, key, how):
+    task = site.tasks.work_once["started"]
+    with site.held(key):
+        options = {"expires": 0.3} if how == "expired" else {}
+        first = task.apply_async((key, 1), **options)
+        if how == "dropped":
+            assert Admin(site.app).drop(first.id)
+        elif how == "revoked":
+            first.revoke()
+            for worker in site.workers:
+                worker.wait_log(f"Tasks flagged as revoked: {first.id}")
+        else:
+            after = time.monotonic() + 0.5
+            wait_until(lambda: time.monotonic() > after, what="the expiry")
+    wait_until(lambda: first.state == "REVOKED", what="the first one to be revoked")
+    site.wait_free(key)
+
+    second = task.delay(key, 1)
+
+    assert second.id != first.id
+    assert second.get(timeout=30) == 0
+    assert runs(site, key) == [1]
