@@ -122,6 +122,7 @@ class Hold:
         upgraded_at: How deep it was entered when an inner acquisition upgraded it; None: none has.
         upgrades: How many attempts to upgrade it have begun.
         unconfirmed: Whether a downgrade was not answered: shared is the least that it has.
+        begun: Whether anything has run under it, as far as is known when it is given up.
     """
 
     __slots__ = (
@@ -132,6 +133,7 @@ class Hold:
         "_rests_until",
         "_wanted_since",
         "arrival",
+        "begun",
         "depth",
         "held_since",
         "keeper",
@@ -176,6 +178,7 @@ class Hold:
         self.upgraded_at: int | None = None
         self.upgrades = 0
         self.unconfirmed = False
+        self.begun = False
         self.terms = terms
         self.run = run
         self.label = label
@@ -221,7 +224,9 @@ class Hold:
                 return False
             self.state = HoldState.HELD
             self.depth = 1
-        self._tell("lock_acquired", waited=self.waited, **self.want._asdict())
+        self._tell(
+            "lock_acquired", waited=self.waited, units=self.want.units, capacity=self.want.capacity
+        )
         return True
 
     def _note_grant(self, reply: Reply) -> None:
@@ -248,7 +253,7 @@ class Hold:
             self.want = want
             self.unconfirmed = False
             self.valid_until = reply.asked_at + believed(lease)
-        self._tell("lock_changed", **want._asdict())
+        self._tell("lock_changed", units=want.units, capacity=want.capacity)
 
     def doubt(self) -> None:
         """Believe in no more than a share, as a downgrade was not answered."""
@@ -410,6 +415,11 @@ class Hold:
             return None
         return f"{RESTING}{secrets.token_hex(8)}", min(until - now, MAX_REST)
 
+    @property
+    def started(self) -> bool | None:
+        """Whether what it was granted by a rate was for anything; None: it has none."""
+        return self.begun if self.wanted.rates else None
+
     def end(self) -> HoldState:
         """Stop holding, before the store is told; return the state until then."""
         with self._mutex:
@@ -428,7 +438,14 @@ class Hold:
         False: the key was not ours any more.
         """
         released = self.store.release(
-            ReleaseRequest(self.key, self.owner, run=self.run, completion=ended, keep_for=keep_for)
+            ReleaseRequest(
+                self.key,
+                self.owner,
+                run=self.run,
+                completion=ended,
+                keep_for=keep_for,
+                started=self.started,
+            )
         )
         (dispatch or self.store.dispatch)(released.wake)
         return released.released

@@ -243,7 +243,7 @@ class KeyAcquisition:
             self.taken.remove(hold)  # not before: until then it is to be released in any case
             held_here().pop((store.identity, key), None)
             if reply.status not in (Status.RESERVED, Status.PARKED):  # it stands nowhere
-                release_later(store, key, hold.owner, run=run)
+                release_later(store, key, hold.owner, run=run, started=hold.started)
             return reply
         except StoreUnavailableError as error:
             self._requeueing.on_outage(error)

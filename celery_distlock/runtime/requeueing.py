@@ -20,7 +20,14 @@ from celery_distlock.policies import Conflict
 from celery_distlock.stores import ParkingStore, StandRequest, Store
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.several_keys import begin_at_first_key
-from celery_distlock.stores.values import Completion, ParkRequest, Route, Status, WokenTask
+from celery_distlock.stores.values import (
+    ALONE,
+    Completion,
+    ParkRequest,
+    Route,
+    Status,
+    WokenTask,
+)
 
 from .invocation import Invocation
 from .messages import LockHeader, publish, seal, with_eta
@@ -215,7 +222,8 @@ class Requeueing:
 def route_of(keys: Iterable[Key], task: str) -> Route:
     """Return the way of a run of *task* through *keys*, in their order."""
     keys = tuple(keys)
-    wants = () if all(key.alone for key in keys) else tuple(map(want_of, keys))
+    wants = tuple(map(want_of, keys))
+    wants = () if all(want == ALONE for want in wants) else wants
     return Route(tuple(slot_name(key.template) for key in keys), task, wants)
 
 

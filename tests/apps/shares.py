@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any
 
-from celery_distlock import Key, LockedTask, clock, install
+from celery_distlock import Key, LockedTask, Rate, clock, install
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
@@ -163,3 +163,21 @@ def write_token(self: Any, key: str) -> int:
 @app.task(shared=False)
 def collect(found: list[Any]) -> int:
     return len(found)
+
+
+def begin(self: Any, key: str) -> None:
+    """Write down when it begins, by this machine's clock."""
+    journal.write(f"starts:{key}", time.time())
+
+
+OFTEN = Rate(20, per=1.0, burst=20)
+often = locked(Key("{key}", shared=True, rate="20/s"), name="often")(begin)
+often_at_once = locked(Key("{key}", shared=True, rate=OFTEN), name="often_at_once")(begin)
+by_two_rates = locked(
+    Key("{key}", shared=True, rate=[Rate(5, per=1.0, burst=5), Rate(12, per=4.0, burst=12)]),
+    name="by_two_rates",
+)(begin)
+seldom = locked(Key("{key}", capacity=1, rate="1/h"), name="seldom")(begin)
+often_again = locked(
+    Key("{key}", shared=True, rate="20/s"), name="often_again", lock_on_conflict="retry"
+)(begin)

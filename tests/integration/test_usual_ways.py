@@ -10,7 +10,7 @@ import redis
 
 from celery_distlock.stores.redis import scripts
 
-RECORDS = ("lock", "queue", "tasks", "woken", "fence", "done")
+RECORDS = ("lock", "queue", "tasks", "woken", "fence", "done", "rate")
 SHORT = {  # what begins a short way, and what it is without one
     "acquire": ("come_for_it(owner, run, lease_ms)", "nil"),
     "release": ("hand_to_first(owner, run)", "nil"),
@@ -50,10 +50,10 @@ class Twin:
     def send(self, pipe: redis.client.Pipeline, name: str, *arguments: object) -> None:
         named = [str(each).replace("@", f"{self._stem}:") for each in arguments]
         placed = [f"{each}:{self._place}" if ":" in each else each for each in named]
-        pipe.eval(SOURCES[name][self._place], 6, *self.keys, *placed)
+        pipe.eval(SOURCES[name][self._place], len(self.keys), *self.keys, *placed)
 
     def state(self) -> object:
-        lock, queue, tasks, woken, fence, done = self.keys
+        lock, queue, tasks, woken, fence, done, _ = self.keys
         read = self.client
         facts = [read.hgetall(lock), read.hgetall(tasks), read.exists(fence)]
         facts += [sorted(read.zrange(name, 0, -1)) for name in (woken, done)]

@@ -12,6 +12,7 @@ PUBLIC = {
         "Key",
         "Lock",
         "LockedTask",
+        "Rate",
         "TypedTask",
         "install",
         "locked_task",

@@ -415,8 +415,7 @@ def _waiter(member: bytes, arrival: bytes, task: bytes, want: bytes, *, woken: b
 
 
 def _want(written: bytes | None) -> Want:
-    wanted = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text(written))
-    return Want(int(wanted[1]), int(wanted[2])) if wanted else ALONE
+    return Want.read(text(written)) or ALONE
 
 
 def _one_who_waits(member: bytes, arrival: bytes, task: bytes, *, woken: bool) -> Waiter:

@@ -7,6 +7,7 @@ from .inspection import Inspection
 from .limits import Limits
 from .listing import Listing
 from .parking import Parking
+from .rates import Rates
 from .releasing import Releasing
 from .renewing import Renewing
 from .resting import Resting
@@ -48,6 +49,7 @@ class StoreContract(
     Upgrading,
     Resting,
     Limits,
+    Rates,
     Timing,
 ):
     """
