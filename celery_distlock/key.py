@@ -147,6 +147,8 @@ class Key:
 
     def __repr__(self) -> str:
         said = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
+        rates = [str(rate) if rate.burst == 1 else rate for rate in self.rates]
+        said["rate"] = rates[0] if len(rates) == 1 else rates or None
         defaults = {each.name: each.default for each in fields(self)}
         more = [
             f"{name}={value!r}"

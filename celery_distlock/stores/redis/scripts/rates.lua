@@ -249,16 +249,22 @@ local function reserve_start(owner, terms, now, came)
     end
 end
 
+local function keep_no_longer(owner, terms, now)
+    redis.call('HDEL', RATE, 'r:' .. owner) -- first: it may have nothing of the key any more
+    if log and log.of == RATE then
+        log.reserved = math.max(0, log.reserved - rates_of(terms))
+    else
+        read_log(now)
+    end
+end
+
 -- Lets one start who has come; false: nothing was kept for it.
 local function begin_start(owner, another, now)
     local terms = redis.call('HGET', RATE, 'r:' .. owner)
     if not terms then
         return false
     end
-    read_log(now)
-    if redis.call('HDEL', RATE, 'r:' .. owner) == 1 then
-        log.reserved = log.reserved - rates_of(terms)
-    end
+    keep_no_longer(owner, terms, now)
     count_start(another, terms, now)
     return true
 end
@@ -292,9 +298,7 @@ end
 local function leave_start(owner, now)
     local terms = redis.call('HGET', RATE, 'r:' .. owner)
     if terms then
-        read_log(now)
-        redis.call('HDEL', RATE, 'r:' .. owner)
-        log.reserved = math.max(0, log.reserved - rates_of(terms))
+        keep_no_longer(owner, terms, now)
         put_forward(terms)
     end
 end
