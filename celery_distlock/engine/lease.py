@@ -18,10 +18,10 @@ import os
 import secrets
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from celery_distlock import clock
-from celery_distlock.errors import LockLostError, LockNotOwnedError, StoreError
+from celery_distlock.errors import LockError, LockLostError, LockNotOwnedError, StoreError
 from celery_distlock.key import MAX_REST, Key
 from celery_distlock.naming import RESTING, shown
 from celery_distlock.settings import MAX_LEASE
@@ -40,7 +40,7 @@ from celery_distlock.stores.values import (
 
 from .wants import units_of, want_of
 
-__all__ = ["Hold", "HoldState", "Keeper", "Lease", "Terms", "believed"]
+__all__ = ["Hold", "HoldState", "Keeper", "Lease", "PostponeRequest", "Terms", "believed"]
 
 # Redlock's allowance for two clocks that do not run at one speed (redis.io, "Distributed locks").
 DRIFT_SHARE = 0.01
@@ -451,6 +451,18 @@ class Hold:
         return released.released
 
 
+class PostponeRequest(BaseException):
+    """
+    Ends a task's run that is to run again; see :meth:`Lease.postpone`.
+
+    No :exc:`Exception`: it is no error that the task's code has to do with.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"to run again in {seconds:g} s")
+        self.seconds = seconds
+
+
 class Lease:
     """
     What a task or a :class:`~celery_distlock.Lock` holds, as the code under it sees it.
@@ -460,9 +472,16 @@ class Lease:
     has the token 0, and its :meth:`ensure_held` passes.
     """
 
-    def __init__(self, holds: tuple[Hold, ...], *, wanted: bool = True) -> None:
+    def __init__(
+        self,
+        holds: tuple[Hold, ...],
+        *,
+        wanted: bool = True,
+        why_not_postpone: Callable[[], str] | None = None,
+    ) -> None:
         self._holds = holds
         self._wanted = wanted  # false: whoever runs here was told to run unlocked
+        self._why_not_postpone = why_not_postpone
 
     def __bool__(self) -> bool:
         return bool(self._holds)
@@ -617,6 +636,35 @@ class Lease:
             raise ValueError(f"cool_down() takes a positive number of seconds, not {seconds!r}")
         for hold in self._holds:
             hold.cool_down(float(seconds))
+
+    def postpone(self, seconds: float) -> NoReturn:
+        """
+        End this run of a locked task unfinished, and have it run again after *seconds*.
+
+        For a service that says "too many requests" and when to come again. Meanwhile nobody enters
+        the task's keys; then it begins anew, under the same id, before all that wait for them. It
+        is no failure, no retry and no requeue; its start counts for the rate. What it has done so
+        far is done: there is no way back into the middle of a function.
+
+        It ends the body by an exception, as ``self.retry()`` does, but by none that ``except
+        Exception`` catches, nor `autoretry_for`. A body that catches :exc:`BaseException` and does
+        not raise it on goes on, with its keys resting.
+
+        Raises:
+            ValueError: *seconds* is not a positive number, or more than 30 days.
+            LockError: There is no message to put back, as this is no locked task, or one that was
+                called without one (directly, by ``apply()``, or eagerly); or the store cannot keep
+                tasks until a key is free.
+            LockLostError: The key was lost.
+            StoreError: The store did not confirm that the key rests.
+        """
+        why = "this is not the lock of a locked task that runs under one"
+        if self._holds and self._why_not_postpone is not None:
+            why = self._why_not_postpone()
+        if why:
+            raise LockError(f"postpone() cannot put this run back: {why}")
+        self.cool_down(seconds)
+        raise PostponeRequest(seconds)
 
     def __repr__(self) -> str:
         state = f"{self.remaining:.1f} s left" if self.held else "not held"

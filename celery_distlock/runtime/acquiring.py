@@ -57,7 +57,12 @@ class KeyAcquisition:
     @property
     def lease(self) -> Lease:
         """What the task sees of it."""
-        return Lease(self.holds, wanted=False)
+        return Lease(self.holds, wanted=False, why_not_postpone=self._why_not_postpone)
+
+    def _why_not_postpone(self) -> str:
+        if self.entered:
+            return "it has entered a key that is held around it"
+        return self._requeueing.why_not_postpone()
 
     def take_all(self) -> Decision | None:
         """

@@ -88,6 +88,7 @@ class LockHeader:
         attempts: How often it was sent again by countdown because its key was taken.
         outages: How often it was sent again since the store last answered.
         requeues: How often it was requeued because the task failed.
+        postponed: How often the task has postponed itself.
         since: When it first found its key taken, in seconds since the epoch; 0: it has not.
     """
 
@@ -99,6 +100,7 @@ class LockHeader:
     outages: int = 0
     requeues: int = 0
     since: float = 0.0
+    postponed: int = 0
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> "LockHeader":
@@ -106,14 +108,14 @@ class LockHeader:
         Read it from a message's headers, or a request's facts.
 
         ``self.retry()`` copies the header into the message of the next attempt. There only the
-        number of requeues counts; the rest was about the attempt before.
+        numbers of requeues and postponements count; the rest was about the attempt before.
         """
         values = headers.get(HEADER)
         if not isinstance(values, Mapping):
             return _NOTHING
-        requeues = _whole(values.get("requeues"))
+        requeues, postponed = _whole(values.get("requeues")), _whole(values.get("postponed"))
         if values.get("retries") != (headers.get("retries") or 0):
-            return cls(requeues=requeues)
+            return cls(requeues=requeues, postponed=postponed)
         return cls(
             woken=bool(values.get("woken")),
             run=str(values.get("run") or ""),
@@ -123,7 +125,13 @@ class LockHeader:
             outages=_whole(values.get("outages")),
             requeues=requeues,
             since=_number(values.get("since")),
+            postponed=postponed,
         )
+
+    @property
+    def number(self) -> int:
+        """How often it was put back, as its execution's id tells."""
+        return self.requeues + self.postponed
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -95,7 +95,7 @@ def execution_id(headers: Mapping[str, Any]) -> str:
     execution = ExecutionId(
         headers["id"],
         headers.get("retries") or 0,
-        LockHeader.of(headers).requeues,
+        LockHeader.of(headers).number,
         headers.get("replaced_task_nesting") or 0,
     )
     return str(execution)
