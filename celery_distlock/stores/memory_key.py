@@ -445,7 +445,7 @@ class MemoryKey:
         rest = max(0.0, self.rest_until - clock.monotonic())
         if not self.shares:
             state = KeyState("", 0, "", 0.0, 0.0, *waits)
-            return state._replace(limit=self.limit, rest=rest)
+            return state._replace(limit=self.limit, rest=rest, starts=self.log.counted())
         owner, share = next(iter(self.shares.items()))
         left = share.until - clock.monotonic()
         alone = share.alone
@@ -463,6 +463,7 @@ class MemoryKey:
             1 if alone else self.capacity,
             self.limit,
             rest,
+            self.log.counted(),
         )
 
     def _holders(self) -> Iterator[Holder]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from celery_distlock.rate import Rate
 
-from .values import Want
+from .values import Starts, Want
 
 __all__ = ["StartLog"]
 
@@ -64,6 +64,12 @@ class StartLog:
     def in_use(self) -> bool:
         """Whether it tells anything that matters."""
         return bool(self.reserved or any(series.parts for series in self.series.values()))
+
+    def counted(self) -> tuple[Starts, ...]:
+        """Return what somebody sees who looks."""
+        known = sorted(self.series.values(), key=lambda series: series.per)
+        counts = (Starts(each.limit, each.per / 1e6, each.count) for each in known)
+        return tuple(starts for starts in counts if starts.begun)
 
     def starts_in(self, want: Want, now: int) -> float:
         """Return in how many µs one may start; 0: now."""

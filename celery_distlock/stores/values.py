@@ -25,6 +25,7 @@ __all__ = [
     "Reply",
     "Route",
     "Sending",
+    "Starts",
     "Status",
     "Waiter",
     "Want",
@@ -129,6 +130,21 @@ class Limit(NamedTuple):
     def pauses(self) -> bool:
         """Whether nobody enters."""
         return self.capacity == 0
+
+
+class Starts(NamedTuple):
+    """
+    How often a key that has a rate was taken of late.
+
+    Attributes:
+        limit: How often it may be in such a time, as it was last asked for.
+        per: Seconds.
+        begun: How often it was, in the last so many seconds.
+    """
+
+    limit: int
+    per: float
+    begun: int
 
 
 class Holder(NamedTuple):
@@ -310,6 +326,7 @@ class KeyState(NamedTuple):
         capacity: What the last one was granted it with; 0: any number.
         limit: What an operator has set.
         rest: Seconds for which nobody enters.
+        starts: Of a key that has rates, how often it was taken.
     """
 
     owner: str
@@ -326,6 +343,7 @@ class KeyState(NamedTuple):
     capacity: int = 1
     limit: Limit | None = None
     rest: float = 0.0
+    starts: tuple[Starts, ...] = ()
 
     @property
     def waking(self) -> bool:

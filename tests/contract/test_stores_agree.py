@@ -84,7 +84,7 @@ def seen(state: KeyState) -> tuple[Any, ...]:
     """What a look says, likewise; of several holders in any order."""
     holders = sorted((each.owner, each.run, each.units, each.slot) for each in state.holders)
     limit = state.limit and (state.limit.capacity, state.limit.author)
-    several = state.used, state.capacity, limit, state.rest > 0
+    several = state.used, state.capacity, limit, state.rest > 0, state.starts
     who = ("", "") if holders else (state.owner, state.run)
     return (who, bool(state.token), state.waiting, holders, several)
 

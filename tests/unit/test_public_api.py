@@ -84,6 +84,7 @@ PUBLIC = {
         "Sending",
         "Severity",
         "StandRequest",
+        "Starts",
         "Status",
         "Store",
         "UnsendableError",

@@ -8,7 +8,7 @@ from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.timing import TimedStore
-from celery_distlock.stores.values import Limit, Status, Want
+from celery_distlock.stores.values import Limit, Starts, Status, Want
 
 from .actions import (
     BUSY,
@@ -190,6 +190,22 @@ class Rates(Given):
             return
         assert count(store, "k", want) == count(store, "l", want) == 1
         assert take_all(store, "kl", "cd", wants=(want, want)) is None
+
+    @rates
+    def test_who_looks_sees_how_often_it_was_taken(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        want = Want(1, 0, (Rate(9, 60.0, 9), Rate(20, PER, 20)))
+        assert store.inspect("k").starts == ()
+        for number in range(3):
+            take(store, "k", f"a{number}", want=want)
+        assert store.inspect("k").starts == (Starts(9, 60.0, 3), Starts(20, PER, 3))
+
+        pass_time(60.0)
+        take(store, "k", "b", want=want)
+        leave(store, "k", "b", started=True)
+
+        assert store.inspect("k").starts == (Starts(9, 60.0, 1), Starts(20, PER, 4))
 
     # Those who wait
 
