@@ -3,10 +3,20 @@
 from .async_lock import AsyncLock
 from .key import Key
 from .lock import Lock
+from .rate import Rate
 from .task import LockedTask
 from .typing import TypedTask, locked_task
 from .worker import install
 
-__all__ = ["AsyncLock", "Key", "Lock", "LockedTask", "TypedTask", "install", "locked_task"]
+__all__ = [
+    "AsyncLock",
+    "Key",
+    "Lock",
+    "LockedTask",
+    "Rate",
+    "TypedTask",
+    "install",
+    "locked_task",
+]
 
 __version__ = "0.1.0"

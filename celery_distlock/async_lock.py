@@ -15,9 +15,10 @@ from .engine.owners import AnyTask, current_task, held_by, hold_around, tasks_th
 from .engine.task_holds import LossNotice, TaskHold
 from .engine.upgrading import conflict
 from .errors import ConfigurationError, LockLostError, LockNotOwnedError
-from .key import Key
+from .key import UNSAID, Key
 from .naming import shown
 from .process.greenlets import greenlets_library
+from .rate import RateLike
 from .settings import closest
 from .stores import Store
 from .stores.values import Reply, Status
@@ -47,10 +48,11 @@ class AsyncLock(KeyLock):
     calls :func:`asyncio.run`), the loop's tasks enter that hold, one at a time.
 
     Args:
-        key: As for :class:`~celery_distlock.Lock`, as are `capacity`, `weight` and `shared`.
+        key: As for :class:`~celery_distlock.Lock`, as are `capacity`, `weight`, `shared`, `rate`.
         capacity: Likewise.
         weight: Likewise.
         shared: Likewise.
+        rate: Likewise.
         lease: As for :class:`~celery_distlock.Lock`. It is renewed by a thread, however busy the
             event loop is, until the task has ended or the loop is closed.
         watchdog: Renew the lease while it is held. False: a fixed lease, never renewed.
@@ -71,9 +73,10 @@ class AsyncLock(KeyLock):
         self,
         key: str | Key,
         *,
-        capacity: int | None = 1,
+        capacity: int | None = UNSAID,
         weight: int = 1,
         shared: bool = False,
+        rate: RateLike | None = None,
         lease: float = 30.0,
         watchdog: bool = True,
         store: Store | str | None = None,
@@ -86,6 +89,7 @@ class AsyncLock(KeyLock):
             capacity=capacity,
             weight=weight,
             shared=shared,
+            rate=rate,
             lease=lease,
             watchdog=watchdog,
             store=store,

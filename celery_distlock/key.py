@@ -5,11 +5,19 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from .errors import ConfigurationError
+from .rate import Rate, RateLike, rates_in
 
-__all__ = ["MAX_CAPACITY", "MAX_REST", "Key"]
+__all__ = ["MAX_CAPACITY", "MAX_REST", "UNSAID", "Key"]
 
 MAX_CAPACITY = 1_000_000
 MAX_REST = 30 * 86400.0  # seconds
+
+
+class _Unsaid(int):
+    """A capacity that nobody has given."""
+
+
+UNSAID = _Unsaid(1)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -35,6 +43,10 @@ class Key:
             ended. Not if its process dies.
         cooldown: Seconds from the end of a task that succeeded for which what it has taken stays
             taken.
+        rate: How often it may be taken by all that have a rate there: ``"100/m"``, ``"5/10s"``, a
+            :class:`Rate`, or up to four of them, of which all must agree. A task that waits for its
+            rate waits as for a holder. Goes with `shared` or a `capacity`, 1 included.
+        cost: How many starts this one counts as.
 
     Raises:
         ConfigurationError: An argument is of the wrong type or out of range, or two of them
@@ -42,13 +54,18 @@ class Key:
     """
 
     template: str
-    capacity: int | None = 1
+    capacity: int | None = UNSAID
     weight: int = 1
     shared: bool = False
     min_hold: float = 0.0
     cooldown: float = 0.0
+    rate: RateLike | None = None
+    cost: int = 1
 
     def __post_init__(self) -> None:
+        is_said = self.capacity is not UNSAID
+        if not is_said:
+            object.__setattr__(self, "capacity", 1)
         given: Mapping[str, Any] = {name: getattr(self, name) for name in self.__slots__}
         if not isinstance(given["template"], str) or not self.template:
             raise ConfigurationError(f"Key() takes a text that is not empty, not {self.template!r}")
@@ -70,6 +87,30 @@ class Key:
             if type(seconds) not in (int, float) or not 0 <= seconds <= MAX_REST:
                 words = f"{name} is from 0 to {MAX_REST:.0f} seconds"
                 raise ConfigurationError(self._wrong(words, name))
+        self._check_rates(is_said=is_said)
+
+    def _check_rates(self, *, is_said: bool) -> None:
+        rates = rates_in(self.rate, f"Key({self.template!r})")
+        object.__setattr__(self, "rate", rates or None)
+        if not _is_count(self.cost):
+            words = f"cost is a whole number from 1 to {MAX_CAPACITY}"
+            raise ConfigurationError(self._wrong(words, "cost"))
+        if self.cost != 1 and not rates:
+            raise ConfigurationError(
+                f"Key({self.template!r}): cost={self.cost} needs a rate to be a part of, as in"
+                f" rate='{10 * self.cost}/m'"
+            )
+        lowest = min(rates, key=lambda rate: rate.limit, default=None)
+        if lowest is not None and self.cost > lowest.limit:
+            raise ConfigurationError(
+                f"Key({self.template!r}): cost={self.cost} is more than rate {lowest} allows, so it"
+                " would never start; raise the limit, or lower the cost"
+            )
+        if rates and not is_said and not self.shared:
+            raise ConfigurationError(
+                f"Key({self.template!r}): rate={str(rates[0])!r} does not say how many may run at"
+                " once; say shared=True for any number, or capacity=N, with 1 for one at a time"
+            )
 
     def _check_counts(self, given: Mapping[str, Any]) -> None:
         capacity = given["capacity"]
@@ -91,6 +132,11 @@ class Key:
         """Whether its taker has it alone."""
         return self.capacity == 1 and not self.shared
 
+    @property
+    def rates(self) -> tuple[Rate, ...]:
+        """How often it may be taken."""
+        return self.rate or ()  # type: ignore[return-value]  # as it was checked
+
     def of(self, text: str) -> Self:
         """Return the same of the key *text*."""
         made = object.__new__(type(self))  # what else it says was checked: this is for each call
@@ -101,8 +147,14 @@ class Key:
 
     def __repr__(self) -> str:
         said = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
+        rates = [str(rate) if rate.burst == 1 else rate for rate in self.rates]
+        said["rate"] = rates[0] if len(rates) == 1 else rates or None
         defaults = {each.name: each.default for each in fields(self)}
-        more = [f"{name}={value!r}" for name, value in said.items() if value != defaults[name]]
+        more = [
+            f"{name}={value!r}"
+            for name, value in said.items()
+            if value != defaults[name] or (name == "capacity" and self.rates and not self.shared)
+        ]
         return f"Key({', '.join([repr(self.template), *more])})"
 
 

@@ -13,8 +13,9 @@ from .engine.lease import Hold, HoldState, Lease
 from .engine.owners import AnyTask, current_task, is_held_beside
 from .engine.upgrading import conflict, leave, upgrade
 from .errors import LockError, LockNotOwnedError
-from .key import Key
+from .key import UNSAID, Key
 from .naming import shown
+from .rate import RateLike
 from .stores import Store
 
 __all__ = ["Lock"]
@@ -43,6 +44,7 @@ class Lock(KeyLock):
             alone, None: by any number.
         weight: Likewise: how many of them this one takes.
         shared: Likewise: beside any number of others that share it.
+        rate: Likewise: how often it may be taken.
         lease: Seconds that the lock outlives this process's last sign of life. More survives longer
             pauses of the process; less lets others in sooner after a crash.
         watchdog: Renew the lease while it is held. False: a fixed lease, never renewed.
@@ -62,9 +64,10 @@ class Lock(KeyLock):
         self,
         key: str | Key,
         *,
-        capacity: int | None = 1,
+        capacity: int | None = UNSAID,
         weight: int = 1,
         shared: bool = False,
+        rate: RateLike | None = None,
         lease: float = 30.0,
         watchdog: bool = True,
         store: Store | str | None = None,
@@ -76,6 +79,7 @@ class Lock(KeyLock):
             capacity=capacity,
             weight=weight,
             shared=shared,
+            rate=rate,
             lease=lease,
             watchdog=watchdog,
             store=store,

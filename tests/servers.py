@@ -102,6 +102,8 @@ def bring_nearer(url: str, prefix: str, seconds: float) -> None:
                 _bring_identities_nearer(client, record, seconds)
             elif record.endswith(b":tasks"):
                 _bring_the_limit_nearer(client, record, seconds)
+            elif record.endswith(b":rate"):
+                _bring_starts_nearer(client, record, seconds)
 
 
 def _bring_ends_nearer(client: redis.Redis, lock: bytes, seconds: float) -> None:
@@ -111,6 +113,20 @@ def _bring_ends_nearer(client: redis.Redis, lock: bytes, seconds: float) -> None
             ends, *others = value.split(b" ", 1)
             sooner = b"%d" % max(0, int(ends) - int(1000 * seconds))
             client.hset(lock, field, b" ".join([sooner, *others]))
+        elif field.startswith(b"start:"):
+            at, terms = value.split(b" ", 1)
+            client.hset(lock, field, b"%d %b" % (max(0, int(at) - int(1e6 * seconds)), terms))
+
+
+def _bring_starts_nearer(client: redis.Redis, rate: bytes, seconds: float) -> None:
+    """Let the starts at a key be longer ago."""
+    for field, value in client.hgetall(rate).items():
+        if field.startswith(b"p:"):
+            numbers = [int(number) for number in value.split()]
+            times = [0, 1, *range(3, len(numbers), 2)]
+            for place in times:
+                numbers[place] = max(0, numbers[place] - int(1_000_000 * seconds))
+            client.hset(rate, field, b" ".join(b"%d" % number for number in numbers))
 
 
 def _bring_the_limit_nearer(client: redis.Redis, tasks: bytes, seconds: float) -> None:

@@ -11,6 +11,7 @@ from celery_distlock.process.forks import ForkStage, begin_anew
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, Store
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.values import (
+    ALONE,
     Completion,
     ParkRequest,
     Reply,
@@ -160,7 +161,7 @@ def acquire_all(holds: Sequence[Hold], *, redelivered: bool = False, retain: boo
 
 def _wants_of(holds: Sequence[Hold]) -> dict[str, list[Want]]:
     wants = [hold.want for hold in holds]
-    return {} if all(want.alone for want in wants) else {"wants": wants}
+    return {} if all(want == ALONE for want in wants) else {"wants": wants}
 
 
 def _release_all_later(holds: Sequence[Hold]) -> None:
@@ -192,6 +193,7 @@ def _release_later(
         inbox=inbox,
         on_done=lambda: _erase(hold, owner),
         rest=rest,
+        started=hold.started,
     )
 
 
@@ -289,7 +291,9 @@ class Waiter:
             if reply.status is not Status.BUSY:
                 return reply
             if clock.monotonic() >= self._deadline:
-                request = ReleaseRequest(hold.key, hold.owner, inbox=self.inbox)
+                request = ReleaseRequest(
+                    hold.key, hold.owner, inbox=self.inbox, started=hold.started
+                )
                 hold.store.dispatch(hold.store.release(request).wake)
                 return reply
             pause = _backstop(reply)
@@ -304,7 +308,7 @@ def _wait(hold: Hold, deadline: float, redelivered: bool, retain: bool, *, answe
             waiter.inbox.wait(waiter.pause)
         return reply
     except BaseException:
-        release_later(hold.store, hold.key, hold.owner, inbox=waiter.inbox)
+        release_later(hold.store, hold.key, hold.owner, inbox=waiter.inbox, started=hold.started)
         raise
     finally:
         waiter.inbox.close()
@@ -333,6 +337,7 @@ def release(
     and the lease's end is behind that.
     """
     rest = None
+    hold.begun = succeeded is not None
     if keep_for is None and succeeded is not None:
         rest = hold.rest(succeeded=succeeded)
     before = hold.end()  # a renewal that comes between asks as an owner of old: no harm

@@ -74,6 +74,7 @@ async def release(hold: Hold, *, succeeded: bool = False) -> HoldState:
     background.
     """
     rest = hold.rest(succeeded=succeeded)
+    hold.begun = True
     before = hold.end()
 
     def request() -> HoldState:

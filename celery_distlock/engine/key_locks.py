@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from celery_distlock.errors import ConfigurationError, LockConflictError, LockNotOwnedError
 from celery_distlock.key import Key
 from celery_distlock.naming import shown
+from celery_distlock.rate import RateLike
 from celery_distlock.settings import DEFAULT_PREFIX, check_lease, check_wait
 from celery_distlock.stores import Ability, Store, open_store
 from celery_distlock.stores.values import Reply
@@ -50,13 +51,14 @@ class KeyLock:
         capacity: int | None,
         weight: int,
         shared: bool,
+        rate: RateLike | None,
         lease: float,
         watchdog: bool,
         store: Store | str | None,
         prefix: str | None,
         timeout: float | None,
     ) -> None:
-        self.wanted = _wanted(type(self).__name__, key, capacity, weight, shared)
+        self.wanted = _wanted(type(self).__name__, key, capacity, weight, shared, rate)
         if not isinstance(watchdog, bool):
             raise ConfigurationError(f"watchdog must be True or False, not {watchdog!r}")
         if store is not None and not isinstance(store, str | Store):
@@ -173,20 +175,20 @@ class KeyLock:
         return conflict(self.key, reply)
 
 
-def _wanted(kind: str, key: Any, capacity: Any, weight: Any, shared: Any) -> Key:
+def _wanted(kind: str, key: Any, capacity: Any, weight: Any, shared: Any, rate: Any) -> Key:
     """Return the key that a lock's arguments name; annotations do not keep anybody from others."""
     if isinstance(key, Key):
-        if (capacity, weight, shared) != (1, 1, False):
+        if (capacity, weight, shared, rate) != (1, 1, False, None):
             raise ConfigurationError(
-                f"{kind}({key!r}) says itself how much it wants: capacity, weight and shared go"
-                " with a text"
+                f"{kind}({key!r}) says itself how much it wants: capacity, weight, shared and rate"
+                " go with a text"
             )
         return key
     if not isinstance(key, str) or not key:
         raise ConfigurationError(
             f"{kind}() takes a key, a text that is not empty, or a Key, not {key!r}"
         )
-    return Key(key, capacity=capacity, weight=weight, shared=shared)
+    return Key(key, capacity=capacity, weight=weight, shared=shared, rate=rate)
 
 
 def tell_conflict(hold: Hold, reply: Reply) -> None:

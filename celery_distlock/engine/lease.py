@@ -18,10 +18,10 @@ import os
 import secrets
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from celery_distlock import clock
-from celery_distlock.errors import LockLostError, LockNotOwnedError, StoreError
+from celery_distlock.errors import LockError, LockLostError, LockNotOwnedError, StoreError
 from celery_distlock.key import MAX_REST, Key
 from celery_distlock.naming import RESTING, shown
 from celery_distlock.settings import MAX_LEASE
@@ -40,7 +40,7 @@ from celery_distlock.stores.values import (
 
 from .wants import units_of, want_of
 
-__all__ = ["Hold", "HoldState", "Keeper", "Lease", "Terms", "believed"]
+__all__ = ["Hold", "HoldState", "Keeper", "Lease", "PostponeRequest", "Terms", "believed"]
 
 # Redlock's allowance for two clocks that do not run at one speed (redis.io, "Distributed locks").
 DRIFT_SHARE = 0.01
@@ -122,6 +122,7 @@ class Hold:
         upgraded_at: How deep it was entered when an inner acquisition upgraded it; None: none has.
         upgrades: How many attempts to upgrade it have begun.
         unconfirmed: Whether a downgrade was not answered: shared is the least that it has.
+        begun: Whether anything has run under it, as far as is known when it is given up.
     """
 
     __slots__ = (
@@ -132,6 +133,7 @@ class Hold:
         "_rests_until",
         "_wanted_since",
         "arrival",
+        "begun",
         "depth",
         "held_since",
         "keeper",
@@ -176,6 +178,7 @@ class Hold:
         self.upgraded_at: int | None = None
         self.upgrades = 0
         self.unconfirmed = False
+        self.begun = False
         self.terms = terms
         self.run = run
         self.label = label
@@ -221,7 +224,9 @@ class Hold:
                 return False
             self.state = HoldState.HELD
             self.depth = 1
-        self._tell("lock_acquired", waited=self.waited, **self.want._asdict())
+        self._tell(
+            "lock_acquired", waited=self.waited, units=self.want.units, capacity=self.want.capacity
+        )
         return True
 
     def _note_grant(self, reply: Reply) -> None:
@@ -248,7 +253,7 @@ class Hold:
             self.want = want
             self.unconfirmed = False
             self.valid_until = reply.asked_at + believed(lease)
-        self._tell("lock_changed", **want._asdict())
+        self._tell("lock_changed", units=want.units, capacity=want.capacity)
 
     def doubt(self) -> None:
         """Believe in no more than a share, as a downgrade was not answered."""
@@ -410,6 +415,11 @@ class Hold:
             return None
         return f"{RESTING}{secrets.token_hex(8)}", min(until - now, MAX_REST)
 
+    @property
+    def started(self) -> bool | None:
+        """Whether what it was granted by a rate was for anything; None: it has none."""
+        return self.begun if self.wanted.rates else None
+
     def end(self) -> HoldState:
         """Stop holding, before the store is told; return the state until then."""
         with self._mutex:
@@ -428,10 +438,29 @@ class Hold:
         False: the key was not ours any more.
         """
         released = self.store.release(
-            ReleaseRequest(self.key, self.owner, run=self.run, completion=ended, keep_for=keep_for)
+            ReleaseRequest(
+                self.key,
+                self.owner,
+                run=self.run,
+                completion=ended,
+                keep_for=keep_for,
+                started=self.started,
+            )
         )
         (dispatch or self.store.dispatch)(released.wake)
         return released.released
+
+
+class PostponeRequest(BaseException):
+    """
+    Ends a task's run that is to run again; see :meth:`Lease.postpone`.
+
+    No :exc:`Exception`: it is no error that the task's code has to do with.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"to run again in {seconds:g} s")
+        self.seconds = seconds
 
 
 class Lease:
@@ -443,9 +472,16 @@ class Lease:
     has the token 0, and its :meth:`ensure_held` passes.
     """
 
-    def __init__(self, holds: tuple[Hold, ...], *, wanted: bool = True) -> None:
+    def __init__(
+        self,
+        holds: tuple[Hold, ...],
+        *,
+        wanted: bool = True,
+        why_not_postpone: Callable[[], str] | None = None,
+    ) -> None:
         self._holds = holds
         self._wanted = wanted  # false: whoever runs here was told to run unlocked
+        self._why_not_postpone = why_not_postpone
 
     def __bool__(self) -> bool:
         return bool(self._holds)
@@ -600,6 +636,35 @@ class Lease:
             raise ValueError(f"cool_down() takes a positive number of seconds, not {seconds!r}")
         for hold in self._holds:
             hold.cool_down(float(seconds))
+
+    def postpone(self, seconds: float) -> NoReturn:
+        """
+        End this run of a locked task unfinished, and have it run again after *seconds*.
+
+        For a service that says "too many requests" and when to come again. Meanwhile nobody enters
+        the task's keys; then it begins anew, under the same id, before all that wait for them. It
+        is no failure, no retry and no requeue; its start counts for the rate. What it has done so
+        far is done: there is no way back into the middle of a function.
+
+        It ends the body by an exception, as ``self.retry()`` does, but by none that ``except
+        Exception`` catches, nor `autoretry_for`. A body that catches :exc:`BaseException` and does
+        not raise it on goes on, with its keys resting.
+
+        Raises:
+            ValueError: *seconds* is not a positive number, or more than 30 days.
+            LockError: There is no message to put back, as this is no locked task, or one that was
+                called without one (directly, by ``apply()``, or eagerly); or the store cannot keep
+                tasks until a key is free.
+            LockLostError: The key was lost.
+            StoreError: The store did not confirm that the key rests.
+        """
+        why = "this is not the lock of a locked task that runs under one"
+        if self._holds and self._why_not_postpone is not None:
+            why = self._why_not_postpone()
+        if why:
+            raise LockError(f"postpone() cannot put this run back: {why}")
+        self.cool_down(seconds)
+        raise PostponeRequest(seconds)
 
     def __repr__(self) -> str:
         state = f"{self.remaining:.1f} s left" if self.held else "not held"

@@ -48,6 +48,7 @@ class _PendingRelease:
     inbox: Inbox | None = field(default=None, compare=False)
     on_done: Callable[[], None] | None = field(default=None, compare=False)
     rest: tuple[str, float] | None = field(default=None, compare=False)  # until when
+    started: bool | None = field(default=None, compare=False)
     attempts: int = field(default=0, compare=False)
     answers: int = field(default=0, compare=False)
     unfinished: bool = field(default=True, compare=False)
@@ -63,6 +64,7 @@ def _attempt(release: _PendingRelease) -> None:
                 completion=release.ended,
                 inbox=release.inbox,
                 keep_for=_rest_left(release),
+                started=release.started,
             )
         )
     except StoreError as error:
@@ -172,6 +174,7 @@ def release_later(
     inbox: Inbox | None = None,
     on_done: Callable[[], None] | None = None,
     rest: tuple[str, float] | None = None,
+    started: bool | None = None,
 ) -> None:
     """
     Release *key*, if *owner* has it or comes to have it, until the store has answered.
@@ -181,7 +184,7 @@ def release_later(
     key stays taken then.
     """
     until = None if rest is None else (rest[0], clock.monotonic() + rest[1])
-    _pending.value.add(store, key, owner, run, ended, inbox, on_done, until)
+    _pending.value.add(store, key, owner, run, ended, inbox, on_done, until, started)
 
 
 def finish() -> None:

@@ -12,9 +12,10 @@ __all__ = ["abilities_for", "ensure_able", "units_of", "want_of"]
 
 def want_of(key: Key) -> Want:
     """Return how much of *key* is asked for."""
-    if key.alone:
+    if key.alone and not key.rates:
         return ALONE
-    return Want(key.weight, 0 if key.shared or key.capacity is None else key.capacity)
+    capacity = 0 if key.shared or key.capacity is None else key.capacity
+    return Want(key.weight, capacity, key.rates, key.cost)
 
 
 def units_of(want: Want, capacity: int = 0) -> int:
@@ -25,9 +26,10 @@ def units_of(want: Want, capacity: int = 0) -> int:
 
 def abilities_for(key: Key) -> list[Ability]:
     """Return what a store has to be able to do so that *key* can be had as it says."""
+    rate = [Ability.RATE] if key.rates else []
     if key.alone:
-        return []
-    return [Ability.SEVERAL, *([Ability.WEIGH] if key.weight != 1 else ())]
+        return rate
+    return [Ability.SEVERAL, *([Ability.WEIGH] if key.weight != 1 else ()), *rate]
 
 
 def ensure_able(store: Store, keys: Iterable[Key], where: str) -> None:

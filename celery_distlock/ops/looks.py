@@ -7,7 +7,7 @@ from celery_distlock.errors import DistlockError
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.naming import is_resting, shown
 from celery_distlock.stores.identities import Owner, task_id_of
-from celery_distlock.stores.values import ALONE, KeyState, Limit, Waiter, Want
+from celery_distlock.stores.values import ALONE, KeyState, Limit, Starts, Waiter, Want
 from celery_distlock.stores.values import Holder as HolderRecord
 
 __all__ = [
@@ -118,6 +118,7 @@ class LockInfo:
         capacity: How many there were for who was last let in; 0: any number.
         limit: What an operator has set.
         rest: Seconds for which nobody is let in.
+        starts: Of a key that has rates, how often it was taken of late.
     """
 
     key: str
@@ -135,6 +136,7 @@ class LockInfo:
     capacity: int = 1
     limit: Limit | None = None
     rest: float = 0.0
+    starts: tuple[Starts, ...] = ()
 
     @property
     def most(self) -> int | None:
@@ -206,6 +208,7 @@ def lock_info(key: str, state: KeyState) -> LockInfo:
         capacity=state.capacity if state.holders else 1,
         limit=_limit(state.limit),
         rest=state.rest,
+        starts=state.starts,
     )
 
 

@@ -58,7 +58,12 @@ class KeyAcquisition:
     @property
     def lease(self) -> Lease:
         """What the task sees of it."""
-        return Lease(self.holds, wanted=False)
+        return Lease(self.holds, wanted=False, why_not_postpone=self._why_not_postpone)
+
+    def _why_not_postpone(self) -> str:
+        if self.entered:
+            return "it has entered a key that is held around it"
+        return self._requeueing.why_not_postpone()
 
     def take_all(self) -> Decision | None:
         """
@@ -252,7 +257,7 @@ class KeyAcquisition:
             self.taken.remove(hold)  # not before: until then it is to be released in any case
             held_here().pop((store.identity, key), None)
             if reply.status not in (Status.RESERVED, Status.PARKED):  # it stands nowhere
-                release_later(store, key, hold.owner, run=run)
+                release_later(store, key, hold.owner, run=run, started=hold.started)
             return reply
         except StoreUnavailableError as error:
             self._requeueing.on_outage(error)

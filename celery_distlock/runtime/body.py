@@ -8,6 +8,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_distlock.engine.abort import Guard
+from celery_distlock.engine.lease import PostponeRequest
 from celery_distlock.errors import LockLostError
 from celery_distlock.settings import MAX_LEASE
 from celery_distlock.stores.values import Completion
@@ -63,6 +64,9 @@ class Body:
             self.completion = ended
             self._keep_keys(retry)
             raise
+        except PostponeRequest as asked:
+            self.completion = ended
+            self._requeueing.postpone(self._keys.taken, asked.seconds)
         except Reject as reject:
             self.completion = Completion.NO if getattr(reject, "requeue", False) else ended
             raise

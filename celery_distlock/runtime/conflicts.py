@@ -13,6 +13,7 @@ from .invocation import Invocation
 
 __all__ = ["Conflicts"]
 
+SPREAD = 1.0  # seconds within which those come again whom a rate has sent away
 TURN_TIMEOUT = 1.0  # seconds that the store has to say when a task is to come again
 # For a second delivery, where it cannot be parked until the first has ended.
 SET_ASIDE = policies.Retry(delay=1.0, max_delay=30.0, turns=False)
@@ -67,7 +68,7 @@ class Conflicts:
         if isinstance(decision, policies.Answer):
             self._report.info("skipped: {key!r} is held by {holder}", key=key, holder=reply.holder)
         elif isinstance(decision, policies.Resend):
-            decision = self._in_turn(key, decision)
+            decision = self._when_due(reply, decision) or self._in_turn(key, decision)
             words = "is sent again in {delay:.1f} s: {key!r} is held by {holder}"
             self._report.info(words, delay=decision.delay, key=key, holder=reply.holder)
             invocation.states.parked(key, reply.holder, None)
@@ -81,6 +82,13 @@ class Conflicts:
         attempts = invocation.header.attempts
         self._report.set_aside(key)
         return SET_ASIDE.decide(Conflict(key, reply.holder, reply.remaining, attempts))
+
+    def _when_due(self, reply: Reply, resend: policies.Resend) -> policies.Resend | None:
+        """Return when the task is to come again, if the store knows when time lets it in."""
+        if not reply.due or resend.within is None:
+            return None
+        spread = clock.jitter(0.0, min(SPREAD, reply.due))  # others have been told the same
+        return policies.Resend(min(reply.due + spread, resend.within[1]))
 
     def _in_turn(self, key: str, resend: policies.Resend) -> policies.Resend:
         """Let the store say when the task is to come again, if that is asked for and it can."""

@@ -49,9 +49,9 @@ class Invocation:
         retries = request.retries or 0
         self.execution_id = self.execution_id_for(retries) if self.has_message else ""
 
-    def execution_id_for(self, retries: int, requeues: int | None = None) -> str:
-        """Return the id of the execution of this task that has that many *retries*."""
-        number = self.header.requeues if requeues is None else requeues
+    def execution_id_for(self, retries: int, number: int | None = None) -> str:
+        """Return the id of its execution with that many *retries*, put back *number* times."""
+        number = self.header.number if number is None else number
         nesting = self.request.replaced_task_nesting or 0
         return str(ExecutionId(str(self.request.id), retries, number, nesting))
 

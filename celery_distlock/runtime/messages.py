@@ -94,6 +94,7 @@ class LockHeader:
         attempts: How often it was sent again by countdown because its key was taken.
         outages: How often it was sent again since the store last answered.
         requeues: How often it was requeued because the task failed.
+        postponed: How often the task has postponed itself.
         since: When it first found its key taken, in seconds since the epoch; 0: it has not.
         sent: It has gone through the store as it was sent, and has not found its key taken since.
     """
@@ -107,6 +108,7 @@ class LockHeader:
     requeues: int = 0
     since: float = 0.0
     sent: bool = False
+    postponed: int = 0
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> "LockHeader":
@@ -114,14 +116,14 @@ class LockHeader:
         Read it from a message's headers, or a request's facts.
 
         ``self.retry()`` copies the header into the message of the next attempt. There only the
-        number of requeues counts; the rest was about the attempt before.
+        numbers of requeues and postponements count; the rest was about the attempt before.
         """
         values = headers.get(HEADER)
         if not isinstance(values, Mapping):
             return _NOTHING
-        requeues = _whole(values.get("requeues"))
+        requeues, postponed = _whole(values.get("requeues")), _whole(values.get("postponed"))
         if values.get("retries") != (headers.get("retries") or 0):
-            return cls(requeues=requeues)
+            return cls(requeues=requeues, postponed=postponed)
         return cls(
             woken=bool(values.get("woken")),
             run=str(values.get("run") or ""),
@@ -132,7 +134,13 @@ class LockHeader:
             requeues=requeues,
             since=_number(values.get("since")),
             sent=bool(values.get("sent")),
+            postponed=postponed,
         )
+
+    @property
+    def number(self) -> int:
+        """How often it was put back, as its execution's id tells."""
+        return self.requeues + self.postponed
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -261,7 +269,7 @@ def execution_id(headers: Mapping[str, Any]) -> str:
     execution = ExecutionId(
         headers["id"],
         headers.get("retries") or 0,
-        LockHeader.of(headers).requeues,
+        LockHeader.of(headers).number,
         headers.get("replaced_task_nesting") or 0,
     )
     return str(execution)

@@ -17,10 +17,17 @@ from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.policies import Conflict
-from celery_distlock.stores import ParkingStore, StandRequest, Store
+from celery_distlock.stores import Ability, ParkingStore, StandRequest, Store
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.several_keys import begin_at_first_key
-from celery_distlock.stores.values import Completion, ParkRequest, Route, Status, WokenTask
+from celery_distlock.stores.values import (
+    ALONE,
+    Completion,
+    ParkRequest,
+    Route,
+    Status,
+    WokenTask,
+)
 
 from .invocation import Invocation
 from .messages import LockHeader, publish, seal, with_eta
@@ -29,6 +36,7 @@ __all__ = ["Postponed", "Requeueing", "drop", "route_of"]
 
 # Seconds; no longer, so that a store that is back does not wait for its tasks.
 OUTAGE = policies.Retry(delay=1.0, max_delay=8.0)
+FIRST = 1  # µs: when one came before whom nobody is to go
 BROKER_PAUSE = 1.0  # seconds between attempts to send a task while the broker is away, too
 
 
@@ -99,12 +107,16 @@ class Requeueing:
             return None
         if header.requeues >= invocation.plan.settings.max_requeues:
             return None
-        number = header.requeues + 1
-        run = self._next_execution_id(number)
+        run = self._next_execution_id()
         route = self.route(hold.wanted for hold in taken)
         names = route.names if len(route.names) > 1 else ()
         next_header = LockHeader(
-            woken=True, run=run, parked_at=route.names[0], names=names, requeues=number
+            woken=True,
+            run=run,
+            parked_at=route.names[0],
+            names=names,
+            requeues=header.requeues + 1,
+            postponed=header.postponed,
         )
         return invocation.sign(taken[0].key, run, seal(invocation.request, next_header))
 
@@ -124,30 +136,77 @@ class Requeueing:
             n=number,
         )
         self._invocation.states.parked(key, taken[0].owner, None)
-        run = self._next_execution_id(number)
+        self._put_back(taken, sealed, OUTAGE.delay)
+        raise Postponed("requeued after a failure")
+
+    def _put_back(
+        self, taken: Sequence[Hold], sealed: bytes, delay: float, arrival: int = 0
+    ) -> None:
+        """Park the next execution at its keys; by the broker after *delay*, if that fails."""
+        run = self._next_execution_id()
         try:
             if len(taken) == 1:
-                self._requeue_at(taken[0].wanted, run, sealed)
+                self._requeue_at(taken[0].wanted, run, sealed, arrival)
             else:
                 route = self.route(hold.wanted for hold in taken)
                 request = self._request_for(sealed)
-                stand = StandRequest(route.names[0], run, route, park_request=request)
+                stand = StandRequest(route.names[0], run, route, arrival, request)
                 begin_at_first_key(ParkingStore.of(self._store), stand)
         except StoreUnavailableError:
-            self._publish(sealed, OUTAGE.delay)
-        raise Postponed("requeued after a failure")
+            self._publish(sealed, delay)
 
-    def _requeue_at(self, key: Key, run: str, sealed: bytes) -> None:
+    def _requeue_at(self, key: Key, run: str, sealed: bytes, arrival: int) -> None:
         terms = self._invocation.plan.terms
         hold = Hold(self._store, key, terms, label=self._report.name, run=run)
+        hold.arrival = arrival
         reply = acquire(hold, park=self._request_for(sealed))
         if reply.status is Status.GRANTED:  # ours was lost meanwhile, or there is room beside it
             release(hold)
             self._publish(sealed, 0.0)
 
-    def _next_execution_id(self, requeues: int) -> str:
+    def _next_execution_id(self) -> str:
         retries = self._invocation.request.retries or 0
-        return self._invocation.execution_id_for(retries, requeues)
+        return self._invocation.execution_id_for(retries, self._invocation.header.number + 1)
+
+    # At the task's own wish
+
+    def why_not_postpone(self) -> str:
+        """Return why it cannot be put back; empty: it can."""
+        invocation = self._invocation
+        if not invocation.has_message:
+            return "it was called without a message of its own: by other code, apply(), or eagerly"
+        if Ability.PARK not in self._store.abilities:
+            return f"{self._store.address} cannot {Ability.PARK.value}"
+        if not invocation.received.returns:
+            return "its message came by no queue that its worker knows; name that in task_queues"
+        return ""
+
+    def postpone(self, taken: Sequence[Hold], seconds: float) -> None:
+        """
+        Park the task in front of its key's queue, as another execution.
+
+        Raises:
+            Postponed: That is done.
+        """
+        invocation, header = self._invocation, self._invocation.header
+        route = self.route(hold.wanted for hold in taken)
+        next_header = LockHeader(
+            woken=True,
+            run=self._next_execution_id(),
+            parked_at=route.names[0],
+            names=route.names if len(route.names) > 1 else (),
+            requeues=header.requeues,
+            postponed=header.postponed + 1,
+            since=time.time(),
+        )
+        key = taken[0].key
+        envelope = seal(invocation.request, next_header)
+        sealed = invocation.sign(key, self._next_execution_id(), envelope)
+        words = "postponed for {delay:.1f} s, in which {key!r} rests"
+        self._report.info(words, delay=seconds, key=key)
+        invocation.states.parked(key, taken[0].owner, 0)
+        self._put_back(taken, sealed, seconds, FIRST)
+        raise Postponed("postponed by itself")
 
     # By the broker
 
@@ -217,7 +276,8 @@ class Requeueing:
 def route_of(keys: Iterable[Key], task: str) -> Route:
     """Return the way of a run of *task* through *keys*, in their order."""
     keys = tuple(keys)
-    wants = () if all(key.alone for key in keys) else tuple(map(want_of, keys))
+    wants = tuple(map(want_of, keys))
+    wants = () if all(want == ALONE for want in wants) else wants
     return Route(tuple(slot_name(key.template) for key in keys), task, wants)
 
 

@@ -297,15 +297,11 @@ class StoreProducer:
     def _send(
         self, run: str, headers: Mapping[str, Any], content: Content, how: Mapping[str, Any]
     ) -> Any:
-        call, requeues = self._call, LockHeader.of(headers).requeues
-        header = LockHeader(
-            woken=True,
-            run=run,
-            parked_at=call.name,
-            requeues=requeues,
-            since=time.time() + call.delay,
-            sent=True,
+        call, before = self._call, LockHeader.of(headers)
+        kept = LockHeader(
+            requeues=before.requeues, postponed=before.postponed, since=time.time() + call.delay
         )
+        header = replace(kept, woken=True, run=run, parked_at=call.name, sent=True)
         exchange, routing_key = how.get("exchange") or "", how.get("routing_key") or ""
         exchange = str(getattr(exchange, "name", exchange))
         if not call.runtime.trust.knows_route(str(call.task.name), exchange, routing_key):
@@ -324,7 +320,7 @@ class StoreProducer:
                 error,
             )
             # The store may have it all the same: then the second one is recognised.
-            header = LockHeader(outages=1, requeues=requeues, since=header.since)
+            header = replace(kept, outages=1)
             return self._publish(content, how, self._in_time(headers), header)
         if sent is Sent.CHANGED:
             raise _ChangedError

@@ -113,6 +113,11 @@ class Store(ABC):
 
         `acquire` begins with it: what is not looked at would be granted as something else.
         """
+        if want.rates and Ability.RATE not in self.abilities:
+            raise StoreError(
+                f"{self.address} cannot {Ability.RATE.value}: {shown(key)!r} was asked for with"
+                f" {want}; ask for it without a rate, or keep its locks in one Redis"
+            )
         if want.alone:
             return
         needed = Ability.SEVERAL if want.units == 1 else Ability.WEIGH

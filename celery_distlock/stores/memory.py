@@ -62,6 +62,7 @@ RESEND = 60.0
 RESENDS = 4  # times
 LAST_RESENDS = 30  # more, one a day
 DAY = 86400.0
+FIRST = 1  # µs: when one came before whom nobody is to go
 REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
 
 
@@ -80,7 +81,7 @@ _Handed: TypeAlias = WokenTask | _Turn
 class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
     """See the module; *url* only names the store."""
 
-    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SEVERAL})
+    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SEVERAL, Ability.RATE})
 
     def __init__(self, url: str, prefix: str, **options: str) -> None:
         if "?" in url or options:
@@ -131,18 +132,30 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         retained = request.lease if request.retain else None
         if share is not None and not kept:
             share.lengthen(request.lease)
+            state.log.begin(owner, owner, microseconds())
             share.due, changed = 0, bool(run) and share.run != run
             if changed or not share.alone:
                 state.pass_on(owner, owner, run or share.run, request.lease)
             if changed:
                 state.arrive(run, retained)
-        elif kept is not None and self._is_wanted(state, request):
-            state.pass_on(own, owner, run, request.lease)
+        elif kept is not None and self._may_claim(state, request):
+            self._claim(state, request)
             state.arrive(run, retained)
             state.shares[owner].again |= isinstance(request.queue, ParkRequest)
         else:
             return None
         return self._let_others_in(state, request, state.granted(owner, asked_at))
+
+    def _may_claim(self, state: MemoryKey, request: AcquireRequest) -> bool:
+        kept, want = f"parked:{request.run}" in state.log.reserved, request.want
+        may_start = kept or not state.log.starts_in(want, microseconds())
+        return may_start and self._is_wanted(state, request)
+
+    def _claim(self, state: MemoryKey, request: AcquireRequest) -> None:
+        own, now = f"parked:{request.run}", microseconds()
+        if not state.log.begin(own, request.owner, now):
+            state.log.start(request.owner, request.want, now, now)
+        state.pass_on(own, request.owner, request.run, request.lease)
 
     def _is_wanted(self, state: MemoryKey, request: AcquireRequest) -> bool:
         """Whether what is kept for the run is what it wants now: it may have changed its mind."""
@@ -165,8 +178,11 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
     ) -> Reply:
         key, owner, lease, queue, run, redelivered, retain, arrival, want = request
         name = slot_name(key)
-        if (kept := state.share_for(run)) is not None:  # it wants something else now
-            arrival = kept.due or arrival
+        if (kept := state.share_for(run)) is not None:  # it wants something else now, or is early
+            early = f"parked:{run}" not in state.log.reserved and state.log.starts_in(
+                want, microseconds()
+            )
+            arrival = kept.due or (FIRST if early else arrival)
             state.leave(f"parked:{run}")
         if (redelivered or isinstance(queue, ParkRequest)) and state.knows_end(run):
             state.leave_queue(f"b:{owner}")
@@ -183,9 +199,10 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
                 turn, wake = self._hand_on(name, state, member, stands)
             if owner in state.shares:  # it stands in the queue as well, and was handed it just now
                 state.pass_on(owner, owner, run, lease)
+                state.log.begin(owner, owner, microseconds())
                 return state.granted(owner, asked_at)._replace(wake=wake)
             if turn in (_Turn.NOBODY, _Turn.OWN) and state.admits(want):
-                state.take(owner, run, want, lease)
+                state.take(owner, run, want, lease, came=stands)
                 if run:
                     state.arrive(run, lease if retain else None)
                 state.leave_queue(member)
@@ -196,9 +213,13 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             status, stands = Status.PARKED, state.park(run, queue, stands, want)
         elif queue is not None:
             stands = state.join(member, stands, want)
+        due = 0.0
         if queue is not None:
             self._note_opening(name, state)
-        return state.taken(status, member, asked_at, stands)._replace(wake=wake)
+        elif want.rates and not state.queue and state.fits(want):
+            due = state.log.starts_in(want, microseconds()) / 1e6
+        reply = state.taken(status, member, asked_at, stands)
+        return reply._replace(wake=wake, due=due)
 
     def _overtakes(self, state: MemoryKey, stands: int, want: Want) -> bool:
         """Whether those who came later, and have not come, have made room for one who is here."""
@@ -262,7 +283,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             for key, owner, want in asked:
                 state = self._entered(slot_name(key))
                 if redelivered:
-                    state.pass_on(f"parked:{run}", owner, run, lease)
+                    self._claim(state, AcquireRequest(key, owner, lease, run=run, want=want))
                     state.arrive(run, lease if retain else None)
                 else:
                     state.take(owner, run, want, lease)
@@ -275,6 +296,9 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             return free and state.admits(want)
         kept = state.share_for(run)
         if kept is None or run in state.done or run in state.unsettled:
+            return False
+        keeps_start = f"parked:{run}" in state.log.reserved
+        if not keeps_start and state.log.starts_in(want, microseconds()):
             return False
         if kept.alone or want.alone:
             return kept.alone and want.alone
@@ -315,6 +339,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         member, stands, want = f"p:{run}", state.arrivals[run], state.wants[f"p:{run}"]
         own = f"parked:{run}"
         if owner in state.shares:
+            state.log.refund(owner)
             state.leave(owner)
         if state.is_alone:
             ((holder, share),) = state.shares.items()
@@ -443,8 +468,10 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             return RenewOutcome.HELD if state.is_alone else RenewOutcome.LOST, asked_at
 
     def release(self, request: ReleaseRequest) -> Release:
-        key, owner, run, ended, inbox, keep_for = request
+        key, owner, run, ended, inbox, keep_for, started = request
         with self._mutex:
+            if started is False:
+                self._known(slot_name(key)).log.refund(owner)
             return self._release(slot_name(key), owner, run, ended, inbox, keep_for)
 
     def drop(self, wake: WokenTask, *, mark: bool = True) -> Release:
@@ -481,8 +508,11 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         waited = inbox is not None and state.leave_queue(f"b:{owner}")
         share = state.shares.get(owner)
         released, wake = share is not None, None
+        if keep_for is not None and state.holds(keep_for[0]) not in ("", owner):
+            keep_for = None  # that run has its part already
         if share is not None and keep_for is not None:
             kept_run, seconds = keep_for
+            state.log.leave(f"parked:{kept_run}")
             state.pass_on(owner, f"parked:{kept_run}", kept_run, 0.0)
             state.shares[f"parked:{kept_run}"].until = clock.monotonic() + seconds
         elif share is not None or waited:  # those behind one who waited may fit
@@ -513,14 +543,8 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         now = clock.monotonic()
         state.done = {run: at for run, at in state.done.items() if at > now - DONE}
         state.unsettled = {run: at for run, at in state.unsettled.items() if at > now}
-        if not (
-            state.in_use
-            or state.calls
-            or state.later
-            or state.woken
-            or state.done
-            or state.unsettled
-        ):
+        known = state.calls or state.later or state.done or state.unsettled or state.log.in_use
+        if not (state.in_use or state.woken or known):
             self._keys.pop(name, None)
 
     # Capacity

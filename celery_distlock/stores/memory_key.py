@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from celery_distlock import clock
 from celery_distlock.naming import is_resting
 
+from .memory_rates import StartLog
 from .requests import AcquireRequest
 from .values import (
     ALONE,
@@ -118,6 +119,7 @@ class MemoryKey:
     calls: dict[str, tuple[str, str | float, float]] = field(default_factory=dict)
     done: dict[str, float] = field(default_factory=dict)
     unsettled: dict[str, float] = field(default_factory=dict)  # until when they are held back
+    log: StartLog = field(default_factory=StartLog)
 
     def prune(self) -> "MemoryKey":
         """Strike what has lapsed."""
@@ -126,6 +128,7 @@ class MemoryKey:
             self.leave(owner)
         if self.limit_until <= now:
             self.limit, self.limit_until = None, math.inf
+        self.log.prune(microseconds(), self.shares.__contains__)
         return self
 
     # Who has it
@@ -186,6 +189,9 @@ class MemoryKey:
         """Return in how many seconds time may let the first in who waits; None: not time alone."""
         if not self.queue:
             return None
+        want = self.wants.get(self._next_member(), ALONE)
+        if want.rates and self.fits(want):
+            return self.log.starts_in(want, microseconds()) / 1e6
         rests = [s.until for owner, s in self.shares.items() if is_resting(owner)]
         if self.is_alone:
             ends = rests
@@ -205,6 +211,12 @@ class MemoryKey:
         dues += [] if opening is None else [opening]
         return max(0.0, min(dues)) if dues else None
 
+    def _next_member(self) -> str:
+        """Return the first who waits and has no part of it yet."""
+        runs = {run for run in self.routes if self.share_for(run)}
+        members = (each.member for each in self.queue)
+        return next((m for m in members if m.removeprefix("p:") not in runs), "")
+
     # Admission
 
     def needed(self, want: Want) -> tuple[int, int]:
@@ -214,6 +226,10 @@ class MemoryKey:
 
     def admits(self, want: Want) -> bool:
         """Whether so much may be taken now, if it is one's turn."""
+        return self.fits(want) and not self.log.starts_in(want, microseconds())
+
+    def fits(self, want: Want) -> bool:
+        """Whether so much of it is free."""
         if (self.limit is not None and self.limit.pauses) or self.rests:
             return False
         if not self.shares:
@@ -223,8 +239,10 @@ class MemoryKey:
         need, of = self.needed(want)
         return of == 0 or self.used + need <= of
 
-    def take(self, owner: str, run: str, want: Want, lease: float, due: int = 0) -> Share:
-        """Grant so much; who asks has seen that it may be."""
+    def take(
+        self, owner: str, run: str, want: Want, lease: float, due: int = 0, *, came: int = 0
+    ) -> Share:
+        """Grant so much; who asks has seen that it may be. With *due* he has to come for it."""
         if want.alone or not self.shares:
             self.token = _next_token()
         now, since = clock.monotonic(), clock.wall()
@@ -236,11 +254,17 @@ class MemoryKey:
         self.capacity = of
         share = Share(run, units, slot, want.alone, now + lease, since, due)
         self.shares[owner] = share
+        if due:
+            self.log.reserve(owner, want, microseconds(), due)
+        else:
+            self.log.start(owner, want, microseconds(), came or microseconds())
         return share
 
     def leave(self, owner: str) -> Share | None:
         """Take from an owner what it has."""
         share = self.shares.pop(owner, None)
+        self.log.leave(owner)
+        self.log.started.pop(owner, None)
         if share is not None and self.upgrading == owner:
             self.upgrading = ""
         return share
@@ -251,6 +275,7 @@ class MemoryKey:
         share.run, share.due = run, 0
         if owner != another:
             share.until = -math.inf
+            self.log.started.pop(owner, None)
             self.upgrading = "" if self.upgrading == owner else self.upgrading
         share.lengthen(seconds)
         self.shares[another] = share
@@ -266,11 +291,14 @@ class MemoryKey:
 
     def become_shared(self, owner: str, lease: float) -> None:
         """Have one share with any number what it had alone."""
+        started = self.log.started.get(owner)
         share = self.leave(owner)
         assert share is not None
         left = max(share.until - clock.monotonic(), lease)
         now = self.take(owner, share.run, Want(1, 0), left)
         now.again = share.again
+        if started is not None:
+            self.log.started[owner] = started
         if share.before is not None:
             now.units, now.slot, self.capacity = share.before
 
@@ -427,7 +455,7 @@ class MemoryKey:
         rest = max(0.0, self.rest_until - clock.monotonic())
         if not self.shares:
             state = KeyState("", 0, "", 0.0, 0.0, *waits)
-            return state._replace(limit=self.limit, rest=rest)
+            return state._replace(limit=self.limit, rest=rest, starts=self.log.counted())
         owner, share = next(iter(self.shares.items()))
         left = share.until - clock.monotonic()
         alone = share.alone
@@ -445,6 +473,7 @@ class MemoryKey:
             1 if alone else self.capacity,
             self.limit,
             rest,
+            self.log.counted(),
         )
 
     def _holders(self) -> Iterator[Holder]:

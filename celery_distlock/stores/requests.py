@@ -26,7 +26,7 @@ class AcquireRequest(NamedTuple):
         arrival: When the caller came, by :meth:`~celery_distlock.stores.Store.time`, or as an
             earlier `Reply` told; 0: it comes now.
         want: How much of the key; what is not `ALONE` needs ``Ability.SEVERAL``, and units other
-            than 1 ``Ability.WEIGH``.
+            than 1 ``Ability.WEIGH``, and rates ``Ability.RATE``.
     """
 
     key: str
@@ -56,6 +56,8 @@ class ReleaseRequest(NamedTuple):
         completion: Whether a second delivery of the run is to be dropped.
         inbox: The inbox of a waiter that gives up.
         keep_for: A run and seconds: the key stays locked for it instead of becoming free.
+        started: What was taken with a rate, and whether that was for anything: False: nothing has
+            begun under it, and it counts no more. None: it was taken without one.
     """
 
     key: str
@@ -64,6 +66,7 @@ class ReleaseRequest(NamedTuple):
     completion: Completion = Completion.NO
     inbox: Inbox | None = None
     keep_for: tuple[str, float] | None = None
+    started: bool | None = None
 
 
 class StandRequest(NamedTuple):

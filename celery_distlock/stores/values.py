@@ -1,7 +1,11 @@
 """What stores answer: states, outcomes, who holds and who waits; and what is parked at them."""
 
 import enum
-from typing import NamedTuple
+import re
+from typing import NamedTuple, Self
+
+from celery_distlock.errors import ConfigurationError
+from celery_distlock.rate import Rate
 
 __all__ = [
     "ALONE",
@@ -21,6 +25,7 @@ __all__ = [
     "Reply",
     "Route",
     "Sending",
+    "Starts",
     "Status",
     "Waiter",
     "Want",
@@ -44,6 +49,7 @@ class Ability(enum.Enum):
     SEVERAL = "let several hold a key"
     WEIGH = "count units: weights, operators' limits, and changes between shared and alone"
     SEND = "take in calls as they are sent"
+    RATE = "count how often a key is taken"
 
 
 class Want(NamedTuple):
@@ -57,10 +63,15 @@ class Want(NamedTuple):
         units: How many; more than the capacity count as all of it.
         capacity: How many units there are, as far as this request is concerned; 1: it is alone,
             beside no other; 0: any number.
+        rates: How often the key may be taken, as far as this request is concerned: by all that
+            have rates there.
+        cost: How many starts this one counts as.
     """
 
     units: int = 1
     capacity: int = 1
+    rates: tuple[Rate, ...] = ()
+    cost: int = 1
 
     @property
     def alone(self) -> bool:
@@ -69,9 +80,33 @@ class Want(NamedTuple):
 
     def written(self) -> str:
         """Return it as a store keeps it."""
-        return f"{self.units}/{self.capacity}"
+        amount = f"{self.units}/{self.capacity}"
+        if not self.rates:
+            return amount
+        rates = (f"{rate.limit},{rate.microseconds},{rate.burst}" for rate in self.rates)
+        return f"{amount}/{self.cost}:{';'.join(rates)}"
+
+    @classmethod
+    def read(cls, written: str) -> Self | None:
+        """Return what :meth:`written` has made; None: it is something else."""
+        parts = _WRITTEN.fullmatch(written)
+        if parts is None:
+            return None
+        units, capacity, cost, rates = parts.groups()
+        amount = int(units), int(capacity)
+        if not cost:
+            return cls(*amount)
+        terms = [map(int, rate.split(",")) for rate in rates.split(";")]
+        try:
+            read = tuple(Rate(limit, per / 1e6, burst) for limit, per, burst in terms)
+        except ConfigurationError:
+            return None
+        return cls(*amount, read, int(cost))
 
 
+_WRITTEN = re.compile(
+    r"(\d{1,9})/(\d{1,9})(?:/(\d{1,9}):((?:\d{1,9},\d{1,15},\d{1,9};?){1,9}(?<!;)))?"
+)
 ALONE = Want()
 
 
@@ -96,6 +131,21 @@ class Limit(NamedTuple):
     def pauses(self) -> bool:
         """Whether nobody enters."""
         return self.capacity == 0
+
+
+class Starts(NamedTuple):
+    """
+    How often a key that has a rate was taken of late.
+
+    Attributes:
+        limit: How often it may be in such a time, as it was last asked for.
+        per: Seconds.
+        begun: How often it was, in the last so many seconds.
+    """
+
+    limit: int
+    per: float
+    begun: int
 
 
 class Holder(NamedTuple):
@@ -188,12 +238,8 @@ class Route(NamedTuple):
     def read(cls, written: str) -> "Route":
         """Return what :meth:`written` has made."""
         names, task, wants, *_ = [*written.split("\n"), "", ""]
-        pairs = (want.partition("/") for want in wants.split())
-        return cls(
-            tuple(names.split(" ")),
-            task,
-            tuple(Want(int(units), int(capacity)) for units, _, capacity in pairs),
-        )
+        read = tuple(Want.read(want) or ALONE for want in wants.split())
+        return cls(tuple(names.split(" ")), task, read)
 
 
 class WokenTask(NamedTuple):
@@ -230,6 +276,9 @@ class Reply(NamedTuple):
     sent: a lease is believed from there, never from the reply. `arrival` is when one who waits has
     come (µs, by the store's clock), for `Store.acquire`; 0 if that does not matter.
 
+    `due` is in how many seconds time alone lets the caller in, if nobody comes before; 0: it is not
+    only for time to do, or the caller is called.
+
     Where several hold a key, `token` is that of the time in which it is shared without a gap, the
     same for all who do; `holder` is one of them. `slot` tells who was granted one unit of a
     capacity up to `MOST_SLOTS` which one that is, from 0: nobody else has it meanwhile; -1 for all
@@ -246,6 +295,7 @@ class Reply(NamedTuple):
     wake: WokenTask | None = None
     arrival: int = 0
     slot: int = -1
+    due: float = 0.0
 
 
 class Release(NamedTuple):
@@ -277,6 +327,7 @@ class KeyState(NamedTuple):
         capacity: What the last one was granted it with; 0: any number.
         limit: What an operator has set.
         rest: Seconds for which nobody enters.
+        starts: Of a key that has rates, how often it was taken.
     """
 
     owner: str
@@ -293,6 +344,7 @@ class KeyState(NamedTuple):
     capacity: int = 1
     limit: Limit | None = None
     rest: float = 0.0
+    starts: tuple[Starts, ...] = ()
 
     @property
     def waking(self) -> bool:

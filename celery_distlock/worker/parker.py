@@ -17,7 +17,7 @@ from celery_distlock.runtime.requeueing import route_of
 from celery_distlock.runtime.states import PARKED
 from celery_distlock.stores import ParkingStore, StandRequest, Store
 from celery_distlock.stores.several_keys import begin_at_first_key
-from celery_distlock.stores.values import ParkRequest, Reply, Status, Want
+from celery_distlock.stores.values import ALONE, ParkRequest, Reply, Status, Want
 
 from .arrival import Arrival, may_run_at_once
 
@@ -143,7 +143,7 @@ class Parker:
         request, run, names = self._sealed(arrival)
         if len(names) == 1:
             want = arrival.wants[names[0]]
-            more: dict[str, Want] = {} if want.alone else {"want": want}
+            more: dict[str, Want] = {} if want == ALONE else {"want": want}
             return store.park_if_held(arrival.key, run, request, PATIENCE, arrival.stamp, **more)
         # It stands at the first key only: here is no time to go further, and others do that.
         route = route_of(arrival.keys, request.task)

@@ -7,6 +7,7 @@ from typing import Any
 
 from celery.worker.strategy import default
 
+from celery_distlock.engine.wants import want_of
 from celery_distlock.key import Key
 from celery_distlock.policies import Requeue
 from celery_distlock.runtime.app import Plan, Runtime
@@ -78,7 +79,7 @@ class _ParkingStrategy:
         self._task = task
         self._plan = plan
         self._runtime = runtime
-        self._shares = not all(key.alone for key in plan.rule.declared)
+        self._shares = not all(want_of(key) == ALONE for key in plan.rule.declared)
 
     def places(self, message: Any, header: LockHeader) -> dict[str, Want]:
         """Return the slot names of a woken task's keys, and how much it wants of each."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+import traceback
 from typing import Any
 
-from celery_distlock import Key, LockedTask, clock, install
+from celery_distlock import Key, LockedTask, Rate, clock, install
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
@@ -163,3 +164,61 @@ def write_token(self: Any, key: str) -> int:
 @app.task(shared=False)
 def collect(found: list[Any]) -> int:
     return len(found)
+
+
+def begin(self: Any, key: str) -> None:
+    """Write down when it begins, by this machine's clock."""
+    journal.write(f"starts:{key}", time.time())
+
+
+OFTEN = Rate(20, per=1.0, burst=20)
+often = locked(Key("{key}", shared=True, rate="20/s"), name="often")(begin)
+often_at_once = locked(Key("{key}", shared=True, rate=OFTEN), name="often_at_once")(begin)
+by_two_rates = locked(
+    Key("{key}", shared=True, rate=[Rate(5, per=1.0, burst=5), Rate(12, per=4.0, burst=12)]),
+    name="by_two_rates",
+)(begin)
+seldom = locked(Key("{key}", capacity=1, rate="1/h"), name="seldom")(begin)
+often_again = locked(
+    Key("{key}", shared=True, rate="20/s"), name="often_again", lock_on_conflict="retry"
+)(begin)
+
+
+class TooManyRequestsError(Exception):
+    """A service has said 429."""
+
+
+def ask_service(self: Any, key: str, answers: str, seconds: float = 1.0) -> list[int]:
+    """Ask a service that says ``429`` as often as *answers* tells of its first calls."""
+    number = journal.write(f"asked:{key}:{self.request.id}", time.time())
+    journal.write(f"order:{key}", self.request.id)
+    try:
+        if answers[number - 1 : number] == "4":
+            raise TooManyRequestsError
+    except TooManyRequestsError:
+        try:
+            self.lock.postpone(seconds)
+        except Exception:  # noqa: BLE001  # as users' code has it
+            journal.write(f"caught:{key}", repr(traceback.format_exc()))
+    return [number, self.request.retries]
+
+
+asks = locked(Key("{key}", capacity=2, rate="100/s"), name="asks", max_retries=0)(ask_service)
+asks_alone = locked("{key}", name="asks_alone", max_retries=0, autoretry_for=(Exception,))(
+    ask_service
+)
+asks_late = locked(Key("{key}", shared=True), name="asks_late", acks_late=True)(ask_service)
+
+
+@locked("{key}")
+def plainly_postponed(self: Any, key: str) -> None:
+    self.lock.postpone(5.0)
+
+
+@locked("{key}")
+def says_of_postponing(self: Any, key: str, seconds: Any) -> str:
+    try:
+        self.lock.postpone(seconds)
+    except Exception as error:  # noqa: BLE001
+        return repr(error)
+    return ""

@@ -9,14 +9,24 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
+from celery_distlock.errors import StoreError
 from celery_distlock.keys import slot_name
+from celery_distlock.rate import Rate
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.requests import Identity
-from celery_distlock.stores.values import Completion, ParkRequest, WokenTask
+from celery_distlock.stores.values import (
+    Completion,
+    Ownership,
+    ParkRequest,
+    RenewOutcome,
+    Want,
+    WokenTask,
+)
 from celery_distlock.testing.contract.actions import (
     AGAIN,
+    BUSY,
     DONE,
     GRANTED,
     HOSTILE_KEYS,
@@ -246,3 +256,39 @@ def test_identities_that_mean_nothing_are_struck_by_a_sweep(redis_store, redis_u
         list(redis_store.wake_next("k"))
 
         assert set(client.hgetall(f"{prefix}:{{k}}:calls")) == {"same-1", "same-2"}
+
+
+def test_a_full_server_lets_those_go_on_and_leave_who_have_a_rate(private_server):
+    server = private_server()
+    want = Want(1, 3, (Rate(5, per=60.0, burst=5),))
+    with closing(RedisStore(server.url, "p")) as full:
+        for owner in "abc":
+            take(full, "k", owner, want=want)
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("maxmemory", "1")
+        holds = [Ownership("k", owner, 30.0) for owner in "abc"]
+
+        assert {outcome for outcome, _ in full.renew(holds, 5.0)} == {RenewOutcome.RENEWED}
+        assert full.release(ReleaseRequest("k", "a", started=True)).released
+        assert full.release(ReleaseRequest("k", "b", started=False)).released
+        with pytest.raises(StoreError, match="memory"):
+            full.acquire(AcquireRequest("k", "d", 30.0, want=want))
+        assert full.release(ReleaseRequest("k", "c", started=True)).released
+
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("maxmemory", "0")
+        for owner in "def":
+            take(full, "k", owner, want=want)
+        full.release(ReleaseRequest("k", "d", started=True))
+        assert full.acquire(AcquireRequest("k", "g", 30.0, want=want)).status is BUSY
+
+
+def test_what_is_known_of_starts_ends_by_itself(redis_store, redis_url, prefix):
+    want = Want(1, 0, (Rate(5, per=10.0),))
+    take(redis_store, "k", "a", want=want)
+    redis_store.release(ReleaseRequest("k", "a", started=True))
+
+    left = records(redis_url, prefix)
+
+    assert set(left) == {"{k}:rate", "{k}:fence"}
+    assert 0 < left["{k}:rate"] <= 70_000

@@ -37,7 +37,7 @@ class TestRedlockStore(StoreContract):
         return pass_by
 
     def test_it_says_what_it_can_do(self, store):
-        several = {Ability.SEVERAL, Ability.WEIGH, Ability.SEND}
+        several = {Ability.SEVERAL, Ability.WEIGH, Ability.SEND, Ability.RATE}
         assert store.abilities == set(Ability) - {Ability.PARK} - several
 
 

@@ -16,7 +16,7 @@ class NativeContract(StoreContract):
     fair = False
 
     def test_it_says_what_it_can_do(self, store):
-        several = {Ability.SEVERAL, Ability.WEIGH, Ability.SEND}
+        several = {Ability.SEVERAL, Ability.WEIGH, Ability.SEND, Ability.RATE}
         assert store.abilities == set(Ability) - {Ability.PARK} - several
 
 

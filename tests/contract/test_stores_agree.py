@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from celery_distlock.rate import Rate
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, SendRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.memory import MemoryStore
@@ -50,7 +51,14 @@ LEASE = 600.0  # seconds
 KEYS = st.sampled_from(["a", "b"])
 RUNS = st.sampled_from(["r1", "r2", "r3"])
 FLAGS = st.booleans()
-WANTS = st.sampled_from([ALONE, ALONE, Want(1, 0), Want(1, 2), Want(2, 3), Want(9, 3)])
+TWO, FIVE = Rate(2, per=LEASE, burst=2), Rate(5, per=2 * LEASE, burst=5)
+WANTS = st.sampled_from(
+    [
+        *(ALONE, ALONE, Want(1, 0), Want(1, 2), Want(2, 3), Want(9, 3)),
+        *(Want(1, 0, (TWO,)), Want(1, 3, (FIVE,)), Want(1, 1, (TWO, FIVE)), Want(2, 3, (FIVE,), 2)),
+        *(Want(1, 0, (Rate(3, per=LEASE),)), Want(1, 2, (Rate(3, per=LEASE),))),
+    ]
+)
 IDENTITIES = st.builds(
     Identity,
     st.just("same"),
@@ -78,14 +86,14 @@ def said(reply: Reply) -> tuple[Any, ...]:
     """What a reply says but for times and tokens, which are each store's own."""
     if reply.status in (Status.GRANTED, Status.DONE):
         return (reply.status, reply.wake, reply.slot)
-    return (reply.status, bool(reply.holder), reply.place, reply.wake)
+    return (reply.status, bool(reply.holder), reply.place, reply.wake, reply.due > 0)
 
 
 def seen(state: KeyState) -> tuple[Any, ...]:
     """What a look says, likewise; of several holders in any order."""
     holders = sorted((each.owner, each.run, each.units, each.slot) for each in state.holders)
     limit = state.limit and (state.limit.capacity, state.limit.author)
-    several = state.used, state.capacity, limit, state.rest > 0
+    several = state.used, state.capacity, limit, state.rest > 0, state.starts
     who = ("", "") if holders else (state.owner, state.run)
     return (who, bool(state.token), state.waiting, holders, several)
 
@@ -226,9 +234,17 @@ class Agreement(RuleBasedStateMachine):
         self._acquire(key, owner, run, want=self._wants.get(owner, ALONE), **queue)
 
     @precondition(lambda self: self._owners)
-    @rule(data=st.data(), ended=st.sampled_from(Completion), keep=st.one_of(st.none(), RUNS))
-    def one_releases(self, data: st.DataObject, ended: Completion, keep: str | None) -> None:
+    @rule(
+        data=st.data(),
+        ended=st.sampled_from(Completion),
+        keep=st.one_of(st.none(), RUNS),
+        begun=FLAGS,
+    )
+    def one_releases(
+        self, data: st.DataObject, ended: Completion, keep: str | None, begun: bool
+    ) -> None:
         key, owner, run = data.draw(st.sampled_from(self._owners))
+        started = begun if self._wants.get(owner, ALONE).rates else None
         inboxes = self._inboxes.pop(owner, None)
 
         def ask(store: Store, number: int) -> Any:
@@ -240,6 +256,7 @@ class Agreement(RuleBasedStateMachine):
                     completion=ended,
                     inbox=inboxes[number] if inboxes else None,
                     keep_for=(keep, LEASE) if keep else None,
+                    started=started,
                 )
             )
 

@@ -10,7 +10,7 @@ import redis
 
 from celery_distlock.stores.redis import scripts
 
-RECORDS = ("lock", "queue", "tasks", "woken", "fence", "done", "later", "calls")
+RECORDS = ("lock", "queue", "tasks", "woken", "fence", "done", "rate", "later", "calls")
 SHORT = {  # what begins a short way, and what it is without one
     "acquire": ("come_for_it(owner, run, lease_ms)", "nil"),
     "release": ("hand_to_first(owner, run)", "nil"),

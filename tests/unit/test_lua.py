@@ -14,7 +14,10 @@ NAMES = sorted(
     for file in files("celery_distlock.stores.redis.scripts").iterdir()
     if file.name.endswith(".lua")
 )
-LIBRARIES = ["grant", "units", "times", "queue", "handing", "coming", "lining", "calls"]
+LIBRARIES = [
+    *("grant", "rates", "units", "times", "queue", "handing", "coming"),
+    *("lining", "calls"),
+]
 SCRIPTS = [name for name in NAMES if name not in LIBRARIES]
 each_script = pytest.mark.parametrize("name", SCRIPTS)
 
@@ -78,7 +81,7 @@ def test_the_header_names_every_key_that_is_used(name):
 def test_no_script_makes_up_a_key(name):
     # A cluster, and a proxy before one, route a script by the keys that it declares.
     named = {"LOCK", "QUEUE", "TASKS", "WOKEN", "FENCE", "DONE", "RETURNS", "KEYS[1]", "KEYS[2]"}
-    named |= {"UNTIL", "FREE", "DUE", "TICKER", "LATER", "CALLS"}
+    named |= {"UNTIL", "FREE", "DUE", "TICKER", "RATE", "LATER", "CALLS"}
     calls = re.findall(r"redis\.p?call\('(\w+)'(?:, ([\w\[\]]+))?", code(name))
 
     assert calls or "-- USES queue" in own_text(name)  # which does it all

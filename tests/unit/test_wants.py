@@ -50,6 +50,7 @@ def test_what_a_store_can_is_let_pass(key, abilities):
         (Key("k", capacity=3), frozenset(), "let several hold a key"),
         (Key("k", shared=True), {Ability.WEIGH}, "let several hold a key"),
         (Key("k", capacity=3, weight=2), {Ability.SEVERAL}, "count units"),
+        (Key("k", capacity=1, rate="5/s"), ALL, "count how often a key is taken"),
     ],
 )
 def test_what_a_store_cannot_is_refused_by_name(key, abilities, words):

@@ -141,6 +141,7 @@ def test_a_wrong_declaration_ends_the_worker(worker, conf, options, message):
         ("use", "Key('{key}', capacity=3)", "let several hold a key"),
         ("use_two", "Key('{key}', capacity=3, weight=2)", "let several hold a key"),
         ("read", "Key('{key}', shared=True)", "let several hold a key"),
+        ("seldom", "Key('{key}', capacity=1, rate='1/h')", "count how often a key is taken"),
     ],
 )
 def test_a_key_that_the_store_cannot_share_ends_the_worker(worker, redis_url, task, key, ability):

@@ -275,6 +275,7 @@ def lock_record(info: LockInfo, now: float) -> dict[str, Any]:
         "holders": [_hold_record(hold, now) for hold in info.holds],
         "limit": _limit_record(info),
         "rest_seconds": round(info.rest, 3),
+        "starts": [starts._asdict() for starts in info.starts],
         "waiting": info.waiting,
         **_time("oldest", info.oldest),
         "woken": info.woken,

@@ -121,6 +121,9 @@ def _described(info: LockInfo, now: float) -> list[tuple[str, str]]:
         facts.append(("limit", limit_label(info.limit, now)))
     if info.rest > 0:
         facts.append(("rests", f"{duration(info.rest)} more, in which nobody is let in"))
+    for starts in info.starts:
+        counted = f"{starts.begun} of {starts.limit} starts in the last {duration(starts.per)}"
+        facts.append(("rate", counted))
     waiting = str(info.waiting)
     if info.waiting:
         first = f", the first for {duration(now - info.oldest)}" if info.oldest else ""

@@ -27,6 +27,7 @@ from celery_distlock.stores.values import (
     KeyState,
     Limit,
     Route,
+    Starts,
     Waiter,
     Want,
     WokenTask,
@@ -138,7 +139,7 @@ class RedisInspection(ListingStore, CountingStore):
     def _state(self, key: str, answer: Sequence[Any]) -> KeyState:
         """Return what inspect.lua says."""
         owner, number, run, ttl_ms, waiting, oldest, woken, task, *more = answer
-        limit, used, capacity, rest_ms, *shares = more
+        limit, used, capacity, rest_ms, starts, *shares = more
         token = token_of(number) or UNREADABLE if owner else 0
         if token == UNREADABLE:
             self._complaints.tell(slot_name(key), "%s", unreadable(self.address, key, number))
@@ -147,7 +148,7 @@ class RedisInspection(ListingStore, CountingStore):
         state = KeyState(
             text(owner), token, text(run), since, time_left(ttl_ms), *waits, text(task)
         )
-        state = state._replace(limit=_limit(limit), rest=rest_ms / 1000)
+        state = state._replace(limit=_limit(limit), rest=rest_ms / 1000, starts=_starts(starts))
         if text(owner) == SHARED:
             return _shared(state, shares, used, capacity)
         return state
@@ -359,6 +360,12 @@ def _limit(written: bytes) -> Limit | None:
     return Limit(int(match[1]), int(match[2]) / 1000, match[4], int(match[3]) / 1e6)
 
 
+def _starts(written: bytes) -> tuple[Starts, ...]:
+    found = (map(int, each.split(",")) for each in text(written).split())
+    counts = (Starts(limit, per / 1e6, count) for limit, per, count in found)
+    return tuple(sorted(counts, key=lambda starts: starts.per))
+
+
 def _shared(state: KeyState, shares: Sequence[Any], used: int, capacity: bytes) -> KeyState:
     """Return *state* with those who have the key beside others."""
     holders = []
@@ -415,8 +422,7 @@ def _waiter(member: bytes, arrival: bytes, task: bytes, want: bytes, *, woken: b
 
 
 def _want(written: bytes | None) -> Want:
-    wanted = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text(written))
-    return Want(int(wanted[1]), int(wanted[2])) if wanted else ALONE
+    return Want.read(text(written)) or ALONE
 
 
 def _one_who_waits(member: bytes, arrival: bytes, task: bytes, *, woken: bool) -> Waiter:

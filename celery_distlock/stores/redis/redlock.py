@@ -227,7 +227,7 @@ class RedlockStore(ListingStore, CountingStore):
         return RenewOutcome.HELD if answers.count(0) >= self._majority else RenewOutcome.LOST
 
     def release(self, request: ReleaseRequest) -> Release:
-        key, owner, run, completion, _, keep_for = request
+        key, owner, run, completion, _, keep_for, _ = request
         keep_run, keep_s = keep_for or ("", 0.0)
         keep_ms = milliseconds(keep_s) if keep_for else 0
         release = self._records.call(

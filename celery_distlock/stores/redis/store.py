@@ -87,7 +87,9 @@ _CHANNEL = "desk"
 class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
     """See the module; *url* as :func:`~celery_distlock.stores.redis.urls.locate` takes it."""
 
-    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE, Ability.SEVERAL})
+    abilities = frozenset(
+        {Ability.WAIT, Ability.RECOGNISE, Ability.SHARE, Ability.SEVERAL, Ability.RATE}
+    )
 
     def __init__(self, url: str, prefix: str, **options: str) -> None:
         self._servers, self._replicas = locate(url, options)
@@ -132,7 +134,7 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
         asked = self._requests.ask(
             [self._records.call(_ACQUIRE, name, *arguments, confirmed=True)], key
         )
-        return self._reply(key, asked.answers[0], asked.asked_at)
+        return self._reply(key, asked.answers[0], asked.asked_at, waits=queue is not None)
 
     def acquire_all(
         self,
@@ -164,7 +166,8 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
         if not tokens and asked.unanswered:
             # The request before, whose answer was lost, may have taken what is left of them.
             for key, owner in zip(keys, owners, strict=True):
-                self.dispatch(self.release(ReleaseRequest(key, owner)).wake)
+                give_back = ReleaseRequest(key, owner, started=False)
+                self.dispatch(self.release(give_back).wake)
         return [
             Reply(Status.GRANTED, asked.asked_at, self._token(key, token), slot=slot)
             for key, token, slot in zip(keys, tokens, slots, strict=bool(tokens))
@@ -176,7 +179,7 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
             raise StoreError(unreadable(self.address, key, value))
         return token
 
-    def _reply(self, key: str, answer: Any, asked_at: float) -> Reply:
+    def _reply(self, key: str, answer: Any, asked_at: float, *, waits: bool = True) -> Reply:
         if not isinstance(answer, list):
             return Reply(Status.GRANTED, asked_at, self._token(key, answer))
         status = Status(answer[0].decode())
@@ -187,6 +190,9 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
             wake = self._noting(slot_name(key), woken)
             return Reply(status, asked_at, self._token(key, token), wake=wake, slot=slot)
         _, token, holder, holder_run, ttl_ms, place, run, envelope, arrival, *others = answer
+        due = 0.0 if waits or place else opens_in(others) or 0.0
+        if due:  # nobody has to be told: who has asked comes again
+            others = others[:-2]
         return Reply(
             status,
             asked_at,
@@ -197,6 +203,7 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
             place,
             self._noting(slot_name(key), [run, envelope, *others]),
             int(arrival) if arrival.isdigit() else 0,
+            due=due,
         )
 
     def park_if_held(
@@ -329,12 +336,14 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
         return [(_RENEWALS.get(_plain(a), RenewOutcome.UNKNOWN), asked_at) for a in answers]
 
     def release(self, request: ReleaseRequest) -> Release:
-        key, owner, run, completion, inbox, keep_for = request
+        key, owner, run, completion, inbox, keep_for, started = request
         arguments: list[Any] = [owner, run, completion.value]
-        if inbox is not None or keep_for:  # most requests are shorter
+        if inbox is not None or keep_for or started is False:  # most requests are shorter
             keep_run, keep_s = keep_for or ("", 0.0)
             address = inbox.address if inbox is not None else ""
             arguments += [address, keep_run, milliseconds(keep_s) if keep_for else 0]
+        if started is False:
+            arguments.append(1)
         name = slot_name(key)
         return self._released(
             name, self._requests.ask([self._records.call(_RELEASE, name, *arguments)], key)

@@ -8,6 +8,7 @@ from .inspection import Inspection
 from .limits import Limits
 from .listing import Listing
 from .parking import Parking
+from .rates import Rates
 from .releasing import Releasing
 from .renewing import Renewing
 from .resting import Resting
@@ -50,6 +51,7 @@ class StoreContract(
     Upgrading,
     Resting,
     Limits,
+    Rates,
     Timing,
     Sending,
     Identities,

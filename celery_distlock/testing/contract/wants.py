@@ -3,6 +3,7 @@
 import pytest
 
 from celery_distlock.errors import StoreError
+from celery_distlock.rate import Rate
 from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.values import Ability, Want
@@ -16,6 +17,7 @@ WANTS = {
     "shared": (Want(1, 0), Ability.SEVERAL),
     "capacity": (Want(1, 3), Ability.SEVERAL),
     "weight": (Want(2, 3), Ability.WEIGH),
+    "rate": (Want(1, 1, (Rate(5),)), Ability.RATE),
     "shared with a weight": (Want(2, 0), Ability.WEIGH),
 }
 
@@ -44,7 +46,7 @@ class Wants(Given):
         take(store, "k", "b")
 
     def test_a_refusal_does_not_touch_who_has_the_key(self, store: Store) -> None:
-        if {Ability.SEVERAL, Ability.WEIGH} <= store.abilities:
+        if {Ability.SEVERAL, Ability.WEIGH, Ability.RATE} <= store.abilities:
             pytest.skip("the store refuses none")
         take(store, "k", "a", run="run")
 

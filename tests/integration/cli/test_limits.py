@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import redis
 
+from celery_distlock.rate import Rate
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.identities import new_owner
@@ -377,3 +378,18 @@ def test_what_a_resume_wakes_is_sent_by_the_command_itself(unattended, worker):
         assert broker.llen(f"{transport['global_keyprefix']}celery") == 1
     worker("tests.apps.locked")
     assert result.get(timeout=60) == 0
+
+
+def test_show_says_how_often_a_key_was_taken(bare_site, key, invoke):
+    want = Want(1, 0, (Rate(5, per=1.0, burst=5), Rate(100, burst=100)))
+    for task in ("one", "two", "three"):
+        with taken(bare_site, key, task, want):
+            pass
+    with taken(bare_site, key, "four", want):
+        record = shown(invoke, key)
+
+        told = invoke("show", key).stdout
+
+    assert [(each["limit"], each["per"]) for each in record["starts"]] == [(5, 1.0), (100, 60.0)]
+    assert record["starts"][1]["begun"] == 4
+    assert "4 of 100 starts in the last 1m00s" in told

@@ -49,7 +49,7 @@ def test_the_list_in_json_has_times_in_two_forms(bare_site, locks, key):
     assert set(record) == {
         *("key", "state", "holder", "since", "since_seconds", "age_seconds"),
         *("remaining_seconds", "token", "waiting", "oldest", "oldest_seconds", "woken"),
-        *("mode", "units", "capacity", "holders", "limit", "rest_seconds"),
+        *("mode", "units", "capacity", "holders", "limit", "rest_seconds", "starts"),
     }
     assert set(record["holder"]) == {"task", "task_id", "host", "pid", "owner"}
     assert (record["key"], record["state"], record["token"]) == (key, "held", state.token)

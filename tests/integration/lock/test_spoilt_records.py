@@ -60,7 +60,7 @@ members = st.one_of(
 @st.composite
 def spoils(draw: st.DrawFn) -> tuple[str, str, Any]:
     """A record, and what somebody writes there: its type and its value."""
-    record = draw(st.sampled_from(["lock", "queue", "tasks", "woken", "fence", "done"]))
+    record = draw(st.sampled_from(["lock", "queue", "tasks", "woken", "fence", "done", "rate"]))
     kind = draw(st.sampled_from(["hash", "zset", "string", "list"]))
     if kind == "hash":
         fields = st.one_of(st.sampled_from(FIELDS.get(record, ["x"])), values)

@@ -101,6 +101,7 @@ def test_it_cannot_park():
         Ability.COUNT,
         Ability.WEIGH,
         Ability.SEND,
+        Ability.RATE,
     }
     with pytest.raises(StoreError, match="no task can be parked"):
         store.acquire(AcquireRequest("k", "a", 30.0, queue=ParkRequest(b"e"), run="run"))

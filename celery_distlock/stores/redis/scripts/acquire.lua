@@ -1,5 +1,5 @@
 -- acquire.lua: take the key, or join its queue, or learn who holds it. Repeating it changes nothing.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done rate
 -- ARGV owner lease_ms mode run repeated arrival [keep detail desk task want]
 -- returns token: granted | {'granted', token, slot, wake_run, wake_envelope, ...}: likewise, beside
 --         others | {status, token, holder, holder_run, ttl_ms, place, wake_run, wake_envelope,
@@ -15,10 +15,11 @@
 -- arrival   when the caller came (µs): by this server's clock as others know it, or as an earlier
 --           answer told; 0: it comes now
 -- keep      1 if nobody else has the run's message: it stays here until the run has ended
--- want      units/capacity; empty: all of it, beside nobody
+-- want      units/capacity, or units/capacity/terms with its rates; empty: all of it, beside nobody
 --
 -- USES grant
 local owner, lease_ms, mode, run, repeated, arrival, keep, detail, desk, task, want = unpack(ARGV)
+local FIRST = 1 -- µs: when one came before whom nobody is to go
 
 local asks = mode == 'try' or mode == 'wait'
 if asks and repeated == '0' and not want and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
@@ -36,7 +37,7 @@ if asks and repeated == '0' and not want and keep ~= '1' then
 end
 
 -- USES units
-local units, capacity = want_in(want)
+local units, capacity, terms = want_in(want)
 local now = microseconds()
 local own = 'parked:' .. run
 if asks and repeated == '0' and capacity ~= 1 and redis.call('EXISTS', QUEUE, TASKS) == 0 then
@@ -48,8 +49,11 @@ if asks and repeated == '0' and capacity ~= 1 and redis.call('EXISTS', QUEUE, TA
     no_tasks = true
     local is_exact = not known[1] or (known[1] == SHARED and (tonumber(known[7] or 0) or 0) > now / 1000)
     is_exact = is_exact and known[3] ~= '0' -- else it has rested, and a new phase begins
-    if is_new and is_exact and admits(units, capacity, now, known) then
+    if is_new and is_exact and admits(units, capacity, now, terms, known) then
         local token, slot = admit(now, owner, run, lease_ms, units, capacity, 0, known)
+        if token then
+            start(owner, terms, now, now)
+        end
         return token and { 'granted', token, slot, '', '' } or slot
     end
     no_tasks = false
@@ -162,6 +166,7 @@ if has then
         lengthen(lease_ms)
         redis.call('HDEL', LOCK, 'due')
     end
+    begin_start(owner, owner, now)
     if run ~= '' and has_run ~= run then
         if not share then
             redis.pcall('HSET', LOCK, 'run', run)
@@ -174,14 +179,14 @@ if claims and mode == 'line' then
     -- Likewise parked before, by a request that was repeated: its message is on its way as well.
     return { 'done' }
 end
-local anew = claims and not is_wanted(kept)
-if anew then
+local too_early = claims and terms and not keeps_start_for(run) and starts_in(terms, now) > 0
+if claims and (too_early or not is_wanted(kept)) then
     local due = kept and kept.due or tonumber(held[4] or 0)
     vacate(own, now)
-    arrival = due > 0 and due or tonumber(arrival)
+    arrival = due > 0 and due or too_early and FIRST or tonumber(arrival)
     holder = redis.call('HGET', LOCK, 'owner')
 elseif claims then
-    local token, slot = claim(now, owner, run, keep, lease_ms)
+    local token, slot = claim(now, owner, run, keep, lease_ms, terms)
     if mode == 'park' then
         -- It was parked by an earlier request of ours, whose answer was lost, and has been woken
         -- since: its message is on its way as well.
@@ -225,8 +230,8 @@ if overtakes and mode ~= 'line' then
     -- It was handed to one who came later, and has not come for it: who is here goes before.
     step_back(now, holder, held[4])
     holder = redis.call('HGET', LOCK, 'owner')
-elseif holder == SHARED and mode ~= 'line' and may_make_room(stands) and not admits(units, capacity, now) then
-    overtakes = make_room(now, stands, units, capacity)
+elseif holder == SHARED and mode ~= 'line' and may_make_room(stands) and not admits(units, capacity, now, terms) then
+    overtakes = make_room(now, stands, units, capacity, terms)
 end
 local wake_run, wake_envelope = '', ''
 if (not holder or holder == SHARED) and mode ~= 'line' then
@@ -238,10 +243,12 @@ if (not holder or holder == SHARED) and mode ~= 'line' then
     local served = share_of(owner) -- it stands in the queue as well, and was handed it just now
     if served then
         pass_on(owner, served, owner, run, lease_ms, now)
+        begin_start(owner, owner, now)
         return granted(held[2] or redis.call('HGET', LOCK, 'token'), served.slot, wake_run, wake_envelope)
     end
-    if (last == nil or last == true) and admits(units, capacity, now) then
-        local token, slot = take(now, owner, run, lease_ms, units, capacity)
+    if (last == nil or last == true) and admits(units, capacity, now, terms) then
+        local came = stands > 0 and stands or now
+        local token, slot = take(now, owner, run, lease_ms, units, capacity, terms, came)
         if not token then
             return slot
         end
@@ -283,11 +290,15 @@ end
 local may_open = not holder or holder == SHARED or string.find(holder, 'parked:resting:', 1, true) == 1
 if mode ~= 'try' and place == 0 and may_open then
     local before = #also
-    look_ahead(now)
+    look_ahead(now, member)
     if also[before + 1] and mode == 'wait' then
         ttl_ms = also[before + 2] -- he looks then himself
         also[before + 1], also[before + 2] = nil, nil
     end
+end
+if mode == 'try' and terms and place == 0 and fits(units, capacity, now) then
+    also[#also + 1] = ''
+    also[#also + 1] = math.ceil(starts_in(terms, now) / 1000)
 end
 local since = integer(stands)
 local standing = { status, token, owned_by, held_for, ttl_ms, place, wake_run, wake_envelope, since }

@@ -1,6 +1,6 @@
 -- acquire_all.lua: take several keys if all of them are free and nobody waits for any, or if all are
 -- kept for the run; else none.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done rate
 -- ARGV run lease_ms owners [repeated keep wants]
 -- returns {token, slot, ...}: granted, as the keys were named | {}: not all of them can be had
 --
@@ -51,16 +51,17 @@ end
 
 -- Whether the key has to be left: what is wanted of it is not kept for the run, or not free.
 local function is_out_of_reach(want)
-    local units, capacity = want_in(want)
+    local units, capacity, terms = want_in(want)
     local second = redis.call('ZSCORE', DONE, run) or redis.call('ZSCORE', DONE, '~' .. run)
     if claims then
         local share = share_of('parked:' .. run)
         local alone = redis.call('HGET', LOCK, 'owner') == 'parked:' .. run
-        local fits = share and capacity ~= 1 and needed(units, capacity, now) <= share.units
-        return run == '' or second or not (fits or (alone and capacity == 1))
+        local enough = share and capacity ~= 1 and needed(units, capacity, now) <= share.units
+        local may_start = not terms or keeps_start_for(run) or starts_in(terms, now) == 0
+        return run == '' or second or not (may_start and (enough or (alone and capacity == 1)))
     end
     return redis.call('EXISTS', QUEUE, WOKEN) > 0
-        or not admits(units, capacity, now)
+        or not admits(units, capacity, now, terms)
         or (run ~= '' and holds(run, now))
 end
 
@@ -76,7 +77,7 @@ for number, owner in ipairs(asking) do
 end
 for number, owner in ipairs(asking) do
     turn_to(number)
-    local units, capacity = want_in(asked[number])
+    local units, capacity, terms = want_in(asked[number])
     local share, token, slot = mine[number], redis.call('HGET', LOCK, 'token'), -1
     if share == true then
         lengthen(lease_ms)
@@ -84,9 +85,9 @@ for number, owner in ipairs(asking) do
         slot = share.slot
         pass_on(owner, share, owner, share.run, lease_ms, now)
     elseif claims then
-        token, slot = claim(now, owner, run, keep, lease_ms)
+        token, slot = claim(now, owner, run, keep, lease_ms, terms)
     else
-        token, slot = take(now, owner, run, lease_ms, units, capacity)
+        token, slot = take(now, owner, run, lease_ms, units, capacity, terms, now)
         if not token then
             return slot
         end

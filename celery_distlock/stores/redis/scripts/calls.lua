@@ -1,11 +1,11 @@
 -- calls.lua: which run has an identity, so that a call of the same identity is a second one.
--- KEYS lock queue tasks woken fence done later calls
+-- KEYS lock queue tasks woken fence done rate later calls
 --
 -- calls  hash  of each identity how long it is taken (started: until its run begins; finished: until
 --              it ends; or until a time, ms), perhaps with @ and when its first call came (ms), and
 --              its run. Whether it is taken, the other records say:
 --              what is written here of a run that is gone means nothing, and is struck some time
-local LATER, CALLS = KEYS[7], KEYS[8]
+local LATER, CALLS = KEYS[8], KEYS[9]
 local KNOWN = 'several:' -- the owner of a key that several hold
 
 -- A retry is of the same task.

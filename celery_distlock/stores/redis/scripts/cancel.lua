@@ -1,5 +1,5 @@
 -- cancel.lua: strike a parked run that has not come to its key: it will not run.
--- KEYS lock queue tasks woken fence done later
+-- KEYS lock queue tasks woken fence done rate later
 -- ARGV run
 -- returns 1 struck | 0 it is not parked, or has come | {wake_run, wake_envelope}: struck, and the
 --         next is to be sent
@@ -7,7 +7,7 @@
 -- USES grant
 -- USES units
 -- USES queue
-local LATER = KEYS[7]
+local LATER = KEYS[8]
 local run = ARGV[1]
 local now = microseconds()
 prune(now)

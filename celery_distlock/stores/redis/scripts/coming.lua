@@ -1,6 +1,6 @@
 -- coming.lua: the usual way to come for a key that was handed over, to be had alone. It does what the
 -- rest of acquire.lua would, in half the time.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done rate
 
 -- Returns the token of a key that is kept for a run, or was handed to an owner; nothing if it is not.
 local function come_for_it(owner, run, lease_ms)

@@ -1,6 +1,6 @@
 -- depart.lua: let a run that needs several keys, and has all of them kept for it, stand no longer;
 -- at the first one it is put on its way, the last of all.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done rate
 -- ARGV run first
 -- returns 0 the key is not kept for it (any more) | 1 it stands there no longer |
 --         {wake_run, wake_envelope}: likewise, and it is to be sent

@@ -1,5 +1,5 @@
 -- downgrade.lua: have one share with any number what it had alone; or wait no more to have it alone.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done rate
 -- ARGV owner lease_ms
 -- returns {'free'}: it has nothing of the key | {'granted', token, slot, wake_run, wake_envelope,
 --         ...}: it shares it
@@ -10,7 +10,8 @@
 local owner, lease_ms = unpack(ARGV)
 local now = microseconds()
 prune(now)
-local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run', 'again', 'rest', 'up', 'was')
+local fields = { 'owner', 'token', 'run', 'again', 'rest', 'up', 'was', 'start:' .. owner }
+local held = redis.call('HMGET', LOCK, unpack(fields))
 local slot = -1
 if held[1] == owner then
     local left_ms = math.max(redis.call('PTTL', LOCK), tonumber(lease_ms))
@@ -30,6 +31,9 @@ if held[1] == owner then
     end
     if held[5] then
         redis.call('HSET', LOCK, 'rest', held[5])
+    end
+    if held[8] then
+        redis.call('HSET', LOCK, 'start:' .. owner, held[8])
     end
 elseif held[1] ~= SHARED or not share_of(owner) then
     return { 'free' }

@@ -1,5 +1,5 @@
 -- drop.lua: forget a run that is on its way and will not run, or whose end is known to all.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done rate
 -- ARGV run mark
 -- returns 1 forgotten | 0 nothing is known of it (any more) | {wake_run, wake_envelope}: forgotten,
 --         and the next is to be sent

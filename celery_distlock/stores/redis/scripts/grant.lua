@@ -1,5 +1,5 @@
 -- grant.lua: what it is to give a key to somebody; the names of a key's records.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done rate
 --
 -- lock   hash    owner, token, run; expires with the lease. A key that is on its way to a parked
 --                task has the owner "parked:<run>" until that task claims it; due: the arrival (µs)
@@ -16,14 +16,18 @@
 -- woken  zset    runs on their way, by the time (ms) at which they are sent again; also runs that
 --                have come but that nobody else keeps until they end
 -- fence  string  the last token: the time (µs) of the grant, or more if the clock was set back
+-- rate   hash    how often the key was taken of late, as rates.lua has it
 -- done   zset    runs that have ended and whose message may come again, by their end (ms); as
 --                "~<run>" those whose result is not stored yet, by the time (ms) when they are
 --                taken for dead
+local RECORDS = 7 -- of each key
 local LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local RATE = KEYS[7]
 
 -- Goes on with the key whose records are the next ones in KEYS, and so on.
 local function turn_to(number)
-    LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE = unpack(KEYS, 6 * number - 5, 6 * number)
+    local last = RECORDS * number
+    LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE, RATE = unpack(KEYS, last - RECORDS + 1, last)
 end
 
 local FENCE_MS = 3600000 -- a token only has to outlive a clock that was set back

@@ -1,6 +1,6 @@
 -- handing.lua: the usual hand-over, of a key that one has alone to one who wants all of it. It does
 -- what queue.lua would, in half the time; whatever is unusual is left to that.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done rate
 
 local function append(words, run, fields)
     for _, field in ipairs(fields) do

@@ -1,14 +1,15 @@
 -- inspect.lua: look at a key without changing it.
--- KEYS lock queue tasks woken
+-- KEYS lock queue tasks woken rate
 -- returns {owner, token, run, ttl_ms, waiting, oldest, woken, task, limit, used, capacity, rest_ms,
---         owner, entry, left_ms, ...}
+--         starts, owner, entry, left_ms, ...}
 --
 -- oldest  when the first of those who wait came (µs), 0 if nobody waits
 -- woken   how many runs are on their way
 -- task    the name of the one that the key is kept for
 -- limit   an operator's that has not ended, as units.lua has it
+-- starts  of each time for which starts are counted limit,per,count, with blanks between; per in µs
 -- entry   of some of those who have it beside others, as units.lua has it
-local LOCK, QUEUE, TASKS, WOKEN = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local LOCK, QUEUE, TASKS, WOKEN, RATE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local MOST_HOLDERS = 100
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + time[2] / 1000
@@ -59,8 +60,26 @@ local ends_ms = tonumber(string.match(limit, '^%d+ (%d+) ') or 0)
 if ends_ms > 0 and ends_ms <= now_ms then
     limit = ''
 end
+local starts = {}
+local function add_starts(per, series)
+    local limit, parts = string.match(series, '^%d+ %d+ (%d+)(.*)$')
+    local count = 0
+    for last, many in string.gmatch(parts or '', ' (%d+) (%d+)') do
+        count = count + (tonumber(last) + per > 1000 * now_ms and tonumber(many) or 0)
+    end
+    if count > 0 then
+        starts[#starts + 1] = string.format('%d,%d,%d', limit, per, count)
+    end
+end
+local counted = redis.call('HGETALL', RATE)
+for i = 1, #counted, 2 do
+    local per = tonumber(string.match(counted[i], '^p:(%d+)$') or '')
+    if per then
+        add_starts(per, counted[i + 1])
+    end
+end
 local answer = { held[1] or '', held[2] or '', held[3] or '', redis.call('PTTL', LOCK), waiting, oldest or 0, woken }
-for _, each in ipairs({ task or '', limit, used, held[5] or '', rest_ms }) do
+for _, each in ipairs({ task or '', limit, used, held[5] or '', rest_ms, table.concat(starts, ' ') }) do
     answer[#answer + 1] = each
 end
 for number = 1, math.min(#shares, MOST_HOLDERS) do

@@ -1,5 +1,5 @@
 -- limit.lua: set an operator's limit, or take it back, and let those in who fit then.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done rate
 -- ARGV capacity until_ms author
 -- returns 1 | {wake_run, wake_envelope, ...}: and to be sent
 --

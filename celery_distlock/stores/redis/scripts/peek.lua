@@ -1,5 +1,5 @@
 -- peek.lua: look at who has an identity, without changing anything.
--- KEYS lock queue tasks woken fence done later calls
+-- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV identity
 -- returns {run, where}: where it is: waiting, coming, running or ended | {}: nobody has it
 --

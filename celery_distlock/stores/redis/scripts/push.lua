@@ -1,6 +1,6 @@
 -- push.lua: a woken run is about to be pushed to a worker that has not parked it. If that does not
 -- come for its key, the next sweep finds it.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done rate
 -- ARGV run
 -- returns 1 it may be pushed | 0 it has come already | 2 it was pushed in vain, again and again: the
 --         broker is to have it

@@ -1,5 +1,5 @@
 -- queue.lua: the hand-over of a free key to the next in its queue.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done rate
 local LAST_RESENDS = 30 -- days; then the run is forgotten, its messages are the broker's
 local LOOK_MS = 1000 -- until one looks again who waits for a key that nobody may enter
 local MOST_GRANTS = 100 -- by one script; who is let in by it goes on when it comes
@@ -37,23 +37,32 @@ local function strike(member)
 end
 
 -- Grants so much to one whose turn it is. Returns the token and the slot, or nothing and the refusal.
-local function take(now, owner, run, lease_ms, units, capacity)
+local function take(now, owner, run, lease_ms, units, capacity, terms, came)
+    local token, slot
     if capacity ~= 1 then
-        return admit(now, owner, run, lease_ms, units, capacity, 0)
+        token, slot = admit(now, owner, run, lease_ms, units, capacity, 0)
+    else
+        token, slot = grant(now, owner, run, lease_ms)
+        slot = token and -1 or slot
     end
-    local token, refused = grant(now, owner, run, lease_ms)
-    return token, token and -1 or refused
+    if token then
+        start(owner, terms, now, came)
+    end
+    return token, slot
 end
 
 -- Grants so much to one who has to come for it, and who came at `arrival`; false: refused.
-local function reserve(now, owner, run, arrival, for_ms, units, capacity)
+local function reserve(now, owner, run, arrival, for_ms, units, capacity, terms)
     if capacity ~= 1 then
-        return admit(now, owner, run, for_ms, units, capacity, tonumber(arrival)) and true or false
-    end
-    if not grant(now, owner, run, for_ms) then
+        if not admit(now, owner, run, for_ms, units, capacity, tonumber(arrival)) then
+            return false
+        end
+    elseif grant(now, owner, run, for_ms) then
+        redis.call('HSET', LOCK, 'due', arrival)
+    else
         return false
     end
-    redis.call('HSET', LOCK, 'due', arrival)
+    reserve_start(owner, terms, now, tonumber(arrival))
     return true
 end
 
@@ -73,7 +82,7 @@ end
 
 -- Has those step back who came after `stands` and have not come for what they were handed, the last
 -- one first, until so much may be taken; false: it may not all the same.
-local function make_room(now, stands, units, capacity)
+local function make_room(now, stands, units, capacity, terms)
     local later = {}
     local fields = redis.call('HGETALL', LOCK)
     for i = 1, #fields, 2 do
@@ -88,7 +97,7 @@ local function make_room(now, stands, units, capacity)
     end)
     for _, each in ipairs(later) do
         step_back(now, each[1], integer(each[2]))
-        if admits(units, capacity, now) then
+        if admits(units, capacity, now, terms) then
             return true
         end
     end
@@ -122,9 +131,9 @@ end
 
 -- Keeps the free key for a run that needs others, too, and is not to be sent before it has them all;
 -- it stays the first in the queue.
-local function keep_for(now, run, arrival, for_ms, units, capacity)
+local function keep_for(now, run, arrival, for_ms, units, capacity, terms)
     redis.call('HSET', TASKS, 'l:' .. run, 1)
-    if not reserve(now, 'parked:' .. run, run, arrival, for_ms, units, capacity) then
+    if not reserve(now, 'parked:' .. run, run, arrival, for_ms, units, capacity, terms) then
         return false
     end
     if givers ~= '' then
@@ -140,13 +149,13 @@ local function set_aside(run, for_ms, now)
 end
 
 -- Gives the key to one waiter: a run that is sent, or pushed.
-local function hand_to_run(now, head, run, arrival, kept, units, capacity)
+local function hand_to_run(now, head, run, arrival, kept, units, capacity, terms)
     local envelope, names = kept[1], kept[2]
     local own = 'parked:' .. run
     if names then
-        return keep_for(now, run, arrival, UNSENT_MS, units, capacity) and run, { names }
+        return keep_for(now, run, arrival, UNSENT_MS, units, capacity, terms) and run, { names }
     end
-    if not reserve(now, own, run, arrival, claim_ms(), units, capacity) then
+    if not reserve(now, own, run, arrival, claim_ms(), units, capacity, terms) then
         return false
     end
     redis.call('ZREM', QUEUE, head)
@@ -157,13 +166,13 @@ local function hand_to_run(now, head, run, arrival, kept, units, capacity)
 end
 
 -- Or one that is blocked; nothing: it is gone.
-local function hand_to_blocked(now, head, arrival, units, capacity)
+local function hand_to_blocked(now, head, arrival, units, capacity, terms)
     local inbox, owner = string.match(head, '^b:(%S+) (.+)$')
     local heard = inbox and publish(inbox, owner) or 0
     if type(heard) == 'number' and heard == 0 then
         return nil
     end
-    if not reserve(now, owner, '', arrival, GRANT_MS, units, capacity) then
+    if not reserve(now, owner, '', arrival, GRANT_MS, units, capacity, terms) then
         return false
     end
     strike(head)
@@ -172,10 +181,11 @@ end
 
 local also = {} -- what else is to be told: run, envelope, ...; and '', in how many ms time helps
 
--- Tells when time alone lets the first of those who wait enter, if it may not now.
-local function look_ahead(now)
-    local in_ms = opens_in(now)
-    if in_ms and redis.call('EXISTS', QUEUE) == 1 then
+-- Tells when time alone lets the first of those who wait enter, or who is next, if it may not now.
+local function look_ahead(now, member)
+    member = member or redis.call('ZRANGE', QUEUE, 0, 0)[1]
+    local in_ms = member and opens_in(now, member)
+    if in_ms then
         also[#also + 1] = ''
         also[#also + 1] = in_ms
     end
@@ -222,15 +232,15 @@ local function hand_over(now, own, stands)
         elseif is_run and not kept[1] then
             redis.call('ZREM', QUEUE, head)
         else
-            local units, capacity = want_of(head)
-            if not admits(units, capacity, now) then
-                look_ahead(now)
+            local units, capacity, terms = want_of(head)
+            if not admits(units, capacity, now, terms) then
+                look_ahead(now, head)
                 return false
             end
             if is_run then
-                return hand_to_run(now, head, name, arrival, kept, units, capacity)
+                return hand_to_run(now, head, name, arrival, kept, units, capacity, terms)
             end
-            local run, envelope = hand_to_blocked(now, head, arrival, units, capacity)
+            local run, envelope = hand_to_blocked(now, head, arrival, units, capacity, terms)
             if run ~= nil then
                 return run, envelope
             end
@@ -350,7 +360,7 @@ local function arrive(now, run, keep, lease_ms)
 end
 
 -- Gives a run what is kept for it; returns the token and the slot.
-local function claim(now, owner, run, keep, lease_ms)
+local function claim(now, owner, run, keep, lease_ms, terms)
     local own = 'parked:' .. run
     local token, holder = unpack(redis.call('HMGET', LOCK, 'token', 'owner'))
     local slot = -1
@@ -362,6 +372,9 @@ local function claim(now, owner, run, keep, lease_ms)
         redis.call('PEXPIRE', LOCK, lease_ms) -- first: a full server refuses what begins with HSET
         redis.call('HSET', LOCK, 'owner', owner)
         redis.call('HDEL', LOCK, 'due', 'from:' .. run)
+    end
+    if not begin_start(own, owner, now) then
+        start(owner, terms, now, now)
     end
     arrive(now, run, keep, lease_ms)
     return token, slot

@@ -1,6 +1,6 @@
 -- release.lua: give the key up, or a place in its queue, and hand the key to the next waiter.
--- KEYS lock queue tasks woken fence done
--- ARGV owner run ended [inbox keep_run keep_ms]
+-- KEYS lock queue tasks woken fence done rate
+-- ARGV owner run ended [inbox keep_run keep_ms unstarted]
 -- returns 1 given up | 0 was not ours | {wake_run, wake_envelope, ...}: given up, and to be sent; and
 --         beside an empty run, in how many ms time alone lets somebody enter
 --
@@ -10,13 +10,14 @@
 --           3: its body has, and its result is not stored yet: a second delivery is held back.
 -- inbox     where a blocked waiter that gives up had waited, else empty
 -- keep_ms   not 0: the key stays locked for so long, for keep_run to claim
+-- unstarted 1: what was taken has come to nothing, and is not counted where the key has a rate
 --
 -- USES grant
-local owner, run, ended, inbox, keep_run, keep_ms = unpack(ARGV)
+local owner, run, ended, inbox, keep_run, keep_ms, unstarted = unpack(ARGV)
 inbox, keep_ms = inbox or '', keep_ms or '0'
 
 local may_be_short = tonumber(ended) < 2 and keep_ms == '0' and redis.call('EXISTS', QUEUE, TASKS) == 0
-if may_be_short then
+if may_be_short and unstarted ~= '1' then
     -- Nobody waits, nothing is to be noted: most releases end here.
     local held = redis.call('HMGET', LOCK, 'owner', 'again', 'rest')
     if held[1] ~= owner and held[1] ~= 'several:' then
@@ -29,7 +30,7 @@ if may_be_short then
 end
 
 -- USES handing
-if tonumber(ended) < 2 and keep_ms == '0' and inbox == '' then
+if tonumber(ended) < 2 and keep_ms == '0' and inbox == '' and unstarted ~= '1' then
     local given = hand_to_first(owner, run)
     if given then
         return given
@@ -38,6 +39,9 @@ end
 
 -- USES units
 local now = microseconds()
+if unstarted == '1' then
+    refund(owner, now)
+end
 if may_be_short then
     local mine, again = 'h:' .. owner, 'again:' .. run
     local held = redis.call('HMGET', LOCK, mine, again, 'o:' .. run, unpack(COUNTED))
@@ -48,7 +52,7 @@ if may_be_short then
             redis.call('DEL', LOCK)
             return 1
         end
-        redis.call('HDEL', LOCK, mine, 'stamp:' .. run, 'from:' .. run)
+        redis.call('HDEL', LOCK, mine, 'stamp:' .. run, 'from:' .. run, 'start:' .. owner)
         if run ~= '' and held[3] == owner then
             redis.call('HDEL', LOCK, 'o:' .. run)
         end
@@ -62,7 +66,8 @@ givers = run
 prune(now)
 
 local function may_come_again()
-    return redis.call('HEXISTS', LOCK, 'again') == 1 or redis.call('HEXISTS', LOCK, 'again:' .. run) == 1
+    local again, of, beside = unpack(redis.call('HMGET', LOCK, 'again', 'run', 'again:' .. run))
+    return (again and of == run) or beside
 end
 
 if run ~= '' and ended == '3' then
@@ -90,8 +95,13 @@ if holder ~= owner and not share then
     local woken = waited and go_on(now) or 0 -- those behind it may fit
     return type(woken) == 'table' and woken[1] ~= '' and woken or 0
 end
+local kept_by = keep_ms ~= '0' and share and redis.call('HGET', LOCK, 'o:' .. keep_run)
+if kept_by and kept_by ~= owner and kept_by ~= 'parked:' .. keep_run and share_of(kept_by) then
+    keep_ms = '0' -- that run has its part already
+end
 if keep_ms ~= '0' then
     local kept, rests = 'parked:' .. keep_run, string.find(keep_run, 'resting:', 1, true) == 1
+    leave_start(kept, now)
     if share then
         pass_on(owner, share, kept, keep_run, keep_ms, now)
         if rests then

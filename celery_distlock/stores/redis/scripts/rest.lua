@@ -1,5 +1,5 @@
 -- rest.lua: let nobody enter for a while; those who have the key go on.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done rate
 -- ARGV owner for_ms
 -- returns 1 it rests | 0 the owner has nothing of it
 --

@@ -1,6 +1,6 @@
 -- send.lua: take in a run as it is sent: the key is kept for it, or it waits in the queue, or for its
 -- time. Repeating it changes nothing.
--- KEYS lock queue tasks woken fence done later calls
+-- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV run envelope task want delay_ms repeated [identity until_when replaces most_ms]
 -- returns go | {status, wake_run, wake_envelope, ...}: status go, queued or later, or updated; then whom
 --         that lets in besides; beside an empty run, in how many ms time alone lets the first who waits

@@ -1,6 +1,6 @@
 -- sent.lua: a woken run's message is with the broker: send it again only if it does not come. Or it
 -- came back unfinished: send it again at the next sweep. Or it was left: others sweep it up.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done rate
 -- ARGV run again
 -- returns 1 noted | 0 it has come already
 --

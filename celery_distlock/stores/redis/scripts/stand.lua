@@ -1,6 +1,6 @@
 -- stand.lua: have a run that needs several keys stand at one of them, or at one after the other: the
 -- key is kept for it, or it waits in the queue. Repeating it changes nothing.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done rate
 -- ARGV run names first arrival owner departs [envelope desk]
 -- returns {status, token, holder, holder_run, ttl_ms, place, arrival, number, wake_run,
 --         wake_envelope, ...}, of the last key at which it stands; status: reserved or parked; then
@@ -87,19 +87,20 @@ end
 
 -- Has it take its part of the key, if it is its turn.
 local function take_part(number)
-    local units, capacity = want_of(member)
+    local units, capacity, terms = want_of(member)
     local last, wake_run, wake_envelope = hand_on(now, member, 0)
     note_woken(number, wake_run, wake_envelope)
-    if last ~= true or not admits(units, capacity, now) then
+    if last ~= true or not admits(units, capacity, now, terms) then
         return false
     end
     redis.call('HSET', LOCK, 'stamp:' .. run, integer(stands))
-    return keep_for(now, run, integer(stands), CLAIM_MS, units, capacity)
+    return keep_for(now, run, integer(stands), CLAIM_MS, units, capacity, terms)
 end
 
 -- Of a key that several have: whether a part is kept for it.
 local function stand_beside_others(number)
     if owner ~= '' then
+        refund(owner, now)
         vacate(owner, now) -- its own
     end
     local share = share_of(own)
@@ -113,9 +114,9 @@ local function stand_beside_others(number)
     if share then
         return true
     end
-    local units, capacity = want_of(member)
-    if may_make_room(stands) and not admits(units, capacity, now) then
-        make_room(now, stands, units, capacity)
+    local units, capacity, terms = want_of(member)
+    if may_make_room(stands) and not admits(units, capacity, now, terms) then
+        make_room(now, stands, units, capacity, terms)
     end
     return take_part(number)
 end
@@ -131,6 +132,7 @@ local function stand_here(number)
     local overtakes = later and stands < (tonumber(due or 0) or 0)
     local gives_way = holder == own and redis.call('ZRANGE', QUEUE, 0, 0)[1] ~= member
     if (holder and holder == owner) or overtakes or gives_way then
+        refund(holder, now)
         vacate(holder, now) -- kept for one of those that wait elsewhere, who came later; or ours
         holder = nil
     end
@@ -145,7 +147,7 @@ local function stand_here(number)
 end
 
 local reserved, last
-for number = 1, #KEYS / 6 do
+for number = 1, #KEYS / RECORDS do
     turn_to(number)
     prune(now)
     local elsewhere

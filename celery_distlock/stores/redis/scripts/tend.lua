@@ -1,6 +1,6 @@
 -- tend.lua: a woken run is with a worker that lives, and is started as soon as that can: nobody else
 -- is to send it meanwhile.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done rate
 -- ARGV run for_ms
 -- returns 1 noted | 0 it has come already
 --

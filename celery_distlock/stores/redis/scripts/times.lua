@@ -1,5 +1,5 @@
 -- times.lua: when time alone lets somebody enter who has to wait now.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done rate
 
 -- The end (ms) of the operator's limit; nothing: it has none.
 local function end_of_limit()
@@ -20,9 +20,9 @@ local function first_end_of_rest()
     return first
 end
 
--- In how many ms it may change, though nobody gives anything up, that the first who waits cannot
+-- In how many ms it may change, though nobody gives anything up, that one who waits and is next cannot
 -- have what he wants; nothing: that is not for time to do.
-local function opens_in(now)
+local function opens_in(now, member)
     local owner, rest, rests = unpack(redis.call('HMGET', LOCK, 'owner', 'rest', 'rests'))
     if owner and owner ~= SHARED then
         local rests_alone = string.find(owner, 'parked:resting:', 1, true) == 1
@@ -37,6 +37,10 @@ local function opens_in(now)
         at = rests and first_end_of_rest()
         local ends = limit and end_of_limit()
         at = at and ends and math.min(at, ends) or at or ends
+        local units, capacity, terms = want_in(redis.call('HGET', TASKS, 'w:' .. member))
+        if terms and fits(units, capacity, now) then
+            at = (now + starts_in(terms, now)) / 1000
+        end
     end
     return at and math.max(1, math.ceil(at - now / 1000)) or nil
 end

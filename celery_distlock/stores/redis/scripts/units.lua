@@ -1,6 +1,6 @@
 -- units.lua: a key that several hold. Its records are those of any other key: `lock` has the owner
 -- "several:" then, and beside it who holds.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done rate
 --
 -- lock   token: of the time in which it is shared without a gap; used: units in use; holders: how
 --        many hold; next: no lease of theirs ends before that (ms); slots: which of the units are in
@@ -10,16 +10,18 @@
 --        (ms), its units, its slot (-1: none), its arrival (µs) if it has not come for it yet (else
 --        0), when it was granted it (µs), and its run; o:<run> the owner that a run has it by.
 --        The record expires with the last of the leases.
--- tasks  w:<member> how much one wants that waits and does not want it alone, as units/capacity;
+-- tasks  w:<member> how much one wants that waits and does not just want it alone, as
+--        units/capacity, and /terms where it has rates;
 --        limit: an operator's capacity, its end (ms; 0: none), when it was set (µs), and by whom
+-- USES rates
 local SHARED = 'several:'
 local MOST_SLOTS = 1024
 local FEW = 64 -- holders that are looked through for one
 
--- Reads how much is wanted: units/capacity; all of it if nothing is written.
+-- Reads how much is wanted: units/capacity, or units/capacity/terms; all of it if nothing is written.
 local function want_in(text)
-    local units, capacity = string.match(text or '', '^(%d+)/(%d+)$')
-    return tonumber(units or 1), tonumber(capacity or 1)
+    local units, capacity, terms = string.match(text or '', '^(%d+)/(%d+)/?(%S*)$')
+    return tonumber(units or 1), tonumber(capacity or 1), terms ~= '' and terms or nil
 end
 
 local function integers(...)
@@ -80,7 +82,7 @@ local function marked(slots, slot, mark)
 end
 
 local function forget_share(owner, share)
-    redis.call('HDEL', LOCK, 'h:' .. owner, 'stamp:' .. share.run, 'from:' .. share.run)
+    redis.call('HDEL', LOCK, 'h:' .. owner, 'stamp:' .. share.run, 'from:' .. share.run, 'start:' .. owner)
     if redis.call('HGET', LOCK, 'o:' .. share.run) == owner then
         redis.call('HDEL', LOCK, 'o:' .. share.run, 'again:' .. share.run)
     end
@@ -166,8 +168,8 @@ local function needed(units, capacity, now)
     return math.max(1, of == 0 and units or math.min(units, of)), of
 end
 
--- Whether so much may be taken now, if it is one's turn.
-local function admits(units, capacity, now, known)
+-- Whether so much of it is free.
+local function fits(units, capacity, now, known)
     if limit_at(now) == 0 then
         return false
     end
@@ -184,6 +186,11 @@ local function admits(units, capacity, now, known)
     end
     local need, of = needed(units, capacity, now)
     return of == 0 or tonumber(used or 0) + need <= of
+end
+
+-- Whether so much may be taken now, if it is one's turn.
+local function admits(units, capacity, now, terms, known)
+    return fits(units, capacity, now, known) and (not terms or starts_in(terms, now) == 0)
 end
 
 local COUNTED = { 'owner', 'used', 'holders', 'rest', 'up', 'token', 'next', 'slots', 'since' }
@@ -251,7 +258,12 @@ local function pass_on(owner, share, another, run, for_ms, now)
         unpack(redis.call('HMGET', LOCK, 'again:' .. share.run, 'stamp:' .. share.run))
     local stood = stamp and share.run == run
     if owner ~= another then
+        local other = share_of(another)
         forget_share(owner, share)
+        if other then
+            forget_share(another, other)
+            uncount(other, unpack(redis.call('HMGET', LOCK, 'used', 'holders', 'slots')))
+        end
     end
     share.ends = math.max(owner == another and share.ends or 0, math.ceil(now / 1000) + tonumber(for_ms))
     share.run, share.due = run, 0
@@ -273,6 +285,7 @@ end
 
 -- Takes from an owner what it has of the key. Nothing: that is nothing.
 local function vacate(owner, now)
+    leave_start(owner, now)
     local holder, rest = unpack(redis.call('HMGET', LOCK, 'owner', 'rest'))
     if holder == owner then
         local token = redis.call('HGET', LOCK, 'token')
@@ -297,8 +310,8 @@ end
 -- Gives one who shares the key with nobody all of it; returns the token.
 local function convert(now, owner, lease_ms)
     local share = share_of(owner)
-    local again, rest, capacity =
-        unpack(redis.call('HMGET', LOCK, 'again:' .. share.run, 'rest', 'capacity'))
+    local again, rest, capacity, started =
+        unpack(redis.call('HMGET', LOCK, 'again:' .. share.run, 'rest', 'capacity', 'start:' .. owner))
     local ends = math.max(share.ends, math.ceil(now / 1000) + tonumber(lease_ms))
     redis.call('DEL', LOCK)
     local token = grant(now, owner, share.run, math.ceil(ends - now / 1000))
@@ -307,6 +320,9 @@ local function convert(now, owner, lease_ms)
     end
     if rest then
         redis.call('HSET', LOCK, 'rest', rest)
+    end
+    if started then
+        redis.call('HSET', LOCK, 'start:' .. owner, started)
     end
     redis.call('HSET', LOCK, 'was', string.format('%d %d %d', share.units, share.slot, capacity or 0))
     return token

@@ -1,5 +1,5 @@
 -- upgrade.lua: give one who shares the key all of it. Repeating it changes nothing.
--- KEYS lock queue tasks woken fence done
+-- KEYS lock queue tasks woken fence done rate
 -- ARGV owner lease_ms inbox
 -- returns token: granted | {'busy', ttl_ms}: others have it as well | {'deadlock'}: another one waits
 --         for the same | {'free'}: it has nothing of the key

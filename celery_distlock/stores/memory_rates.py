@@ -1,0 +1,165 @@
+"""How often a key of a store in memory is taken: as rates.lua counts it, which this mirrors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from celery_distlock.rate import Rate
+
+from .values import Starts, Want
+
+__all__ = ["StartLog"]
+
+MOST_SERIES = 8
+PARTS = 64
+CATCH_UP = 100_000  # µs
+COMING = 1_000_000  # µs
+
+
+@dataclass
+class Series:
+    """The starts of the last *per* (µs), in parts of it: when the last one was, and how many."""
+
+    per: int
+    limit: int = 1  # by which the next one is due
+    next: float = 0.0
+    asked: int = 0
+    parts: list[list[int]] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return sum(count for _, count in self.parts)
+
+    def next_by(self, limit: int, now: int) -> float:
+        """When the next one is due, if another limit was asked for before."""
+        return min(self.next, now) + max(0.0, self.next - now) * self.limit / limit
+
+    def forget(self, now: int) -> None:
+        """Forget what is over."""
+        if self.next > now + 2 * self.per:
+            self.next = now + self.per
+        for part in self.parts:
+            part[0] = min(part[0], now)
+        self.parts = [part for part in self.parts if part[0] + self.per > now]
+
+
+@dataclass
+class StartLog:
+    """The starts at one key. Times are in µs."""
+
+    series: dict[int, Series] = field(default_factory=dict)  # by the time that they are counted for
+    reserved: dict[str, Want] = field(default_factory=dict)  # by owner, who has to come
+    started: dict[str, tuple[int, Want]] = field(default_factory=dict)  # of who has not left yet
+
+    def prune(self, now: int, has_something: Callable[[str], bool]) -> None:
+        """Forget what is over, and who has the key no more."""
+        for series in self.series.values():
+            series.forget(now)
+        for owner in [owner for owner in self.reserved if not has_something(owner)]:
+            self.leave(owner)
+        for owner in [owner for owner in self.started if not has_something(owner)]:
+            del self.started[owner]
+
+    @property
+    def in_use(self) -> bool:
+        """Whether it tells anything that matters."""
+        return bool(self.reserved or any(series.parts for series in self.series.values()))
+
+    def counted(self) -> tuple[Starts, ...]:
+        """Return what somebody sees who looks."""
+        known = sorted(self.series.values(), key=lambda series: series.per)
+        counts = (Starts(each.limit, each.per / 1e6, each.count) for each in known)
+        return tuple(starts for starts in counts if starts.begun)
+
+    def starts_in(self, want: Want, now: int) -> float:
+        """Return in how many µs one may start; 0: now."""
+        return max((self._opens_for(rate, want.cost, now) for rate in want.rates), default=0.0)
+
+    def _opens_for(self, rate: Rate, cost: int, now: int) -> float:
+        series = self._series(rate, now)
+        spaced = series.next_by(rate.limit, now) - (rate.burst - 1) * series.per / rate.limit - now
+        reserved = sum(want.cost for want in self.reserved.values())
+        over, at = series.count + reserved + cost - rate.limit, now
+        for last, count in series.parts:
+            if over <= 0:
+                break
+            over, at = over - count, last + series.per
+        if over > 0:
+            at = now + COMING
+        return max(0.0, spaced, at - now)
+
+    def _series(self, rate: Rate, now: int) -> Series:
+        per = rate.microseconds
+        if per in self.series:
+            return self.series[per]
+        made = Series(per, rate.limit, asked=now)
+        known = sorted(self.series.values(), key=lambda series: series.per)
+        last = known[-1] if known else None
+        source = next((series for series in known if series.per >= per), last)
+        if source is not None:
+            made.parts = [list(part) for part in source.parts if part[0] + per > now]
+        return made
+
+    def _space(self, want: Want, now: int, came: int) -> None:
+        for rate in want.rates:
+            series = self.series[rate.microseconds] = self._series(rate, now)
+            since = max(min(came, now), now - CATCH_UP)
+            due = max(series.next_by(rate.limit, now), since)
+            series.next = due + want.cost * series.per / rate.limit
+            series.asked, series.limit = now, rate.limit
+            if len(self.series) > MOST_SERIES:
+                known = sorted(self.series.values(), key=lambda series: series.per)
+                del self.series[min(known, key=lambda series: series.asked).per]
+
+    def _count(self, owner: str, want: Want, now: int) -> None:
+        for series in self.series.values():
+            width, last = series.per / PARTS, series.parts[-1] if series.parts else None
+            if last is not None and last[0] // width == now // width:
+                last[0], last[1] = now, last[1] + want.cost
+            else:
+                series.parts.append([now, want.cost])
+        self.started[owner] = now, want
+
+    def start(self, owner: str, want: Want, now: int, came: int) -> None:
+        """Let one start at once."""
+        if want.rates:
+            self._space(want, now, came)
+            self._count(owner, want, now)
+
+    def reserve(self, owner: str, want: Want, now: int, came: int) -> None:
+        """Keep a start for one who has to come for it."""
+        if want.rates:
+            self._space(want, now, came)
+            self.reserved[owner] = want
+
+    def begin(self, owner: str, another: str, now: int) -> bool:
+        """Let one start who has come; false: nothing was kept for it."""
+        want = self.reserved.pop(owner, None)
+        if want is None:
+            return False
+        self._count(another, want, now)
+        return True
+
+    def leave(self, owner: str) -> None:
+        """Keep a start no longer for one who does not come."""
+        want = self.reserved.pop(owner, None)
+        if want is not None:
+            self._put_forward(want)
+
+    def refund(self, owner: str) -> None:
+        """Count a start no more that has come to nothing."""
+        at, want = self.started.pop(owner, (0, None))
+        if want is None:
+            return
+        for series in self.series.values():
+            part = next((part for part in series.parts if part[0] >= at), None)
+            if part is not None:
+                part[1] -= min(want.cost, part[1])
+                series.parts = [part for part in series.parts if part[1]]
+        self._put_forward(want)
+
+    def _put_forward(self, want: Want) -> None:
+        for rate in want.rates:
+            series = self.series.get(rate.microseconds)
+            if series is not None:
+                series.next = max(0.0, series.next - want.cost * series.per / series.limit)

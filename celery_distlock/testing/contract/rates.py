@@ -1,0 +1,376 @@
+"""Keys that may be taken only so often."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from celery_distlock.rate import Rate
+from celery_distlock.stores import ReleaseRequest
+from celery_distlock.stores.base import Store
+from celery_distlock.stores.parking import ParkingStore
+from celery_distlock.stores.timing import TimedStore
+from celery_distlock.stores.values import Limit, Starts, Status, Want
+
+from .actions import (
+    BUSY,
+    DONE,
+    GRANTED,
+    YES,
+    ask,
+    leave,
+    park,
+    parks,
+    rates,
+    runs_of,
+    stand,
+    swept,
+    take,
+    take_all,
+    wait_for,
+    wait_until,
+    waits,
+    weighs,
+)
+from .given import Given
+
+__all__ = ["Rates"]
+
+PER = 600.0  # seconds
+
+
+def so_often(limit: int, per: float = PER, burst: int = 0, **more: Any) -> Want:
+    """Share a key that may be taken so often; at once, if nothing is said of that."""
+    return Want(1, 0, (Rate(limit, per, burst or limit),), **more)
+
+
+def count(store: Store, key: str, want: Want, most: int = 20) -> int:
+    """Take a key as often as it may be taken now; return how often that is."""
+    for number in range(most):
+        owner = f"counts-{number}"
+        if ask(store, key, owner, want=want).status is not GRANTED:
+            return number
+        leave(store, key, owner, started=True)
+    return most
+
+
+class Rates(Given):
+    """In no time of its length begins more under a key than a rate allows."""
+
+    @rates
+    def test_it_is_taken_as_often_as_the_limit_says(self, store: Store) -> None:
+        assert count(store, "k", so_often(3)) == 3
+
+    @rates
+    def test_who_is_too_many_is_told_when_to_come(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        count(store, "k", so_often(3))
+        pass_time(100.0)
+
+        reply = ask(store, "k", "b", want=so_often(3))
+
+        assert reply.status is BUSY
+        assert 400.0 < reply.due <= 500.0
+
+    @rates
+    def test_a_start_counts_for_the_time_of_its_rate(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        want = so_often(3)
+        take(store, "k", "a", want=want)
+        pass_time(300.0)
+        assert count(store, "k", want) == 2
+
+        pass_time(301.0)
+        assert count(store, "k", want) == 1
+        pass_time(300.0)
+        assert count(store, "k", want) == 2
+
+    @rates
+    def test_starts_are_spaced_evenly(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        want = so_often(6, burst=1)
+        assert count(store, "k", want) == 1
+
+        reply = ask(store, "k", "b", want=want)
+
+        assert 90.0 < reply.due <= 100.0
+        pass_time(100.0)
+        assert count(store, "k", want) == 1
+
+    @rates
+    def test_a_burst_is_spaced_as_a_whole(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        want = so_often(6, burst=3)
+        assert count(store, "k", want) == 3
+        pass_time(100.0)
+        assert count(store, "k", want) == 1
+        pass_time(500.0)
+        assert count(store, "k", want) == 3
+
+    @rates
+    def test_two_rates_hold_at_once(self, store: Store, pass_time: Callable[[float], None]) -> None:
+        want = Want(1, 0, (Rate(2, 60.0, 2), Rate(3, PER, 3)))
+        assert count(store, "k", want) == 2
+        pass_time(60.0)
+        assert count(store, "k", want) == 1
+        pass_time(60.0)
+        assert count(store, "k", want) == 0
+
+    @rates
+    def test_a_start_counts_as_many_as_it_costs(self, store: Store) -> None:
+        assert count(store, "k", so_often(7, cost=3)) == 2
+        assert count(store, "k", so_often(7)) == 1
+
+    @rates
+    def test_a_request_that_is_repeated_is_one_start(self, store: Store) -> None:
+        want = so_often(2)
+        for _ in range(3):
+            take(store, "k", "a", want=want)
+
+        assert count(store, "k", want) == 1
+
+    @rates
+    def test_one_who_has_it_alone_has_a_rate_as_well(self, store: Store) -> None:
+        want = so_often(2)._replace(capacity=1)
+
+        assert count(store, "k", want) == 2
+
+    @rates
+    def test_who_has_no_rate_neither_waits_nor_counts(self, store: Store) -> None:
+        assert count(store, "k", so_often(2)) == 2
+        assert count(store, "k", Want(1, 0), most=5) == 5
+        assert count(store, "l", Want(1, 0), most=5) == 5
+        assert count(store, "l", so_often(2)) == 2
+
+    @rates
+    def test_a_limit_that_is_changed_counts_what_has_started(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        assert count(store, "k", so_often(3)) == 3
+        assert count(store, "k", so_often(2)) == 0
+        assert count(store, "k", so_often(5)) == 2
+        assert count(store, "k", so_often(7, PER / 2)) == 2
+        pass_time(PER / 2)
+        assert count(store, "k", so_often(7, PER / 2)) == 7
+
+    @rates
+    def test_what_has_come_to_nothing_does_not_count(self, store: Store) -> None:
+        for want in (so_often(2), so_often(2)._replace(capacity=1)):
+            key = want.written()
+            for number in range(5):
+                take(store, key, f"a{number}", want=want)
+                leave(store, key, f"a{number}", started=False)
+                store.release(ReleaseRequest(key, f"a{number}", started=False))
+
+            assert count(store, key, want) == 2
+
+    @rates
+    def test_what_has_come_to_nothing_does_not_put_off_the_next(self, store: Store) -> None:
+        want = so_often(6, burst=1)
+        take(store, "k", "a", want=want)
+        leave(store, "k", "a", started=False)
+
+        assert count(store, "k", want) == 1
+
+    @rates
+    def test_a_key_that_was_refused_costs_the_others_nothing(self, store: Store) -> None:
+        want = so_often(2)
+        take(store, "l", "x")
+        for _ in range(5):
+            assert take_all(store, "kl", "ab", wants=(want, Want())) is None
+
+        assert count(store, "k", want) == 2
+
+    @rates
+    def test_all_of_several_keys_are_counted(self, store: Store) -> None:
+        want = so_often(2)
+        if take_all(store, "kl", "ab", wants=(want, want)) is None:
+            return
+        assert count(store, "k", want) == count(store, "l", want) == 1
+        assert take_all(store, "kl", "cd", wants=(want, want)) is None
+
+    @rates
+    def test_who_looks_sees_how_often_it_was_taken(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        want = Want(1, 0, (Rate(9, 60.0, 9), Rate(20, PER, 20)))
+        assert store.inspect("k").starts == ()
+        for number in range(3):
+            take(store, "k", f"a{number}", want=want)
+        assert store.inspect("k").starts == (Starts(9, 60.0, 3), Starts(20, PER, 3))
+
+        pass_time(60.0)
+        take(store, "k", "b", want=want)
+        leave(store, "k", "b", started=True)
+
+        assert store.inspect("k").starts == (Starts(9, 60.0, 1), Starts(20, PER, 4))
+
+    # Those who wait
+
+    @rates
+    @parks
+    def test_who_waits_is_woken_when_it_is_due(
+        self, store: ParkingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        want = so_often(2)
+        assert count(store, "k", want) == 2
+        for run in ("run1", "run2", "run3"):
+            park(store, "k", run, want=want)
+        assert swept(store) == []
+        pass_time(PER)
+
+        assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["run1", "run2"]
+
+    @rates
+    @parks
+    def test_nobody_overtakes_who_waits_for_his_rate(
+        self, store: ParkingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        want = so_often(2)
+        count(store, "k", want)
+        park(store, "k", "run", want=want)
+
+        assert ask(store, "k", "b", want=Want(1, 0)).status is BUSY
+        pass_time(PER)
+        assert ask(store, "k", "b", want=Want(1, 0)).status is GRANTED
+        assert store.inspect("k").woken == 1
+
+    @rates
+    @parks
+    def test_a_start_counts_from_when_it_is_kept_for_one_who_has_to_come(
+        self, store: ParkingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        want = so_often(1)._replace(capacity=5)
+        take(store, "k", "a", want=Want())
+        park(store, "k", "run", want=want)
+
+        assert runs_of(leave(store, "k", "a")) == ["run"]
+
+        assert ask(store, "k", "b", want=want).status is BUSY
+        pass_time(4.0)
+        take(store, "k", "c", run="run", want=want)
+        pass_time(PER - 2.0)
+        assert ask(store, "k", "b", want=want).status is BUSY
+        pass_time(3.0)
+        assert ask(store, "k", "b", want=want).status is GRANTED
+
+    @rates
+    @parks
+    def test_one_who_does_not_come_has_not_started(
+        self, store: ParkingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        want = so_often(1, burst=1)._replace(capacity=5)
+        take(store, "k", "a", want=Want())
+        park(store, "k", "run", want=want)
+        leave(store, "k", "a")
+
+        pass_time(30.0)
+
+        wait_until(lambda: ask(store, "k", "b", want=want).status is GRANTED, "its claim to lapse")
+        assert ask(store, "k", "c", want=want).status is BUSY
+
+    @rates
+    @parks
+    def test_a_run_that_is_dropped_on_its_way_has_not_started(self, store: ParkingStore) -> None:
+        want = so_often(1)
+        take(store, "k", "a", want=Want())
+        park(store, "k", "run", want=want)
+        (wake,) = leave(store, "k", "a")
+
+        store.drop(wake)
+
+        assert count(store, "k", want) == 1
+
+    @rates
+    @parks
+    def test_what_was_kept_for_the_next_attempt_waits_for_its_rate_in_front(
+        self, store: ParkingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        want = so_often(1)._replace(capacity=1)
+        take(store, "k", "a", run="try-1", want=want)
+        park(store, "k", "other", want=want)
+        leave(
+            store, "k", "a", run="try-1", completion=YES, keep_for=("try-2", 3000.0), started=True
+        )
+
+        park(store, "k", "try-2", want=want)
+
+        assert [waiter.run for waiter in cast("Any", store).waiters("k")] == ["try-2", "other"]
+        pass_time(PER)
+        assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["try-2"]
+
+    @rates
+    @waits
+    def test_a_blocked_waiter_is_told_when_to_look(self, store: Store) -> None:
+        want = so_often(1)
+        count(store, "k", want)
+        waiter = wait_for(store, "k", "b", want=want)
+
+        reply = ask(store, "k", "b", queue=waiter.inbox, want=want)
+
+        assert reply.status is BUSY
+        assert reply.place == 0
+        assert PER - 30 < reply.remaining <= PER
+
+    @rates
+    @parks
+    def test_it_is_noted_when_one_who_waits_may_start(self, store: ParkingStore) -> None:
+        timed = TimedStore.of(store)
+        want = so_often(1)
+        count(store, "k", want)
+        assert not timed.dues().many
+
+        park(store, "k", "run", want=want)
+
+        assert PER - 30 < timed.dues().first <= PER
+
+    @rates
+    @parks
+    def test_one_without_a_rate_lets_one_in_who_has_one(self, store: ParkingStore) -> None:
+        want = so_often(1)
+        take(store, "k", "a")
+        for run in ("run1", "run2"):
+            park(store, "k", run, want=want)
+
+        assert runs_of(leave(store, "k", "a")) == ["run1"]
+        assert PER - 30 < TimedStore.of(store).dues().first <= PER + 30
+
+    @rates
+    @parks
+    def test_a_run_at_several_keys_has_their_rates(
+        self, store: ParkingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        want = so_often(1)
+        count(store, "j", want)
+
+        replies = stand(store, "jk", wants=(want, want))
+
+        assert replies[0].status is Status.PARKED
+        assert count(store, "k", want) == 1
+        pass_time(PER)
+        wake = wait_until(lambda: swept(store), "a sweep")[0]
+        assert wake.run == "run"
+
+    @rates
+    @weighs
+    def test_a_limit_goes_beside_a_rate(self, store: Any) -> None:
+        store.set_limit("k", Limit(0))
+
+        reply = ask(store, "k", "a", want=so_often(1))
+
+        assert (reply.status, reply.due) == (BUSY, 0.0)
+
+    @rates
+    @parks
+    def test_a_second_delivery_of_what_has_ended_is_no_start(self, store: ParkingStore) -> None:
+        want = so_often(2)
+        take(store, "k", "a", run="run", redelivered=True, want=want)
+        leave(store, "k", "a", run="run", completion=YES, started=True)
+
+        reply = ask(store, "k", "b", run="run", redelivered=True, want=want)
+
+        assert reply.status in {DONE, GRANTED}
+        if reply.status is DONE:
+            assert count(store, "k", want) == 1
