@@ -13,6 +13,7 @@ MOST_SERIES = 8
 PARTS = 64
 CATCH_UP = 100_000  # µs
 COMING = 1_000_000  # µs
+KEPT = 60_000_000  # µs
 
 
 @dataclass
@@ -50,9 +51,12 @@ class StartLog:
     series: dict[int, Series] = field(default_factory=dict)  # by the time that they are counted for
     reserved: dict[str, Want] = field(default_factory=dict)  # by owner, who has to come
     started: dict[str, tuple[int, Want]] = field(default_factory=dict)  # of who has not left yet
+    until: int = 0  # it tells something, with what is on its way
 
     def prune(self, now: int, has_something: Callable[[str], bool]) -> None:
         """Forget what is over, and who has the key no more."""
+        if now >= self.until:
+            self.series.clear()
         for series in self.series.values():
             series.forget(now)
         for owner in [owner for owner in self.reserved if not has_something(owner)]:
@@ -63,7 +67,7 @@ class StartLog:
     @property
     def in_use(self) -> bool:
         """Whether it tells anything that matters."""
-        return bool(self.reserved or any(series.parts for series in self.series.values()))
+        return bool(self.reserved or self.series)
 
     def counted(self) -> tuple[Starts, ...]:
         """Return what somebody sees who looks."""
@@ -111,6 +115,9 @@ class StartLog:
                 known = sorted(self.series.values(), key=lambda series: series.per)
                 del self.series[min(known, key=lambda series: series.asked).per]
 
+    def _keep(self, now: int) -> None:
+        self.until = now + max(self.series, default=0) + KEPT
+
     def _count(self, owner: str, want: Want, now: int) -> None:
         for series in self.series.values():
             width, last = series.per / PARTS, series.parts[-1] if series.parts else None
@@ -118,6 +125,7 @@ class StartLog:
                 last[0], last[1] = now, last[1] + want.cost
             else:
                 series.parts.append([now, want.cost])
+        self._keep(now)
         self.started[owner] = now, want
 
     def start(self, owner: str, want: Want, now: int, came: int) -> None:
@@ -131,6 +139,7 @@ class StartLog:
         if want.rates:
             self._space(want, now, came)
             self.reserved[owner] = want
+            self._keep(now)
 
     def begin(self, owner: str, another: str, now: int) -> bool:
         """Let one start who has come; false: nothing was kept for it."""
