@@ -111,7 +111,7 @@ if keep_ms ~= '0' then
         return also[1] and { '', '', unpack(also) } or 1
     end
     redis.pcall('HSET', LOCK, 'owner', kept, 'run', keep_run)
-    redis.call('HDEL', LOCK, 'was')
+    redis.call('HDEL', LOCK, 'was', 'start:' .. owner)
     local rest = tonumber(redis.call('HGET', LOCK, 'rest') or 0) or 0
     local rest_ms = rests and rest - now / 1000 or 0
     redis.call('PEXPIRE', LOCK, math.max(math.ceil(rest_ms), tonumber(keep_ms)))
