@@ -216,7 +216,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         due = 0.0
         if queue is not None:
             self._note_opening(name, state)
-        elif want.rates and not state.queue and state.fits(want):
+        elif want.rates and not state.place(member) and state.fits(want):
             due = state.log.starts_in(want, microseconds()) / 1e6
         reply = state.taken(status, member, asked_at, stands)
         return reply._replace(wake=wake, due=due)

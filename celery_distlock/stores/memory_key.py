@@ -291,14 +291,12 @@ class MemoryKey:
 
     def become_shared(self, owner: str, lease: float) -> None:
         """Have one share with any number what it had alone."""
-        started = self.log.started.get(owner)
-        share = self.leave(owner)
-        assert share is not None
+        share = self.shares.pop(owner)
+        if self.upgrading == owner:
+            self.upgrading = ""
         left = max(share.until - clock.monotonic(), lease)
         now = self.take(owner, share.run, Want(1, 0), left)
         now.again = share.again
-        if started is not None:
-            self.log.started[owner] = started
         if share.before is not None:
             now.units, now.slot, self.capacity = share.before
 
