@@ -53,7 +53,7 @@ def test_two_rates_hold_at_once(site, key):
 
 
 def test_it_holds_over_workers_that_are_killed(site, key):
-    for _ in range(100):
+    for _ in range(150):
         site.tasks.often.delay(key)
     site.journal.wait(f"starts:{key}", 20)
     site.workers[0].kill(whole=True)  # with what it had fetched, which comes again much later
