@@ -12,6 +12,7 @@ from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest,
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.request_runner import PAUSES
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.requests import Identity, SendRequest
 from celery_distlock.stores.values import (
     Completion,
     Limit,
@@ -39,6 +40,14 @@ def tick(store):
     store.note_due({"k": 5.0})
     store.claim_due("me", store.ticker_inbox("me"), 1.0)
     store.dues()
+
+
+def send(store):
+    """Send what goes through the store."""
+    parked = ParkRequest(b"envelope")
+    store.send(SendRequest("p", "plain", parked))
+    store.send(SendRequest("q", "known", parked, identity=Identity("same")))
+    store.peek("q", "same")
 
 
 def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
@@ -82,6 +91,7 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     store.stand(StandRequest("o", "standing", Route(("n", "o")), arrival=1))
     share(store)
     tick(store)
+    send(store)
     store.depart("o", "standing", first=False)
     store.check()
     store.close()
