@@ -10,7 +10,7 @@
 -- USES calls
 local now = microseconds()
 local is_free = redis.call('EXISTS', LOCK, LATER, CALLS) == 0
-if is_free and redis.call('ZCOUNT', WOKEN, '-inf', integer(now / 1000)) == 0 then
+if is_free and not redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now / 1000), 'LIMIT', 0, 1)[1] then
     -- A rest has ended: the usual case of what the ticker looks at.
     local given = hand_to_first(false, '')
     if given then
