@@ -71,7 +71,7 @@ local function add_starts(per, series)
         starts[#starts + 1] = string.format('%d,%d,%d', limit, per, count)
     end
 end
-local counted = redis.call('HGETALL', RATE)
+local counted = redis.call('EXISTS', RATE) == 1 and redis.call('HGETALL', RATE) or {}
 for i = 1, #counted, 2 do
     local per = tonumber(string.match(counted[i], '^p:(%d+)$') or '')
     if per then
