@@ -304,6 +304,7 @@ def test_a_table_has_a_line_for_each_finding(locks):
 
 def test_what_there_is_one_of_is_told_so(examine, private_server, monkeypatch, bare_site):
     runtime = Runtime.of(bare_site.app)
+    runtime.import_tasks()  # else they would be declared while nothing is
     (name, plan), *_ = ((name, plan) for name, plan in runtime.plans.items() if plan)
     monkeypatch.setattr(runtime, "plans", {name: plan})
     monkeypatch.setattr(runtime, "declare", lambda _task: None)
