@@ -22,6 +22,7 @@ from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.several_keys import begin_at_first_key
 from celery_distlock.stores.values import (
     ALONE,
+    FIRST,
     Completion,
     ParkRequest,
     Route,
@@ -36,7 +37,6 @@ __all__ = ["Postponed", "Requeueing", "drop", "route_of"]
 
 # Seconds; no longer, so that a store that is back does not wait for its tasks.
 OUTAGE = policies.Retry(delay=1.0, max_delay=8.0)
-FIRST = 1  # µs: when one came before whom nobody is to go
 BROKER_PAUSE = 1.0  # seconds between attempts to send a task while the broker is away, too
 
 

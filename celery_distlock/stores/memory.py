@@ -40,6 +40,7 @@ from .several_keys import SeveralKeys
 from .urls import redact
 from .values import (
     ALONE,
+    FIRST,
     Ability,
     Completion,
     KeyState,
@@ -62,7 +63,6 @@ RESEND = 60.0
 RESENDS = 4  # times
 LAST_RESENDS = 30  # more, one a day
 DAY = 86400.0
-FIRST = 1  # µs: when one came before whom nobody is to go
 REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
 
 

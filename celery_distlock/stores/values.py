@@ -9,6 +9,7 @@ from celery_distlock.rate import Rate
 
 __all__ = [
     "ALONE",
+    "FIRST",
     "MOST_HOLDERS",
     "MOST_SLOTS",
     "UNREADABLE",
@@ -108,6 +109,7 @@ _WRITTEN = re.compile(
     r"(\d{1,9})/(\d{1,9})(?:/(\d{1,9}):((?:\d{1,9},\d{1,15},\d{1,9};?){1,9}(?<!;)))?"
 )
 ALONE = Want()
+FIRST = 1  # µs: when one came before whom nobody is to go
 
 
 class Limit(NamedTuple):

@@ -30,7 +30,7 @@ if may_be_short and unstarted ~= '1' then
 end
 
 -- USES handing
-if tonumber(ended) < 2 and keep_ms == '0' and inbox == '' and unstarted ~= '1' then
+if not may_be_short and tonumber(ended) < 2 and keep_ms == '0' and inbox == '' and unstarted ~= '1' then
     local given = hand_to_first(owner, run)
     if given then
         return given
