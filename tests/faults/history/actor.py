@@ -127,7 +127,7 @@ class Actor:
 
     def _begin(self, hold: Hold) -> None:
         facts = {"key": hold.key, "begin": hold.held_since, "token": hold.token, "pid": os.getpid()}
-        units, capacity = hold.want
+        units, capacity = hold.want.units, hold.want.capacity
         until = hold.valid_until
         self._write(owner=hold.owner, units=units, capacity=capacity, until=until, **facts)
         hold.on_event = lambda *_, **__: self._renewed(hold)
@@ -199,7 +199,7 @@ def let_one_too_many_in() -> None:
     right = RedisStore.acquire
 
     def wrong(self: RedisStore, request: AcquireRequest) -> Any:
-        units, capacity = request.want
+        units, capacity = request.want.units, request.want.capacity
         more = capacity + 1 if capacity > 1 else capacity
         return right(self, request._replace(want=Want(units, more)))
 
