@@ -15,9 +15,10 @@ from celery_distlock import Key, LockedTask, clock, install, policies
 from celery_distlock.errors import LockLostError
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability
+from celery_distlock.unique import Unique
 from tests.apps import make_app
 from tests.chaos.breakages import BREAKAGES
-from tests.chaos.terms import LEASE, SWEEP, VISIBILITY
+from tests.chaos.terms import LEASE, RATE, SWEEP, VISIBILITY
 
 app = make_app(__name__)
 app.conf.update(
@@ -39,6 +40,9 @@ PARKS = Ability.PARK in store.abilities
 
 AGAIN = policies.Retry(delay=0.2, max_delay=2.0)
 WAIT = policies.Wait(timeout=1.0, then="requeue" if PARKS else AGAIN)
+ONCE = Unique("started", by="{task}")
+NEWEST = Unique("started", duplicate="update")
+OFTEN = Key("{key}", shared=True, rate=RATE)
 GOES_BACK = {"lock_on_lost": "requeue"} if PARKS else {}
 
 
@@ -67,7 +71,8 @@ def hold_for(task: Any, seconds: float) -> None:
     for hold in holds:
         what = {"key": hold.key, "begin": hold.held_since, "token": hold.token}
         what |= {"units": hold.want.units, "capacity": hold.want.capacity}
-        what["until"] = hold.valid_until
+        what |= {"until": hold.valid_until, "entered": clock.monotonic()}
+        what |= {"rated": bool(hold.want.rates), "argument": seconds}
         notes.write(**who, **what, owner=hold.owner, run=hold.run)
     ended = "broken off"
     try:
@@ -122,6 +127,32 @@ if PARKS and Ability.WEIGH in store.abilities:
     @app.task(base=LockedTask, lock_key=[HEAVY, "{other}"], bind=True, **GOES_BACK)
     def mixed(self: Any, key: str, other: str, seconds: float) -> None:
         """Park until two units of one key are free, and another key is."""
+        hold_for(self, seconds)
+
+
+if Ability.SEND in store.abilities:
+
+    @app.task(base=LockedTask, lock_key="{key}", lock_via="store", bind=True, **GOES_BACK)
+    def sent(self: Any, key: str, seconds: float) -> None:
+        """Go through the store."""
+        hold_for(self, seconds)
+
+    @app.task(base=LockedTask, lock_key="{key}", lock_unique=ONCE, bind=True, **GOES_BACK)
+    def once(self: Any, key: str, seconds: float) -> None:
+        """Be sent if none waits."""
+        hold_for(self, seconds)
+
+    @app.task(base=LockedTask, lock_key="{key}", lock_unique=NEWEST, bind=True, **GOES_BACK)
+    def newest(self: Any, key: str, seconds: float) -> None:
+        """Have the newest arguments, if one waits."""
+        hold_for(self, seconds)
+
+
+if Ability.RATE in store.abilities:
+
+    @app.task(base=LockedTask, lock_key=OFTEN, bind=True, **GOES_BACK)
+    def rated(self: Any, key: str, seconds: float) -> None:
+        """Begin as often as the rate allows."""
         hold_for(self, seconds)
 
 

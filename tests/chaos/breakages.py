@@ -1,15 +1,18 @@
 """
 Locks that are wrong, to see that `make chaos` finds it.
 
-Who wakes nobody, or forgets, is found at once; the other two if a fault comes at the right moment:
-:mod:`tests.faults.history` goes after those.
+Who wakes nobody, forgets, loses or does not count is found at once; those that let in too many if a
+fault comes at the right moment: :mod:`tests.faults.history` goes after those.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.redis.store import RedisStore
-from celery_distlock.stores.requests import ReleaseRequest
+from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest, SendRequest
+from celery_distlock.stores.sending import Bearer, SendReply, Sent, Where
 from celery_distlock.stores.values import Release, Sending
 from tests.faults.history import actor
 
@@ -37,8 +40,48 @@ def forget_the_parked() -> None:
     RedisStore.release = wrong  # type: ignore[method-assign]
 
 
+def lose_calls() -> None:
+    """One in twenty calls is taken in, and not written down."""
+    right = RedisStore.send
+    counted = iter(range(10**9))
+
+    def wrong(self: RedisStore, request: SendRequest) -> SendReply:
+        if next(counted) % 20 == 19:
+            return SendReply(Sent.QUEUED)
+        return right(self, request)
+
+    RedisStore.send = wrong  # type: ignore[method-assign]
+
+
+def remember_identities() -> None:
+    """An identity that a run has given up is taken for one that still waits."""
+    right = RedisStore.send
+    known: dict[tuple[str, str], Bearer] = {}
+
+    def remembering(self: RedisStore, request: SendRequest) -> SendReply:
+        if request.identity:
+            known[request.key, request.identity.name] = Bearer(request.run, Where.WAITING)
+        return right(self, request)
+
+    RedisStore.send = remembering  # type: ignore[method-assign]
+    RedisStore.peek = lambda _, *of: known.get(of)  # type: ignore[method-assign]
+
+
+def count_no_starts() -> None:
+    """Rates are not told to the store."""
+    right = RedisStore.acquire
+
+    def wrong(self: RedisStore, request: AcquireRequest) -> Any:
+        return right(self, request._replace(want=request.want._replace(rates=())))
+
+    RedisStore.acquire = wrong  # type: ignore[method-assign]
+
+
 BREAKAGES = {
     **actor.BREAKAGES,
     "wakes nobody": wake_nobody,
     "forgets the parked": forget_the_parked,
+    "loses calls": lose_calls,
+    "remembers identities": remember_identities,
+    "counts no starts": count_no_starts,
 }

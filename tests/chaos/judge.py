@@ -9,8 +9,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.chaos import calls
+from tests.chaos.calls import Call
 from tests.chaos.terms import SWEEP
 from tests.faults.history import history
 from tests.faults.history.history import Belief
@@ -49,6 +52,9 @@ class Run(NamedTuple):
     outcome: str  # done; lost: it lost its lock; broken off; killed; "?": nobody knows
     units: int = 1  # of the key; more than the capacity count as all of it
     capacity: int = 1  # 1: it was alone; 0: beside any number
+    entered: float = 0.0  # when its body began; it believed to hold the key a little earlier
+    rated: bool = False
+    argument: float = 0.0
 
 
 class Look(NamedTuple):
@@ -70,6 +76,7 @@ class History:
         sent: The ids of the tasks.
         dropped: Those of them that the broker's driver lost, see `broker`.
         final: The outcomes after which a task is not expected to run again.
+        calls: Those that went through the store.
     """
 
     sent: set[str] = field(default_factory=set)
@@ -78,6 +85,7 @@ class History:
     looks: list[Look] = field(default_factory=list)
     dropped: set[str] = field(default_factory=set)
     final: frozenset[str] = frozenset({"done"})
+    calls: list[Call] = field(default_factory=list)
 
     @property
     def missing(self) -> set[str]:
@@ -109,6 +117,10 @@ class Verdict:
     pairs: int  # of waiters whose order was judged
     twice: int  # tasks that ran more than once, for a reason or not
     locks_lost: int
+    calls: int = 0
+    joined: int = 0
+    wrong_calls: list[str] = field(default_factory=list)
+    too_often: list[str] = field(default_factory=list)
 
     def broken(self, patience: float = PATIENCE) -> list[str]:
         """Return all that must not be; *patience* is for a key that stands still, in seconds."""
@@ -120,6 +132,8 @@ class Verdict:
             *(f"fallen: {each}" for each in self.fallen),
             *(f"out of order: {each}" for each in self.disordered),
             *(f"twice: {each}" for each in self.repeated),
+            *self.wrong_calls,
+            *(f"too often: {each}" for each in self.too_often),
             *(still if stands.seconds > patience else []),
         ]
 
@@ -147,6 +161,10 @@ def judge(told: History) -> Verdict:
         pairs=pairs,
         twice=sum(len(each) > 1 for each in executions.values()),
         locks_lost=sum(run.outcome == "lost" for run in told.runs),
+        calls=len(told.calls),
+        joined=sum(call.joined for call in told.calls),
+        wrong_calls=list(calls.wrong_with(told.calls, told.runs, partial(_struck, told.faults))),
+        too_often=list(calls.too_often(told.runs)),
     )
 
 

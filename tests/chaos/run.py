@@ -103,11 +103,12 @@ def _play(name: str, seconds: float, folder: Path, given: argparse.Namespace) ->
     if len(locked.runs) < LEAST_RUNS * seconds:
         broken.append(f"only {len(locked.runs)} runs, which shows nothing")
     print(f"{name}: {clock.monotonic() - begin:.0f} s, {'BROKEN' if broken else 'ok'}", flush=True)
-    return Report(name, verdict, control, counted(locked.faults), broken)
+    faults = counted(locked.faults) + (f", {stage.callers_killed} caller" * bool(verdict.calls))
+    return Report(name, verdict, control, faults, broken)
 
 
 def _save(folder: Path, told: History) -> None:
-    for what in ("runs", "faults", "looks"):
+    for what in ("runs", "faults", "looks", "calls"):
         lines = (json.dumps(each._asdict()) for each in getattr(told, what))
         (folder / f"{what}.json").write_text("\n".join(lines))
     (folder / "sent").write_text("\n".join(sorted(told.sent)))
@@ -147,6 +148,9 @@ def _rows(reports: list[Report]) -> list[list[str]]:
         "out of order": lambda found: f"{len(found.disordered)} of {found.pairs}",
         "ran again for no reason": lambda found: f"{len(found.repeated)} of {found.twice}",
         "locks lost": lambda found: found.locks_lost,
+        "calls through the store": lambda found: f"{found.calls}, {found.joined} joined",
+        "wrong calls": lambda found: len(found.wrong_calls),
+        "begun too often": lambda found: len(found.too_often),
         "standstills over 5 s": lambda found: found.long_standstills,
         "longest standstill": lambda found: f"{found.standstill.seconds:.1f} s",
     }

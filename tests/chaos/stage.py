@@ -16,13 +16,15 @@ from celery_distlock.stores import Ability, open_store
 from celery_distlock.testing import EmbeddedServer
 from tests.apps import make_app
 from tests.chaos import broker
+from tests.chaos.caller import Caller
+from tests.chaos.calls import Call
 from tests.chaos.judge import Fault, History, Look, Run
-from tests.chaos.terms import KEYS, LEASE
+from tests.chaos.terms import KEYS, LEASE, RATED
 from tests.waiting import wait_until
 from tests.workers import WorkerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from tests.chaos.places import Place
@@ -34,11 +36,17 @@ RATE = 16.0  # tasks a second
 MOST_WAITING = 80  # tasks; no more are sent while so many have not run
 BURST = 0.1  # of all that is sent: several tasks for one key at once
 CONTROL = 0.15  # likewise: tasks without a lock
+CALLER_DIES = 0.02  # of the calls through the store
+DELAYED = 0.2  # likewise
+TWO = {"pair", "mixed"}  # tasks that need two keys
 LOOK_EVERY = 0.2  # seconds
 PAUSES = (1.0, 3.0)  # seconds between faults
 QUIET = 7.0  # seconds, now and then, in which a key that stands still can be seen to
 BACKLOG = 10.0  # seconds after which what nobody has received is with the broker no more
 DRAIN = 80.0  # seconds for all that was sent to run; a message that got lost is sent anew after 60
+
+
+MORE = ("units", "capacity", "entered", "rated", "argument")  # of a run, if it had a lock
 
 
 class Sent(NamedTuple):
@@ -60,6 +68,7 @@ class Notebook:
         self._ended: dict[str, dict[str, Any]] = {}
         self.final = frozenset({"done"})
         self.finished: set[str] = set()  # tasks that have run to a final outcome
+        self.calls: list[Call] = []
 
     def refresh(self) -> None:
         with self._mutex, self.path.open("rb") as file:
@@ -69,6 +78,9 @@ class Notebook:
                     break
                 self._read += len(line)
                 note = json.loads(line)
+                if "call" in note:
+                    self.calls.append(Call(note.pop("call"), **note))
+                    continue
                 (self._ended if "end" in note else self._begun)[note["owner"]] = note
                 if note.get("ended") in self.final:
                     self.finished.add(self._begun[note["owner"]]["id"])
@@ -84,8 +96,8 @@ class Notebook:
                 until = max(note["begin"], min(deaths.get(note["pid"], 0.0), note["until"]))
                 outcome = "killed" if note["pid"] in deaths else "?"
             facts = (note[name] for name in ("token", "owner", "run", "execution"))
-            much = note.get("units", 1), note.get("capacity", 1)
-            yield Run(note["id"], note["key"], note["begin"], until, *facts, outcome, *much)
+            more = {name: note[name] for name in MORE if name in note}
+            yield Run(note["id"], note["key"], note["begin"], until, *facts, outcome, **more)
 
 
 class Stage:
@@ -123,6 +135,7 @@ class Stage:
         self._stops = threading.Event()
         self._sends = True
         self.died: list[str] = []  # workers that ended and were not killed
+        self.callers_killed = 0
         self.notebook = Notebook(folder / "notes")
 
     def __enter__(self) -> Self:
@@ -143,16 +156,18 @@ class Stage:
         self._sharing = ["three", "read"] if several else []
         if Ability.WEIGH in self._store.abilities:
             self._sharing += ["heavy"] + ["mixed"] * self._pairs
+        self._calls = ["sent", "once", "newest"] if Ability.SEND in self._store.abilities else []
+        self._rated = ["rated"] if Ability.RATE in self._store.abilities else []
+        self._caller = Caller(self._folder) if self._calls else None
         if not self._parks:  # a task whose lock is lost fails there, and is not requeued
             self.notebook.final = frozenset({"done", "lost"})
         for _ in range(WORKERS):
             self._start_worker()
         for worker in self._workers:
             worker.wait_ready()
-        self._threads = [
-            threading.Thread(target=self._send, args=(self._choose.random(),), daemon=True),
-            threading.Thread(target=self._look, daemon=True),
-        ]
+        seed = self._choose.random()
+        self._sender = threading.Thread(target=self._send, args=(seed,), daemon=True)
+        self._threads = [self._sender, threading.Thread(target=self._look, daemon=True)]
         for thread in self._threads:
             thread.start()
         return self
@@ -163,6 +178,8 @@ class Stage:
             worker.kill(whole=True)
         for thread in getattr(self, "_threads", ()):
             thread.join(10.0)
+        if caller := getattr(self, "_caller", None):
+            caller.close()
         self._store.close()
         self._app.close()
         self._broker.close()
@@ -179,26 +196,50 @@ class Stage:
                 todo.extend(self._choose.sample(list(self._kinds), len(self._kinds)))
             self._happen(todo.popleft())
         self._sends = False
+        self._sender.join()
+        if self._caller is not None:
+            self._caller.finish()
+        if self._drained() and self._caller is not None:
+            self._call_once_more()
+            self._drained()
+
+    def _drained(self) -> bool:
+        """Wait for what was sent to run; return whether all has."""
         begin = clock.monotonic()
         while clock.monotonic() < begin + DRAIN:
-            self.notebook.refresh()
-            missing = self._sent.keys() - self.notebook.finished
+            missing = self._tasks - self.notebook.finished
             if clock.monotonic() > begin + BACKLOG:
                 missing -= self._dropped(missing)
             if not missing:
-                return
+                return True
             self._stops.wait(0.5)
+        return False
+
+    def _call_once_more(self) -> None:
+        """Make a call of each kind for each key: none like it is there, whatever has happened."""
+        caller = self._caller = Caller(self._folder)
+        for name in ("once", "newest"):
+            for key in KEYS:
+                caller.call(name, (key, self._choose.uniform(0.01, 0.02)), last=True)
+        caller.finish()
+
+    @property
+    def _tasks(self) -> set[str]:
+        """The ids of all that was sent."""
+        self.notebook.refresh()
+        return self._sent.keys() | {call.id for call in self.notebook.calls}
 
     def history(self) -> tuple[History, History]:
         """What became of the locked tasks, and of those without a lock."""
         runs = list(self.notebook.runs(self._deaths))
         plain = {task for task, sent in self._sent.items() if sent.name == "plain"}
         locked = History(
-            self._sent.keys() - plain,
+            self._tasks - plain,
             [run for run in runs if run.id not in plain],
             self._faults,
             self._looks,
             final=self.notebook.final,
+            calls=self.notebook.calls,
         )
         control = History(plain, [run for run in runs if run.id in plain], self._faults)
         for each in (locked, control):
@@ -206,7 +247,7 @@ class Stage:
         return locked, control
 
     def _dropped(self, missing: set[str]) -> set[str]:
-        sent = {task: self._sent[task].at for task in missing}
+        sent = {task: self._sent[task].at for task in missing & self._sent.keys()}
         logs = [file.read_text(errors="replace") for file in self._folder.glob("*.log")]
         return broker.dropped(sent, self._faults, logs)
 
@@ -280,18 +321,28 @@ class Stage:
         names = ["retry", "wait"]
         if self._parks:
             names += ["requeue", "requeue"] + ["pair"] * self._pairs
-            names += self._sharing
-        while not self._stops.wait(choose.expovariate(RATE)):
-            self.notebook.refresh()
-            if not self._sends or len(self._sent) - len(self.notebook.finished) > MOST_WAITING:
+            names += self._sharing + self._rated + self._calls
+        while self._sends and not self._stops.wait(choose.expovariate(RATE)):
+            if len(self._tasks - self.notebook.finished) > MOST_WAITING:
                 continue
             name = "plain" if choose.random() < CONTROL else choose.choice(names)
-            keys = choose.sample(KEYS, 2 if name in {"pair", "mixed"} else 1)
+            keys = choose.sample(RATED if name == "rated" else KEYS, 2 if name in TWO else 1)
             for _ in range(choose.randrange(4, 9) if choose.random() < BURST else 1):
-                seconds = choose.uniform(0.02, 0.2)
-                at = clock.monotonic()
-                sent = self._app.send_task(f"{APP}.{name}", (*keys, seconds))
-                self._sent[sent.id] = Sent(name, at)
+                self._send_one(name, (*keys, choose.uniform(0.02, 0.2)), choose)
+
+    def _send_one(self, name: str, arguments: Sequence[Any], choose: random.Random) -> None:
+        if name not in self._calls:
+            at = clock.monotonic()
+            sent = self._app.send_task(f"{APP}.{name}", arguments)
+            self._sent[sent.id] = Sent(name, at)
+            return
+        assert self._caller is not None
+        late = name == "sent" and choose.random() < DELAYED
+        self._caller.call(name, arguments, choose.uniform(0.1, 3.0) if late else 0.0)
+        if choose.random() < CALLER_DIES:
+            self._stops.wait(choose.uniform(0.0, 0.02))
+            self._caller.replace()
+            self.callers_killed += 1
 
     def _look(self) -> None:
         while not self._stops.wait(LOOK_EVERY):

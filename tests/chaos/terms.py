@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from celery_distlock import Rate
+
 LEASE = 2.0  # seconds
 SWEEP = 1.0  # seconds
 VISIBILITY = 5  # seconds after which the broker delivers again what a killed worker had
 KEYS = [f"key-{n}" for n in range(10)]
+RATE = Rate(4, per=2.0, burst=4)  # of tasks with a rate, which have keys of their own
+RATED = [f"rated-{n}" for n in range(2)]

@@ -8,6 +8,7 @@ import pytest
 
 from celery_distlock import clock
 from tests.chaos import broker
+from tests.chaos.calls import Call
 from tests.chaos.judge import Fault, History, Look, Run, judge
 
 
@@ -238,3 +239,76 @@ def test_two_tokens_at_one_time_are_found():
     runs = [run("a", 1.0, 2.0, capacity=0), run("b", 1.5, 2.0, capacity=0)]
 
     assert len(judge(history(*runs)).overlaps) == 1
+
+
+class TestCalls:
+    """Calls that went through the store."""
+
+    @staticmethod
+    def call(task: str, begin: float, *, name: str = "once", **other: object) -> Call:
+        return Call(task, name, "key", begin, begin + 0.1, **other)  # type: ignore[arg-type]
+
+    @staticmethod
+    def start(task: str, at: float, **other: object) -> Run:
+        return run(task, at, at + 0.5, entered=at, **other)
+
+    def test_who_joins_one_that_begins_later_is_heard(self):
+        calls = [self.call("a", 1), self.call("a", 2, joined=True)]
+
+        assert judge(history(self.start("a", 3), calls=calls)).broken() == []
+
+    def test_who_joins_one_that_has_begun_is_unheard(self):
+        calls = [self.call("a", 1), self.call("a", 4, joined=True)]
+
+        (wrong,) = judge(history(self.start("a", 3), calls=calls)).broken()
+
+        assert wrong.startswith("unheard")
+
+    def test_none_is_there_to_be_joined_when_all_have_run(self):
+        calls = [self.call("a", 1), self.call("a", 2, joined=True, last=True)]
+
+        (wrong,) = judge(history(self.start("a", 3), calls=calls)).broken()
+
+        assert wrong.startswith("stuck")
+
+    def test_who_begins_before_its_time_is_early(self):
+        calls = [self.call("a", 1, name="sent", countdown=2.0)]
+
+        assert judge(history(self.start("a", 3.0), calls=calls)).broken() == []
+        (wrong,) = judge(history(self.start("a", 2.9), calls=calls)).broken()
+        assert wrong.startswith("early")
+
+    def test_who_was_called_later_begins_later(self):
+        calls = [self.call("a", 1, name="sent"), self.call("b", 2, name="sent")]
+        runs = [self.start("b", 3), self.start("a", 4)]
+
+        (wrong,) = judge(history(*runs, calls=calls)).broken()
+        assert wrong.startswith("overtaken")
+        assert judge(history(*runs, calls=calls, faults=[Fault("cut", 2, 2)])).broken() == []
+
+    def test_one_is_sent_while_another_one_waits(self):
+        calls = [self.call("a", 1), self.call("b", 2)]
+
+        (wrong,) = judge(history(self.start("a", 3), self.start("b", 4), calls=calls)).broken()
+        assert wrong.startswith("sent twice")
+        assert judge(history(self.start("a", 1.5), self.start("b", 4), calls=calls)).broken() == []
+
+    @pytest.mark.parametrize(("argument", "count"), [(0.1, 1), (0.2, 0), (0.3, 0)])
+    def test_who_is_updated_begins_with_what_is_newest(self, argument, count):
+        calls = [
+            self.call("a", 1, name="newest", argument=0.1),
+            self.call("a", 2, name="newest", argument=0.2, joined=True),
+        ]
+        told = history(self.start("a", 3, argument=argument), calls=calls)
+
+        assert len(judge(told).broken()) == count
+
+
+def starts(*times: float) -> History:
+    facts = {"capacity": 0, "rated": True, "token": 1}
+    return history(*(run(f"{at}", at, at + 0.5, entered=at + 0.1, **facts) for at in times))
+
+
+def test_more_starts_than_the_rate_allows_are_found():
+    assert judge(starts(1.0, 1.1, 1.2, 1.3, 3.11)).broken() == []
+    assert len(judge(starts(1.0, 1.1, 1.2, 1.3, 2.8)).too_often) == 1

@@ -1,0 +1,110 @@
+"""
+What must not become of calls that went through the store, and of tasks with a rate.
+
+Like `judge`, it knows nothing of how it came about.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.chaos.terms import RATE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from tests.chaos.judge import Run
+
+    Struck = Callable[[float, float], bool]
+
+CLOCKS = 0.05  # seconds that a delayed call may seem early, by rounding
+
+
+class Call(NamedTuple):
+    """A call that its caller was told is accepted."""
+
+    id: str  # of the task whose result the caller got
+    task: str
+    key: str
+    begin: float
+    end: float
+    argument: float = 0.0  # no two calls have the same
+    countdown: float = 0.0
+    joined: bool = False
+    last: bool = False  # it was made when all others had run
+
+
+def wrong_with(calls: Iterable[Call], runs: Iterable[Run], struck: Struck) -> Iterator[str]:
+    """
+    Tell what is wrong with *calls*.
+
+    Args:
+        calls: Those that were accepted.
+        runs: All that ran.
+        struck: Says whether a fault may have disturbed what was from one moment to another.
+    """
+    by_task, by_key = _in_order(runs), defaultdict(list)
+    for call in sorted(calls, key=lambda call: call.begin):
+        by_key[call.task, call.key].append(call)
+    for alike in by_key.values():
+        for call in alike:
+            yield from _of_one(call, alike, by_task.get(call.id, []))
+        for one, other in itertools.combinations(alike, 2):
+            yield from _of_two(one, other, by_task, struck)
+
+
+def _of_one(call: Call, alike: Iterable[Call], runs: Sequence[Run]) -> Iterator[str]:
+    if call.countdown and runs and runs[0].entered < call.begin + call.countdown - CLOCKS:
+        yield f"early: {call} began at {runs[0].entered:.3f}"
+    if not call.joined or not runs:
+        return
+    after = [run for run in runs if run.entered >= call.begin]
+    if not after:
+        yield f"unheard: {call}, and it last began at {runs[-1].entered:.3f}"
+    old = {other.argument for other in alike if other.id == call.id and other.end < call.begin}
+    if call.task == "newest" and after and all(run.argument in old for run in after):
+        yield f"outdated: {call}, and it began with {after[-1].argument} of an earlier call"
+    if call.last:
+        yield f"stuck: {call}"
+
+
+def _of_two(
+    one: Call, other: Call, by_task: Mapping[str, Sequence[Run]], struck: Struck
+) -> Iterator[str]:
+    if one.countdown or other.countdown or one.joined or other.joined:
+        return
+    first, second = (
+        next((run.entered for run in by_task.get(call.id, [])), float("inf"))
+        for call in (one, other)
+    )
+    if one.task == "sent" and second < first and not struck(one.begin, second):
+        yield f"overtaken: {one} by {other}"
+    is_there = one.end < other.begin and other.end < first
+    if one.task == "once" and is_there and not struck(one.begin, other.end):
+        yield f"sent twice: {one} and {other}"
+
+
+def too_often(runs: Iterable[Run]) -> Iterator[str]:
+    """Tell of times, as long as the rate's, in which more began than it allows, for certain."""
+    by_key: dict[str, list[Run]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: run.begin):
+        if run.rated:
+            by_key[run.key].append(run)
+    for key, starts in by_key.items():
+        for first in starts:
+            within = [
+                run
+                for run in starts
+                if run.begin >= first.begin and run.entered < first.begin + RATE.per
+            ]
+            if len(within) > RATE.limit:
+                yield f"{len(within)} starts of {key} within {RATE.per} s from {first.begin:.3f} on"
+
+
+def _in_order(runs: Iterable[Run]) -> Mapping[str, list[Run]]:
+    by_task: dict[str, list[Run]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: run.entered):
+        by_task[run.id].append(run)
+    return by_task
