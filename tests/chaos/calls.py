@@ -10,12 +10,13 @@ import itertools
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.chaos.broker import SOON
 from tests.chaos.terms import RATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from tests.chaos.judge import Run
+    from tests.chaos.judge import Fault, Run
 
     Struck = Callable[[float, float], bool]
 
@@ -84,6 +85,23 @@ def _of_two(
     is_there = one.end < other.begin and other.end < first
     if one.task == "once" and is_there and not struck(one.begin, other.end):
         yield f"sent twice: {one} and {other}"
+
+
+def taken_along(
+    calls: Iterable[Call], runs: Iterable[Run], faults: Iterable[Fault]
+) -> Mapping[str, list[tuple[float, float]]]:
+    """
+    From when to when a call of each key may have been nowhere but in the store.
+
+    A worker that is killed takes messages with it, see `broker`: they are sent anew after a minute.
+    """
+    kills = [fault for fault in faults if fault.kind == "worker"]
+    by_task, found = _in_order(runs), defaultdict(list)
+    for call in calls:
+        if any(kill.begin <= call.end + SOON and call.begin <= kill.end for kill in kills):
+            begin = next((run.entered for run in by_task.get(call.id, [])), float("inf"))
+            found[call.key].append((call.begin, begin))
+    return found
 
 
 def too_often(runs: Iterable[Run]) -> Iterator[str]:

@@ -240,10 +240,18 @@ def _standstills(told: History) -> Iterator[Standstill]:
     for run in told.runs:
         work[run.key].append((run.begin, run.end))
     away = [(fault.begin, fault.end) for fault in told.faults]
-    for key, times in _wanted(told.looks).items():
+    for key, times in _wanted(_without_lost(told)).items():
         for begin, end in times:
             for since, until in _without(begin, end, work[key] + away):
                 yield Standstill(until - since, key, since)
+
+
+def _without_lost(told: History) -> Iterator[Look]:
+    """The looks, without what the driver may have lost: nobody can tell that it is gone."""
+    away = calls.taken_along(told.calls, told.runs, told.faults)
+    for look in told.looks:
+        lost = sum(begin <= look.at < end for begin, end in away.get(look.key, ()))
+        yield look._replace(wanted=max(0, look.wanted - lost))
 
 
 def _wanted(looks: Iterable[Look]) -> Mapping[str, list[tuple[float, float]]]:

@@ -303,6 +303,17 @@ class TestCalls:
 
         assert len(judge(told).broken()) == count
 
+    def test_a_call_that_a_killed_worker_took_along_is_not_to_be_had(self):
+        told = history(run("a", 1, 2), self.start("b", 30), looks=looks(12, 30), faults=FAULT)
+        told.calls = [self.call("b", 8)]
+        assert judge(told).broken() == []
+
+        told.looks = looks(12, 30, wanted=2)
+        assert len(judge(told).broken()) == 1
+        told.calls = [self.call("b", 2)]
+        told.looks = looks(12, 30)
+        assert len(judge(told).broken()) == 1
+
 
 def starts(*times: float) -> History:
     facts = {"capacity": 0, "rated": True, "token": 1}
