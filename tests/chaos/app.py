@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from celery_distlock import Key, LockedTask, clock, install, policies
+from celery_distlock.engine.lease import believed
 from celery_distlock.errors import LockLostError
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability
@@ -72,6 +73,7 @@ def hold_for(task: Any, seconds: float) -> None:
         what = {"key": hold.key, "begin": hold.held_since, "token": hold.token}
         what |= {"units": hold.want.units, "capacity": hold.want.capacity}
         what |= {"until": hold.valid_until, "entered": clock.monotonic()}
+        what["asked"] = hold.valid_until - believed(LEASE)  # or later, if it was renewed just now
         what |= {"rated": bool(hold.want.rates), "argument": seconds}
         notes.write(**who, **what, owner=hold.owner, run=hold.run)
     ended = "broken off"

@@ -107,18 +107,15 @@ def taken_along(
 def too_often(runs: Iterable[Run]) -> Iterator[str]:
     """Tell of times, as long as the rate's, in which more began than it allows, for certain."""
     by_key: dict[str, list[Run]] = defaultdict(list)
-    for run in sorted(runs, key=lambda run: run.begin):
+    for run in sorted(runs, key=lambda run: run.asked):
         if run.rated:
             by_key[run.key].append(run)
     for key, starts in by_key.items():
-        for first in starts:
-            within = [
-                run
-                for run in starts
-                if run.begin >= first.begin and run.entered < first.begin + RATE.per
-            ]
+        for number, first in enumerate(starts):
+            until = first.asked + RATE.per
+            within = [run for run in starts[number:] if run.entered < until]
             if len(within) > RATE.limit:
-                yield f"{len(within)} starts of {key} within {RATE.per} s from {first.begin:.3f} on"
+                yield f"{len(within)} starts of {key} within {RATE.per} s from {first.asked:.3f} on"
 
 
 def _in_order(runs: Iterable[Run]) -> Mapping[str, list[Run]]:

@@ -52,7 +52,8 @@ class Run(NamedTuple):
     outcome: str  # done; lost: it lost its lock; broken off; killed; "?": nobody knows
     units: int = 1  # of the key; more than the capacity count as all of it
     capacity: int = 1  # 1: it was alone; 0: beside any number
-    entered: float = 0.0  # when its body began; it believed to hold the key a little earlier
+    asked: float = 0.0  # when the request was sent that got it the key, at the earliest
+    entered: float = 0.0  # when its body began
     rated: bool = False
     argument: float = 0.0
 

@@ -317,7 +317,9 @@ class TestCalls:
 
 def starts(*times: float) -> History:
     facts = {"capacity": 0, "rated": True, "token": 1}
-    return history(*(run(f"{at}", at, at + 0.5, entered=at + 0.1, **facts) for at in times))
+    return history(
+        *(run(f"{at}", at, at + 0.5, asked=at, entered=at + 0.1, **facts) for at in times)
+    )
 
 
 def test_more_starts_than_the_rate_allows_are_found():

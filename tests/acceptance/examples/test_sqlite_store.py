@@ -121,10 +121,18 @@ def test_the_page_names_every_ability_and_every_method():
         CountingStore,
         ListingStore,
         ParkingStore,
+        SendingStore,
         Store,
     )
 
-    interfaces = {Store, ListingStore, ParkingStore, CountingStore, CapacityStore}
+    interfaces = {
+        Store,
+        ListingStore,
+        ParkingStore,
+        CountingStore,
+        CapacityStore,
+        SendingStore,
+    }
     names = {name for each in interfaces for name in vars(each) if not name.startswith("_")}
     names |= {each.__name__ for each in interfaces} | {ability.name for ability in Ability}
 
