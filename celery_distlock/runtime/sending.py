@@ -101,11 +101,14 @@ def apply_async(
         producer or options.pop("publisher", None),
     )
 
-    def send(identity: Identity | None, delay: float | None = None, **more: Any) -> Any:
+    def send(
+        identity: Identity | None, delay: float | None = None, *, away: bool = False, **more: Any
+    ) -> Any:
         ours = {**options, "countdown": None, "eta": None, **more}
         this = call if delay is None else replace(call, delay=delay)
         with _real_producer(task, producer, connection) as real:
-            return apply(args, kwargs, producer=StoreProducer(real, this, identity), **ours)
+            ours["producer"] = StoreProducer(real, this, identity, store_is_away=away)
+            return apply(args, kwargs, **ours)
 
     rule, made_by = plan.unique, plan.identity
     if rule is None or made_by is None or unique is None:
@@ -119,8 +122,7 @@ def apply_async(
         if rule.on_outage == "raise":
             raise
         logger.warning("%s is sent in any case, the lock store is away: %s", task.name, error)
-        with _real_producer(task, producer, connection) as real:
-            return apply(args, kwargs, producer=real, **options)
+        return send(None, away=True)
 
 
 def _send_once(call: "_Call", rule: CallRule, name: str, send: Callable[..., Any]) -> Any:
@@ -273,10 +275,13 @@ class _Call:
 class StoreProducer:
     """Gives the first message, a call's, to the store; in all else it is the *real* producer."""
 
-    def __init__(self, real: Any, call: _Call, identity: Identity | None) -> None:
+    def __init__(
+        self, real: Any, call: _Call, identity: Identity | None, *, store_is_away: bool
+    ) -> None:
         self._real = real
         self._call = call
         self._identity = identity
+        self._store_is_away = store_is_away
         self._is_sent = False
 
     def __getattr__(self, name: str) -> Any:
@@ -306,6 +311,9 @@ class StoreProducer:
         exchange = str(getattr(exchange, "name", exchange))
         if not call.runtime.trust.knows_route(str(call.task.name), exchange, routing_key):
             return self._publish(content, how, self._in_time(headers))  # nobody would wake it
+        by_broker = replace(kept, outages=1)  # so that nobody takes it for a second call
+        if self._store_is_away:
+            return self._publish(content, how, self._in_time(headers), by_broker)
         try:
             sent = call.send(run, header, content, how, self._identity)
         except StoreUnavailableError as error:
@@ -320,8 +328,7 @@ class StoreProducer:
                 error,
             )
             # The store may have it all the same: then the second one is recognised.
-            header = replace(kept, outages=1)
-            return self._publish(content, how, self._in_time(headers), header)
+            return self._publish(content, how, self._in_time(headers), by_broker)
         if sent is Sent.CHANGED:
             raise _ChangedError
         if sent is Sent.GO:

@@ -12,8 +12,9 @@ import pytest
 from celery import chain, chord, group, signals
 
 from celery_distlock import signals as lock_signals
-from celery_distlock.errors import ConfigurationError, DuplicateTaskError
+from celery_distlock.errors import ConfigurationError, DuplicateTaskError, StoreUnavailableError
 from celery_distlock.ops.admin import Admin
+from celery_distlock.runtime.app import Runtime
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -332,6 +333,25 @@ def test_a_message_from_elsewhere_runs_if_there_is_none(site, key):
     task = site.tasks.work_once["finished"]
 
     assert site.app.send_task(task.name, (key, 1)).get(timeout=30) == 0
+
+
+def test_a_call_that_the_store_could_not_judge_runs(site, key, monkeypatch):
+    task = site.tasks.work_once["finished"]
+    running = task.delay(key, 1, key)
+    site.journal.wait(key)
+
+    def unanswered(*_: str) -> None:
+        raise StoreUnavailableError("the store is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Runtime.of(site.app).store, "peek", unanswered)
+        second = task.delay(key, 1, key)
+    wait_until(lambda: second.state != "PENDING", what="it to be judged by the worker")
+    site.journal.open(key)
+
+    assert second.id != running.id
+    assert second.get(timeout=30) == 0
+    assert runs(site, key) == [1, 1]
 
 
 # Nothing is left behind
