@@ -7,11 +7,13 @@ from typing import Any
 
 import redis
 from celery import Celery
-from rivals import declare_all
+from celery.signals import task_retry
+from rivals import declare_all, declare_rates
 
-from celery_distlock import LockedTask, install
+from celery_distlock import Key, LockedTask, install
 
 URL = os.environ["BENCH_URL"]
+STARTS, RETRIES = "bench:starts", "bench:retries"  # of tasks with a rate
 FINISHED, RUNS = "bench:finished", "bench:runs"  # counters of one_by_one and by_retry
 
 app = Celery("bench", broker=URL, backend=URL)
@@ -55,6 +57,24 @@ def by_retry(self: Any, seconds: float, countdown: float) -> None:
     finally:
         lock.release()
     count(self)
+
+
+def start() -> None:
+    client().rpush(STARTS, time.time())
+
+
+@app.task(base=LockedTask, lock_key=Key("rated", shared=True, rate="100/s"))
+def rated() -> None:
+    """Note that it has begun."""
+    start()
+
+
+with_rates, absent_rates = declare_rates(app, start, 100)
+
+
+@task_retry.connect(weak=False)
+def count_retry(**_: Any) -> None:
+    client().incr(RETRIES)
 
 
 def count(task: Any) -> None:

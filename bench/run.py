@@ -22,6 +22,7 @@ from handoff import handoff
 from leases import leases
 from machine import describe
 from parked import parked
+from rates import rates
 from results import DEFAULT, Results, head, lines, misses
 from rich.console import Console
 from rich.table import Table
@@ -46,6 +47,7 @@ PARTS: dict[str, Callable[[EmbeddedServer, int], Iterable[Part]]] = {
         tasks,
         parked,
         dues,
+        rates,
         sending,
         sweeps,
     )
