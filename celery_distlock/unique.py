@@ -40,7 +40,8 @@ class Unique:
             it; or it still waits.
         duplicate: ``"join"``: the caller gets the result of the one that is there. ``"update"``:
             likewise, and if that waits it gets this call's arguments, headers, expiry and delay,
-            and keeps its id and its place; if it is on its way already, this one is sent.
+            and keeps its id and its place; if it is on its way already, or has been, this one is
+            sent.
             ``"raise"``: :exc:`~celery_distlock.errors.DuplicateTaskError`.
         by: What is alike, within a key: a template over the task's parameters. None: where calls
             are updated, all calls of the task; else those with equal arguments.

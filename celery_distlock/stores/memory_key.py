@@ -112,6 +112,7 @@ class MemoryKey:
     names: dict[str, str] = field(default_factory=dict)  # of tasks
     arrivals: dict[str, int] = field(default_factory=dict)
     routes: dict[str, Route] = field(default_factory=dict)  # of those that stand at several keys
+    came: set[str] = field(default_factory=set)  # of those parked, whose message was here before
     lapsed: set[str] = field(default_factory=set)  # for whom of those the key was kept before
     sends: dict[str, int] = field(default_factory=dict)
     woken: dict[str, float] = field(default_factory=dict)
@@ -335,6 +336,7 @@ class MemoryKey:
         self.arrivals.pop(run, None)
         self.routes.pop(run, None)
         self.lapsed.discard(run)
+        self.came.discard(run)
         self.sends.pop(run, None)
         self.woken.pop(run, None)
         self.later.pop(run, None)
@@ -429,6 +431,7 @@ class MemoryKey:
         status = Status.BUSY
         if isinstance(queue, ParkRequest):
             self.keep(run, queue)
+            self.came.add(run)
             self.woken[run] = until
             status = Status.PARKED
         return Reply(status, asked_at, holder_run=run, remaining=until - clock.monotonic())
@@ -440,6 +443,7 @@ class MemoryKey:
         self.leave_queue(f"b:{request.owner}")
         if isinstance(queue, ParkRequest):
             self.keep(run, queue)
+            self.came.add(run)
             self.sends.pop(run, None)
             self.set_aside(run, until)
             status = Status.PARKED

@@ -112,7 +112,8 @@ def _bearer(state: MemoryKey, identity: str) -> Bearer | None:
     if _is_inside(state, run):
         return Bearer(run, Where.RUNNING) if is_early or until == "finished" else None
     if run in state.envelopes and now >= state.unsettled.get(run, now):
-        return Bearer(run, Where.COMING if run in state.woken else Where.WAITING)
+        comes = run in state.woken or run in state.came
+        return Bearer(run, Where.COMING if comes else Where.WAITING)
     return Bearer(run, Where.ENDED) if is_early else None
 
 

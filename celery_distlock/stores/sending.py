@@ -26,7 +26,7 @@ class Where(enum.Enum):
     """Where a run is that has an identity."""
 
     WAITING = "waiting"  # in the queue, or until its delay is over
-    COMING = "coming"  # on its way to its key
+    COMING = "coming"  # on its way to its key; or it has been, and waits again
     RUNNING = "running"
     ENDED = "ended"  # or unknown; its time is not over
 

@@ -9,7 +9,7 @@ from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.sending import Bearer, SendingStore, SendReply, Sent, Where
 from celery_distlock.stores.values import Completion, Want, WokenTask
 
-from .actions import AGAIN, YES, expire, leave, runs_of, swept, take, wait_until
+from .actions import AGAIN, YES, expire, leave, park, runs_of, swept, take, wait_until
 from .given import Given
 from .sending import send, sends
 
@@ -187,6 +187,17 @@ class Identities(Given):
         found = store.parked("k", "run")
         assert found is not None
         assert found.envelope == b"old"  # it is on its way
+
+    @sends
+    def test_what_came_and_waits_again_is_not_updated(self, store: SendingStore) -> None:
+        take(store, "k", "a")
+        send(store, "k", "run", b"old", identity=SAME)
+        park(store, "k", "run", b"old")  # another copy of that message may come
+
+        update = send(store, "k", "run", b"new", identity=SAME._replace(replaces="run"))
+
+        assert update.sent is Sent.CHANGED
+        assert store.peek("k", "same") == Bearer("run", Where.COMING)
 
     @sends
     def test_one_that_is_on_its_way_may_lose_it(self, store: SendingStore) -> None:

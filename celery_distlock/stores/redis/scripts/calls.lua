@@ -34,8 +34,10 @@ local function taken_by(entry, now_ms)
         return (is_early or until_when == 'finished') and run or nil, 'running'
     end
     local held_back = tonumber(redis.call('ZSCORE', DONE, '~' .. run) or 0) > now_ms
-    if redis.call('HEXISTS', TASKS, 'e:' .. run) == 1 and not held_back then
-        return run, redis.call('ZSCORE', WOKEN, run) and 'coming' or 'waiting'
+    local parcel = redis.call('HMGET', TASKS, 'e:' .. run, 'h:' .. run)
+    if parcel[1] and not held_back then
+        -- What has come once, and waits again, may come once more as it was then.
+        return run, (parcel[2] or redis.call('ZSCORE', WOKEN, run)) and 'coming' or 'waiting'
     end
     return is_early and run or nil, 'ended'
 end
