@@ -51,6 +51,9 @@ class Delivery(Given):
         received: list[WokenTask] = []
         address, close = self.open_channel(store, received.append)
         take(store, "k", "a", run="before")
+        # To park it so waits for no subscription, which a cluster has for each of its servers.
+        store.acquire(AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"", address), run="other"))
+        store.cancel("k", "other")
         arrival = store.time(10.0) - 1
         store.park_if_held("k", "run", ParkRequest(b"e", address), 10.0, arrival)
 
