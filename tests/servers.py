@@ -96,8 +96,9 @@ def bring_nearer(url: str, prefix: str, seconds: float) -> None:
                 for run in client.zrange(record, 0, -1):
                     client.zincrby(record, -1000 * seconds, run)
             elif record.endswith(b":lock"):
-                client.pexpire(record, max(1, client.pttl(record) - int(1000 * seconds)))
                 _bring_ends_nearer(client, record, seconds)
+                left = client.pttl(record)  # last: a field that is set after its end makes another
+                client.pexpire(record, max(1, left - int(1000 * seconds)))
             elif record.endswith(b":calls"):
                 _bring_identities_nearer(client, record, seconds)
             elif record.endswith(b":tasks"):
