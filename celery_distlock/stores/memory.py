@@ -33,7 +33,12 @@ from .memory_key import (
     Standing,
     microseconds,
 )
-from .memory_sending import MemorySending, forget_ended_calls
+from .memory_sending import (
+    MemorySending,
+    count_identities,
+    forget_ended_calls,
+    free_identity,
+)
 from .memory_timing import MemoryInbox
 from .requests import AcquireRequest, ReleaseRequest, StandRequest
 from .several_keys import SeveralKeys
@@ -676,7 +681,8 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
 
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
         with self._mutex:
-            return self._known(slot_name(key)).look(self._epoch)
+            state = self._known(slot_name(key))
+            return state.look(self._epoch)._replace(identities=count_identities(state))
 
     def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
         with self._mutex:
@@ -721,6 +727,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             state = self._known(name)
             if state.holds(run) or state.knows_end(run) or not state.unpark(run):
                 return Release(False)
+            free_identity(state, run)
             state.done[run] = clock.monotonic()
             return self._free(name, state, f"parked:{run}")
 

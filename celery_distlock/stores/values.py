@@ -330,6 +330,10 @@ class KeyState(NamedTuple):
         limit: What an operator has set.
         rest: Seconds for which nobody enters.
         starts: Of a key that has rates, how often it was taken.
+        later: How many runs join the queue later.
+        due: In how many seconds the first of them does.
+        opens: In how many seconds time alone lets the first enter who waits; None: it does not.
+        identities: How many calls are known by an identity, see `SendingStore.identities`.
     """
 
     owner: str
@@ -347,6 +351,10 @@ class KeyState(NamedTuple):
     limit: Limit | None = None
     rest: float = 0.0
     starts: tuple[Starts, ...] = ()
+    later: int = 0
+    due: float = 0.0
+    opens: float | None = None
+    identities: int = 0
 
     @property
     def waking(self) -> bool:
@@ -369,6 +377,7 @@ class Waiter(NamedTuple):
     task: str = ""  # the parked task's name, where it is known
     route: Route | None = None  # where else it stands; its envelope is at the first of those keys
     want: Want = ALONE
+    due: float | None = None  # in how many seconds it joins the queue; None: it waits already
 
 
 class ParkRequest(NamedTuple):

@@ -95,7 +95,8 @@ def seen(state: KeyState) -> tuple[Any, ...]:
     limit = state.limit and (state.limit.capacity, state.limit.author)
     several = state.used, state.capacity, limit, state.rest > 0, state.starts
     who = ("", "") if holders else (state.owner, state.run)
-    return (who, bool(state.token), state.waiting, holders, several)
+    times = state.later, state.due > 0, state.opens is None, state.identities
+    return (who, times, bool(state.token), state.waiting, holders, several)
 
 
 class Agreement(RuleBasedStateMachine):
