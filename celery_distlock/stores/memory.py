@@ -221,6 +221,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         due = 0.0
         if queue is not None:
             self._note_opening(name, state)
+            due = (not state.place(member) and state.opens_in()) or 0.0
         elif want.rates and not state.place(member) and state.fits(want):
             due = state.log.starts_in(want, microseconds()) / 1e6
         reply = state.taken(status, member, asked_at, stands)
@@ -260,7 +261,8 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             stands = state.arrivals.get(run) or min(arrival, microseconds() + AHEAD)
             stands = state.park(run, park_request, stands, want)
             self._note_opening(slot_name(key), state)
-            return state.taken(Status.PARKED, f"p:{run}", asked_at, stands)
+            reply = state.taken(Status.PARKED, f"p:{run}", asked_at, stands)
+            return reply._replace(due=(not reply.place and state.opens_in()) or 0.0)
 
     def time(self, timeout: float) -> int:
         return microseconds()

@@ -86,7 +86,7 @@ def said(reply: Reply) -> tuple[Any, ...]:
     """What a reply says but for times and tokens, which are each store's own."""
     if reply.status in (Status.GRANTED, Status.DONE):
         return (reply.status, reply.wake, reply.slot)
-    return (reply.status, bool(reply.holder), reply.place, reply.wake, reply.due > 0)
+    return (reply.status, bool(reply.holder), reply.place, reply.wake, reply.due > 0.01)
 
 
 def seen(state: KeyState) -> tuple[Any, ...]:

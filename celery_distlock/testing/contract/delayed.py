@@ -9,9 +9,9 @@ from celery_distlock.stores.base import Store
 from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.sending import Bearer, SendingStore, Sent, Where
-from celery_distlock.stores.values import Limit, Want
+from celery_distlock.stores.values import Limit, ParkRequest, Want
 
-from .actions import found_keys, leave, park, rates, take, weighs
+from .actions import ask, found_keys, leave, park, rates, take, weighs
 from .given import Given
 from .sending import send, sends
 
@@ -82,6 +82,29 @@ class Delayed(Given):
         park(store, "k", "run", want=RATE)
 
         assert 500.0 < _opens(store, "k") <= 600.0
+
+    @rates
+    def test_who_waits_for_time_alone_is_told_so(self, store: Store) -> None:
+        take(store, "k", "a", want=RATE)
+        leave(store, "k", "a", started=True)
+
+        parcel = ParkRequest(b"", task="shop.reserve")
+        first = ask(store, "k", "b", queue=parcel, run="run1", want=RATE)
+        second = ask(store, "k", "c", queue=parcel, run="run2", want=RATE)
+
+        assert 500.0 < (first.wait or 0.0) <= 600.0
+        assert second.wait is None
+
+    @rates
+    def test_who_blocks_for_time_alone_is_told_so(self, store: Store) -> None:
+        take(store, "k", "a", want=RATE)
+        leave(store, "k", "a", started=True)
+        inbox = store.inbox("k", "b")
+
+        reply = ask(store, "k", "b", queue=inbox, want=RATE)
+
+        inbox.close()
+        assert 500.0 < (reply.wait or 0.0) <= 600.0
 
     @rates
     def test_who_waits_for_a_holder_waits_not_for_time(self, store: Store) -> None:

@@ -15,9 +15,7 @@
 -- entry   of some of those who have it beside others, as units.lua has it
 --
 -- USES grant
--- USES units
--- USES times
--- USES calls
+local LATER, CALLS = KEYS[8], KEYS[9]
 local MOST_HOLDERS = 100
 local MOST_CALLS = 50 -- that are looked at one by one
 local MOST_PASSED = 10 -- of those who wait, who have their part already
@@ -89,6 +87,31 @@ for i = 1, #counted, 2 do
     end
 end
 
+local later, due_ms, opens_ms, identities = 0, 0, -1, 0
+local function told()
+    local times = { later, due_ms, opens_ms, identities }
+    local answer = { held[1] or '', held[2] or '', held[3] or '', redis.call('PTTL', LOCK), waiting, oldest or 0, woken }
+    for _, each in ipairs({ task or '', limit, used, held[5] or '', rest_ms, table.concat(starts, ' ') }) do
+        answer[#answer + 1] = each
+    end
+    for _, each in ipairs(times) do
+        answer[#answer + 1] = each
+    end
+    for number = 1, math.min(#shares, MOST_HOLDERS) do
+        for part = 1, 3 do
+            answer[#answer + 1] = shares[number][part]
+        end
+    end
+    return answer
+end
+if waiting == 0 and redis.call('EXISTS', LATER, CALLS) == 0 then
+    return told() -- most keys
+end
+
+-- USES units
+-- USES times
+-- USES calls
+
 -- The first who waits and has no part of the key yet.
 local function first_in_line()
     for _, member in ipairs(redis.call('ZRANGE', QUEUE, 0, MOST_PASSED)) do
@@ -128,19 +151,9 @@ local function count_later()
 end
 
 local first = waiting > 0 and first_in_line()
-local opens_ms = first and opens_in(now, first) or -1
-local later, due_ms = count_later()
-local times = { later, due_ms, opens_ms, count_identities() }
-local answer = { held[1] or '', held[2] or '', held[3] or '', redis.call('PTTL', LOCK), waiting, oldest or 0, woken }
-for _, each in ipairs({ task or '', limit, used, held[5] or '', rest_ms, table.concat(starts, ' ') }) do
-    answer[#answer + 1] = each
+if first then
+    opens_ms = opens_in(now, first) or -1
 end
-for _, each in ipairs(times) do
-    answer[#answer + 1] = each
-end
-for number = 1, math.min(#shares, MOST_HOLDERS) do
-    for part = 1, 3 do
-        answer[#answer + 1] = shares[number][part]
-    end
-end
-return answer
+later, due_ms = count_later()
+identities = count_identities()
+return told()
