@@ -14,12 +14,13 @@
 -- identities  how many calls are known by an identity; of many, with those that mean nothing any more
 -- entry   of some of those who have it beside others, as units.lua has it
 --
--- USES grant
-local LATER, CALLS = KEYS[8], KEYS[9]
+local LOCK, QUEUE, TASKS, WOKEN, RATE, LATER, CALLS =
+    KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[7], KEYS[8], KEYS[9]
 local MOST_HOLDERS = 100
 local MOST_CALLS = 50 -- that are looked at one by one
 local MOST_PASSED = 10 -- of those who wait, who have their part already
-local now = microseconds()
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
 local now_ms = now / 1000
 local fields = { 'owner', 'token', 'run', 'used', 'capacity', 'rest' }
 local held = redis.call('HMGET', LOCK, unpack(fields))
@@ -108,6 +109,7 @@ if waiting == 0 and redis.call('EXISTS', LATER, CALLS) == 0 then
     return told() -- most keys
 end
 
+-- USES grant
 -- USES units
 -- USES times
 -- USES calls
