@@ -54,24 +54,36 @@ class LockError(DistlockError):
 
 class LockConflictError(LockError):
     """
-    Somebody else holds the key, or it rests.
+    Somebody else holds the key, it rests, or it was taken as often as its rate says.
 
     Attributes:
         key: The key, as the task or the caller named it.
         holder: Who holds it, or an empty string where the store could not tell.
         remaining: Seconds that the holder's lease had left when it was looked at; the holder may
             renew it.
+        wait: Seconds until time alone lets this one in, by a rate or at the end of a rest, if
+            nobody comes before; None: somebody has to give the key up, or that is not known.
     """
 
-    def __init__(self, key: str = "", holder: str = "", remaining: float = 0.0) -> None:
-        super().__init__(key, holder, remaining)
+    def __init__(
+        self,
+        key: str = "",
+        holder: str = "",
+        remaining: float = 0.0,
+        wait: float | None = None,
+    ) -> None:
+        # Those who read it with an older version know of no more.
+        super().__init__(key, holder, remaining, *(() if wait is None else (wait,)))
         self.key = key
         self.holder = holder
         self.remaining = remaining
+        self.wait = wait
 
     def __str__(self) -> str:
         if is_resting(self.holder):
             return f"lock {shown(self.key)!r} rests, for {self.remaining:.1f} s more"
+        if self.wait is not None:
+            return f"lock {shown(self.key)!r} lets nobody in for {self.wait:.1f} s more"
         by = f" by {shown(self.holder)}" if self.holder else ""
         left = f"{self.remaining:.1f} s more unless renewed"
         return f"lock {shown(self.key)!r} is held{by}, for {left}"

@@ -265,7 +265,7 @@ def _share_again(hold: Hold) -> None:
 
 def conflict(key: str, reply: Reply) -> LockConflictError:
     """Return the error that says who holds *key*, and of an upgrade why it cannot be."""
-    error = LockConflictError(key, holder=reply.holder, remaining=reply.remaining)
+    error = LockConflictError(key, reply.holder, reply.remaining, reply.wait)
     if reply.status is Status.DEADLOCK:
         error.add_note(
             "this one shares it and wants it alone, and so does another one who shares it: both"

@@ -4,9 +4,10 @@ The operations of ``celery locks``, remote control, the web page and the exporte
 Everything here asks the lock store; no worker has to answer.
 """
 
+import itertools
 import logging
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from celery import Celery
 from celery.app.task import Context
 
 from celery_distlock import clock, signals
-from celery_distlock.errors import DistlockError
+from celery_distlock.errors import DistlockError, StoreError
 from celery_distlock.key import MAX_CAPACITY
 from celery_distlock.keys import as_key, key_of, slot_name
 from celery_distlock.naming import shown
@@ -26,6 +27,7 @@ from celery_distlock.stores import (
     NotOursError,
     ParkingStore,
     ReleaseRequest,
+    SendingStore,
     Store,
     UnsendableError,
 )
@@ -34,6 +36,7 @@ from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.values import Ability, Limit, Waiter, WokenTask
 
 from .looks import (
+    CallInfo,
     Holder,
     HoldInfo,
     LockInfo,
@@ -48,6 +51,7 @@ from .looks import (
 
 __all__ = [
     "Admin",
+    "CallInfo",
     "Dropped",
     "HoldInfo",
     "Holder",
@@ -135,6 +139,8 @@ class Admin:
         """
         Look at all keys that are held, waited for or limited; in no order, not at one moment.
 
+        Also those to which somebody only comes later.
+
         Args:
             pattern: Of the key, as :mod:`fnmatch` has it.
         """
@@ -150,7 +156,14 @@ class Admin:
         return lock_info(key, self.store.inspect(key))
 
     def queue(self, key: str, *, first: int = 0, limit: int = 100) -> list[WaiterInfo]:
-        """Return who waits for *key*: those on their way, then the queue from place *first* on."""
+        """
+        Return who waits for *key*: those on their way, the queue, and those who join it later.
+
+        Args:
+            key: The key.
+            first: From this place of the queue on; those who come later follow on its last place.
+            limit: How many.
+        """
         store = ListingStore.of(self.store)
         found: list[Waiter] = []
         for begin in range(first, first + limit, PAGE):  # the server is kept by each for a moment
@@ -160,11 +173,37 @@ class Admin:
             if sum(not waiter.woken for waiter in page) < size:
                 break
         woken = [waiter_info(None, "woken", waiter) for waiter in found if waiter.woken]
-        queued = [waiter for waiter in found if not waiter.woken]
-        return woken + [
+        queued = [
             waiter_info(place, "parked" if waiter.run else "blocked", waiter)
-            for place, waiter in enumerate(queued, first)
+            for place, waiter in enumerate((each for each in found if not each.woken), first)
         ]
+        left = limit - len(queued)
+        if left <= 0:
+            return woken + queued
+        passed = 0 if queued or not first else max(0, first - store.inspect(as_key(key)).waiting)
+        return woken + queued + self.delayed(key, first=passed, limit=left)
+
+    def delayed(self, key: str, *, first: int = 0, limit: int = 100) -> list[WaiterInfo]:
+        """Return who joins the queue of *key* later, who comes first the first."""
+        store = self.store
+        if not isinstance(store, SendingStore) or Ability.SEND not in store.abilities:
+            return []
+        found: list[Waiter] = []
+        for begin in range(first, first + limit, PAGE):
+            size = min(PAGE, first + limit - begin)
+            page = store.delayed(as_key(key), first=begin, limit=size)
+            found += page
+            if len(page) < size:
+                break
+        return [waiter_info(None, "later", waiter) for waiter in found]
+
+    def calls(self, key: str, *, limit: int = 100) -> list[CallInfo]:
+        """Return some of those at *key* who have an identity, by its name; at most *limit*."""
+        store = self.store
+        if not isinstance(store, SendingStore) or Ability.SEND not in store.abilities:
+            return []
+        found = sorted(store.bearers(as_key(key), limit).items())
+        return [CallInfo(name, task_id_of(run), where.value) for name, (run, where) in found]
 
     def release(
         self,
@@ -286,6 +325,8 @@ class Admin:
         """
         Take a task that waits out of its queue for good; its state is ``REVOKED`` then.
 
+        Also one that would have joined it later. Calls like it are no second ones any more.
+
         A chord that waits for it fails, as Celery does with a revoked member. One that runs already
         is not touched: ``celery control revoke`` is for that.
 
@@ -306,6 +347,49 @@ class Admin:
         store = ParkingStore.of(self.store)
         found = list(store.find_parked(task_id, None if key is None else as_key(key)))
         return [dropped for at, run in found if (dropped := self._drop(store, at, run, force))]
+
+    def drop_all(self, key: str, *, force: bool = False) -> list[Dropped]:
+        """
+        Take every task out of the queue of *key* for good, as `drop` does.
+
+        Also those on their way that have not come, and those who come later; not who blocks, nor
+        who comes meanwhile. What it cannot drop keeps the others from nothing.
+
+        Raises:
+            DistlockError: Likewise, of the first of those; the others were dropped.
+        """
+        Runtime.of(self._app).import_tasks()  # likewise
+        store, refusal = ParkingStore.of(self.store), None
+        dropped: list[Dropped] = []
+        for run in self._runs_at(store, as_key(key)):
+            try:
+                done = self._drop(store, as_key(key), run, force)
+            except StoreError:
+                raise
+            except DistlockError as error:
+                refusal = refusal or error
+            else:
+                dropped += [done] if done else []
+        if refusal is not None:
+            raise DistlockError(
+                f"{len(dropped)} were dropped from the queue of {shown(key)!r}, and not all:"
+                f" {refusal}"
+            ) from refusal
+        return dropped
+
+    def _runs_at(self, store: ParkingStore, key: str) -> list[str]:
+        """Return all runs that are on their way to *key*, wait for it, or come later."""
+        found: list[Waiter] = []
+        looks: list[Callable[..., list[Waiter]]] = [store.waiters]
+        if isinstance(store, SendingStore) and Ability.SEND in store.abilities:
+            looks.append(store.delayed)
+        for look in looks:
+            for first in itertools.count(0, PAGE):
+                page = look(key, first=first, limit=PAGE)
+                found += page
+                if sum(not waiter.woken for waiter in page) < PAGE:
+                    break
+        return [waiter.run for waiter in found if waiter.run]
 
     def _drop(self, store: ParkingStore, key: str, run: str, force: bool) -> Dropped | None:
         waiter = store.parked(key, run)

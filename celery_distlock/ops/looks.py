@@ -11,6 +11,7 @@ from celery_distlock.stores.values import ALONE, KeyState, Limit, Starts, Waiter
 from celery_distlock.stores.values import Holder as HolderRecord
 
 __all__ = [
+    "CallInfo",
     "HoldInfo",
     "Holder",
     "LockInfo",
@@ -119,6 +120,12 @@ class LockInfo:
         limit: What an operator has set.
         rest: Seconds for which nobody is let in.
         starts: Of a key that has rates, how often it was taken of late.
+        later: How many calls were sent for a later time, and join the queue then.
+        due: Seconds until the first of them does; 0: there is none, or it is just about to.
+        opens: Seconds until time alone lets the first enter who waits, by a rate, a rest or an
+            operator's limit; None: that is not for time to do, or nobody waits.
+        identities: How many calls are known, so that another one like it is a second one; above
+            50 perhaps some that mean nothing any more.
     """
 
     key: str
@@ -137,6 +144,10 @@ class LockInfo:
     limit: Limit | None = None
     rest: float = 0.0
     starts: tuple[Starts, ...] = ()
+    later: int = 0
+    due: float = 0.0
+    opens: float | None = None
+    identities: int = 0
 
     @property
     def most(self) -> int | None:
@@ -157,11 +168,13 @@ class WaiterInfo:
     One that waits.
 
     Attributes:
-        place: 0 is next; None for one whose turn has come.
-        kind: ``woken``: on its way to the key; ``parked``: a task; ``blocked``: a process waits.
+        place: 0 is next; None for one whose turn has come, or who has none yet.
+        kind: ``woken``: on its way to the key; ``parked``: a task; ``blocked``: a process waits;
+            ``later``: a call that joins the queue when it is due.
         who: Who it is.
         since: When it came, in seconds since the epoch by the store's clock; 0: not known.
         want: How much of the key it waits for.
+        due: Seconds until it joins the queue; None for one who waits already.
     """
 
     place: int | None
@@ -169,6 +182,24 @@ class WaiterInfo:
     who: Holder
     since: float
     want: Want = ALONE
+    due: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallInfo:
+    """
+    One that has an identity: another call like it is a second one.
+
+    Attributes:
+        identity: What is alike: the task's name and its arguments, or as `lock_unique` has it.
+        task_id: The task's id.
+        where: ``waiting``, also for its time; ``coming``; ``running``; or ``ended``, and its
+            identity is kept for a time.
+    """
+
+    identity: str
+    task_id: str
+    where: str
 
 
 def known_time(seconds: float) -> float:
@@ -185,7 +216,8 @@ def printable(text: str) -> str:
 
 def is_of_interest(state: KeyState) -> bool:
     """Whether there is anything to say of a key but that it is free."""
-    return bool(state.token or state.waiting or state.woken or state.limit or state.rest > 0)
+    waits = state.waiting or state.woken or state.later
+    return bool(state.token or waits or state.limit or state.rest > 0)
 
 
 def lock_info(key: str, state: KeyState) -> LockInfo:
@@ -209,6 +241,10 @@ def lock_info(key: str, state: KeyState) -> LockInfo:
         limit=_limit(state.limit),
         rest=state.rest,
         starts=state.starts,
+        later=state.later,
+        due=state.due,
+        opens=state.opens,
+        identities=state.identities,
     )
 
 
@@ -260,7 +296,7 @@ def waiter_info(place: int | None, kind: str, waiter: Waiter) -> WaiterInfo:
     who = Holder.of(waiter.owner)
     if waiter.run:
         who = Holder(waiter.task, task_id_of(waiter.run))
-    return WaiterInfo(place, kind, who, known_time(waiter.since), waiter.want)
+    return WaiterInfo(place, kind, who, known_time(waiter.since), waiter.want, waiter.due)
 
 
 def _holds(state: KeyState) -> tuple[HoldInfo, ...]:

@@ -47,14 +47,15 @@ _GAUGES = {
     "resting": "Keys that nobody is let in to for a while.",
     "waiting": "Who waits for a key, blocked or parked.",
     "travelling": "Parked tasks that are on their way.",
+    "later": "Calls that were sent for a later time.",
     "oldest_waiter_seconds": "How long the first has waited.",
     "due": "Keys that time alone opens, noted for the ticker.",
     "ticker": "Whether a worker looks after them.",
     "ticker_lag_seconds": "How long the first of them has been due.",
 }
 _TOTALS = (
-    *("waiting", "travelling", "oldest_waiter_seconds", "units_held", "units_limit"),
-    *("limited", "paused", "resting"),
+    *("waiting", "travelling", "later", "oldest_waiter_seconds"),
+    *("units_held", "units_limit", "limited", "paused", "resting"),
 )
 _COUNTERS = {
     "acquired": "Grants, by the task that was granted a key.",
@@ -235,6 +236,7 @@ class Totals:
         """Add one key."""
         self.plain["waiting"] += info.waiting
         self.plain["travelling"] += info.woken
+        self.plain["later"] += info.later
         waited = self._passed(info.oldest)
         self.plain["oldest_waiter_seconds"] = max(self.plain["oldest_waiter_seconds"], waited)
         self.plain["limited"] += info.limit is not None

@@ -168,7 +168,8 @@ class KeyAcquisition:
             if self._invocation.is_second_delivery(reply):
                 self._report.set_aside(key.template)
             else:
-                self._report.parking(key.template, reply, begun=True)
+                rated = bool(want_of(key).rates)
+                self._report.parking(key.template, reply, rated=rated, begun=True)
             raise Postponed(f"parked until {shown(key.template)!r} is free")
         if reply.status is Status.DONE:
             words = "dropped: a second delivery of its message; the first one has ended"

@@ -64,13 +64,13 @@ class Conflicts:
         if isinstance(decision, policies.Refuse) or (
             not invocation.has_message and not isinstance(decision, policies.Answer)
         ):
-            raise LockConflictError(key, holder=reply.holder, remaining=reply.remaining)
+            raise LockConflictError(key, reply.holder, reply.remaining, reply.wait)
         if isinstance(decision, policies.Answer):
-            self._report.info("skipped: {key!r} is held by {holder}", key=key, holder=reply.holder)
+            self._report.conflict_ended("skipped", key, reply)
         elif isinstance(decision, policies.Resend):
             decision = self._when_due(reply, decision) or self._in_turn(key, decision)
-            words = "is sent again in {delay:.1f} s: {key!r} is held by {holder}"
-            self._report.info(words, delay=decision.delay, key=key, holder=reply.holder)
+            words = "is sent again in {delay:.1f} s"
+            self._report.conflict_ended(words, key, reply, delay=decision.delay)
             invocation.states.parked(key, reply.holder, None)
         return decision
 

@@ -73,14 +73,24 @@ class Report:
                 holder=holder,
             )
 
-    def parking(self, key: str, reply: Reply, *, begun: bool = False) -> None:
-        """Report that the task is parked; if it had *begun*, Celery will say that it ignores it."""
+    def conflict_ended(self, words: str, key: str, reply: Reply, **facts: Any) -> None:
+        """Report, as `info` does, what becomes of a task, and what kept it from its key."""
+        self.info(f"{words}: {{key!r}} {_why(reply)}", key=key, holder=reply.holder, **facts)
+
+    def parking(self, key: str, reply: Reply, *, rated: bool = False, begun: bool = False) -> None:
+        """
+        Report that the task is parked.
+
+        Args:
+            key: Where.
+            reply: The store's answer.
+            rated: The key may be taken only so often.
+            begun: Celery will say that it ignores the task.
+        """
         facts = {"key": key, "holder": reply.holder, "place": reply.place}
-        who = "is held by {holder}" if reply.holder else "goes to an earlier task of this worker"
-        if is_resting(reply.holder):
-            who = "rests"
+        why = _why(reply, rated=rated)
         after = "; it runs later, what Celery ignores is this attempt" if begun else ""
-        self.info(f"parked: {{key!r}} {who}, {{place}} before it{after}", **facts)
+        self.info(f"parked: {{key!r}} {why}, {{place}} before it{after}", **facts)
         self.event("task_parked", **facts)
 
     def set_aside(self, key: str) -> None:
@@ -96,6 +106,17 @@ _DEBUG_LINES = {
     "lock_released": "released {key!r} (token {token}) after {held:.3f} s",
     "task_woken": "was woken and has acquired {key!r} after {waited:.3f} s",
 }
+
+
+def _why(reply: Reply, *, rated: bool = False) -> str:
+    """Return what keeps a task from its key."""
+    if is_resting(reply.holder):
+        return "rests"
+    if reply.due:
+        return f"may be taken{' by its rate' if rated else ''} in {reply.due:.1f} s"
+    if rated and reply.place:
+        return "goes to those before it, as its rate allows"
+    return "is held by {holder}" if reply.holder else "goes to an earlier task of this worker"
 
 
 def _plain(value: Any) -> Any:

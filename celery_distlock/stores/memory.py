@@ -33,7 +33,12 @@ from .memory_key import (
     Standing,
     microseconds,
 )
-from .memory_sending import MemorySending, forget_ended_calls
+from .memory_sending import (
+    MemorySending,
+    count_identities,
+    forget_ended_calls,
+    free_identity,
+)
 from .memory_timing import MemoryInbox
 from .requests import AcquireRequest, ReleaseRequest, StandRequest
 from .several_keys import SeveralKeys
@@ -217,6 +222,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         due = 0.0
         if queue is not None:
             self._note_opening(name, state)
+            due = (not state.place(member) and state.opens_in()) or 0.0
         elif want.rates and not state.place(member) and state.fits(want):
             due = state.log.starts_in(want, microseconds()) / 1e6
         reply = state.taken(status, member, asked_at, stands)
@@ -256,7 +262,8 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             stands = state.arrivals.get(run) or min(arrival, microseconds() + AHEAD)
             stands = state.park(run, park_request, stands, want)
             self._note_opening(slot_name(key), state)
-            return state.taken(Status.PARKED, f"p:{run}", asked_at, stands)
+            reply = state.taken(Status.PARKED, f"p:{run}", asked_at, stands)
+            return reply._replace(due=(not reply.place and state.opens_in()) or 0.0)
 
     def time(self, timeout: float) -> int:
         return microseconds()
@@ -677,7 +684,8 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
 
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
         with self._mutex:
-            return self._known(slot_name(key)).look(self._epoch)
+            state = self._known(slot_name(key))
+            return state.look(self._epoch)._replace(identities=count_identities(state))
 
     def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
         with self._mutex:
@@ -722,6 +730,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             state = self._known(name)
             if state.holds(run) or state.knows_end(run) or not state.unpark(run):
                 return Release(False)
+            free_identity(state, run)
             state.done[run] = clock.monotonic()
             return self._free(name, state, f"parked:{run}")
 

@@ -152,7 +152,8 @@ class MemoryKey:
     @property
     def in_use(self) -> bool:
         """Whether there is anything to see."""
-        return bool(self.shares or self.queue or self.travelling or self.limit or self.rests)
+        waits = self.queue or self.travelling or self.later
+        return bool(self.shares or waits or self.limit or self.rests)
 
     @property
     def travelling(self) -> list[str]:
@@ -452,6 +453,11 @@ class MemoryKey:
 
     def look(self, epoch: float) -> KeyState:
         """Return what somebody sees who looks."""
+        due = min(self.later.values(), default=0.0) - clock.monotonic()
+        state = self._look(epoch)
+        return state._replace(later=len(self.later), due=max(0.0, due), opens=self.opens_in())
+
+    def _look(self, epoch: float) -> KeyState:
         oldest = epoch + self.queue[0].arrival / 1e6 if self.queue else 0.0
         waits = len(self.queue), oldest, len(self.travelling)
         rest = max(0.0, self.rest_until - clock.monotonic())

@@ -1,6 +1,7 @@
 """How a store in memory takes in calls: see :class:`.sending.SendingStore`."""
 
 import math
+from itertools import islice
 from typing import Any
 
 from celery_distlock import clock
@@ -11,9 +12,11 @@ from .memory_key import MemoryKey
 from .memory_timing import MemoryTiming
 from .requests import Identity, SendRequest
 from .sending import Bearer, SendingStore, SendReply, Sent, Where
-from .values import WokenTask
+from .values import ALONE, Waiter, WokenTask
 
-__all__ = ["MemorySending", "forget_ended_calls"]
+__all__ = ["MemorySending", "count_identities", "forget_ended_calls", "free_identity"]
+
+MOST_CALLS = 50  # identities that are looked at one by one
 
 
 class MemorySending(MemoryTiming, SendingStore):
@@ -31,6 +34,29 @@ class MemorySending(MemoryTiming, SendingStore):
     def peek(self, key: str, identity: str) -> Bearer | None:
         with self._mutex:
             return _bearer(self._known(slot_name(key)), identity)
+
+    def bearers(self, key: str, limit: int = 100) -> dict[str, Bearer]:
+        with self._mutex:
+            state = self._known(slot_name(key))
+            found = ((name, _bearer(state, name)) for name in state.calls)
+            return dict(islice(((name, bearer) for name, bearer in found if bearer), limit))
+
+    def delayed(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
+        now = clock.monotonic()
+        with self._mutex:
+            state = self._known(slot_name(key))
+            runs = sorted(state.later, key=lambda run: (state.later[run], run))
+            return [
+                Waiter(
+                    "",
+                    run,
+                    0.0,
+                    task=state.names.get(run, ""),
+                    want=state.wants.get(f"p:{run}", ALONE),
+                    due=max(0.0, state.later[run] - now),
+                )
+                for run in runs[first : first + limit]
+            ]
 
     def send(self, request: SendRequest) -> SendReply:
         name, run, identity = slot_name(request.key), request.run, request.identity
@@ -96,6 +122,19 @@ class MemorySending(MemoryTiming, SendingStore):
 def forget_ended_calls(state: MemoryKey) -> None:
     """Strike the identities that nobody has any more."""
     state.calls = {name: call for name, call in state.calls.items() if _bearer(state, name)}
+
+
+def count_identities(state: MemoryKey) -> int:
+    """Return how many have one; of many, with those that nobody has any more."""
+    if len(state.calls) > MOST_CALLS:
+        return len(state.calls)
+    return sum(_bearer(state, name) is not None for name in state.calls)
+
+
+def free_identity(state: MemoryKey, run: str) -> None:
+    """Have nobody have an identity by what was called as this run."""
+    calls = state.calls.items()
+    state.calls = {name: call for name, call in calls if task_id_of(call[0]) != task_id_of(run)}
 
 
 def _take(state: MemoryKey, identity: Identity, run: str, first: float | None = None) -> None:

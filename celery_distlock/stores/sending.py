@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from .requests import SendRequest
 from .timing import TimedStore
-from .values import Ability, WokenTask
+from .values import Ability, Waiter, WokenTask
 
 __all__ = ["Bearer", "SendReply", "SendingStore", "Sent", "Where"]
 
@@ -72,6 +72,18 @@ class SendingStore(TimedStore):
     @abstractmethod
     def peek(self, key: str, identity: str) -> Bearer | None:
         """Return who has an identity; None: nobody. In one attempt; changes nothing."""
+
+    @abstractmethod
+    def bearers(self, key: str, limit: int = 100) -> dict[str, Bearer]:
+        """Return who has which identity: some, at most *limit*, in no order; changes nothing."""
+
+    @abstractmethod
+    def delayed(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
+        """
+        Return who joins the queue of *key* later, from number *first* on; who comes first, first.
+
+        Without their envelopes; `Waiter.due` says when.
+        """
 
     def mark_all_published(self, wakes: Sequence[WokenTask]) -> None:
         """Note of some runs what `mark_published` does of one."""

@@ -4,7 +4,9 @@ import enum
 import re
 from typing import NamedTuple, Self
 
+from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError
+from celery_distlock.naming import is_resting
 from celery_distlock.rate import Rate
 
 __all__ = [
@@ -279,7 +281,7 @@ class Reply(NamedTuple):
     come (µs, by the store's clock), for `Store.acquire`; 0 if that does not matter.
 
     `due` is in how many seconds time alone lets the caller in, if nobody comes before; 0: it is not
-    only for time to do, or the caller is called.
+    only for time to do. One who waits is told so if he is the first.
 
     Where several hold a key, `token` is that of the time in which it is shared without a gap, the
     same for all who do; `holder` is one of them. `slot` tells who was granted one unit of a
@@ -298,6 +300,12 @@ class Reply(NamedTuple):
     arrival: int = 0
     slot: int = -1
     due: float = 0.0
+
+    @property
+    def wait(self) -> float | None:
+        """Seconds from now until time alone lets the caller in; None: not time, or not known."""
+        left = self.due or (self.remaining if is_resting(self.holder) else 0.0)
+        return max(0.0, left - (clock.monotonic() - self.asked_at)) if left else None
 
 
 class Release(NamedTuple):
@@ -330,6 +338,10 @@ class KeyState(NamedTuple):
         limit: What an operator has set.
         rest: Seconds for which nobody enters.
         starts: Of a key that has rates, how often it was taken.
+        later: How many runs join the queue later.
+        due: In how many seconds the first of them does.
+        opens: In how many seconds time alone lets the first enter who waits; None: it does not.
+        identities: How many calls are known by an identity, see `SendingStore.identities`.
     """
 
     owner: str
@@ -347,6 +359,10 @@ class KeyState(NamedTuple):
     limit: Limit | None = None
     rest: float = 0.0
     starts: tuple[Starts, ...] = ()
+    later: int = 0
+    due: float = 0.0
+    opens: float | None = None
+    identities: int = 0
 
     @property
     def waking(self) -> bool:
@@ -369,6 +385,7 @@ class Waiter(NamedTuple):
     task: str = ""  # the parked task's name, where it is known
     route: Route | None = None  # where else it stands; its envelope is at the first of those keys
     want: Want = ALONE
+    due: float | None = None  # in how many seconds it joins the queue; None: it waits already
 
 
 class ParkRequest(NamedTuple):

@@ -171,4 +171,4 @@ def _report(store: Store, arrival: Arrival, reply: Reply) -> None:
     # Signals run users' code, so this is neither for the event loop nor for the parking thread.
     report = Report(arrival.task, arrival.identity, store)
     report.conflict(arrival.message.headers, arrival.key, reply)
-    report.parking(arrival.key, reply)
+    report.parking(arrival.key, reply, rated=bool(arrival.wants[arrival.names[0]].rates))

@@ -86,7 +86,7 @@ def said(reply: Reply) -> tuple[Any, ...]:
     """What a reply says but for times and tokens, which are each store's own."""
     if reply.status in (Status.GRANTED, Status.DONE):
         return (reply.status, reply.wake, reply.slot)
-    return (reply.status, bool(reply.holder), reply.place, reply.wake, reply.due > 0)
+    return (reply.status, bool(reply.holder), reply.place, reply.wake, reply.due > 0.01)
 
 
 def seen(state: KeyState) -> tuple[Any, ...]:
@@ -95,7 +95,8 @@ def seen(state: KeyState) -> tuple[Any, ...]:
     limit = state.limit and (state.limit.capacity, state.limit.author)
     several = state.used, state.capacity, limit, state.rest > 0, state.starts
     who = ("", "") if holders else (state.owner, state.run)
-    return (who, bool(state.token), state.waiting, holders, several)
+    times = state.later, state.due > 0, state.opens is None, state.identities
+    return (who, times, bool(state.token), state.waiting, holders, several)
 
 
 class Agreement(RuleBasedStateMachine):

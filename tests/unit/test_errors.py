@@ -92,6 +92,17 @@ def test_a_conflict_says_who_holds_the_key_and_for_how_long():
     assert (error.key, error.holder, error.remaining) == ("stock:tee", "web1|7|main|a", 12.34)
 
 
+def test_a_conflict_with_time_alone_says_for_how_long():
+    error = errors.LockConflictError("k", holder="a", remaining=9.0, wait=0.44)
+
+    assert str(error) == "lock 'k' lets nobody in for 0.4 s more"
+    assert (error.wait, errors.LockConflictError("k").wait) == (0.44, None)
+    assert (error.args, errors.LockConflictError("k").args) == (
+        ("k", "a", 9.0, 0.44),
+        ("k", "", 0.0),
+    )
+
+
 def test_a_conflict_without_a_holder_does_not_pretend_one():
     error = errors.LockConflictError("k")
 

@@ -247,3 +247,27 @@ def test_times_are_read_as_people_write_them(text, seconds):
 def test_what_is_no_such_time_is_refused(text):
     with pytest.raises(click.BadParameter):
         Duration(1.0, 365 * 86400.0).convert(text, None, None)
+
+
+def test_calls_that_come_later_and_what_time_lets_in_are_notes():
+    later = FREE._replace(later=3, due=3.2)
+    rated = FREE._replace(waiting=1, opens=0.4)
+
+    assert is_of_interest(later)
+    assert row(later)["notes"] == "3 later, in 3.2s"
+    assert row(rated)["notes"] == "next in 0.4s"
+    assert row(rated._replace(rest=0.4))["notes"] == "rests 0.4s"
+    assert row(FREE._replace(opens=0.0, later=1, waiting=1))["notes"] == (
+        "next in 0.0s, 1 later, in 0.0s"
+    )
+
+
+def test_the_record_tells_times_only_where_there_are_any():
+    later = lock_record(lock_info("k", FREE._replace(later=3, due=3.2, opens=0.4)), NOW)
+    free = lock_record(lock_info("k", FREE), NOW)
+
+    names = ("later", "due_in_seconds", "opens_in_seconds", "identities")
+    assert [later[name] for name in names] == [3, 3.2, 0.4, 0]
+    assert [free[name] for name in names] == [0, None, None, 0]
+    waiter = waiter_info(None, "later", Waiter("", "id:0:0:0", 0.0, task="shop.f", due=3.2))
+    assert (waiter_record(waiter)["due_in_seconds"], waiter_record(waiter)["since"]) == (3.2, None)

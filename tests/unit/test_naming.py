@@ -64,3 +64,27 @@ def test_a_task_that_is_parked_behind_one_without_the_key_yet_says_so(caplog):
     assert held.endswith("parked: 'k' is held by a, 0 before it")
     assert waited_for.endswith("parked: 'k' goes to an earlier task of this worker, 0 before it")
     assert begun.endswith("0 before it; it runs later, what Celery ignores is this attempt")
+
+
+def test_a_task_that_waits_for_its_rate_is_said_to_wait_for_nobody(caplog):
+    class Task:
+        name = "shop.call"
+
+    caplog.set_level("INFO")
+    report = Report(Task(), "id", open_store("memory://"))
+    first = Reply(Status.PARKED, 0.0, holder="a", due=0.44)
+    report.parking("k", first, rated=True)
+    report.parking("k", first)
+    report.parking("k", Reply(Status.PARKED, 0.0, holder="a", place=2), rated=True)
+    report.conflict_ended("is sent again in {delay:.1f} s", "k", first, delay=1.0)
+    report.conflict_ended("skipped", "k", Reply(Status.BUSY, 0.0, holder="a"))
+
+    told = [record.getMessage().removeprefix("Task shop.call[id] ") for record in caplog.records]
+    assert told == [
+        "parked: 'k' may be taken by its rate in 0.4 s, 0 before it",
+        "parked: 'k' may be taken in 0.4 s, 0 before it",
+        "parked: 'k' goes to those before it, as its rate allows, 2 before it",
+        "is sent again in 1.0 s: 'k' may be taken in 0.4 s",
+        "skipped: 'k' is held by a",
+    ]
+    assert caplog.records[3].lock_delay == 1.0

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from celery_distlock import Lock
+from celery_distlock.errors import LockConflictError
 from tests.waiting import wait_until
 
 APP = "tests.apps.shares"
@@ -76,6 +78,30 @@ def test_who_waits_for_a_rate_holds_no_slot_and_no_prefetch(site, key):
 
     assert time.monotonic() - begin < 15
     assert {result.state for result in waiting} == {"PARKED"}
+
+
+def test_who_waits_for_a_rate_is_said_to_wait_for_nobody(site, key):
+    site.tasks.seldom.delay(key).get(timeout=30)
+
+    result = site.tasks.seldom.delay(key)
+    wait_until(lambda: site.look(key).waiting == 1, what="it to wait")
+
+    def said():
+        lines = [line for line in site.log().splitlines() if result.id in line]
+        return [line for line in lines if f"parked: '{key}' may be taken by its rate in 3" in line]
+
+    wait_until(said, what="its worker to say why")
+
+
+def test_a_lock_that_gives_up_says_when_its_rate_lets_it_in(site, key):
+    def lock():
+        return Lock(key, rate="1/h", capacity=1, timeout=0.1, store=site.store)
+
+    with lock():
+        pass
+    with pytest.raises(LockConflictError, match="lets nobody in for 3") as caught:
+        lock().__enter__()
+    assert 3000 < caught.value.wait <= 3600
 
 
 def test_one_that_comes_again_by_countdown_is_told_when(site, key):

@@ -16,14 +16,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from celery_distlock.ops.admin import Holder, HoldInfo, LockInfo, WaiterInfo, printable
+from celery_distlock.naming import shown
+from celery_distlock.ops.admin import (
+    CallInfo,
+    Holder,
+    HoldInfo,
+    LockInfo,
+    WaiterInfo,
+    printable,
+)
 from celery_distlock.stores.values import Limit, Want
 
 __all__ = [
+    "CALL_COLUMNS",
     "HOLD_COLUMNS",
     "LOCK_COLUMNS",
     "OPTIONAL",
+    "WAITER_COLUMNS",
     "Screen",
+    "call_cells",
     "duration",
     "hold_cells",
     "limit_label",
@@ -33,6 +44,7 @@ __all__ = [
     "printable",
     "since",
     "units_label",
+    "waiter_cells",
     "waiter_record",
     "wants_label",
 ]
@@ -52,6 +64,8 @@ LOCK_COLUMNS = (
     "notes",
 )
 HOLD_COLUMNS = ("holder", "id", "worker", "units", "slot", "since", "lease")
+WAITER_COLUMNS = ("place", "kind", "task", "id", "worker", "waits", "wants")
+CALL_COLUMNS = ("identity", "id", "where")
 NUMBERS = frozenset({"held", "units", "slot", "age", "lease", "token", "waiting", "woken", "place"})
 OPTIONAL = frozenset({"held", "notes", "wants"})  # not in a table that has nothing to say there
 ALONE = "alone"
@@ -238,6 +252,10 @@ def _notes(info: LockInfo) -> Iterator[str]:
         yield "paused" if info.paused else f"limit {info.limit.capacity}"
     if info.rest > 0:
         yield f"rests {duration(info.rest)}"
+    elif info.opens is not None and info.state != "resting":
+        yield f"next in {duration(info.opens)}"
+    if info.later:
+        yield f"{info.later} later, in {duration(info.due)}"
 
 
 def wants_label(want: Want) -> str:
@@ -279,6 +297,10 @@ def lock_record(info: LockInfo, now: float) -> dict[str, Any]:
         "waiting": info.waiting,
         **_time("oldest", info.oldest),
         "woken": info.woken,
+        "opens_in_seconds": None if info.opens is None else round(info.opens, 3),
+        "later": info.later,
+        "due_in_seconds": round(info.due, 3) if info.later else None,
+        "identities": info.identities,
     }
 
 
@@ -316,7 +338,27 @@ def waiter_record(waiter: WaiterInfo) -> dict[str, Any]:
         **_time("since", waiter.since),
         "units": waiter.want.units,
         "capacity": waiter.want.capacity or None,
+        "due_in_seconds": None if waiter.due is None else round(waiter.due, 3),
     }
+
+
+def waiter_cells(waiter: WaiterInfo, now: float) -> list[str]:
+    """Return a row under `WAITER_COLUMNS`; *now* in seconds since the epoch."""
+    waits = duration(now - waiter.since) if waiter.since else ""
+    return [
+        "" if waiter.place is None else str(waiter.place),
+        waiter.kind,
+        printable(waiter.who.name),
+        printable(waiter.who.task_id),
+        worker_label(waiter.who),
+        waits if waiter.due is None else f"in {duration(waiter.due)}",
+        wants_label(waiter.want),
+    ]
+
+
+def call_cells(call: CallInfo) -> list[str]:
+    """Return a row under `CALL_COLUMNS`."""
+    return [printable(shown(call.identity)), printable(call.task_id), call.where]
 
 
 def _time(name: str, seconds: float) -> dict[str, Any]:
@@ -352,7 +394,7 @@ def chosen(
     for info in found:
         if task is not None and all(hold.who.task != task for hold in info.holds):
             continue
-        if waiting and not info.waiting and not info.woken:
+        if waiting and not (info.waiting or info.woken or info.later):
             continue
         if limited and info.limit is None:
             continue

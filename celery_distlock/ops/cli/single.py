@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -18,20 +19,25 @@ from celery_distlock.stores import Ability, ParkingStore
 from . import CommandError, command
 from .completion import complete_key
 from .display import (
+    CALL_COLUMNS,
     HOLD_COLUMNS,
+    WAITER_COLUMNS,
     Screen,
+    call_cells,
     duration,
     hold_cells,
     limit_label,
     lock_record,
     printable,
     since,
+    waiter_cells,
     waiter_record,
-    wants_label,
     worker_label,
     write_json,
 )
 from .ranges import COUNT, PLACE
+
+MOST_TOLD = 10  # delayed calls, and identities, that are shown of a key
 
 __all__ = [
     "admin_of",
@@ -86,18 +92,27 @@ def show_(obj: CLIContext, key: str, as_json: bool) -> None:
     """
     Show who holds KEY, how much of it, and how many wait for it.
 
-    The exit status is 1 if it is free.
+    With the first of those who join its queue later, and the calls that others like them join. The
+    exit status is 1 if it is free.
     """
     admin = admin_of(obj)
     info, now = admin.show(key), time.time()
+    delayed = admin.delayed(key, limit=MOST_TOLD) if info.later else []
+    calls = admin.calls(key, limit=MOST_TOLD) if info.identities else []
     if as_json:
-        write_json(lock_record(info, now))
+        more = {
+            "delayed": [waiter_record(waiter) for waiter in delayed],
+            "calls": [asdict(call) for call in calls],
+        }
+        write_json({**lock_record(info, now), **more})
     else:
         free = [("store", admin.where)] if info.state == "free" else []
         screen = Screen(obj)
         screen.facts(_described(info, now) + free)
         if info.mode == "shared":
             screen.table(HOLD_COLUMNS, (hold_cells(hold, now) for hold in info.holds))
+        screen.table(WAITER_COLUMNS, (waiter_cells(waiter, now) for waiter in delayed))
+        screen.table(CALL_COLUMNS, map(call_cells, calls))
     if info.state == "free":
         click.get_current_context().exit(1)
 
@@ -128,7 +143,14 @@ def _described(info: LockInfo, now: float) -> list[tuple[str, str]]:
     if info.waiting:
         first = f", the first for {duration(now - info.oldest)}" if info.oldest else ""
         waiting += first
-    return [*facts, ("waiting", waiting), ("woken", str(info.woken))]
+    facts += [("waiting", waiting), ("woken", str(info.woken))]
+    if info.opens is not None:
+        facts.append(("next", f"in {duration(info.opens)}, by time alone"))
+    if info.later:
+        facts.append(("later", f"{info.later}, the first in {duration(info.due)}"))
+    if info.identities:
+        facts.append(("calls", f"{info.identities} known by an identity"))
+    return facts
 
 
 def in_use(info: LockInfo) -> str:
@@ -172,7 +194,8 @@ def queue_(obj: CLIContext, key: str, first: int, limit: int, as_json: bool) -> 
     Show who waits for KEY, in order.
 
     Parked tasks wait, and processes that block. Without a place are those whose turn has come and
-    who are on their way. The exit status is 1 if nobody waits.
+    who are on their way, and, at the end, calls that join the queue later: WAITS says in how long.
+    The exit status is 1 if nobody waits.
     """
     admin = admin_of(obj, Ability.LIST)
     waiters, now = admin.queue(key, first=first, limit=limit), time.time()
@@ -181,20 +204,7 @@ def queue_(obj: CLIContext, key: str, first: int, limit: int, as_json: bool) -> 
     elif not waiters:
         obj.echo(f"Nobody waits for {printable(key)} at {admin.where}.")
     else:
-        columns = ("place", "kind", "task", "id", "worker", "waits", "wants")
-        rows = (
-            (
-                "" if waiter.place is None else str(waiter.place),
-                waiter.kind,
-                printable(waiter.who.name),
-                printable(waiter.who.task_id),
-                worker_label(waiter.who),
-                duration(now - waiter.since) if waiter.since else "",
-                wants_label(waiter.want),
-            )
-            for waiter in waiters
-        )
-        Screen(obj).table(columns, rows)
+        Screen(obj).table(WAITER_COLUMNS, (waiter_cells(waiter, now) for waiter in waiters))
     if not waiters:
         click.get_current_context().exit(1)
 
@@ -297,26 +307,32 @@ def wake_(obj: CLIContext, key: str, as_json: bool) -> None:
 
 
 @command("drop")
-@click.argument("task_id")
+@click.argument("task_id", required=False)
 @click.option("--key", callback=_not_empty, shell_complete=complete_key, help="Where it is parked.")
+@click.option("--all", "all_", is_flag=True, help="All that wait for --key, or come later.")
 @force_option
 @json_option
-def drop_(obj: CLIContext, task_id: str, key: str | None, force: bool, as_json: bool) -> None:
+def drop_(
+    obj: CLIContext, task_id: str | None, key: str | None, *, all_: bool, force: bool, as_json: bool
+) -> None:
     """
     Take a parked task out of its queue for good.
+
+    Or a call that would join it later; or, with --all, all of KEY's. What was called like it is no
+    second call any more.
 
     Its state is REVOKED then. A chord that waits for it fails. A task that runs already is not
     touched: use `celery control revoke` for that. Without --key all queues are searched. One that
     is no locked task of this app is dropped with --force only: a chord that waits for it is not
     told. The exit status is 1 if it is not parked.
     """
+    if all_ != (task_id is None):
+        raise click.UsageError("say which task is to be dropped, or --all and its --key")
+    if all_ and key is None:
+        raise click.UsageError("--all needs a --key: the tasks of one key are dropped")
     admin = admin_of(obj, Ability.PARK)
     if not force:
-        store = ParkingStore.of(admin.store)
-        found = [key] if key else [at for at, _ in store.find_parked(task_id)]
-        if found:
-            where = ", ".join(map(printable, found))
-            _ask(f"{printable(task_id)} is parked at {where}. It will never run.\nDrop it?")
+        _ask_to_drop(admin, task_id, key)
     dropped = _dropped(admin, task_id, key, force)
     if as_json:
         records = [{"key": d.key, "task": d.task, "task_id": d.task_id} for d in dropped]
@@ -326,18 +342,36 @@ def drop_(obj: CLIContext, task_id: str, key: str | None, force: bool, as_json: 
         obj.echo(f"{name} was taken out of the queue of {printable(each.key)}.")
     if not dropped:
         if not as_json:
-            obj.echo(f"{printable(task_id)} is not parked{f' at {printable(key)}' if key else ''}.")
+            who = "Nothing" if task_id is None else printable(task_id)
+            verb = "waits" if task_id is None else "is not parked"
+            obj.echo(f"{who} {verb}{f' at {printable(key)}' if key else ''}.")
         click.get_current_context().exit(1)
 
 
-def _dropped(admin: Admin, task_id: str, key: str | None, force: bool) -> list[Dropped]:
+def _ask_to_drop(admin: Admin, task_id: str | None, key: str | None) -> None:
+    if task_id is None:
+        assert key is not None
+        info = admin.show(key)
+        counts = f"{info.waiting} waiting, {info.woken} on their way, {info.later} later"
+        if info.waiting or info.woken or info.later:
+            _ask(f"{printable(key)} has {counts}. None of these tasks will run.\nDrop them?")
+        return
+    found = [at for at, _ in ParkingStore.of(admin.store).find_parked(task_id)]
+    if key or found:
+        where = ", ".join(map(printable, [key] if key else found))
+        _ask(f"{printable(task_id)} is parked at {where}. It will never run.\nDrop it?")
+
+
+def _dropped(admin: Admin, task_id: str | None, key: str | None, force: bool) -> list[Dropped]:
     try:
+        if task_id is None:
+            return admin.drop_all(str(key), force=force)
         return admin.drop(task_id, key, force=force)
     except DistlockError:
         raise
     except Exception as error:
         raise CommandError(
-            f"{task_id} will not run, but its result backend was not told: {error}"
+            f"{task_id or 'one of them'} will not run, but its result backend was not told: {error}"
         ) from error
 
 

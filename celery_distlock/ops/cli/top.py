@@ -82,15 +82,18 @@ class View:
     held: int = 0
     waiting: int = 0
     woken: int = 0
+    later: int = 0
 
     def count(self, info: LockInfo) -> None:
         self.held += info.holder is not None
         self.waiting += info.waiting
         self.woken += info.woken
+        self.later += info.later
 
     @property
     def totals(self) -> str:
-        return f"{self.held} held, {self.waiting} waiting, {self.woken} on their way"
+        later = f", {self.later} later" if self.later else ""
+        return f"{self.held} held, {self.waiting} waiting, {self.woken} on their way{later}"
 
     def cells(self) -> list[list[str]]:
         now = time.time()

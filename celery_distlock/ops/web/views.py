@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 from celery_distlock import clock
 from celery_distlock.errors import DistlockError, StoreError, StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
-from celery_distlock.ops.admin import Admin, Holder, HoldInfo, LockInfo, WaiterInfo
+from celery_distlock.ops.admin import Admin, CallInfo, Holder, HoldInfo, LockInfo, WaiterInfo
 from celery_distlock.settings import closest
 from celery_distlock.stores.values import UNREADABLE, Limit
 
@@ -36,6 +37,7 @@ T = TypeVar("T")
 FILES = Path(__file__).parent / "files"
 MOST_SHOWN = 1000  # keys in one answer
 QUEUE_PAGE = 50  # waiters in one answer
+MOST_CALLS = 20  # that are known by an identity, likewise
 FURTHEST = 10**9  # place in a queue
 LONGEST_BODY = 16_384  # bytes
 
@@ -153,7 +155,7 @@ class Views:
         asked = _query(request, "name", "first")
         key = _key(asked.get("name", ""))
         first = _number("first", asked.get("first", "0"), 0, FURTHEST)
-        lock, queue, seen = await run_in_threadpool(self._look_at, key, first)
+        lock, queue, calls, seen = await run_in_threadpool(self._look_at, key, first)
         now = clock.wall()
         return Json(
             {
@@ -162,6 +164,7 @@ class Views:
                 "first": first,
                 "page": QUEUE_PAGE,
                 "queue": [_waiter(waiter, now) for waiter in queue],
+                "calls": [asdict(call) for call in calls],
                 "seen": seen,
             }
         )
@@ -177,10 +180,13 @@ class Views:
             "grants": [_grant(grant, lock) for grant in known.grants],
         }
 
-    def _look_at(self, key: str, first: int) -> tuple[LockInfo, list[WaiterInfo], dict[str, Any]]:
+    def _look_at(
+        self, key: str, first: int
+    ) -> tuple[LockInfo, list[WaiterInfo], list[CallInfo], dict[str, Any]]:
         lock = self._admin.show(key)
         queue = self._admin.queue(key, first=first, limit=QUEUE_PAGE)
-        return lock, queue, self._seen(lock, clock.wall())
+        calls = self._admin.calls(key, limit=MOST_CALLS) if lock.identities else []
+        return lock, queue, calls, self._seen(lock, clock.wall())
 
     async def release(self, request: Request) -> Response:
         """
@@ -244,6 +250,10 @@ def _lock(lock: LockInfo, now: float) -> dict[str, Any]:
         "waiting": lock.waiting,
         "woken": lock.woken,
         "waited": max(0.0, now - lock.oldest) if lock.oldest else 0.0,
+        "opens": lock.opens,
+        "later": lock.later,
+        "due": lock.due,
+        "identities": lock.identities,
     }
 
 
@@ -308,6 +318,7 @@ def _waiter(waiter: WaiterInfo, now: float) -> dict[str, Any]:
         "capacity": waiter.want.capacity,
         "since": waiter.since,
         "waited": max(0.0, now - waiter.since) if waiter.since else None,
+        "due": waiter.due,
     }
 
 

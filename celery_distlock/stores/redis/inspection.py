@@ -57,6 +57,7 @@ __all__ = [
     "told",
     "wake_of",
     "wakes_of",
+    "want_of",
 ]
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ class RedisInspection(ListingStore, CountingStore):
     def _state(self, key: str, answer: Sequence[Any]) -> KeyState:
         """Return what inspect.lua says."""
         owner, number, run, ttl_ms, waiting, oldest, woken, task, *more = answer
-        limit, used, capacity, rest_ms, starts, *shares = more
+        limit, used, capacity, rest_ms, starts, later, due_ms, opens_ms, identities, *shares = more
         token = token_of(number) or UNREADABLE if owner else 0
         if token == UNREADABLE:
             self._complaints.tell(slot_name(key), "%s", unreadable(self.address, key, number))
@@ -148,7 +149,15 @@ class RedisInspection(ListingStore, CountingStore):
         state = KeyState(
             text(owner), token, text(run), since, time_left(ttl_ms), *waits, text(task)
         )
-        state = state._replace(limit=_limit(limit), rest=rest_ms / 1000, starts=_starts(starts))
+        state = state._replace(
+            limit=_limit(limit),
+            rest=rest_ms / 1000,
+            starts=_starts(starts),
+            later=later,
+            due=due_ms / 1000,
+            opens=opens_ms / 1000 if opens_ms >= 0 else None,
+            identities=identities,
+        )
         if text(owner) == SHARED:
             return _shared(state, shares, used, capacity)
         return state
@@ -182,7 +191,7 @@ class RedisInspection(ListingStore, CountingStore):
             return None
         route = Route.read(text(keys)) if keys else None
         since, is_woken = since_of(arrival), due is not None
-        return Waiter("", run, since, envelope, is_woken, text(task), route, _want(want))
+        return Waiter("", run, since, envelope, is_woken, text(task), route, want_of(want))
 
     def _members(self, name: str, record: str, mask: str) -> Iterator[str]:
         where, words = f"{self._records.stem(name)}{record}", ("MATCH", mask, "COUNT", SCAN_BATCH)
@@ -418,10 +427,11 @@ def unreadable(address: str, key: str, token: bytes | None) -> str:
 
 
 def _waiter(member: bytes, arrival: bytes, task: bytes, want: bytes, *, woken: bool) -> Waiter:
-    return _one_who_waits(member, arrival, task, woken=woken)._replace(want=_want(want))
+    return _one_who_waits(member, arrival, task, woken=woken)._replace(want=want_of(want))
 
 
-def _want(written: bytes | None) -> Want:
+def want_of(written: bytes | None) -> Want:
+    """Return how much one wants that waits, as units.lua has written it."""
     return Want.read(text(written)) or ALONE
 
 

@@ -8,11 +8,11 @@ from celery_distlock.keys import slot_name
 from celery_distlock.stores.base import batches
 from celery_distlock.stores.requests import Identity, SendRequest
 from celery_distlock.stores.sending import Bearer, SendingStore, SendReply, Sent, Where
-from celery_distlock.stores.values import ALONE, WokenTask
+from celery_distlock.stores.values import ALONE, Waiter, WokenTask
 
 from . import scripts
 from .connections import TIMEOUT, Command, milliseconds
-from .inspection import SWEEP_BATCH, text
+from .inspection import SWEEP_BATCH, text, want_of
 from .request_runner import Answered
 from .timing import RedisTiming
 from .topologies import Topology
@@ -45,6 +45,24 @@ class RedisSending(RedisTiming, SendingStore):
         look = self._records.call(_PEEK, slot_name(key), identity)
         found = self._requests.ask([look], key, TIMEOUT).answers[0]
         return Bearer(text(found[0]), Where(found[1].decode())) if found else None
+
+    def delayed(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
+        look = self._records.call(_DELAYED, slot_name(key), first, first + limit - 1)
+        facts = self._requests.ask([look], key).answers[0]
+        found = zip(facts[::4], facts[1::4], facts[2::4], facts[3::4], strict=True)
+        return [
+            Waiter("", text(run), 0.0, task=text(task), want=want_of(want), due=in_ms / 1000)
+            for run, in_ms, task, want in found
+        ]
+
+    def bearers(self, key: str, limit: int = 100) -> dict[str, Bearer]:
+        look = self._records.call(_BEARERS, slot_name(key), limit)
+        facts = self._requests.ask([look], key).answers[0]
+        found = zip(facts[::3], facts[1::3], facts[2::3], strict=True)
+        return {
+            text(identity): Bearer(text(run), Where(where.decode()))
+            for identity, run, where in found
+        }
 
     def mark_all_published(self, wakes: Sequence[WokenTask]) -> None:
         for some in batches(wakes, SWEEP_BATCH):
@@ -86,4 +104,6 @@ def _written(identity: Identity | None) -> list[Any]:
     return written if most is None else [*written, milliseconds(most)]
 
 
-_SEND, _SENT, _PEEK = map(scripts.load, ("send", "sent", "peek"))
+_SEND, _SENT, _PEEK, _DELAYED, _BEARERS = map(
+    scripts.load, ("send", "sent", "peek", "delayed", "bearers")
+)

@@ -134,7 +134,9 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
         asked = self._requests.ask(
             [self._records.call(_ACQUIRE, name, *arguments, confirmed=True)], key
         )
-        return self._reply(key, asked.answers[0], asked.asked_at, waits=queue is not None)
+        return self._reply(
+            key, asked.answers[0], asked.asked_at, parks=isinstance(queue, ParkRequest)
+        )
 
     def acquire_all(
         self,
@@ -179,7 +181,7 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
             raise StoreError(unreadable(self.address, key, value))
         return token
 
-    def _reply(self, key: str, answer: Any, asked_at: float, *, waits: bool = True) -> Reply:
+    def _reply(self, key: str, answer: Any, asked_at: float, *, parks: bool = True) -> Reply:
         if not isinstance(answer, list):
             return Reply(Status.GRANTED, asked_at, self._token(key, answer))
         status = Status(answer[0].decode())
@@ -190,8 +192,8 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
             wake = self._noting(slot_name(key), woken)
             return Reply(status, asked_at, self._token(key, token), wake=wake, slot=slot)
         _, token, holder, holder_run, ttl_ms, place, run, envelope, arrival, *others = answer
-        due = 0.0 if waits or place else opens_in(others) or 0.0
-        if due:  # nobody has to be told: who has asked comes again
+        due = 0.0 if place else opens_in(others) or 0.0
+        if due and not parks:  # nobody has to be told: who has asked looks again
             others = others[:-2]
         return Reply(
             status,

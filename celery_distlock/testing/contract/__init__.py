@@ -2,6 +2,7 @@
 
 from .acquiring import Acquiring, Tokens
 from .any_text import AnyText
+from .delayed import Delayed
 from .delivery import Delivery
 from .identities import Identities
 from .inspection import Inspection
@@ -55,6 +56,7 @@ class StoreContract(
     Timing,
     Sending,
     Identities,
+    Delayed,
 ):
     """
     Tests that hold a store to the contract of :class:`~celery_distlock.stores.Store`.

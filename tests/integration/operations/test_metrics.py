@@ -120,6 +120,22 @@ def test_what_is_due_is_told_and_whether_a_worker_looks_after_it(site):
     assert gauge("ticker_lag_seconds") < 60
 
 
+def test_calls_that_come_later_are_added_up(site, key):
+    def later():
+        return read(site.app)["distlock_later", None, None]
+
+    assert later() == 0
+    task = site.tasks.work_requeue
+    for number in range(3):
+        task.apply_async((f"{key}:{number % 2}",), lock_via="store", countdown=600)
+
+    assert later() == 3
+    for number in range(2):
+        for waiter in site.store.delayed(f"{key}:{number}"):
+            site.store.cancel(f"{key}:{number}", waiter.run)
+    assert later() == 0
+
+
 def test_each_of_several_holders_counts_for_its_task(site, key):
     owners = [new_owner(f"shop.{name}[{n}]") for n, name in enumerate("ffg")]
     for number, owner in enumerate(owners):

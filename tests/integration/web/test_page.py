@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_distlock import Lock
+from celery_distlock import Lock, Rate
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.values import Want
+from celery_distlock.stores.values import ParkRequest, Want
 from tests import servers
 from tests.waiting import wait_until
 from tests.worker.intruder import Intruder, envelope
@@ -83,6 +83,36 @@ def test_a_paused_key_that_nobody_holds_is_listed(page_process, admin):
 
     assert (lock["state"], lock["mode"], lock["limit"]["units"]) == ("free", "", 0)
     admin.limit("paused", None)
+
+
+def test_calls_that_come_later_are_shown_with_when(page_process, locked):
+    task, once = locked.work_requeue, locked.work_once["seconds"]
+    result = task.apply_async(("delayed",), lock_via="store", countdown=600)
+    known = once.delay("known")
+
+    lock = page_process.find("delayed")
+    answer = page_process.get("/api/lock", name=lock["name"])
+    calls = page_process.get("/api/lock", name=page_process.find("known")["name"])["calls"]
+
+    assert (lock["state"], lock["waiting"], lock["later"]) == ("free", 0, 1)
+    assert 480 < lock["due"] <= 600
+    (waiter,) = answer["queue"]
+    assert (waiter["kind"], waiter["place"], waiter["who"]["id"]) == ("later", None, result.id)
+    assert 480 < waiter["due"] <= 600
+    assert [call["task_id"] for call in calls] == [known.id]
+    dropped = page_process.post("/api/drop", {"name": lock["name"], "task_id": result.id})
+    assert (dropped.status_code, page_process.keys(q="delayed")) == (200, [])
+
+
+def test_when_a_rate_lets_the_next_in_is_shown(page_process, admin):
+    want = Want(1, 0, (Rate(1, 600.0),))
+    for owner, run in (("first", ""), ("second", "task:0:0:0")):
+        parcel = ParkRequest(b"", task="shop.call") if run else None
+        admin.store.acquire(AcquireRequest("rated", owner, 60.0, queue=parcel, run=run, want=want))
+        admin.store.release(ReleaseRequest("rated", owner, started=True))
+
+    assert 480 < page_process.find("rated")["opens"] <= 600
+    admin.store.cancel("rated", "task:0:0:0")
 
 
 def test_one_of_several_is_released_and_no_other(page_process, share, admin):

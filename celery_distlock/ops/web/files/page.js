@@ -70,10 +70,12 @@ const share = ({ units, most }) => `${count(units)}/${most === null ? "any" : co
 const of = (units, most) => `${count(units)} of ${most === null ? "any number of" : count(most)} units`;
 
 /** What keeps others out of a key that may have room for them. */
-function notes({ limit, rest }) {
+function notes({ state, limit, rest, opens, later, due }) {
   const said = [];
   if (limit) said.push(limit.units ? `limit ${count(limit.units)}` : "paused");
   if (rest) said.push(`rests ${seconds(rest)}`);
+  else if (opens !== null && state !== "resting") said.push(`next in ${seconds(opens)}`);
+  if (later) said.push(`${count(later)} later, in ${seconds(due)}`);
   return said;
 }
 
@@ -291,6 +293,9 @@ function showDetails(details) {
   if (lock.rest) facts.push(["Rests", `${seconds(lock.rest)} more; nobody is let in`]);
   const waits = lock.waiting + lock.woken;
   facts.push(["Waiting", waits ? `${count(waits)}, the first for ${seconds(lock.waited)}` : "nobody"]);
+  if (lock.opens !== null) facts.push(["Next", `in ${seconds(lock.opens)}, by time alone`]);
+  if (lock.later) facts.push(["Later", `${count(lock.later)}, the first in ${seconds(lock.due)}`]);
+  if (lock.identities) facts.push(["Known calls", known(details.calls, lock.identities)]);
   showFacts(facts, lock.state);
   at("actions").hidden = session.readOnly;
   at("release").hidden = !lock.holder || shared;
@@ -298,6 +303,13 @@ function showDetails(details) {
   showHolds(details);
   showQueue(details);
   showSeen(details);
+}
+
+/** Calls that others like them are second ones to. */
+function known(calls, all) {
+  const said = calls.map((call) => `${call.identity} (${call.where})`);
+  if (all > calls.length) said.push(`${count(all - calls.length)} more`);
+  return said.join(", ");
 }
 
 function limited({ units, author, since, until }) {
@@ -382,16 +394,18 @@ function showQueue({ lock, queue, first, page }) {
   if (!items.length) items.push(make("li", "none", "Nobody waits."));
   keepFocus(at("queue"), () => at("queue").replaceChildren(...items));
   at("earlier").hidden = first === 0;
-  at("later").hidden = first + page >= lock.waiting;
+  at("later").hidden = first + page >= lock.waiting + lock.later;
 }
 
 function waiterItem(lock, waiter) {
-  const kinds = { woken: "on its way", parked: "parked", blocked: "blocked" };
+  const kinds = { woken: "on its way", parked: "parked", blocked: "blocked", later: "comes later" };
   const item = make("li");
-  item.append(make("span", "place", waiter.place === null ? "→" : `${waiter.place + 1}.`));
+  const away = waiter.due === null ? "→" : "⏲";
+  item.append(make("span", "place", waiter.place === null ? away : `${waiter.place + 1}.`));
   const who = person({ ...waiter.who, name: waiter.who.name || "task" });
   const place = waiter.who.host ? ` on ${waiter.who.host}, process ${waiter.who.pid}` : "";
-  const since = waiter.waited === null ? "" : ` for ${seconds(waiter.waited)}`;
+  const waited = waiter.waited === null ? "" : ` for ${seconds(waiter.waited)}`;
+  const since = waiter.due === null ? waited : `, in ${seconds(waiter.due)}`;
   const wants = waiter.capacity === 1 ? "" : `, wants ${of(waiter.units, waiter.capacity || null)}`;
   const about = make("div", "soft", kinds[waiter.kind] + place + since + wants);
   if (waiter.since) about.title = `since ${clock(waiter.since)}`;

@@ -292,8 +292,7 @@ if mode ~= 'try' and place == 0 and may_open then
     local before = #also
     look_ahead(now, member)
     if also[before + 1] and mode == 'wait' then
-        ttl_ms = also[before + 2] -- he looks then himself
-        also[before + 1], also[before + 2] = nil, nil
+        ttl_ms = also[before + 2] -- he looks then himself, and it is noted for nobody
     end
 end
 if mode == 'try' and terms and place == 0 and fits(units, capacity, now) then

@@ -1,5 +1,5 @@
--- cancel.lua: strike a parked run that has not come to its key: it will not run.
--- KEYS lock queue tasks woken fence done rate later
+-- cancel.lua: strike a parked run that has not come to its key: it will not run, and has no identity.
+-- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV run
 -- returns 1 struck | 0 it is not parked, or has come | {wake_run, wake_envelope}: struck, and the
 --         next is to be sent
@@ -7,7 +7,23 @@
 -- USES grant
 -- USES units
 -- USES queue
-local LATER = KEYS[8]
+-- USES calls
+local BATCH = 1000 -- identities
+
+-- Has nobody have an identity by what was called as this run, for however long that was to be.
+local function free_identity(run)
+    local cursor, found = '0', nil
+    repeat
+        cursor, found = unpack(redis.call('HSCAN', CALLS, cursor, 'COUNT', BATCH))
+        for i = 1, #found, 2 do
+            local by = string.match(found[i + 1], '^%S+ (.*)$')
+            if by and task_of(by) == task_of(run) then
+                redis.call('HDEL', CALLS, found[i])
+            end
+        end
+    until cursor == '0'
+end
+
 local run = ARGV[1]
 local now = microseconds()
 prune(now)
@@ -18,5 +34,6 @@ if not unpark(run) then
     return 0
 end
 redis.call('ZREM', LATER, run)
+free_identity(run)
 record_end(run)
 return free('parked:' .. run)

@@ -1,18 +1,27 @@
--- inspect.lua: look at a key without changing it.
--- KEYS lock queue tasks woken rate
+-- inspect.lua: look at a key without changing it, but that it may strike what has lapsed.
+-- KEYS lock queue tasks woken fence done rate later calls
 -- returns {owner, token, run, ttl_ms, waiting, oldest, woken, task, limit, used, capacity, rest_ms,
---         starts, owner, entry, left_ms, ...}
+--         starts, later, due_ms, opens_ms, identities, owner, entry, left_ms, ...}
 --
 -- oldest  when the first of those who wait came (µs), 0 if nobody waits
 -- woken   how many runs are on their way
 -- task    the name of the one that the key is kept for
 -- limit   an operator's that has not ended, as units.lua has it
 -- starts  of each time for which starts are counted limit,per,count, with blanks between; per in µs
+-- later   how many runs join the queue later, the first of them in due_ms; of many, with those that
+--         have come by themselves
+-- opens_ms  in how many ms time alone lets the first who waits enter; -1: that is not for time to do
+-- identities  how many calls are known by an identity; of many, with those that mean nothing any more
 -- entry   of some of those who have it beside others, as units.lua has it
-local LOCK, QUEUE, TASKS, WOKEN, RATE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+--
+local LOCK, QUEUE, TASKS, WOKEN, RATE, LATER, CALLS =
+    KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[7], KEYS[8], KEYS[9]
 local MOST_HOLDERS = 100
+local MOST_CALLS = 50 -- that are looked at one by one
+local MOST_PASSED = 10 -- of those who wait, who have their part already
 local time = redis.call('TIME')
-local now_ms = time[1] * 1000 + time[2] / 1000
+local now = time[1] * 1000000 + time[2]
+local now_ms = now / 1000
 local fields = { 'owner', 'token', 'run', 'used', 'capacity', 'rest' }
 local held = redis.call('HMGET', LOCK, unpack(fields))
 local rest_ms = held[6] and math.max(0, math.ceil((tonumber(held[6]) or 0) - now_ms)) or 0
@@ -78,13 +87,75 @@ for i = 1, #counted, 2 do
         add_starts(per, counted[i + 1])
     end
 end
-local answer = { held[1] or '', held[2] or '', held[3] or '', redis.call('PTTL', LOCK), waiting, oldest or 0, woken }
-for _, each in ipairs({ task or '', limit, used, held[5] or '', rest_ms, table.concat(starts, ' ') }) do
-    answer[#answer + 1] = each
+
+local later, due_ms, opens_ms, identities = 0, 0, -1, 0
+local function told()
+    local times = { later, due_ms, opens_ms, identities }
+    local answer = { held[1] or '', held[2] or '', held[3] or '', redis.call('PTTL', LOCK), waiting, oldest or 0, woken }
+    for _, each in ipairs({ task or '', limit, used, held[5] or '', rest_ms, table.concat(starts, ' ') }) do
+        answer[#answer + 1] = each
+    end
+    for _, each in ipairs(times) do
+        answer[#answer + 1] = each
+    end
+    for number = 1, math.min(#shares, MOST_HOLDERS) do
+        for part = 1, 3 do
+            answer[#answer + 1] = shares[number][part]
+        end
+    end
+    return answer
 end
-for number = 1, math.min(#shares, MOST_HOLDERS) do
-    for part = 1, 3 do
-        answer[#answer + 1] = shares[number][part]
+if waiting == 0 and redis.call('EXISTS', LATER, CALLS) == 0 then
+    return told() -- most keys
+end
+
+-- USES grant
+-- USES units
+-- USES times
+-- USES calls
+
+-- The first who waits and has no part of the key yet.
+local function first_in_line()
+    for _, member in ipairs(redis.call('ZRANGE', QUEUE, 0, MOST_PASSED)) do
+        local run = string.match(member, '^p:(.*)$')
+        if not (run and redis.call('HEXISTS', TASKS, 'k:' .. run) == 1 and keeps_for(run)) then
+            return member
+        end
     end
 end
-return answer
+
+local function count_identities()
+    local many = redis.call('HLEN', CALLS)
+    if many == 0 or many > MOST_CALLS then
+        return many
+    end
+    local alive = 0
+    for _, entry in ipairs(redis.call('HVALS', CALLS)) do
+        alive = alive + (taken_by(entry, now_ms) and 1 or 0)
+    end
+    return alive
+end
+
+-- How many join the queue later, and in how many ms the first of them.
+local function count_later()
+    local many = redis.call('ZCARD', LATER)
+    local is_few = many <= MOST_CALLS
+    local runs = many > 0 and redis.call('ZRANGE', LATER, 0, is_few and -1 or 0, 'WITHSCORES') or {}
+    local first_ms
+    for i = 1, #runs, 2 do
+        if is_few and redis.call('HEXISTS', TASKS, 'e:' .. runs[i]) == 0 then
+            many = many - 1 -- it has come by itself
+        else
+            first_ms = first_ms or tonumber(runs[i + 1])
+        end
+    end
+    return many, math.max(0, math.ceil((first_ms or now_ms) - now_ms))
+end
+
+local first = waiting > 0 and first_in_line()
+if first then
+    opens_ms = opens_in(now, first) or -1
+end
+later, due_ms = count_later()
+identities = count_identities()
+return told()

@@ -1,0 +1,200 @@
+"""What is seen of calls that come later, of identities, and of what time alone lets in."""
+
+import time
+
+import pytest
+
+from celery_distlock.rate import Rate
+from celery_distlock.stores.base import Store
+from celery_distlock.stores.capacity import CapacityStore
+from celery_distlock.stores.requests import Identity
+from celery_distlock.stores.sending import Bearer, SendingStore, Sent, Where
+from celery_distlock.stores.values import Limit, ParkRequest, Want
+
+from .actions import ask, found_keys, leave, park, rates, take, weighs
+from .given import Given
+from .sending import send, sends
+
+__all__ = ["Delayed"]
+
+RATE = Want(1, 0, (Rate(1, 600.0),))
+OFTEN = Want(1, 0, (Rate(100, 600.0, 100),))
+
+
+def _opens(store: Store, key: str) -> float:
+    opens = store.inspect(key).opens
+    assert opens is not None
+    return opens
+
+
+class Delayed(Given):
+    """An operator sees what is there before anybody waits, and takes it out."""
+
+    @sends
+    def test_a_look_counts_those_who_come_later(self, store: SendingStore) -> None:
+        take(store, "k", "a")
+        for number, delay in enumerate([60.0, 30.0, 0.0]):
+            send(store, "k", f"run{number}", delay=delay)
+
+        state = store.inspect("k")
+
+        assert (state.waiting, state.later) == (1, 2)
+        assert 20.0 < state.due <= 30.0
+        assert (store.inspect("l").later, store.inspect("l").due) == (0, 0.0)
+
+    @sends
+    def test_a_key_to_which_somebody_comes_later_is_found(self, store: SendingStore) -> None:
+        send(store, "k", "run", delay=30.0)
+
+        assert found_keys(store) == ["k"]
+
+    @sends
+    def test_those_who_come_later_are_listed_by_their_time(self, store: SendingStore) -> None:
+        for number, delay in enumerate([90.0, 30.0, 60.0]):
+            send(store, "k", f"run{number}", delay=delay, want=Want(1, number + 1))
+
+        listed = store.delayed("k")
+
+        assert [waiter.run for waiter in listed] == ["run1", "run2", "run0"]
+        assert [waiter.want.capacity for waiter in listed] == [2, 3, 1]
+        assert [waiter.task for waiter in listed] == 3 * ["shop.reserve"]
+        assert not any(waiter.since or waiter.envelope or waiter.woken for waiter in listed)
+        assert listed[0].due is not None
+        assert 20.0 < listed[0].due <= 30.0
+        assert [waiter.run for waiter in store.delayed("k", first=1, limit=1)] == ["run2"]
+        assert store.delayed("l") == []
+
+    @sends
+    def test_one_who_has_come_by_himself_does_not_come_later(self, store: SendingStore) -> None:
+        send(store, "k", "run", delay=30.0)
+        take(store, "k", "a", run="run", redelivered=True)
+
+        assert store.inspect("k").later == 0
+        assert store.delayed("k") == []
+
+    # Time
+
+    @rates
+    def test_a_look_says_when_a_rate_lets_the_first_in(self, store: Store) -> None:
+        take(store, "k", "a", want=RATE)
+        leave(store, "k", "a", started=True)
+        assert store.inspect("k").opens is None
+        park(store, "k", "run", want=RATE)
+
+        assert 500.0 < _opens(store, "k") <= 600.0
+
+    @rates
+    def test_who_waits_for_time_alone_is_told_so(self, store: Store) -> None:
+        take(store, "k", "a", want=RATE)
+        leave(store, "k", "a", started=True)
+
+        parcel = ParkRequest(b"", task="shop.reserve")
+        first = ask(store, "k", "b", queue=parcel, run="run1", want=RATE)
+        second = ask(store, "k", "c", queue=parcel, run="run2", want=RATE)
+
+        assert 500.0 < (first.wait or 0.0) <= 600.0
+        assert second.wait is None
+
+    @rates
+    def test_who_blocks_for_time_alone_is_told_so(self, store: Store) -> None:
+        take(store, "k", "a", want=RATE)
+        leave(store, "k", "a", started=True)
+        inbox = store.inbox("k", "b")
+
+        reply = ask(store, "k", "b", queue=inbox, want=RATE)
+
+        inbox.close()
+        assert 500.0 < (reply.wait or 0.0) <= 600.0
+
+    @rates
+    def test_who_waits_for_a_holder_waits_not_for_time(self, store: Store) -> None:
+        take(store, "k", "a", want=Want(1, 1, OFTEN.rates))
+        park(store, "k", "run", want=Want(1, 1, OFTEN.rates))
+
+        assert store.inspect("k").opens is None
+
+    @weighs
+    def test_a_look_says_when_a_limit_lets_the_first_in(self, store: CapacityStore) -> None:
+        store.set_limit("k", Limit(0, time.time() + 60.0))
+        park(store, "k", "run")
+
+        assert 50.0 < _opens(store, "k") <= 61.0
+
+    @sends
+    def test_a_look_says_when_a_rest_lets_the_first_in(self, store: SendingStore) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        leave(store, "k", "a", keep_for=("resting:1", 60.0))
+
+        assert 50.0 < _opens(store, "k") <= 61.0
+
+    # Identities
+
+    @sends
+    def test_a_look_counts_the_identities_that_are_taken(self, store: SendingStore) -> None:
+        take(store, "k", "a")
+        for number in range(3):
+            send(store, "k", f"task{number}:0:0:0", identity=Identity(f"i{number}"))
+        store.cancel("k", "task2:0:0:0")
+
+        assert store.inspect("k").identities == 2
+        assert store.inspect("l").identities == 0
+
+    @sends
+    def test_who_has_an_identity_is_told_with_where_it_is(self, store: SendingStore) -> None:
+        send(store, "k", "coming:0:0:0", identity=Identity("a"))
+        send(store, "k", "waiting:0:0:0", identity=Identity("b"))
+        send(store, "k", "later:0:0:0", identity=Identity("c"), delay=30.0)
+
+        assert store.bearers("k") == {
+            "a": Bearer("coming:0:0:0", Where.COMING),
+            "b": Bearer("waiting:0:0:0", Where.WAITING),
+            "c": Bearer("later:0:0:0", Where.WAITING),
+        }
+        assert len(store.bearers("k", 2)) == 2
+        assert store.bearers("l") == {}
+
+    @sends
+    def test_an_identity_without_a_run_is_not_told(self, store: SendingStore) -> None:
+        send(store, "k", "run", identity=Identity("same"))
+        take(store, "k", "a", run="run", redelivered=True)
+
+        assert store.bearers("k") == {}
+        assert store.inspect("k").identities == 0
+
+    # Taking out
+
+    @sends
+    @pytest.mark.parametrize("until", ["started", "finished", 600.0])
+    @pytest.mark.parametrize("delay", [0.0, 30.0], ids=["waiting", "later"])
+    def test_who_is_cancelled_frees_his_identity(
+        self, store: SendingStore, delay: float, until: str | float
+    ) -> None:
+        take(store, "k", "a")
+        identity = Identity("same", until)
+        send(store, "k", "first:0:0:0", identity=identity, delay=delay)
+        send(store, "k", "other:0:0:0", identity=Identity("other", until))
+
+        assert store.cancel("k", "first:0:0:0").released
+
+        assert store.peek("k", "same") is None
+        assert store.peek("k", "other") == Bearer("other:0:0:0", Where.WAITING)
+        assert send(store, "k", "second:0:0:0", identity=identity).sent is Sent.QUEUED
+
+    @sends
+    def test_who_is_cancelled_does_not_come_later(self, store: SendingStore) -> None:
+        send(store, "k", "task:0:0:0", delay=30.0)
+        assert list(store.find_parked("task")) == [("k", "task:0:0:0")]
+
+        assert store.cancel("k", "task:0:0:0").released
+
+        assert store.delayed("k") == []
+        assert store.inspect("k").later == 0
+
+    @sends
+    def test_who_comes_later_is_not_woken_before(self, store: SendingStore) -> None:
+        send(store, "k", "run", delay=30.0)
+
+        assert list(store.wake_again("k")) == []
+
+        assert [waiter.run for waiter in store.delayed("k")] == ["run"]

@@ -1,0 +1,175 @@
+"""Calls that come later, and those that others like them join: seen, and dropped."""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from celery_distlock.rate import Rate
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.values import ParkRequest, Want
+from tests.integration.cli.test_seeing import rows
+
+LATER = 600.0  # seconds
+
+
+@pytest.fixture
+def later(site, key):
+    """A call that comes later to a key that nobody has."""
+    task = site.tasks.work_requeue
+    result = task.apply_async((key,), lock_via="store", countdown=LATER)
+    yield result
+    for at, run in site.store.find_parked(result.id, key):
+        site.store.cancel(at, run)
+
+
+def documents(done):
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_key_that_has_only_a_delayed_call_is_listed_and_shown(site, locks, key, later):
+    (row,) = rows(locks("list", key).stdout)
+    (listed,) = documents(locks("list", key, "--waiting", "--json"))
+    shown = locks("show", key)
+
+    assert (row["HOLDER"], row["WAITING"]) == ("-", "0")
+    assert row["NOTES"].startswith("1 later, in 9m")
+    assert (listed["state"], listed["later"]) == ("free", 1)
+    assert LATER - 120 < listed["due_in_seconds"] <= LATER
+    assert "later\t1, the first in 9m" in shown.stdout
+    assert f"-\tlater\twork_requeue\t{later.id}\t-\tin 9m" in shown.stdout
+
+
+def test_delayed_calls_stand_behind_those_that_wait(site, locks, key, later):
+    with site.held(key):
+        waits = site.tasks.work_requeue.apply_async((key,), lock_via="store")
+
+        table = rows(locks("queue", key).stdout)
+        record = documents(locks("queue", key, "--json"))[0]["waiters"]
+        beyond = documents(locks("queue", key, "--json", "--first", "1"))[0]["waiters"]
+        behind = documents(locks("queue", key, "--json", "--first", "2"))[0]["waiters"]
+
+    assert [(row["PLACE"], row["KIND"], row["ID"]) for row in table] == [
+        ("0", "parked", waits.id),
+        ("-", "later", later.id),
+    ]
+    assert table[1]["WAITS"].startswith("in 9m")
+    assert [waiter["due_in_seconds"] is None for waiter in record] == [True, False]
+    assert [waiter["task_id"] for waiter in beyond] == [later.id]
+    assert behind == []
+    waits.get(timeout=60)
+
+
+def test_calls_that_others_join_are_shown_with_where_they_are(site, locks, key):
+    with site.held(key):
+        first = site.tasks.work_once["finished"].delay(key)
+
+        (shown,) = documents(locks("show", key, "--json"))
+        text = locks("show", key).stdout
+
+    (call,) = shown["calls"]
+    assert shown["identities"] == 1
+    assert (call["task_id"], call["where"]) == (first.id, "waiting")
+    assert call["identity"].startswith("work_once_finished:")
+    assert "calls\t1 known by an identity" in text
+    assert f"\t{first.id}\twaiting" in text
+    first.get(timeout=60)
+
+
+def test_a_delayed_call_that_is_dropped_never_runs(site, locks, key, later):
+    done = locks("drop", later.id, "--force")
+
+    assert done.returncode == 0
+    assert f"work_requeue[{later.id}] was taken out of the queue of {key}" in done.stdout
+    with pytest.raises(TaskRevokedError):
+        later.get(timeout=60)
+    assert locks("list", key).stdout == ""
+    assert locks("queue", key).returncode == 1
+
+
+@pytest.mark.parametrize("words", ["id", "all"])
+def test_who_is_dropped_frees_his_identity(site, locks, key, words):
+    once, note = site.tasks.work_once["seconds"], uuid.uuid4().hex
+    with site.held(key):
+        first = once.delay(key, note)
+        assert once.delay(key, note).id == first.id
+
+        which = [first.id] if words == "id" else ["--all", "--key", key]
+        assert locks("drop", *which, "--force").returncode == 0
+
+        second = once.delay(key, note)
+        assert second.id != first.id
+    assert second.get(timeout=60) == 0
+    assert site.journal.read(key) == [note]
+
+
+def test_all_of_a_key_are_dropped_and_no_others(site, locks, key, later):
+    task = site.tasks.work_requeue
+    with site.held(key), site.held(f"{key}2"):
+        waits = [task.apply_async((key,), lock_via="store") for _ in range(2)]
+        other = task.apply_async((f"{key}2",), lock_via="store")
+
+        (told,) = documents(locks("drop", "--all", "--key", key, "--force", "--json"))
+
+        dropped = {each["task_id"] for each in told["dropped"]}
+        assert dropped == {later.id, *(result.id for result in waits)}
+        assert {result.state for result in (later, *waits)} == {"REVOKED"}
+        assert site.store.inspect(key).waiting == site.store.inspect(key).later == 0
+    assert other.get(timeout=60) == 0
+    assert site.journal.read(key) == []
+    again = locks("drop", "--all", "--key", key, "--force")
+    assert (again.returncode, again.stdout) == (1, f"Nothing waits at {key}.\n")
+
+
+def test_to_drop_all_is_asked_with_how_many_there_are(site, terminal, key, later):
+    screen = terminal("drop", "--all", "--key", key)
+    screen.wait("Drop them? [y/N]:")
+
+    assert f"{key} has 0 waiting, 0 on their way, 1 later." in screen.text
+    screen.type("n\n")
+    assert screen.status() == 1
+    assert site.store.inspect(key).later == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "which task is to be dropped, or --all"),
+        (["--all"], "--all needs a --key"),
+        (["an-id", "--all", "--key", "k"], "which task is to be dropped, or --all"),
+    ],
+)
+def test_what_is_to_be_dropped_has_to_be_said(locks, words, told):
+    done = locks("drop", *words, "--force")
+
+    assert done.returncode == 2
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize("command", ["wake", "release"])
+def test_what_is_for_who_waits_leaves_a_delayed_call_alone(site, locks, key, later, command):
+    done = locks(command, key, *(["--force"] if command == "release" else []))
+
+    assert done.returncode == 1
+    assert site.store.inspect(key).later == 1
+
+
+def test_when_a_rate_lets_the_next_in_is_said(site, locks, key):
+    want = Want(1, 0, (Rate(1, LATER),))
+    for owner, run in (("first", ""), ("second", "task:0:0:0")):
+        parcel = ParkRequest(b"", task="shop.call") if run else None
+        request = AcquireRequest(key, owner, 60.0, queue=parcel, run=run, want=want)
+        site.store.acquire(request)
+        site.store.release(ReleaseRequest(key, owner, started=True))
+
+    (row,) = rows(locks("list", key).stdout)
+    (record,) = documents(locks("show", key, "--json"))
+    shown = locks("show", key).stdout
+    site.store.cancel(key, "task:0:0:0")
+
+    assert row["NOTES"].startswith("next in 9m")
+    assert LATER - 120 < record["opens_in_seconds"] <= LATER
+    assert "next\tin 9m" in shown
