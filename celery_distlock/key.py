@@ -145,6 +145,24 @@ class Key:
         object.__setattr__(made, "template", text)
         return made
 
+    def at_most(self, rate: Rate) -> Self:
+        """
+        Return the same with one more *rate*.
+
+        Raises:
+            ConfigurationError: It has the most that there can be, or would never start.
+        """
+        where = f"Key({self.template!r})"
+        if self.cost > rate.limit:
+            raise ConfigurationError(
+                f"{where}: cost={self.cost} is more than rate {rate} allows, so it would never"
+                " start"
+            )
+        others = [each for each in self.rates if each.per != rate.per]
+        made = self.of(self.template)
+        object.__setattr__(made, "rate", rates_in([*others, rate], where))
+        return made
+
     def __repr__(self) -> str:
         said = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
         rates = [str(rate) if rate.burst == 1 else rate for rate in self.rates]

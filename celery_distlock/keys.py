@@ -23,6 +23,7 @@ from typing import Any
 from .errors import ConfigurationError, LockKeyError
 from .key import Key
 from .naming import shown
+from .rate import Rate
 
 __all__ = [
     "DEFAULT_TEMPLATE",
@@ -70,6 +71,7 @@ class KeyRule:
         task: The task's name, for ``{task}`` and for messages.
         signature: The signature of the task's function, without ``self``.
         validate: What makes of a call's arguments those that the function gets, if they differ.
+        rate: How often each of the keys may be taken besides what *rule* says.
 
     Attributes:
         declared: The keys that *rule* names itself, with their templates; of a callable it is not
@@ -87,8 +89,10 @@ class KeyRule:
         task: str,
         signature: inspect.Signature,
         validate: Callable[[Sequence[Any], Mapping[str, Any]], Arguments] | None = None,
+        rate: Rate | None = None,
     ) -> None:
         self.task = task
+        self._rate = rate
         self._signature = signature
         self._validate = validate
         parameters = signature.parameters.values()
@@ -99,6 +103,8 @@ class KeyRule:
         self._callable: Callable[..., Any] | None = None
         self.declared: tuple[Key, ...] = ()
         named = _as_list(rule)
+        if named and rate is not None:
+            named = [_limited(each, rate) for each in named]
         if named:
             self._templates = [_Template(each, task, signature) for each in named]
             self.declared = tuple(template.key for template in self._templates)
@@ -186,9 +192,10 @@ class KeyRule:
                 f" not {made!r}",
                 task=self.task,
             )
-        return self._distinct(
-            [key if isinstance(key, Key) else Key(_checked(key, self.task)) for key in keys]
-        )
+        found = [key if isinstance(key, Key) else Key(_checked(key, self.task)) for key in keys]
+        if self._rate is not None:
+            found = [key.at_most(self._rate) for key in found]
+        return self._distinct(found)
 
     def _check_callable(self, rule: Callable[..., Any]) -> None:
         try:
@@ -221,6 +228,15 @@ def _as_list(rule: Any) -> Sequence[str | Key] | None:
         return (rule,)
     is_list = isinstance(rule, list | tuple) and all(isinstance(each, str | Key) for each in rule)
     return rule if is_list else None
+
+
+def _limited(named: str | Key, rate: Rate) -> str | Key:
+    """Return *named* with a rate besides; not what is no key, which is complained of later."""
+    if isinstance(named, str):
+        if not named:
+            return named
+        named = Key(named)
+    return named.at_most(rate)
 
 
 class _Template:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .errors import ConfigurationError
+from .rate import LONGEST, SHORTEST, Rate
 from .settings import MAX_LEASE, closest
 
-__all__ = ["CallRule", "Debounce", "Unique"]
+__all__ = ["CallRule", "Debounce", "Throttle", "Unique"]
 
 Until = Literal["started", "finished"] | float
 
@@ -124,7 +125,68 @@ class Debounce:
     on_outage = "send"
 
 
-CallRule = Unique | Debounce
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """
+    Of calls that come often, one is started in each *period*, at once or when it is over.
+
+    A call starts at once if none has in the last *period* seconds, as soon as its key is free. One
+    that comes sooner starts when they are over, with the arguments of the last call until then,
+    which are all one run; or it is that earlier one, see *trailing*. The calls of one task for one
+    key are alike, or without *trailing* those with equal arguments.
+
+    The period is a rate of the key, ``Rate(1, per=period)``: it is counted from when a task has
+    come for its key, however long its message travelled, and a start that comes to nothing is none.
+    As any rate it counts all tasks that have a rate at that key, so a task that is throttled is to
+    have a key of its own; and a retry is a start. What canvas waits for is never taken for a second
+    call, as for `Unique`: all of them run, a period apart.
+
+    Args:
+        period: Seconds.
+        trailing: False: a call that comes within *period* of one like it, or while that waits, is
+            that one: its caller gets the result of it, and nothing starts later.
+
+    Raises:
+        ConfigurationError: One of them is something else.
+    """
+
+    period: float
+    trailing: bool = True
+
+    def __post_init__(self) -> None:
+        if not _is_duration(self.period) or not SHORTEST <= self.period <= LONGEST:
+            raise ConfigurationError(
+                f"Throttle(period) must be seconds from {SHORTEST:g} to {LONGEST:.0f}, not"
+                f" {self.period!r}"
+            )
+        if not isinstance(self.trailing, bool):
+            raise ConfigurationError(f"Throttle(trailing) must be a bool, not {self.trailing!r}")
+
+    @property
+    def rate(self) -> Rate:
+        """How often the key is taken."""
+        return Rate(1, per=self.period)
+
+    @property
+    def identity(self) -> str:
+        """The template of what is alike."""
+        return "{task}" if self.trailing else "{task}:{digest}"
+
+    @property
+    def until(self) -> Until:
+        """How long another call is a second one, as `Unique` has it."""
+        return "started" if self.trailing else self.period
+
+    @property
+    def duplicate(self) -> str:
+        """What becomes of that, likewise."""
+        return "update" if self.trailing else "join"
+
+    result = NOTHING
+    on_outage = "send"
+
+
+CallRule = Unique | Debounce | Throttle
 
 
 def rule_of(name: str, value: Any) -> CallRule | None:
@@ -134,7 +196,7 @@ def rule_of(name: str, value: Any) -> CallRule | None:
     Raises:
         ConfigurationError: It is none; *name* says where.
     """
-    if value is None or isinstance(value, Unique | Debounce):
+    if value is None or isinstance(value, CallRule):
         return value
     if isinstance(value, str) and value in UNTIL:
         return Unique(until=value)  # type: ignore[arg-type]  # it is one of them

@@ -19,6 +19,7 @@ from celery_distlock.engine.wants import abilities_for
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import KeyRule, told_by
 from celery_distlock.policies import Fail, Policy, Requeue, Skip, Wait, resolve
+from celery_distlock.rate import Rate
 from celery_distlock.settings import TASK_ONLY, TASK_OPTIONS, Layer, Settings, meant
 from celery_distlock.stores import (
     Ability,
@@ -30,7 +31,7 @@ from celery_distlock.stores import (
     open_store,
 )
 from celery_distlock.stores.values import WokenTask
-from celery_distlock.unique import CallRule, rule_of
+from celery_distlock.unique import CallRule, Throttle, rule_of
 
 from .location import StoreLocation, derive_store_location
 from .masking import mask_urls
@@ -222,8 +223,9 @@ class Runtime:
             policy_name = f"{'worker flag --' if flag else 'setting '}distlock_on_conflict"
         policy = resolve(policy_name, settings.on_conflict)
         _refuse_idle(task, self._own_options(task), settings, policy)
-        rule = _key_rule(settings.key, task, where)
         unique = rule_of(f"{where}: lock_unique", options.get("unique"))
+        rate = unique.rate if isinstance(unique, Throttle) else None
+        rule = _key_rule(settings.key, task, where, rate)
         if unique is not None:
             settings = replace(settings, via="store")
         return Plan(
@@ -323,7 +325,7 @@ def _why_not_sent(rule: KeyRule, policy: Policy) -> str:
     return ""
 
 
-def _key_rule(rule: Any, task: type[Any], where: str) -> KeyRule:
+def _key_rule(rule: Any, task: type[Any], where: str, rate: Rate | None = None) -> KeyRule:
     run = inspect.getattr_static(task, "run")
     bound = not isinstance(run, staticmethod)
     function = run if bound else run.__func__
@@ -333,6 +335,7 @@ def _key_rule(rule: Any, task: type[Any], where: str) -> KeyRule:
         task=task.name,
         signature=_signature(function, bound=bound),
         validate=Validation(function, where, bound=bound) if validated else None,
+        rate=rate,
     )
 
 

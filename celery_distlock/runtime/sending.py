@@ -27,7 +27,7 @@ from celery_distlock.stores import Ability, ParkRequest, SendingStore, SendReque
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.sending import Bearer, Where
-from celery_distlock.unique import CallRule, Debounce
+from celery_distlock.unique import CallRule, Debounce, Throttle
 
 from .app import UNSET, Plan, Runtime
 from .current import Task
@@ -266,6 +266,7 @@ class _Call:
             self.delay,
             self.runtime.published.take(),
             identity,
+            paced=isinstance(self.plan.unique, Throttle),
         )
         reply = self.store.send(request)
         self.store.dispatch(reply.wake)

@@ -8,7 +8,7 @@ from celery_distlock import clock
 from celery_distlock.keys import slot_name
 
 from .identities import task_id_of
-from .memory_key import MemoryKey
+from .memory_key import MemoryKey, microseconds
 from .memory_timing import MemoryTiming
 from .requests import Identity, SendRequest
 from .sending import Bearer, SendingStore, SendReply, Sent, Where
@@ -79,8 +79,8 @@ class MemorySending(MemoryTiming, SendingStore):
             state.done.pop(run, None)
             if identity is not None:
                 _take(state, identity, run)
-            if request.delay > 0:
-                self._delay(name, state, request)
+            if (delay := _delay_of(state, request)) > 0:
+                self._delay(name, state, request._replace(delay=delay))
                 return SendReply(Sent.LATER)
             state.park(run, request.park_request, 0, request.want)
             return self._let_in(name, state, run, Sent.QUEUED)
@@ -96,7 +96,8 @@ class MemorySending(MemoryTiming, SendingStore):
         _take(state, identity, run, first)
         if run in state.later:
             most = math.inf if identity.most is None else first + identity.most - now
-            if (delay := min(request.delay, most)) > 0:
+            least = state.later[run] - now if request.paced else 0.0
+            if (delay := min(max(request.delay, least), most)) > 0:
                 self._delay(name, state, request._replace(delay=delay))
                 return SendReply(Sent.UPDATED)
             del state.later[run]
@@ -135,6 +136,13 @@ def free_identity(state: MemoryKey, run: str) -> None:
     """Have nobody have an identity by what was called as this run."""
     calls = state.calls.items()
     state.calls = {name: call for name, call in calls if task_id_of(call[0]) != task_id_of(run)}
+
+
+def _delay_of(state: MemoryKey, request: SendRequest) -> float:
+    """Return in how many seconds it joins the queue."""
+    if not request.paced:
+        return request.delay
+    return max(request.delay, state.log.starts_in(request.want, microseconds()) / 1e6)
 
 
 def _take(state: MemoryKey, identity: Identity, run: str, first: float | None = None) -> None:

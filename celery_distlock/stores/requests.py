@@ -132,6 +132,8 @@ class SendRequest(NamedTuple):
         delay: Seconds before which it does not join the queue.
         published: Other runs, of any keys, of which `mark_published` is to be noted besides.
         identity: Which the run is to have.
+        paced: It does not join the queue before its rates let it start, so that nobody waits behind
+            it for them.
     """
 
     key: str
@@ -141,3 +143,4 @@ class SendRequest(NamedTuple):
     delay: float = 0.0
     published: Sequence[WokenTask] = ()
     identity: Identity | None = None
+    paced: bool = False

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from celery_distlock import Lock, LockedTask, install, policies, signals
 from celery_distlock.errors import LockConflictError, LockLostError
-from celery_distlock.unique import Debounce, Unique
+from celery_distlock.unique import Debounce, Throttle, Unique
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
@@ -81,6 +81,17 @@ work_once = {
         ("bounded", Debounce(1.0, max_delay=2.0)),
         ("leading", Debounce(1.0, leading=True)),
     )
+}
+
+
+def begin(self: Any, key: str, note: Any = None) -> list[Any]:
+    """Return the note, and when it began."""
+    return [note, time.time()]
+
+
+throttled = {
+    name: locked(name=f"throttled_{name}", lock_unique=rule)(begin)
+    for name, rule in (("trailing", Throttle(2.0)), ("joined", Throttle(60.0, trailing=False)))
 }
 
 

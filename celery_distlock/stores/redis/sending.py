@@ -37,7 +37,7 @@ class RedisSending(RedisTiming, SendingStore):
         sent = Sent(answer[0].decode())
         if sent is Sent.CHANGED:
             return SendReply(sent)
-        if request.delay > 0 and sent in (Sent.LATER, Sent.UPDATED):
+        if request.delay > 0 and sent is Sent.UPDATED:
             self.note_due({name: request.delay})
         return SendReply(sent, self._noting(name, answer[1:]))
 
@@ -82,7 +82,7 @@ class RedisSending(RedisTiming, SendingStore):
             "" if want == ALONE else want.written(),
             milliseconds(request.delay) if request.delay > 0 else 0,
             int(repeated),
-            *_written(request.identity),
+            *_written(request.identity, paced=request.paced),
             confirmed=True,
         )
         index = self._records.index("add", name)
@@ -96,12 +96,14 @@ class RedisSending(RedisTiming, SendingStore):
         return self._requests.ask([send], request.key, timeout)
 
 
-def _written(identity: Identity | None) -> list[Any]:
+def _written(identity: Identity | None, *, paced: bool) -> list[Any]:
     if identity is None:
-        return []
+        return ["", "", "", "", 1] if paced else []
     name, until, replaces, most = identity
     written = [name, until if isinstance(until, str) else milliseconds(until), replaces]
-    return written if most is None else [*written, milliseconds(most)]
+    if most is not None or paced:
+        written.append("" if most is None else milliseconds(most))
+    return [*written, 1] if paced else written
 
 
 _SEND, _SENT, _PEEK, _DELAYED, _BEARERS = map(

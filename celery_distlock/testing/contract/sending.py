@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_distlock.keys import slot_name
+from celery_distlock.rate import Rate
 from celery_distlock.stores.capacity import CapacityStore
-from celery_distlock.stores.requests import ReleaseRequest, SendRequest
+from celery_distlock.stores.requests import Identity, ReleaseRequest, SendRequest
 from celery_distlock.stores.sending import SendingStore, SendReply, Sent
 from celery_distlock.stores.timing import Claim
 from celery_distlock.stores.values import Ability, Completion, Limit, ParkRequest, Want, WokenTask
@@ -403,3 +404,46 @@ class Sending(Given):
         take(store, "k", "a", run="sent", redelivered=True)
         released = store.release(ReleaseRequest("k", "a", run="sent", completion=Completion.YES))
         assert runs_of(all_of(released.wake)) == ["received"]
+
+    # Rates
+
+    @sends
+    @needs_ability(Ability.RATE)
+    def test_a_paced_one_waits_for_its_rate_in_nobodys_way(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        want = Want(1, 1, (Rate(1, 60.0),))
+        assert send(store, "k", "first", want=want, paced=True).sent is Sent.GO
+        take(store, "k", "a", run="first", want=want, redelivered=True)
+        leave(store, "k", "a", run="first", completion=YES)
+
+        assert send(store, "k", "second", want=want, paced=True).sent is Sent.LATER
+        assert send(store, "k", "other").sent is Sent.GO
+        take(store, "k", "b", run="other", redelivered=True)
+        leave(store, "k", "b", run="other", completion=YES)
+        pass_time(58.0)
+        assert swept(store) == []
+        pass_time(2.5)
+
+        (wake,) = wait_until(lambda: swept(store), "a sweep")
+        assert wake.run == "second"
+
+    @sends
+    @needs_ability(Ability.RATE)
+    def test_an_update_of_a_paced_one_leaves_it_its_time(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        want, identity = Want(1, 1, (Rate(1, 60.0),)), Identity("same")
+        take(store, "k", "a", run="first", want=want)
+        leave(store, "k", "a", run="first", completion=YES)
+        more: dict[str, Any] = {"want": want, "paced": True}
+        send(store, "k", "second", b"old", identity=identity, **more)
+        pass_time(30.0)
+
+        again = identity._replace(replaces="second")
+        assert send(store, "k", "second", b"new", identity=again, **more).sent is Sent.UPDATED
+
+        assert swept(store) == []
+        pass_time(31.0)
+        (wake,) = wait_until(lambda: swept(store), "a sweep")
+        assert wake.envelope == b"new"

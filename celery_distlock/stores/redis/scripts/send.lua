@@ -1,10 +1,10 @@
 -- send.lua: take in a run as it is sent: the key is kept for it, or it waits in the queue, or for its
 -- time. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done rate later calls
--- ARGV run envelope task want delay_ms repeated [identity until_when replaces most_ms]
--- returns go | {status, wake_run, wake_envelope, ...}: status go, queued or later, or updated; then whom
---         that lets in besides; beside an empty run, in how many ms time alone lets the first who waits
---         enter | {changed}: nothing was done, for another run has the identity than was thought
+-- ARGV run envelope task want delay_ms repeated [identity until_when replaces most_ms paced]
+-- returns go | {status, wake_run, wake_envelope, ...}: status go, queued, later or updated; then whom
+--         that lets in besides; beside an empty run, in how many ms time alone lets the first enter, or
+--         a run join | {changed}: nothing was done, for another run has the identity than was thought
 --
 -- go        it is on its way, and who sent it publishes its message; if he dies, a sweep does
 -- want      as in acquire.lua
@@ -14,17 +14,20 @@
 -- until_when  for how long: as in calls.lua, but for a number of ms from now
 -- replaces  the run that is known to have it, and may lose it; the same run: its message is replaced,
 --           if it waits; *: whoever has it keeps it, and this run goes without
--- most_ms   so long after the first call it joins the queue at the latest, however often it is updated
+-- most_ms   so long after the first call it joins the queue at the latest, however often it is
+--           updated; or empty
+-- paced     1: it does not join the queue before its rates let it start
 --
 -- later  zset  runs that do not join the queue before their time (ms)
 --
 -- USES grant
-local run, envelope, task, want, delay_ms, repeated, identity, until_when, replaces, most_ms = unpack(ARGV)
+local run, envelope, task, want, delay_ms, repeated, identity, until_when, replaces, most_ms, paced = unpack(ARGV)
 local parcel = { 'e:' .. run, envelope, 't:' .. run, task }
 
 -- USES lining
 -- USES calls
 identity = identity or ''
+most_ms = tonumber(most_ms)
 local function take_identity(now_ms, first_ms)
     local lasts_ms = tonumber(until_when)
     local entry = lasts_ms and integer(now_ms + lasts_ms) or until_when
@@ -105,10 +108,11 @@ local function update()
     redis.call('HSET', TASKS, unpack(parcel)) -- before all other writes: a full server may refuse it
     note_want('p:' .. run, want)
     take_identity(now_ms, first_ms)
-    if not redis.call('ZSCORE', LATER, run) then
+    local due_ms = tonumber(redis.call('ZSCORE', LATER, run))
+    if not due_ms then
         return let_in('updated')
     end
-    local due_ms = now_ms + delay_ms
+    due_ms = math.max(now_ms + delay_ms, paced == '1' and due_ms or 0)
     if most_ms and first_ms then
         due_ms = math.min(due_ms, first_ms + most_ms)
     end
@@ -144,9 +148,14 @@ redis.call('ZREM', DONE, run)
 if takes then
     take_identity(now / 1000)
 end
-if delay_ms ~= '0' then
+delay_ms = tonumber(delay_ms)
+if paced == '1' then
+    local _, _, terms = want_in(want)
+    delay_ms = math.max(delay_ms, math.ceil(starts_in(terms, now) / 1000))
+end
+if delay_ms > 0 then
     redis.call('ZADD', LATER, integer(now / 1000 + delay_ms), run)
-    return { 'later', '', '' }
+    return { 'later', '', delay_ms }
 end
 line_up(now, run)
 return let_in('queued')
