@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from celery import chain
+from celery import Task, chain
 from celery.exceptions import Ignore, Reject
 from pydantic import BaseModel
 
@@ -74,6 +74,7 @@ work_once = {
         ("started", "started"),
         ("finished", "finished"),
         ("seconds", 60.0),
+        ("two seconds", 2.0),
         ("update", Unique(duplicate="update", by="{task}")),
         ("raise", Unique(duplicate="raise")),
         ("result", Unique(until="finished", result="there was one")),
@@ -82,6 +83,34 @@ work_once = {
         ("leading", Debounce(1.0, leading=True)),
     )
 }
+
+
+once_for_all = locked(
+    name="once_for_all",
+    lock_key="{task}",
+    lock_unique=Unique("finished", duplicate="raise", by="{task}"),
+)(work)
+
+
+class ContextTask(Task):
+    """Has a task's function called with something around it, as Flask's application context is."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        journal.write(args[0], "in its context")
+        return self.run(*args, **kwargs)
+
+
+class InContext(LockedTask, ContextTask):
+    """Both."""
+
+    abstract = True
+
+
+@app.task(base=InContext, shared=False, lock_key="{key}", lock_unique="finished")
+def work_in_context(key: str) -> str:
+    return "done"
 
 
 def begin(self: Any, key: str, note: Any = None) -> list[Any]:
