@@ -216,7 +216,6 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         status = Status.BUSY
         if isinstance(queue, ParkRequest):
             status, stands = Status.PARKED, state.park(run, queue, stands, want)
-            state.came.add(run)
         elif queue is not None:
             stands = state.join(member, stands, want)
         due = 0.0

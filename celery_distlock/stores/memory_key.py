@@ -358,9 +358,13 @@ class MemoryKey:
         self.leave_queue(f"p:{run}")
         self.woken[run] = until
 
-    def park(self, run: str, park_request: ParkRequest, stands: int, want: Want) -> int:
-        """Keep a run in the queue."""
+    def park(
+        self, run: str, park_request: ParkRequest, stands: int, want: Want, *, came: bool = True
+    ) -> int:
+        """Keep a run in the queue, whose message *came*, or there is none yet."""
         self.keep(run, park_request)
+        if came:
+            self.came.add(run)
         self.sends.pop(run, None)
         self.woken.pop(run, None)
         self.arrivals[run] = self.join(f"p:{run}", stands, want)

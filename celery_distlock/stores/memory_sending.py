@@ -77,12 +77,13 @@ class MemorySending(MemoryTiming, SendingStore):
             if (before := _answered(state, run)) is not None:
                 return SendReply(before)
             state.done.pop(run, None)
+            state.leave(f"parked:{run}")
             if identity is not None:
                 _take(state, identity, run)
             if (delay := _delay_of(state, request)) > 0:
                 self._delay(name, state, request._replace(delay=delay))
                 return SendReply(Sent.LATER)
-            state.park(run, request.park_request, 0, request.want)
+            state.park(run, request.park_request, 0, request.want, came=False)
             return self._let_in(name, state, run, Sent.QUEUED)
 
     def _update(

@@ -145,6 +145,9 @@ end
 redis.call('HSET', TASKS, unpack(parcel)) -- before all other writes: a full server may refuse it
 note_want('p:' .. run, want)
 redis.call('ZREM', DONE, run)
+if keeps_for(run) then
+    vacate('parked:' .. run, now) -- it was for another want, perhaps
+end
 if takes then
     take_identity(now / 1000)
 end
