@@ -49,13 +49,15 @@ class Caller:
         self.close()
         self._process = self._start()
 
-    def finish(self) -> None:
-        """Have it make all the calls that it was told of."""
+    def finish(self) -> bool:
+        """Have it make all the calls that it was told of; return whether it has."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(ENDING)
+        ended = self._process.poll() == 0
         self.close()
+        return ended
 
     def close(self) -> None:
         self._process.kill()

@@ -198,7 +198,7 @@ class Stage:
         self._sends = False
         self._sender.join()
         if self._caller is not None:
-            self._caller.finish()
+            self._finish(self._caller)
         if self._drained() and self._caller is not None:
             self._call_once_more()
             self._drained()
@@ -221,7 +221,11 @@ class Stage:
         for name in ("once", "newest"):
             for key in KEYS:
                 caller.call(name, (key, self._choose.uniform(0.01, 0.02)), last=True)
-        caller.finish()
+        self._finish(caller)
+
+    def _finish(self, caller: Caller) -> None:
+        if not caller.finish():
+            self.died.append("a caller did not make all of its calls, see caller.log")
 
     @property
     def _tasks(self) -> set[str]:
@@ -338,7 +342,11 @@ class Stage:
             return
         assert self._caller is not None
         late = name == "sent" and choose.random() < DELAYED
-        self._caller.call(name, arguments, choose.uniform(0.1, 3.0) if late else 0.0)
+        try:
+            self._caller.call(name, arguments, choose.uniform(0.1, 3.0) if late else 0.0)
+        except BrokenPipeError:
+            self.died.append("a caller ended by itself, see caller.log")
+            self._caller.replace()
         if choose.random() < CALLER_DIES:
             self._stops.wait(choose.uniform(0.0, 0.02))
             self._caller.replace()

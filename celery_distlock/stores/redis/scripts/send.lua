@@ -140,7 +140,8 @@ if takes then
 end
 local before = answered()
 if before then
-    return { before, '', '' }
+    local due_ms = before == 'later' and tonumber(redis.call('ZSCORE', LATER, run))
+    return { before, '', due_ms and math.max(1, math.ceil(due_ms - now / 1000)) or '' }
 end
 redis.call('HSET', TASKS, unpack(parcel)) -- before all other writes: a full server may refuse it
 note_want('p:' .. run, want)
