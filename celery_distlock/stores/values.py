@@ -303,7 +303,7 @@ class Reply(NamedTuple):
 
     @property
     def wait(self) -> float | None:
-        """Seconds from now until time alone lets the caller in; None: not time, or not known."""
+        """In how many seconds time alone lets the caller in; None if it is not for time to do."""
         left = self.due or (self.remaining if is_resting(self.holder) else 0.0)
         return max(0.0, left - (clock.monotonic() - self.asked_at)) if left else None
 

@@ -48,6 +48,8 @@ def send(store):
     store.send(SendRequest("p", "plain", parked))
     store.send(SendRequest("q", "known", parked, identity=Identity("same")))
     store.peek("q", "same")
+    store.delayed("q")
+    store.bearers("q", 10)
 
 
 def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):

@@ -102,7 +102,7 @@ PUBLIC = {
         "open_store",
         "redact",
     ],
-    "celery_distlock.unique": ["CallRule", "Debounce", "Unique"],
+    "celery_distlock.unique": ["CallRule", "Debounce", "Throttle", "Unique"],
     "celery_distlock.testing": [
         "EmbeddedServer",
         "FakeClock",

@@ -130,8 +130,9 @@ local function count_identities()
         return many
     end
     local alive = 0
-    for _, entry in ipairs(redis.call('HVALS', CALLS)) do
-        alive = alive + (taken_by(entry, now_ms) and 1 or 0)
+    local found = redis.call('HGETALL', CALLS)
+    for i = 2, #found, 2 do
+        alive = alive + (taken_by(found[i], now_ms) and 1 or 0)
     end
     return alive
 end
