@@ -15,6 +15,8 @@ __all__ = ["Conflicts"]
 
 SPREAD = 1.0  # seconds within which those come again whom a rate has sent away
 TURN_TIMEOUT = 1.0  # seconds that the store has to say when a task is to come again
+# For a retry whose message came before the attempt that sent it has ended.
+EARLY = policies.Retry(delay=0.2, max_delay=30.0, turns=False)
 # For a second delivery, where it cannot be parked until the first has ended.
 SET_ASIDE = policies.Retry(delay=1.0, max_delay=30.0, turns=False)
 
@@ -60,7 +62,11 @@ class Conflicts:
         if invocation.is_second_delivery(reply):
             return self._set_aside(key, reply)
         attempts = invocation.header.attempts
-        decision = policy.decide(Conflict(key, reply.holder, reply.remaining, attempts))
+        conflict = Conflict(key, reply.holder, reply.remaining, attempts)
+        decision = policy.decide(conflict)
+        is_final = isinstance(decision, policies.Refuse | policies.Answer)
+        if is_final and invocation.is_held_by_an_earlier_attempt(key, reply):
+            decision = EARLY.decide(conflict)
         if isinstance(decision, policies.Refuse) or (
             not invocation.has_message and not isinstance(decision, policies.Answer)
         ):

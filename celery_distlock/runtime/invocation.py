@@ -4,6 +4,7 @@ import time
 
 from celery_distlock import clock
 from celery_distlock.engine.lease import Hold
+from celery_distlock.errors import StoreError
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import Store
@@ -21,6 +22,7 @@ __all__ = ["Invocation"]
 
 # Seconds; RabbitMQ's consumer timeout. Redis's visibility timeout is twice that if it is not set.
 BROKER_TIMEOUT = 1800.0
+LOOK_TIMEOUT = 1.0  # seconds that the store has to tell who holds a key
 
 
 class Invocation:
@@ -91,6 +93,21 @@ class Invocation:
     def is_second_delivery(self, reply: Reply) -> bool:
         """Whether the key is held by the same execution: by another delivery of the message."""
         return bool(self.execution_id) and reply.holder_run == self.execution_id
+
+    def is_held_by_an_earlier_attempt(self, key: str, reply: Reply) -> bool:
+        """Whether the attempt that sent this one as its retry still has the key."""
+        if not (self.execution_id and self.request.retries):
+            return False
+        if self._is_after(reply.holder_run):
+            return True
+        try:
+            holders = self.store.inspect(key, LOOK_TIMEOUT).holders  # the reply tells only one
+        except StoreError:
+            return False
+        return any(self._is_after(holder.run) for holder in holders)
+
+    def _is_after(self, run: str) -> bool:
+        return ExecutionId.parse(self.execution_id).is_after(ExecutionId.parse(run))
 
     def new_hold(self, key: Key) -> Hold:
         """Return a hold on *key*, not acquired yet."""

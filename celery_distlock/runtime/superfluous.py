@@ -27,12 +27,13 @@ def answer_second_call(invocation: Invocation, key: Key) -> Decision | None:
         StoreUnavailableError: The store did not answer.
     """
     rule, identity, header = invocation.plan.unique, invocation.plan.identity, invocation.header
-    judged = header.woken or header.outages or header.attempts or header.requeues
+    request: Any = invocation.request
+    before = header.woken or header.outages or header.attempts or header.requeues
+    judged = before or request.retries  # what it retries was
     if rule is None or identity is None or judged or not invocation.has_message:
         return None
     if rule.duplicate == "update":  # it may be what is newest
         return None
-    request: Any = invocation.request
     name = identity.keys(request.args or (), request.kwargs or {})[0].template
     bearer = SendingStore.of(invocation.store).peek(key.template, name)
     if bearer is None or task_id_of(bearer.run) == request.id:

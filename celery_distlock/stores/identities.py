@@ -34,6 +34,11 @@ class ExecutionId(NamedTuple):
             return cls(task_id, *map(int, numbers))
         return cls(task_id)
 
+    def is_after(self, other: Self) -> bool:
+        """Whether *other* is an earlier attempt of the same task, which has sent this one."""
+        same = (self.task_id, self.nesting) == (other.task_id, other.nesting)
+        return same and self.retries > other.retries
+
     def __str__(self) -> str:
         return f"{self.task_id}:{self.retries}:{self.requeues}:{self.nesting}"
 

@@ -515,7 +515,9 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         waited = inbox is not None and state.leave_queue(f"b:{owner}")
         share = state.shares.get(owner)
         released, wake = share is not None, None
-        if keep_for is not None and state.holds(keep_for[0]) not in ("", owner):
+        if keep_for is not None and share is not None and state.put_first(keep_for[0]):
+            keep_for = None  # its message came before, and nobody else would send it
+        elif keep_for is not None and state.holds(keep_for[0]) not in ("", owner):
             keep_for = None  # that run has its part already
         if share is not None and keep_for is not None:
             kept_run, seconds = keep_for

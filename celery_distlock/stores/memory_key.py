@@ -14,6 +14,7 @@ from .memory_rates import StartLog
 from .requests import AcquireRequest
 from .values import (
     ALONE,
+    FIRST,
     MOST_HOLDERS,
     MOST_SLOTS,
     Holder,
@@ -384,6 +385,13 @@ class MemoryKey:
             arrival = max(microseconds(), last + 1)
         bisect.insort(self.queue, Standing(arrival, member))
         return arrival
+
+    def put_first(self, run: str) -> bool:
+        """Put a run that waits before all who do; false: it does not wait."""
+        if not self.leave_queue(f"p:{run}"):
+            return False
+        self.arrivals[run] = self.join(f"p:{run}", FIRST)
+        return True
 
     def leave_queue(self, member: str) -> bool:
         """Leave the queue; false: it was not there."""

@@ -297,6 +297,34 @@ def hold_on_retry(self: Any, key: str, note: str) -> None:
         raise self.retry(countdown=0.5)
 
 
+def send_retry_and_stay(self: Any, key: str, note: Any = None, gate: str = "") -> int:
+    """Have the retry sent, and come back from it when the gate is open; return the retries."""
+    journal.write(key, [note, self.request.retries])
+    if not self.request.retries:
+        retry = self.retry(countdown=0, throw=False)
+        journal.pass_gate(gate)
+        raise retry
+    return self.request.retries
+
+
+# None lets others in between its attempts, and no lease ends in a test.
+retry_early = {
+    name: locked(name=f"retry_early_{name}", lock_hold_on_retry=True, lock_lease=120.0, **options)(
+        send_retry_and_stay
+    )
+    for name, options in (
+        ("requeue", {}),
+        ("retry", {"lock_on_conflict": policies.Retry(delay=0.2)}),
+        ("wait", {"lock_on_conflict": "wait", "lock_wait": 60.0}),
+        ("wait and skip", {"lock_on_conflict": policies.Wait(0.2, then="skip")}),
+        ("skip", {"lock_on_conflict": "skip"}),
+        ("fail", {"lock_on_conflict": "fail"}),
+        ("two keys", {"lock_key": ["{key}:first", "{key}"]}),
+        ("unique", {"lock_unique": "started"}),
+    )
+}
+
+
 @app.task(base=LockedTask, shared=False)
 def note_failure(request: Any, error: BaseException, traceback: Any) -> None:
     """An errback that Celery calls in the process where the task has failed."""

@@ -107,6 +107,16 @@ def retry_once(self: Any, key: str, countdown: float) -> None:
     note(self, 0.0)
 
 
+@locked(TWO, lock_on_conflict="skip", max_retries=1)
+def retry_early_or_skip(self: Any, key: str, gate: str) -> str:
+    journal.write(f"begun:{gate}", [self.request.retries, self.request.id])
+    if not self.request.retries:
+        retry = self.retry(countdown=0, throw=False)
+        journal.pass_gate(gate)
+        raise retry
+    return "ran"
+
+
 @locked(TWO, lock_on_failure="requeue", lock_max_requeues=2)
 def fail_once(self: Any, key: str) -> None:
     if journal.write(f"{key}:failing", None) == 1:

@@ -243,6 +243,19 @@ def test_hold_on_retry_keeps_the_unit(site, key):
     leave_nothing(site, key)
 
 
+def test_a_retry_that_comes_too_early_is_not_skipped(site, key):
+    retried = site.tasks.retry_early_or_skip.delay(key, key)
+    other = site.tasks.use_late.delay(key, gate=f"{key}:other")
+    site.journal.wait(f"begun:{key}:other")
+    wait_until(lambda: retried.state == "PARKED", what="the retry to be sent away")
+    site.journal.open(key)
+
+    assert retried.get(timeout=30) == "ran"
+    site.journal.open(f"{key}:other")
+    other.get(timeout=30)
+    leave_nothing(site, key)
+
+
 def test_a_failed_task_goes_back_to_the_end_of_the_queue(site, key):
     result = site.tasks.fail_once.delay(key)
 

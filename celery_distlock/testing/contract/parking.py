@@ -47,6 +47,23 @@ class Parking(Given):
     """A parked run is kept until its turn comes, and then given to who can send it."""
 
     @parks
+    def test_a_key_is_not_kept_for_a_run_that_waits_but_handed_to_it(
+        self, store: ParkingStore
+    ) -> None:
+        take(store, "k", "a", run="task:0:0:0")
+        park(store, "k", "other", b"other")
+        park(store, "k", "task:1:0:0", b"again")
+
+        given = ReleaseRequest("k", "a", run="task:0:0:0", keep_for=("task:1:0:0", 3000.0))
+        released = store.release(given)
+
+        assert released == (True, WokenTask(slot_name("k"), "task:1:0:0", b"again"))
+        assert take(store, "k", "b", run="task:1:0:0", redelivered=True)
+        assert store.release(ReleaseRequest("k", "b", run="task:1:0:0", completion=YES)).wake == (
+            WokenTask(slot_name("k"), "other", b"other")
+        )
+
+    @parks
     @any_envelope
     def test_a_release_returns_the_next_runs_envelope_as_it_was_parked(
         self, store: Store, envelope: bytes

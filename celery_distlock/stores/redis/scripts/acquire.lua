@@ -19,7 +19,6 @@
 --
 -- USES grant
 local owner, lease_ms, mode, run, repeated, arrival, keep, detail, desk, task, want = unpack(ARGV)
-local FIRST = 1 -- µs: when one came before whom nobody is to go
 
 local asks = mode == 'try' or mode == 'wait'
 if asks and repeated == '0' and not want and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then

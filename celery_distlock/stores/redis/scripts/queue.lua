@@ -3,6 +3,7 @@
 local LAST_RESENDS = 30 -- days; then the run is forgotten, its messages are the broker's
 local LOOK_MS = 1000 -- until one looks again who waits for a key that nobody may enter
 local MOST_GRANTS = 100 -- by one script; who is let in by it goes on when it comes
+local FIRST = 1 -- µs: when one came before whom nobody is to go
 local AHEAD = 1000000 -- µs that others' clocks may be: nobody comes later than that
 local DONE_MS = 3600000 -- how long a late second delivery is recognised; longer than all resends
 
@@ -34,6 +35,16 @@ end
 local function strike(member)
     redis.call('HDEL', TASKS, 'w:' .. member)
     return redis.call('ZREM', QUEUE, member) == 1
+end
+
+-- Puts a run that waits before all who do; false: it does not wait.
+local function put_first(run)
+    if not redis.call('ZSCORE', QUEUE, 'p:' .. run) then
+        return false
+    end
+    redis.call('ZADD', QUEUE, 'XX', FIRST, 'p:' .. run)
+    redis.call('HSET', TASKS, 's:' .. run, FIRST)
+    return true
 end
 
 -- Grants so much to one whose turn it is. Returns the token and the slot, or nothing and the refusal.

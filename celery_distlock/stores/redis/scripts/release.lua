@@ -9,7 +9,8 @@
 --           2: it has, and a second delivery that comes later is to be recognised.
 --           3: its body has, and its result is not stored yet: a second delivery is held back.
 -- inbox     where a blocked waiter that gives up had waited, else empty
--- keep_ms   not 0: the key stays locked for so long, for keep_run to claim
+-- keep_ms   not 0: the key stays locked for so long, for keep_run to claim; if that is parked
+--           already, the key is handed to it now
 -- unstarted 1: what was taken has come to nothing, and is not counted where the key has a rate
 --
 -- USES grant
@@ -94,6 +95,9 @@ local share = holder == SHARED and share_of(owner)
 if holder ~= owner and not share then
     local woken = waited and go_on(now) or 0 -- those behind it may fit
     return type(woken) == 'table' and woken[1] ~= '' and woken or 0
+end
+if keep_ms ~= '0' and put_first(keep_run) then
+    keep_ms = '0' -- its message came before, and nobody else would send it
 end
 local kept_by = keep_ms ~= '0' and share and redis.call('HGET', LOCK, 'o:' .. keep_run)
 if kept_by and kept_by ~= owner and kept_by ~= 'parked:' .. keep_run and share_of(kept_by) then
