@@ -98,7 +98,7 @@ def bring_nearer(url: str, prefix: str, seconds: float) -> None:
             elif record.endswith(b":lock"):
                 _bring_ends_nearer(client, record, seconds)
                 left = client.pttl(record)  # last: a field that is set after its end makes another
-                client.pexpire(record, max(1, left - int(1000 * seconds)))
+                client.pexpire(record, max(0, left - int(1000 * seconds)))
             elif record.endswith(b":calls"):
                 _bring_identities_nearer(client, record, seconds)
             elif record.endswith(b":tasks"):

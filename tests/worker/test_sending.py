@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -194,19 +195,20 @@ def test_links_of_a_call_run(site, key):
 
 
 def test_threads_may_send_at_once(site, key):
-    results: list[Any] = []
+    ids: list[str] = []
 
-    def send() -> None:
-        results.extend(site.tasks.count.delay(key) for _ in range(10))
+    def send() -> None:  # a result has the backend of its thread
+        ids.extend(site.tasks.count.delay(key).id for _ in range(10))
 
     threads = [threading.Thread(target=send) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
+    gc.collect()  # their backends, which are in cycles, here and not in another test
 
-    for result in results:
-        result.get(timeout=60)
+    for task_id in ids:
+        site.app.AsyncResult(task_id).get(timeout=60)
     assert site.journal.get(key) == 40
 
 

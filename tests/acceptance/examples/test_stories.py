@@ -139,8 +139,8 @@ def test_a_fastapi_application_waits_for_tasks_without_threads_and_overwrites_no
 
 
 # Python drops an exception that strikes in a callback of its import system, or in a finalizer, and
-# the story goes on.
-IGNORED_BY_PYTHON = "Exception ignored in"
+# the story goes on; one that strikes while a class is made, it wraps until 3.12.
+IGNORED_BY_PYTHON = "Exception ignored in", "Error calling __set_name__"
 
 
 @pytest.mark.faults
@@ -154,7 +154,7 @@ def test_a_story_that_is_stopped_leaves_nothing_behind(tmp_path, name, signum, s
             assert story.stdout.readline() != ""  # its workers are at work
             story.send_signal(signum)
             told, errors = story.communicate(timeout=TIMEOUT)
-        if IGNORED_BY_PYTHON not in errors:
+        if not any(words in errors for words in IGNORED_BY_PYTHON):
             break
 
     assert (story.returncode, errors) == (status, ""), told

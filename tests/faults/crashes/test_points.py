@@ -51,7 +51,10 @@ BY_BROKER = {
     "main:ack": 2 * TASKS,
     "main:acknowledge": 2 * TASKS,
 }
-LASTING = {"main:turn", "main:zscan", "main:sweep", "main:strike", "child:renew", "child:set"}
+LASTING = {
+    *("main:turn", "main:zscan", "main:sweep", "main:strike", "main:tick"),
+    *("child:renew", "child:set"),
+}
 BY_CLIENT = {"client:acquire": 1, "client:release": 1}
 SWEPT = 2  # of what is lasting, how many are tried
 MORE = {  # what is often crossed more than once, but need not be
