@@ -15,10 +15,11 @@ from celery import Celery
 from celery.app.task import Context
 
 from celery_distlock import clock, signals
-from celery_distlock.errors import DistlockError, StoreError
+from celery_distlock.errors import ConfigurationError, DistlockError, StoreError
 from celery_distlock.key import MAX_CAPACITY
 from celery_distlock.keys import as_key, key_of, slot_name
 from celery_distlock.naming import shown
+from celery_distlock.rate import RateLike, rates_in
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.messages import LockHeader, to_message
 from celery_distlock.runtime.trust import Reason, RefusedError
@@ -188,13 +189,8 @@ class Admin:
         store = self.store
         if not isinstance(store, SendingStore) or Ability.SEND not in store.abilities:
             return []
-        found: list[Waiter] = []
-        for begin in range(first, first + limit, PAGE):
-            size = min(PAGE, first + limit - begin)
-            page = store.delayed(as_key(key), first=begin, limit=size)
-            found += page
-            if len(page) < size:
-                break
+        pages = _by_pages(store.delayed, as_key(key), first, min(PAGE, limit))
+        found = itertools.islice(itertools.chain.from_iterable(pages), limit)
         return [waiter_info(None, "later", waiter) for waiter in found]
 
     def calls(self, key: str, *, limit: int = 100) -> list[CallInfo]:
@@ -251,29 +247,45 @@ class Admin:
         return released.released
 
     def limit(
-        self, key: str, capacity: int | None, *, seconds: float = 0.0, author: str = ""
+        self,
+        key: str,
+        capacity: int | None,
+        *,
+        rate: RateLike | None = None,
+        seconds: float = 0.0,
+        author: str = "",
     ) -> Limited:
         """
         Let at most *capacity* units of *key* be in use, whatever tasks and locks ask with.
 
-        Nobody is thrown out: what was granted ends as it would have. Who fits now is woken at once.
+        Or have it taken only as often as *rate* says; or both. It takes the place of the limit that
+        was set before. Nobody is thrown out: what was granted ends as it would have. Who fits now
+        is woken at once.
 
         Args:
             key: The key, which may be free.
-            capacity: How many; 0: nobody is let in. None: there is no such limit any more.
+            capacity: How many; 0: nobody is let in. None: as many as are asked with.
+            rate: How often, instead of the rates that are asked with: as that of a
+                :class:`~celery_distlock.Key`. None: as often as is asked with; without *capacity*,
+                there is no limit any more.
             seconds: After which the limit ends by itself; 0: when it is taken back.
             author: Who sets it, for those who look at the key.
 
         Raises:
             ValueError: *capacity* or *seconds* is no such number.
+            ConfigurationError: *rate* is none; or the store counts no starts.
         """
         _check_limit(key, capacity, seconds)
+        rates = rates_in(rate, f"the limit of {shown(key)!r}")
         Runtime.of(self._app).import_tasks()  # only one that is known is sent
         key, store = as_key(key), CapacityStore.of(self.store)
         before = self.show(key)
         limit = None
-        if capacity is not None:
-            limit = Limit(capacity, _store_time(store) + seconds if seconds else 0.0, author)
+        if rates and Ability.RATE not in store.abilities:
+            raise ConfigurationError(f"{store.address} cannot {Ability.RATE.value}")
+        if capacity is not None or rates:
+            until = _store_time(store) + seconds if seconds else 0.0
+            limit = Limit(capacity, until, author, rates=rates)
         store.dispatch(store.set_limit(key, limit).wake)
         return Limited(before, self.show(key))
 
@@ -379,17 +391,11 @@ class Admin:
 
     def _runs_at(self, store: ParkingStore, key: str) -> list[str]:
         """Return all runs that are on their way to *key*, wait for it, or come later."""
-        found: list[Waiter] = []
         looks: list[Callable[..., list[Waiter]]] = [store.waiters]
         if isinstance(store, SendingStore) and Ability.SEND in store.abilities:
             looks.append(store.delayed)
-        for look in looks:
-            for first in itertools.count(0, PAGE):
-                page = look(key, first=first, limit=PAGE)
-                found += page
-                if sum(not waiter.woken for waiter in page) < PAGE:
-                    break
-        return [waiter.run for waiter in found if waiter.run]
+        pages = itertools.chain.from_iterable(_by_pages(look, key) for look in looks)
+        return [waiter.run for page in pages for waiter in page if waiter.run]
 
     def _drop(self, store: ParkingStore, key: str, run: str, force: bool) -> Dropped | None:
         waiter = store.parked(key, run)
@@ -456,6 +462,17 @@ class Admin:
                 f"task {parked.task}[{task_id}] was dropped from the queue of {shown(key)!r}, but"
                 f" its result could not be stored, so whoever waits for it does not know: {error}"
             ) from error
+
+
+def _by_pages(
+    look: Callable[..., list[Waiter]], key: str, first: int = 0, size: int = PAGE
+) -> Iterator[list[Waiter]]:
+    """Yield what *look* tells of *key*; behind a short page there may be more."""
+    for begin in itertools.count(first, size):
+        page = look(key, first=begin, limit=size)
+        if not page:
+            return
+        yield page
 
 
 def _check_limit(key: str, capacity: Any, seconds: Any) -> None:

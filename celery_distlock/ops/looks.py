@@ -152,7 +152,7 @@ class LockInfo:
     @property
     def most(self) -> int | None:
         """How many units may be in use, by an operator's limit if there is one; None: any."""
-        if self.limit is not None:
+        if self.limit is not None and self.limit.capacity is not None:
             return self.limit.capacity
         return self.capacity or None
 

@@ -152,14 +152,14 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         return self._let_others_in(state, request, state.granted(owner, asked_at))
 
     def _may_claim(self, state: MemoryKey, request: AcquireRequest) -> bool:
-        kept, want = f"parked:{request.run}" in state.log.reserved, request.want
-        may_start = kept or not state.log.starts_in(want, microseconds())
+        kept = f"parked:{request.run}" in state.log.reserved
+        may_start = kept or not state.starts_in(request.want)
         return may_start and self._is_wanted(state, request)
 
     def _claim(self, state: MemoryKey, request: AcquireRequest) -> None:
-        own, now = f"parked:{request.run}", microseconds()
-        if not state.log.begin(own, request.owner, now):
-            state.log.start(request.owner, request.want, now, now)
+        own = f"parked:{request.run}"
+        if not state.log.begin(own, request.owner, microseconds()):
+            state.start(request.owner, request.want)
         state.pass_on(own, request.owner, request.run, request.lease)
 
     def _is_wanted(self, state: MemoryKey, request: AcquireRequest) -> bool:
@@ -184,9 +184,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         key, owner, lease, queue, run, redelivered, retain, arrival, want = request
         name = slot_name(key)
         if (kept := state.share_for(run)) is not None:  # it wants something else now, or is early
-            early = f"parked:{run}" not in state.log.reserved and state.log.starts_in(
-                want, microseconds()
-            )
+            early = f"parked:{run}" not in state.log.reserved and state.starts_in(want)
             arrival = kept.due or (FIRST if early else arrival)
             state.leave(f"parked:{run}")
         if (redelivered or isinstance(queue, ParkRequest)) and state.knows_end(run):
@@ -222,8 +220,8 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         if queue is not None:
             self._note_opening(name, state)
             due = (not state.place(member) and state.opens_in()) or 0.0
-        elif want.rates and not state.place(member) and state.fits(want):
-            due = state.log.starts_in(want, microseconds()) / 1e6
+        elif not state.place(member):
+            due = state.opens_by_rate(want) or 0.0
         reply = state.taken(status, member, asked_at, stands)
         return reply._replace(wake=wake, due=due)
 
@@ -305,7 +303,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         if kept is None or run in state.done or run in state.unsettled:
             return False
         keeps_start = f"parked:{run}" in state.log.reserved
-        if not keeps_start and state.log.starts_in(want, microseconds()):
+        if not keeps_start and state.starts_in(want):
             return False
         if kept.alone or want.alone:
             return kept.alone and want.alone
@@ -327,7 +325,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
                 arrival = state.arrivals.get(run) or state.stamp_of(run) or arrival
             state.envelopes.setdefault(run, b"")
             if park_request is not None:
-                state.keep(run, park_request)
+                state.receive(run, park_request)
             state.routes[run], state.names[run] = route, route.task
             state.woken.pop(run, None)
             if (at := state.arrivals.get(run)) is None or at != arrival:
@@ -443,7 +441,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
                 want = state.wants.get(member, ALONE)
                 state.leave_queue(member)
                 if (inbox := self._inboxes.get(who)) is not None:
-                    state.take(who, "", want, GRANT, arrival)
+                    state.reserve(who, "", want, GRANT, arrival)
                     inbox.call()
                     return _Turn.KNOWS
         return _Turn.NOBODY
@@ -455,7 +453,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             return WokenTask(name, run, b"", state.routes[run])
         state.queue.remove(head)
         claim = CLAIM * 2 ** min(len(state.woken), DOUBLINGS)
-        state.take(f"parked:{run}", run, want, claim, head.arrival)
+        state.reserve(f"parked:{run}", run, want, claim, head.arrival)
         if run in state.woken:
             return _Turn.KNOWS  # it stepped back, and is on its way already
         state.woken[run] = clock.monotonic() + UNSENT

@@ -192,9 +192,8 @@ class MemoryKey:
         """Return in how many seconds time may let the first in who waits; None: not time alone."""
         if not self.queue:
             return None
-        want = self.wants.get(self._next_member(), ALONE)
-        if want.rates and self.fits(want):
-            return self.log.starts_in(want, microseconds()) / 1e6
+        if (by_rate := self.opens_by_rate(self.wants.get(self._next_member(), ALONE))) is not None:
+            return by_rate
         rests = [s.until for owner, s in self.shares.items() if is_resting(owner)]
         if self.is_alone:
             ends = rests
@@ -206,6 +205,19 @@ class MemoryKey:
             ends = [*rests, self.limit_until]
         left = min(ends, default=math.inf) - clock.monotonic()
         return None if left == math.inf else max(0.0, left)
+
+    def opens_by_rate(self, want: Want) -> float | None:
+        """
+        Return in how many seconds rates let so much in that is free; None: it is not for them.
+
+        Or in how many an operator's end, if that is sooner.
+        """
+        if not (self._in_force(want).rates and self.fits(want)):
+            return None
+        opens = self.starts_in(want) / 1e6
+        if self.limit is not None and self.limit.rates:
+            opens = min(opens, self.limit_until - clock.monotonic())
+        return max(0.0, opens)
 
     def due_in(self) -> float | None:
         """Return in how many seconds time may change something here; None: not time alone."""
@@ -224,12 +236,30 @@ class MemoryKey:
 
     def needed(self, want: Want) -> tuple[int, int]:
         """Return how many units *want* takes, and of how many (0: any number)."""
-        of = want.capacity if self.limit is None else self.limit.capacity
+        limit = None if self.limit is None else self.limit.capacity
+        of = want.capacity if limit is None else limit
         return (want.units if of == 0 else max(1, min(want.units, of))), of
 
     def admits(self, want: Want) -> bool:
         """Whether so much may be taken now, if it is one's turn."""
-        return self.fits(want) and not self.log.starts_in(want, microseconds())
+        return self.fits(want) and not self.starts_in(want)
+
+    def _in_force(self, want: Want) -> Want:
+        """Return *want* with the rates that count: an operator's go before those asked with."""
+        if self.limit is None or not self.limit.rates:
+            return want
+        rates = self.limit.rates
+        cost = min(want.cost, *(rate.limit for rate in rates))  # else it would never start
+        return want._replace(rates=rates, cost=cost)
+
+    def starts_in(self, want: Want) -> float:
+        """Return in how many µs one may start by its rates; 0: now."""
+        return self.log.starts_in(self._in_force(want), microseconds())
+
+    def start(self, owner: str, want: Want, came: int = 0) -> None:
+        """Count a start of one who came then; 0: now."""
+        now = microseconds()
+        self.log.start(owner, self._in_force(want), now, came or now)
 
     def fits(self, want: Want) -> bool:
         """Whether so much of it is free."""
@@ -242,10 +272,13 @@ class MemoryKey:
         need, of = self.needed(want)
         return of == 0 or self.used + need <= of
 
-    def take(
-        self, owner: str, run: str, want: Want, lease: float, due: int = 0, *, came: int = 0
-    ) -> Share:
-        """Grant so much; who asks has seen that it may be. With *due* he has to come for it."""
+    def take(self, owner: str, run: str, want: Want, lease: float, *, came: int = 0) -> Share:
+        """Grant so much; who asks has seen that it may be."""
+        share = self._admit(owner, run, want, lease)
+        self.start(owner, want, came)
+        return share
+
+    def _admit(self, owner: str, run: str, want: Want, lease: float, due: int = 0) -> Share:
         if want.alone or not self.shares:
             self.token = _next_token()
         now, since = clock.monotonic(), clock.wall()
@@ -257,10 +290,12 @@ class MemoryKey:
         self.capacity = of
         share = Share(run, units, slot, want.alone, now + lease, since, due)
         self.shares[owner] = share
-        if due:
-            self.log.reserve(owner, want, microseconds(), due)
-        else:
-            self.log.start(owner, want, microseconds(), came or microseconds())
+        return share
+
+    def reserve(self, owner: str, run: str, want: Want, lease: float, due: int) -> Share:
+        """Grant so much to one who has to come for it, and who came then."""
+        share = self._admit(owner, run, want, lease, due)
+        self.log.reserve(owner, self._in_force(want), microseconds(), due)
         return share
 
     def leave(self, owner: str) -> Share | None:
@@ -298,7 +333,7 @@ class MemoryKey:
         if self.upgrading == owner:
             self.upgrading = ""
         left = max(share.until - clock.monotonic(), lease)
-        now = self.take(owner, share.run, Want(1, 0), left)
+        now = self._admit(owner, share.run, Want(1, 0), left)
         now.again = share.again
         if share.before is not None:
             now.units, now.slot, self.capacity = share.before
@@ -329,6 +364,12 @@ class MemoryKey:
         """Keep a run's message."""
         self.envelopes[run] = park_request.envelope
         self.names[run] = park_request.task
+
+    def receive(self, run: str, park_request: ParkRequest) -> None:
+        """Keep a run's message that has come, whenever it was to."""
+        self.keep(run, park_request)
+        self.came.add(run)
+        self.later.pop(run, None)
 
     def unpark(self, run: str) -> bool:
         """Strike a run from the parked ones; true if it was there."""
@@ -363,9 +404,10 @@ class MemoryKey:
         self, run: str, park_request: ParkRequest, stands: int, want: Want, *, came: bool = True
     ) -> int:
         """Keep a run in the queue, whose message *came*, or there is none yet."""
-        self.keep(run, park_request)
         if came:
-            self.came.add(run)
+            self.receive(run, park_request)
+        else:
+            self.keep(run, park_request)
         self.sends.pop(run, None)
         self.woken.pop(run, None)
         self.arrivals[run] = self.join(f"p:{run}", stands, want)
@@ -418,7 +460,7 @@ class MemoryKey:
     def keep_for(self, run: str, arrival: int, seconds: float, want: Want) -> Share:
         """Reserve the key for one who needs others, too, and stays the first in the queue."""
         self.lapsed.add(run)
-        return self.take(f"parked:{run}", run, want, seconds, arrival)
+        return self.reserve(f"parked:{run}", run, want, seconds, arrival)
 
     # Answers
 
@@ -443,8 +485,7 @@ class MemoryKey:
         until = self.unsettled[run]
         status = Status.BUSY
         if isinstance(queue, ParkRequest):
-            self.keep(run, queue)
-            self.came.add(run)
+            self.receive(run, queue)
             self.woken[run] = until
             status = Status.PARKED
         return Reply(status, asked_at, holder_run=run, remaining=until - clock.monotonic())
@@ -455,8 +496,7 @@ class MemoryKey:
         until = self.shares[owner].until
         self.leave_queue(f"b:{request.owner}")
         if isinstance(queue, ParkRequest):
-            self.keep(run, queue)
-            self.came.add(run)
+            self.receive(run, queue)
             self.sends.pop(run, None)
             self.set_aside(run, until)
             status = Status.PARKED

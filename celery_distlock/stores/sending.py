@@ -82,6 +82,9 @@ class SendingStore(TimedStore):
         """
         Return who joins the queue of *key* later, from number *first* on; who comes first, first.
 
+        Who has come by a message meanwhile may be numbered, and is left out: so there may be more
+        behind fewer than *limit*.
+
         Without their envelopes; `Waiter.due` says when.
         """
 

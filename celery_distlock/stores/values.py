@@ -2,6 +2,7 @@
 
 import enum
 import re
+from collections.abc import Iterable
 from typing import NamedTuple, Self
 
 from celery_distlock import clock
@@ -33,6 +34,8 @@ __all__ = [
     "Waiter",
     "Want",
     "WokenTask",
+    "read_rates",
+    "write_rates",
 ]
 
 MOST_SLOTS = 1024  # of a capacity, whose units are told from each other
@@ -84,10 +87,7 @@ class Want(NamedTuple):
     def written(self) -> str:
         """Return it as a store keeps it."""
         amount = f"{self.units}/{self.capacity}"
-        if not self.rates:
-            return amount
-        rates = (f"{rate.limit},{rate.microseconds},{rate.burst}" for rate in self.rates)
-        return f"{amount}/{self.cost}:{';'.join(rates)}"
+        return f"{amount}/{self.cost}:{write_rates(self.rates)}" if self.rates else amount
 
     @classmethod
     def read(cls, written: str) -> Self | None:
@@ -99,17 +99,30 @@ class Want(NamedTuple):
         amount = int(units), int(capacity)
         if not cost:
             return cls(*amount)
-        terms = [map(int, rate.split(",")) for rate in rates.split(";")]
-        try:
-            read = tuple(Rate(limit, per / 1e6, burst) for limit, per, burst in terms)
-        except ConfigurationError:
-            return None
-        return cls(*amount, read, int(cost))
+        read = read_rates(rates)
+        return cls(*amount, read, int(cost)) if read else None
 
 
-_WRITTEN = re.compile(
-    r"(\d{1,9})/(\d{1,9})(?:/(\d{1,9}):((?:\d{1,9},\d{1,15},\d{1,9};?){1,9}(?<!;)))?"
-)
+_RATES = r"(?:\d{1,9},\d{1,15},\d{1,9};?){1,9}(?<!;)"
+_WRITTEN = re.compile(rf"(\d{{1,9}})/(\d{{1,9}})(?:/(\d{{1,9}}):({_RATES}))?")
+
+
+def write_rates(rates: Iterable[Rate]) -> str:
+    """Return *rates* as a store keeps them."""
+    return ";".join(f"{rate.limit},{rate.microseconds},{rate.burst}" for rate in rates)
+
+
+def read_rates(written: str) -> tuple[Rate, ...]:
+    """Return what :func:`write_rates` has made; nothing: it is something else."""
+    if not re.fullmatch(_RATES, written):
+        return ()
+    terms = [map(int, rate.split(",")) for rate in written.split(";")]
+    try:
+        return tuple(Rate(limit, per / 1e6, burst) for limit, per, burst in terms)
+    except ConfigurationError:
+        return ()
+
+
 ALONE = Want()
 FIRST = 1  # µs: when one came before whom nobody is to go
 
@@ -119,17 +132,20 @@ class Limit(NamedTuple):
     What an operator has set for one key, whatever is asked with.
 
     Attributes:
-        capacity: So many units; 0: nobody enters.
+        capacity: So many units; 0: nobody enters; None: as many as are asked with.
         until: When it ends, in seconds since the epoch by the store's clock; 0: when it is taken
             back.
         author: Who has set it.
         since: When, likewise.
+        rates: How often the key may be taken, instead of what is asked with; empty: as is asked
+            with. What counts as more starts than that counts as all of them.
     """
 
-    capacity: int
+    capacity: int | None
     until: float = 0.0
     author: str = ""
     since: float = 0.0
+    rates: tuple[Rate, ...] = ()
 
     @property
     def pauses(self) -> bool:

@@ -206,15 +206,16 @@ class _Lookup:
 
 def _leaves_room(now: KeyState, want: Want, run: str) -> bool:
     """Whether a store that finds a key as it is *now* would grant *want* of it to *run*."""
-    if now.limit is not None and not now.limit.capacity:  # paused
+    limit = None if now.limit is None else now.limit.capacity
+    if limit == 0:  # paused
         return bool(now.token) and now.run == run
     if want.alone or not now.holders:
         return now.run == run if now.token else not now.rest
     if now.rest or now.waiting:
         return any(holder.run == run for holder in now.holders)
-    if now.limit is None:
+    if limit is None:
         return has_room(want, (), now.used)
-    return now.used + units_of(want, now.limit.capacity) <= now.limit.capacity
+    return now.used + units_of(want, limit) <= limit
 
 
 def _queued_before(

@@ -67,6 +67,7 @@ IDENTITIES = st.builds(
     st.sampled_from([None, LEASE]),
 )
 LIMITS = st.one_of(st.none(), st.integers(0, 3))
+OPERATORS_RATES = st.sampled_from([(), (), (TWO,), (FIVE, TWO)])
 
 
 class Asked:
@@ -298,9 +299,11 @@ class Agreement(RuleBasedStateMachine):
         key, owner, _ = data.draw(st.sampled_from(self._owners))
         self._asked(lambda store, _: store.rest(self._name(key), owner, LEASE), lambda told: told)
 
-    @rule(key=KEYS, capacity=LIMITS)
-    def an_operator_limits(self, key: str, capacity: int | None) -> None:
-        limit = None if capacity is None else Limit(capacity, 0.0, "somebody")
+    @rule(key=KEYS, capacity=LIMITS, rates=OPERATORS_RATES, clear=FLAGS)
+    def an_operator_limits(
+        self, key: str, capacity: int | None, rates: tuple[Rate, ...], clear: bool
+    ) -> None:
+        limit = None if clear else Limit(capacity, 0.0, "somebody", rates=rates)
 
         def ask(store: Any, _: int) -> Any:
             return store.set_limit(self._name(key), limit)

@@ -16,7 +16,7 @@ NAMES = sorted(
 )
 LIBRARIES = [
     *("grant", "rates", "units", "times", "queue", "handing", "coming"),
-    *("lining", "calls"),
+    *("lining", "calls", "limits"),
 ]
 SCRIPTS = [name for name in NAMES if name not in LIBRARIES]
 each_script = pytest.mark.parametrize("name", SCRIPTS)

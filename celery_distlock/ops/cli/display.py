@@ -201,9 +201,12 @@ def since(seconds: float, now: float) -> str:
 
 
 def limit_label(limit: Limit, now: float) -> str:
-    """Return an operator's limit in words: how much, by whom, since when, until when."""
-    much = f"{limit.capacity} unit{'s' if limit.capacity > 1 else ''}"
-    words = [much if limit.capacity else "paused: nobody is let in"]
+    """Return an operator's limit in words: how much, how often, by whom, since when, until when."""
+    words = list(map(str, limit.rates))
+    if limit.pauses:
+        words = ["paused: nobody is let in", *words]
+    elif limit.capacity:
+        words = [f"{limit.capacity} unit{'s' if limit.capacity > 1 else ''}", *words]
     if limit.author:
         words.append(f"by {printable(limit.author)}")
     if limit.since:
@@ -249,7 +252,9 @@ def units_label(info: LockInfo) -> str:
 
 def _notes(info: LockInfo) -> Iterator[str]:
     if info.limit is not None:
-        yield "paused" if info.paused else f"limit {info.limit.capacity}"
+        much = [str(info.limit.capacity)] if info.limit.capacity else []
+        words = ["limit", *much, *map(str, info.limit.rates)]
+        yield "paused" if info.paused else " ".join(words)
     if info.rest > 0:
         yield f"rests {duration(info.rest)}"
     elif info.opens is not None and info.state != "resting":
@@ -318,7 +323,11 @@ def _limit_record(info: LockInfo) -> dict[str, Any] | None:
     if info.limit is None:
         return None
     times = {**_time("since", info.limit.since), **_time("until", info.limit.until)}
-    return {"capacity": info.limit.capacity, "author": info.limit.author, **times}
+    rates = [
+        {"limit": rate.limit, "per": rate.per, "burst": rate.burst} for rate in info.limit.rates
+    ]
+    much = {"capacity": info.limit.capacity, "rates": rates}
+    return {**much, "author": info.limit.author, **times}
 
 
 def _lasting(hold: LockInfo | HoldInfo, now: float) -> dict[str, Any]:

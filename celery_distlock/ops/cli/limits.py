@@ -8,12 +8,14 @@ import time
 import click
 from celery.bin.base import CLIContext
 
+from celery_distlock.errors import ConfigurationError
 from celery_distlock.ops.admin import Limited, LockInfo
+from celery_distlock.rate import Rate
 from celery_distlock.stores import Ability
 
 from . import command
 from .display import duration, limit_label, lock_record, printable, write_json
-from .ranges import DAY, UNITS, Duration
+from .ranges import DAY, UNITS, Duration, StartRate
 from .single import admin_of, in_use, json_option, key_argument
 
 __all__ = ["limit_", "pause_", "resume_"]
@@ -31,7 +33,14 @@ for_option = click.option(
 
 @command("limit")
 @key_argument
-@click.argument("units", metavar="N", type=UNITS, required=False)
+@click.argument("units", metavar="[N]", type=UNITS, required=False)
+@click.option(
+    "--rate",
+    type=StartRate(),
+    multiple=True,
+    metavar="RATE",
+    help="How often it may be taken: 10/s, 100/m, 5/10s. More than once: all of them count.",
+)
 @for_option
 @click.option("--clear", is_flag=True, help="Take the limit back.")
 @json_option
@@ -40,28 +49,32 @@ def limit_(
     key: str,
     units: int | None,
     *,
+    rate: tuple[Rate, ...],
     seconds: float | None,
     clear: bool,
     as_json: bool,
 ) -> None:
     """
-    Let at most N units of KEY be in use, whatever tasks ask with.
+    Let at most N units of KEY be in use, or have it taken only so often; whatever tasks ask with.
 
     Those who have more of it go on; nobody is let in until less is in use. Who fits into a higher
-    limit is woken at once. It is for this key alone, and goes before the capacity of its tasks,
-    which may be lower or higher. Of a key that is held alone, any N but 0 changes nothing. 0 lets
-    nobody in, as pause.
+    limit is woken at once. It is for this key alone, and goes before the capacity and the rates of
+    its tasks, which may be lower or higher. Of a key that is held alone, any N but 0 changes
+    nothing. 0 lets nobody in, as pause. It takes the place of the limit before: say N and --rate at
+    once for both.
 
     With --clear, the exit status is 1 if there was no limit.
     """
-    if clear and (units is not None or seconds is not None):
-        raise click.UsageError("--clear takes the limit back: it takes no N and no --for")
+    if clear and (units is not None or seconds is not None or rate):
+        raise click.UsageError("--clear takes the limit back: it takes no N, --rate or --for")
     if clear:
         _take_back(obj, key, as_json=as_json)
-    elif units is None:
-        raise click.UsageError("say how many: limit KEY N; or limit KEY --clear")
+    elif units is None and not rate:
+        raise click.UsageError(
+            "say how many, or how often: limit KEY N, limit KEY --rate 10/s; or limit KEY --clear"
+        )
     else:
-        _set(obj, key, units, seconds, as_json=as_json)
+        _set(obj, key, units, seconds, rate=rate, as_json=as_json)
 
 
 @command("pause")
@@ -89,15 +102,31 @@ def resume_(obj: CLIContext, key: str, as_json: bool) -> None:
     _take_back(obj, key, as_json=as_json)
 
 
-def _set(obj: CLIContext, key: str, units: int, seconds: float | None, *, as_json: bool) -> None:
+def _set(
+    obj: CLIContext,
+    key: str,
+    units: int | None,
+    seconds: float | None,
+    *,
+    rate: tuple[Rate, ...] = (),
+    as_json: bool,
+) -> None:
     admin = admin_of(obj, Ability.WEIGH)
-    done = admin.limit(key, units, seconds=seconds or 0.0, author=_author())
+    try:
+        done = admin.limit(key, units, rate=rate or None, seconds=seconds or 0.0, author=_author())
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from error
     if as_json:
         _write(done)
         return
     until = f" for {duration(seconds)}" if seconds else ""
     name = printable(done.after.key)
+    often = " and ".join(map(str, sorted(rate, key=lambda each: each.per)))
     said = f"At most {units} of {name} may be in use" if units else f"{name} is paused"
+    if units is None:
+        said = f"{name} is taken {often} at most"
+    elif rate:
+        said += f", and it is taken {often} at most"
     obj.echo(f"{said}{until}.{_going_on(done.after)}")
 
 

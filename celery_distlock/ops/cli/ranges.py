@@ -6,9 +6,11 @@ from typing import Any
 
 import click
 
+from celery_distlock.errors import ConfigurationError
 from celery_distlock.key import MAX_CAPACITY
+from celery_distlock.rate import Rate
 
-__all__ = ["COUNT", "DAY", "PLACE", "PORT", "UNITS", "Duration", "Seconds"]
+__all__ = ["COUNT", "DAY", "PLACE", "PORT", "UNITS", "Duration", "Seconds", "StartRate"]
 
 DAY = 86_400.0  # seconds
 
@@ -60,3 +62,16 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes no
             least, most = f"{self._least:g}s", f"{self._most / DAY:g}d"
             self.fail(f"{value!r} is not from {least} to {most}.", param, ctx)
         return seconds
+
+
+class StartRate(click.ParamType):  # type: ignore[type-arg]  # likewise
+    """How often something may start, as ``10/s`` or ``5/10s``."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Rate:
+        """Return *value* as a rate; raise :exc:`click.BadParameter` if it is none."""
+        try:
+            return Rate.read(str(value))
+        except ConfigurationError as error:
+            self.fail(f"{error}.", param, ctx)

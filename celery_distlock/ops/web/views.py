@@ -279,6 +279,7 @@ def _lasting(hold: LockInfo | HoldInfo, now: float) -> dict[str, Any]:
 def _limit(limit: Limit) -> dict[str, Any]:
     return {
         "units": limit.capacity,
+        "rates": list(map(str, limit.rates)),
         "author": limit.author,
         "since": limit.since,
         "until": limit.until,

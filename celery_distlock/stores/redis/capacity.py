@@ -6,7 +6,14 @@ from typing import Any
 from celery_distlock.keys import slot_name
 from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.channels import Inbox
-from celery_distlock.stores.values import Limit, Release, Reply, Status, WokenTask
+from celery_distlock.stores.values import (
+    Limit,
+    Release,
+    Reply,
+    Status,
+    WokenTask,
+    write_rates,
+)
 
 from . import scripts
 from .connections import milliseconds, time_left
@@ -45,10 +52,12 @@ class RedisCapacity(CapacityStore):
         return bool(answer)
 
     def set_limit(self, key: str, limit: Limit | None) -> Release:
-        terms: tuple[Any, ...] = ("", 0, "")
+        terms: tuple[Any, ...] = ("", 0, "", "")
         if limit is not None:
             self._requests.ask([self._records.index("add", slot_name(key))], key)
-            terms = (limit.capacity, milliseconds(limit.until) if limit.until else 0, limit.author)
+            capacity = "-" if limit.capacity is None else limit.capacity
+            until = milliseconds(limit.until) if limit.until else 0
+            terms = (capacity, until, limit.author, write_rates(limit.rates))
         answer, _ = self._change(_LIMIT, key, *terms)
         woken = answer if isinstance(answer, list) else ()
         return Release(True, self._noting(slot_name(key), woken))

@@ -31,6 +31,7 @@ from celery_distlock.stores.values import (
     Waiter,
     Want,
     WokenTask,
+    read_rates,
 )
 
 from . import scripts
@@ -70,6 +71,7 @@ EXACT = 2**53  # microseconds; no number beyond it is a time or a token of ours
 # What a server is asked for `told`.
 QUESTIONS = [command(b"", *words) for words in (("INFO",), ("CONFIG", "GET", "save"), ("TIME",))]
 _GLOB = re.compile(r"[\\*?\[\]]")
+_LIMIT = re.compile(r"(-|\d{1,15})(?:/(\S*))? (\d{1,15}) (\d{1,16}) (.*)", re.DOTALL)
 _PLAIN = re.compile(r"[\w:.,;/*-]*", re.ASCII)  # a pattern that a server reads as fnmatch does
 
 
@@ -363,10 +365,12 @@ def together(wakes: Sequence[WokenTask]) -> WokenTask | None:
 
 def _limit(written: bytes) -> Limit | None:
     """Return the limit that units.lua has written, if it has not ended."""
-    match = re.fullmatch(r"(\d{1,15}) (\d{1,15}) (\d{1,16}) (.*)", text(written), re.DOTALL)
+    match = _LIMIT.fullmatch(text(written))
     if match is None:
         return None
-    return Limit(int(match[1]), int(match[2]) / 1000, match[4], int(match[3]) / 1e6)
+    capacity, rates, until_ms, since, author = match.groups()
+    units = None if capacity == "-" else int(capacity)
+    return Limit(units, int(until_ms) / 1000, author, int(since) / 1e6, read_rates(rates or ""))
 
 
 def _starts(written: bytes) -> tuple[Starts, ...]:

@@ -9,6 +9,7 @@ from .inspection import Inspection
 from .limits import Limits
 from .listing import Listing
 from .parking import Parking
+from .rate_limits import RateLimits
 from .rates import Rates
 from .releasing import Releasing
 from .renewing import Renewing
@@ -53,6 +54,7 @@ class StoreContract(
     Resting,
     Limits,
     Rates,
+    RateLimits,
     Timing,
     Sending,
     Identities,

@@ -1,6 +1,7 @@
 """What is seen of calls that come later, of identities, and of what time alone lets in."""
 
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -11,7 +12,7 @@ from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.sending import Bearer, SendingStore, Sent, Where
 from celery_distlock.stores.values import Limit, ParkRequest, Want
 
-from .actions import ask, found_keys, leave, park, rates, take, weighs
+from .actions import ask, found_keys, leave, park, rates, swept, take, weighs
 from .given import Given
 from .sending import send, sends
 
@@ -41,6 +42,23 @@ class Delayed(Given):
         assert (state.waiting, state.later) == (1, 2)
         assert 20.0 < state.due <= 30.0
         assert (store.inspect("l").later, store.inspect("l").due) == (0, 0.0)
+
+    @sends
+    def test_who_has_come_by_a_message_meanwhile_does_not_come_later(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "a", 300.0)
+        for number in range(3):
+            send(store, "k", f"run{number}", delay=60.0 + number)
+        park(store, "k", "run0")
+        park(store, "k", "other")
+
+        assert [waiter.run for waiter in store.delayed("k")] == ["run1", "run2"]
+        assert store.inspect("k").later == 2
+        pass_time(61.5)
+        assert swept(store) == []
+        queue = store.waiters("k")
+        assert [waiter.run for waiter in queue] == ["run0", "other", "run1"]
 
     @sends
     def test_a_key_to_which_somebody_comes_later_is_found(self, store: SendingStore) -> None:

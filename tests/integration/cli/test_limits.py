@@ -167,6 +167,73 @@ def test_nobody_enters_above_a_limit_and_nobody_is_thrown_out(bare_site, invoke,
     assert shown(invoke, key)["units"] == 4
 
 
+def test_a_key_is_taken_only_so_often_while_an_operator_says_so(bare_site, invoke, key):
+    done = invoke("limit", key, "--rate", "2/h", "--rate", "1/10m", "--for", "1d")
+
+    assert done.stdout == f"{key} is taken 1/10m and 2/h at most for 1d00h.\n"
+    with taken(bare_site, key, "one", ALONE):
+        pass
+    late = bare_site.store.acquire(AcquireRequest(key, new_owner("t[x]"), 60.0))
+    assert late.status is Status.BUSY
+    assert 1700 < late.due <= 1800  # at equal distances
+    limit = shown(invoke, key)["limit"]
+    assert (limit["capacity"], limit["rates"]) == (
+        None,
+        [{"limit": 1, "per": 600.0, "burst": 1}, {"limit": 2, "per": 3600.0, "burst": 1}],
+    )
+    assert f"limit\t1/10m, 2/h, by {ME}, since 20" in invoke("show", key).stdout
+    (row,) = rows(invoke("list", key, "--limited").stdout)
+    assert row["NOTES"].startswith("limit 1/10m 2/h")
+    assert invoke("resume", key).stdout.startswith(
+        f"{key} has no limit any more (it had: 1/10m, 2/h"
+    )
+    with taken(bare_site, key, "two", ALONE):
+        pass
+
+
+def test_units_and_rates_are_limited_by_one_command(bare_site, invoke, key, three):
+    done = invoke("limit", key, "3", "--rate", "100/m")
+
+    assert done.stdout.startswith(
+        f"At most 3 of {key} may be in use, and it is taken 100/m at most. 4 of 3 units"
+    )
+    (row,) = rows(invoke("list", key).stdout)
+    assert row["NOTES"] == "limit 3 100/m"
+    invoke("limit", key, "4")
+    assert shown(invoke, key)["limit"]["rates"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rate", "often"], "is not a number of starts, a slash and a time"),
+        (["--rate", "0/s"], "limit is a whole number from 1"),
+        (["--rate", "1/s", "--rate", "2/s"], "two limits for one time"),
+        (["--rate", "1/s", "--clear"], "takes no N, --rate or --for"),
+        ([], "say how many, or how often"),
+    ],
+)
+def test_a_limit_that_is_none_is_refused(invoke, key, words, said):
+    done = invoke("limit", key, *words)
+
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.split())
+    assert invoke("list", key).stdout == ""
+
+
+def test_tasks_start_as_often_as_an_operator_says(site, locks, key):
+    assert locks("limit", key, "--rate", "1/2s").returncode == 0
+    results = [site.tasks.work_requeue.delay(key, number) for number in range(3)]
+    begun = time.monotonic()
+    results[0].get(timeout=60)
+
+    for result in results:
+        result.get(timeout=60)
+
+    assert time.monotonic() - begun > 3.0
+    assert site.journal.read(key) == [0, 1, 2]
+
+
 def test_a_limit_ends_by_itself(bare_site, invoke, key, three):
     assert invoke("pause", key, "--for", "1s").exit_code == 0
 

@@ -186,6 +186,18 @@ def test_a_paused_key_says_who_has_paused_it(shown, share, admin):
     expect(key(shown, "tenant:7")).to_be_hidden()
 
 
+def test_a_key_says_how_often_an_operator_lets_it_be_taken(shown, share, admin):
+    share("tenant:7", "one", Want(2, 5))
+    admin.limit("tenant:7", 3, rate="100/m", author="ann@vm")
+    row = shown.get_by_role("row").filter(has=key(shown, "tenant:7"))
+    expect(row.get_by_text("limit 3 100/m", exact=True)).to_be_visible()
+
+    details = choose(shown, "tenant:7")
+
+    expect(details.get_by_text("3 units, 100/m, by ann@vm, since ")).to_be_visible()
+    admin.limit("tenant:7", None)
+
+
 @pytest.mark.parametrize("how", ["button", "Escape", "Enter"])
 def test_a_release_that_is_cancelled_does_nothing(shown, hold, admin, page_process, how):
     hold("busy")

@@ -73,6 +73,12 @@ def test_a_limit_and_a_rest_are_shown_with_the_author_and_the_times(page_process
     assert limit["since"] == pytest.approx(began, abs=30)
     assert limit["until"] == pytest.approx(began + 600, abs=30)
     assert 0 < lock["rest"] <= 60
+    admin.limit("tenant:7", None, rate=["10/s", "100/m"])
+    wait_until(
+        lambda: page_process.find("tenant:7")["limit"]["rates"] == ["10/s", "100/m"],
+        what="the page to look again",
+    )
+    assert page_process.find("tenant:7")["limit"]["units"] is None
     admin.limit("tenant:7", None)
 
 

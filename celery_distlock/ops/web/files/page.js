@@ -69,10 +69,13 @@ const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 const share = ({ units, most }) => `${count(units)}/${most === null ? "any" : count(most)}`;
 const of = (units, most) => `${count(units)} of ${most === null ? "any number of" : count(most)} units`;
 
+/** How much of a key may be in use by an operator's limit, and how often it may be taken. */
+const allowed = ({ units, rates }) => [...(units === null ? [] : [count(units)]), ...rates];
+
 /** What keeps others out of a key that may have room for them. */
 function notes({ state, limit, rest, opens, later, due }) {
   const said = [];
-  if (limit) said.push(limit.units ? `limit ${count(limit.units)}` : "paused");
+  if (limit) said.push(limit.units === 0 ? "paused" : `limit ${allowed(limit).join(" ")}`);
   if (rest) said.push(`rests ${seconds(rest)}`);
   else if (opens !== null && state !== "resting") said.push(`next in ${seconds(opens)}`);
   if (later) said.push(`${count(later)} later, in ${seconds(due)}`);
@@ -312,8 +315,9 @@ function known(calls, all) {
   return said.join(", ");
 }
 
-function limited({ units, author, since, until }) {
-  const said = [units ? `${count(units)} unit${units > 1 ? "s" : ""}` : "0: paused"];
+function limited({ units, rates, author, since, until }) {
+  const said = [...rates];
+  if (units !== null) said.unshift(units ? `${count(units)} unit${units > 1 ? "s" : ""}` : "0: paused");
   if (author) said.push(`by ${author}`);
   if (since) said.push(`since ${clock(since)}`);
   if (until) said.push(`until ${clock(until)}`);

@@ -178,7 +178,7 @@ if claims and mode == 'line' then
     -- Likewise parked before, by a request that was repeated: its message is on its way as well.
     return { 'done' }
 end
-local too_early = claims and terms and not keeps_start_for(run) and starts_in(terms, now) > 0
+local too_early = claims and starts_in(terms, now) > 0 and not keeps_start_for(run)
 if claims and (too_early or not is_wanted(kept)) then
     local due = kept and kept.due or tonumber(held[4] or 0)
     vacate(own, now)
@@ -294,9 +294,10 @@ if mode ~= 'try' and place == 0 and may_open then
         ttl_ms = also[before + 2] -- he looks then himself, and it is noted for nobody
     end
 end
-if mode == 'try' and terms and place == 0 and fits(units, capacity, now) then
+local early_ms = mode == 'try' and place == 0 and opens_by_rate(now, units, capacity, terms)
+if early_ms then
     also[#also + 1] = ''
-    also[#also + 1] = math.ceil(starts_in(terms, now) / 1000)
+    also[#also + 1] = early_ms
 end
 local since = integer(stands)
 local standing = { status, token, owned_by, held_for, ttl_ms, place, wake_run, wake_envelope, since }

@@ -57,7 +57,7 @@ local function is_out_of_reach(want)
         local share = share_of('parked:' .. run)
         local alone = redis.call('HGET', LOCK, 'owner') == 'parked:' .. run
         local enough = share and capacity ~= 1 and needed(units, capacity, now) <= share.units
-        local may_start = not terms or keeps_start_for(run) or starts_in(terms, now) == 0
+        local may_start = starts_in(terms, now) == 0 or keeps_start_for(run)
         return run == '' or second or not (may_start and (enough or (alone and capacity == 1)))
     end
     return redis.call('EXISTS', QUEUE, WOKEN) > 0

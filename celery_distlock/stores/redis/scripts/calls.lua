@@ -13,6 +13,12 @@ local function task_of(run)
     return string.match(run, '^(.*):%d+:%d+:%d+$') or run
 end
 
+-- Whether a run that is to come later has not come by itself meanwhile, as a message.
+local function is_put_off(run)
+    local envelope, desk = unpack(redis.call('HMGET', TASKS, 'e:' .. run, 'h:' .. run))
+    return envelope and not desk
+end
+
 -- Whether a run, or another attempt of its task, has the key.
 local function is_inside(run, now_ms)
     local owner, its_run, own = unpack(redis.call('HMGET', LOCK, 'owner', 'run', 'o:' .. run))

@@ -4,8 +4,11 @@
 
 -- Returns the token of a key that is kept for a run, or was handed to an owner; nothing if it is not.
 local function come_for_it(owner, run, lease_ms)
-    local holder, token, for_run = unpack(redis.call('HMGET', LOCK, 'owner', 'token', 'run'))
-    if holder == owner and for_run == run then
+    local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run', 'rated')
+    local holder, token, for_run = held[1], held[2], held[3]
+    if held[4] then
+        return nil -- its start is to be counted
+    elseif holder == owner and for_run == run then
         lengthen(lease_ms)
         redis.call('HDEL', LOCK, 'due')
         return token

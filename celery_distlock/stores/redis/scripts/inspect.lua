@@ -65,7 +65,7 @@ elseif woken > 0 and held[3] then
     end
 end
 local limit = redis.call('HGET', TASKS, 'limit') or ''
-local ends_ms = tonumber(string.match(limit, '^%d+ (%d+) ') or 0)
+local ends_ms = tonumber(string.match(limit, '^%S+ (%d+) ') or 0)
 if ends_ms > 0 and ends_ms <= now_ms then
     limit = ''
 end
@@ -144,7 +144,7 @@ local function count_later()
     local runs = many > 0 and redis.call('ZRANGE', LATER, 0, is_few and -1 or 0, 'WITHSCORES') or {}
     local first_ms
     for i = 1, #runs, 2 do
-        if is_few and redis.call('HEXISTS', TASKS, 'e:' .. runs[i]) == 0 then
+        if is_few and not is_put_off(runs[i]) then
             many = many - 1 -- it has come by itself
         else
             first_ms = first_ms or tonumber(runs[i + 1])

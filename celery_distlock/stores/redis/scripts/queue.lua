@@ -73,7 +73,9 @@ local function reserve(now, owner, run, arrival, for_ms, units, capacity, terms)
     else
         return false
     end
-    reserve_start(owner, terms, now, tonumber(arrival))
+    if reserve_start(owner, terms, now, tonumber(arrival)) and capacity == 1 then
+        redis.pcall('HSET', LOCK, 'rated', 1)
+    end
     return true
 end
 

@@ -11,6 +11,7 @@
 -- lock  start:<owner> when he came (µs), and his terms; until he gives the key up
 --
 -- Terms are cost:limit,per,burst;limit,per,burst with per in µs, as a want has them after its capacity.
+-- USES limits
 local MOST_SERIES = 8 -- of different times, at one key
 local PARTS = 64 -- of such a time, whose starts are told from each other
 local CATCH_UP = 100000 -- µs for which starts may be late and are made up for
@@ -163,8 +164,23 @@ local function opens_for(rate, cost, now)
     return math.max(0, spaced, at - now)
 end
 
+-- The terms that count: an operator's rates go before those that are asked with; nothing: there are
+-- none.
+local function in_force(terms, now)
+    local rates = limit_at(now).rates
+    if not rates then
+        return terms
+    end
+    local cost = tonumber(string.match(terms or '', '^(%d+):')) or 1
+    for limit in string.gmatch(rates, '(%d+),%d+,%d+') do
+        cost = math.min(cost, tonumber(limit)) -- else it would never start
+    end
+    return cost .. ':' .. rates
+end
+
 -- In how many µs one may start by its rates; 0: now.
 local function starts_in(terms, now)
+    terms = in_force(terms, now)
     if not terms then
         return 0
     end
@@ -233,20 +249,24 @@ end
 
 -- Lets one start at once.
 local function start(owner, terms, now, came)
+    terms = in_force(terms, now)
     if terms then
         space(terms, now, came)
         count_start(owner, terms, now)
     end
 end
 
--- Keeps a start for one who has to come for it.
+-- Keeps a start for one who has to come for it; false: it needs none.
 local function reserve_start(owner, terms, now, came)
-    if terms then
-        space(terms, now, came)
-        redis.pcall('HSET', RATE, 'r:' .. owner, terms)
-        log.reserved = log.reserved + rates_of(terms)
-        keep_log()
+    terms = in_force(terms, now)
+    if not terms then
+        return false
     end
+    space(terms, now, came)
+    redis.pcall('HSET', RATE, 'r:' .. owner, terms)
+    log.reserved = log.reserved + rates_of(terms)
+    keep_log()
+    return true
 end
 
 local function keep_no_longer(owner, terms, now)

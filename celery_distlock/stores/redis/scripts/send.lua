@@ -74,7 +74,8 @@ local function answered()
         return 'queued'
     elseif redis.call('HEXISTS', TASKS, parcel[1]) == 1 then
         local goes = keeps_for(run) and redis.call('ZSCORE', WOKEN, run)
-        return goes and 'go' or redis.call('ZSCORE', LATER, run) and 'later' or 'queued'
+        local later = is_put_off(run) and redis.call('ZSCORE', LATER, run)
+        return goes and 'go' or later and 'later' or 'queued'
     end
     return nil
 end

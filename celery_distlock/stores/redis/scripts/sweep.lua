@@ -46,7 +46,7 @@ end
 local comes = redis.call('ZRANGEBYSCORE', LATER, '-inf', integer(now / 1000), 'LIMIT', 0, ARGV[1])
 for _, run in ipairs(comes) do
     redis.call('ZREM', LATER, run)
-    if redis.call('HEXISTS', TASKS, 'e:' .. run) == 1 and not redis.call('ZSCORE', WOKEN, run) then
+    if is_put_off(run) and not redis.call('ZSCORE', WOKEN, run) then
         line_up(now, run) -- its time has come
     end
 end
@@ -69,5 +69,5 @@ for i = 1, #calls, 2 do
         redis.call('HDEL', CALLS, calls[i]) -- it means nothing any more
     end
 end
-local waits = redis.call('EXISTS', QUEUE, WOKEN, LATER, CALLS) > 0 or limit_at(now)
+local waits = redis.call('EXISTS', QUEUE, WOKEN, LATER, CALLS) > 0 or redis.call('HEXISTS', TASKS, 'limit') == 1
 return { waits and 1 or 0, unpack(found) }

@@ -1,12 +1,6 @@
 -- times.lua: when time alone lets somebody enter who has to wait now.
 -- KEYS lock queue tasks woken fence done rate
 
--- The end (ms) of the operator's limit; nothing: it has none.
-local function end_of_limit()
-    local ends = string.match(redis.call('HGET', TASKS, 'limit') or '', '^%S+ (%d+) ')
-    return ends and ends ~= '0' and tonumber(ends) or nil
-end
-
 -- The end (ms) of the first rest of a part of the key.
 local function first_end_of_rest()
     local first
@@ -20,6 +14,19 @@ local function first_end_of_rest()
     return first
 end
 
+-- In how many ms rates let so much in that is free; or the end of an operator's, if that is sooner;
+-- nothing: it is not for them to do.
+local function opens_by_rate(now, units, capacity, terms)
+    if not (in_force(terms, now) and fits(units, capacity, now)) then
+        return nil
+    end
+    local limit, wait_ms = limit_at(now), starts_in(terms, now) / 1000
+    if limit.rates and limit.ends then
+        wait_ms = math.min(wait_ms, limit.ends - now / 1000)
+    end
+    return math.max(1, math.ceil(wait_ms))
+end
+
 -- In how many ms it may change, though nobody gives anything up, that one who waits and is next cannot
 -- have what he wants; nothing: that is not for time to do.
 local function opens_in(now, member)
@@ -29,18 +36,19 @@ local function opens_in(now, member)
         return rests_alone and math.max(0, redis.call('PTTL', LOCK)) + 1 or nil
     end
     local limit, at = limit_at(now), nil
-    if limit == 0 then
-        at = end_of_limit()
+    if limit.capacity == 0 then
+        at = limit.ends
     elseif (tonumber(rest or 0) or 0) > now / 1000 then
         at = tonumber(rest)
     else
-        at = rests and first_end_of_rest()
-        local ends = limit and end_of_limit()
-        at = at and ends and math.min(at, ends) or at or ends
         local units, capacity, terms = want_in(redis.call('HGET', TASKS, 'w:' .. member))
-        if terms and fits(units, capacity, now) then
-            at = (now + starts_in(terms, now)) / 1000
+        local by_rate_ms = opens_by_rate(now, units, capacity, terms)
+        if by_rate_ms then
+            return by_rate_ms
         end
+        at = rests and first_end_of_rest()
+        local ends = limit.ends
+        at = at and ends and math.min(at, ends) or at or ends
     end
     return at and math.max(1, math.ceil(at - now / 1000)) or nil
 end

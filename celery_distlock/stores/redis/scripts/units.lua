@@ -11,8 +11,7 @@
 --        0), when it was granted it (µs), and its run; o:<run> the owner that a run has it by.
 --        The record expires with the last of the leases.
 -- tasks  w:<member> how much one wants that waits and does not just want it alone, as
---        units/capacity, and /terms where it has rates;
---        limit: an operator's capacity, its end (ms; 0: none), when it was set (µs), and by whom
+--        units/capacity, and /terms where it has rates
 -- USES rates
 local SHARED = 'several:'
 local MOST_SLOTS = 1024
@@ -144,33 +143,15 @@ local function prune(now)
     end
 end
 
--- The operator's limit, or nothing.
-local no_tasks = false -- and so no limit
-
-local function limit_at(now)
-    if no_tasks then
-        return nil
-    end
-    local capacity, ends = string.match(redis.call('HGET', TASKS, 'limit') or '', '^(%d+) (%d+) ')
-    if not capacity then
-        return nil
-    end
-    if ends ~= '0' and tonumber(ends) <= now / 1000 then
-        redis.call('HDEL', TASKS, 'limit')
-        return nil
-    end
-    return tonumber(capacity)
-end
-
 -- How many units are taken, and of how many (0: any number).
 local function needed(units, capacity, now)
-    local of = limit_at(now) or capacity
+    local of = limit_at(now).capacity or capacity
     return math.max(1, of == 0 and units or math.min(units, of)), of
 end
 
 -- Whether so much of it is free.
 local function fits(units, capacity, now, known)
-    if limit_at(now) == 0 then
+    if limit_at(now).capacity == 0 then
         return false
     end
     local owner, used, holders, rest, up =
@@ -190,7 +171,7 @@ end
 
 -- Whether so much may be taken now, if it is one's turn.
 local function admits(units, capacity, now, terms, known)
-    return fits(units, capacity, now, known) and (not terms or starts_in(terms, now) == 0)
+    return fits(units, capacity, now, known) and starts_in(terms, now) == 0
 end
 
 local COUNTED = { 'owner', 'used', 'holders', 'rest', 'up', 'token', 'next', 'slots', 'since' }

@@ -1,0 +1,150 @@
+"""How often a key may be taken while an operator limits that."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_distlock.rate import Rate
+from celery_distlock.stores.values import Limit, Want
+
+from .actions import (
+    BUSY,
+    GRANTED,
+    SHARED,
+    ask,
+    enter,
+    leave,
+    park,
+    parks,
+    rates,
+    runs_of,
+    swept,
+    take,
+    wait_for,
+    wait_until,
+    waits,
+    weighs,
+)
+from .given import Given
+from .rates import PER, count, so_often
+
+__all__ = ["RateLimits"]
+
+
+class RateLimits(Given):
+    """An operator's rates go before those that are asked with, and for who asks with none."""
+
+    @rates
+    @weighs
+    @pytest.mark.parametrize("want", [Want(), SHARED, so_often(100), so_often(1)])
+    def test_a_key_is_taken_as_often_as_an_operator_allows(self, store: Any, want: Want) -> None:
+        store.set_limit("k", Limit(None, rates=(Rate(2, PER, 2),)))
+
+        assert count(store, "k", want) == 2
+        reply = ask(store, "k", "late", want=want)
+        assert reply.status is BUSY
+        assert PER - 60.0 < reply.due <= PER
+
+        store.set_limit("k", None)
+        take(store, "k", "free", want=Want())
+
+    @rates
+    @weighs
+    def test_what_counts_as_more_than_an_operator_allows_counts_as_all_of_it(
+        self, store: Any
+    ) -> None:
+        store.set_limit("k", Limit(None, rates=(Rate(2, PER, 2),)))
+
+        assert count(store, "k", so_often(50, cost=5)) == 1
+        assert count(store, "k", SHARED) == 0
+
+    @rates
+    @weighs
+    def test_it_limits_no_units_if_it_does_not_say_so(self, store: Any) -> None:
+        store.set_limit("k", Limit(None, rates=(Rate(1000, PER, 1000),)))
+
+        enter(store, "k", "ab", Want(1, 2))
+
+        assert ask(store, "k", "c", want=Want(1, 2)).status is BUSY
+        enter(store, "l", "ab", SHARED)
+
+    @rates
+    @weighs
+    def test_units_and_rates_are_limited_at_once(self, store: Any) -> None:
+        store.set_limit("k", Limit(1, rates=(Rate(2, PER, 2),)))
+
+        take(store, "k", "a", want=SHARED)
+        assert ask(store, "k", "b", want=SHARED).status is BUSY
+        leave(store, "k", "a", started=True)
+        assert count(store, "k", SHARED) == 1
+
+    @rates
+    @weighs
+    @parks
+    def test_parked_ones_are_counted_as_they_come(
+        self, store: Any, pass_time: Callable[[float], None]
+    ) -> None:
+        store.set_limit("k", Limit(None, rates=(Rate(2, PER, 2),)))
+        take(store, "k", "a")
+        for number in range(3):
+            park(store, "k", f"run{number}")
+
+        assert runs_of(leave(store, "k", "a", started=True)) == ["run0"]
+        take(store, "k", "b", run="run0")
+        assert leave(store, "k", "b", run="run0", started=True) == []
+
+        assert store.inspect("k").opens == pytest.approx(PER, abs=60.0)
+        pass_time(PER)
+        assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["run1"]
+
+    @rates
+    @weighs
+    @waits
+    def test_blocked_ones_are_counted_as_they_come(self, store: Any) -> None:
+        store.set_limit("k", Limit(None, rates=(Rate(2, PER, 2),)))
+        take(store, "k", "a")
+        waiter = wait_for(store, "k", "b")
+        leave(store, "k", "a", started=True)
+        take(store, "k", "b", queue=waiter.inbox)
+        leave(store, "k", "b", started=True)
+
+        assert ask(store, "k", "c").status is BUSY
+
+    @rates
+    @weighs
+    def test_time_lets_in_when_an_operators_limit_ends(
+        self, store: Any, pass_time: Callable[[float], None]
+    ) -> None:
+        store.set_limit("k", Limit(None, time.time() + 100.0, rates=(Rate(1, PER),)))
+        assert count(store, "k", Want()) == 1
+
+        assert 0.0 < ask(store, "k", "late").due <= 100.0
+
+        pass_time(101.0)
+        take(store, "k", "b")
+
+    @rates
+    @weighs
+    def test_to_share_what_one_had_alone_is_no_start(self, store: Any) -> None:
+        store.set_limit("k", Limit(None, rates=(Rate(2, PER, 2),)))
+        take(store, "k", "a")
+
+        assert store.downgrade("k", "a", 30.0).status is GRANTED
+
+        assert count(store, "k", SHARED) == 1
+
+    @rates
+    @weighs
+    def test_a_look_tells_of_an_operators_rates(self, store: Any) -> None:
+        several = (Rate(2, 1.0), Rate(50, 60.0, 5))
+        store.set_limit("k", Limit(None, author="an operator: 1/2", rates=several))
+
+        limit = store.inspect("k").limit
+
+        assert (limit.capacity, limit.author, limit.rates) == (None, "an operator: 1/2", several)
+        assert not limit.pauses
+        store.set_limit("k", Limit(3, author="another"))
+        limit = store.inspect("k").limit
+        assert (limit.capacity, limit.author, limit.rates) == (3, "another", ())
