@@ -125,6 +125,8 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         share, kept = state.shares.get(owner), state.share_for(run)
         own = f"parked:{run}" if kept else owner
         its_turn = kept or (share and run and share.run != run)
+        if kept:
+            state.leave_queue(f"b:{owner}")  # it waited, and comes by what is kept for its run
         if its_turn and request.redelivered and state.knows_end(run):  # the first one has ended
             state.leave(own)
             reply = state.second_delivery(request, asked_at)

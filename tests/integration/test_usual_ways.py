@@ -12,7 +12,7 @@ from celery_distlock.stores.redis import scripts
 
 RECORDS = ("lock", "queue", "tasks", "woken", "fence", "done", "rate", "later", "calls")
 SHORT = {  # what begins a short way, and what it is without one
-    "acquire": ("come_for_it(owner, run, lease_ms)", "nil"),
+    "acquire": ("come_for_it(owner, run, lease_ms, mode == 'wait' and member or '')", "nil"),
     "release": ("hand_to_first(owner, run)", "nil"),
     "sweep": ("hand_to_first(false, '')", "nil"),
 }
@@ -30,6 +30,7 @@ def short_and_long(name):
 
 OTHERS = {
     "rest": scripts.load("rest").source,
+    "limit": scripts.load("limit").source,
     "expire": "return redis.call('DEL', KEYS[1])",
     "be late": """
         for _, run in ipairs(redis.call('ZRANGE', KEYS[4], 0, -1)) do
@@ -65,9 +66,9 @@ class Twin:
         pipe.eval(SOURCES[name][self._place], len(self.keys), *self.keys, *placed)
 
     def state(self) -> object:
-        lock, queue, tasks, woken, fence, done, *_ = self.keys
+        lock, queue, tasks, woken, fence, done, rate, *_ = self.keys
         read = self.client
-        facts = [read.hgetall(lock), read.hgetall(tasks), read.exists(fence)]
+        facts = [read.hgetall(lock), read.hgetall(tasks), read.hgetall(rate), read.exists(fence)]
         facts += [sorted(read.zrange(name, 0, -1)) for name in (woken, done)]
         in_order = read.zrange(queue, 0, -1, withscores=True)
         facts.append([(member, f"{arrival:.0f}") for member, arrival in in_order])
@@ -121,6 +122,9 @@ def times(twins: list[Twin]) -> list[list[float]]:
 def any_step(chance: random.Random, number: int) -> tuple[object, ...]:
     if chance.random() < 0.1:
         return chance.choice((("sweep", 100), ("be late",)))
+    if chance.random() < 0.03:
+        limit = chance.choice((("-", 0, "me", "2,60000000,2"), ("", 0, "", ""), ("", 0, "", "")))
+        return ("limit", *limit)
     owner, run = chance.choice(OWNERS), chance.choice(("", *RUNS))
     arrival = BEGAN + number
     lease = chance.choice((30_000, 60_000))

@@ -26,6 +26,7 @@ from .actions import (
     expire,
     holder,
     join_before_the_end,
+    leave,
     park,
     parks,
     recognises,
@@ -45,6 +46,37 @@ __all__ = ["Parking"]
 
 class Parking(Given):
     """A parked run is kept until its turn comes, and then given to who can send it."""
+
+    @parks
+    @waits
+    def test_who_blocks_and_comes_by_what_is_kept_for_its_run_waits_no_more(
+        self, store: ParkingStore
+    ) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        waiter = wait_for(store, "k", "b", run="run")
+        leave(store, "k", "a")
+
+        take(store, "k", "b", run="run", queue=waiter.inbox)
+
+        assert store.inspect("k").waiting == 0
+        leave(store, "k", "b", run="run", completion=YES)
+        assert not holder(store, "k")
+
+    @parks
+    @waits
+    def test_who_blocks_for_a_retry_has_what_is_kept_for_it_and_waits_no_more(
+        self, store: ParkingStore
+    ) -> None:
+        take(store, "k", "a", run="task:0:0:0")
+        waiter = wait_for(store, "k", "b", run="task:1:0:0")
+        leave(store, "k", "a", run="task:0:0:0", keep_for=("task:1:0:0", 3000.0))
+
+        take(store, "k", "b", run="task:1:0:0", redelivered=True, queue=waiter.inbox)
+
+        assert store.inspect("k").waiting == 0
+        leave(store, "k", "b", run="task:1:0:0", completion=YES)
+        assert not holder(store, "k")
 
     @parks
     def test_a_key_is_not_kept_for_a_run_that_waits_but_handed_to_it(

@@ -21,6 +21,12 @@
 local owner, lease_ms, mode, run, repeated, arrival, keep, detail, desk, task, want = unpack(ARGV)
 
 local asks = mode == 'try' or mode == 'wait'
+local member = '' -- of the queue
+if mode == 'wait' then
+    member = 'b:' .. detail .. ' ' .. owner
+elseif run ~= '' then
+    member = 'p:' .. run
+end
 if asks and repeated == '0' and not want and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
     -- Nobody holds it, nobody waits: most requests end here.
     local token, refused = grant(microseconds(), owner, run, lease_ms)
@@ -29,7 +35,7 @@ end
 
 -- USES coming
 if asks and repeated == '0' and not want and keep ~= '1' then
-    local token = come_for_it(owner, run, lease_ms)
+    local token = come_for_it(owner, run, lease_ms, mode == 'wait' and member or '')
     if token then
         return token
     end
@@ -137,6 +143,9 @@ local kept = holder == SHARED and run ~= '' and share_of(own)
 local has = holder == owner or share
 local claims = run ~= '' and (holder == own or kept)
 local has_run = share and share.run or held[3]
+if claims and mode == 'wait' then
+    strike(member) -- it waited, and comes by what is kept for its run
+end
 if (claims or (has and run ~= '' and has_run ~= run)) and repeated == '1' then
     local answer = second_delivery()
     if answer then -- its turn came, but the first one has ended
@@ -192,13 +201,6 @@ elseif claims then
         redis.call('HSET', LOCK, kept and 'again:' .. run or 'again', 1)
     end
     return granted(token, slot)
-end
-
-local member = ''
-if mode == 'wait' then
-    member = 'b:' .. detail .. ' ' .. owner
-elseif run ~= '' then
-    member = 'p:' .. run
 end
 
 -- Who parks may have been parked before, by a request whose answer was lost.

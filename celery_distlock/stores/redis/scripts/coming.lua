@@ -3,7 +3,8 @@
 -- KEYS lock queue tasks woken fence done rate
 
 -- Returns the token of a key that is kept for a run, or was handed to an owner; nothing if it is not.
-local function come_for_it(owner, run, lease_ms)
+-- Who waits in the queue for it as `waiter` (empty: nobody) waits no more.
+local function come_for_it(owner, run, lease_ms, waiter)
     local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run', 'rated')
     local holder, token, for_run = held[1], held[2], held[3]
     if held[4] then
@@ -17,6 +18,9 @@ local function come_for_it(owner, run, lease_ms)
         redis.call('HSET', LOCK, 'owner', owner)
         redis.call('HDEL', LOCK, 'due', 'from:' .. run)
         unpark(run)
+        if waiter ~= '' then
+            redis.call('ZREM', QUEUE, waiter)
+        end
         return token
     end
     return nil

@@ -3,7 +3,8 @@
 --
 -- lock   hash    owner, token, run; expires with the lease. A key that is on its way to a parked
 --                task has the owner "parked:<run>" until that task claims it; due: the arrival (µs)
---                of one who was handed the key and has not come for it yet. Where he needs several
+--                of one who was handed the key and has not come for it yet; rated: his start is
+--                counted when he comes. Where he needs several
 --                keys: stamp:<run> of him, until he gives this one up, and from, who gave it up for
 --                him
 -- queue  zset    who waits, by arrival (µs): "p:<run>" parked, "b:<inbox> <owner>" blocked

@@ -18,5 +18,8 @@ if capacity == '' then
 else
     local much = rates == '' and capacity or capacity .. '/' .. rates
     redis.call('HSET', TASKS, 'limit', table.concat({ much, until_ms, integer(now), author }, ' '))
+    if rates ~= '' and redis.call('EXISTS', LOCK) == 1 then
+        redis.pcall('HSET', LOCK, 'rated', 1) -- it may be kept for one who has not started yet
+    end
 end
 return go_on(now)

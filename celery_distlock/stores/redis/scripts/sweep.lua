@@ -14,7 +14,8 @@ if is_free and not redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now / 1000
     -- A rest has ended: the usual case of what the ticker looks at.
     local given = hand_to_first(false, '')
     if given then
-        return given == 1 and { 1, '', '' } or { 1, unpack(given) }
+        local waits = redis.call('EXISTS', QUEUE, WOKEN) > 0 and 1 or 0
+        return given == 1 and { waits, '', '' } or { waits, unpack(given) }
     end
 end
 
