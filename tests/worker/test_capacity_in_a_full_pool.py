@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.waiting import wait_until
 from tests.worker.units import faults, held
 
 APP = "tests.apps.shares"
@@ -67,8 +68,7 @@ def test_a_writer_is_parked_behind_readers_that_wait_for_a_place(site, key, busy
     readers = [site.tasks.read.delay(f"{key}:read", 0.0) for _ in range(2)]
     received(site, *readers)
     writer = site.tasks.write.delay(f"{key}:read", 0.0)
-    site.wait_queued(f"{key}:read")
-    assert writer.state == "PARKED"
+    wait_until(lambda: writer.state == "PARKED", what="the writer to be parked")
 
     for gate in (key, f"{key}:other"):
         site.journal.open(gate)

@@ -290,6 +290,7 @@ if ttl_ms <= 0 or next_ms < now / 1000 + ttl_ms then
 end
 local may_open = not holder or holder == SHARED or string.find(holder, 'parked:resting:', 1, true) == 1
 if mode ~= 'try' and place == 0 and may_open then
+    forget_looks() -- who was the first before stands behind him
     local before = #also
     look_ahead(now, member)
     if also[before + 1] and mode == 'wait' then

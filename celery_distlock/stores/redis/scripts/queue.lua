@@ -204,6 +204,15 @@ local function look_ahead(now, member)
     end
 end
 
+local function forget_looks()
+    for i = #also - 1, 1, -2 do
+        if also[i] == '' then
+            table.remove(also, i + 1)
+            table.remove(also, i)
+        end
+    end
+end
+
 -- Gives the key to the first waiter that is alive, if it may have it. Returns nothing if there is
 -- none, true if that is `own`, or one who stands there since `stands` (0: nobody), false if it has
 -- to wait, else the run and the envelope that the caller has to send, or two empty strings if the
