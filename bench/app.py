@@ -46,6 +46,20 @@ def one_by_one(self: Any, seconds: float) -> None:
     count(self)
 
 
+@app.task(base=LockedTask, lock_key="one by store", lock_via="store", bind=True)
+def one_by_store(self: Any, seconds: float) -> None:
+    """Do the same, and wait in the store from the call on."""
+    time.sleep(seconds)
+    count(self)
+
+
+@app.task(bind=True)
+def in_one_slot(self: Any, seconds: float) -> None:
+    """Do the same without a lock, where nobody else can work."""
+    time.sleep(seconds)
+    count(self)
+
+
 @app.task(bind=True, max_retries=None)
 def by_retry(self: Any, seconds: float, countdown: float) -> None:
     """Do the same as one_by_one as it is often done: come again later if the lock is taken."""

@@ -28,6 +28,8 @@ def tasks(server: EmbeddedServer, rounds: int) -> Iterator[Part]:
         warm_up(worker)
         for measure in (noops, one_key, queued_once):
             yield measure(worker, rounds)
+        with Worker(server, 1, "one slot") as single:
+            yield hot_key(worker, single, rounds)
 
 
 def warm_up(worker: Worker) -> None:
@@ -86,6 +88,40 @@ def one_key(worker: Worker, rounds: int) -> Part:
         "time / ours",
         ["until the last has ended", "/ sum of the tasks", "runs a task"],
         [_makespan(name, results[name], results[ours]) for name in works],
+    )
+
+
+def hot_key(worker: Worker, single: Worker, rounds: int) -> Part:
+    from app import in_one_slot, one_by_one, one_by_store
+
+    calls = [(HOLD,)] * CONTENDED
+    plain = "plain tasks in a worker with one slot"
+    works = {
+        "locked": partial(worker.time_counted, one_by_one, calls),
+        "locked, sent through the store": partial(worker.time_counted, one_by_store, calls),
+        plain: partial(single.time_counted, in_one_slot, calls),
+    }
+    for work in works.values():
+        work()  # to warm up
+    times = {
+        name: [seconds for seconds, _ in results]
+        for name, results in in_turn(works, rounds).items()
+    }
+    goals = dict(zip(works, (1.03, 1.10, None), strict=True))
+    return Part(
+        "hot_key",
+        f"{CONTENDED} tasks of {HOLD * 1e3:.0f} ms, all for one key, {SLOTS} slots, beside plain"
+        " ones in a worker with one slot",
+        "time / one slot",
+        ["until the last has ended", "/ sum of the tasks"],
+        [
+            Row(
+                name,
+                Figure(ratio(times[name], times[plain]), at_most=goals[name]),
+                [Figure(median(times[name]), "s"), Figure(median(times[name]) / IDEAL)],
+            )
+            for name in works
+        ],
     )
 
 

@@ -25,16 +25,18 @@ class Times(NamedTuple):
 class Worker:
     """A prefork worker that can be held still while its queue is filled."""
 
-    def __init__(self, server: EmbeddedServer, slots: int) -> None:
+    def __init__(self, server: EmbeddedServer, slots: int, queue: str = "celery") -> None:
         from app import FINISHED, RUNS, app
 
         self.app = app
         self.url = server.url
+        self._queue = queue
         self._finished, self._runs = FINISHED, RUNS
         self._client = server.client()
         self._store = open_store(server.url)
         command = [sys.executable, "-m", "celery", "-A", "app", "worker", "--loglevel", "ERROR"]
-        command += ["--concurrency", str(slots), "--without-gossip", "--without-mingle"]
+        command += ["--concurrency", str(slots), "--queues", queue]
+        command += ["--without-gossip", "--without-mingle"]
         self._process = subprocess.Popen(
             die_with_parent(command, signal.SIGTERM),
             cwd=HERE,
@@ -68,7 +70,7 @@ class Worker:
         sent = time.perf_counter()
         with self.app.producer_or_acquire() as producer:
             for call in calls:
-                task.apply_async(call, producer=producer)
+                task.apply_async(call, producer=producer, queue=self._queue)
         begin = time.perf_counter()
         self._process.send_signal(signal.SIGCONT)
         while not done():
@@ -80,7 +82,7 @@ class Worker:
     def _idle(self, key: str) -> bool:
         # A message is unacknowledged until its task is in the pool; a parked one is in the store.
         with self._client.pipeline() as pipe:
-            waiting, fetched = pipe.llen("celery").hlen("unacked").execute()
+            waiting, fetched = pipe.llen(self._queue).hlen("unacked").execute()
         state = self._store.inspect(key)
         return not (waiting or fetched or state.owner or state.waiting)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import gc
-import threading
 import time
 import uuid
 from typing import TYPE_CHECKING
@@ -15,6 +13,7 @@ from celery import chain
 
 from celery_distlock.errors import ConfigurationError, LockKeyError
 from celery_distlock.ops.admin import Admin
+from tests.threads import in_threads
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -200,12 +199,7 @@ def test_threads_may_send_at_once(site, key):
     def send() -> None:  # a result has the backend of its thread
         ids.extend(site.tasks.count.delay(key).id for _ in range(10))
 
-    threads = [threading.Thread(target=send) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    gc.collect()  # their backends, which are in cycles, here and not in another test
+    in_threads(send)
 
     for task_id in ids:
         site.app.AsyncResult(task_id).get(timeout=60)

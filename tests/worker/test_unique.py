@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ from celery_distlock import signals as lock_signals
 from celery_distlock.errors import ConfigurationError, DuplicateTaskError, StoreUnavailableError
 from celery_distlock.ops.admin import Admin
 from celery_distlock.runtime.app import Runtime
+from tests.threads import in_threads
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -94,12 +93,7 @@ def test_of_calls_at_once_one_is_sent(site, key):
         ids.update(task.delay(key, 1).id for _ in range(10))
 
     with site.held(key):
-        threads = [threading.Thread(target=call) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        gc.collect()  # their backends, which are in cycles, here and not in another test
+        in_threads(call)
         assert len(ids) == 1
         assert site.look(key).waiting == 1
 

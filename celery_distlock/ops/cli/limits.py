@@ -55,8 +55,9 @@ def limit_(
     as_json: bool,
 ) -> None:
     """
-    Let at most N units of KEY be in use, or have it taken only so often; whatever tasks ask with.
+    Limit how much of KEY is in use, or how often it is taken.
 
+    At most N units of it are, and at most so many starts a time begin, whatever tasks ask with.
     Those who have more of it go on; nobody is let in until less is in use. Who fits into a higher
     limit is woken at once. It is for this key alone, and goes before the capacity and the rates of
     its tasks, which may be lower or higher. Of a key that is held alone, any N but 0 changes

@@ -40,7 +40,7 @@ class Delayed(Given):
         state = store.inspect("k")
 
         assert (state.waiting, state.later) == (1, 2)
-        assert 20.0 < state.due <= 30.0
+        assert 20.0 < state.due <= 30.01
         assert (store.inspect("l").later, store.inspect("l").due) == (0, 0.0)
 
     @sends

@@ -404,15 +404,15 @@ def test_a_limit_has_to_be_said(invoke, words):
     done = invoke(*words)
 
     assert done.exit_code == 2
-    assert "say how many: limit KEY N; or limit KEY --clear" in done.stderr
+    assert "say how many, or how often: limit KEY N, limit KEY --rate 10/s; or" in done.stderr
 
 
-@pytest.mark.parametrize("more", [["2"], ["--for", "1h"]], ids=" ".join)
+@pytest.mark.parametrize("more", [["2"], ["--for", "1h"], ["--rate", "1/s"]], ids=" ".join)
 def test_a_limit_that_is_taken_back_takes_no_number(invoke, more):
     done = invoke("limit", "k", *more, "--clear")
 
     assert done.exit_code == 2
-    assert "it takes no N and no --for" in done.stderr
+    assert "it takes no N, --rate or --for" in done.stderr
 
 
 @pytest.mark.parametrize("number", ["1.5", "two", "nan", "1000001", "1e3"])
@@ -420,7 +420,7 @@ def test_a_limit_that_is_no_number_of_units_is_refused(invoke, number):
     done = invoke("limit", "k", number)
 
     assert done.exit_code == 2
-    assert "Invalid value for 'N'" in done.stderr
+    assert "Invalid value for '[N]'" in done.stderr
 
 
 @pytest.mark.parametrize("word", ["show", "queue", "release", "wake", "limit", "pause", "resume"])
