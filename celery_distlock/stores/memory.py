@@ -9,7 +9,7 @@ import enum
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
@@ -137,7 +137,9 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             wake = self._hand_on(slot_name(request.key), state)[1]
             return state.put_off(request, first, asked_at)._replace(wake=wake)
         retained = request.lease if request.retain else None
-        if share is not None and not kept:
+        if share is not None:
+            if kept:
+                state.leave(own)  # a run has one part, and was handed this one as well
             share.lengthen(request.lease)
             state.log.begin(owner, owner, microseconds())
             share.due, changed = 0, bool(run) and share.run != run
@@ -201,7 +203,8 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         if not state.is_alone:
             turn: _Handed = _Turn.NOBODY
             if not overtakes and not (want.alone and not state.shares and run in state.woken):
-                turn, wake = self._hand_on(name, state, member, stands)
+                own = member, f"p:{run}"  # it may stand there twice, parked and blocked
+                turn, wake = self._hand_on(name, state, own, stands)
             if owner in state.shares:  # it stands in the queue as well, and was handed it just now
                 state.pass_on(owner, owner, run, lease)
                 state.log.begin(owner, owner, microseconds())
@@ -363,7 +366,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             return None
         if state.shares and not state.admits(want):
             state.make_room(stands, want)
-        turn, wake = self._hand_on(name, state, member)
+        turn, wake = self._hand_on(name, state, (member,))
         if turn is _Turn.OWN and state.admits(want):
             state.keep_for(run, stands, CLAIM, want).stamp = stands
         return wake
@@ -395,7 +398,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             return Release(True, WokenTask(name, run, state.envelopes[run]))
 
     def _hand_on(
-        self, name: str, state: MemoryKey, own: str = "", stands: int = 0
+        self, name: str, state: MemoryKey, own: Collection[str] = (), stands: int = 0
     ) -> tuple[_Handed, WokenTask | None]:
         """
         Give what is free to as many of those who wait as may have it, in their order.
@@ -420,14 +423,14 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         wake = wakes[0]._replace(also=tuple(wakes[1:])) if wakes else None
         return handed, wake
 
-    def _hand_over(self, name: str, state: MemoryKey, own: str, stands: int) -> _Handed:
+    def _hand_over(self, name: str, state: MemoryKey, own: Collection[str], stands: int) -> _Handed:
         """Give the key to the first that is alive, if it may have it; or to who *stands* there."""
         passed = 0
         while passed < len(state.queue):
             head = state.next_in_line(passed)
             member, arrival = head.member, head.arrival
             kind, _, who = member.partition(":")
-            if member == own or 0 < stands < arrival:
+            if member in own or 0 < stands < arrival:
                 return _Turn.OWN
             if kind == "p" and who in state.routes and state.share_for(who):
                 passed += 1  # it has its part here, and waits for another key

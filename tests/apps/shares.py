@@ -111,6 +111,7 @@ def retry_once(self: Any, key: str, countdown: float) -> None:
 def retry_early_or_skip(self: Any, key: str, gate: str) -> str:
     journal.write(f"begun:{gate}", [self.request.retries, self.request.id])
     if not self.request.retries:
+        journal.pass_gate(f"{gate}:retry")
         retry = self.retry(countdown=0, throw=False)
         journal.pass_gate(gate)
         raise retry

@@ -245,8 +245,10 @@ def test_hold_on_retry_keeps_the_unit(site, key):
 
 def test_a_retry_that_comes_too_early_is_not_skipped(site, key):
     retried = site.tasks.retry_early_or_skip.delay(key, key)
+    site.journal.wait(f"begun:{key}")
     other = site.tasks.use_late.delay(key, gate=f"{key}:other")
     site.journal.wait(f"begun:{key}:other")
+    site.journal.open(f"{key}:retry")
     wait_until(lambda: retried.state == "PARKED", what="the retry to be sent away")
     site.journal.open(key)
 

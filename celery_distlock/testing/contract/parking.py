@@ -1,5 +1,7 @@
 """Parked runs: their order, their messages, and what wakes them."""
 
+from typing import Any
+
 import pytest
 
 from celery_distlock.keys import slot_name
@@ -20,6 +22,7 @@ from .actions import (
     DONE,
     GRANTED,
     PARKED,
+    SHARED,
     YES,
     Waiter,
     any_envelope,
@@ -37,6 +40,7 @@ from .actions import (
     wait_for,
     wait_until,
     waits,
+    weighs,
     work,
 )
 from .given import Given
@@ -62,6 +66,33 @@ class Parking(Given):
         assert store.inspect("k").waiting == 0
         leave(store, "k", "b", run="run", completion=YES)
         assert not holder(store, "k")
+
+    @parks
+    @waits
+    @weighs
+    def test_a_run_that_blocks_though_it_is_parked_has_one_part(self, store: Any) -> None:
+        store.park_if_held("k", "run", ParkRequest(b"e"), 10.0, want=SHARED)
+        inbox = store.inbox("k", "a")
+
+        take(store, "k", "a", run="run", queue=inbox, want=SHARED)
+
+        assert [each.owner for each in store.inspect("k").holders] == ["a"]
+        assert store.inspect("k").waiting == 0
+        inbox.close()
+
+    @parks
+    @waits
+    @weighs
+    def test_a_run_that_is_parked_and_blocks_is_handed_one_part(self, store: Any) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run", want=SHARED)
+        waiter = wait_for(store, "k", "b", run="run", want=SHARED)
+        leave(store, "k", "a")
+
+        take(store, "k", "b", run="run", queue=waiter.inbox, want=SHARED)
+
+        assert [each.owner for each in store.inspect("k").holders] == ["b"]
+        assert store.inspect("k").waiting == 0
 
     @parks
     @waits

@@ -167,6 +167,9 @@ if runs_by and (claims or (has and has_run ~= run)) and share_of(runs_by) then
     return with_others(answer)
 end
 if has then
+    if kept then
+        vacate(own, now) -- a run has one part, and was handed this one as well
+    end
     if share then
         local same_run = run == '' and share.run or run
         pass_on(owner, share, owner, same_run, lease_ms, now)
@@ -239,6 +242,7 @@ if (not holder or holder == SHARED) and mode ~= 'line' then
     local last
     local straight = capacity == 1 and not holder and run ~= '' and redis.call('ZSCORE', WOKEN, run)
     if not overtakes and not straight then
+        coming = run -- it may stand there twice, parked and blocked
         last, wake_run, wake_envelope = hand_on(now, member, stands)
     end
     local served = share_of(owner) -- it stands in the queue as well, and was handed it just now

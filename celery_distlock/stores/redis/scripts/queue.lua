@@ -8,6 +8,7 @@ local AHEAD = 1000000 -- µs that others' clocks may be: nobody comes later than
 local DONE_MS = 3600000 -- how long a late second delivery is recognised; longer than all resends
 
 -- USES times
+local coming = '' -- the run for which somebody is here, where it stands in the queue itself
 local givers = '' -- the runs that give the key up, or have; a line each
 
 -- Pushes a run to the worker that parked it; false if that is gone.
@@ -240,7 +241,8 @@ local function hand_over(now, own, stands)
                 head, arrival, is_run = blocked, since, false
             end
         end
-        if head == own or (stands > 0 and stands < tonumber(arrival)) then
+        local is_here = head == own or (is_run and name == coming)
+        if is_here or (stands > 0 and stands < tonumber(arrival)) then
             return true
         end
         local runs, left_ms = false, 0
