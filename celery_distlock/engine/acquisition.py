@@ -10,6 +10,7 @@ from celery_distlock.naming import shown
 from celery_distlock.process.forks import ForkStage, begin_anew
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, Store
 from celery_distlock.stores.channels import Inbox
+from celery_distlock.stores.identities import ExecutionId
 from celery_distlock.stores.values import (
     ALONE,
     Completion,
@@ -296,7 +297,7 @@ class Waiter:
                 )
                 hold.store.dispatch(hold.store.release(request).wake)
                 return reply
-            pause = _backstop(reply)
+            pause = _backstop(reply, hold.run)
         self.pause = max(0.0, min(pause, self._deadline - clock.monotonic()))
         return None
 
@@ -314,9 +315,11 @@ def _wait(hold: Hold, deadline: float, redelivered: bool, retain: bool, *, answe
         waiter.inbox.close()
 
 
-def _backstop(reply: Reply) -> float:
-    # The first looks when the holder's lease ends, the others one after the other behind it.
-    return min(reply.remaining + 0.01, BACKSTOP) + BACKSTOP * reply.place
+def _backstop(reply: Reply, run: str) -> float:
+    # The first looks when the holder's lease ends, the others one after the other behind it. But
+    # the key may be kept for a retry, wherever it stands, and nobody calls it.
+    place = 0 if ExecutionId.parse(run).retries else reply.place
+    return min(reply.remaining + 0.01, BACKSTOP) + BACKSTOP * place
 
 
 def release(

@@ -29,6 +29,7 @@ from celery_distlock.stores import CapacityStore, ReleaseRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.values import (
+    Ability,
     Completion,
     Ownership,
     RenewOutcome,
@@ -417,8 +418,9 @@ class Hold:
 
     @property
     def started(self) -> bool | None:
-        """Whether what it was granted by a rate was for anything; None: it has none."""
-        return self.begun if self.wanted.rates else None
+        """Whether what it was granted was for anything; None: the store counts no starts."""
+        counts = self.wanted.rates or Ability.RATE in self.store.abilities  # an operator may
+        return self.begun if counts else None
 
     def end(self) -> HoldState:
         """Stop holding, before the store is told; return the state until then."""

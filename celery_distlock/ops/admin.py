@@ -189,7 +189,7 @@ class Admin:
         store = self.store
         if not isinstance(store, SendingStore) or Ability.SEND not in store.abilities:
             return []
-        pages = _by_pages(store.delayed, as_key(key), first, min(PAGE, limit))
+        pages = _by_pages(store.delayed, as_key(key), first)
         found = itertools.islice(itertools.chain.from_iterable(pages), limit)
         return [waiter_info(None, "later", waiter) for waiter in found]
 
@@ -465,11 +465,11 @@ class Admin:
 
 
 def _by_pages(
-    look: Callable[..., list[Waiter]], key: str, first: int = 0, size: int = PAGE
+    look: Callable[..., list[Waiter]], key: str, first: int = 0
 ) -> Iterator[list[Waiter]]:
     """Yield what *look* tells of *key*; behind a short page there may be more."""
-    for begin in itertools.count(first, size):
-        page = look(key, first=begin, limit=size)
+    for begin in itertools.count(first, PAGE):
+        page = look(key, first=begin, limit=PAGE)
         if not page:
             return
         yield page

@@ -8,7 +8,7 @@ from celery_distlock.errors import StoreError
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import Store
-from celery_distlock.stores.identities import ExecutionId
+from celery_distlock.stores.identities import ExecutionId, is_own
 from celery_distlock.stores.values import Reply
 
 from .app import Plan, Runtime
@@ -95,19 +95,16 @@ class Invocation:
         return bool(self.execution_id) and reply.holder_run == self.execution_id
 
     def is_held_by_an_earlier_attempt(self, key: str, reply: Reply) -> bool:
-        """Whether the attempt that sent this one as its retry still has the key."""
+        """Whether the attempt that sent this one as its retry has the key, or keeps it for it."""
         if not (self.execution_id and self.request.retries):
             return False
-        if self._is_after(reply.holder_run):
+        if is_own(reply.holder_run, self.execution_id):
             return True
         try:
             holders = self.store.inspect(key, LOOK_TIMEOUT).holders  # the reply tells only one
         except StoreError:
             return False
-        return any(self._is_after(holder.run) for holder in holders)
-
-    def _is_after(self, run: str) -> bool:
-        return ExecutionId.parse(self.execution_id).is_after(ExecutionId.parse(run))
+        return any(is_own(holder.run, self.execution_id) for holder in holders)
 
     def new_hold(self, key: Key) -> Hold:
         """Return a hold on *key*, not acquired yet."""

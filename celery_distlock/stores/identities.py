@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.process.forks import ForkStage, PerProcess
 
-__all__ = ["ExecutionId", "Owner", "new_owner", "task_id_of"]
+__all__ = ["ExecutionId", "Owner", "is_own", "new_owner", "task_id_of"]
 
 
 class ExecutionId(NamedTuple):
@@ -41,6 +41,12 @@ class ExecutionId(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.task_id}:{self.retries}:{self.requeues}:{self.nesting}"
+
+
+def is_own(run: str, execution_id: str) -> bool:
+    """Whether what *run* has is for the execution: it is that, or an earlier attempt of it."""
+    execution = ExecutionId.parse(execution_id)
+    return run == execution_id or execution.is_after(ExecutionId.parse(run))
 
 
 def task_id_of(execution_id: str) -> str:

@@ -141,7 +141,8 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             if kept:
                 state.leave(own)  # a run has one part, and was handed this one as well
             share.lengthen(request.lease)
-            state.log.begin(owner, owner, microseconds())
+            if not state.log.begin(owner, owner, microseconds()) and share.due:
+                state.start(owner, request.want)  # an operator says only since then how often
             share.due, changed = 0, bool(run) and share.run != run
             if changed or not share.alone:
                 state.pass_on(owner, owner, run or share.run, request.lease)
@@ -704,7 +705,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             queue = []
             for waiter in state.queue[first : first + limit]:
                 kind, _, who = waiter.member.partition(":")
-                since = self._epoch + waiter.arrival / 1e6
+                since = self._epoch + waiter.arrival / 1e6 if waiter.arrival > FIRST else 0.0
                 want = state.wants.get(waiter.member, ALONE)
                 if kind == "p":
                     task = state.names.get(who, "")

@@ -510,7 +510,8 @@ class MemoryKey:
         return state._replace(later=len(self.later), due=max(0.0, due), opens=self.opens_in())
 
     def _look(self, epoch: float) -> KeyState:
-        oldest = epoch + self.queue[0].arrival / 1e6 if self.queue else 0.0
+        arrivals = (epoch + waiter.arrival / 1e6 for waiter in self.queue if waiter.arrival > FIRST)
+        oldest = next(arrivals, 0.0)
         waits = len(self.queue), oldest, len(self.travelling)
         rest = max(0.0, self.rest_until - clock.monotonic())
         if not self.shares:
@@ -544,7 +545,8 @@ class MemoryKey:
 
     def parked_waiter(self, run: str, epoch: float) -> Waiter:
         """Return a parked run with its message."""
-        since = epoch + self.arrivals.get(run, 0) / 1e6
+        arrival = self.arrivals.get(run, 0)
+        since = epoch + arrival / 1e6 if arrival > FIRST else 0.0
         woken, task = run in self.woken, self.names.get(run, "")
         want = self.wants.get(f"p:{run}", ALONE)
         route = self.routes.get(run)

@@ -8,7 +8,7 @@ from celery_distlock import clock
 from celery_distlock.keys import slot_name
 
 from .identities import task_id_of
-from .memory_key import MemoryKey
+from .memory_key import MemoryKey, microseconds
 from .memory_timing import MemoryTiming
 from .requests import Identity, SendRequest
 from .sending import Bearer, SendingStore, SendReply, Sent, Where
@@ -143,7 +143,7 @@ def _delay_of(state: MemoryKey, request: SendRequest) -> float:
     """Return in how many seconds it joins the queue."""
     if not request.paced:
         return request.delay
-    return max(request.delay, state.starts_in(request.want) / 1e6)
+    return max(request.delay, state.log.starts_in(request.want, microseconds()) / 1e6)
 
 
 def _take(state: MemoryKey, identity: Identity, run: str, first: float | None = None) -> None:

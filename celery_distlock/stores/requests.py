@@ -55,9 +55,10 @@ class ReleaseRequest(NamedTuple):
         run: Likewise.
         completion: Whether a second delivery of the run is to be dropped.
         inbox: The inbox of a waiter that gives up.
-        keep_for: A run and seconds: the key stays locked for it instead of becoming free.
-        started: What was taken with a rate, and whether that was for anything: False: nothing has
-            begun under it, and it counts no more. None: it was taken without one.
+        keep_for: A run and seconds: the key stays locked for it instead of becoming free; if it is
+            parked there already, it is handed the key now.
+        started: Whether what was taken was for anything, where starts are counted. False: nothing
+            has begun under it, and it counts no more.
     """
 
     key: str

@@ -26,6 +26,7 @@ from celery_distlock.policies import Fail, Skip
 from celery_distlock.runtime.app import Plan, Runtime
 from celery_distlock.runtime.messages import LockHeader, execution_id
 from celery_distlock.runtime.received import Received, Taken
+from celery_distlock.stores.identities import is_own
 from celery_distlock.stores.values import KeyState, Want
 
 from . import parking_strategy
@@ -207,12 +208,14 @@ class _Lookup:
 def _leaves_room(now: KeyState, want: Want, run: str) -> bool:
     """Whether a store that finds a key as it is *now* would grant *want* of it to *run*."""
     limit = None if now.limit is None else now.limit.capacity
+    if is_own(now.run, run) or any(is_own(holder.run, run) for holder in now.holders):
+        return True  # or it will, when the attempt that has sent it ends
     if limit == 0:  # paused
-        return bool(now.token) and now.run == run
+        return False
     if want.alone or not now.holders:
-        return now.run == run if now.token else not now.rest
+        return not (now.token or now.rest)
     if now.rest or now.waiting:
-        return any(holder.run == run for holder in now.holders)
+        return False
     if limit is None:
         return has_room(want, (), now.used)
     return now.used + units_of(want, limit) <= limit

@@ -18,6 +18,7 @@ from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.values import (
     Completion,
+    Limit,
     Ownership,
     ParkRequest,
     RenewOutcome,
@@ -281,6 +282,18 @@ def test_a_full_server_lets_those_go_on_and_leave_who_have_a_rate(private_server
             take(full, "k", owner, want=want)
         full.release(ReleaseRequest("k", "d", started=True))
         assert full.acquire(AcquireRequest("k", "g", 30.0, want=want)).status is BUSY
+
+
+def test_a_limit_that_has_ended_is_struck_by_a_sweep(redis_store, redis_url, prefix):
+    redis_store.set_limit("k", Limit(2, until=time.time() + 60.0))
+    servers.bring_nearer(redis_url, prefix, 120.0)
+
+    def is_struck():
+        list(redis_store.sweep(0.01))
+        return not client.exists(f"{prefix}:{{k}}:tasks")
+
+    with redis.Redis.from_url(redis_url) as client:
+        wait_until(is_struck, what="a sweep")
 
 
 def test_what_is_known_of_starts_ends_by_itself(redis_store, redis_url, prefix):

@@ -9,7 +9,7 @@ from celery_distlock.engine.acquisition import acquire, release
 from celery_distlock.engine.lease import Hold, Terms
 from celery_distlock.engine.wants import want_of
 from celery_distlock.stores.memory import MemoryStore
-from celery_distlock.stores.values import ALONE, Want
+from celery_distlock.stores.values import ALONE, Holder, KeyState, Want
 from celery_distlock.worker.refusal import _leaves_room
 
 
@@ -33,3 +33,15 @@ def test_a_key_that_rests_and_that_nobody_has_is_taken(key, want):
 def test_a_free_key_is_not_taken(key):
     state = MemoryStore("memory://", "test").inspect("k")
     assert _leaves_room(state, want_of(key), "run")
+
+
+@pytest.mark.parametrize("run", ["task:1:0:0", "task:0:0:0"], ids=["kept for it", "its attempt"])
+@pytest.mark.parametrize("want", [ALONE, Want(1, 2)], ids=["alone", "shared"])
+def test_what_is_for_a_retry_or_will_be_is_not_taken(run, want):
+    others = (Holder("x", "other:0:0:0", 1, 0, 0.0, 9.0), Holder("y", run, 1, 1, 0.0, 9.0))
+    alone = want == ALONE
+    state = KeyState("y" if alone else "x", 1, run if alone else "other:0:0:0", 0.0, 9.0, 3)
+    state = state._replace(holders=() if alone else others, used=2)
+
+    assert _leaves_room(state, want, "task:1:0:0")
+    assert not _leaves_room(state, want, "another:1:0:0")

@@ -22,6 +22,7 @@ from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.listing import CountingStore, ListingStore
 from celery_distlock.stores.values import (
     ALONE,
+    FIRST,
     UNREADABLE,
     Holder,
     KeyState,
@@ -364,7 +365,7 @@ def together(wakes: Sequence[WokenTask]) -> WokenTask | None:
 
 
 def _limit(written: bytes) -> Limit | None:
-    """Return the limit that units.lua has written, if it has not ended."""
+    """Return the limit that limit.lua has written, if it has not ended."""
     match = _LIMIT.fullmatch(text(written))
     if match is None:
         return None
@@ -414,12 +415,12 @@ def token_of(value: bytes | None) -> int:
 
 
 def since_of(value: bytes | float | None) -> float:
-    """Return the seconds of a time in microseconds; 0 if there is none, or none that can be."""
+    """Return the seconds of a time in microseconds; 0: there is none that is one of anything."""
     try:
         micros = float(value or 0)
     except ValueError:
         return 0.0
-    return micros / 1e6 if 0 <= micros < EXACT else 0.0
+    return micros / 1e6 if FIRST < micros < EXACT else 0.0
 
 
 def unreadable(address: str, key: str, token: bytes | None) -> str:

@@ -202,7 +202,7 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
             text(holder),
             text(holder_run),
             time_left(ttl_ms),
-            place,
+            max(0, place),
             self._noting(slot_name(key), [run, envelope, *others]),
             int(arrival) if arrival.isdigit() else 0,
             due=due,

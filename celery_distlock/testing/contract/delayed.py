@@ -61,6 +61,20 @@ class Delayed(Given):
         assert [waiter.run for waiter in queue] == ["run0", "other", "run1"]
 
     @sends
+    def test_one_that_ran_before_its_time_and_is_sent_again_does_not_come_later(
+        self, store: SendingStore
+    ) -> None:
+        send(store, "k", "run", delay=60.0)
+        take(store, "k", "a", run="run")
+        leave(store, "k", "a", run="run")
+        take(store, "k", "b")
+
+        send(store, "k", "run")
+
+        assert store.inspect("k").later == 0
+        assert [waiter.run for waiter in store.delayed("k")] == []
+
+    @sends
     def test_a_key_to_which_somebody_comes_later_is_found(self, store: SendingStore) -> None:
         send(store, "k", "run", delay=30.0)
 

@@ -142,6 +142,25 @@ class Limits(Given):
 
     @weighs
     @parks
+    def test_a_retry_that_comes_early_to_a_paused_key_runs_when_it_goes_on(
+        self, store: ParkingStore
+    ) -> None:
+        capacity = CapacityStore.of(store)
+        take(store, "k", "a", run="task:0:0:0")
+        park(store, "k", "task:1:0:0")
+        park(store, "k", "other")
+        capacity.set_limit("k", Limit(0))
+        oldest = store.inspect("k").oldest
+        assert leave(store, "k", "a", run="task:0:0:0", keep_for=("task:1:0:0", 30.0)) == []
+
+        state = store.inspect("k")
+
+        assert (state.waiting, state.owner) == (2, "")
+        assert oldest <= state.oldest < oldest + 600.0
+        assert runs_of(all_of(capacity.set_limit("k", None).wake)) == ["task:1:0:0"]
+
+    @weighs
+    @parks
     def test_who_waits_for_a_paused_key_is_woken_when_it_goes_on(self, store: ParkingStore) -> None:
         capacity = CapacityStore.of(store)
         take(store, "k", "a")

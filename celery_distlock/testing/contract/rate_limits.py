@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from celery_distlock.rate import Rate
+from celery_distlock.stores.sending import Sent
 from celery_distlock.stores.values import Limit, Want
 
 from .actions import (
     BUSY,
     GRANTED,
     SHARED,
+    all_of,
     ask,
     enter,
     leave,
@@ -29,6 +31,7 @@ from .actions import (
 )
 from .given import Given
 from .rates import PER, count, so_often
+from .sending import send, sends
 
 __all__ = ["RateLimits"]
 
@@ -148,3 +151,41 @@ class RateLimits(Given):
         store.set_limit("k", Limit(3, author="another"))
         limit = store.inspect("k").limit
         assert (limit.capacity, limit.author, limit.rates) == (3, "another", ())
+
+    @rates
+    @weighs
+    @parks
+    def test_what_is_kept_for_a_retry_waits_for_an_operators_rate(self, store: Any) -> None:
+        store.set_limit("k", Limit(None, rates=(Rate(1, PER),)))
+        take(store, "k", "a", run="task:0:0:0")
+        leave(store, "k", "a", run="task:0:0:0", keep_for=("task:1:0:0", 3000.0), started=True)
+
+        reply = ask(store, "k", "b", run="task:1:0:0")
+
+        assert (reply.status, count(store, "k", Want())) == (BUSY, 0)
+
+    @rates
+    @weighs
+    @waits
+    def test_one_who_was_handed_a_key_before_a_rate_was_set_is_counted(self, store: Any) -> None:
+        take(store, "k", "a")
+        waiter = wait_for(store, "k", "b")
+        leave(store, "k", "a")
+        store.set_limit("k", Limit(None, rates=(Rate(1, PER),)))
+
+        take(store, "k", "b", queue=waiter.inbox)
+
+        leave(store, "k", "b", started=True)
+        assert count(store, "k", Want()) == 0
+
+    @rates
+    @weighs
+    @sends
+    def test_a_paced_call_waits_no_longer_than_its_own_rate(self, store: Any) -> None:
+        store.set_limit("k", Limit(None, rates=(Rate(1, 10 * PER),)))
+        assert count(store, "k", Want()) == 1
+
+        reply = send(store, "k", "run", want=so_often(5), paced=True)
+
+        assert reply.sent is Sent.QUEUED
+        assert runs_of(all_of(store.set_limit("k", None).wake)) == ["run"]

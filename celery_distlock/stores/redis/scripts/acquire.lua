@@ -6,6 +6,8 @@
 --         arrival, ...}: status busy or parked | {'done'}; at the end, what else was woken; and beside
 --         an empty run, in how many ms time alone lets the first of those who wait enter
 --
+-- place     how many stand before it; -1: it does not stand in the queue, and waits for its first
+--           delivery to end
 -- mode      try: do not queue. wait: queue as a blocked waiter, detail is its inbox.
 --           park: queue the run, detail is its envelope, desk where a worker would take it,
 --           task the name that is shown to those who look.
@@ -102,7 +104,7 @@ local function put_off(token, holder, for_ms)
         set_aside(run, for_ms, now)
         status = 'parked'
     end
-    return { status, token, holder, run, math.ceil(for_ms), 0, '', '', '0' }
+    return { status, token, holder, run, math.ceil(for_ms), -1, '', '', '0' }
 end
 
 -- What a second delivery is told; nothing if it may run.
@@ -120,7 +122,7 @@ local function second_delivery()
             redis.call('ZADD', WOKEN, until_ms, run)
             status = 'parked'
         end
-        return { status, 0, '', run, math.ceil(held_back), 0, '', '', '0' }
+        return { status, 0, '', run, math.ceil(held_back), -1, '', '', '0' }
     end
 end
 
@@ -151,7 +153,7 @@ if (claims or (has and run ~= '' and has_run ~= run)) and repeated == '1' then
     if answer then -- its turn came, but the first one has ended
         vacate(claims and own or owner, now)
         local _, wake_run, envelope = hand_on(now, '', 0)
-        return with_others({ answer[1], 0, '', run, answer[5] or 0, 0, wake_run, envelope, '0' })
+        return with_others({ answer[1], 0, '', run, answer[5] or 0, -1, wake_run, envelope, '0' })
     end
 end
 local runs_by = run ~= '' and redis.call('HGET', LOCK, 'o:' .. run)
@@ -170,14 +172,17 @@ if has then
     if kept then
         vacate(own, now) -- a run has one part, and was handed this one as well
     end
+    local was_due = share and share.due > 0
     if share then
         local same_run = run == '' and share.run or run
         pass_on(owner, share, owner, same_run, lease_ms, now)
     else
         lengthen(lease_ms)
-        redis.call('HDEL', LOCK, 'due')
     end
-    begin_start(owner, owner, now)
+    local comes = was_due or (not share and redis.call('HDEL', LOCK, 'due') == 1)
+    if not begin_start(owner, owner, now) and comes then
+        start(owner, terms, now, now) -- an operator says only since then how often that may be
+    end
     if run ~= '' and has_run ~= run then
         if not share then
             redis.pcall('HSET', LOCK, 'run', run)

@@ -3,10 +3,10 @@
 -- returns {owner, token, run, ttl_ms, waiting, oldest, woken, task, limit, used, capacity, rest_ms,
 --         starts, later, due_ms, opens_ms, identities, owner, entry, left_ms, ...}
 --
--- oldest  when the first of those who wait came (µs), 0 if nobody waits
+-- oldest  when the first of those who wait came (µs), as far as that is known; 0: nobody
 -- woken   how many runs are on their way
 -- task    the name of the one that the key is kept for
--- limit   an operator's that has not ended, as units.lua has it
+-- limit   an operator's that has not ended, as limits.lua has it
 -- starts  of each time for which starts are counted limit,per,count, with blanks between; per in µs
 -- later   how many runs join the queue later, the first of them in due_ms; of many, with those that
 --         have come by themselves
@@ -17,6 +17,7 @@
 local LOCK, QUEUE, TASKS, WOKEN, RATE, LATER, CALLS =
     KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[7], KEYS[8], KEYS[9]
 local MOST_HOLDERS = 100
+local FIRST = 1 -- µs: where one stands before whom nobody is to go, whenever he came
 local MOST_CALLS = 50 -- that are looked at one by one
 local MOST_PASSED = 10 -- of those who wait, who have their part already
 local time = redis.call('TIME')
@@ -48,7 +49,7 @@ if held[1] == 'several:' then
     end)
 end
 
-local oldest = redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')[2]
+local oldest = redis.call('ZRANGEBYSCORE', QUEUE, '(' .. FIRST, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 local woken, waiting = redis.call('ZCARD', WOKEN), redis.call('ZCARD', QUEUE)
 local task
 if held[3] and held[1] == 'parked:' .. held[3] then

@@ -22,11 +22,11 @@ end
 local desk = redis.call('HGET', TASKS, 'h:' .. run)
 if desk and desk ~= '' then
     -- It is gone, or says nothing: what was parked from there after this is not to wait for it.
-    redis.call('HDEL', TASKS, 'h:' .. run)
+    redis.pcall('HSET', TASKS, 'h:' .. run, '')
     for _, member in ipairs(redis.call('ZRANGE', QUEUE, 0, BEHIND - 1)) do
         local field = 'h:' .. string.sub(member, 3)
         if redis.call('HGET', TASKS, field) == desk then
-            redis.call('HDEL', TASKS, field)
+            redis.pcall('HSET', TASKS, field, '')
         end
     end
 end

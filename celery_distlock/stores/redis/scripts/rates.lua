@@ -178,9 +178,8 @@ local function in_force(terms, now)
     return cost .. ':' .. rates
 end
 
--- In how many µs one may start by its rates; 0: now.
-local function starts_in(terms, now)
-    terms = in_force(terms, now)
+-- In how many µs one may start by such terms; 0: now.
+local function starts_by(terms, now)
     if not terms then
         return 0
     end
@@ -191,6 +190,11 @@ local function starts_in(terms, now)
         wait = math.max(wait, opens_for(rate, cost, now))
     end
     return wait
+end
+
+-- Likewise by the terms that count.
+local function starts_in(terms, now)
+    return starts_by(in_force(terms, now), now)
 end
 
 local function forget_the_oldest_asked()

@@ -116,6 +116,9 @@ if keep_ms ~= '0' then
     end
     redis.pcall('HSET', LOCK, 'owner', kept, 'run', keep_run)
     redis.call('HDEL', LOCK, 'was', 'start:' .. owner)
+    if limit_at(now).rates then
+        redis.pcall('HSET', LOCK, 'rated', 1)
+    end
     local rest = tonumber(redis.call('HGET', LOCK, 'rest') or 0) or 0
     local rest_ms = rests and rest - now / 1000 or 0
     redis.call('PEXPIRE', LOCK, math.max(math.ceil(rest_ms), tonumber(keep_ms)))

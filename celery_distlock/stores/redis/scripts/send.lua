@@ -16,9 +16,10 @@
 --           if it waits; *: whoever has it keeps it, and this run goes without
 -- most_ms   so long after the first call it joins the queue at the latest, however often it is
 --           updated; or empty
--- paced     1: it does not join the queue before its rates let it start
+-- paced     1: it does not join the queue before its own rates let it start
 --
--- later  zset  runs that do not join the queue before their time (ms)
+-- later  zset  runs that do not join the queue before their time (ms); and some that have come by
+--              themselves meanwhile, until that time
 --
 -- USES grant
 local run, envelope, task, want, delay_ms, repeated, identity, until_when, replaces, most_ms, paced = unpack(ARGV)
@@ -37,13 +38,20 @@ local function take_identity(now_ms, first_ms)
     redis.call('HSET', CALLS, identity, entry .. ' ' .. run)
 end
 
+-- Who sends a task again by its id means it; and it may have come before its time when it was sent
+-- before.
+local function forget_ended()
+    redis.call('ZREM', DONE, run)
+    redis.call('ZREM', LATER, run)
+end
+
 local is_plain = want == '' and delay_ms == '0' and repeated == '0' and replaces ~= run
 local holder, holder_run = unpack(is_plain and redis.call('HMGET', LOCK, 'owner', 'run') or {})
 local is_alone = holder and holder ~= 'several:' and string.find(holder, 'parked:resting:', 1, true) ~= 1
 if is_alone and identity == '' and holder_run ~= run and redis.call('HEXISTS', TASKS, parcel[1]) == 0 then
     -- One has all of it: there is nothing but to wait.
     redis.call('HSET', TASKS, unpack(parcel)) -- before all other writes: a full server may refuse it
-    redis.call('ZREM', DONE, run) -- who sends a task again by its id means it
+    forget_ended()
     line_up(microseconds(), run)
     return { 'queued', '', '' }
 end
@@ -58,7 +66,7 @@ if is_free and not (identity ~= '' and taken_by(redis.call('HGET', CALLS, identi
     redis.call('HSET', LOCK, 'due', integer(now))
     redis.call('HSET', TASKS, 's:' .. run, integer(now), unpack(parcel))
     redis.call('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), run)
-    redis.call('ZREM', DONE, run)
+    forget_ended()
     if identity ~= '' then
         take_identity(now / 1000)
     end
@@ -146,7 +154,7 @@ if before then
 end
 redis.call('HSET', TASKS, unpack(parcel)) -- before all other writes: a full server may refuse it
 note_want('p:' .. run, want)
-redis.call('ZREM', DONE, run)
+forget_ended()
 if keeps_for(run) then
     vacate('parked:' .. run, now) -- it was for another want, perhaps
 end
@@ -156,7 +164,7 @@ end
 delay_ms = tonumber(delay_ms)
 if paced == '1' then
     local _, _, terms = want_in(want)
-    delay_ms = math.max(delay_ms, math.ceil(starts_in(terms, now) / 1000))
+    delay_ms = math.max(delay_ms, math.ceil(starts_by(terms, now) / 1000))
 end
 if delay_ms > 0 then
     redis.call('ZADD', LATER, integer(now / 1000 + delay_ms), run)

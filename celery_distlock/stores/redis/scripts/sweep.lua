@@ -47,7 +47,8 @@ end
 local comes = redis.call('ZRANGEBYSCORE', LATER, '-inf', integer(now / 1000), 'LIMIT', 0, ARGV[1])
 for _, run in ipairs(comes) do
     redis.call('ZREM', LATER, run)
-    if is_put_off(run) and not redis.call('ZSCORE', WOKEN, run) then
+    local is_there = redis.call('ZSCORE', WOKEN, run) or redis.call('ZSCORE', QUEUE, 'p:' .. run)
+    if is_put_off(run) and not is_there then
         line_up(now, run) -- its time has come
     end
 end
@@ -70,5 +71,6 @@ for i = 1, #calls, 2 do
         redis.call('HDEL', CALLS, calls[i]) -- it means nothing any more
     end
 end
+limit_at(now) -- strikes one that has ended
 local waits = redis.call('EXISTS', QUEUE, WOKEN, LATER, CALLS) > 0 or redis.call('HEXISTS', TASKS, 'limit') == 1
 return { waits and 1 or 0, unpack(found) }
