@@ -549,6 +549,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             again = any(share.again for share in state.shares.values() if share.run == run)
             if parked or again or ended is Completion.YES_AND_MAY_COME_AGAIN:
                 state.done[run] = now
+                state.unsettled.pop(run, None)
         elif holder and not state.is_alone and run in state.woken:
             state.woken[run] = now  # what was set aside as its second delivery
 

@@ -61,6 +61,17 @@ class Sending(Given):
     # Where it stands
 
     @sends
+    def test_a_run_that_is_sent_again_after_its_end_runs_again(self, store: SendingStore) -> None:
+        send(store, "k", "run")
+        take(store, "k", "a", run="run")
+        leave(store, "k", "a", run="run", completion=Completion.UNSETTLED)
+        store.release(ReleaseRequest("k", "a", run="run", completion=AGAIN))
+
+        assert send(store, "k", "run").sent is Sent.GO
+
+        take(store, "k", "b", run="run", redelivered=True)
+
+    @sends
     def test_a_run_whose_key_is_free_goes_and_the_key_is_kept_for_it(
         self, store: SendingStore
     ) -> None:
