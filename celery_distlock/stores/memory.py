@@ -492,8 +492,8 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             if not kept and wake.run not in state.woken | state.unsettled:
                 return Release(False)
             state.unpark(wake.run)
-            state.unsettled.pop(wake.run, None)
             if mark:
+                state.unsettled.pop(wake.run, None)
                 state.done[wake.run] = clock.monotonic()
             return self._free(wake.name, state, f"parked:{wake.run}")
 
