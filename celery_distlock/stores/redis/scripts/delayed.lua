@@ -1,8 +1,9 @@
 -- delayed.lua: look at the runs that join a key's queue later, without changing anything.
 -- KEYS tasks later
 -- ARGV first last
--- returns {run, in_ms, task, want, ...}: those from first to last, but for who has come by himself
---         meanwhile, who comes first the first; in how many ms each joins the queue, its task's name, where known, and its want as units.lua has it
+-- returns {run, in_ms, task, want, ...}: those from first to last, who comes first the first, but for
+--         who has come by himself meanwhile; in how many ms each joins the queue, its task's name,
+--         where known, and its want as units.lua has it
 local TASKS, LATER = KEYS[1], KEYS[2]
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + time[2] / 1000

@@ -4,9 +4,8 @@
 -- lock   hash    owner, token, run; expires with the lease. A key that is on its way to a parked
 --                task has the owner "parked:<run>" until that task claims it; due: the arrival (µs)
 --                of one who was handed the key and has not come for it yet; rated: his start is
---                counted when he comes. Where he needs several
---                keys: stamp:<run> of him, until he gives this one up, and from, who gave it up for
---                him
+--                counted when he comes. Where he needs several keys: stamp:<run> of him, until he
+--                gives this one up, and from, who gave it up for him
 -- queue  zset    who waits, by arrival (µs): "p:<run>" parked, "b:<inbox> <owner>" blocked
 -- tasks  hash    of every run that is parked or on its way: e:<run> its envelope, s:<run> its
 --                arrival, h:<run> the desk of a worker that takes it, t:<run> its task's name,
