@@ -177,10 +177,15 @@ class KeyAcquisition:
             raise Ignore("a second delivery")
         return None
 
-    def _acquire(self, key: Key, **how: Any) -> tuple[Hold | None, Reply]:
-        """Ask for *key*; the hold is None if the task is to go on, locked or by `on_outage`."""
+    def _acquire(self, key: Key, arrival: int = 0, **how: Any) -> tuple[Hold | None, Reply]:
+        """
+        Ask for *key*; the hold is None if the task is to go on, locked or by `on_outage`.
+
+        *arrival* is where it stands, if an answer has told that.
+        """
         invocation = self._invocation
         hold = invocation.new_hold(key)
+        hold.arrival = arrival or hold.arrival
         try:
             reply = acquire(
                 hold, redelivered=invocation.redelivered, retain=invocation.retained, **how
@@ -220,7 +225,7 @@ class KeyAcquisition:
             # Before it is parked: from then on it may run elsewhere and end before we write.
             self._invocation.states.parked(key.template, reply.holder, reply.place)
         self._requeueing.asked_to_park = True
-        hold, parked = self._acquire(key, park=request)
+        hold, parked = self._acquire(key, reply.arrival, park=request)
         self._requeueing.leave_reservations(slot_name(key.template))
         return hold, parked
 
@@ -236,7 +241,7 @@ class KeyAcquisition:
         request = self._requeueing.park_request(self._wanted[0].template, *route.names)
         self._invocation.states.parked(key.template, reply.holder, reply.place)  # as in `_park`
         self._requeueing.asked_to_park = True
-        arrival = self._invocation.received.arrival or 0
+        arrival = reply.arrival or self._invocation.received.arrival or 0
         for next_key in self._wanted:
             reply, key = self._park_at(next_key.template, route, arrival, request), next_key
             request, arrival = None, reply.arrival

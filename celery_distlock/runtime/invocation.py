@@ -101,10 +101,11 @@ class Invocation:
         if is_own(reply.holder_run, self.execution_id):
             return True
         try:
-            holders = self.store.inspect(key, LOOK_TIMEOUT).holders  # the reply tells only one
+            now = self.store.inspect(key, LOOK_TIMEOUT)  # the reply tells one, perhaps of before
         except StoreError:
             return False
-        return any(is_own(holder.run, self.execution_id) for holder in holders)
+        runs = (now.run, *(holder.run for holder in now.holders))
+        return any(is_own(run, self.execution_id) for run in runs)
 
     def new_hold(self, key: Key) -> Hold:
         """Return a hold on *key*, not acquired yet."""

@@ -28,6 +28,7 @@ from .memory_key import (
     DONE,
     DOUBLINGS,
     GRANT,
+    LOOK,
     UNSENT,
     MemoryKey,
     Standing,
@@ -123,23 +124,22 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         """Answer an owner that has the key, or whose run it is kept for; None: it is neither."""
         owner, run = request.owner, request.run
         share, kept = state.shares.get(owner), state.share_for(run)
-        own = f"parked:{run}" if kept else owner
         its_turn = kept or (share and run and share.run != run)
         if kept:
             state.leave_queue(f"b:{owner}")  # it waited, and comes by what is kept for its run
         if its_turn and request.redelivered and state.knows_end(run):  # the first one has ended
-            state.leave(own)
+            self._leave_all(state, owner, run)
             reply = state.second_delivery(request, asked_at)
             return reply._replace(wake=self._hand_on(slot_name(request.key), state)[1])
         first = "" if state.is_alone else state.holds(run)
         if its_turn and first not in ("", owner):  # both were served, and the other has come first
-            state.leave(own)
+            self._leave_all(state, owner, run)
             wake = self._hand_on(slot_name(request.key), state)[1]
             return state.put_off(request, first, asked_at)._replace(wake=wake)
         retained = request.lease if request.retain else None
         if share is not None:
             if kept:
-                state.leave(own)  # a run has one part, and was handed this one as well
+                state.leave(f"parked:{run}")  # a run has one part, and was handed this one as well
             share.lengthen(request.lease)
             if not state.log.begin(owner, owner, microseconds()) and share.due:
                 state.start(owner, request.want)  # an operator says only since then how often
@@ -155,6 +155,12 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         else:
             return None
         return self._let_others_in(state, request, state.granted(owner, asked_at))
+
+    def _leave_all(self, state: MemoryKey, owner: str, run: str) -> None:
+        """Give up what is kept for a run, and what was handed to who had not said it is his."""
+        state.leave(f"parked:{run}")
+        if (share := state.shares.get(owner)) is not None and share.run != run:
+            state.leave(owner)
 
     def _may_claim(self, state: MemoryKey, request: AcquireRequest) -> bool:
         kept = f"parked:{request.run}" in state.log.reserved
@@ -222,14 +228,22 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             status, stands = Status.PARKED, state.park(run, queue, stands, want)
         elif queue is not None:
             stands = state.join(member, stands, want)
-        due = 0.0
-        if queue is not None:
-            self._note_opening(name, state)
-            due = (not state.place(member) and state.opens_in()) or 0.0
-        elif not state.place(member):
-            due = state.opens_by_rate(want) or 0.0
+        due = self._due(name, state, member, request, leaves=kept is not None)
         reply = state.taken(status, member, asked_at, stands)
         return reply._replace(wake=wake, due=due)
+
+    def _due(
+        self, name: str, state: MemoryKey, member: str, request: AcquireRequest, *, leaves: bool
+    ) -> float:
+        """Return in how many seconds time alone lets one in who is told to wait; 0: it does not."""
+        waits = request.queue is not None
+        if waits:
+            self._note_opening(name, state)
+        if state.place(member):
+            if leaves and not waits:  # who stands before may have it now, and was told nothing
+                self.note_due({name: LOOK})
+            return 0.0
+        return (state.opens_in() if waits else state.opens_by_rate(request.want)) or 0.0
 
     def _overtakes(self, state: MemoryKey, stands: int, want: Want) -> bool:
         """Whether those who came later, and have not come, have made room for one who is here."""

@@ -143,7 +143,8 @@ def _delay_of(state: MemoryKey, request: SendRequest) -> float:
     """Return in how many seconds it joins the queue."""
     if not request.paced:
         return request.delay
-    return max(request.delay, state.log.starts_in(request.want, microseconds()) / 1e6)
+    own = state.log.starts_in(request.want, microseconds())
+    return max(request.delay, min(own, state.starts_in(request.want)) / 1e6)
 
 
 def _take(state: MemoryKey, identity: Identity, run: str, first: float | None = None) -> None:

@@ -366,7 +366,7 @@ class KeyState(NamedTuple):
     since: float  # seconds since the epoch, by the store's clock
     remaining: float
     waiting: int
-    oldest: float = 0.0  # when the first of those who wait came, likewise; 0: nobody waits
+    oldest: float = 0.0  # when the first of those who wait came, as far as that is known; 0: none
     woken: int = 0  # parked runs on their way
     task: str = ""  # the name of the task that the key is kept for, where it is known
     holders: tuple[Holder, ...] = ()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from celery_distlock import Key
 from celery_distlock.engine.acquisition import acquire, release
 from celery_distlock.engine.lease import Hold, Terms
 from celery_distlock.engine.wants import want_of
+from celery_distlock.runtime.invocation import Invocation
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.memory import MemoryStore
-from celery_distlock.stores.values import ALONE, Holder, KeyState, Want
+from celery_distlock.stores.values import ALONE, Holder, KeyState, Reply, Status, Want
 from celery_distlock.worker.refusal import _leaves_room
 
 
@@ -45,3 +49,17 @@ def test_what_is_for_a_retry_or_will_be_is_not_taken(run, want):
 
     assert _leaves_room(state, want, "task:1:0:0")
     assert not _leaves_room(state, want, "another:1:0:0")
+
+
+@pytest.mark.parametrize("want", [ALONE, Want(1, 2)], ids=["alone", "shared"])
+def test_what_is_kept_for_a_retry_is_its_own_whoever_had_the_key_on_its_arrival(want):
+    store = MemoryStore("memory://", "test")
+    store.acquire(AcquireRequest("k", "a", 30.0, run="task:0:0:0", want=want))
+    store.release(ReleaseRequest("k", "a", run="task:0:0:0", keep_for=("task:1:0:0", 30.0)))
+    retry = Invocation.__new__(Invocation)
+    retry.store, retry.execution_id = store, "task:1:0:0"
+    retry.request = SimpleNamespace(retries=1)
+    taken = Reply(Status.BUSY, 0.0, holder="x", holder_run="other:0:0:0")
+
+    assert retry.is_held_by_an_earlier_attempt("k", taken)
+    assert not retry.is_held_by_an_earlier_attempt("another", taken)

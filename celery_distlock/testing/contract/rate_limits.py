@@ -166,6 +166,24 @@ class RateLimits(Given):
 
     @rates
     @weighs
+    @parks
+    def test_a_retry_that_is_too_early_waits_before_all_others(
+        self, store: Any, pass_time: Callable[[float], None]
+    ) -> None:
+        store.set_limit("k", Limit(None, rates=(Rate(1, PER),)))
+        take(store, "k", "a", run="task:0:0:0")
+        park(store, "k", "other")
+        leave(store, "k", "a", run="task:0:0:0", keep_for=("task:1:0:0", 3000.0), started=True)
+
+        early = ask(store, "k", "b", run="task:1:0:0")
+        park(store, "k", "task:1:0:0", arrival=early.arrival)
+
+        assert early.status is BUSY
+        pass_time(PER)
+        assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["task:1:0:0"]
+
+    @rates
+    @weighs
     @waits
     def test_one_who_was_handed_a_key_before_a_rate_was_set_is_counted(self, store: Any) -> None:
         take(store, "k", "a")

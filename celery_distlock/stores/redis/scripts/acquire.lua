@@ -145,13 +145,24 @@ local kept = holder == SHARED and run ~= '' and share_of(own)
 local has = holder == owner or share
 local claims = run ~= '' and (holder == own or kept)
 local has_run = share and share.run or held[3]
+
+-- Gives up what is kept for the run, and what was handed to the owner before it said which run it is.
+local function leave_all()
+    if claims then
+        vacate(own, now)
+    end
+    if has and has_run ~= run then
+        vacate(owner, now)
+    end
+end
+
 if claims and mode == 'wait' then
     strike(member) -- it waited, and comes by what is kept for its run
 end
 if (claims or (has and run ~= '' and has_run ~= run)) and repeated == '1' then
     local answer = second_delivery()
     if answer then -- its turn came, but the first one has ended
-        vacate(claims and own or owner, now)
+        leave_all()
         local _, wake_run, envelope = hand_on(now, '', 0)
         return with_others({ answer[1], 0, '', run, answer[5] or 0, -1, wake_run, envelope, '0' })
     end
@@ -162,7 +173,7 @@ if runs_by == owner or runs_by == own or holder ~= SHARED then
 end
 if runs_by and (claims or (has and has_run ~= run)) and share_of(runs_by) then
     -- Both deliveries of the run were served, and the other one has come first.
-    vacate(claims and own or owner, now)
+    leave_all()
     local _, wake_run, envelope = hand_on(now, '', 0)
     local answer = put_off(held[2], runs_by, share_of(runs_by).ends - now / 1000)
     answer[7], answer[8] = wake_run, envelope
@@ -195,10 +206,12 @@ if claims and mode == 'line' then
     -- Likewise parked before, by a request that was repeated: its message is on its way as well.
     return { 'done' }
 end
+local leaves = false -- for now, what was kept for it
 local too_early = claims and starts_in(terms, now) > 0 and not keeps_start_for(run)
 if claims and (too_early or not is_wanted(kept)) then
     local due = kept and kept.due or tonumber(held[4] or 0)
     vacate(own, now)
+    leaves = true
     arrival = due > 0 and due or too_early and FIRST or tonumber(arrival)
     holder = redis.call('HGET', LOCK, 'owner')
 elseif claims then
@@ -307,6 +320,9 @@ if mode ~= 'try' and place == 0 and may_open then
     end
 end
 local early_ms = mode == 'try' and place == 0 and opens_by_rate(now, units, capacity, terms)
+if leaves and mode == 'try' and place > 0 then
+    early_ms = LOOK_MS -- whoever stands before it may have what it leaves, and was told nothing
+end
 if early_ms then
     also[#also + 1] = ''
     also[#also + 1] = early_ms

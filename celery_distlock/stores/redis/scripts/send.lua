@@ -16,7 +16,7 @@
 --           if it waits; *: whoever has it keeps it, and this run goes without
 -- most_ms   so long after the first call it joins the queue at the latest, however often it is
 --           updated; or empty
--- paced     1: it does not join the queue before its own rates let it start
+-- paced     1: it does not join the queue before its own rates, or an operator's, let it start
 --
 -- later  zset  runs that do not join the queue before their time (ms); and some that have come by
 --              themselves meanwhile, until that time
@@ -164,7 +164,8 @@ end
 delay_ms = tonumber(delay_ms)
 if paced == '1' then
     local _, _, terms = want_in(want)
-    delay_ms = math.max(delay_ms, math.ceil(starts_by(terms, now) / 1000))
+    local wait = math.min(starts_by(terms, now), starts_in(terms, now)) -- an operator lets go on sooner
+    delay_ms = math.max(delay_ms, math.ceil(wait / 1000))
 end
 if delay_ms > 0 then
     redis.call('ZADD', LATER, integer(now / 1000 + delay_ms), run)
