@@ -42,22 +42,19 @@ once_queued, absent = declare_all(app, URL)
 @app.task(base=LockedTask, lock_key="one", bind=True)
 def one_by_one(self: Any, seconds: float) -> None:
     """Hold the one key that all want."""
-    time.sleep(seconds)
-    count(self)
+    hold(self, seconds)
 
 
 @app.task(base=LockedTask, lock_key="one by store", lock_via="store", bind=True)
 def one_by_store(self: Any, seconds: float) -> None:
     """Do the same, and wait in the store from the call on."""
-    time.sleep(seconds)
-    count(self)
+    hold(self, seconds)
 
 
 @app.task(bind=True)
 def in_one_slot(self: Any, seconds: float) -> None:
     """Do the same without a lock, where nobody else can work."""
-    time.sleep(seconds)
-    count(self)
+    hold(self, seconds)
 
 
 @app.task(bind=True, max_retries=None)
@@ -89,6 +86,11 @@ with_rates, absent_rates = declare_rates(app, start, 100)
 @task_retry.connect(weak=False)
 def count_retry(**_: Any) -> None:
     client().incr(RETRIES)
+
+
+def hold(task: Any, seconds: float) -> None:
+    time.sleep(seconds)
+    count(task)
 
 
 def count(task: Any) -> None:

@@ -104,8 +104,7 @@ class Invocation:
             now = self.store.inspect(key, LOOK_TIMEOUT)  # the reply tells one, perhaps of before
         except StoreError:
             return False
-        runs = (now.run, *(holder.run for holder in now.holders))
-        return any(is_own(run, self.execution_id) for run in runs)
+        return any(is_own(run, self.execution_id) for run in now.runs)
 
     def new_hold(self, key: Key) -> Hold:
         """Return a hold on *key*, not acquired yet."""

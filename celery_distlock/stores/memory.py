@@ -33,6 +33,7 @@ from .memory_key import (
     MemoryKey,
     Standing,
     microseconds,
+    since_of,
 )
 from .memory_sending import (
     MemorySending,
@@ -720,7 +721,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             queue = []
             for waiter in state.queue[first : first + limit]:
                 kind, _, who = waiter.member.partition(":")
-                since = self._epoch + waiter.arrival / 1e6 if waiter.arrival > FIRST else 0.0
+                since = since_of(waiter.arrival, self._epoch)
                 want = state.wants.get(waiter.member, ALONE)
                 if kind == "p":
                     task = state.names.get(who, "")

@@ -40,6 +40,7 @@ __all__ = [
     "Share",
     "Standing",
     "microseconds",
+    "since_of",
 ]
 
 # Seconds; what each is for stands in lua/queue.lua, which this module mirrors.
@@ -66,6 +67,11 @@ def _next_token() -> int:
 def microseconds() -> int:
     """Return the time that arrivals are told by."""
     return round(clock.monotonic() * 1e6)
+
+
+def since_of(arrival: int, epoch: float) -> float:
+    """Return the time of an arrival, in seconds since the epoch; 0: it tells none."""
+    return epoch + arrival / 1e6 if arrival > FIRST else 0.0
 
 
 @dataclass(order=True)
@@ -510,8 +516,8 @@ class MemoryKey:
         return state._replace(later=len(self.later), due=max(0.0, due), opens=self.opens_in())
 
     def _look(self, epoch: float) -> KeyState:
-        arrivals = (epoch + waiter.arrival / 1e6 for waiter in self.queue if waiter.arrival > FIRST)
-        oldest = next(arrivals, 0.0)
+        known = (since for waiter in self.queue if (since := since_of(waiter.arrival, epoch)))
+        oldest = next(known, 0.0)
         waits = len(self.queue), oldest, len(self.travelling)
         rest = max(0.0, self.rest_until - clock.monotonic())
         if not self.shares:
@@ -545,8 +551,7 @@ class MemoryKey:
 
     def parked_waiter(self, run: str, epoch: float) -> Waiter:
         """Return a parked run with its message."""
-        arrival = self.arrivals.get(run, 0)
-        since = epoch + arrival / 1e6 if arrival > FIRST else 0.0
+        since = since_of(self.arrivals.get(run, 0), epoch)
         woken, task = run in self.woken, self.names.get(run, "")
         want = self.wants.get(f"p:{run}", ALONE)
         route = self.routes.get(run)

@@ -208,7 +208,7 @@ class _Lookup:
 def _leaves_room(now: KeyState, want: Want, run: str) -> bool:
     """Whether a store that finds a key as it is *now* would grant *want* of it to *run*."""
     limit = None if now.limit is None else now.limit.capacity
-    if is_own(now.run, run) or any(is_own(holder.run, run) for holder in now.holders):
+    if any(is_own(each, run) for each in now.runs):
         return True  # or it will, when the attempt that has sent it ends
     if limit == 0:  # paused
         return False

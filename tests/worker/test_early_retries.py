@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from celery_distlock.rate import Rate
-from celery_distlock.stores.values import Limit
 from tests.waiting import wait_until
 
 
@@ -36,16 +34,3 @@ def test_it_is_not_taken_for_a_second_call_of_what_is_sent_once(site, key):
     site.journal.open(key)
 
     assert (first.get(timeout=30), other.get(timeout=30)) == (1, 1)
-
-
-def test_one_that_an_operators_rate_keeps_waiting_goes_before_all_others(site, key):
-    site.store.set_limit(key, Limit(None, rates=(Rate(1, 1.0),)))
-    first = site.tasks.hold_on_retry.delay(key, "first")
-    site.journal.wait(key)
-    other = site.tasks.work_requeue.delay(key, "other")
-
-    first.get(timeout=30)
-    other.get(timeout=30)
-
-    assert site.journal.read(key) == ["first", "first", "first", "other"]
-    site.store.set_limit(key, None)

@@ -7,6 +7,8 @@ from contextlib import closing
 import pytest
 import redis
 
+from celery_distlock.rate import Rate
+from celery_distlock.stores.values import Limit
 from tests.waiting import wait_until
 
 
@@ -67,7 +69,12 @@ def test_others_may_run_between_the_attempts_of_a_task(site, key):
     assert site.tasks.work_fail.delay(key).get(timeout=30) == 0
 
 
-def test_hold_on_retry_keeps_the_key_between_the_attempts(site, key):
+LIMITS = {"as often as may be": None, "at an operator's rate": Limit(None, rates=(Rate(1, 1.0),))}
+
+
+@pytest.mark.parametrize("limit", LIMITS.values(), ids=list(LIMITS))
+def test_hold_on_retry_keeps_the_key_between_the_attempts(site, key, limit):
+    site.store.set_limit(key, limit)
     first = site.tasks.hold_on_retry.delay(key, "first")
     site.journal.wait(key)
     other = site.tasks.work_requeue.delay(key, "other")
@@ -76,6 +83,7 @@ def test_hold_on_retry_keeps_the_key_between_the_attempts(site, key):
     other.get(timeout=30)
 
     assert site.journal.read(key) == ["first", "first", "first", "other"]
+    site.store.set_limit(key, None)
 
 
 def test_a_task_that_fails_goes_to_the_end_of_its_queue(site, key):

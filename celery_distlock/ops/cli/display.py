@@ -323,10 +323,7 @@ def _limit_record(info: LockInfo) -> dict[str, Any] | None:
     if info.limit is None:
         return None
     times = {**_time("since", info.limit.since), **_time("until", info.limit.until)}
-    rates = [
-        {"limit": rate.limit, "per": rate.per, "burst": rate.burst} for rate in info.limit.rates
-    ]
-    much = {"capacity": info.limit.capacity, "rates": rates}
+    much = {"capacity": info.limit.capacity, "rates": list(map(asdict, info.limit.rates))}
     return {**much, "author": info.limit.author, **times}
 
 

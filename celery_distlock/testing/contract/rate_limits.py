@@ -36,6 +36,11 @@ from .sending import send, sends
 __all__ = ["RateLimits"]
 
 
+def allow(store: Any, starts: int) -> None:
+    """As an operator, have the key taken so often in `PER`, at once or not."""
+    store.set_limit("k", Limit(None, rates=(Rate(starts, PER, starts),)))
+
+
 class RateLimits(Given):
     """An operator's rates go before those that are asked with, and for who asks with none."""
 
@@ -43,7 +48,7 @@ class RateLimits(Given):
     @weighs
     @pytest.mark.parametrize("want", [Want(), SHARED, so_often(100), so_often(1)])
     def test_a_key_is_taken_as_often_as_an_operator_allows(self, store: Any, want: Want) -> None:
-        store.set_limit("k", Limit(None, rates=(Rate(2, PER, 2),)))
+        allow(store, 2)
 
         assert count(store, "k", want) == 2
         reply = ask(store, "k", "late", want=want)
@@ -58,7 +63,7 @@ class RateLimits(Given):
     def test_what_counts_as_more_than_an_operator_allows_counts_as_all_of_it(
         self, store: Any
     ) -> None:
-        store.set_limit("k", Limit(None, rates=(Rate(2, PER, 2),)))
+        allow(store, 2)
 
         assert count(store, "k", so_often(50, cost=5)) == 1
         assert count(store, "k", SHARED) == 0
@@ -66,7 +71,7 @@ class RateLimits(Given):
     @rates
     @weighs
     def test_it_limits_no_units_if_it_does_not_say_so(self, store: Any) -> None:
-        store.set_limit("k", Limit(None, rates=(Rate(1000, PER, 1000),)))
+        allow(store, 1000)
 
         enter(store, "k", "ab", Want(1, 2))
 
@@ -89,7 +94,7 @@ class RateLimits(Given):
     def test_parked_ones_are_counted_as_they_come(
         self, store: Any, pass_time: Callable[[float], None]
     ) -> None:
-        store.set_limit("k", Limit(None, rates=(Rate(2, PER, 2),)))
+        allow(store, 2)
         take(store, "k", "a")
         for number in range(3):
             park(store, "k", f"run{number}")
@@ -106,7 +111,7 @@ class RateLimits(Given):
     @weighs
     @waits
     def test_blocked_ones_are_counted_as_they_come(self, store: Any) -> None:
-        store.set_limit("k", Limit(None, rates=(Rate(2, PER, 2),)))
+        allow(store, 2)
         take(store, "k", "a")
         waiter = wait_for(store, "k", "b")
         leave(store, "k", "a", started=True)
@@ -131,7 +136,7 @@ class RateLimits(Given):
     @rates
     @weighs
     def test_to_share_what_one_had_alone_is_no_start(self, store: Any) -> None:
-        store.set_limit("k", Limit(None, rates=(Rate(2, PER, 2),)))
+        allow(store, 2)
         take(store, "k", "a")
 
         assert store.downgrade("k", "a", 30.0).status is GRANTED
@@ -156,7 +161,7 @@ class RateLimits(Given):
     @weighs
     @parks
     def test_what_is_kept_for_a_retry_waits_for_an_operators_rate(self, store: Any) -> None:
-        store.set_limit("k", Limit(None, rates=(Rate(1, PER),)))
+        allow(store, 1)
         take(store, "k", "a", run="task:0:0:0")
         leave(store, "k", "a", run="task:0:0:0", keep_for=("task:1:0:0", 3000.0), started=True)
 
@@ -170,7 +175,7 @@ class RateLimits(Given):
     def test_a_retry_that_is_too_early_waits_before_all_others(
         self, store: Any, pass_time: Callable[[float], None]
     ) -> None:
-        store.set_limit("k", Limit(None, rates=(Rate(1, PER),)))
+        allow(store, 1)
         take(store, "k", "a", run="task:0:0:0")
         park(store, "k", "other")
         leave(store, "k", "a", run="task:0:0:0", keep_for=("task:1:0:0", 3000.0), started=True)
@@ -189,7 +194,7 @@ class RateLimits(Given):
         take(store, "k", "a")
         waiter = wait_for(store, "k", "b")
         leave(store, "k", "a")
-        store.set_limit("k", Limit(None, rates=(Rate(1, PER),)))
+        allow(store, 1)
 
         take(store, "k", "b", queue=waiter.inbox)
 

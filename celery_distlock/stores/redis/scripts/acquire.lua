@@ -23,16 +23,17 @@
 local owner, lease_ms, mode, run, repeated, arrival, keep, detail, desk, task, want = unpack(ARGV)
 
 local asks = mode == 'try' or mode == 'wait'
+if asks and repeated == '0' and not want and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
+    -- Nobody holds it, nobody waits: most requests end here.
+    local token, refused = grant(microseconds(), owner, run, lease_ms)
+    return refused or token
+end
+
 local member = '' -- of the queue
 if mode == 'wait' then
     member = 'b:' .. detail .. ' ' .. owner
 elseif run ~= '' then
     member = 'p:' .. run
-end
-if asks and repeated == '0' and not want and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
-    -- Nobody holds it, nobody waits: most requests end here.
-    local token, refused = grant(microseconds(), owner, run, lease_ms)
-    return refused or token
 end
 
 -- USES coming
@@ -324,8 +325,7 @@ if leaves and mode == 'try' and place > 0 then
     early_ms = LOOK_MS -- whoever stands before it may have what it leaves, and was told nothing
 end
 if early_ms then
-    also[#also + 1] = ''
-    also[#also + 1] = early_ms
+    look_in(early_ms)
 end
 local since = integer(stands)
 local standing = { status, token, owned_by, held_for, ttl_ms, place, wake_run, wake_envelope, since }

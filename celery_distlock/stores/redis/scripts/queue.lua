@@ -195,13 +195,17 @@ end
 
 local also = {} -- what else is to be told: run, envelope, ...; and '', in how many ms time helps
 
+local function look_in(in_ms)
+    also[#also + 1] = ''
+    also[#also + 1] = in_ms
+end
+
 -- Tells when time alone lets the first of those who wait enter, or who is next, if it may not now.
 local function look_ahead(now, member)
     member = member or redis.call('ZRANGE', QUEUE, 0, 0)[1]
     local in_ms = member and opens_in(now, member)
     if in_ms then
-        also[#also + 1] = ''
-        also[#also + 1] = in_ms
+        look_in(in_ms)
     end
 end
 

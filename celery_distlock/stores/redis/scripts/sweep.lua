@@ -71,6 +71,7 @@ for i = 1, #calls, 2 do
         redis.call('HDEL', CALLS, calls[i]) -- it means nothing any more
     end
 end
-limit_at(now) -- strikes one that has ended
-local waits = redis.call('EXISTS', QUEUE, WOKEN, LATER, CALLS) > 0 or redis.call('HEXISTS', TASKS, 'limit') == 1
+local limit = limit_at(now) -- which strikes one that has ended
+local is_limited = limit.capacity or limit.rates
+local waits = redis.call('EXISTS', QUEUE, WOKEN, LATER, CALLS) > 0 or is_limited
 return { waits and 1 or 0, unpack(found) }

@@ -17,10 +17,11 @@ end
 -- In how many ms rates let so much in that is free; or the end of an operator's, if that is sooner;
 -- nothing: it is not for them to do.
 local function opens_by_rate(now, units, capacity, terms)
-    if not (in_force(terms, now) and fits(units, capacity, now)) then
+    terms = in_force(terms, now)
+    if not (terms and fits(units, capacity, now)) then
         return nil
     end
-    local limit, wait_ms = limit_at(now), starts_in(terms, now) / 1000
+    local limit, wait_ms = limit_at(now), starts_by(terms, now) / 1000
     if limit.rates and limit.ends then
         wait_ms = math.min(wait_ms, limit.ends - now / 1000)
     end
