@@ -26,6 +26,12 @@ def own_text(name):
     return (files("celery_distlock.stores.redis.scripts") / f"{name}.lua").read_text()
 
 
+def used_by(name):
+    named = re.search(r"^-- USES (.*)$", own_text(name), re.MULTILINE)
+    names = named[1].split() if named else []
+    return [each for other in names for each in (other, *used_by(other))]
+
+
 def code(name):
     return re.sub("--.*", "", own_text(name))
 
@@ -71,10 +77,10 @@ def test_the_header_names_the_arguments_as_the_code_does(name):
 
 @each_script
 def test_the_header_names_every_key_that_is_used(name):
-    script = scripts.load(name)
-    used = {int(index) for index in re.findall(r"KEYS\[(\d+)\]", script.source)}
+    texts = own_text(name), *map(own_text, used_by(name))
+    used = {int(index) for text in texts for index in re.findall(r"KEYS\[(\d+)\]", text)}
 
-    assert used == set(range(1, len(script.keys) + 1))
+    assert used == set(range(1, len(scripts.load(name).keys) + 1))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -84,7 +90,7 @@ def test_no_script_makes_up_a_key(name):
     named |= {"UNTIL", "FREE", "DUE", "TICKER", "RATE", "LATER", "CALLS"}
     calls = re.findall(r"redis\.p?call\('(\w+)'(?:, ([\w\[\]]+))?", code(name))
 
-    assert calls or "-- USES queue" in own_text(name)  # which does it all
+    assert calls or re.search(r"^-- USES .*\bqueue\b", own_text(name), re.MULTILINE)  # does it all
     for command, first in calls:
         assert command not in {"KEYS", "SCAN", "FLUSHALL", "FLUSHDB", "EVAL"}
         assert command in {"TIME", "PUBLISH", "SPUBLISH"} or first in named
@@ -100,7 +106,25 @@ def test_the_digest_is_that_of_the_whole_source(name):
     script = scripts.load(name)
 
     assert script.sha == hashlib.sha1(script.source.encode()).hexdigest()
-    assert script.source.endswith(own_text(name).rpartition("-- USES ")[2].partition("\n")[2])
+
+
+@each_script
+def test_every_line_that_does_something_is_there_in_its_order(name):
+    lines = [line for line in code(name).splitlines() if re.match(r"if |return |redis\.", line)]
+    source = re.sub("--.*", "", scripts.load(name).source).splitlines()
+
+    assert lines
+    assert [line for line in source if line in set(lines)] == lines
+
+
+@each_script
+def test_every_function_is_needed(name):
+    source = re.sub("--.*|'[^'\n]*'", "", scripts.load(name).source)
+    functions = re.findall(r"^local function (\w+)", source, re.MULTILINE)
+
+    for function in functions:
+        assert len(re.findall(rf"\b{function}\b", source)) > 1
+    assert len(functions) == len(set(functions))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +143,7 @@ def test_a_script_without_a_header_is_refused(write_script, text, said):
         scripts.load(write_script(text))
 
 
-LIBRARY = "-- NAME.lua: is used.\n-- KEYS lock\nlocal LOCK = KEYS[1]\n"
+LIBRARY = "-- NAME.lua: is used.\n-- KEYS lock\n\nlocal LOCK = KEYS[1]\n"
 
 
 def test_a_script_that_names_other_keys_than_what_it_uses_is_refused(write_script):
@@ -130,17 +154,86 @@ def test_a_script_that_names_other_keys_than_what_it_uses_is_refused(write_scrip
         scripts.load(user)
 
 
-def test_what_a_script_uses_is_put_where_it_says_so(write_script):
-    library = write_script(LIBRARY)
+def test_what_a_script_needs_stands_before_it_and_nothing_else_does(write_script):
+    library = write_script(
+        LIBRARY
+        + """local OTHER = 'KEY'
+-- Counts.
+local function one()
+    return 1 -- two() is for others
+end
+local log -- of all
+
+local function two()
+    log = one() + 1
+    return log
+end
+local function three()
+    return 'three()' .. OTHER
+end
+"""
+    )
     user = write_script(
-        f"-- NAME.lua: uses.\n-- KEYS lock\n-- ARGV a [b c]\n-- USES {library}\nreturn LOCK"
+        f"""-- NAME.lua: uses.
+-- KEYS lock
+-- ARGV a [b c]
+-- USES {library}
+
+if ARGV[1] == '' then
+    return LOCK
+end
+
+-- What others would.
+local function four()
+    return two()
+end
+return four()
+"""
     )
 
     script = scripts.load(user)
 
-    assert script.source.endswith("\nlocal LOCK = KEYS[1]\nreturn LOCK")
+    assert script.source == (
+        """local LOCK = KEYS[1]
+if ARGV[1] == '' then
+    return LOCK
+end
+
+-- Counts.
+local function one()
+    return 1 -- two() is for others
+end
+local log -- of all
+
+local function two()
+    log = one() + 1
+    return log
+end
+-- What others would.
+local function four()
+    return two()
+end
+return four()
+"""
+    )
     assert (script.keys, script.arguments) == (("lock",), ("a", "b", "c"))
     assert script.required == 1
+
+
+def test_a_variable_that_is_computed_stays_where_it_is(write_script):
+    text = "-- NAME.lua: does.\n-- KEYS lock\n\nlocal a = f()\nlocal b = a\na = 2\nreturn b\n"
+
+    assert scripts.load(write_script(text)).source.endswith(text.partition("\n\n")[2])
+
+
+def test_a_name_that_is_defined_twice_is_refused(write_script):
+    library = write_script(LIBRARY + "local function one()\n    return 1\nend\n")
+    user = write_script(
+        f"-- NAME.lua: uses.\n-- KEYS lock\n-- USES {library}\n\nlocal a, one = f()\nreturn one\n"
+    )
+
+    with pytest.raises(ValueError, match=rf"{user}.lua defines twice: one"):
+        scripts.load(user)
 
 
 @each_script

@@ -18,8 +18,8 @@
 --           answer told; 0: it comes now
 -- keep      1 if nobody else has the run's message: it stays here until the run has ended
 -- want      units/capacity, or units/capacity/terms with its rates; empty: all of it, beside nobody
---
--- USES grant
+-- USES grant coming units queue
+
 local owner, lease_ms, mode, run, repeated, arrival, keep, detail, desk, task, want = unpack(ARGV)
 
 local asks = mode == 'try' or mode == 'wait'
@@ -36,7 +36,6 @@ elseif run ~= '' then
     member = 'p:' .. run
 end
 
--- USES coming
 if asks and repeated == '0' and not want and keep ~= '1' then
     local token = come_for_it(owner, run, lease_ms, mode == 'wait' and member or '')
     if token then
@@ -44,7 +43,6 @@ if asks and repeated == '0' and not want and keep ~= '1' then
     end
 end
 
--- USES units
 local units, capacity, terms = want_in(want)
 local now = microseconds()
 local own = 'parked:' .. run
@@ -67,7 +65,6 @@ if asks and repeated == '0' and capacity ~= 1 and redis.call('EXISTS', QUEUE, TA
     no_tasks = false
 end
 
--- USES queue
 prune(now)
 
 local function with_others(answer)

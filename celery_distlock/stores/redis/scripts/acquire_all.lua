@@ -11,8 +11,8 @@
 -- repeated  1 if the run's message may have been delivered before: they have to be kept for it
 -- keep      as in acquire.lua
 -- wants     one for each key, as in acquire.lua, with a blank between; empty: all of all
---
--- USES grant
+-- USES grant units queue
+
 local run, lease_ms, owners, repeated, keep, wants = unpack(ARGV)
 local claims = repeated == '1'
 
@@ -41,8 +41,6 @@ if not claims and not wants then
     end
 end
 
--- USES units
--- USES queue
 local now = microseconds()
 local asked = {}
 for want in string.gmatch(wants or '', '%S+') do

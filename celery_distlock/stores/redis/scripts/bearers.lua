@@ -2,9 +2,8 @@
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV limit
 -- returns {identity, run, where, ...}: some, at most so many, in no order; where it is as in peek.lua
---
--- USES grant
--- USES calls
+-- USES grant calls
+
 local limit = tonumber(ARGV[1])
 local now_ms = microseconds() / 1000
 local found = {}

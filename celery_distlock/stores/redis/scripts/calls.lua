@@ -5,6 +5,7 @@
 --              it ends; or until a time, ms), perhaps with @ and when its first call came (ms), and
 --              its run. Whether it is taken, the other records say:
 --              what is written here of a run that is gone means nothing, and is struck some time
+
 local LATER, CALLS = KEYS[8], KEYS[9]
 local KNOWN = 'several:' -- the owner of a key that several hold
 

@@ -3,11 +3,8 @@
 -- ARGV run
 -- returns 1 struck | 0 it is not parked, or has come | {wake_run, wake_envelope}: struck, and the
 --         next is to be sent
---
--- USES grant
--- USES units
--- USES queue
--- USES calls
+-- USES grant units queue calls
+
 local BATCH = 1000 -- identities
 
 -- Has nobody have an identity by what was called as this run, for however long that was to be.

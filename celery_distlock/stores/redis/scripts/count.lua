@@ -4,6 +4,7 @@
 -- returns how many were added to
 --
 -- added  by how much each rises, in JSON
+
 local KEPT_S = 30 * 86400 -- after the last was added
 local how_many = 0
 for what, by in pairs(cjson.decode(ARGV[1])) do

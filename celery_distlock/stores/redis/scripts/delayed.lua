@@ -4,6 +4,7 @@
 -- returns {run, in_ms, task, want, ...}: those from first to last, who comes first the first, but for
 --         who has come by himself meanwhile; in how many ms each joins the queue, its task's name,
 --         where known, and its want as units.lua has it
+
 local TASKS, LATER = KEYS[1], KEYS[2]
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + time[2] / 1000

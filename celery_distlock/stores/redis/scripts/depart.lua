@@ -6,10 +6,8 @@
 --         {wake_run, wake_envelope}: likewise, and it is to be sent
 --
 -- first  1: the key is the first one, where its envelope lies
---
--- USES grant
--- USES units
--- USES queue
+-- USES grant units queue
+
 local run, first = unpack(ARGV)
 local now = microseconds()
 prune(now)

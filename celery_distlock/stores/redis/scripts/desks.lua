@@ -9,6 +9,7 @@
 -- for_ms   0: it takes no more
 -- most     how many are told, besides those that are near
 -- near     addresses, with a blank between
+
 local UNTIL, FREE = KEYS[1], KEYS[2]
 local KEPT_MS = 60000 -- after the last note
 local GONE = 100 -- at most are struck at a time

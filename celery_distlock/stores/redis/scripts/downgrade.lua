@@ -3,10 +3,8 @@
 -- ARGV owner lease_ms
 -- returns {'free'}: it has nothing of the key | {'granted', token, slot, wake_run, wake_envelope,
 --         ...}: it shares it
---
--- USES grant
--- USES units
--- USES queue
+-- USES grant units queue
+
 local owner, lease_ms = unpack(ARGV)
 local now = microseconds()
 prune(now)

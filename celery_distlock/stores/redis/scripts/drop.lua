@@ -5,10 +5,8 @@
 --         and the next is to be sent
 --
 -- mark  1: a second delivery that comes later is to be recognised
---
--- USES grant
--- USES units
--- USES queue
+-- USES grant units queue
+
 local run, mark = unpack(ARGV)
 prune(microseconds())
 local reserved = keeps_for(run)

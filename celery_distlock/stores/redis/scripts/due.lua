@@ -8,6 +8,7 @@
 -- due     zset    names, by the time (ms) at which somebody may enter there though nobody leaves; with
 --                 a half what the ticker has claimed, and looks at just now
 -- ticker  string  who is the ticker, and where he hears of a new first one
+
 local DUE, TICKER = KEYS[1], KEYS[2]
 local KEPT_MS = 86400000 -- after the last of them, if there is no ticker
 local time = redis.call('TIME')

@@ -2,6 +2,7 @@
 -- KEYS due ticker
 -- returns {leader, many, first_ms}: who is the ticker, how many names are noted, and when the first
 --         of them is due, from now; less than 0: it has been for so long
+
 local DUE, TICKER = KEYS[1], KEYS[2]
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)

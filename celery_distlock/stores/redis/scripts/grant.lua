@@ -20,6 +20,7 @@
 -- done   zset    runs that have ended and whose message may come again, by their end (ms); as
 --                "~<run>" those whose result is not stored yet, by the time (ms) when they are
 --                taken for dead
+
 local RECORDS = 7 -- of each key
 local LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local RATE = KEYS[7]

@@ -5,6 +5,7 @@
 --
 -- The index is in another slot than the key, so it cannot be written with the queue: a name is
 -- added before its task is parked, and goes only when it is older than any request can be.
+
 local STALE_MS = 60000
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -13,9 +13,8 @@
 -- opens_ms  in how many ms time alone lets the first who waits enter; -1: that is not for time to do
 -- identities  how many calls are known by an identity; of many, with those that mean nothing any more
 -- entry   of some of those who have it beside others, as units.lua has it
---
-local LOCK, QUEUE, TASKS, WOKEN, RATE, LATER, CALLS =
-    KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[7], KEYS[8], KEYS[9]
+-- USES grant units times calls
+
 local MOST_HOLDERS = 100
 local FIRST = 1 -- µs: where one stands before whom nobody is to go, whenever he came
 local MOST_CALLS = 50 -- that are looked at one by one
@@ -109,11 +108,6 @@ end
 if waiting == 0 and redis.call('EXISTS', LATER, CALLS) == 0 then
     return told() -- most keys
 end
-
--- USES grant
--- USES units
--- USES times
--- USES calls
 
 -- The first who waits and has no part of the key yet.
 local function first_in_line()

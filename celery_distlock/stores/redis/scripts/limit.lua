@@ -6,10 +6,8 @@
 -- capacity  -: as many units as are asked with; empty: take the limit back
 -- until_ms  0: without an end
 -- rates     as rates.lua has them; empty: those that are asked with
---
--- USES grant
--- USES units
--- USES queue
+-- USES grant units queue
+
 local capacity, until_ms, author, rates = unpack(ARGV)
 local now = microseconds()
 prune(now)

@@ -3,9 +3,10 @@
 --
 -- tasks  limit: how many units (-: as many as are asked with), perhaps with / and rates after it, as
 --        rates.lua has them; its end (ms; 0: none), when it was set (µs), and by whom
+
 local no_tasks = false -- and so no limit
 local NO_LIMIT = {}
-local limit = NO_LIMIT -- of the key whose records these are, once it was read
+local last_limit = NO_LIMIT -- of the key whose records these are, once it was read
 
 local function read_limit(now)
     local written = redis.call('HGET', TASKS, 'limit')
@@ -26,9 +27,9 @@ local function limit_at(now)
     if no_tasks then
         return NO_LIMIT
     end
-    if limit.of ~= TASKS then
-        limit = read_limit(now)
-        limit.of = TASKS
+    if last_limit.of ~= TASKS then
+        last_limit = read_limit(now)
+        last_limit.of = TASKS
     end
-    return limit
+    return last_limit
 end

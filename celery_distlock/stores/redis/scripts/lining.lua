@@ -1,5 +1,6 @@
 -- lining.lua: how one who is sent joins the queue, and what becomes of a message that is with the broker.
 -- KEYS lock queue tasks woken fence done
+
 local RESEND_MS = 60000 -- after which a message that did not come is sent again; doubles
 local RESENDS = 4 -- times; then, for what a broker has lost, once a day
 local DAY_MS = 86400000

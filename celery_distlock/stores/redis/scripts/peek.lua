@@ -2,9 +2,8 @@
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV identity
 -- returns {run, where}: where it is: waiting, coming, running or ended | {}: nobody has it
---
--- USES grant
--- USES calls
+-- USES grant calls
+
 local entry = redis.call('HGET', CALLS, ARGV[1])
 if not entry then
     return {}

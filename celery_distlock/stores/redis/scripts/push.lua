@@ -4,10 +4,8 @@
 -- ARGV run
 -- returns 1 it may be pushed | 0 it has come already | 2 it was pushed in vain, again and again: the
 --         broker is to have it
---
--- USES grant
--- USES units
--- USES queue
+-- USES grant units queue
+
 local PUSHES = 5 -- whoever has heard it so often may not know its task
 local BEHIND = 100 -- in the queue, whose desks are looked at
 local run = ARGV[1]

@@ -1,5 +1,7 @@
 -- queue.lua: the hand-over of a free key to the next in its queue.
 -- KEYS lock queue tasks woken fence done rate
+-- USES times
+
 local LAST_RESENDS = 30 -- days; then the run is forgotten, its messages are the broker's
 local LOOK_MS = 1000 -- until one looks again who waits for a key that nobody may enter
 local MOST_GRANTS = 100 -- by one script; who is let in by it goes on when it comes
@@ -7,7 +9,6 @@ local FIRST = 1 -- µs: when one came before whom nobody is to go
 local AHEAD = 1000000 -- µs that others' clocks may be: nobody comes later than that
 local DONE_MS = 3600000 -- how long a late second delivery is recognised; longer than all resends
 
--- USES times
 local coming = '' -- the run for which somebody is here, where it stands in the queue itself
 local givers = '' -- the runs that give the key up, or have; a line each
 

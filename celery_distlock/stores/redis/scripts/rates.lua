@@ -12,6 +12,7 @@
 --
 -- Terms are cost:limit,per,burst;limit,per,burst with per in µs, as a want has them after its capacity.
 -- USES limits
+
 local MOST_SERIES = 8 -- of different times, at one key
 local PARTS = 64 -- of such a time, whose starts are told from each other
 local CATCH_UP = 100000 -- µs for which starts may be late and are made up for

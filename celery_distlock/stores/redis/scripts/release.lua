@@ -12,8 +12,8 @@
 -- keep_ms   not 0: the key stays locked for so long, for keep_run to claim; if that is parked
 --           already, the key is handed to it now
 -- unstarted 1: what was taken has come to nothing, and is not counted where the key has a rate
---
--- USES grant
+-- USES grant handing units queue
+
 local owner, run, ended, inbox, keep_run, keep_ms, unstarted = unpack(ARGV)
 inbox, keep_ms = inbox or '', keep_ms or '0'
 
@@ -30,7 +30,6 @@ if may_be_short and unstarted ~= '1' then
     end
 end
 
--- USES handing
 if not may_be_short and tonumber(ended) < 2 and keep_ms == '0' and inbox == '' and unstarted ~= '1' then
     local given = hand_to_first(owner, run)
     if given then
@@ -38,7 +37,6 @@ if not may_be_short and tonumber(ended) < 2 and keep_ms == '0' and inbox == '' a
     end
 end
 
--- USES units
 local now = microseconds()
 if unstarted == '1' then
     refund(owner, now)
@@ -62,7 +60,6 @@ if may_be_short then
     end
 end
 
--- USES queue
 givers = run
 prune(now)
 

@@ -2,6 +2,7 @@
 -- KEYS lock
 -- ARGV owner lease_ms
 -- returns 1 renewed | 0 held by somebody else | -1 gone
+
 local holder = redis.call('HGET', KEYS[1], 'owner')
 if holder == ARGV[1] then
     -- Only ever later: of two renewals on two connections, the shorter may come last.

@@ -2,9 +2,8 @@
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV owner for_ms
 -- returns 1 it rests | 0 the owner has nothing of it
---
--- USES grant
--- USES units
+-- USES grant units
+
 local owner, for_ms = unpack(ARGV)
 local now = microseconds()
 prune(now)

@@ -8,6 +8,7 @@
 --
 -- Nothing is promised by a turn and nobody is kept out by one: they only keep those who come again
 -- from coming all at once, or long after the key is free.
+
 local LOCK, QUEUE, RETURNS = KEYS[1], KEYS[2], KEYS[3]
 local hold_ms, least_ms, most_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 

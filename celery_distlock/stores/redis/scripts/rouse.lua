@@ -4,8 +4,8 @@
 -- returns how many were made due
 --
 -- Not those that have come: who runs, or whose result is being stored.
--- USES grant
--- USES units
+-- USES grant units
+
 local now = microseconds()
 prune(now)
 local roused = 0

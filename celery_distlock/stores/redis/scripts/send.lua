@@ -20,13 +20,11 @@
 --
 -- later  zset  runs that do not join the queue before their time (ms); and some that have come by
 --              themselves meanwhile, until that time
---
--- USES grant
+-- USES grant lining calls units queue
+
 local run, envelope, task, want, delay_ms, repeated, identity, until_when, replaces, most_ms, paced = unpack(ARGV)
 local parcel = { 'e:' .. run, envelope, 't:' .. run, task }
 
--- USES lining
--- USES calls
 identity = identity or ''
 most_ms = tonumber(most_ms)
 local function take_identity(now_ms, first_ms)
@@ -72,9 +70,6 @@ if is_free and not (identity ~= '' and taken_by(redis.call('HGET', CALLS, identi
     end
     return 'go'
 end
-
--- USES units
--- USES queue
 
 -- What was answered of a run that is there; nothing: it is not.
 local function answered()

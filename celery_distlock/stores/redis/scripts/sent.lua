@@ -6,14 +6,13 @@
 --
 -- again  1: it came back. 2: who was to send it leaves it to others; not first of all, or what
 --        nobody sends would keep those that were woken after it from being found
---
--- USES grant
+-- USES grant lining units queue
+
 local run, again = unpack(ARGV)
 if not redis.call('ZSCORE', WOKEN, run) then
     return 0
 end
 redis.call('ZREM', QUEUE, '') -- a full server refuses a script's first write, but not this one
--- USES lining
 if again == '0' then
     local times = times_sent(run) + 1
     redis.call('HSET', TASKS, 'n:' .. run, times)
@@ -23,8 +22,6 @@ if again == '0' then
     return 1
 end
 
--- USES units
--- USES queue
 if again == '1' then
     redis.call('ZREM', DONE, '~' .. run)
     redis.call('HDEL', TASKS, 'n:' .. run, 'd:' .. run)

@@ -18,10 +18,8 @@
 -- owner     who holds the first key given for the run, and gives it up so, else empty
 -- departs   1: all keys are given, and if it has them it is put on its way
 -- envelope  when it begins to stand, at the first key
---
--- USES grant
--- USES units
--- USES queue
+-- USES grant units queue
+
 local run, names, first, arrival, owner, departs, envelope, desk = unpack(ARGV)
 local own, member, parcel = 'parked:' .. run, 'p:' .. run, 'e:' .. run
 local all_names, of_task, all_wants = string.match(names .. '\n\n', '^([^\n]*)\n([^\n]*)\n([^\n]*)')

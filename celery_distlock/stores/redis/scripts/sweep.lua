@@ -4,10 +4,8 @@
 -- ARGV limit
 -- returns {waiting, run, envelope, ...}; waiting: 1 somebody waits or is on its way | 0 nobody; beside
 --         an empty run: in how many ms time alone lets somebody enter
---
--- USES grant
--- USES handing
--- USES calls
+-- USES grant handing calls units queue lining
+
 local now = microseconds()
 local is_free = redis.call('EXISTS', LOCK, LATER, CALLS) == 0
 if is_free and not redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now / 1000), 'LIMIT', 0, 1)[1] then
@@ -19,9 +17,6 @@ if is_free and not redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now / 1000
     end
 end
 
--- USES units
--- USES queue
--- USES lining
 local MOST_CALLS = 500 -- that are looked at, of a key
 local found = {}
 redis.call('ZREM', QUEUE, '') -- nobody of ours; and a full server refuses a script's first write

@@ -5,10 +5,8 @@
 -- returns 1 noted | 0 it has come already
 --
 -- for_ms  0: the worker does not start it any more; the next sweep sends it
---
--- USES grant
--- USES units
--- USES queue
+-- USES grant units queue
+
 local run, for_ms = unpack(ARGV)
 if not on_its_way(run) then
     return 0

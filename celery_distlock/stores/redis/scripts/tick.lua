@@ -12,6 +12,7 @@
 -- limit     how many are claimed at most; for CLAIM_MS, if they are not settled
 -- settled   an earlier claim, its names, each with the time in ms in which it is due again (-1: it
 --           is not), with blanks between; or empty
+
 local DUE, TICKER = KEYS[1], KEYS[2]
 local CLAIM_MS = 2000
 local LONGEST_MS = 3600000 -- what is longer, or for ever, is not of ours

@@ -2,6 +2,7 @@
 -- KEYS sweeper
 -- ARGV who ms
 -- returns 1 it is ours | 0 somebody else has it
+
 local LONGEST_MS = 3600000 -- what is longer, or for ever, is not of ours
 local who, ms = unpack(ARGV)
 local holder = redis.pcall('GET', KEYS[1])

@@ -13,6 +13,7 @@
 -- tasks  w:<member> how much one wants that waits and does not just want it alone, as
 --        units/capacity, and /terms where it has rates
 -- USES rates
+
 local SHARED = 'several:'
 local MOST_SLOTS = 1024
 local FEW = 64 -- holders that are looked through for one

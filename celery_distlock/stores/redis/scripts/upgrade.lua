@@ -5,10 +5,8 @@
 --         for the same | {'free'}: it has nothing of the key
 --
 -- inbox  where it waits, before all that queue; empty: it does not
---
--- USES grant
--- USES units
--- USES queue
+-- USES grant units queue
+
 local owner, lease_ms, inbox = unpack(ARGV)
 local now = microseconds()
 prune(now)

@@ -12,6 +12,7 @@
 --           last one that this node knew when it gave its vote; else its token is 0 so far.
 -- settle    1: the owner's votes have several tokens, and this one is to be that of all
 -- time      this node's, in microseconds
+
 local LOCK, FENCE, DONE = KEYS[1], KEYS[2], KEYS[3]
 local owner, lease_ms, run, repeated, token, settle = unpack(ARGV)
 

@@ -4,6 +4,7 @@
 -- returns {woken, member, arrival, task, want, ...}: first so many runs on their way, then the queue
 --         from place first to last; arrival in µs, task the name of a parked run's, where known; want
 --         as units.lua has it
+
 local LOCK, QUEUE, TASKS, WOKEN = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local found = { 0 }
 local function add(member, run, arrival)
