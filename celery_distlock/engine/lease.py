@@ -31,6 +31,7 @@ from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.values import (
     Ability,
     Completion,
+    OwnChannel,
     Ownership,
     RenewOutcome,
     Reply,
@@ -142,6 +143,7 @@ class Hold:
         "label",
         "on_event",
         "on_lost",
+        "own_channel",
         "owner",
         "pid",
         "run",
@@ -188,6 +190,7 @@ class Hold:
         self.state = HoldState.NEW
         self.token = 0
         self.arrival = 0  # when it came to the key's queue, by the store's clock
+        self.own_channel: OwnChannel | None = None  # of the worker that it is held in
         self.depth = 0
         self.takers: list[Taker] = []  # for each that is to release it
         self.held_since = 0.0
@@ -447,6 +450,7 @@ class Hold:
                 completion=ended,
                 keep_for=keep_for,
                 started=self.started,
+                own_channel=self.own_channel,
             )
         )
         (dispatch or self.store.dispatch)(released.wake)

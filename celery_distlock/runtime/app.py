@@ -4,7 +4,7 @@ import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -86,6 +86,7 @@ class Runtime:
         self.plans: dict[str, Plan | None] = {}
         # Set by the worker's bootsteps while it consumes:
         self.delivery_address = ""  # where it takes woken tasks; empty: nowhere
+        self.delivery_queues: Collection[str] = ()  # the broker's queues whose tasks it takes so
         self.drop_woken: Callable[[WokenTask], None] | None = None  # in the store, by a thread
         self.parking_thread: Any = None  # parks messages that arrive for a taken key
         self.inspection_thread: Any = None  # inspects the keys of those that are not parked

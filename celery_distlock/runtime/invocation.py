@@ -9,7 +9,7 @@ from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import Store
 from celery_distlock.stores.identities import ExecutionId, is_own
-from celery_distlock.stores.values import Reply
+from celery_distlock.stores.values import OwnChannel, Reply
 
 from .app import Plan, Runtime
 from .current import Task
@@ -117,7 +117,11 @@ class Invocation:
             waited=max(0.0, time.time() - self.header.since) if self.header.since else 0.0,
             on_event=self.report.event,
         )
-        hold.arrival = (self.received.arrival or 0) if self.has_message else 0
+        if self.has_message:
+            received = self.received
+            hold.arrival = received.arrival or 0
+            if received.delivery_address and received.destination:
+                hold.own_channel = OwnChannel(received.delivery_address, received.destination)
         return hold
 
     def sign(self, key: str, execution_id: str, envelope: bytes) -> bytes:

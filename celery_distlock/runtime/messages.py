@@ -264,6 +264,11 @@ def _sealed(
     return dumps(message).encode()
 
 
+def destination_of(exchange: str, routing_key: str) -> str:
+    """Return in one text where a message is sent."""
+    return f"{exchange} {routing_key}"
+
+
 def execution_id(headers: Mapping[str, Any]) -> str:
     """Return the id of the execution that a message with these *headers* is for."""
     execution = ExecutionId(

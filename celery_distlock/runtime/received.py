@@ -50,6 +50,8 @@ class Received(NamedTuple):
         content_encoding: The body's character set.
         body: The body as it came, where serializing its arguments again would not restore it.
         delivery_address: Where this worker takes woken tasks; empty: it takes none.
+        destination: Where it was sent, as `messages.destination_of` has it; empty: this worker
+            takes no more that is sent there.
         received_at: When it arrived, by the local monotonic clock; None: not from a worker.
         events: The name by which the worker sends events; empty while it sends none.
     """
@@ -63,6 +65,7 @@ class Received(NamedTuple):
     content_encoding: str | None = None
     body: Any = None
     delivery_address: str = ""
+    destination: str = ""
     received_at: float | None = None
     events: str = ""
 

@@ -31,7 +31,7 @@ from celery_distlock.unique import CallRule, Debounce, Throttle
 
 from .app import UNSET, Plan, Runtime
 from .current import Task
-from .messages import Content, LockHeader, execution_id, seal_call, when
+from .messages import Content, LockHeader, destination_of, execution_id, seal_call, when
 from .received import HEADER
 
 __all__ = ["StoreProducer", "apply_async"]
@@ -253,11 +253,12 @@ class _Call:
         content: Content,
         how: Mapping[str, Any],
         identity: Identity | None,
+        destination: str,
     ) -> Sent:
         """Give the message to the store, and let in whom that lets in besides."""
         envelope = seal_call(content, how, header)
         signed = self.runtime.trust.sign(self.name, run, envelope)
-        park_request = ParkRequest(signed, task=str(self.task.name))
+        park_request = ParkRequest(signed, task=str(self.task.name), destination=destination)
         request = SendRequest(
             self.key.template,
             run,
@@ -316,7 +317,8 @@ class StoreProducer:
         if self._store_is_away:
             return self._publish(content, how, self._in_time(headers), by_broker)
         try:
-            sent = call.send(run, header, content, how, self._identity)
+            destination = destination_of(exchange, routing_key)
+            sent = call.send(run, header, content, how, self._identity, destination)
         except StoreUnavailableError as error:
             rule = call.plan.unique
             raises = rule.on_outage == "raise" if rule else call.plan.settings.on_outage == "fail"

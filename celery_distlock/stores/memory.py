@@ -494,7 +494,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             return RenewOutcome.HELD if state.is_alone else RenewOutcome.LOST, asked_at
 
     def release(self, request: ReleaseRequest) -> Release:
-        key, owner, run, ended, inbox, keep_for, started = request
+        key, owner, run, ended, inbox, keep_for, started, _ = request
         with self._mutex:
             if started is False:
                 self._known(slot_name(key)).log.refund(owner)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .channels import Inbox
-from .values import ALONE, Completion, ParkRequest, Route, Want, WokenTask
+from .values import ALONE, Completion, OwnChannel, ParkRequest, Route, Want, WokenTask
 
 __all__ = ["AcquireRequest", "Identity", "ReleaseRequest", "SendRequest", "StandRequest"]
 
@@ -59,6 +59,7 @@ class ReleaseRequest(NamedTuple):
             parked there already, it is handed the key now.
         started: Whether what was taken was for anything, where starts are counted. False: nothing
             has begun under it, and it counts no more.
+        own_channel: Of the worker that asks. A store may leave it alone.
     """
 
     key: str
@@ -68,6 +69,7 @@ class ReleaseRequest(NamedTuple):
     inbox: Inbox | None = None
     keep_for: tuple[str, float] | None = None
     started: bool | None = None
+    own_channel: OwnChannel | None = None
 
 
 class StandRequest(NamedTuple):

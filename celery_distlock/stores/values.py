@@ -414,12 +414,27 @@ class ParkRequest(NamedTuple):
     What to keep of a task that finds its key taken: opaque bytes, sent when its turn comes.
 
     If `channel`, the address of a delivery channel, is still attended then, they are pushed
-    there. The task's name is kept beside them, for those who look at the queue.
+    there. The task's name is kept beside them, for those who look at the queue. If `destination`,
+    any text that names where the broker would take them, they may be pushed to a worker that
+    consumes what comes there; see :class:`OwnChannel`.
     """
 
     envelope: bytes
     channel: str = ""
     task: str = ""
+    destination: str = ""
+
+
+class OwnChannel(NamedTuple):
+    """
+    The delivery channel of the worker that gives up a key, where a slot is about to be free.
+
+    Of those that wait for the key, one that has come by no channel and whose destination is this
+    one is pushed there.
+    """
+
+    address: str
+    destination: str
 
 
 class PeerChannel(NamedTuple):

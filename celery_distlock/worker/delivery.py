@@ -78,10 +78,11 @@ class DeliveryStep(bootsteps.StartStopStep):
         self._runtime.drop_woken = self._ack_worker.forget
         if self._channel:
             self._registration = Registration(parent, store, self._channel.address)
+            self._runtime.delivery_queues = self._registration.queues
 
     def stop(self, parent: Any) -> None:
         """Close the channel: tasks woken from now on go elsewhere, or through the broker."""
-        self._runtime.delivery_address = ""
+        self._runtime.delivery_address, self._runtime.delivery_queues = "", ()
         self._runtime.drop_woken = None
         for part in (self._registration, self._channel, self._calls, self._ack_worker):
             if part is not None:

@@ -42,13 +42,16 @@ class Registration:
     Args:
         consumer: Celery's.
         address: Of the worker's delivery channel.
+
+    Attributes:
+        queues: Those of the broker's that it is registered for.
     """
 
     def __init__(self, consumer: Any, store: ParkingStore, address: str) -> None:
         self._consumer = consumer
         self._store = store
         self._address = address
-        self._queues: set[str] = set()  # that are registered
+        self.queues: set[str] = set()
         self._waiting: dict[tuple[str, str], tuple[WokenTask, str]] = {}  # runs, their tasks' ids
         self._stopped = threading.Event()
         self._failing = False
@@ -88,8 +91,8 @@ class Registration:
 
     def _register(self) -> None:
         queues = {queue.name for queue in getattr(self._consumer.task_consumer, "queues", ())}
-        self._withdraw(self._queues - queues)
-        self._queues |= queues
+        self._withdraw(self.queues - queues)
+        self.queues |= queues
         peers: list[PeerChannel] = []
         if queues:
             me = PeerChannel(self._address, self._free)
@@ -97,7 +100,7 @@ class Registration:
         self._keep(by_room(peer for peer in peers if peer.free))
 
     def _withdraw_all(self) -> None:
-        self._withdraw(self._queues)
+        self._withdraw(self.queues)
         # Celery has forgotten its tasks by now. The store knows which of them have begun.
         self._store.keep_reserved([wake for wake, _ in self._waiting.values()], 0.0)
 
@@ -105,7 +108,7 @@ class Registration:
         gone = sorted(queues)
         if gone:
             self._store.register_channel(gone, PeerChannel(self._address, 0), 0.0)
-            self._queues.difference_update(gone)
+            self.queues.difference_update(gone)
 
     def _keep(self, peers: list[PeerChannel]) -> None:
         waiting = self._still_waiting()

@@ -1,12 +1,13 @@
 """A request that hands what the main process knows of its message to the process that runs it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from celery.worker.request import Request
 
 from celery_distlock import clock
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.messages import LockHeader
+from celery_distlock.runtime.messages import LockHeader, destination_of
 from celery_distlock.runtime.received import HEADER, Received
 from celery_distlock.runtime.requeueing import Postponed
 from celery_distlock.stores.values import WokenTask
@@ -38,11 +39,19 @@ class LockedRequest(Request):
             content_encoding=message.content_encoding,
             body=None if message.content_type in _SERIALIZED_AGAIN else message.body,
             delivery_address=self._runtime.delivery_address,
+            destination=self._destination(where),
             received_at=clock.monotonic(),
             events=_event_source(options),
         )
         events.set_source(options["app"], received.events)
         facts["properties"] = {**facts["properties"], HEADER: received.to_properties()}
+
+    def _destination(self, where: Mapping[str, Any]) -> str:
+        """Return where it was sent, if this worker still takes what is sent there; else nothing."""
+        place = where.get("exchange") or "", where.get("routing_key") or ""
+        queues = self._runtime.trust.queues_of(*place)
+        is_taken = any(queue in self._runtime.delivery_queues for queue in queues)
+        return destination_of(*place) if is_taken else ""
 
     def _stamp(self) -> int:
         """Return when it arrived, in µs by the store's clock; 0: it counts from the acquisition."""

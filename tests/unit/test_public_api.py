@@ -73,6 +73,7 @@ PUBLIC = {
         "Limit",
         "ListingStore",
         "NotOursError",
+        "OwnChannel",
         "Ownership",
         "ParkRequest",
         "ParkingStore",

@@ -95,7 +95,8 @@ class Locks:
         with redis.Redis.from_url(self.app.conf.result_backend) as client:
             for field in client.hkeys(record):
                 if field.startswith(b"e:"):
-                    client.hdel(record, field.replace(b"e:", b"h:", 1))
+                    for where in (b"h:", b"q:"):
+                        client.hdel(record, field.replace(b"e:", where, 1))
                     client.hset(record, field.replace(b"e:", b"d:", 1), 1000)
 
 

@@ -197,7 +197,7 @@ class RedlockStore(ListingStore, CountingStore):
             if not election.answers.sent[number] or (vote and vote.status != "granted")
         ]
         release = self._records.call(
-            _RELEASE, slot_name(request.key), request.owner, "", Completion.NO.value, "", "", 0
+            _RELEASE, slot_name(request.key), request.owner, "", Completion.NO.value
         )
         self._nodes.ask([release], timeout=0.0, owed=True, but=kept)
 
@@ -227,11 +227,12 @@ class RedlockStore(ListingStore, CountingStore):
         return RenewOutcome.HELD if answers.count(0) >= self._majority else RenewOutcome.LOST
 
     def release(self, request: ReleaseRequest) -> Release:
-        key, owner, run, completion, _, keep_for, _ = request
+        key, owner, run, completion, _, keep_for, *_ = request
         keep_run, keep_s = keep_for or ("", 0.0)
         keep_ms = milliseconds(keep_s) if keep_for else 0
+        nobody_else = "", "", ""  # neither a worker that takes what is sent, nor one who has waited
         release = self._records.call(
-            _RELEASE, slot_name(key), owner, run, completion.value, "", keep_run, keep_ms
+            _RELEASE, slot_name(key), owner, run, completion.value, *nobody_else, keep_run, keep_ms
         )
         answers = self._ask(release, key, owed=True)
         # A repeated release finds nothing if the first one was executed and its answer lost.

@@ -281,7 +281,7 @@ class ScriptlessStore(ListingStore, CountingStore):
         return answers
 
     def release(self, request: ReleaseRequest) -> Release:
-        key, owner, run, completion, _, keep_for, _ = request
+        key, owner, run, completion, _, keep_for, *_ = request
         name = slot_name(key)
         held = self._held.pop((name, owner), None)
         if held is None:

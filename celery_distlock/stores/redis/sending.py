@@ -79,6 +79,7 @@ class RedisSending(RedisTiming, SendingStore):
             request.run,
             park_request.envelope,
             park_request.task,
+            park_request.destination,
             "" if want == ALONE else want.written(),
             milliseconds(request.delay) if request.delay > 0 else 0,
             int(repeated),

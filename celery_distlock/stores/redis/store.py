@@ -338,15 +338,19 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
         return [(_RENEWALS.get(_plain(a), RenewOutcome.UNKNOWN), asked_at) for a in answers]
 
     def release(self, request: ReleaseRequest) -> Release:
-        key, owner, run, completion, inbox, keep_for, started = request
+        key, owner, run, completion, inbox, keep_for, started, own_channel = request
+        name = slot_name(key)
         arguments: list[Any] = [owner, run, completion.value]
+        if own_channel is not None and own_channel.destination:
+            address, destination = own_channel
+            arguments += [self._push_channel(name, address), destination]
         if inbox is not None or keep_for or started is False:  # most requests are shorter
+            arguments += [""] * (5 - len(arguments))
             keep_run, keep_s = keep_for or ("", 0.0)
             address = inbox.address if inbox is not None else ""
             arguments += [address, keep_run, milliseconds(keep_s) if keep_for else 0]
         if started is False:
             arguments.append(1)
-        name = slot_name(key)
         return self._released(
             name, self._requests.ask([self._records.call(_RELEASE, name, *arguments)], key)
         )

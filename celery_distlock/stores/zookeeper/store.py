@@ -178,7 +178,7 @@ class ZooKeeperStore(ListingStore):
         return RenewOutcome.HELD if first and first.facts.alone else RenewOutcome.LOST
 
     def release(self, request: ReleaseRequest) -> Release:
-        key, owner, run, completion, inbox, keep_for, _ = request
+        key, owner, run, completion, inbox, keep_for, *_ = request
         departure = _Departure(slot_name(key), owner, keep_for)
         node = self._registry.find(departure.name, owner)
 

@@ -6,10 +6,12 @@ from collections.abc import Callable
 import pytest
 
 from celery_distlock.keys import slot_name
-from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, SendRequest, StandRequest
 from celery_distlock.stores.parking import ParkingStore
+from celery_distlock.stores.sending import SendingStore, Sent
 from celery_distlock.stores.values import (
     Completion,
+    OwnChannel,
     ParkRequest,
     PeerChannel,
     Route,
@@ -18,6 +20,7 @@ from celery_distlock.stores.values import (
 
 from .actions import YES, any_envelope, goes_on, holder, parks, swept, take, wait_until, woken
 from .given import Given
+from .sending import sends
 
 __all__ = ["Delivery"]
 
@@ -82,6 +85,46 @@ class Delivery(Given):
         # Where the keys are in several places, each tells of itself alone.
         assert "one" in wake.givers
         assert set(wake.givers) <= {"one", "other"}
+        close()
+
+    @sends
+    @pytest.mark.parametrize("completion", [Completion.YES, Completion.YES_AND_MAY_COME_AGAIN])
+    @pytest.mark.parametrize(
+        ("sent_to", "taken", "pushed"),
+        [("{} celery", "{} celery", True), ("{} celery", "{} other", False), ("", "", False)],
+    )
+    def test_what_was_sent_is_pushed_to_the_worker_that_gives_up_the_key_and_takes_such(
+        self,
+        store: SendingStore,
+        completion: Completion,
+        sent_to: str,
+        taken: str,
+        pushed: bool,
+    ) -> None:
+        received: list[WokenTask] = []
+        address, close = self.open_channel(store, received.append)
+        take(store, "k", "a", run="before")
+        # To park it so waits for no subscription, which a cluster has for each of its servers.
+        store.acquire(AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"", address), run="other"))
+        store.cancel("k", "other")
+        for run in ("one", "two"):
+            park_request = ParkRequest(run.encode(), task="shop.reserve", destination=sent_to)
+            assert store.send(SendRequest("k", run, park_request)).sent is Sent.QUEUED
+
+        release = ReleaseRequest("k", "a", "before", completion)
+        released = store.release(release._replace(own_channel=OwnChannel(address, taken)))
+
+        wake = WokenTask("k", "one", b"one")
+        assert released == (True, None if pushed else wake)
+        if pushed:
+            (told,) = wait_until(lambda: received, "the push")
+            assert told._replace(arrival=0) == wake._replace(givers=("before",))
+        assert holder(store, "k") == "parked:one"
+        take(store, "k", "c", run="one", redelivered=True)
+        gone = OwnChannel(f"{address}-gone", sent_to)
+        released = store.release(ReleaseRequest("k", "c", "one", completion, own_channel=gone))
+        assert released == (True, WokenTask("k", "two", b"two"))
+        assert len(received) == pushed
         close()
 
     @parks

@@ -8,7 +8,8 @@
 --                gives this one up, and from, who gave it up for him
 -- queue  zset    who waits, by arrival (µs): "p:<run>" parked, "b:<inbox> <owner>" blocked
 -- tasks  hash    of every run that is parked or on its way: e:<run> its envelope, s:<run> its
---                arrival, h:<run> the desk of a worker that takes it, t:<run> its task's name,
+--                arrival, h:<run> the desk of a worker that takes it, q:<run> the destination to
+--                which it was sent, if it has not come from there, t:<run> its task's name,
 --                n:<run> how often it was sent, d:<run> how often it was pushed to a worker that
 --                had not parked it, and that did not take it. Of one that stands at several keys,
 --                as it cannot be sent yet: at each of them k:<run> their names, with its task's, and
@@ -103,7 +104,7 @@ end
 -- Strikes a run from the parked ones; true if it was there.
 local function unpark(run)
     local parked = redis.call('HDEL', TASKS, 'e:' .. run, 's:' .. run, 'h:' .. run)
-    local known = { 't:' .. run, 'n:' .. run, 'd:' .. run, 'k:' .. run, 'l:' .. run, 'w:p:' .. run }
+    local known = { 't:' .. run, 'n:' .. run, 'd:' .. run, 'k:' .. run, 'l:' .. run, 'q:' .. run, 'w:p:' .. run }
     redis.call('HDEL', TASKS, unpack(known))
     if parked == 0 then
         return false

@@ -57,8 +57,8 @@ end
 
 -- Takes the key from `owner` (false: nobody has it), whose run has ended or has none, and gives it to
 -- the first in the queue. Returns what a release does; nothing, and has changed nothing, if that is
--- not as simple as this.
-local function hand_to_first(owner, run)
+-- not as simple as this. What was sent to the destination, if any, is pushed to the desk near by.
+local function hand_to_first(owner, run, near_desk, destination)
     local held = redis.call('HMGET', LOCK, 'owner', 'again', 'again:' .. run, 'rest')
     local head, arrival = unpack(redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES'))
     if held[1] ~= owner or has_any(held, 2, 4) or not head then
@@ -66,19 +66,22 @@ local function hand_to_first(owner, run)
     end
     local ask = { 'HMGET', TASKS, 'limit', 'w:' .. head }
     if run ~= '' then -- is it parked, was it, or does it come a second time?
-        append(ask, run, { 'e:', 's:', 'h:', 't:', 'n:', 'd:', 'k:', 'l:', 'w:p:' })
+        append(ask, run, { 'e:', 's:', 'h:', 't:', 'n:', 'd:', 'k:', 'l:', 'q:', 'w:p:' })
     end
     local is_blocked, next_run = string.sub(head, 1, 2) == 'b:', string.sub(head, 3)
     if not is_blocked then
-        append(ask, next_run, { 'k:', 'l:', 'e:', 'h:', 's:' })
+        append(ask, next_run, { 'k:', 'l:', 'e:', 'h:', 's:', 'q:' })
     end
     local known = redis.call(unpack(ask))
-    local usual = #ask - 2 - (is_blocked and 0 or 3)
+    local usual = #ask - 2 - (is_blocked and 0 or 4)
     if has_any(known, 1, usual) then
         return nil
     elseif is_blocked then
         return hand_to_waiter(head, arrival)
     end
-    local envelope, desk, since = unpack(known, usual + 1)
+    local envelope, desk, since, sent_to = unpack(known, usual + 1)
+    if not desk and sent_to and sent_to == destination then
+        desk = near_desk
+    end
     return envelope and hand_to_parked(head, next_run, arrival, run, envelope, desk, since)
 end

@@ -1,12 +1,13 @@
 -- send.lua: take in a run as it is sent: the key is kept for it, or it waits in the queue, or for its
 -- time. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done rate later calls
--- ARGV run envelope task want delay_ms repeated [identity until_when replaces most_ms paced]
+-- ARGV run envelope task sent_to want delay_ms repeated [identity until_when replaces most_ms paced]
 -- returns go | {status, wake_run, wake_envelope, ...}: status go, queued, later or updated; then whom
 --         that lets in besides; beside an empty run, in how many ms time alone lets the first enter, or
 --         a run join | {changed}: nothing was done, for another run has the identity than was thought
 --
 -- go        it is on its way, and who sent it publishes its message; if he dies, a sweep does
+-- sent_to   the destination of its message
 -- want      as in acquire.lua
 -- delay_ms  0: it waits for nothing but its turn
 -- repeated  1: what was sent before and not answered
@@ -22,8 +23,8 @@
 --              themselves meanwhile, until that time
 -- USES grant lining calls units queue
 
-local run, envelope, task, want, delay_ms, repeated, identity, until_when, replaces, most_ms, paced = unpack(ARGV)
-local parcel = { 'e:' .. run, envelope, 't:' .. run, task }
+local run, envelope, task, sent_to, want, delay_ms, repeated, identity, until_when, replaces, most_ms, paced = unpack(ARGV)
+local parcel = { 'e:' .. run, envelope, 't:' .. run, task, 'q:' .. run, sent_to }
 
 identity = identity or ''
 most_ms = tonumber(most_ms)

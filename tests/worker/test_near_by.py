@@ -1,0 +1,73 @@
+"""Who waits in the store goes on where its key is given up, if that worker takes such calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.worker.conftest import Site
+
+ENV = {"DISTLOCK_TEST_VIA": "store"}
+WORKERS = [{"concurrency": 2}]
+
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # of Celery's backend
+
+
+def client(site: Site) -> redis.Redis:
+    return redis.Redis.from_url(site.env["DISTLOCK_TEST_BROKER"])
+
+
+def registered(site: Site) -> str:
+    """Wait until the worker is told calls; return of which queue."""
+    (queue,) = site.app.amqp.queues
+    wait_until(lambda: site.store.find_channels([queue]), what="the worker to be registered")
+    return queue
+
+
+def unread(site: Site) -> int:
+    """How many messages stand in the broker's queue."""
+    with client(site) as broker:
+        return broker.llen(f"{site.env['DISTLOCK_TEST_PREFIX']}:broker:celery")
+
+
+def test_who_waits_is_handed_on_by_the_release_alone(site, key):
+    registered(site)
+    gate = f"gate-{key}"
+    results = [site.tasks.work_requeue.delay(key, 0, gate)]
+    site.journal.wait(key)
+    results += [site.tasks.work_requeue.delay(key, number) for number in range(1, 40)]
+    with client(site) as server:
+        scripts = server.info("commandstats")["cmdstat_evalsha"]["calls"]
+        site.journal.open(gate)
+        for result in results:
+            result.get(timeout=30)
+        scripts = server.info("commandstats")["cmdstat_evalsha"]["calls"] - scripts
+
+    assert site.journal.read(key) == list(range(40))
+    # Each acquires and releases; to look for a worker, and to push to it, would be two more.
+    assert scripts < 3 * len(results)
+
+
+def test_what_waits_does_not_stay_at_a_worker_that_takes_no_more_of_its_queue(site, key):
+    queue, gate = registered(site), f"gate-{key}"
+    results = [site.tasks.work_requeue.delay(key, number, gate) for number in range(4)]
+    site.journal.wait(key)
+    control, store = site.app.control, site.store
+
+    control.cancel_consumer(queue)
+    wait_until(lambda: not store.find_channels([queue]), what="the worker to be withdrawn")
+    for _ in results:
+        site.journal.open(gate)
+
+    # One is pushed to it before it is known that it takes no more.
+    wait_until(lambda: unread(site), what="a call in the broker's queue")
+    assert len(site.journal.read(key)) <= 2
+    control.add_consumer(queue)
+    for result in results:
+        result.get(timeout=30)
+    assert site.journal.read(key) == list(range(4))
