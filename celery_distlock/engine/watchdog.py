@@ -55,7 +55,7 @@ class Watchdog:
     def __init__(self) -> None:
         # By weak reference: a hold that nobody has is not renewed, whatever became of its owner.
         self._due: dict[_Watched, float] = {}
-        self._wakeup = float("inf")
+        self._looks_at = float("inf")  # the local clock's time when the thread looks again
         # Taken as such: a time limit's exception inside a Condition's own `with` leaves it locked.
         self._mutex = threading.Lock()
         self._changed = threading.Condition(self._mutex)
@@ -75,8 +75,11 @@ class Watchdog:
 
     def _schedule(self, watched: _Watched, due: float) -> None:
         self._due[watched] = due
-        if due < self._wakeup or self._thread is None:
+        if due < self._looks_at or self._thread is None:
             with self._mutex:
+                # Kept, though the hold may be gone before the thread looks: else each of many short
+                # ones would wake it.
+                self._looks_at = min(due, self._looks_at)
                 self._start()
                 self._changed.notify()
 
@@ -93,23 +96,18 @@ class Watchdog:
         return third * clock.jitter(0.85, 1.0)
 
     def _run(self) -> None:
-        planned = float("inf")
         while True:
             with self._changed:
-                now = clock.monotonic()
-                times = list(self._due.copy().values())
-                # Not later than planned before: else each of many short holds would wake us.
-                times += [planned] if planned > now else []
-                planned = self._wakeup = min(times, default=float("inf"))
-                if planned > now:
-                    pause = planned - now
+                while (pause := self._looks_at - clock.monotonic()) > 0:
                     self._changed.wait(pause if pause < threading.TIMEOUT_MAX else None)
-                # Whoever adds something while we work cannot know what we have seen: it notifies.
-                self._wakeup = float("inf")
+                # Whoever adds something while we work cannot know what we have seen.
+                self._looks_at = float("inf")
             try:
                 self._pass()
             except Exception:
                 logger.exception("unexpected error while renewing leases; trying again")
+            with self._mutex:
+                self._looks_at = min([self._looks_at, *self._due.copy().values()])
 
     def _pass(self) -> None:
         now = clock.monotonic()
