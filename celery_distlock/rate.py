@@ -32,7 +32,7 @@ class Rate:
         limit: How many starts.
         per: Seconds.
         burst: How many may begin at once, after a pause. 1: they begin at equal distances, but for
-            what workers are late: up to a fiftieth of a second is made up for.
+            what workers are late: up to a tenth of a second is made up for.
 
     Raises:
         ConfigurationError: An argument is of the wrong type or out of range.
