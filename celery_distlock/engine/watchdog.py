@@ -77,11 +77,12 @@ class Watchdog:
         self._due[watched] = due
         if due < self._looks_at or self._thread is None:
             with self._mutex:
-                # Kept, though the hold may be gone before the thread looks: else each of many short
-                # ones would wake it.
-                self._looks_at = min(due, self._looks_at)
                 self._start()
                 self._changed.notify()
+                # Kept, though the hold may be gone before the thread looks: else each of many short
+                # ones would wake it. Last: if a time limit's exception comes between, the next one
+                # is to notify.
+                self._looks_at = min(due, self._looks_at)
 
     def _start(self) -> None:
         if self._thread is None:

@@ -16,6 +16,7 @@ from celery_distlock.stores.requests import Identity, SendRequest
 from celery_distlock.stores.values import (
     Completion,
     Limit,
+    OwnChannel,
     Ownership,
     ParkRequest,
     PeerChannel,
@@ -26,6 +27,7 @@ from celery_distlock.stores.values import (
 from tests import servers
 from tests.losses import Losses
 from tests.unit.test_lua import SCRIPTS
+from tests.waiting import wait_until
 
 
 def share(store):
@@ -50,6 +52,9 @@ def send(store):
     store.peek("q", "same")
     store.delayed("q")
     store.bearers("q", 10)
+
+
+RELEASES = {("release", number) for number in (3, 5, 8)}
 
 
 def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
@@ -86,6 +91,7 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     store.release(
         ReleaseRequest("k", "c", run="run", completion=Completion.YES, keep_for=("run", 0.05))
     )
+    store.release(ReleaseRequest("k", "c", own_channel=OwnChannel(peer.address, " celery")))
     store.acquire_all(["l", "m"], ["d", "e"], 30.0)
     store.stand(
         StandRequest("n", "standing", Route(("n", "o")), park_request=ParkRequest(b"envelope"))
@@ -96,7 +102,6 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     send(store)
     store.depart("o", "standing", first=False)
     store.check()
-    store.close()
 
     seen, numbers = set(), set()
     for call in sent:
@@ -111,7 +116,22 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
             assert records == times * list(call.script.keys)
             seen.add(call.script.name)
     assert seen == set(SCRIPTS) - {"vote"}  # which is the majority's
-    assert {("acquire", 6), ("acquire", 10), ("release", 3), ("release", 6)} <= numbers
+    assert {("acquire", 6), ("acquire", 10), *RELEASES} <= numbers
+
+
+@pytest.mark.parametrize("completion", [Completion.YES, Completion.YES_AND_MAY_COME_AGAIN])
+def test_a_release_pushes_what_was_sent_to_the_worker_that_asks(redis_url, prefix, completion):
+    store, received = RedisStore(redis_url, prefix), []
+    channel = OwnChannel(store.open_channel(received.append).address, "{} celery")
+    store.acquire(AcquireRequest("k", "a", 30.0, run="before"))
+    store.send(SendRequest("k", "run", ParkRequest(b"e", destination="{} celery")))
+
+    release = ReleaseRequest("k", "a", "before", completion, own_channel=channel)
+
+    assert store.release(release) == (True, None)
+    (wake,) = wait_until(lambda: received, what="the push")
+    assert (wake.name, wake.run, wake.envelope, wake.givers) == ("k", "run", b"e", ("before",))
+    store.close()
 
 
 def test_a_store_can_be_used_again_after_it_was_closed(redis_url, prefix):

@@ -31,6 +31,7 @@ def short_and_long(name):
 OTHERS = {
     "rest": scripts.load("rest").source,
     "limit": scripts.load("limit").source,
+    "send": scripts.load("send").source,
     "expire": "return redis.call('DEL', KEYS[1])",
     "be late": """
         for _, run in ipairs(redis.call('ZRANGE', KEYS[4], 0, -1)) do
@@ -136,8 +137,13 @@ def any_step(chance: random.Random, number: int) -> tuple[object, ...]:
     lease = chance.choice((30_000, 60_000))
     if chance.random() < 0.15:
         ended = chance.choice((0, 1, 1, 1, 2, 3))
+        near = any_desk(chance)
         more = () if chance.random() < 0.9 else (chance.choice(("@inbox", "@gone")), "", 0)
-        return ("release", owner, run, ended, *more)
+        return ("release", owner, run, ended, *near, *more)
+    if chance.random() < 0.1:
+        sent = run or "r1"
+        destination = chance.choice(("", "x", "y"))
+        return ("send", sent, f"envelope of {sent}", "task", destination, "", 0, 0)
     mode = chance.choice(("try", "wait", "wait", "park", "park", "line"))
     repeated = int(chance.random() < 0.1)
     if mode == "try" and chance.random() < 0.8:
@@ -152,6 +158,11 @@ def any_step(chance: random.Random, number: int) -> tuple[object, ...]:
     if chance.random() < 0.02:
         more = (*more, chance.choice(("1/2", "1/0")))
     return ("acquire", owner, lease, mode, run, repeated, arrival, *more)
+
+
+def any_desk(chance: random.Random) -> tuple[str, str]:
+    """A worker's, and the destination whose messages it takes; or nobody's."""
+    return chance.choice((("", ""), ("@desk", "x"), ("@desk", "y"), ("@shut", "x")))
 
 
 def next_step(chance: random.Random, number: int, twin: Twin) -> tuple[object, ...]:
@@ -176,7 +187,7 @@ def next_step(chance: random.Random, number: int, twin: Twin) -> tuple[object, .
         return (chance.choice(("expire", "be late")),)
     if chance.random() < 0.1:
         return ("rest", owner, chance.choice((1, 5000)))
-    return ("release", owner, run, chance.choice((0, 1, 1, 1)))
+    return ("release", owner, run, chance.choice((0, 1, 1, 1)), *any_desk(chance))
 
 
 @pytest.fixture

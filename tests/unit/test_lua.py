@@ -236,6 +236,26 @@ def test_a_name_that_is_defined_twice_is_refused(write_script):
         scripts.load(user)
 
 
+def test_what_is_defined_only_by_what_needs_it_is_refused(write_script):
+    text = "-- NAME.lua: does.\n-- KEYS lock\n\nlocal function f()\n    return g()\nend\n"
+    text += "local function g()\n    return f()\nend\nreturn g()\n"
+
+    with pytest.raises(ValueError, match="needs itself for: "):
+        scripts.load(write_script(text))
+
+
+@each_script
+def test_nothing_inside_has_the_name_of_a_function(name):
+    # It would look as if that were needed there.
+    source = re.sub("--.*|'[^'\n]*'", "", scripts.load(name).source)
+    functions = set(re.findall(r"^local function (\w+)", source, re.MULTILINE))
+    found = re.findall(r"^ +local ([\w, ]+)", source, re.MULTILINE)
+    found += re.findall(r"function \w*\(([\w, ]*)\)|for ([\w, ]+) (?:in|=)", source)
+
+    texts = [each if isinstance(each, str) else ", ".join(each) for each in found]
+    assert functions.isdisjoint(", ".join(texts).split(", "))
+
+
 @each_script
 def test_every_constant_that_is_used_is_defined(name):
     source = re.sub("--.*|'[^'\n]*'", "", scripts.load(name).source)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from celery_distlock import clock
@@ -7,6 +9,7 @@ from celery_distlock.engine.lease import Hold, Terms
 from celery_distlock.engine.watchdog import ANSWER_SHARE, Watchdog, _Watched
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.values import RenewOutcome, Reply, Status
+from tests.waiting import wait_until
 
 
 class Patience(MemoryStore):
@@ -38,3 +41,31 @@ def test_no_renewal_is_waited_for_longer_than_the_shortest_lease_can_bear(due):
     dog._pass()
 
     assert store.timeouts == [6.0 / ANSWER_SHARE]
+
+
+def test_short_holds_that_have_gone_do_not_wake_it_again_and_again(monkeypatch):
+    store, dog = Patience(), Watchdog()
+    notify, told = dog._changed.notify, []
+    monkeypatch.setattr(dog._changed, "notify", lambda: (told.append(1), notify()))
+    hold = held(store, 60.0)
+
+    for _ in range(200):
+        dog.watch(hold)
+        dog.forget(hold)
+        time.sleep(0)  # it may look meanwhile
+
+    assert 0 < len(told) < 50  # for each that would be due before all others
+    assert store.timeouts == []
+
+
+def test_a_hold_is_renewed_though_another_that_was_planned_for_has_gone():
+    store, dog = Patience(), Watchdog()
+    for lease in (60.0, 0.6):
+        hold = held(store, lease)
+        dog.watch(hold)
+        dog.forget(hold)
+    kept = held(store, 0.9)
+    dog.watch(kept)
+
+    wait_until(lambda: store.timeouts, what="a renewal")
+    assert store.timeouts == [pytest.approx(0.9 / ANSWER_SHARE)]

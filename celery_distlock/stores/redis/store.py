@@ -341,9 +341,9 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
         key, owner, run, completion, inbox, keep_for, started, own_channel = request
         name = slot_name(key)
         arguments: list[Any] = [owner, run, completion.value]
-        if own_channel is not None and own_channel.destination:
-            address, destination = own_channel
-            arguments += [self._push_channel(name, address), destination]
+        # In a cluster a worker hears only of the slots at which it has parked something.
+        if own_channel is not None and own_channel.destination and self._servers.in_order:
+            arguments += own_channel
         if inbox is not None or keep_for or started is False:  # most requests are shorter
             arguments += [""] * (5 - len(arguments))
             keep_run, keep_s = keep_for or ("", 0.0)

@@ -11,11 +11,11 @@ from typing import NamedTuple
 __all__ = ["Script", "load"]
 
 _HEADER = re.compile(r"^-- (KEYS|ARGV|USES)[ ]*(.*)$", re.MULTILINE)
-_GOES_ON = re.compile(r"[ \t\n})]|end\b|else")  # so begins what belongs to the line before
+_GOES_ON = re.compile(r"[ \t\n})]|end\b|else|until\b")  # so begins what belongs to the line before
 _NO_CODE = re.compile(r"--.*|(?P<text>'[^'\n]*')")
 _LOCAL = re.compile(r"local (?:function )?(\w+(?:, \w+)*)")
 _DEFINITION = re.compile(r"local (?:function .*|[\w, ]+(?:= (?:false|true|[^a-z(])*)?)", re.DOTALL)
-_WORD = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
+_WORD = re.compile(r"(?:(?<![\w.])|(?<=\.\.))[A-Za-z_]\w*")  # of no field
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +54,7 @@ def load(name: str) -> Script:
 
     Raises:
         ValueError: The header is missing, or does not begin with the keys of one that it uses; or a
-            name is defined twice.
+            name is defined twice, or only by what needs it.
     """
     header = _header(name)
     if "KEYS" not in header:
@@ -107,13 +107,18 @@ def _in_order_of_need(script: str, parts: Iterable[_Part]) -> Iterator[_Part]:
     """Give the statements in their order, each after what it is the first to need."""
     places: dict[str, tuple[int, _Part]] = {}
     given: set[str] = set()
+    open_names: set[str] = set()
 
     def needed(part: _Part) -> Iterator[_Part]:
+        if early := open_names & part.words:
+            raise ValueError(f"{script}.lua needs itself for: {', '.join(sorted(early))}")
         given.update(part.names)
+        open_names.update(part.names if part.defines else ())
         wanted = part.words & places.keys() - given
         for name in sorted(wanted, key=places.__getitem__) if wanted else ():
             if name not in given:
                 yield from needed(places[name][1])
+        open_names.difference_update(part.names)
         yield part
 
     for place, part in enumerate(parts):

@@ -22,12 +22,12 @@ for owner in string.gmatch(owners, '%S+') do
 end
 
 if not claims and not wants then
-    local free = true
+    local are_free = true
     for number in ipairs(asking) do
         turn_to(number)
-        free = free and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0
+        are_free = are_free and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0
     end
-    if free then
+    if are_free then
         local now = microseconds()
         for number, owner in ipairs(asking) do
             turn_to(number)
