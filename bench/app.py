@@ -51,9 +51,15 @@ def one_by_store(self: Any, seconds: float) -> None:
     hold(self, seconds)
 
 
+@app.task(base=LockedTask, lock_key="few:{number}", bind=True)
+def on_few_keys(self: Any, number: int, seconds: float) -> None:  # noqa: ARG001  # its key
+    """Do the same where there are more keys than one."""
+    hold(self, seconds)
+
+
 @app.task(bind=True)
-def in_one_slot(self: Any, seconds: float) -> None:
-    """Do the same without a lock, where nobody else can work."""
+def unlocked(self: Any, seconds: float) -> None:
+    """Do the same without a lock."""
     hold(self, seconds)
 
 

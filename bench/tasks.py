@@ -18,6 +18,9 @@ QUEUED_ONCE = 500
 CONTENDED = 200  # tasks on one key
 HOLD = 0.010  # seconds each
 IDEAL = CONTENDED * HOLD
+SHORT = 0.002  # seconds of many tasks on a few keys
+FEW_KEYS = {100: None, 10: 0.75, 3: 0.65}  # how many, and what is to be had of the throughput
+MORE_CPU = {"of the pool": 150.0, "of the server": 60.0}  # µs at most, for the lock of a task
 COUNTDOWNS = (1.0, 0.1)  # seconds
 RETRIED_ROUNDS = 2  # they take long
 CROWD = 10_000  # parked tasks
@@ -26,7 +29,7 @@ CROWD = 10_000  # parked tasks
 def tasks(server: EmbeddedServer, rounds: int) -> Iterator[Part]:
     with Worker(server, SLOTS) as worker:
         warm_up(worker)
-        for measure in (noops, one_key, queued_once):
+        for measure in (noops, cpu, few_keys, one_key, queued_once):
             yield measure(worker, rounds)
         with Worker(server, 1, "one slot") as single:
             yield hot_key(worker, single, rounds)
@@ -68,9 +71,63 @@ def noops(worker: Worker, rounds: int) -> Part:
     )
 
 
-def _throughput(name: str, others: list[float], ours: list[float], goal: float) -> Row:
+def _throughput(name: str, others: list[float], ours: list[float], goal: float | None) -> Row:
     figures = [Figure(NOOPS / median(times), "/s", 0) for times in (ours, others)]
     return Row(name, Figure(ratio(others, ours), at_least=goal), figures)
+
+
+def cpu(worker: Worker, rounds: int) -> Part:
+    from app import locked, plain
+
+    parts = ["of the main process", "of the pool", "of the server"]
+
+    def look() -> list[float]:
+        used = worker.client.info("cpu")
+        return [*worker.cpu(), used["used_cpu_user"] + used["used_cpu_sys"]]
+
+    def run(task: Any) -> list[float]:
+        before = look()
+        worker.time(task, numbers(NOOPS))
+        return [(b - a) / NOOPS * 1e6 for a, b in zip(before, look(), strict=True)]
+
+    tasks = {"plain": plain, "locked": locked}
+    found = in_turn({name: partial(run, task) for name, task in tasks.items()}, rounds)
+    of_plain = dict(zip(parts, map(median, zip(*found["plain"], strict=True)), strict=True))
+    rows = []
+    for name, rounds_of in found.items():
+        figures = []
+        for part, used in zip(parts, map(median, zip(*rounds_of, strict=True)), strict=True):
+            more = MORE_CPU.get(part) if name == "locked" else None
+            most = None if more is None else of_plain[part] + more
+            figures.append(Figure(used, "µs", 0, at_most=most))
+        sums = [[sum(each) for each in found[which]] for which in (name, "plain")]
+        rows.append(Row(name, Figure(ratio(*sums)), figures))
+    title = f"CPU time of one of {NOOPS:,} tasks that do nothing, {SLOTS} slots"
+    return Part("cpu", title, "all of it / plain", parts, rows)
+
+
+def few_keys(worker: Worker, rounds: int) -> Part:
+    from app import on_few_keys, unlocked
+
+    plain = "plain"
+    works = {plain: partial(worker.time_counted, unlocked, [(SHORT,)] * NOOPS)}
+    for many in FEW_KEYS:
+        calls = [(number % many, SHORT) for number in range(NOOPS)]
+        works[f"on {many} keys"] = partial(worker.time_counted, on_few_keys, calls)
+    times = {
+        name: [seconds for seconds, _ in results]
+        for name, results in in_turn(works, rounds).items()
+    }
+    return Part(
+        "few_keys",
+        f"{NOOPS:,} tasks of {SHORT * 1e3:.0f} ms, on a few keys, {SLOTS} slots",
+        "tasks/s / those of plain ones",
+        ["this", "the other"],
+        [
+            _throughput(name, times[plain], times[name], least)
+            for name, least in zip(list(works)[1:], FEW_KEYS.values(), strict=True)
+        ],
+    )
 
 
 def one_key(worker: Worker, rounds: int) -> Part:
@@ -92,14 +149,14 @@ def one_key(worker: Worker, rounds: int) -> Part:
 
 
 def hot_key(worker: Worker, single: Worker, rounds: int) -> Part:
-    from app import in_one_slot, one_by_one, one_by_store
+    from app import one_by_one, one_by_store, unlocked
 
     calls = [(HOLD,)] * CONTENDED
     plain = "plain tasks in a worker with one slot"
     works = {
         "locked": partial(worker.time_counted, one_by_one, calls),
         "locked, sent through the store": partial(worker.time_counted, one_by_store, calls),
-        plain: partial(single.time_counted, in_one_slot, calls),
+        plain: partial(single.time_counted, unlocked, calls),
     }
     for work in works.values():
         work()  # to warm up

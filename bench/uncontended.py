@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import redis
 from figures import Figure, Part, Row, in_turn, median, ratio
 from locks import BARE, OURS, adapter, open_lock, present
 
@@ -12,49 +13,70 @@ from celery_distlock.testing import EmbeddedServer
 PAIRS = 200  # acquire + release in one round
 TIMES = 5  # as many rounds; short ones, since the differences are small
 AGAIN = "again"
+COLUMNS = ["median", "commands executed", "CPU of the server"]
+NOT_THEIRS = {"cmdstat_info", "cmdstat_ping"}  # ours, to look; and what keeps subscriptions alive
 
 
 def uncontended(server: EmbeddedServer, rounds: int) -> Iterator[Part]:
     locks, absent = present()
-    works = {name: Pairs(open_lock(name, server.url, "free")) for name in locks}
-    works[AGAIN] = Pairs(_held(server.url))
-    for warm_up in works.values():
-        warm_up()
-    times = in_turn(works, rounds * TIMES)
+    with server.client() as client:
+        works = {name: Pairs(open_lock(name, server.url, "free"), client) for name in locks}
+        works[AGAIN] = Pairs(_held(server.url), client)
+        for warm_up in works.values():
+            warm_up()
+        found = in_turn(works, rounds * TIMES)
+    times = {name: [each.seconds for each in found[name]] for name in works}
     rows = [
         Row(
             adapter(name).NAME,
             Figure(ratio(times[name], times[BARE]), at_most=1.10 if name == OURS else None),
-            [_micros(times[name]), adapter(name).TERMS],
+            [*figures_of(found[name]), adapter(name).TERMS],
         )
         for name in locks
     ]
     again = Figure(ratio(times[AGAIN], times[BARE]))
     name = f"{adapter(OURS).NAME}, held already"
-    rows.insert(1, Row(name, again, [_micros(times[AGAIN]), "no round trip"]))
+    rows.insert(1, Row(name, again, [*figures_of(found[AGAIN]), "no round trip"]))
     yield Part(
         "uncontended",
         "Acquire + release of a free lock",
         "time / bare lock",
-        ["median", "terms"],
+        [*COLUMNS, "terms"],
         rows,
         [*absent, "Only celery-distlock's lock can be taken again by who holds it."],
     )
 
 
+class Pair(NamedTuple):
+    """What one acquire + release takes."""
+
+    seconds: float
+    commands: float  # that the server executes, those that scripts call among them
+    cpu: float  # seconds of the server's
+
+
 class Pairs:
     """Times acquire + release of one lock."""
 
-    def __init__(self, lock: Any) -> None:
+    def __init__(self, lock: Any, client: redis.Redis) -> None:
         self._lock = lock
+        self._client = client
 
-    def __call__(self) -> float:
+    def __call__(self) -> Pair:
         acquire, release = self._lock.acquire, self._lock.release
+        commands, cpu = self._look()
         begin = time.perf_counter()
         for _ in range(PAIRS):
             acquire()
             release()
-        return (time.perf_counter() - begin) / PAIRS
+        took = time.perf_counter() - begin
+        more, later = self._look()
+        return Pair(took / PAIRS, (more - commands) / PAIRS, (later - cpu) / PAIRS)
+
+    def _look(self) -> tuple[int, float]:
+        stats, cpu = self._client.info("commandstats"), self._client.info("cpu")
+        executed = sum(of["calls"] for name, of in stats.items() if name not in NOT_THEIRS)
+        return executed, cpu["used_cpu_user"] + cpu["used_cpu_sys"]
 
 
 def _held(url: str) -> Any:
@@ -63,5 +85,7 @@ def _held(url: str) -> Any:
     return lock
 
 
-def _micros(seconds: list[float]) -> Figure:
-    return Figure(median(seconds) * 1e6, "µs", 1 if median(seconds) < 1e-5 else 0)
+def figures_of(pairs: list[Pair]) -> list[Figure]:
+    seconds, commands, cpu = (median(each) for each in zip(*pairs, strict=True))
+    micros = Figure(seconds * 1e6, "µs", 1 if seconds < 1e-5 else 0)
+    return [micros, Figure(commands, places=0), Figure(cpu * 1e6, "µs", 0)]

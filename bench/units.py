@@ -10,7 +10,7 @@ from contention import QUESTIONS, jain, sent
 from figures import Figure, Part, Row, in_turn, median, ratio
 from semaphores import OURS, adapter, open_semaphore, present
 from team import Team
-from uncontended import TIMES, Pairs
+from uncontended import COLUMNS, TIMES, Pairs, figures_of
 
 from celery_distlock import Lock
 from celery_distlock.testing import EmbeddedServer
@@ -66,16 +66,21 @@ def units(server: EmbeddedServer, rounds: int) -> Iterator[Part]:
 
 def one_unit(server: EmbeddedServer, rounds: int) -> Part:
     names, absent = present()
-    works = {name: Pairs(open_semaphore(name, server.url, "one of eight", UNITS)) for name in names}
-    works["alone"] = Pairs(locks.open_lock(locks.OURS, server.url, "free"))
-    works[locks.BARE] = Pairs(locks.open_lock(locks.BARE, server.url, "free"))
-    for warm_up in works.values():
-        warm_up()
-    times = in_turn(works, rounds * TIMES)
+    of_units = {name: open_semaphore(name, server.url, "one of eight", UNITS) for name in names}
+    alone = {
+        name: locks.open_lock(lock, server.url, "free")
+        for name, lock in (("alone", locks.OURS), (locks.BARE, locks.BARE))
+    }
+    with server.client() as client:
+        works = {name: Pairs(lock, client) for name, lock in {**of_units, **alone}.items()}
+        for warm_up in works.values():
+            warm_up()
+        found = in_turn(works, rounds * TIMES)
+    times = {name: [each.seconds for each in found[name]] for name in works}
 
     def row(name: str, shown: str, terms: str, goal: float | None = None) -> Row:
         cost = Figure(ratio(times[name], times[locks.BARE]), at_most=goal)
-        return Row(shown, cost, [Figure(median(times[name]) * 1e6, "µs", 0), terms])
+        return Row(shown, cost, [*figures_of(found[name]), terms])
 
     ours, *others = names
     bare = locks.adapter(locks.BARE)
@@ -83,7 +88,7 @@ def one_unit(server: EmbeddedServer, rounds: int) -> Part:
         "one_unit",
         f"Acquire + release of one of {UNITS} units, all free",
         "time / bare lock",
-        ["median", "terms"],
+        [*COLUMNS, "terms"],
         [
             row(ours, adapter(ours).NAME, adapter(ours).TERMS, 1.25),
             row("alone", f"{adapter(ours).NAME}, all of it", "a plain lock", 1.10),

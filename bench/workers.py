@@ -1,5 +1,6 @@
 """Celery workers with a stopwatch."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,17 @@ from celery_distlock.testing import EmbeddedServer, die_with_parent
 
 HERE = Path(__file__).parent
 NOBODY = "nobody"  # a key that no task wants
+
+
+def children(pid: int) -> list[int]:
+    """Return the ids of the processes that *pid* has started."""
+    found = (path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [int(each) for text in found for each in text.split()]
+
+
+def cpu_of(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Times(NamedTuple):
@@ -32,7 +44,7 @@ class Worker:
         self.url = server.url
         self._queue = queue
         self._finished, self._runs = FINISHED, RUNS
-        self._client = server.client()
+        self.client = server.client()
         self._store = open_store(server.url)
         command = [sys.executable, "-m", "celery", "-A", "app", "worker", "--loglevel", "ERROR"]
         command += ["--concurrency", str(slots), "--queues", queue]
@@ -57,13 +69,20 @@ class Worker:
 
     def time_counted(self, task: Any, calls: Sequence[tuple[Any, ...]]) -> tuple[float, float]:
         """Time *calls* until the task has counted them; return seconds, and runs for each."""
-        self._client.delete(self._finished, self._runs)
+        self.client.delete(self._finished, self._runs)
         times = self._time(task, calls, lambda: self._count(self._finished) >= len(calls))
         return times.running, self._count(self._runs) / len(calls)
 
+    def cpu(self) -> tuple[float, float]:
+        """Return the CPU seconds of its main process, and of its pool's; on Linux."""
+        main, pool = self._process.pid, children(self._process.pid)
+        while len(pool) == 1:  # what was started looks after what it has started
+            main, pool = pool[0], children(pool[0])
+        return cpu_of(main), sum(map(cpu_of, pool))
+
     def forget_parked(self, key: str) -> None:
         """Throw away what is parked at *key*."""
-        self._client.delete(*self._client.keys(f"distlock:{{{key}}}:*"))
+        self.client.delete(*self.client.keys(f"distlock:{{{key}}}:*"))
 
     def _time(self, task: Any, calls: Sequence[tuple[Any, ...]], done: Callable[[], bool]) -> Times:
         self._process.send_signal(signal.SIGSTOP)
@@ -81,10 +100,10 @@ class Worker:
 
     def _idle(self, key: str) -> bool:
         # A message is unacknowledged until its task is in the pool; a parked one is in the store.
-        with self._client.pipeline() as pipe:
+        with self.client.pipeline() as pipe:
             waiting, fetched = pipe.llen(self._queue).hlen("unacked").execute()
         state = self._store.inspect(key)
         return not (waiting or fetched or state.owner or state.waiting)
 
     def _count(self, name: str) -> int:
-        return int(self._client.get(name) or 0)
+        return int(self.client.get(name) or 0)
