@@ -21,6 +21,7 @@ __all__ = [
     "Holder",
     "KeyState",
     "Limit",
+    "OwnChannel",
     "Ownership",
     "ParkRequest",
     "PeerChannel",
