@@ -120,7 +120,7 @@ class Invocation:
         if self.has_message:
             received = self.received
             hold.arrival = received.arrival or 0
-            if received.delivery_address and received.destination:
+            if received.destination:  # only of a worker with a channel
                 hold.own_channel = OwnChannel(received.delivery_address, received.destination)
         return hold
 

@@ -13,7 +13,7 @@ from celery_distlock.stores.redis import scripts
 RECORDS = ("lock", "queue", "tasks", "woken", "fence", "done", "rate", "later", "calls")
 SHORT = {  # what begins a short way, and what it is without one
     "acquire": ("come_for_it(owner, run, lease_ms, mode == 'wait' and member or '')", "nil"),
-    "release": ("hand_to_first(owner, run, desk, destination)", "nil"),
+    "release": ("hand_to_first(owner, run)", "nil"),
     "sweep": ("hand_to_first(false, '')", "nil"),
 }
 RUNS = ("r1", "r2", "r3", "r4")

@@ -52,11 +52,7 @@ class Delivery(Given):
         self, store: ParkingStore
     ) -> None:
         received: list[WokenTask] = []
-        address, close = self.open_channel(store, received.append)
-        take(store, "k", "a", run="before")
-        # To park it so waits for no subscription, which a cluster has for each of its servers.
-        store.acquire(AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"", address), run="other"))
-        store.cancel("k", "other")
+        address, close = self.open_at_taken_key(store, received.append)
         arrival = store.time(10.0) - 1
         store.park_if_held("k", "run", ParkRequest(b"e", address), 10.0, arrival)
 
@@ -102,11 +98,7 @@ class Delivery(Given):
         pushed: bool,
     ) -> None:
         received: list[WokenTask] = []
-        address, close = self.open_channel(store, received.append)
-        take(store, "k", "a", run="before")
-        # To park it so waits for no subscription, which a cluster has for each of its servers.
-        store.acquire(AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"", address), run="other"))
-        store.cancel("k", "other")
+        address, close = self.open_at_taken_key(store, received.append)
         for run in ("one", "two"):
             park_request = ParkRequest(run.encode(), task="shop.reserve", destination=sent_to)
             assert store.send(SendRequest("k", run, park_request)).sent is Sent.QUEUED
@@ -377,3 +369,14 @@ class Delivery(Given):
         if channel is None:
             pytest.skip("the store cannot push")
         return channel.address, channel.close
+
+    def open_at_taken_key(
+        self, store: ParkingStore, receive: Callable[[WokenTask], object]
+    ) -> tuple[str, Callable[[], None]]:
+        """As `open_channel`, and the key's server pushes to it; the run "before" has the key."""
+        address, close = self.open_channel(store, receive)
+        take(store, "k", "a", run="before")
+        # Others wait for no subscription, which a cluster has for each of its servers.
+        store.acquire(AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"", address), run="other"))
+        store.cancel("k", "other")
+        return address, close

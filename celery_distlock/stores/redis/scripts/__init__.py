@@ -75,6 +75,7 @@ def _text(name: str) -> str:
     return (files(__package__) / f"{name}.lua").read_text(encoding="utf-8")
 
 
+@cache
 def _header(name: str) -> dict[str, str]:
     text = _text(name)
     return dict(_HEADER.findall(text)) if text.startswith(f"-- {name}.lua: ") else {}
@@ -115,7 +116,7 @@ def _in_order_of_need(script: str, parts: Iterable[_Part]) -> Iterator[_Part]:
         given.update(part.names)
         open_names.update(part.names if part.defines else ())
         wanted = part.words & places.keys() - given
-        for name in sorted(wanted, key=places.__getitem__) if wanted else ():
+        for name in sorted(wanted, key=places.__getitem__):
             if name not in given:
                 yield from needed(places[name][1])
         open_names.difference_update(part.names)

@@ -94,6 +94,16 @@ local function publish(channel, message)
     return redis.pcall('PUBLISH', channel, message)
 end
 
+local near_desk, near -- of the worker that gives the key up, and the destination whose messages it takes
+
+-- The desk to which a run is pushed: its own, or the one near by if it was sent to that destination.
+local function desk_of(desk, sent_to)
+    if not desk and sent_to == near then
+        return near_desk
+    end
+    return desk
+end
+
 -- Pushes a run to a worker's desk; false if that is gone. `givers` have given the key up for it.
 local function deliver(desk, run, arrival, givers, envelope)
     local head = string.format('%d %d %d %s ', #LOCK, #run, #givers, arrival or '0')

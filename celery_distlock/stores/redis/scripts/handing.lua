@@ -57,8 +57,8 @@ end
 
 -- Takes the key from `owner` (false: nobody has it), whose run has ended or has none, and gives it to
 -- the first in the queue. Returns what a release does; nothing, and has changed nothing, if that is
--- not as simple as this. What was sent to the destination, if any, is pushed to the desk near by.
-local function hand_to_first(owner, run, near_desk, destination)
+-- not as simple as this.
+local function hand_to_first(owner, run)
     local held = redis.call('HMGET', LOCK, 'owner', 'again', 'again:' .. run, 'rest')
     local head, arrival = unpack(redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES'))
     if held[1] ~= owner or has_any(held, 2, 4) or not head then
@@ -80,8 +80,6 @@ local function hand_to_first(owner, run, near_desk, destination)
         return hand_to_waiter(head, arrival)
     end
     local envelope, desk, since, sent_to = unpack(known, usual + 1)
-    if not desk and sent_to and sent_to == destination then
-        desk = near_desk
-    end
+    desk = desk_of(desk, sent_to)
     return envelope and hand_to_parked(head, next_run, arrival, run, envelope, desk, since)
 end

@@ -11,14 +11,11 @@ local DONE_MS = 3600000 -- how long a late second delivery is recognised; longer
 
 local coming = '' -- the run for which somebody is here, where it stands in the queue itself
 local givers = '' -- the runs that give the key up, or have; a line each
-local near_desk, near -- of the worker where it is given up, and the destination whose messages it takes
 
 -- Pushes a run to the worker that parked it, or takes what is sent so; false if that is gone.
 local function push(run, envelope)
     local desk, arrival, sent_to = unpack(redis.call('HMGET', TASKS, 'h:' .. run, 's:' .. run, 'q:' .. run))
-    if not desk and sent_to and sent_to == near then
-        desk = near_desk
-    end
+    desk = desk_of(desk, sent_to)
     if not desk or desk == '' then
         return false
     end

@@ -17,6 +17,7 @@
 
 local owner, run, ended, desk, destination, inbox, keep_run, keep_ms, unstarted = unpack(ARGV)
 inbox, keep_ms = inbox or '', keep_ms or '0'
+near_desk, near = desk, destination
 
 local may_be_short = tonumber(ended) < 2 and keep_ms == '0' and redis.call('EXISTS', QUEUE, TASKS) == 0
 if may_be_short and unstarted ~= '1' then
@@ -32,7 +33,7 @@ if may_be_short and unstarted ~= '1' then
 end
 
 if not may_be_short and tonumber(ended) < 2 and keep_ms == '0' and inbox == '' and unstarted ~= '1' then
-    local given = hand_to_first(owner, run, desk, destination)
+    local given = hand_to_first(owner, run)
     if given then
         return given
     end
@@ -61,7 +62,7 @@ if may_be_short then
     end
 end
 
-givers, near_desk, near = run, desk, destination
+givers = run
 prune(now)
 
 local function may_come_again()
