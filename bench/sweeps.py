@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from cpu_time import server_cpu
 from figures import Figure, Part, Row, median
 
 from celery_distlock.stores import open_store
@@ -64,14 +65,9 @@ def _row(size: int, measured: list[tuple[float, float]]) -> Row:
 
 def _sweep(client: Any, store: Any) -> tuple[float, float]:
     client.delete("sweeps:sweeper")
-    before, begin = _cpu(client), time.perf_counter()
+    before, begin = server_cpu(client), time.perf_counter()
     assert not list(store.sweep(INTERVAL))
-    return time.perf_counter() - begin, _cpu(client) - before
-
-
-def _cpu(client: Any) -> float:
-    facts = client.info("cpu")
-    return float(facts["used_cpu_user"] + facts["used_cpu_sys"])
+    return time.perf_counter() - begin, server_cpu(client) - before
 
 
 def _in_chunks(client: Any, script: str, first: int, last: int) -> None:

@@ -5,6 +5,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from cpu_time import server_cpu
 from figures import Figure, Part, Row, in_turn, median, ratio
 from workers import Times, Worker
 
@@ -82,26 +83,33 @@ def cpu(worker: Worker, rounds: int) -> Part:
     parts = ["of the main process", "of the pool", "of the server"]
 
     def look() -> list[float]:
-        used = worker.client.info("cpu")
-        return [*worker.cpu(), used["used_cpu_user"] + used["used_cpu_sys"]]
+        return [*worker.cpu(), server_cpu(worker.client)]
 
     def run(task: Any) -> list[float]:
         before = look()
         worker.time(task, numbers(NOOPS))
         return [(b - a) / NOOPS * 1e6 for a, b in zip(before, look(), strict=True)]
 
-    tasks = {"plain": plain, "locked": locked}
-    found = in_turn({name: partial(run, task) for name, task in tasks.items()}, rounds)
-    of_plain = dict(zip(parts, map(median, zip(*found["plain"], strict=True)), strict=True))
-    rows = []
-    for name, rounds_of in found.items():
-        figures = []
-        for part, used in zip(parts, map(median, zip(*rounds_of, strict=True)), strict=True):
-            more = MORE_CPU.get(part) if name == "locked" else None
-            most = None if more is None else of_plain[part] + more
-            figures.append(Figure(used, "µs", 0, at_most=most))
-        sums = [[sum(each) for each in found[which]] for which in (name, "plain")]
-        rows.append(Row(name, Figure(ratio(*sums)), figures))
+    works = {"plain": partial(run, plain), "locked": partial(run, locked)}
+    found = in_turn(works, rounds)
+    sums = {name: [sum(each) for each in found[name]] for name in works}
+    used = {name: [median(each) for each in zip(*found[name], strict=True)] for name in works}
+    most = [
+        before + MORE_CPU[part] if part in MORE_CPU else None
+        for part, before in zip(parts, used["plain"], strict=True)
+    ]
+    goals = {"plain": [None] * len(parts), "locked": most}
+    rows = [
+        Row(
+            name,
+            Figure(ratio(sums[name], sums["plain"])),
+            [
+                Figure(each, "µs", 0, at_most=goal)
+                for each, goal in zip(used[name], goals[name], strict=True)
+            ],
+        )
+        for name in works
+    ]
     title = f"CPU time of one of {NOOPS:,} tasks that do nothing, {SLOTS} slots"
     return Part("cpu", title, "all of it / plain", parts, rows)
 

@@ -1,10 +1,11 @@
 """Taking a free lock and giving it up, and taking one again that is held already."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import redis
+from cpu_time import server_cpu
 from figures import Figure, Part, Row, in_turn, median, ratio
 from locks import BARE, OURS, adapter, open_lock, present
 
@@ -19,13 +20,9 @@ NOT_THEIRS = {"cmdstat_info", "cmdstat_ping"}  # ours, to look; and what keeps s
 
 def uncontended(server: EmbeddedServer, rounds: int) -> Iterator[Part]:
     locks, absent = present()
-    with server.client() as client:
-        works = {name: Pairs(open_lock(name, server.url, "free"), client) for name in locks}
-        works[AGAIN] = Pairs(_held(server.url), client)
-        for warm_up in works.values():
-            warm_up()
-        found = in_turn(works, rounds * TIMES)
-    times = {name: [each.seconds for each in found[name]] for name in works}
+    free = {name: open_lock(name, server.url, "free") for name in locks}
+    found = in_pairs(server, {**free, AGAIN: _held(server.url)}, rounds)
+    times = seconds_of(found)
     rows = [
         Row(
             adapter(name).NAME,
@@ -74,9 +71,23 @@ class Pairs:
         return Pair(took / PAIRS, (more - commands) / PAIRS, (later - cpu) / PAIRS)
 
     def _look(self) -> tuple[int, float]:
-        stats, cpu = self._client.info("commandstats"), self._client.info("cpu")
+        stats = self._client.info("commandstats")
         executed = sum(of["calls"] for name, of in stats.items() if name not in NOT_THEIRS)
-        return executed, cpu["used_cpu_user"] + cpu["used_cpu_sys"]
+        return executed, server_cpu(self._client)
+
+
+def in_pairs(
+    server: EmbeddedServer, locks: Mapping[str, Any], rounds: int
+) -> dict[str, list[Pair]]:
+    """Measure *locks* in turn, when they are warm."""
+    with server.client() as client:
+        works = {name: Pairs(lock, client) for name, lock in locks.items()}
+        in_turn(works, 1)
+        return in_turn(works, rounds * TIMES)
+
+
+def seconds_of(found: Mapping[str, list[Pair]]) -> dict[str, list[float]]:
+    return {name: [pair.seconds for pair in pairs] for name, pairs in found.items()}
 
 
 def _held(url: str) -> Any:

@@ -10,7 +10,7 @@ from contention import QUESTIONS, jain, sent
 from figures import Figure, Part, Row, in_turn, median, ratio
 from semaphores import OURS, adapter, open_semaphore, present
 from team import Team
-from uncontended import COLUMNS, TIMES, Pairs, figures_of
+from uncontended import COLUMNS, figures_of, in_pairs, seconds_of
 
 from celery_distlock import Lock
 from celery_distlock.testing import EmbeddedServer
@@ -71,12 +71,8 @@ def one_unit(server: EmbeddedServer, rounds: int) -> Part:
         name: locks.open_lock(lock, server.url, "free")
         for name, lock in (("alone", locks.OURS), (locks.BARE, locks.BARE))
     }
-    with server.client() as client:
-        works = {name: Pairs(lock, client) for name, lock in {**of_units, **alone}.items()}
-        for warm_up in works.values():
-            warm_up()
-        found = in_turn(works, rounds * TIMES)
-    times = {name: [each.seconds for each in found[name]] for name in works}
+    found = in_pairs(server, {**of_units, **alone}, rounds)
+    times = seconds_of(found)
 
     def row(name: str, shown: str, terms: str, goal: float | None = None) -> Row:
         cost = Figure(ratio(times[name], times[locks.BARE]), at_most=goal)

@@ -1,6 +1,5 @@
 """Celery workers with a stopwatch."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -9,22 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from cpu_time import children, cpu_of
+
 from celery_distlock.stores import open_store
 from celery_distlock.testing import EmbeddedServer, die_with_parent
 
 HERE = Path(__file__).parent
 NOBODY = "nobody"  # a key that no task wants
-
-
-def children(pid: int) -> list[int]:
-    """Return the ids of the processes that *pid* has started."""
-    found = (path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    return [int(each) for text in found for each in text.split()]
-
-
-def cpu_of(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Times(NamedTuple):

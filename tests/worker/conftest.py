@@ -119,6 +119,11 @@ class Site(Locks):
     def journal(self) -> Journal:
         return self.tasks.journal
 
+    def unread(self) -> int:
+        """How many messages stand in the broker's queue."""
+        with redis.Redis.from_url(self.env["DISTLOCK_TEST_BROKER"]) as client:
+            return client.llen(f"{self.env['DISTLOCK_TEST_PREFIX']}:broker:celery")
+
     def log(self) -> str:
         return "".join(worker.log() for worker in self.workers)
 

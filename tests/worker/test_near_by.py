@@ -18,21 +18,11 @@ WORKERS = [{"concurrency": 2}]
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # of Celery's backend
 
 
-def client(site: Site) -> redis.Redis:
-    return redis.Redis.from_url(site.env["DISTLOCK_TEST_BROKER"])
-
-
 def registered(site: Site) -> str:
     """Wait until the worker is told calls; return of which queue."""
     (queue,) = site.app.amqp.queues
     wait_until(lambda: site.store.find_channels([queue]), what="the worker to be registered")
     return queue
-
-
-def unread(site: Site) -> int:
-    """How many messages stand in the broker's queue."""
-    with client(site) as broker:
-        return broker.llen(f"{site.env['DISTLOCK_TEST_PREFIX']}:broker:celery")
 
 
 def test_who_waits_is_handed_on_by_the_release_alone(site, key):
@@ -41,7 +31,7 @@ def test_who_waits_is_handed_on_by_the_release_alone(site, key):
     results = [site.tasks.work_requeue.delay(key, 0, gate)]
     site.journal.wait(key)
     results += [site.tasks.work_requeue.delay(key, number) for number in range(1, 40)]
-    with client(site) as server:
+    with redis.Redis.from_url(site.env["DISTLOCK_TEST_BROKER"]) as server:
         scripts = server.info("commandstats")["cmdstat_evalsha"]["calls"]
         site.journal.open(gate)
         for result in results:
@@ -65,7 +55,7 @@ def test_what_waits_does_not_stay_at_a_worker_that_takes_no_more_of_its_queue(si
         site.journal.open(gate)
 
     # One is pushed to it before it is known that it takes no more.
-    wait_until(lambda: unread(site), what="a call in the broker's queue")
+    wait_until(site.unread, what="a call in the broker's queue")
     assert len(site.journal.read(key)) <= 2
     control.add_consumer(queue)
     for result in results:

@@ -8,7 +8,6 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
-import redis
 from celery import chain
 
 from celery_distlock.errors import ConfigurationError, LockKeyError
@@ -17,17 +16,11 @@ from tests.threads import in_threads
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from tests.worker.conftest import Site
+    pass
 
 ENV = {"DISTLOCK_TEST_VIA": "store"}
 
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # of Celery's backend
-
-
-def unread(site: Site) -> int:
-    """How many messages stand in the broker's queue."""
-    with redis.Redis.from_url(site.env["DISTLOCK_TEST_BROKER"]) as client:
-        return client.llen(f"{site.env['DISTLOCK_TEST_PREFIX']}:broker:celery")
 
 
 # Where they are
@@ -44,7 +37,7 @@ def test_a_call_to_a_taken_key_waits_in_the_store_and_nowhere_else(site, key):
         result = site.tasks.work_requeue.delay(key, 1)
 
         assert site.look(key).waiting == 1
-        assert unread(site) == 0
+        assert site.unread() == 0
     assert result.get(timeout=30) == 0
 
 
@@ -103,7 +96,7 @@ def test_a_delayed_call_blocks_nobody_and_starts_in_time(site, key, by):
         (key, "late"), **({"countdown": delay} if by == "countdown" else {"eta": due})
     )
     site.tasks.work_requeue.delay(key, "now").get(timeout=30)
-    assert unread(site) == 0
+    assert site.unread() == 0
     assert late.state == "PENDING"
 
     late.get(timeout=30)
@@ -125,7 +118,7 @@ def test_a_retry_with_a_countdown_waits_in_the_store(site, key):
     wait_until(lambda: result.state == "RETRY", what="a retry")
 
     wait_until(lambda: list(site.store.find_parked(result.id)), what="it to be in the store")
-    assert unread(site) == 0
+    assert site.unread() == 0
     assert site.tasks.work_requeue.delay(key, "other").get(timeout=30) == 0
     assert Admin(site.app).drop(result.id)
 
@@ -276,6 +269,6 @@ def test_chains_are_sent_through_the_store(site, key):
             site.tasks.work_requeue.si(f"{key}:1", 1), site.tasks.work_requeue.si(f"{key}:2", 2)
         ).delay()
         site.wait_queued(f"{key}:2")
-        assert unread(site) == 0
+        assert site.unread() == 0
 
     assert result.get(timeout=30) == 0
