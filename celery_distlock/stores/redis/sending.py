@@ -86,15 +86,14 @@ class RedisSending(RedisTiming, SendingStore):
             *_written(request.identity, paced=request.paced),
             confirmed=True,
         )
-        index = self._records.index("add", name)
-        timeout = None if repeated else TIMEOUT
+        before = [self._records.index("add", name)]  # lest it be there and not noted
         if self._servers.in_order:
-            told = self._published(request.published)
-            return self._requests.ask([*told, index, send], request.key, timeout)
-        if not repeated:
+            before += self._published(request.published)
+        elif not repeated:
             self.mark_all_published(request.published)
-        self._requests.ask([index], request.key, timeout)  # lest it be there and not noted
-        return self._requests.ask([send], request.key, timeout)
+        for calls in self._servers.requests(before, send):
+            asked = self._requests.ask(calls, request.key, None if repeated else TIMEOUT)
+        return asked
 
 
 def _written(identity: Identity | None, *, paced: bool) -> list[Any]:

@@ -119,11 +119,11 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
     def acquire(self, request: AcquireRequest) -> Reply:
         key, owner, lease, queue, run, redelivered, retain, arrival, want = request
         mode, detail, delivery, task = "try", b"", "", ""
-        name = slot_name(key)
+        name, before = slot_name(key), []
         if isinstance(queue, ParkRequest):
+            before = [self._records.index("add", name)]  # lest it be parked and not noted
             mode, detail, task = "park", queue.envelope, queue.task
             delivery = self._push_channel(name, queue.channel, patience=TIMEOUT)
-            self._requests.ask([self._records.index("add", name)], key)
         elif queue is not None:
             mode, detail = "wait", queue.address.encode()
         arguments: list[Any] = [owner, milliseconds(lease), mode, run, int(redelivered), arrival]
@@ -131,12 +131,10 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
             arguments += [int(retain), detail, delivery, task]
         if want != ALONE:
             arguments.append(want.written())
-        asked = self._requests.ask(
-            [self._records.call(_ACQUIRE, name, *arguments, confirmed=True)], key
-        )
-        return self._reply(
-            key, asked.answers[0], asked.asked_at, parks=isinstance(queue, ParkRequest)
-        )
+        call = self._records.call(_ACQUIRE, name, *arguments, confirmed=True)
+        for calls in self._servers.requests(before, call):
+            asked = self._requests.ask(calls, key)
+        return self._reply(key, asked.answers[-1], asked.asked_at, parks=bool(before))
 
     def acquire_all(
         self,
@@ -232,15 +230,10 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
             park_request.task,
             *([] if want == ALONE else [want.written()]),
         )
-        calls = [
-            self._records.index("add", name),
-            self._records.call(_ACQUIRE, name, *arguments, confirmed=True),
-        ]
-        if self._servers.in_order:
+        call = self._records.call(_ACQUIRE, name, *arguments, confirmed=True)
+        for calls in self._servers.requests([self._records.index("add", name)], call):
             answers = self._requests.ask_once(calls, timeout)
-        else:  # noted before it is parked, lest it be parked and not noted
-            answers = [self._requests.ask_once([call], timeout)[0] for call in calls]
-        return self._reply(key, answers[1], asked_at)
+        return self._reply(key, answers[-1], asked_at)
 
     def stand(self, request: StandRequest) -> Reply:
         name, route = request.name, request.route
@@ -283,17 +276,14 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
         stems = tuple(self._records.stem(name) for name in names)
         stand = script_call(_STAND, stems, run, route.written(), *arguments)
         stand = stand._replace(replicas=self._replicas)
-        calls = [self._records.index("add", name) for name in names]
-        requests = [[*calls, stand]]
-        if not self._servers.in_order:  # noted before it stands there, lest it be not noted
-            requests = [calls, [stand]]
-        for request in requests:
+        index = [self._records.index("add", name) for name in names]
+        for calls in self._servers.requests(index, stand):
             asked_at = clock.monotonic()
             if timeout is None:
-                asked = self._requests.ask(request, key)
+                asked = self._requests.ask(calls, key)
                 answers, asked_at = asked.answers, asked.asked_at
             else:
-                answers = self._requests.ask_once(request, timeout)
+                answers = self._requests.ask_once(calls, timeout)
         return self._standing(names, answers[-1], asked_at)
 
     def _standing(self, names: Sequence[str], answer: Any, asked_at: float) -> Reply:

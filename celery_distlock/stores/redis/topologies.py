@@ -71,6 +71,10 @@ class Topology(ABC):
     address: str
     in_order = True
 
+    def requests(self, before: Sequence[Command], call: Command) -> list[list[Command]]:
+        """Return the requests, one after the other, by which *call* is executed after *before*."""
+        return [list(before), [call]] if before and not self.in_order else [[*before, call]]
+
     @abstractmethod
     def exchange(self, calls: Sequence[Command], timeout: float) -> list[Any]:
         """
