@@ -116,7 +116,9 @@ def _why(reply: Reply, *, rated: bool = False) -> str:
         return f"may be taken{' by its rate' if rated else ''} in {reply.due:.1f} s"
     if rated and reply.place:
         return "goes to those before it, as its rate allows"
-    return "is held by {holder}" if reply.holder else "goes to an earlier task of this worker"
+    if reply.holder:
+        return "is held by {holder}"
+    return f"goes to {'those before it' if reply.place else 'an earlier task of this worker'}"
 
 
 def _plain(value: Any) -> Any:
