@@ -144,6 +144,18 @@ class KeyRule:
         arguments = self._bound(args, kwargs)
         return self._distinct([template.render(arguments) for template in self._templates])
 
+    def digest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """
+        Return the digest of one call's arguments, with those that have defaults.
+
+        Raises:
+            TypeError: As :meth:`keys`.
+            LockKeyError: A value has no stable form.
+        """
+        if self._validate is not None:
+            args, kwargs = self._validate(args, kwargs)
+        return digest(self._bound(args, kwargs), task=self.task)
+
     def _distinct(self, keys: list[Key]) -> tuple[Key, ...]:
         """Return *keys* without repetitions."""
         if len(keys) == 1:

@@ -26,6 +26,7 @@ from typing import (
 )
 
 from celery import shared_task
+from celery.result import AsyncResult
 
 from .errors import ConfigurationError
 from .key import Key
@@ -36,9 +37,9 @@ from .unique import CallRule
 if TYPE_CHECKING:
     import kombu
     from celery import Celery, Signature
-    from celery.result import AsyncResult, EagerResult
+    from celery.result import EagerResult
 
-__all__ = ["CallOptions", "TaskOptions", "TypedTask", "locked_task"]
+__all__ = ["CallOptions", "CallResult", "TaskOptions", "TypedTask", "locked_task"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -142,6 +143,11 @@ class CallOptions(TypedDict, total=False):
 
 if TYPE_CHECKING:
 
+    class CallResult(AsyncResult[R_co]):
+        """What a call returns: `joined` says whether it is the result of another call, like it."""
+
+        joined: bool
+
     class TypedTask(LockedTask, Generic[P, R_co]):
         """
         A :class:`LockedTask` whose function takes the parameters P and returns R.
@@ -152,7 +158,7 @@ if TYPE_CHECKING:
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
         def run(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
-        def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]: ...
+        def delay(self, *args: P.args, **kwargs: P.kwargs) -> CallResult[R_co]: ...
         def apply_async(  # noqa: PLR0917  # Celery's order
             self,
             args: Sequence[Any] | None = ...,
@@ -163,7 +169,7 @@ if TYPE_CHECKING:
             link_error: Signature[Any] | list[Signature[Any]] | None = ...,
             shadow: str | None = ...,
             **options: Unpack[CallOptions],
-        ) -> AsyncResult[R_co]: ...
+        ) -> CallResult[R_co]: ...
         def apply(  # noqa: PLR0917  # Celery's order
             self,
             args: Sequence[Any] | None = ...,
@@ -189,6 +195,7 @@ if TYPE_CHECKING:
         def AsyncResult(self, task_id: str, **options: Any) -> AsyncResult[R_co]: ...  # noqa: N802
 
 else:
+    CallResult = GenericAlias(AsyncResult, R_co)
     TypedTask = GenericAlias(LockedTask, (P, R_co))
 
 

@@ -44,8 +44,8 @@ class Unique:
             and keeps its id and its place; if it is on its way already, or has been, this one is
             sent.
             ``"raise"``: :exc:`~celery_distlock.errors.DuplicateTaskError`.
-        by: What is alike, within a key: a template over the task's parameters. None: where calls
-            are updated, all calls of the task; else those with equal arguments.
+        by: What is alike among the task's calls for one key: a template over its parameters. None:
+            where calls are updated, all of them; else those with equal arguments.
         result: The result of a message that turns out to be a second one only when it comes to a
             worker, as it was not sent by the task's own code (``send_task``, a beat without it,
             another language). If it is not given, its state is ``REVOKED``. Where calls are
@@ -73,9 +73,9 @@ class Unique:
             raise ConfigurationError(f"Unique(by) must be a template or None, not {self.by!r}")
 
     @property
-    def identity(self) -> str:
-        """The template of what is alike."""
-        return self.by or ("{task}" if self.duplicate == "update" else "{task}:{digest}")
+    def all_alike(self) -> bool:
+        """Whether all calls of the task for one key are alike, if `by` does not say."""
+        return self.duplicate == "update"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,8 @@ class Debounce:
         """How long after the first call it starts at the latest."""
         return 10 * self.delay if self.max_delay is None else self.max_delay
 
-    identity = "{task}"
+    by = None
+    all_alike = True
     until = "started"
     duplicate = "update"
     result = NOTHING
@@ -167,10 +168,12 @@ class Throttle:
         """How often the key is taken."""
         return Rate(1, per=self.period)
 
+    by = None
+
     @property
-    def identity(self) -> str:
-        """The template of what is alike."""
-        return "{task}" if self.trailing else "{task}:{digest}"
+    def all_alike(self) -> bool:
+        """Whether all calls of the task for one key are alike."""
+        return self.trailing
 
     @property
     def until(self) -> Until:

@@ -199,7 +199,10 @@ class Admin:
         if not isinstance(store, SendingStore) or Ability.SEND not in store.abilities:
             return []
         found = sorted(store.bearers(as_key(key), limit).items())
-        return [CallInfo(name, task_id_of(run), where.value) for name, (run, where) in found]
+        return [
+            CallInfo(key_of(name), task_id_of(bearer.run), bearer.where.value)
+            for name, bearer in found
+        ]
 
     def release(
         self,

@@ -33,6 +33,7 @@ from celery_distlock.stores import (
 from celery_distlock.stores.values import WokenTask
 from celery_distlock.unique import CallRule, Throttle, rule_of
 
+from .call_identity import CallIdentity
 from .location import StoreLocation, derive_store_location
 from .masking import mask_urls
 from .messages import MalformedError, publish
@@ -62,7 +63,7 @@ class Plan:
     terms: Terms
     sends: bool = False  # its calls go through the store
     unique: CallRule | None = None
-    identity: KeyRule | None = None  # of a call, as `unique` says
+    identity: CallIdentity | None = None  # as `unique` says
 
     def needs(self, store: Store) -> list[tuple[str, Ability]]:
         """Return what of it needs which abilities that *store* has not."""
@@ -236,7 +237,7 @@ class Runtime:
             Terms(settings.lease, watchdog=settings.watchdog, max_hold=settings.max_hold),
             _sends(where, settings, rule, policy, own="via" in options or unique is not None),
             unique,
-            _identity_rule(unique, task, where),
+            _call_identity(unique, rule, task, where),
         )
 
     def _own_options(self, task: type[Any]) -> set[str]:
@@ -340,13 +341,16 @@ def _key_rule(rule: Any, task: type[Any], where: str, rate: Rate | None = None) 
     )
 
 
-def _identity_rule(unique: CallRule | None, task: type[Any], where: str) -> KeyRule | None:
+def _call_identity(
+    unique: CallRule | None, rule: KeyRule, task: type[Any], where: str
+) -> CallIdentity | None:
     if unique is None:
         return None
     try:
-        return _key_rule(unique.identity, task, where)
+        by = _key_rule(unique.by, task, where) if unique.by else None
     except ConfigurationError as error:  # it speaks of a key
         raise ConfigurationError(str(error).replace("lock_key", "lock_unique: by", 1)) from error
+    return CallIdentity(rule, by, all_are=unique.all_alike)
 
 
 def _signature(function: Any, *, bound: bool) -> inspect.Signature:

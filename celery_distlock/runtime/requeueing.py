@@ -13,11 +13,11 @@ from celery_distlock.engine.acquisition import acquire, release
 from celery_distlock.engine.lease import Hold
 from celery_distlock.engine.pending_releases import release_later
 from celery_distlock.engine.wants import want_of
-from celery_distlock.errors import StoreError, StoreUnavailableError
+from celery_distlock.errors import LockKeyError, StoreError, StoreUnavailableError
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.policies import Conflict
-from celery_distlock.stores import Ability, ParkingStore, StandRequest, Store
+from celery_distlock.stores import Ability, ParkingStore, SendingStore, StandRequest, Store
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.several_keys import begin_at_first_key
 from celery_distlock.stores.values import (
@@ -147,6 +147,7 @@ class Requeueing:
         try:
             if len(taken) == 1:
                 self._requeue_at(taken[0].wanted, run, sealed, arrival)
+                self._pass_identity_on(taken[0].key, run)
             else:
                 route = self.route(hold.wanted for hold in taken)
                 request = self._request_for(sealed)
@@ -154,6 +155,16 @@ class Requeueing:
                 begin_at_first_key(ParkingStore.of(self._store), stand)
         except StoreUnavailableError:
             self._publish(sealed, delay)
+
+    def _pass_identity_on(self, key: str, run: str) -> None:
+        """Have calls like this one joined to its next execution, if they were to this one."""
+        invocation, identity = self._invocation, self._invocation.plan.identity
+        if identity is None:
+            return
+        request = invocation.request
+        with contextlib.suppress(StoreUnavailableError, LockKeyError):  # it is another one then
+            name = identity.of(request.args or (), request.kwargs or {})
+            SendingStore.of(self._store).inherit(key, name, run)
 
     def _requeue_at(self, key: Key, run: str, sealed: bytes, arrival: int) -> None:
         terms = self._invocation.plan.terms

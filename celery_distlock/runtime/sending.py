@@ -8,6 +8,7 @@ which it would have sent. Celery's own part of a call (routing, signals, the res
 import contextlib
 import datetime
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.settings import check_via
 from celery_distlock.stores import Ability, ParkRequest, SendingStore, SendRequest, Sent, WokenTask
-from celery_distlock.stores.identities import task_id_of
+from celery_distlock.stores.identities import ExecutionId, task_id_of
 from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.sending import Bearer, Where
 from celery_distlock.unique import CallRule, Debounce, Throttle
@@ -56,6 +57,8 @@ def apply_async(
     """
     Send one call of *task*, through the store where that is wanted; return what *apply* does.
 
+    The result's `joined` says whether it is that of another call, like this one.
+
     Args:
         task: A locked task.
         apply: Celery's `apply_async` of the task.
@@ -69,6 +72,20 @@ def apply_async(
         LockKeyError: No key can be made of the arguments.
         StoreUnavailableError: The store does not answer, and `lock_on_outage` is ``"fail"``.
     """
+    result = _apply_async(task, apply, args, kwargs, producer, options)
+    if not hasattr(result, "joined"):
+        result.joined = False
+    return result
+
+
+def _apply_async(
+    task: Task,
+    apply: Callable[..., Any],
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    producer: Any,
+    options: dict[str, Any],
+) -> Any:
     via, unique = options.pop("lock_via", UNSET), options.pop("lock_unique", UNSET)
     runtime = Runtime.of(task.app)
     plan = runtime.plans.get(task.name)
@@ -95,7 +112,8 @@ def apply_async(
             f"task {task.name}: lock_via='store' needs a store that can {Ability.SEND.value};"
             f" {store.address} cannot"
         )
-    call = _Call(task, runtime, plan, store, keys[0], _delay(task, options))
+    expires, silent = _expires(task, options), bool(_option(task, "ignore_result", options))
+    call = _Call(task, runtime, plan, store, keys[0], _delay(task, options), expires, silent)
     connection, producer = (
         options.pop("connection", None),
         producer or options.pop("publisher", None),
@@ -105,17 +123,19 @@ def apply_async(
         identity: Identity | None, delay: float | None = None, *, away: bool = False, **more: Any
     ) -> Any:
         ours = {**options, "countdown": None, "eta": None, **more}
+        if "headers" in more:
+            ours["headers"] = {**(options.get("headers") or {}), **more["headers"]}
         this = call if delay is None else replace(call, delay=delay)
         with _real_producer(task, producer, connection) as real:
             ours["producer"] = StoreProducer(real, this, identity, store_is_away=away)
             return apply(args, kwargs, **ours)
 
-    rule, made_by = plan.unique, plan.identity
-    if rule is None or made_by is None or unique is None:
+    rule, identity = plan.unique, plan.identity
+    if rule is None or identity is None or unique is None:
         return send(None)
-    name = made_by.keys(*arguments)[0].template
+    name = identity.of(*arguments)
     if any(options.get(option) for option in OBLIGING):
-        return send(Identity(name, rule.until, KEEPS))
+        return send(call.identity(name, rule.until, KEEPS))
     try:
         return _send_once(call, rule, name, send)
     except StoreUnavailableError as error:
@@ -129,16 +149,16 @@ def _send_once(call: "_Call", rule: CallRule, name: str, send: Callable[..., Any
     """Send a call if none like it is there; else return the result of that one."""
     for _ in range(ATTEMPTS):
         bearer = call.store.peek(call.key.template, name)
-        replaces = bearer.run if bearer is not None and _gives_way(bearer, rule) else ""
+        replaces = bearer.run if bearer is not None and _gives_way(bearer, rule, call) else ""
         if bearer is not None and not replaces:
             task_id = task_id_of(bearer.run)
             if rule.duplicate == "raise":
                 raise DuplicateTaskError(task_id)
             call.tell("task_joined", task_id)
-            return _result(call.task, task_id, joined=True)
+            return _joined(call.task, task_id, silent=bearer.silent)
         waits = bearer is not None and bearer.where is Where.WAITING
-        more: dict[str, Any] = {"task_id": task_id_of(replaces)} if waits else {}
-        identity = Identity(name, rule.until, replaces)
+        more: dict[str, Any] = _as_attempt(replaces) if waits else {}
+        identity = call.identity(name, rule.until, replaces)
         if isinstance(rule, Debounce):
             more["delay"] = call.delay or rule.delay
             identity = identity._replace(most=rule.most)
@@ -156,17 +176,38 @@ def _send_once(call: "_Call", rule: CallRule, name: str, send: Callable[..., Any
     return send(None)
 
 
-def _gives_way(bearer: Bearer, rule: CallRule) -> bool:
+def _gives_way(bearer: Bearer, rule: CallRule, call: "_Call") -> bool:
     """Whether the run that is there is updated; or, as it is on its way, another one is sent."""
-    if isinstance(rule, Debounce) or rule.duplicate != "update":
-        return isinstance(rule, Debounce)
-    comes = bearer.where is Where.COMING and rule.until != "finished"
-    return comes or bearer.where is Where.WAITING
+    if isinstance(rule, Debounce):
+        return True
+    waits, comes = bearer.where is Where.WAITING, bearer.where is Where.COMING
+    if rule.duplicate == "update" and (waits or (comes and rule.until != "finished")):
+        return True
+    if rule.duplicate == "raise" or not (waits or comes):
+        return False
+    if call.expires > bearer.expires:  # it may expire, and this one would go with it
+        return True
+    return waits and bearer.silent and not call.silent
 
 
-def _result(task: Task, task_id: str, *, joined: bool) -> Any:
+def _as_attempt(run: str) -> dict[str, Any]:
+    """Return the options by which a call is the same execution as *run*."""
+    execution = ExecutionId.parse(run)
+    options: dict[str, Any] = {"task_id": execution.task_id}
+    if execution.retries:
+        options["retries"] = execution.retries
+    if execution.nesting:
+        options["replaced_task_nesting"] = execution.nesting
+    if execution.requeues:
+        header = LockHeader(postponed=execution.requeues)
+        options["headers"] = {HEADER: header.to_header(execution.retries)}
+    return options
+
+
+def _joined(task: Task, task_id: str, *, silent: bool) -> Any:
+    """Return the result of another call; nobody waits for one that is not stored."""
     result: Any = task.AsyncResult(task_id)
-    result.joined = joined
+    result.joined, result.ignored = True, silent
     return result
 
 
@@ -213,6 +254,23 @@ def _delay(task: Task, options: Mapping[str, Any]) -> float:
     return max(0.0, left.total_seconds())
 
 
+def _expires(task: Task, options: Mapping[str, Any]) -> float:
+    """Return the seconds after which the call is not to start any more."""
+    expires = _option(task, "expires", options)
+    if expires is None:
+        return math.inf
+    if isinstance(expires, int | float):
+        return float(expires)
+    at: Any = maybe_make_aware(maybe_iso8601(expires), task.app.timezone)  # type: ignore[arg-type]
+    left: datetime.timedelta = at - datetime.datetime.now(datetime.UTC)
+    return left.total_seconds()
+
+
+def _option(task: Task, name: str, options: Mapping[str, Any]) -> Any:
+    """Return an option of the call, or else the task's."""
+    return options[name] if name in options else getattr(task, name, None)
+
+
 @contextlib.contextmanager
 def _real_producer(task: Task, producer: Any, connection: Any) -> Iterator[Any]:
     """Have the producer by which Celery would send."""
@@ -236,10 +294,15 @@ class _Call:
     store: SendingStore
     key: Key
     delay: float
+    expires: float
+    silent: bool
 
     @property
     def name(self) -> str:
         return slot_name(self.key.template)
+
+    def identity(self, name: str, until: str | float, replaces: str) -> Identity:
+        return Identity(name, until, replaces, expires=self.expires, silent=self.silent)
 
     def tell(self, signal: str, task_id: str) -> None:
         """Tell receivers what has become of it."""
@@ -320,6 +383,8 @@ class StoreProducer:
             destination = destination_of(exchange, routing_key)
             sent = call.send(run, header, content, how, self._identity, destination)
         except StoreUnavailableError as error:
+            if self._identity is not None and self._identity.replaces == run:
+                raise  # by the broker it would be a second delivery of what it was to replace
             rule = call.plan.unique
             raises = rule.on_outage == "raise" if rule else call.plan.settings.on_outage == "fail"
             if raises:

@@ -32,9 +32,9 @@ def answer_second_call(invocation: Invocation, key: Key) -> Decision | None:
     judged = before or request.retries  # what it retries was
     if rule is None or identity is None or judged or not invocation.has_message:
         return None
-    if rule.duplicate == "update":  # it may be what is newest
+    if rule.duplicate == "update" or _is_waited_for(request):  # or it may be what is newest
         return None
-    name = identity.keys(request.args or (), request.kwargs or {})[0].template
+    name = identity.of(request.args or (), request.kwargs or {})
     bearer = SendingStore.of(invocation.store).peek(key.template, name)
     if bearer is None or task_id_of(bearer.run) == request.id:
         return None
@@ -47,3 +47,9 @@ def answer_second_call(invocation: Invocation, key: Key) -> Decision | None:
     backend: Any = task.backend
     backend.mark_as_revoked(request.id, why, request=request, store_result=not ignored)
     raise Ignore(why)
+
+
+def _is_waited_for(request: Any) -> bool:
+    """Whether canvas waits for just this one, which is never taken for another."""
+    hangs_on_it = request.chord, request.group, request.chain, request.callbacks, request.errbacks
+    return any(hangs_on_it)

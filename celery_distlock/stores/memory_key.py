@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from celery_distlock import clock
 from celery_distlock.naming import is_resting
@@ -36,6 +37,7 @@ __all__ = [
     "GRANT",
     "LOOK",
     "UNSENT",
+    "Call",
     "MemoryKey",
     "Share",
     "Standing",
@@ -43,7 +45,7 @@ __all__ = [
     "since_of",
 ]
 
-# Seconds; what each is for stands in lua/queue.lua, which this module mirrors.
+# Seconds; what each is for stands in redis/scripts/queue.lua, which this module mirrors.
 GRANT = 1.0
 CLAIM = 5.0
 DOUBLINGS = 2
@@ -102,6 +104,16 @@ class Share:
         self.until = max(self.until, clock.monotonic() + seconds)
 
 
+class Call(NamedTuple):
+    """Which run has an identity; times by the local clock."""
+
+    run: str
+    until: str | float
+    first: float
+    expires: float
+    silent: bool
+
+
 @dataclass
 class MemoryKey:
     """See the module. What has lapsed is struck by :meth:`prune`, before anything is asked."""
@@ -124,7 +136,7 @@ class MemoryKey:
     sends: dict[str, int] = field(default_factory=dict)
     woken: dict[str, float] = field(default_factory=dict)
     later: dict[str, float] = field(default_factory=dict)  # when they join the queue
-    calls: dict[str, tuple[str, str | float, float]] = field(default_factory=dict)
+    calls: dict[str, Call] = field(default_factory=dict)
     done: dict[str, float] = field(default_factory=dict)
     unsettled: dict[str, float] = field(default_factory=dict)  # until when they are held back
     log: StartLog = field(default_factory=StartLog)

@@ -8,7 +8,7 @@ from celery_distlock import clock
 from celery_distlock.keys import slot_name
 
 from .identities import task_id_of
-from .memory_key import MemoryKey, microseconds
+from .memory_key import Call, MemoryKey, microseconds
 from .memory_timing import MemoryTiming
 from .requests import Identity, SendRequest
 from .sending import Bearer, SendingStore, SendReply, Sent, Where
@@ -35,11 +35,19 @@ class MemorySending(MemoryTiming, SendingStore):
         with self._mutex:
             return _bearer(self._known(slot_name(key)), identity)
 
+    def inherit(self, key: str, identity: str, run: str) -> None:
+        with self._mutex:
+            state = self._known(slot_name(key))
+            call = state.calls.get(identity)
+            if call is not None and task_id_of(call.run) == task_id_of(run):
+                state.calls[identity] = call._replace(run=run)
+
     def bearers(self, key: str, limit: int = 100) -> dict[str, Bearer]:
         with self._mutex:
             state = self._known(slot_name(key))
             found = ((name, _bearer(state, name)) for name in state.calls)
-            return dict(islice(((name, bearer) for name, bearer in found if bearer), limit))
+            named = ((name, Bearer(*bearer[:2])) for name, bearer in found if bearer)
+            return dict(islice(named, limit))
 
     def delayed(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
         now = clock.monotonic()
@@ -66,7 +74,7 @@ class MemorySending(MemoryTiming, SendingStore):
             if identity is not None:
                 bearer = _bearer(state, identity.name)
                 if identity.replaces == run:
-                    if bearer == Bearer(run, Where.WAITING):
+                    if bearer is not None and bearer[:2] == (run, Where.WAITING):
                         return self._update(name, state, request, identity)
                     return SendReply(Sent.CHANGED)
                 if bearer is not None and task_id_of(bearer.run) != task_id_of(run):
@@ -91,7 +99,7 @@ class MemorySending(MemoryTiming, SendingStore):
     ) -> SendReply:
         """Replace the message of a run that waits."""
         run, now = request.run, clock.monotonic()
-        first = state.calls[identity.name][2]
+        first = state.calls[identity.name].first
         state.keep(run, request.park_request)
         state.wants[f"p:{run}"] = request.want
         _take(state, identity, run, first)
@@ -136,7 +144,7 @@ def count_identities(state: MemoryKey) -> int:
 def free_identity(state: MemoryKey, run: str) -> None:
     """Have nobody have an identity by what was called as this run."""
     calls = state.calls.items()
-    state.calls = {name: call for name, call in calls if task_id_of(call[0]) != task_id_of(run)}
+    state.calls = {name: call for name, call in calls if task_id_of(call.run) != task_id_of(run)}
 
 
 def _delay_of(state: MemoryKey, request: SendRequest) -> float:
@@ -150,28 +158,34 @@ def _delay_of(state: MemoryKey, request: SendRequest) -> float:
 def _take(state: MemoryKey, identity: Identity, run: str, first: float | None = None) -> None:
     until, now = identity.until, clock.monotonic()
     lasts = until if isinstance(until, str) else now + until
-    state.calls[identity.name] = (run, lasts, now if first is None else first)
+    state.calls[identity.name] = Call(
+        run, lasts, now if first is None else first, now + identity.expires, identity.silent
+    )
 
 
 def _bearer(state: MemoryKey, identity: str) -> Bearer | None:
     if identity not in state.calls:
         return None
-    (run, until, _), now = state.calls[identity], clock.monotonic()
+    (run, until, _, expires, silent), now = state.calls[identity], clock.monotonic()
     is_early = not isinstance(until, str) and until > now
-    if _is_inside(state, run):
-        return Bearer(run, Where.RUNNING) if is_early or until == "finished" else None
-    if run in state.envelopes and now >= state.unsettled.get(run, now):
+    inside, where = _inside(state, run), None
+    if inside and (is_early or until == "finished"):
+        where = Where.RUNNING
+    elif inside == run:  # it has begun; else its next attempt waits already
+        return None
+    elif run in state.envelopes and now >= state.unsettled.get(run, now) and now < expires:
         comes = run in state.woken or run in state.came
-        return Bearer(run, Where.COMING if comes else Where.WAITING)
-    return Bearer(run, Where.ENDED) if is_early else None
+        where = Where.COMING if comes else Where.WAITING
+    else:
+        where = Where.ENDED if is_early else None
+    return Bearer(run, where, expires - now, silent) if where else None
 
 
-def _is_inside(state: MemoryKey, run: str) -> bool:
-    """Whether a run, or another attempt of its task, has the key."""
-    if not state.is_alone:
-        return bool(state.holds(run))
-    ((owner, share),) = state.shares.items()
-    return task_id_of(share.run) == task_id_of(run) and owner != f"parked:{run}"
+def _inside(state: MemoryKey, run: str) -> str:
+    """Return the run that has the key: this one, or another attempt of its task."""
+    shares, task = state.shares.items(), task_id_of(run)
+    runs = [s.run for owner, s in shares if owner != f"parked:{run}"]
+    return run if run in runs else next((each for each in runs if task_id_of(each) == task), "")
 
 
 def _answered(state: MemoryKey, run: str) -> Sent | None:

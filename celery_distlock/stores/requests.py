@@ -1,5 +1,6 @@
 """What a store is asked to do with a key: one value for each request."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -113,12 +114,17 @@ class Identity(NamedTuple):
             gets this envelope, want and delay, and keeps its place. ``"*"``: whoever has it keeps
             it, and this run goes without.
         most: Seconds after the first call of a run after which no update delays it any more.
+        expires: Seconds from now after which a run that has not begun has no identity any more, as
+            it will not run.
+        silent: Its result is not stored.
     """
 
     name: str
     until: str | float = "started"
     replaces: str = ""
     most: float | None = None
+    expires: float = math.inf
+    silent: bool = False
 
 
 class SendRequest(NamedTuple):

@@ -1,6 +1,7 @@
 """A store that takes in calls as they are sent, so that the broker carries only what may start."""
 
 import enum
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
@@ -32,10 +33,20 @@ class Where(enum.Enum):
 
 
 class Bearer(NamedTuple):
-    """The run that has an identity."""
+    """
+    The run that has an identity.
+
+    Attributes:
+        run: The run.
+        where: Where it is.
+        expires: In how many seconds it loses the identity if it has not begun.
+        silent: Its result is not stored.
+    """
 
     run: str
     where: Where
+    expires: float = math.inf
+    silent: bool = False
 
 
 class SendReply(NamedTuple):
@@ -74,8 +85,16 @@ class SendingStore(TimedStore):
         """Return who has an identity; None: nobody. In one attempt; changes nothing."""
 
     @abstractmethod
+    def inherit(self, key: str, identity: str, run: str) -> None:
+        """Have *run* have the identity that an earlier execution of its task has, if one has it."""
+
+    @abstractmethod
     def bearers(self, key: str, limit: int = 100) -> dict[str, Bearer]:
-        """Return who has which identity: some, at most *limit*, in no order; changes nothing."""
+        """
+        Return who has which identity: some, at most *limit*, in no order; changes nothing.
+
+        Told is which run, and where it is.
+        """
 
     @abstractmethod
     def delayed(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:

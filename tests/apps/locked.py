@@ -143,6 +143,47 @@ def retry_once(self: Any, key: str) -> int:
     return self.request.retries
 
 
+@locked(lock_unique=Unique(duplicate="update"))
+def retry_late(self: Any, key: str, note: Any) -> Any:
+    """Try again after ten minutes if it is told to."""
+    journal.write(key, [note, self.request.retries])
+    if note == "fails":
+        raise self.retry(countdown=600)
+    return note
+
+
+@locked(lock_unique="finished", lock_on_failure="requeue")
+def fail_once_for_all(self: Any, key: str, gate: str) -> str:
+    """Fail first, and then wait at the gate."""
+    journal.write(key, self.request.id)
+    if len(journal.read(key)) == 1:
+        raise ValueError("the first time")
+    journal.pass_gate(gate)
+    return "done"
+
+
+@locked(lock_unique="finished")
+def postpone_once(self: Any, key: str, gate: str) -> str:
+    """Put itself off first, and then wait at the gate."""
+    journal.write(key, self.request.id)
+    if len(journal.read(key)) == 1:
+        self.lock.postpone(0.5)
+    journal.pass_gate(gate)
+    return "done"
+
+
+@locked(lock_unique="started")
+def tell(self: Any, key: str, task: str, digest: str) -> list[str]:
+    """Have parameters of the names that templates know."""
+    return [task, digest]
+
+
+by_note = {
+    name: locked(name=f"by_note_{name}", lock_unique=Unique(by="{note}"))(work)
+    for name in ("one", "other")
+}
+
+
 @locked(lock_unique="started")
 def square_once(self: Any, key: str, number: int) -> int:
     return number * number

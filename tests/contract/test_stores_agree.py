@@ -6,6 +6,7 @@ Nothing expires here, so that time makes no difference; what time does, other te
 
 from __future__ import annotations
 
+import math
 import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,8 @@ IDENTITIES = st.builds(
     st.sampled_from(["started", "finished", LEASE]),
     st.one_of(st.sampled_from(["", "*"]), RUNS),
     st.sampled_from([None, LEASE]),
+    st.sampled_from([math.inf, LEASE]),
+    FLAGS,
 )
 LIMITS = st.one_of(st.none(), st.integers(0, 3))
 OPERATORS_RATES = st.sampled_from([(), (), (TWO,), (FIVE, TWO)])
@@ -332,7 +335,8 @@ class Agreement(RuleBasedStateMachine):
                 seen,
             )
             self._asked(
-                lambda store, _, key=key: store.peek(self._name(key), "same"), lambda told: told
+                lambda store, _, key=key: store.peek(self._name(key), "same"),
+                lambda told: told and told._replace(expires=told.expires < math.inf),
             )
 
     def teardown(self) -> None:

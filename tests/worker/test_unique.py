@@ -176,6 +176,37 @@ def test_a_call_while_one_runs_is_not_lost(site, key):
     assert runs(site, key) == ["first", "later 2"]
 
 
+def test_an_update_takes_the_place_of_a_retry_that_waits(site, key):
+    task = site.tasks.retry_late
+    first = task.delay(key, "fails")
+    wait_until(lambda: first.state == "RETRY", what="it to wait for its next attempt")
+
+    updated = task.delay(key, "newest")
+
+    assert (updated.id, updated.joined) == (first.id, True)
+    assert updated.get(timeout=30) == "newest"
+    assert runs(site, key) == [["fails", 0], ["newest", 1]]
+    assert site.look(key).later == 0
+
+
+def test_an_update_that_the_store_refuses_is_sent_by_the_broker(site, key, monkeypatch):
+    task = site.tasks.work_once["update"]
+    with site.held(key):
+        first = task.delay(key, "old")
+
+        def refuse(_: Any) -> None:
+            raise StoreUnavailableError("the store is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Runtime.of(site.app).store, "send", refuse)
+            second = task.delay(key, "new")
+
+    assert (second.id != first.id, second.joined) == (True, False)
+    for result in (first, second):
+        result.get(timeout=30)
+    assert sorted(runs(site, key)) == ["new", "old"]
+
+
 def test_an_update_without_a_countdown_makes_it_due(site, key):
     task = site.tasks.work_once["update"]
     first = task.apply_async((key, "late"), countdown=600)
@@ -198,6 +229,102 @@ def test_a_second_call_raises(site, key):
 
     assert raised.value.task_id == first.id
     first.get(timeout=30)
+
+
+# What is alike
+
+
+def test_parameters_may_have_any_names(site, key):
+    task = site.tasks.tell
+    with site.held(key):
+        results = [task.delay(key, *rest) for rest in (("a", "b"), ("a", "c"), ("d", "b"))]
+        assert site.look(key).waiting == 3
+
+    assert [result.get(timeout=30) for result in results] == [["a", "b"], ["a", "c"], ["d", "b"]]
+
+
+@pytest.mark.parametrize("note", ["same", "lone \udc80", "{braces} 100 %", "x" * 1000])
+def test_what_is_alike_is_so_for_one_task(site, key, note):
+    one, other = (site.tasks.by_note[name] for name in ("one", "other"))
+    with site.held(key):
+        results = [task.delay(key, note) for task in (one, other, one)]
+        assert site.look(key).waiting == 2
+        shown = [call.identity for call in Admin(site.app).calls(key)]
+
+    assert [result.joined for result in results] == [False, False, True]
+    if len(note) < 100:
+        assert shown == [f"by_note_one:{note}", f"by_note_other:{note}"]
+    for result in results:
+        result.get(timeout=30)
+
+
+# Whom it does not serve
+
+
+def test_a_call_does_not_go_with_one_that_has_expired(site, key):
+    task = site.tasks.work_once["started"]
+    with site.held(key):
+        first = task.apply_async((key, 1), expires=0.2)
+        wait_until(lambda: not site.look(key).identities, what="the first one to expire")
+        second = task.delay(key, 1)
+        assert site.look(key).waiting == 2
+
+    assert (second.joined, second.get(timeout=30)) == (False, 0)
+    wait_until(lambda: first.state == "REVOKED", what="the first one to expire")
+
+
+def test_what_is_joined_lasts_as_long_as_who_lasts_longest(site, key):
+    task = site.tasks.work_once["started"]
+    with site.held(key):
+        first = task.apply_async((key, 1), expires=1.0)
+        second = task.delay(key, 1)
+        third = task.apply_async((key, 1), expires=1.0)
+        assert site.look(key).waiting == 1
+        after = time.monotonic() + 1.2
+        wait_until(lambda: time.monotonic() > after, what="the first one's time to be over")
+
+    assert first.id == second.id == third.id
+    assert first.get(timeout=30) == 0
+
+
+def test_what_is_joined_has_its_result_stored_if_one_wants_it(site, key):
+    task = site.tasks.work_once["started"]
+    with site.held(key):
+        first = task.apply_async((key, 1), ignore_result=True)
+        second = task.delay(key, 1)
+
+    assert (first.id, second.joined) == (second.id, True)
+    assert second.get(timeout=30) == 0
+
+
+def test_nobody_waits_for_a_result_that_is_not_stored(site, key):
+    task = site.tasks.work_once["finished"]
+    task.apply_async((key, 1, key), ignore_result=True)
+    site.journal.wait(key)
+
+    second = task.delay(key, 1, key)
+
+    assert second.joined
+    assert second.get(timeout=30) is None
+    site.journal.open(key)
+
+
+# Who is put back
+
+
+@pytest.mark.parametrize("name", ["fail_once_for_all", "postpone_once"])
+def test_one_that_is_put_back_is_the_same(site, key, name):
+    task = getattr(site.tasks, name)
+    first = task.delay(key, f"gate:{key}")
+    wait_until(lambda: len(runs(site, key)) == 2 or site.look(key).waiting, what="it to wait again")
+
+    second = task.delay(key, f"gate:{key}")
+    wait_until(lambda: len(runs(site, key)) == 2, what="it to run again")
+    third = task.delay(key, f"gate:{key}")
+
+    site.journal.open(f"gate:{key}")
+    assert {first.id} == {second.id, third.id} == set(runs(site, key))
+    assert third.get(timeout=30) == "done"
 
 
 # What is never joined
@@ -229,6 +356,7 @@ def test_a_call_may_be_sent_in_any_case(site, key):
         results = [task.delay(key, 1), task.apply_async((key, 1), lock_unique=None)]
         assert site.look(key).waiting == 2
 
+    assert not any(result.joined for result in results)
     for result in results:
         result.get(timeout=30)
     with pytest.raises(ConfigurationError, match="can only be None"):
@@ -323,6 +451,23 @@ def test_a_message_from_elsewhere_is_revoked_if_the_rule_has_no_result(site, key
     site.journal.open(key)
     running.get(timeout=30)
     assert runs(site, key) == [1]
+
+
+def test_what_canvas_waits_for_runs_though_it_came_from_elsewhere(site, key):
+    once = site.tasks.work_once["finished"]
+    running = once.delay(key, 1, key)
+    site.journal.wait(key)
+    member = site.app.signature(once.name, (key, 1, key), immutable=True)
+
+    linked = site.app.signature(site.tasks.work_requeue.name, (f"{key}:linked",), immutable=True)
+    results = [member.apply_async(link=linked), chain(member, linked).apply_async()]
+    results.append(chord([member.clone()], linked).apply_async())
+
+    site.journal.open(key)
+    running.get(timeout=30)
+    for result in results:
+        result.get(timeout=60)
+    wait_until(lambda: len(runs(site, f"{key}:linked")) == 3, what="what hangs on them to run")
 
 
 def test_a_message_from_elsewhere_runs_if_there_is_none(site, key):

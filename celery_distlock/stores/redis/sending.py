@@ -1,5 +1,6 @@
 """How a store over Redis takes in calls; see :mod:`celery_distlock.stores.sending`."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,7 +45,19 @@ class RedisSending(RedisTiming, SendingStore):
     def peek(self, key: str, identity: str) -> Bearer | None:
         look = self._records.call(_PEEK, slot_name(key), identity)
         found = self._requests.ask([look], key, TIMEOUT).answers[0]
-        return Bearer(text(found[0]), Where(found[1].decode())) if found else None
+        if not found:
+            return None
+        run, where, *terms = found
+        bearer = Bearer(text(run), Where(where.decode()))
+        if not terms:
+            return bearer
+        left_ms, silent = terms
+        expires = math.inf if left_ms == b"" else left_ms / 1000
+        return bearer._replace(expires=expires, silent=bool(silent))
+
+    def inherit(self, key: str, identity: str, run: str) -> None:
+        call = self._records.call(_INHERIT, slot_name(key), identity, run, confirmed=True)
+        self._requests.ask([call], key)
 
     def delayed(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
         look = self._records.call(_DELAYED, slot_name(key), first, first + limit - 1)
@@ -99,13 +112,16 @@ class RedisSending(RedisTiming, SendingStore):
 def _written(identity: Identity | None, *, paced: bool) -> list[Any]:
     if identity is None:
         return ["", "", "", "", 1] if paced else []
-    name, until, replaces, most = identity
+    name, until, replaces, most, expires, silent = identity
     written = [name, until if isinstance(until, str) else milliseconds(until), replaces]
-    if most is not None or paced:
-        written.append("" if most is None else milliseconds(most))
-    return [*written, 1] if paced else written
+    terms = ["" if most is None else milliseconds(most), int(paced)]
+    if expires < math.inf or silent:
+        terms += ["" if expires == math.inf else milliseconds(expires), int(silent)]
+    elif most is None and not paced:  # most requests are shorter
+        return written
+    return written + terms
 
 
-_SEND, _SENT, _PEEK, _DELAYED, _BEARERS = map(
-    scripts.load, ("send", "sent", "peek", "delayed", "bearers")
+_SEND, _SENT, _PEEK, _DELAYED, _BEARERS, _INHERIT = map(
+    scripts.load, ("send", "sent", "peek", "delayed", "bearers", "inherit")
 )

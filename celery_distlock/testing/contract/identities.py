@@ -9,7 +9,7 @@ from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.sending import Bearer, SendingStore, SendReply, Sent, Where
 from celery_distlock.stores.values import Completion, Want, WokenTask
 
-from .actions import AGAIN, YES, expire, leave, park, runs_of, swept, take, wait_until
+from .actions import AGAIN, YES, expire, leave, park, runs_of, swept, take, wait_until, weighs
 from .given import Given
 from .sending import send, sends
 
@@ -132,6 +132,19 @@ class Identities(Given):
         assert store.peek("k", "same") == Bearer("task:1:0:0", Where.COMING)
 
     @sends
+    @pytest.mark.parametrize("want", [Want(), Want(1, 2)], ids=["alone", "beside others"])
+    def test_a_retry_waits_while_the_attempt_before_ends(
+        self, store: SendingStore, want: Want
+    ) -> None:
+        send(store, "k", "task:0:0:0", identity=SAME, want=want)
+        take(store, "k", "a", run="task:0:0:0", redelivered=True, want=want)
+        assert store.peek("k", "same") is None
+
+        send(store, "k", "task:1:0:0", identity=SAME, delay=30.0, want=want)
+
+        assert store.peek("k", "same") == Bearer("task:1:0:0", Where.WAITING)
+
+    @sends
     def test_a_key_that_is_kept_for_a_retry_keeps_it(self, store: SendingStore) -> None:
         send(store, "k", "task:0:0:0", identity=Identity("same", "finished"))
         take(store, "k", "a", run="task:0:0:0", redelivered=True)
@@ -139,6 +152,83 @@ class Identities(Given):
         leave(store, "k", "a", run="task:0:0:0", keep_for=("task:1:0:0", 30.0))
 
         assert store.peek("k", "same") == Bearer("task:0:0:0", Where.RUNNING)
+
+    @sends
+    @weighs
+    def test_units_that_are_kept_for_a_retry_keep_it(self, store: SendingStore) -> None:
+        want = Want(1, 2)
+        send(store, "k", "task:0:0:0", identity=Identity("same", "finished"), want=want)
+        take(store, "k", "a", run="task:0:0:0", redelivered=True, want=want)
+        take(store, "k", "b", run="other:0:0:0", want=want)
+
+        leave(store, "k", "a", run="task:0:0:0", keep_for=("task:1:0:0", 30.0))
+
+        assert store.peek("k", "same") == Bearer("task:0:0:0", Where.RUNNING)
+
+    @sends
+    @pytest.mark.parametrize("until", ["started", "finished"])
+    def test_one_that_is_put_back_passes_it_on(self, store: SendingStore, until: str) -> None:
+        send(store, "k", "task:0:0:0", identity=Identity("same", until))
+        take(store, "k", "a", run="task:0:0:0", redelivered=True)
+        park(store, "k", "task:0:1:0")
+
+        store.inherit("k", "same", "task:0:1:0")
+
+        leave(store, "k", "a", run="task:0:0:0", completion=YES)
+        assert store.peek("k", "same") == Bearer("task:0:1:0", Where.COMING)
+
+    @sends
+    def test_what_another_task_has_is_not_passed_on(self, store: SendingStore) -> None:
+        take(store, "k", "a")
+        send(store, "k", "task:0:0:0", identity=SAME)
+
+        store.inherit("k", "same", "other:0:1:0")
+        store.inherit("k", "unknown", "task:0:1:0")
+
+        assert store.peek("k", "same") == Bearer("task:0:0:0", Where.WAITING)
+        assert store.peek("k", "unknown") is None
+
+    # What is known of the run besides
+
+    @sends
+    def test_a_run_that_expires_before_it_begins_has_none(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "a")
+        send(store, "k", "run", identity=SAME._replace(expires=30.0))
+        found = store.peek("k", "same")
+        assert found is not None
+        assert 0 < found.expires <= 30.1
+        pass_time(31.0)
+
+        assert store.peek("k", "same") is None
+        assert send(store, "k", "another", identity=SAME).sent is Sent.QUEUED
+
+    @sends
+    def test_a_run_that_has_begun_does_not_expire(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        send(store, "k", "run", identity=Identity("same", "finished", expires=1.0))
+        take(store, "k", "a", run="run", redelivered=True)
+
+        pass_time(1.5)
+
+        found = store.peek("k", "same")
+        assert found is not None
+        assert found.where is Where.RUNNING
+
+    @sends
+    def test_an_update_gives_it_another_time(self, store: SendingStore) -> None:
+        take(store, "k", "a")
+        identity = SAME._replace(expires=30.0, silent=True, most=60.0)
+        send(store, "k", "run", identity=identity)
+        found = store.peek("k", "same")
+        assert found is not None
+        assert found.silent
+
+        send(store, "k", "run", identity=SAME._replace(replaces="run"))
+
+        assert store.peek("k", "same") == Bearer("run", Where.WAITING)
 
     # Those that are not second ones
 

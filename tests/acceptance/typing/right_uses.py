@@ -7,7 +7,7 @@ from celery.result import AsyncResult, EagerResult
 
 from celery_distlock import AsyncLock, Key, Lock, LockedTask, policies
 from celery_distlock.engine.lease import Lease
-from celery_distlock.typing import TypedTask, locked_task
+from celery_distlock.typing import CallResult, TypedTask, locked_task
 
 app = Celery("shop")
 
@@ -19,10 +19,10 @@ def reserve(sku: str, quantity: int = 1) -> int:
 
 assert_type(reserve("a", 1), int)
 assert_type(reserve(quantity=1, sku="a"), int)
-assert_type(reserve.delay("a"), AsyncResult[int])
+assert_type(reserve.delay("a"), CallResult[int])
 assert_type(reserve.delay("a", quantity=2).get(timeout=3), int)
-assert_type(reserve.apply_async(("a", 1), countdown=3.0, queue="slow"), AsyncResult[int])
-assert_type(reserve.apply_async(kwargs={"sku": "a"}), AsyncResult[int])
+assert_type(reserve.apply_async(("a", 1), countdown=3.0, queue="slow"), CallResult[int])
+assert_type(reserve.apply_async(kwargs={"sku": "a"}), CallResult[int])
 assert_type(reserve.apply(("a", 1)), EagerResult[int])
 assert_type(reserve.s("a"), Signature[int])
 assert_type(reserve.si("a", 2), Signature[int])
@@ -86,7 +86,7 @@ def bound(self: LockedTask, sku: str) -> str:
     return sku
 
 
-assert_type(bound.delay("a"), AsyncResult[str])
+assert_type(bound.delay("a"), CallResult[str])
 
 
 @locked_task(app, bind=True)

@@ -1,7 +1,8 @@
 -- send.lua: take in a run as it is sent: the key is kept for it, or it waits in the queue, or for its
 -- time. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done rate later calls
--- ARGV run envelope task sent_to want delay_ms repeated [identity until_when replaces most_ms paced]
+-- ARGV run envelope task sent_to want delay_ms repeated
+--      [identity until_when replaces most_ms paced expires_ms silent]
 -- returns go | {status, wake_run, wake_envelope, ...}: status go, queued, later or updated; then whom
 --         that lets in besides; beside an empty run, in how many ms time alone lets the first enter, or
 --         a run join | {changed}: nothing was done, for another run has the identity than was thought
@@ -18,12 +19,15 @@
 -- most_ms   so long after the first call it joins the queue at the latest, however often it is
 --           updated; or empty
 -- paced     1: it does not join the queue before its own rates, or an operator's, let it start
+-- expires_ms  after so many, if it has not begun, it has no identity any more; or empty
+-- silent    1: its result is not stored
 --
 -- later  zset  runs that do not join the queue before their time (ms); and some that have come by
 --              themselves meanwhile, until that time
 -- USES grant lining calls units queue
 
-local run, envelope, task, sent_to, want, delay_ms, repeated, identity, until_when, replaces, most_ms, paced = unpack(ARGV)
+local run, envelope, task, sent_to, want, delay_ms, repeated = unpack(ARGV)
+local identity, until_when, replaces, most_ms, paced, expires_ms, silent = unpack(ARGV, 8)
 local parcel = { 'e:' .. run, envelope, 't:' .. run, task, 'q:' .. run, sent_to }
 
 identity = identity or ''
@@ -31,8 +35,10 @@ most_ms = tonumber(most_ms)
 local function take_identity(now_ms, first_ms)
     local lasts_ms = tonumber(until_when)
     local entry = lasts_ms and integer(now_ms + lasts_ms) or until_when
-    if most_ms then
-        entry = entry .. '@' .. integer(first_ms or now_ms)
+    local expires = tonumber(expires_ms)
+    if most_ms or expires or silent == '1' then
+        entry = entry .. '@' .. (most_ms and integer(first_ms or now_ms) or '')
+        entry = entry .. (expires and '!' .. integer(now_ms + expires) or '') .. (silent == '1' and '~' or '')
     end
     redis.call('HSET', CALLS, identity, entry .. ' ' .. run)
 end
@@ -109,7 +115,7 @@ end
 -- the call is not to be delayed.
 local function update()
     local now_ms = now / 1000
-    local first_ms = tonumber(string.match(redis.call('HGET', CALLS, identity), '^[^@ ]+@(%d+) '))
+    local first_ms = tonumber(string.match(redis.call('HGET', CALLS, identity), '^[^@ ]+@(%d+)'))
     redis.call('HSET', TASKS, unpack(parcel)) -- before all other writes: a full server may refuse it
     note_want('p:' .. run, want)
     take_identity(now_ms, first_ms)
