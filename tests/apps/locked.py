@@ -173,9 +173,9 @@ def postpone_once(self: Any, key: str, gate: str) -> str:
 
 
 @locked(lock_unique="started")
-def tell(self: Any, key: str, task: str, digest: str) -> list[str]:
+def tell(self: Any, key: str, task: str, digest: str, more: int = 0) -> list[Any]:
     """Have parameters of the names that templates know."""
-    return [task, digest]
+    return [task, digest, more]
 
 
 by_note = {

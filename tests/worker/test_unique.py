@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery import chain, chord, group, signals
+from celery import Celery, chain, chord, group, signals
 
 from celery_distlock import signals as lock_signals
 from celery_distlock.errors import ConfigurationError, DuplicateTaskError, StoreUnavailableError
@@ -236,11 +236,12 @@ def test_a_second_call_raises(site, key):
 
 def test_parameters_may_have_any_names(site, key):
     task = site.tasks.tell
+    calls = [["a", "b", 1], ["a", "b", 2], ["a", "c", 1], ["d", "b", 1]]
     with site.held(key):
-        results = [task.delay(key, *rest) for rest in (("a", "b"), ("a", "c"), ("d", "b"))]
-        assert site.look(key).waiting == 3
+        results = [task.delay(key, *call) for call in calls]
+        assert site.look(key).waiting == 4
 
-    assert [result.get(timeout=30) for result in results] == [["a", "b"], ["a", "c"], ["d", "b"]]
+    assert [result.get(timeout=30) for result in results] == calls
 
 
 @pytest.mark.parametrize("note", ["same", "lone \udc80", "{braces} 100 %", "x" * 1000])
@@ -457,12 +458,18 @@ def test_what_canvas_waits_for_runs_though_it_came_from_elsewhere(site, key):
     once = site.tasks.work_once["finished"]
     running = once.delay(key, 1, key)
     site.journal.wait(key)
-    member = site.app.signature(once.name, (key, 1, key), immutable=True)
+    elsewhere = Celery("elsewhere", set_as_current=False)
+    elsewhere.conf.update(site.app.conf.changes)
+    member = elsewhere.signature(once.name, (key, 1, key), immutable=True)
+    linked = elsewhere.signature(site.tasks.work_requeue.name, (f"{key}:linked",), immutable=True)
 
-    linked = site.app.signature(site.tasks.work_requeue.name, (f"{key}:linked",), immutable=True)
-    results = [member.apply_async(link=linked), chain(member, linked).apply_async()]
-    results.append(chord([member.clone()], linked).apply_async())
+    results = [
+        member.clone().apply_async(link=linked.clone()),
+        chain(member.clone(), linked.clone(), app=elsewhere).apply_async(),
+        chord([member.clone()], linked.clone(), app=elsewhere).apply_async(),
+    ]
 
+    site.wait_queued(key, 3)
     site.journal.open(key)
     running.get(timeout=30)
     for result in results:
