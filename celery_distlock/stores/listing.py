@@ -11,9 +11,16 @@ __all__ = ["CountingStore", "ListingStore"]
 
 
 class ListingStore(Store):
-    """A store that knows its keys."""
+    """
+    A store that knows its keys.
+
+    Attributes:
+        left_out: How often so far a look at the keys went without some of them, whose servers did
+            not answer while others did.
+    """
 
     _ability: ClassVar[Ability | None] = Ability.LIST
+    left_out = 0
 
     @abstractmethod
     def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
@@ -21,10 +28,14 @@ class ListingStore(Store):
         Find the keys that are held or waited for, in batches and in no order.
 
         Harmless to a server with many keys, and not a snapshot: what changes meanwhile may be there
-        or not. A key too long to be kept comes as a :class:`~celery_distlock.keys.Name`.
+        or not. A key too long to be kept comes as a :class:`~celery_distlock.keys.Name`. Those of a
+        server that is away are left out, and counted by `left_out`, where there are others.
 
         Args:
             pattern: As :mod:`fnmatch` has it, case counts.
+
+        Raises:
+            StoreUnavailableError: No server answers.
         """
 
     def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:

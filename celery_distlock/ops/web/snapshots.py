@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.ops.admin import Admin, LockInfo
+from celery_distlock.stores import ListingStore
 
 from .history import History
 
@@ -31,7 +32,7 @@ class Snapshot:
     Attributes:
         locks: What was found, by key.
         at: When, in seconds since the epoch.
-        whole: False if there are more than were looked at.
+        whole: False if there are more than were looked at, or a part of the store did not answer.
     """
 
     locks: list[LockInfo]
@@ -155,7 +156,9 @@ class SnapshotCache:
 
     def _take(self) -> Snapshot:
         at, locks = clock.wall(), self._admin.locks()
+        store = ListingStore.of(self._admin.store)
+        left_out = store.left_out
         found = sorted(islice(locks, MOST_KEYS), key=COLUMNS["key"])
-        whole = next(locks, None) is None
+        whole = next(locks, None) is None and store.left_out == left_out
         self.history.note_all(found, at, whole=whole)
         return Snapshot(found, at, whole=whole)

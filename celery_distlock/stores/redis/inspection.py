@@ -85,29 +85,43 @@ class RedisInspection(ListingStore, CountingStore):
     _complaints: Complaints
 
     def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
-        held = held_at(self._servers, HeldKeys(self._records.stem, pattern), self._scan)
-        yield from keys_of(chain(held, self._waited_for()), pattern)
+        yield from keys_of(chain(self._held(pattern), self._waited_for()), pattern)
+
+    def _held(self, pattern: str) -> Iterator[list[str]]:
+        answered, away = 0, []
+
+        def ask(scan: Command) -> Any:
+            """Return a cursor and records; of a node that is away, where others are, none."""
+            nonlocal answered
+            try:
+                found = self._requests.ask([scan], "the list of keys").answers[0]
+            except StoreUnavailableError as error:
+                if self._servers.in_order:
+                    raise
+                away.append(error)
+                return b"0", ()
+            answered += 1
+            return found
+
+        yield from held_at(self._servers, HeldKeys(self._records.stem, pattern), ask)
+        if away and not answered:
+            raise away[0]
+        for error in away:
+            self._leave_out(error)
 
     def _waited_for(self) -> Iterator[list[str]]:
         try:
             for names in self._waiting_names():
                 yield [name for name in names if _is_ours(name)]
         except StoreUnavailableError as error:
+            if self._servers.in_order:
+                raise
             self._leave_out(error)
         except StoreError as error:
             self._complaints.tell("", "keys that nobody holds are not listed: %s", error)
 
-    def _scan(self, scan: Command) -> Any:
-        """Return a cursor and records; of a node that is away, where there are others, none."""
-        try:
-            return self._requests.ask([scan], "the list of keys").answers[0]
-        except StoreUnavailableError as error:
-            self._leave_out(error)
-            return b"0", ()
-
     def _leave_out(self, error: StoreUnavailableError) -> None:
-        if self._servers.in_order:
-            raise error
+        self.left_out += 1
         logger.warning("a part of the keys is not listed: %s", error)
 
     def _waiting_names(self) -> Iterator[list[str]]:
@@ -138,6 +152,7 @@ class RedisInspection(ListingStore, CountingStore):
         elif self._servers.in_order:
             raise self._requests.outage(refusal) from refusal
         else:  # its node is away; others go on
+            self.left_out += 1
             logger.warning("%s is passed over: %s", shown(key_of(name)), refusal)
 
     def _state(self, key: str, answer: Sequence[Any]) -> KeyState:

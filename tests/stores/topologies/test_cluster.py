@@ -111,6 +111,12 @@ def trips(monkeypatch) -> list[int]:
     return found
 
 
+def test_the_keys_of_a_cluster_that_is_away_are_not_listed(prefix):
+    url = "redis+cluster://127.0.0.1:1,127.0.0.1:2/0"
+    with closing(RedisStore(url, prefix)) as away, pytest.raises(StoreUnavailableError):
+        list(away.find_keys())
+
+
 def test_keys_of_one_slot_are_taken_in_one_request_and_others_are_not(store, trips):
     beside = next(key for key in map(str, range(100_000)) if slot(key) == slot("k"))
     store.acquire(AcquireRequest("warm", "up", 1.0))

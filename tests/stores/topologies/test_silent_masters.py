@@ -11,8 +11,10 @@ import pytest
 import redis
 
 from celery_distlock import Lock
+from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest
+from celery_distlock.stores.redis import request_runner
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.redis.topologies import SLOTS
 from celery_distlock.stores.values import Ownership, ParkRequest, RenewOutcome
@@ -124,6 +126,39 @@ def test_renewals_go_to_the_others_at_once_and_nobody_waits_twice(masters, store
     assert outcomes == [[RenewOutcome.UNKNOWN] + [RenewOutcome.RENEWED] * len(others)] * 13
     assert len(asking) < 12
     assert found == set(keys[1:])
+
+
+def test_a_list_without_a_part_says_so(masters, store, pause):
+    keys = one_each(masters)
+    for key in keys:
+        store.acquire(AcquireRequest(key, "a", 600.0))
+    assert {key for some in store.find_keys() for key in some} == set(keys)
+    assert store.left_out == 0
+
+    pause(masters[:1])
+    assert {key for some in store.find_keys() for key in some} == set(keys[1:])
+    assert store.left_out == 1
+
+
+def test_where_all_are_silent_no_keys_are_an_error(masters, store, pause, monkeypatch):
+    store.acquire(AcquireRequest("k", "a", 600.0))
+    pause(masters)
+    monkeypatch.setattr(request_runner, "TIMEOUT", 0.2)
+
+    with pytest.raises(StoreUnavailableError):
+        list(store.find_keys())
+
+
+def test_a_look_at_many_keys_without_a_part_says_so(masters, store, pause):
+    keys = one_each(masters)
+    for key in keys:
+        store.acquire(AcquireRequest(key, "a", 600.0))
+    pause(masters[:1])
+
+    states = store.inspect_many(keys)
+
+    assert [bool(state.token) for state in states] == [False] + [True] * (len(keys) - 1)
+    assert store.left_out == 1
 
 
 def test_a_node_that_is_back_is_renewed_at_once(masters, store, pause):

@@ -222,7 +222,7 @@ function showList(answer) {
 }
 
 function showCount({ locks, matching, total, whole, age }) {
-  const all = `${whole ? "" : "more than "}${count(total)} ${total === 1 ? "key" : "keys"}`;
+  const all = `${whole ? "" : "at least "}${count(total)} ${total === 1 ? "key" : "keys"}`;
   const of = wish.q ? `${count(matching)} of ${all}` : all;
   const cut = locks.length < matching ? `the first ${count(locks.length)} of ${of}` : of;
   put(at("count"), total ? cut : "");

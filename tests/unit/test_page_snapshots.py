@@ -1,0 +1,40 @@
+"""What the page's server says of a look at all keys."""
+
+from __future__ import annotations
+
+import asyncio
+
+from celery_distlock.ops.looks import lock_info
+from celery_distlock.ops.web.snapshots import SnapshotCache
+from celery_distlock.stores.listing import ListingStore
+from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.values import KeyState
+
+
+class PartlyAway:
+    """An admin whose store leaves out so many parts, each time that its keys are looked at."""
+
+    def __init__(self, away: int) -> None:
+        self.store: ListingStore = MemoryStore("memory://", "test")
+        self._away = away
+
+    def locks(self):
+        yield lock_info("k", KeyState("owner", 1, "", 0.0, 0.0, 0))
+        self.store.left_out += self._away
+
+
+def looks(admin: PartlyAway) -> list[bool]:
+    async def taken() -> list[bool]:
+        cache = SnapshotCache(admin, 0.0)
+        found = []
+        for _ in range(2):
+            found.append((await cache.latest()).whole)
+            cache.changed()
+        return found
+
+    return asyncio.run(taken())
+
+
+def test_a_look_that_leaves_out_a_part_of_the_keys_is_not_whole():
+    assert looks(PartlyAway(1)) == [False, False]
+    assert looks(PartlyAway(0)) == [True, True]
