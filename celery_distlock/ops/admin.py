@@ -7,7 +7,7 @@ Everything here asks the lock store; no worker has to answer.
 import itertools
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -163,7 +163,8 @@ class Admin:
         Args:
             key: The key.
             first: From this place of the queue on; those who come later follow on its last place.
-            limit: How many.
+                Of those on their way likewise from this number on.
+            limit: How many, and as many of those on their way.
         """
         store = ListingStore.of(self.store)
         found: list[Waiter] = []
@@ -171,7 +172,7 @@ class Admin:
             size = min(PAGE, first + limit - begin)
             page = store.waiters(as_key(key), first=begin, limit=size)
             found += page
-            if sum(not waiter.woken for waiter in page) < size:
+            if len(page) < size:
                 break
         woken = [waiter_info(None, "woken", waiter) for waiter in found if waiter.woken]
         queued = [
@@ -189,7 +190,7 @@ class Admin:
         store = self.store
         if not isinstance(store, SendingStore) or Ability.SEND not in store.abilities:
             return []
-        pages = _by_pages(store.delayed, as_key(key), first)
+        pages = _delayed(store, as_key(key), first)
         found = itertools.islice(itertools.chain.from_iterable(pages), limit)
         return [waiter_info(None, "later", waiter) for waiter in found]
 
@@ -394,10 +395,9 @@ class Admin:
 
     def _runs_at(self, store: ParkingStore, key: str) -> list[str]:
         """Return all runs that are on their way to *key*, wait for it, or come later."""
-        looks: list[Callable[..., list[Waiter]]] = [store.waiters]
+        pages = list(_waiting(store, key))
         if isinstance(store, SendingStore) and Ability.SEND in store.abilities:
-            looks.append(store.delayed)
-        pages = itertools.chain.from_iterable(_by_pages(look, key) for look in looks)
+            pages += _delayed(store, key)
         return [waiter.run for page in pages for waiter in page if waiter.run]
 
     def _drop(self, store: ParkingStore, key: str, run: str, force: bool) -> Dropped | None:
@@ -467,15 +467,20 @@ class Admin:
             ) from error
 
 
-def _by_pages(
-    look: Callable[..., list[Waiter]], key: str, first: int = 0
-) -> Iterator[list[Waiter]]:
-    """Yield what *look* tells of *key*; behind a short page there may be more."""
-    for begin in itertools.count(first, PAGE):
-        page = look(key, first=begin, limit=PAGE)
+def _waiting(store: ListingStore, key: str) -> Iterator[list[Waiter]]:
+    """Yield all who are on their way to *key*, or wait for it, by pages."""
+    for begin in itertools.count(0, PAGE):
+        page = store.waiters(key, first=begin, limit=PAGE)
         if not page:
             return
         yield page
+
+
+def _delayed(store: SendingStore, key: str, first: int = 0) -> Iterator[list[Waiter]]:
+    """Yield who comes to *key* later, likewise; a page may be empty, and the next one not."""
+    numbers = max(store.inspect(key).later, first + 1)
+    for begin in range(first, numbers, PAGE):
+        yield store.delayed(key, first=begin, limit=PAGE)
 
 
 def _check_limit(key: str, capacity: Any, seconds: Any) -> None:

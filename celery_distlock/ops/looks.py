@@ -120,7 +120,8 @@ class LockInfo:
         limit: What an operator has set.
         rest: Seconds for which nobody is let in.
         starts: Of a key that has rates, how often it was taken of late.
-        later: How many calls were sent for a later time, and join the queue then.
+        later: How many calls were sent for a later time, and join the queue then; above 50 perhaps
+            with some that have come by a message meanwhile.
         due: Seconds until the first of them does; 0: there is none, or it is just about to.
         opens: Seconds until time alone lets the first enter who waits, by a rate, a rest or an
             operator's limit; None: that is not for time to do, or nobody waits.

@@ -42,6 +42,9 @@ class ListingStore(Store):
         """
         Return who waits for *key*, from place *first* on; before them those on their way.
 
+        They are numbered, too, and of them likewise *limit* are told from number *first* on: so
+        nobody is left when a page has none of both.
+
         Without their envelopes. Nobody where the store does not know them: its waiters look again
         and again.
         """

@@ -728,7 +728,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
                     queue.append(Waiter("", who, since, task=task, want=want))
                 else:
                     queue.append(Waiter(who, "", since, want=want))
-            return queue if first else woken[:limit] + queue
+            return woken[first : first + limit] + queue
 
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
         with self._mutex:

@@ -102,7 +102,8 @@ class SendingStore(TimedStore):
         Return who joins the queue of *key* later, from number *first* on; who comes first, first.
 
         Who has come by a message meanwhile may be numbered, and is left out: so there may be more
-        behind fewer than *limit*.
+        behind fewer than *limit*, and behind none. No number is as high as `KeyState.later`, or
+        as 50, if that is more.
 
         Without their envelopes; `Waiter.due` says when.
         """

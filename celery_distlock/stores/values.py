@@ -355,7 +355,8 @@ class KeyState(NamedTuple):
         limit: What an operator has set.
         rest: Seconds for which nobody enters.
         starts: Of a key that has rates, how often it was taken.
-        later: How many runs join the queue later.
+        later: How many runs join the queue later; above 50 perhaps with some that have come by
+            themselves.
         due: In how many seconds the first of them does.
         opens: In how many seconds time alone lets the first enter who waits; None: it does not.
         identities: How many calls are known by an identity, see `SendingStore.identities`.

@@ -7,11 +7,14 @@ import pytest
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
+from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.listing import CountingStore, ListingStore
 from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.values import (
     Completion,
+    Limit,
     Release,
+    Want,
     WokenTask,
 )
 
@@ -30,6 +33,7 @@ from .actions import (
     recognises,
     take,
     wait_for,
+    weighs,
 )
 from .given import Given
 
@@ -141,6 +145,22 @@ class Listing(Given):
         assert store.parked("k", "run1") == woken._replace(envelope=b"run1")
         assert (store.inspect("k").woken, store.inspect("k").task) == (1, "shop.reserve")
         assert found_keys(store) == ["k"]
+
+    @weighs
+    def test_runs_on_their_way_are_listed_by_pages(self, store: ListingStore) -> None:
+        CapacityStore.of(store).set_limit("k", Limit(0))
+        for number in range(6):
+            park(store, "k", f"run{number}", want=Want(1, 5))
+        CapacityStore.of(store).set_limit("k", None)
+        take(store, "k", "a", run="run1", redelivered=True, retain=True, want=Want(1, 5))
+
+        pages = [store.waiters("k", first=first, limit=2) for first in (0, 2, 4)]
+
+        told = [sorted(waiter.run for waiter in page) for page in pages]
+        woken = [run for page in pages for waiter in page if (run := waiter.run) and waiter.woken]
+        assert [len(page) for page in told] == [3, 2, 0]
+        assert sorted(woken) == ["run0", "run2", "run3", "run4"]
+        assert [waiter.run for waiter in pages[0] if not waiter.woken] == ["run5"]
 
     @parks
     def test_a_run_that_came_is_not_on_its_way(self, store: Store) -> None:

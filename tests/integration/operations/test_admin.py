@@ -9,9 +9,10 @@ from celery.exceptions import ChordError, TaskRevokedError
 
 from celery_distlock.errors import DistlockError, LockLostError
 from celery_distlock.keys import Name
+from celery_distlock.ops import admin as module
 from celery_distlock.ops.admin import Admin
-from celery_distlock.stores import AcquireRequest
-from celery_distlock.stores.values import ParkRequest
+from celery_distlock.stores import AcquireRequest, SendRequest
+from celery_distlock.stores.values import ParkRequest, Want
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}]
@@ -106,6 +107,45 @@ def test_the_queue_names_who_waits_in_order(site, admin, key):
     assert [each.since for each in queue] == sorted(each.since for each in queue)
     assert rest == queue[1:2]
     assert [result.get(timeout=30) for result in results] == [0, 0, 0]
+
+
+def test_calls_behind_many_that_have_come_by_themselves_are_seen_and_dropped(
+    site, admin, key, monkeypatch
+):
+    monkeypatch.setattr(module, "PAGE", 50)
+    runs, parcel = [f"task{number}:0:0:0" for number in range(105)], ParkRequest(b"", task="t")
+    with site.held(key):
+        for number, run in enumerate(runs):
+            site.store.send(SendRequest(key, run, parcel, delay=600.0 + number))
+        for run in runs[:101]:
+            site.store.acquire(AcquireRequest(key, run, 60.0, queue=parcel, run=run))
+
+        delayed = admin.delayed(key, limit=1000)
+        queue = admin.queue(key, limit=1000)
+        dropped = admin.drop_all(key, force=True)
+        left = admin.show(key)
+
+    assert [waiter.who.task_id for waiter in delayed] == [f"task{n}" for n in range(101, 105)]
+    assert [waiter.kind for waiter in queue] == 101 * ["parked"] + 4 * ["later"]
+    assert len(dropped) == len(runs)
+    assert (left.waiting, left.later) == (0, 0)
+
+
+def test_all_who_are_on_their_way_are_seen_and_dropped(site, admin, key, monkeypatch):
+    monkeypatch.setattr(module, "PAGE", 2)
+    want, parcel = Want(1, 5), ParkRequest(b"", task="t")
+    admin.limit(key, 0)
+    for number in range(5):
+        run = f"task{number}:0:0:0"
+        site.store.acquire(AcquireRequest(key, run, 60.0, queue=parcel, run=run, want=want))
+    site.store.set_limit(key, None)  # and send none of them
+
+    kinds = [waiter.kind for waiter in admin.queue(key)]
+    dropped = admin.drop_all(key, force=True)
+
+    assert kinds == 5 * ["woken"]
+    assert len(dropped) == 5
+    assert admin.show(key).woken == 0
 
 
 def test_a_released_key_goes_to_the_next_and_its_holder_finds_out(site, admin, key):

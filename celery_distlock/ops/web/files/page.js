@@ -398,7 +398,7 @@ function showQueue({ lock, queue, first, page }) {
   if (!items.length) items.push(make("li", "none", "Nobody waits."));
   keepFocus(at("queue"), () => at("queue").replaceChildren(...items));
   at("earlier").hidden = first === 0;
-  at("later").hidden = first + page >= lock.waiting + lock.later;
+  at("later").hidden = first + page >= Math.max(lock.waiting + lock.later, lock.woken);
 }
 
 function waiterItem(lock, waiter) {
