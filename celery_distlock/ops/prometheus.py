@@ -247,12 +247,17 @@ class Totals:
             self.plain["units_limit"] += info.most
         for hold in info.holds:
             if hold.state == "held":
-                task = hold.who.task if hold.who.task_id else ""
+                task = _label(hold.who.task) if hold.who.task_id else ""
                 self.held[task] += 1
                 self.longest[task] = max(self.longest[task], self._passed(hold.since))
 
     def _passed(self, since: float) -> float:
         return self._now - since if since else 0.0
+
+
+def _label(text: str) -> str:
+    """Return *text* as Prometheus can have it: what is no UTF-8 is spelt out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def described() -> list[Metric]:

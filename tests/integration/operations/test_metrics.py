@@ -223,6 +223,16 @@ def scrape(collector):
     return parsed(generate_latest(registry).decode())
 
 
+def test_a_record_that_is_no_text_keeps_no_metric_from_being_told(site, key, private_server):
+    store = open_store(private_server().url, "spoilt")
+    owner = new_owner("bad\udcff[id]")
+    store.acquire(AcquireRequest("k", owner, 60.0))
+    collector = StoreCollector(site.app, every=0.0)
+    collector._admin = SimpleNamespace(store=store)
+
+    assert scrape(collector)["distlock_held", "bad\\udcff", None] == 1
+
+
 def test_a_reading_that_takes_long_is_no_outage(site, gated, key, monkeypatch):
     collector, gate = gated
     monkeypatch.setattr(prometheus, "PATIENCE", 0.01)
