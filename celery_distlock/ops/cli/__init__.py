@@ -98,7 +98,8 @@ def locks(ctx: click.Context, url: str | None, prefix: str | None, **_preload: A
     The exit status is 0 when all is done, and of doctor when all is fine; 1 when there is nothing
     like that (the key is free, nobody waits, the task is not parked, there is no limit) or you said
     no, and of doctor when there are doubts; 2 when the command is wrong, or the store cannot be
-    reached or does not do this, and of doctor when there can be no locks.
+    reached or does not do this, of web and exporter when a package is missing or they cannot listen
+    where they are told, and of doctor when there can be no locks.
     """
     from celery_distlock.runtime.app import Runtime
 

@@ -12,8 +12,11 @@ import click
 from celery_distlock.errors import StoreError
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.settings import closest
+from celery_distlock.stores import Ability
 
+from . import CommandError
 from .ranges import DAY, PORT, Seconds
+from .single import admin_of
 
 __all__ = ["exporter", "only_metrics"]
 
@@ -44,10 +47,11 @@ def exporter(ctx: click.Context, host: str, port: int, every: float) -> None:
 
         from celery_distlock.ops.prometheus import StoreCollector, described
     except ImportError as error:
-        raise click.ClickException(
+        raise CommandError(
             "it needs prometheus-client: pip install 'celery-distlock[metrics]'"
         ) from error
     app: Any = ctx.obj.app
+    admin_of(ctx.obj, Ability.LIST)
     Runtime.of(app).import_tasks()  # their counters begin with 0
     registry = CollectorRegistry()
     registry.register(StoreCollector(app, every=every))
@@ -56,8 +60,8 @@ def exporter(ctx: click.Context, host: str, port: int, every: float) -> None:
         signal.signal(signum, lambda *_: stopped.set())
     try:
         server, thread = start_http_server(port, host, registry)
-    except OSError as error:
-        raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    except (OSError, UnicodeError) as error:
+        raise CommandError(f"cannot listen on {host}:{port}: {error}") from error
     server.set_app(only_metrics(make_wsgi_app(registry), [each.name for each in described()]))
     store = Runtime.of(app).store
     where = store.address

@@ -11,8 +11,10 @@ from typing import Any
 
 import click
 
-from celery_distlock.errors import ConfigurationError
+from celery_distlock.ops.cli import CommandError
 from celery_distlock.ops.cli.ranges import DAY, PORT, Seconds
+from celery_distlock.ops.cli.single import admin_of
+from celery_distlock.stores import Ability
 
 __all__ = ["web"]
 
@@ -92,10 +94,11 @@ def web(
         read_only=read_only,
         interval=interval,
     )
+    admin_of(obj, Ability.LIST)
     try:
         page = server.Page(obj.app, options)
-    except (ConfigurationError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+    except (OSError, UnicodeError) as error:
+        raise CommandError(f"cannot listen on {host}:{port}: {error}") from error
     with page, _logged():
         click.echo(f"The locks are shown at {page.url} until Ctrl-C.")
         if token == "auto":  # noqa: S105
@@ -111,7 +114,7 @@ def _server() -> Any:
         missing = str(error.name).partition(".")[0]
         if missing not in _NEEDED:
             raise
-        raise click.ClickException(
+        raise CommandError(
             f"the page needs {missing}: pip install 'celery-distlock[web]'"
         ) from error
     return server

@@ -8,9 +8,7 @@ from typing import Self
 import uvicorn
 from celery import Celery
 
-from celery_distlock.errors import ConfigurationError
 from celery_distlock.ops.admin import Admin
-from celery_distlock.stores import Ability
 
 from .guard import RequestGuard, Sessions
 from .snapshots import SnapshotCache
@@ -48,15 +46,13 @@ class Page:
     The page of one app, listening from the start.
 
     Raises:
-        ConfigurationError: The app has no store, or one that cannot list its keys.
+        ConfigurationError: The app has no store.
         OSError: The address cannot be listened on.
+        UnicodeError: It is none.
     """
 
     def __init__(self, app: Celery, options: Options) -> None:
         admin = Admin(app)
-        if Ability.LIST not in admin.store.abilities:
-            where = admin.store.address
-            raise ConfigurationError(f"{where} cannot {Ability.LIST.value}: nothing could be shown")
         self._options = options
         self._socket = _listen(options.host, options.port)
         self.port: int = self._socket.getsockname()[1]

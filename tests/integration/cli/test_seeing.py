@@ -288,8 +288,9 @@ def test_a_wrong_url_is_one_line(locks, url):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_store_of_one_process_cannot_be_seen(locks):
-    done = locks("--url", "memory://", "list")
+@pytest.mark.parametrize("words", ["list", "top", "web --port 0", "exporter --port 0"])
+def test_a_store_of_one_process_cannot_be_seen(locks, words):
+    done = locks("--url", "memory://", *words.split())
 
     assert done.returncode == 2
     assert "within one process" in done.stderr

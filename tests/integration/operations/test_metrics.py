@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,6 +25,7 @@ from prometheus_client.registry import Collector
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import slot_name
 from celery_distlock.ops import prometheus
+from celery_distlock.ops.cli import locks
 from celery_distlock.ops.cli.exporter import only_metrics
 from celery_distlock.ops.prometheus import StoreCollector, described
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, open_store
@@ -376,6 +380,17 @@ def test_the_exporter_serves_until_it_is_stopped(site, key):
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+@pytest.mark.parametrize("where", [("--port",), ("--host", "nowhere.invalid", "--port", "0")])
+def test_where_the_exporter_cannot_listen_is_said(site, where):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = [str(taken.getsockname()[1])] if where == ("--port",) else []
+        obj = CLIContext(app=site.app, no_color=True, workdir=None)
+        done = CliRunner().invoke(locks, ["exporter", *where, *port], obj=obj)
+
+    assert done.exit_code == 2
+    assert "cannot listen on" in done.output
 
 
 def test_the_dashboard_asks_for_metrics_that_there_are(site):

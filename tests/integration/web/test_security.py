@@ -11,9 +11,11 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from celery.bin.base import CLIContext
 from click.testing import CliRunner
 from starlette.responses import JSONResponse
 
+from celery_distlock.ops.cli import locks
 from celery_distlock.ops.web import guard
 from celery_distlock.ops.web.command import web
 from celery_distlock.ops.web.views import FILES
@@ -342,17 +344,26 @@ def test_a_port_that_is_taken_is_said(locked):
         port = str(taken.getsockname()[1])
         done = CliRunner().invoke(web, ["--port", port], obj=SimpleNamespace(app=locked.app))
 
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "in use" in done.output
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "a..b"])
+def test_a_host_that_there_is_not_is_said(locked, host):
+    args = ["--port", "0", "--host", host, "--token", "x" * 16]
+    done = CliRunner().invoke(web, args, obj=SimpleNamespace(app=locked.app))
+
+    assert done.exit_code == 2
+    assert f"cannot listen on {host}:0" in done.output
 
 
 def test_a_store_that_cannot_list_is_said(load_app, monkeypatch):
     monkeypatch.setattr(RedisStore, "abilities", RedisStore.abilities - {Ability.LIST})
-    app = load_app("tests.apps.basic").app
+    obj = CLIContext(app=load_app("tests.apps.basic").app, no_color=True, workdir=None)
 
-    done = CliRunner().invoke(web, ["--port", "0"], obj=SimpleNamespace(app=app))
+    done = CliRunner().invoke(locks, ["web", "--port", "0"], obj=obj)
 
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "cannot list its keys" in done.output
 
 
@@ -368,7 +379,7 @@ def test_what_is_not_installed_is_said(celery_env, missing):
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
 
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"needs {missing}: pip install 'celery-distlock[web]'" in done.stderr
 
 
