@@ -173,7 +173,7 @@ def _installed(scheme: str, url: str) -> Callable[..., Store]:
     others = entry_points(group=_OTHERS)
     if scheme not in others.names:
         raise ConfigurationError(
-            f"no lock store for {redact(url)!r}, scheme {scheme!r}:"
+            f"no lock store for {redact(url)!r}, scheme {redact(scheme)!r}:"
             f" {closest(scheme, [*_SCHEMES, *others.names])}"
         )
     try:

@@ -7,6 +7,19 @@ __all__ = ["UrlParts", "normalize", "redact", "split_url"]
 
 _URL = re.compile(r"(?:([^:/?#]*):)?(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#(.*))?", re.DOTALL)
 
+_OPTION = re.compile(r"([?&;])([^=&;?]*)=[^&;]*")
+_WORD = re.compile(r"([?&])[^=&;]+(?=[&;]|$)")
+_PLACE = re.compile(r"(?!:)[\w.-]*(:\d+)?(,[\w.-]+(:\d+)?)*(/[\w/.-]*)?(\?|$)")
+# Options whose values anybody may see. Others may be a password whose name is misspelt.
+_HARMLESS = frozenset(
+    {
+        *("client_name", "db", "master_name", "replicas", "scripts", "sentinel_username"),
+        *("service", "session", "socket_keepalive", "socket_read_size", "username"),
+        *("virtual_host", "ssl_ca_certs", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile"),
+        *("ssl_check_hostname", "ssl_ciphers", "ssl_keyfile", "ssl_min_version"),
+    }
+)
+
 
 class UrlParts(NamedTuple):
     """The parts of a URL, as they stand there."""
@@ -37,9 +50,19 @@ def split_url(url: str) -> UrlParts:
 
 
 def redact(url: str) -> str:
-    """Return *url* without its passwords."""
+    """Return *url* without its passwords, and without what may be one."""
     scheme, slashes, rest = url.partition("://")
-    rest = re.sub(r"((?:password|secret|token)=)[^&;]*", r"\1***", rest, flags=re.IGNORECASE)
-    userinfo, at, address = rest.rpartition("@")
+    if not slashes:
+        scheme, rest = "", url
+    shown = _OPTION.sub(_masked, rest)
+    userinfo, at, address = shown.rpartition("@")
+    if shown.count("@") < rest.count("@") and not _PLACE.match(address):
+        return f"{scheme}{slashes}***"  # a password with special characters looks like options
     user = f"{userinfo.partition(':')[0]}:***@" if at else ""
+    address = _WORD.sub(r"\1***", address)
     return f"{scheme}{slashes}{user}{address}"
+
+
+def _masked(option: re.Match[str]) -> str:
+    before, name = option.groups()
+    return option[0] if name.lower() in _HARMLESS else f"{before}{name}=***"

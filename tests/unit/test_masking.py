@@ -25,6 +25,7 @@ URLS = [
     "redlock://:hunter2@h,i,j/0",
     "redlocks://:hunter2@h,i,j/0?ssl_password=hunter2",
     "zookeeper://user:hunter2@h:1,i:1/chroot",
+    "redis://h:6379/0?pasword=hunter2",
     "theirs://user:hunter2@h/?PASSWORD=hunter2&client_secret=hunter2&token=hunter2",
 ]
 
@@ -42,6 +43,13 @@ def test_no_password_of_the_lock_store_is_shown(url, namespace):
     assert "hunter2" not in report
     assert table[name].startswith(url.partition("//")[0])
     assert app.conf.distlock_url == url
+
+
+def test_a_url_without_a_scheme_is_shown_without_its_password():
+    app = Celery("masking", broker="memory://", set_as_current=False)
+    app.conf.distlock_url = "user:hunter2@h:6379/0"
+
+    assert app.conf.table()["distlock_url"] == "user:***@h:6379/0"
 
 
 def test_what_is_no_url_is_not_shown():

@@ -134,6 +134,15 @@ def test_a_malformed_url_is_refused_when_it_is_opened(new_prefix, url):
         "redis://localhost:port/0?password=hunter2",
         "redis://:1234?hunter2@localhost",
         "redis://:1234/hunter2@localhost",
+        "redis://localhost/0?pasword=hunter2",
+        "redis://localhost/0?hunter2",
+        "redis://:hunter2&a=b@localhost:port",
+        "redis://:1@hunter2&a=b@localhost:port",
+        "redis://user:hunter2?a=b@localhost",
+        "user:hunter2@localhost:6379/0",
+        "memory://?pasword=hunter2",
+        "zookeeper://localhost/?pasword=hunter2",
+        "zookeeper://user:1234#hunter2@localhost",
     ],
 )
 def test_a_password_in_a_refused_url_is_not_shown(new_prefix, url):
@@ -155,6 +164,11 @@ def test_a_password_in_a_refused_url_is_not_shown(new_prefix, url):
         ("redis+socket://:secret@/run/r.sock", "redis+socket://:***@/run/r.sock"),
         ("memory://", "memory://"),
         ("redis://h/0?password=se@cret&db=1", "redis://h/0?password=***&db=1"),
+        ("redis://h:1/0?pasword=secret&db=1", "redis://h:1/0?pasword=***&db=1"),
+        ("redis://h/0?secret&db=1", "redis://h/0?***&db=1"),
+        ("sentinel://h/0?service=m&replicas=1", "sentinel://h/0?service=m&replicas=1"),
+        ("user:secret@h:1/0", "user:***@h:1/0"),
+        ("localhost:6379/0", "localhost:6379/0"),
     ],
 )
 def test_redact_keeps_all_but_the_password(url, shown):

@@ -198,8 +198,9 @@ def _options(query: str, user: str, others: Mapping[str, str]) -> dict[str, str]
     for name, value in pairs:
         if not name.isidentifier():  # not shown: it may be of a password
             raise ConfigurationError("special characters in user and password are written as %40")
-        if not value:
-            raise ConfigurationError(f"the option {name!r} has no value")
+        if not value:  # what has no name that is known may be a password
+            named = f"the option {name!r}" if name in OPTIONS else "an option"
+            raise ConfigurationError(f"{named} has no value")
         if names.count(name) > 1:
             raise ConfigurationError(f"it says {name!r} twice")
     return dict(pairs)

@@ -71,9 +71,10 @@ def _parsed(url: str, others: Mapping[str, str]) -> Ensemble:
     if len(options) < len(pairs):
         raise ValueError("it names an option twice")
     session = options.pop("session", str(SESSION))
-    if options or parts.fragment:
-        unknown = ", ".join(map(repr, options)) or f"#{parts.fragment}"
-        raise ValueError(f"there is no option {unknown}")
+    if parts.fragment:  # not shown: it may be of a password
+        raise ValueError("a # is written %23, else what follows it is ignored")
+    if options:
+        raise ValueError(f"there is no option {', '.join(map(repr, options))}")
     try:
         seconds = float(session)
     except ValueError:
