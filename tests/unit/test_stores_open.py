@@ -175,6 +175,21 @@ def test_redact_keeps_all_but_the_password(url, shown):
     assert redact(url) == shown
 
 
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        ("redis://h/0?replica=1", "replicas"),
+        ("redis+cluster://h/0?script=off", "scripts"),
+        ("sentinel://h/0?service=m&sentinel_pasword=x", "sentinel_password"),
+        ("sentinel://h/0?service=m&servise=m", "service"),
+        ("redlock://h,i,j/0?pasword=x", "password"),
+    ],
+)
+def test_a_misspelt_option_is_told_what_is_meant(new_prefix, url, meant):
+    with pytest.raises(ConfigurationError, match=f"did you mean '{meant}'"):
+        open_store(url, new_prefix)
+
+
 @pytest.mark.parametrize("flag", ["CERT_NONE", "none", "CERT_REQUIRED", "required"])
 def test_the_certificate_flags_of_celerys_urls_are_understood(new_prefix, flag):
     # Celery documents them in capitals; the broker's URL is the default for ours.

@@ -276,7 +276,7 @@ def _settings(connection_class: type[Any], address: Address, place: dict[str, An
     user = {"username": name, "password": password}
     settings = place | {option: value for option, value in user.items() if value}
     for option, value in address.options.items():
-        _check_option(option, tls=address.tls)
+        _check_option(option, address)
         settings[option] = _CONVERTERS.get(option, str)(value)
     if "ssl_cert_reqs" in settings:
         settings["ssl_cert_reqs"] = settings["ssl_cert_reqs"].removeprefix("CERT_").lower()
@@ -290,8 +290,8 @@ def _settings(connection_class: type[Any], address: Address, place: dict[str, An
     return NodeSettings(connection_class, settings)
 
 
-def _check_option(name: str, *, tls: bool) -> None:
-    allowed = _PASSED_ON | (_TLS_OPTIONS if tls else frozenset())
+def _check_option(name: str, address: Address) -> None:
+    allowed = _PASSED_ON | (_TLS_OPTIONS if address.tls else frozenset())
     if name in allowed:
         return
     if name in _SET_BY_US:
@@ -303,4 +303,8 @@ def _check_option(name: str, *, tls: bool) -> None:
         raise ConfigurationError(f"the option {name!r} is for TLS, as in rediss://")
     if name in OPTIONS:
         raise ConfigurationError(f"the option {name!r} is for other lock stores")
+    if address.scheme != "redlock":
+        allowed |= _OUR_OPTIONS
+    if address.scheme == "sentinel":
+        allowed |= _SENTINELS_OPTIONS
     raise ConfigurationError(f"there is no option {name!r}; {closest(name, allowed)}")
