@@ -630,8 +630,9 @@ class Lease:
         """
         Let nobody enter for *seconds* from now, whether this task or block has ended or not.
 
-        Who has the key goes on; of one that several may hold, all of it rests. In a store that does
-        not count units the rest begins when the key is given up, and not if its process dies.
+        Who has the key goes on; of one that several may hold, all of it rests, also if this process
+        dies meanwhile. In a store that does not count units the rest begins when the key is given
+        up, and not if its process dies.
 
         Raises:
             ValueError: *seconds* is not a positive number, or more than 30 days.

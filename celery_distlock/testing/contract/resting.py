@@ -163,6 +163,59 @@ class Resting(Given):
         assert 20.0 < store.inspect("k").rest <= 25.1
 
     @weighs
+    def test_a_key_rests_as_long_as_was_said_though_it_was_had_alone_meanwhile(
+        self, store: CapacityStore, pass_time: Callable[[float], None]
+    ) -> None:
+        for name, rests_when in (("before", "shared"), ("between", "alone")):
+            take(store, name, "a", 1.0, want=SHARED)
+            if rests_when == "shared":
+                store.rest(name, "a", 20.0)
+            store.upgrade(name, "a", 1.0)
+            if rests_when == "alone":
+                store.rest(name, "a", 20.0)
+            store.downgrade(name, "a", 1.0)
+            leave(store, name, "a")
+        pass_time(1.5)
+
+        for name in ("before", "between"):
+            assert ask(store, name, "b", want=SHARED).status is BUSY
+            assert store.inspect(name).rest > 10.0
+
+    @weighs
+    def test_a_key_rests_though_the_lease_of_who_let_it_rest_ends(
+        self, store: CapacityStore, pass_time: Callable[[float], None]
+    ) -> None:
+        wants = {"shared": SHARED, "alone": Want(), "upgraded": SHARED}
+        for name, want in wants.items():
+            take(store, name, "a", 1.0, want=want)
+            store.rest(name, "a", 20.0)
+        store.upgrade("upgraded", "a", 1.0)
+        pass_time(1.5)
+
+        for name in wants:
+            for other in (SHARED, Want()):
+                assert ask(store, name, "b", want=other).status is BUSY
+            assert store.inspect(name).rest > 10.0
+        pass_time(20.0)
+        for name in wants:
+            take(store, name, "b")
+
+    @weighs
+    @recognises
+    def test_a_key_rests_though_a_second_attempt_has_had_it_meanwhile(
+        self, store: CapacityStore, pass_time: Callable[[float], None]
+    ) -> None:
+        for name in ("comes", "stays away"):
+            take(store, name, "a", 30.0, run="run:0:0:0")
+            store.rest(name, "a", 20.0)
+            leave(store, name, "a", run="run:0:0:0", keep_for=("run:1:0:0", 1.0))
+        take(store, "comes", "b", 1.0, run="run:1:0:0")
+        pass_time(1.5)
+
+        for name in ("comes", "stays away"):
+            assert ask(store, name, "c").status is BUSY
+
+    @weighs
     def test_only_who_has_it_lets_it_rest(self, store: CapacityStore) -> None:
         assert not store.rest("k", "a", 20.0)
         enter(store, "k", "b")

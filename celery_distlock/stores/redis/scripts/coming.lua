@@ -5,10 +5,10 @@
 -- Returns the token of a key that is kept for a run, or was handed to an owner; nothing if it is not.
 -- Who waits in the queue for it as `waiter` (empty: nobody) waits no more.
 local function come_for_it(owner, run, lease_ms, waiter)
-    local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run', 'rated')
+    local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run', 'rated', 'rest')
     local holder, token, for_run = held[1], held[2], held[3]
-    if held[4] then
-        return nil -- its start is to be counted
+    if held[4] or held[5] then
+        return nil -- its start is to be counted, or the record is to live until the key has rested
     elseif holder == owner and for_run == run then
         lengthen(lease_ms)
         redis.call('HDEL', LOCK, 'due')

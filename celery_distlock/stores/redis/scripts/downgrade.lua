@@ -29,6 +29,7 @@ if held[1] == owner then
     end
     if held[5] then
         redis.call('HSET', LOCK, 'rest', held[5])
+        outlive_rest(now)
     end
     if held[8] then
         redis.call('HSET', LOCK, 'start:' .. owner, held[8])

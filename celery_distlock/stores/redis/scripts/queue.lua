@@ -402,6 +402,7 @@ local function claim(now, owner, run, keep, lease_ms, terms)
         redis.call('PEXPIRE', LOCK, lease_ms) -- first: a full server refuses what begins with HSET
         redis.call('HSET', LOCK, 'owner', owner)
         redis.call('HDEL', LOCK, 'due', 'from:' .. run)
+        outlive_rest(now)
     end
     if not begin_start(own, owner, now) then
         start(owner, terms, now, now)

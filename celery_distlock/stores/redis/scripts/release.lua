@@ -118,9 +118,8 @@ if keep_ms ~= '0' then
     if limit_at(now).rates then
         redis.pcall('HSET', LOCK, 'rated', 1)
     end
-    local rest = tonumber(redis.call('HGET', LOCK, 'rest') or 0) or 0
-    local rest_ms = rests and rest - now / 1000 or 0
-    redis.call('PEXPIRE', LOCK, math.max(math.ceil(rest_ms), tonumber(keep_ms)))
+    redis.call('PEXPIRE', LOCK, keep_ms)
+    outlive_rest(now)
     if rests then
         look_ahead(now)
     end

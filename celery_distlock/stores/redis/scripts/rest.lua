@@ -14,7 +14,5 @@ end
 local ends = math.max(tonumber(rest or 0) or 0, math.ceil(now / 1000) + tonumber(for_ms))
 begin_to_write()
 redis.call('HSET', LOCK, 'rest', integer(ends))
-if holder == SHARED then
-    outlive(ends, now)
-end
+outlive(ends, now) -- also of one who has it alone: nobody enters when his lease ends before
 return 1

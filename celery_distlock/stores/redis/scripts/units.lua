@@ -73,6 +73,14 @@ local function outlive(ends, now)
     end
 end
 
+-- Lets the record live until the key has rested, however soon the lease of who has it ends.
+local function outlive_rest(now)
+    local rest = tonumber(redis.call('HGET', LOCK, 'rest') or 0) or 0
+    if rest > now / 1000 then
+        outlive(rest, now)
+    end
+end
+
 local function marked(slots, slot, mark)
     if slot < 0 then
         return slots
@@ -102,6 +110,8 @@ local function end_phase(now)
     local holders, rest = unpack(redis.call('HMGET', LOCK, 'holders', 'rest'))
     if holders == '0' and (tonumber(rest or 0) or 0) <= now / 1000 then
         redis.call('DEL', LOCK)
+    elseif holders == '0' then
+        outlive_rest(now)
     end
 end
 
@@ -302,6 +312,7 @@ local function convert(now, owner, lease_ms)
     end
     if rest then
         redis.call('HSET', LOCK, 'rest', rest)
+        outlive_rest(now)
     end
     if started then
         redis.call('HSET', LOCK, 'start:' .. owner, started)
