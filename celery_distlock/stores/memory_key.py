@@ -42,6 +42,7 @@ __all__ = [
     "Share",
     "Standing",
     "microseconds",
+    "needed",
     "since_of",
 ]
 
@@ -69,6 +70,11 @@ def _next_token() -> int:
 def microseconds() -> int:
     """Return the time that arrivals are told by."""
     return round(clock.monotonic() * 1e6)
+
+
+def needed(want: Want) -> int:
+    """Return how many units are taken, whatever an operator allows: his limit may end before."""
+    return max(1, want.units if want.capacity == 0 else min(want.units, want.capacity))
 
 
 def since_of(arrival: int, epoch: float) -> float:
@@ -252,11 +258,10 @@ class MemoryKey:
 
     # Admission
 
-    def needed(self, want: Want) -> tuple[int, int]:
-        """Return how many units *want* takes, and of how many (0: any number)."""
+    def _allowed(self, want: Want) -> int:
+        """Return of how many units *want* takes some; 0: of any number."""
         limit = None if self.limit is None else self.limit.capacity
-        of = want.capacity if limit is None else limit
-        return (want.units if of == 0 else max(1, min(want.units, of))), of
+        return want.capacity if limit is None else limit
 
     def admits(self, want: Want) -> bool:
         """Whether so much may be taken now, if it is one's turn."""
@@ -287,8 +292,8 @@ class MemoryKey:
             return True
         if want.alone or self.is_alone or self.upgrading:
             return False
-        need, of = self.needed(want)
-        return of == 0 or self.used + need <= of
+        of = self._allowed(want)
+        return of == 0 or self.used + needed(want) <= of
 
     def take(self, owner: str, run: str, want: Want, lease: float, *, came: int = 0) -> Share:
         """Grant so much; who asks has seen that it may be."""
@@ -300,7 +305,7 @@ class MemoryKey:
         if want.alone or not self.shares:
             self.token = _next_token()
         now, since = clock.monotonic(), clock.wall()
-        units, of = (0, 1) if want.alone else self.needed(want)
+        units, of = (0, 1) if want.alone else (needed(want), self._allowed(want))
         slot = -1
         if not want.alone and units == 1 and 1 < of <= MOST_SLOTS:
             taken = {share.slot for share in self.shares.values()}

@@ -26,6 +26,7 @@ from .actions import (
     runs_of,
     swept,
     take,
+    take_all_or_skip,
     wait_for,
     wait_until,
     waits,
@@ -64,8 +65,60 @@ class Limits(Given):
 
         take(store, "k", "a", want=Want(4, 8))
 
-        assert store.inspect("k").used == 2
         assert ask(store, "k", "b", want=Want(1, 8)).status is BUSY
+        leave(store, "k", "a")
+        take(store, "k", "b", want=Want(1, 8))
+        assert ask(store, "k", "a", want=Want(4, 8)).status is BUSY
+
+    @weighs
+    def test_what_is_in_use_is_what_was_asked_for_and_still_is_without_the_limit(
+        self, store: CapacityStore
+    ) -> None:
+        for name, capacity in (("lower", 2), ("one", 1), ("higher", 30)):
+            store.set_limit(name, Limit(capacity))
+            take(store, name, "a", want=Want(8, 24))
+            assert store.inspect(name).used == 8
+            store.set_limit(name, None)
+
+            take(store, name, "b", want=Want(16, 24))
+            assert ask(store, name, "c", want=Want(1, 24)).status is BUSY
+
+    @weighs
+    def test_it_still_is_when_one_was_alone_meanwhile(self, store: CapacityStore) -> None:
+        store.set_limit("k", Limit(2))
+        take(store, "k", "a", want=Want(8, 24))
+        store.upgrade("k", "a", 30.0)
+        store.downgrade("k", "a", 30.0)
+
+        store.set_limit("k", None)
+
+        assert ask(store, "k", "b", want=Want(17, 24)).status is BUSY
+        take(store, "k", "b", want=Want(16, 24))
+
+    @weighs
+    @parks
+    def test_what_is_kept_under_a_limit_for_one_who_comes_is_his_without_it(
+        self, store: ParkingStore
+    ) -> None:
+        limits = CapacityStore.of(store)
+        limits.set_limit("k", Limit(2))
+        take(store, "k", "a", want=Want(1, 24))
+        park(store, "k", "run", want=Want(8, 24))
+        assert runs_of(leave(store, "k", "a")) == ["run"]
+        limits.set_limit("k", None)
+
+        take(store, "k", "b", run="run", want=Want(8, 24))
+
+        assert store.inspect("k").used == 8
+        take(store, "k", "c", want=Want(16, 24))
+        assert ask(store, "k", "d", want=Want(1, 24)).status is BUSY
+
+    @weighs
+    def test_of_several_keys_each_is_used_as_it_was_asked_for(self, store: CapacityStore) -> None:
+        store.set_limit("k", Limit(2))
+        take_all_or_skip(store, "kl", "aa", wants=[Want(8, 24)] * 2)
+
+        assert store.inspect("k").used == store.inspect("l").used == 8
 
     @weighs
     def test_nobody_is_thrown_out_by_a_lower_limit(self, store: CapacityStore) -> None:

@@ -133,7 +133,7 @@ local function is_wanted(share)
         return true
     end
     local used = tonumber(redis.call('HGET', LOCK, 'used') or 0)
-    return (capacity == 0 or used <= capacity) and needed(units, capacity, now) <= share.units
+    return (capacity == 0 or used <= capacity) and needed(units, capacity) <= share.units
 end
 
 local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run', 'due')

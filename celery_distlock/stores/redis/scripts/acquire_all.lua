@@ -54,7 +54,7 @@ local function is_out_of_reach(want)
     if claims then
         local share = share_of('parked:' .. run)
         local alone = redis.call('HGET', LOCK, 'owner') == 'parked:' .. run
-        local enough = share and capacity ~= 1 and needed(units, capacity, now) <= share.units
+        local enough = share and capacity ~= 1 and needed(units, capacity) <= share.units
         local may_start = starts_in(terms, now) == 0 or keeps_start_for(run)
         return run == '' or second or not (may_start and (enough or (alone and capacity == 1)))
     end

@@ -154,10 +154,9 @@ local function prune(now)
     end
 end
 
--- How many units are taken, and of how many (0: any number).
-local function needed(units, capacity, now)
-    local of = limit_at(now).capacity or capacity
-    return math.max(1, of == 0 and units or math.min(units, of)), of
+-- How many units are taken, whatever an operator allows: his limit may end before the lease.
+local function needed(units, capacity)
+    return math.max(1, capacity == 0 and units or math.min(units, capacity))
 end
 
 -- Whether so much of it is free.
@@ -173,11 +172,11 @@ local function fits(units, capacity, now, known)
     if owner ~= SHARED or up or (tonumber(rest or 0) or 0) > now / 1000 then
         return false
     end
-    if capacity == 1 then
+    if capacity == 1 or holders == '0' then
         return holders == '0'
     end
-    local need, of = needed(units, capacity, now)
-    return of == 0 or tonumber(used or 0) + need <= of
+    local of = limit_at(now).capacity or capacity
+    return of == 0 or tonumber(used or 0) + needed(units, capacity) <= of
 end
 
 -- Whether so much may be taken now, if it is one's turn.
@@ -190,7 +189,7 @@ local COUNTED = { 'owner', 'used', 'holders', 'rest', 'up', 'token', 'next', 'sl
 -- Lets an owner in beside others. Returns the token and the slot, or nothing and the refusal. What
 -- is `known` are the fields COUNTED.
 local function admit(now, owner, run, lease_ms, units, capacity, due, known)
-    local need, of = needed(units, capacity, now)
+    local need, of = needed(units, capacity), limit_at(now).capacity or capacity
     local holder, used, holders, _, _, token, next_ms, slots, since =
         unpack(known or redis.call('HMGET', LOCK, unpack(COUNTED)))
     local begins = {}
