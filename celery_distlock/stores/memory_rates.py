@@ -81,7 +81,7 @@ class StartLog:
 
     def _opens_for(self, rate: Rate, cost: int, now: int) -> float:
         series = self._series(rate, now)
-        spaced = series.next_by(rate.limit, now) - (rate.burst - 1) * series.per / rate.limit - now
+        spaced = series.next - (rate.burst - 1) * series.per / series.limit - now
         reserved = sum(want.cost for want in self.reserved.values())
         over, at = series.count + reserved + cost - rate.limit, now
         for last, count in series.parts:

@@ -156,6 +156,22 @@ class Rates(Given):
         assert count(store, "k", so_often(7, PER / 2)) == 7
 
     @rates
+    def test_by_a_limit_that_is_lowered_one_waits_no_longer_than_it_says(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        assert count(store, "k", so_often(20)) == 20
+        pass_time(100.0)
+
+        slower, slow = (ask(store, "k", "b", want=so_often(limit)) for limit in (1, 10))
+        bursts = ask(store, "k", "b", want=so_often(10, burst=4))
+
+        for reply in (slower, slow, bursts):
+            assert reply.status is BUSY
+            assert 400.0 < reply.due <= 500.0
+        pass_time(500.0)
+        assert count(store, "k", so_often(1)) == 1
+
+    @rates
     def test_what_has_come_to_nothing_does_not_count(self, store: Store) -> None:
         for want in (so_often(2), so_often(2)._replace(capacity=1)):
             key = want.written()

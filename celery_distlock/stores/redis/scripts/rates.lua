@@ -151,7 +151,8 @@ end
 -- In how many µs a start is not too many for one rate; 0: now.
 local function opens_for(rate, cost, now)
     local series = series_of(rate, now)
-    local spaced = next_by(rate, series, now) - (rate.burst - 1) * rate.per / rate.limit - now
+    -- When next_by() is no further than a burst from then: by which factor it stretches, cancels out.
+    local spaced = series.next - (rate.burst - 1) * rate.per / series.limit - now
     local over, at = series.count + log.reserved + cost - rate.limit, now
     for _, part in ipairs(series.parts) do
         if over <= 0 then
