@@ -123,7 +123,7 @@ class DeliveryStep(bootsteps.StartStopStep):
         with self._first():
             strategy(message, None, ack, reject, consumer.on_task_message)
         if self._registration is not None:
-            self._registration.add(wake, message.headers["id"])
+            self._registration.add(wake, message)
 
 
 class _AckWorker:

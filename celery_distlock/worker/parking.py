@@ -157,13 +157,15 @@ class Parking:
                 again = functools.partial(self.start_woken, wants, message, go_on, (*passed, name))
                 self._until_started.put(name, busy, again)
                 return
-        in_flight.followers.discard(identity)
-        with in_flight.entering(wants, identity):
-            if passed:
-                with self._first():
-                    self._go_on(message, go_on)
-            else:
-                go_on()
+        try:
+            with in_flight.entering(wants, identity):
+                if passed:
+                    with self._first():
+                        self._go_on(message, go_on)
+                else:
+                    go_on()
+        finally:  # not before Celery has made a request of it: it waits all the time
+            in_flight.followers.discard(identity)
 
     # New messages
 

@@ -5,26 +5,27 @@ Once a second a thread tells the store
 
 - which broker queues the worker consumes, so that woken tasks of these queues come to its delivery
   channel, and how many slots are free;
-- which woken tasks wait for a slot here: nobody else sends those, unless this worker dies.
+- which woken tasks wait here, for a slot or because Celery's rate limit or an ETA delays them:
+  nobody else sends those, unless this worker dies.
 
-Where another worker has a free slot, a task that waits here is given to that as well. Whoever
-starts it second finds that it has ended.
+Where another worker has a free slot, a task that waits for one here is given to that as well.
+Whoever starts it second finds that it has ended.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery.worker import state
 
 from celery_distlock.errors import StoreError
 from celery_distlock.runtime.relay import by_room
 from celery_distlock.stores import ParkingStore
-from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.values import PeerChannel, WokenTask
 
 from .in_flight import in_flight
+from .request import LockedRequest, pushed_requests
 
 __all__ = ["Registration"]
 
@@ -33,6 +34,32 @@ logger = logging.getLogger(__name__)
 INTERVAL = 1.0  # seconds between registrations
 VALID_FOR = 4.0  # seconds of a registration; a push to a closed channel costs little
 KEPT_FOR = 2.5  # seconds for which a task is left to a worker that is not heard of
+
+
+class _Taken(NamedTuple):
+    """A woken task, and the message that Celery was given."""
+
+    wake: WokenTask
+    message: Any
+
+    @property
+    def request(self) -> LockedRequest | None:
+        """What Celery has made of the message; None: nothing yet, or it has dropped that."""
+        return pushed_requests.get(self.message.delivery_tag)
+
+    @property
+    def waits(self) -> bool:
+        """Whether its task is still to begin here."""
+        request = self.request
+        if request is None:
+            return self.message.headers["id"] in in_flight.followers
+        return request.waits
+
+    @property
+    def waits_for_a_slot(self) -> bool:
+        """Whether it would begin at once if the pool had room."""
+        request = self.request
+        return request is not None and request.waits and request in state.reserved_requests
 
 
 class Registration:
@@ -52,15 +79,15 @@ class Registration:
         self._store = store
         self._address = address
         self.queues: set[str] = set()
-        self._waiting: dict[tuple[str, str], tuple[WokenTask, str]] = {}  # runs, their tasks' ids
+        self._waiting: dict[tuple[str, str], _Taken] = {}
         self._stopped = threading.Event()
         self._failing = False
         self._thread = threading.Thread(target=self._run, name="distlock-registration", daemon=True)
         self._thread.start()
 
-    def add(self, wake: WokenTask, task_id: str) -> None:
-        """Keep *wake* for this worker until its task, which is in the pool, has begun."""
-        self._waiting[wake.name, wake.run] = wake, task_id
+    def add(self, wake: WokenTask, message: Any) -> None:
+        """Keep *wake* for this worker until the task of *message*, which Celery has, has begun."""
+        self._waiting[wake.name, wake.run] = _Taken(wake, message)
 
     def close(self) -> None:
         """Withdraw; does not wait for the store."""
@@ -102,7 +129,7 @@ class Registration:
     def _withdraw_all(self) -> None:
         self._withdraw(self.queues)
         # Celery has forgotten its tasks by now. The store knows which of them have begun.
-        self._store.keep_reserved([wake for wake, _ in self._waiting.values()], 0.0)
+        self._store.keep_reserved([each.wake for each in self._waiting.values()], 0.0)
 
     def _withdraw(self, queues: Iterable[str]) -> None:
         gone = sorted(queues)
@@ -112,23 +139,19 @@ class Registration:
 
     def _keep(self, peers: list[PeerChannel]) -> None:
         waiting = self._still_waiting()
-        self._store.keep_reserved(waiting, KEPT_FOR)
+        self._store.keep_reserved([each.wake for each in waiting], KEPT_FOR)
         room = [peer.address for peer in peers for _ in range(peer.free)] if waiting else []
-        # Not those that wait for earlier tasks of this worker.
-        followers = in_flight.followers
-        movable = [wake for wake in waiting if task_id_of(wake.run) not in followers]
+        # Not those that wait for earlier tasks of this worker, or that would wait there, too.
+        movable = [each.wake for each in waiting if each.waits_for_a_slot]
         for wake, address in zip(movable, room, strict=False):
             if self._store.push(wake, [address]):
                 self._waiting.pop((wake.name, wake.run), None)
 
-    def _still_waiting(self) -> list[WokenTask]:
-        for run, (_, task_id) in list(self._waiting.items()):
-            request = state.requests.get(task_id)
-            if request is None and task_id in in_flight.followers:
-                continue
-            if request is None or request in state.active_requests:
+    def _still_waiting(self) -> list[_Taken]:
+        for run, taken in list(self._waiting.items()):
+            if not taken.waits:
                 self._waiting.pop(run, None)
-        return [wake for wake, _ in list(self._waiting.values())]
+        return list(self._waiting.values())
 
     @property
     def _free(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 from celery.worker.request import Request
 
@@ -13,13 +14,18 @@ from celery_distlock.runtime.requeueing import Postponed
 from celery_distlock.stores.values import WokenTask
 from celery_distlock.telemetry import events
 
-__all__ = ["LockedRequest"]
+__all__ = ["LockedRequest", "pushed_requests"]
 
 # Content that kombu serializes again just as it was. Other bodies are kept as they came: YAML's
 # dumper refuses Celery's signatures, and a signed body would be signed in the worker's name.
 _SERIALIZED_AGAIN = frozenset(
     {"application/json", "application/x-python-serialize", "application/x-msgpack"}
 )
+
+
+# By delivery tag, those that the lock store has pushed and that Celery still has. Its own table
+# lacks those that wait for a rate limit, and is by task id, which second deliveries share.
+pushed_requests: "WeakValueDictionary[str, LockedRequest]" = WeakValueDictionary()
 
 
 class LockedRequest(Request):
@@ -45,6 +51,8 @@ class LockedRequest(Request):
         )
         events.set_source(options["app"], received.events)
         facts["properties"] = {**facts["properties"], HEADER: received.to_properties()}
+        if received.pushed:
+            pushed_requests[message.delivery_tag] = self
 
     def _destination(self, where: Mapping[str, Any]) -> str:
         """Return where it was sent, if this worker still takes what is sent there; else nothing."""
@@ -70,6 +78,11 @@ class LockedRequest(Request):
             self.acknowledged = True
         else:
             super().acknowledge()
+
+    @property
+    def waits(self) -> bool:
+        """Whether its task has neither begun nor been given up."""
+        return not (self.time_start or self.acknowledged)
 
     @property
     def arrival(self) -> int:

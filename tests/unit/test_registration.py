@@ -1,0 +1,143 @@
+"""Which pushed tasks a worker keeps for itself, and which it gives to others."""
+
+from __future__ import annotations
+
+import functools
+import json
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+from celery.worker import state
+
+from celery_distlock import LockedTask
+from celery_distlock.runtime.messages import to_message
+from celery_distlock.stores.values import PeerChannel, WokenTask
+from celery_distlock.worker.in_flight import in_flight
+from celery_distlock.worker.registration import Registration
+from celery_distlock.worker.request import LockedRequest
+from tests.unit.test_trust import envelope
+
+WAKE = WokenTask("sku", "i:0:0:0", b"")
+
+
+@pytest.fixture
+def app():
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.distlock_url = "memory://"
+
+    @app.task(base=LockedTask, name="reserve", lock_key="{sku}", shared=False)
+    def reserve(sku): ...
+
+    app.finalize()
+    yield app
+    app.close()
+
+
+class Store:
+    """Notes what is kept, and what is pushed to others."""
+
+    def __init__(self):
+        self.kept = []
+        self.pushed = []
+
+    def keep_reserved(self, wakes, seconds):
+        self.kept.append([wake.run for wake in wakes])
+
+    def push(self, wake, addresses):
+        self.pushed.append(wake.run)
+        return True
+
+
+@pytest.fixture
+def store():
+    return Store()
+
+
+@pytest.fixture
+def registration(store):
+    """One whose thread has ended: the test does its rounds."""
+    registration = Registration(SimpleNamespace(task_consumer=None), store, "desk")
+    registration.close()
+    registration._thread.join(30.0)
+    store.kept.clear()
+    return registration
+
+
+@pytest.fixture
+def message(app):
+    return to_message(app, json.loads(envelope()))
+
+
+@pytest.fixture
+def receive(app, message):
+    """Have Celery make a request of the message, and forget it at the end."""
+    request = functools.partial(LockedRequest, message, app=app, task=app.tasks["reserve"])
+    yield request
+    state.reset_state()
+
+
+def test_what_waits_for_a_rate_limit_is_kept(store, registration, message, receive):
+    bucket = [receive()]
+    registration.add(WAKE, message)
+
+    for _ in range(3):
+        registration._keep([])
+
+    assert store.kept == [[WAKE.run]] * 3
+    assert bucket
+
+
+def test_what_waits_for_a_rate_limit_is_given_to_nobody(store, registration, message, receive):
+    bucket = [receive()]
+    registration.add(WAKE, message)
+
+    registration._keep([PeerChannel("other", 4)])
+    assert store.pushed == []
+
+    state.task_reserved(*bucket)
+    registration._keep([PeerChannel("other", 4)])
+    assert store.pushed == [WAKE.run]
+
+
+def test_what_has_begun_is_kept_no_longer(store, registration, message, receive):
+    request = receive()
+    registration.add(WAKE, message)
+    request.on_accepted(1, 0.0)
+
+    registration._keep([])
+
+    assert store.kept == [[]]
+
+
+@pytest.mark.parametrize("end", ["acknowledge", "reject"])
+def test_what_was_given_up_is_kept_no_longer(store, registration, message, receive, end):
+    request = receive()
+    registration.add(WAKE, message)
+    getattr(request, end)()
+
+    registration._keep([])
+
+    assert store.kept == [[]]
+
+
+def test_what_celery_has_dropped_is_kept_no_longer(store, registration, message, receive):
+    bucket = [receive()]
+    registration.add(WAKE, message)
+    bucket.clear()
+
+    registration._keep([])
+
+    assert store.kept == [[]]
+
+
+def test_what_waits_for_earlier_tasks_is_kept(store, registration, message):
+    registration.add(WAKE, message)
+    in_flight.followers.add(message.headers["id"])
+
+    registration._keep([PeerChannel("other", 4)])
+    in_flight.followers.clear()
+    registration._keep([])
+
+    assert store.kept == [[WAKE.run], []]
+    assert store.pushed == []
