@@ -150,7 +150,7 @@ class Runtime:
         try:
             if self.relay.push(woken, self.trust.check(woken)):
                 return True
-            publish(self._app, woken.envelope)
+            publish(self._app, woken.envelope, returned=woken.returned)
             return False
         except MalformedError as error:
             raise UnsendableError(str(error)) from error

@@ -95,6 +95,7 @@ class LockHeader:
         outages: How often it was sent again since the store last answered.
         requeues: How often it was requeued because the task failed.
         postponed: How often the task has postponed itself.
+        returned: It had its key before, and came back without an end.
         since: When it first found its key taken, in seconds since the epoch; 0: it has not.
         sent: It has gone through the store as it was sent, and has not found its key taken since.
     """
@@ -109,6 +110,7 @@ class LockHeader:
     since: float = 0.0
     sent: bool = False
     postponed: int = 0
+    returned: bool = False
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> "LockHeader":
@@ -135,6 +137,7 @@ class LockHeader:
             since=_number(values.get("since")),
             sent=bool(values.get("sent")),
             postponed=postponed,
+            returned=bool(values.get("returned")),
         )
 
     @property
@@ -293,16 +296,17 @@ def when(delay: float) -> str:
     return at.isoformat()
 
 
-def to_message(app: Celery, message: Mapping[str, Any]) -> Message:
+def to_message(app: Celery, message: Mapping[str, Any], *, returned: bool = False) -> Message:
     """
     Return the message that a worker would receive, without a broker behind it.
 
     Args:
         app: Says what content it accepts.
         message: An envelope, decoded.
+        returned: As in `LockHeader`.
     """
     # A parked body is not compressed any more, whatever the header says; kombu would believe it.
-    headers = dict(message["headers"])
+    headers = _headers(message, returned)
     compression = headers.pop("compression", None)
     made = Message(
         body=_body(message),
@@ -334,16 +338,21 @@ def _accepted(content: tuple[str, ...]) -> Any:
     return prepare_accept_content(content)
 
 
-def publish(app: Celery, envelope: bytes) -> None:
+def publish(app: Celery, envelope: bytes, *, returned: bool = False) -> None:
     """
     Send *envelope* to the queue that it came from.
+
+    Args:
+        app: The app.
+        envelope: The envelope.
+        returned: As in `LockHeader`.
 
     Raises:
         MalformedError: It cannot be sent: it is spoilt.
         kombu.exceptions.OperationalError: The broker cannot be reached, by the app's retry policy.
     """
     try:
-        built = _build(loads(envelope))
+        built = _build(loads(envelope), returned)
     except Exception as error:
         raise MalformedError(repr(error)) from error
     exchange = built["exchange"]
@@ -360,9 +369,17 @@ def publish(app: Celery, envelope: bytes) -> None:
         )
 
 
-def _build(message: Mapping[str, Any]) -> dict[str, Any]:
+def _headers(message: Mapping[str, Any], returned: bool) -> dict[str, Any]:
+    """Return the headers of an envelope, and that it is *returned* among them."""
+    headers = dict(message["headers"])
+    if returned and isinstance(way := headers.get(HEADER), Mapping):
+        headers[HEADER] = {**way, "returned": True}
+    return headers
+
+
+def _build(message: Mapping[str, Any], returned: bool) -> dict[str, Any]:
     """Return the arguments to publish *message*; raise anything at all if that is impossible."""
-    headers, properties = dict(message["headers"]), dict(message["properties"])
+    headers, properties = _headers(message, returned), dict(message["properties"])
     expiration = properties.pop("expiration", None)
     built = {
         "body": _body(message),

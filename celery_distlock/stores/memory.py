@@ -348,6 +348,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             state.envelopes.setdefault(run, b"")
             if park_request is not None:
                 state.receive(run, park_request)
+                state.begun.discard(run)
             state.routes[run], state.names[run] = route, route.task
             state.woken.pop(run, None)
             if (at := state.arrivals.get(run)) is None or at != arrival:
@@ -693,7 +694,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
                 state.unpark(run)
                 continue
             state.woken[run] = now + UNSENT
-            yield WokenTask(name, run, state.envelopes[run])
+            yield WokenTask(name, run, state.envelopes[run], returned=run in state.begun)
         for run in [run for run, due in state.later.items() if due <= now]:
             del state.later[run]  # its time has come
             state.arrivals[run] = state.join(f"p:{run}")

@@ -139,6 +139,7 @@ class MemoryKey:
     routes: dict[str, Route] = field(default_factory=dict)  # of those that stand at several keys
     came: set[str] = field(default_factory=set)  # of those parked, whose message was here before
     lapsed: set[str] = field(default_factory=set)  # for whom of those the key was kept before
+    begun: set[str] = field(default_factory=set)  # those that have come, and may come again
     sends: dict[str, int] = field(default_factory=dict)
     woken: dict[str, float] = field(default_factory=dict)
     later: dict[str, float] = field(default_factory=dict)  # when they join the queue
@@ -403,6 +404,7 @@ class MemoryKey:
         self.routes.pop(run, None)
         self.lapsed.discard(run)
         self.came.discard(run)
+        self.begun.discard(run)
         self.sends.pop(run, None)
         self.woken.pop(run, None)
         self.later.pop(run, None)
@@ -416,6 +418,7 @@ class MemoryKey:
             self.unpark(run)
         else:
             self.leave_queue(f"p:{run}")
+            self.begun.add(run)
             self.woken[run] = clock.monotonic() + keep
 
     def set_aside(self, run: str, until: float) -> None:
@@ -431,6 +434,7 @@ class MemoryKey:
             self.receive(run, park_request)
         else:
             self.keep(run, park_request)
+        self.begun.discard(run)
         self.sends.pop(run, None)
         self.woken.pop(run, None)
         self.arrivals[run] = self.join(f"p:{run}", stands, want)

@@ -278,6 +278,7 @@ class WokenTask(NamedTuple):
         arrival: Where it was pushed to a worker: when it came (µs, by the store's clock); else 0.
         givers: Likewise, the runs that gave its keys up for it, as far as that is known.
         also: What else was woken.
+        returned: It has come for its key before, and has not ended, as far as that is known.
     """
 
     name: str
@@ -287,6 +288,7 @@ class WokenTask(NamedTuple):
     arrival: int = 0
     givers: tuple[str, ...] = ()
     also: tuple["WokenTask", ...] = ()
+    returned: bool = False
 
 
 class Reply(NamedTuple):

@@ -95,7 +95,8 @@ class DeliveryStep(bootsteps.StartStopStep):
         """Decode the message, which may be large, and hand it to the event loop."""
         trust = self._runtime.trust
         try:
-            message = to_message(consumer.app, trust.check(wake))
+            envelope = trust.check(wake)
+            message = to_message(consumer.app, envelope, returned=wake.returned)
         except RefusedError as refusal:
             trust.refuse(wake, refusal)
         except Exception:

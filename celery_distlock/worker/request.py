@@ -35,6 +35,8 @@ class LockedRequest(Request):
         super().__init__(message, **options)
         facts = self.request_dict
         where = facts["delivery_info"]
+        if LockHeader.of(facts).returned:
+            where["redelivered"] = True  # as a broker says of what came back to it
         noted = Received.noted_on(message)
         self._received = received = noted._replace(
             arrival=self._stamp() if noted.arrival is None else noted.arrival,

@@ -573,6 +573,18 @@ def kill_itself_once(self: Any, key: str) -> str:
     return "survived"
 
 
+@locked(acks_late=True, reject_on_worker_lost=True)
+def end_unless_redelivered(self: Any, key: str, how: str) -> str:
+    """Give up what has come before, as a guard against a task that kills its worker does."""
+    journal.write(key, self.request.delivery_info["redelivered"])
+    if self.request.delivery_info["redelivered"]:
+        return "given up"
+    if how == "reject":
+        raise Reject(requeue=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "survived"
+
+
 @locked(acks_late=True)
 def work_late(self: Any, key: str, gate: str = "") -> str:
     journal.write(key, self.request.id)

@@ -356,9 +356,16 @@ def text(value: bytes | None) -> str:
 
 
 def wake_of(name: str, run: bytes, envelope: bytes | list[bytes]) -> WokenTask:
-    """Return whom a script has woken; one that needs several keys comes with their names."""
+    """
+    Return whom a script has woken.
+
+    One that needs several keys comes with their names, and one that has come before with that.
+    """
     if isinstance(envelope, list):
-        return WokenTask(name, text(run), b"", Route.read(text(envelope[0])))
+        told, *came = envelope
+        if came:
+            return WokenTask(name, text(run), told, returned=True)
+        return WokenTask(name, text(run), b"", Route.read(text(told)))
     return WokenTask(name, text(run), envelope)
 
 

@@ -463,9 +463,16 @@ class PubSubChannel(DeliveryChannel):
 
 
 def woken_task_of(record: str, wake: WokenTask) -> bytes:
-    """Return what is pushed of a run, as lua/queue.lua makes it; *record* is its key's lock."""
+    """
+    Return what is pushed of a run, as grant.lua makes it; *record* is its key's lock.
+
+    One that has come for its key before has given it up for itself: workers of older versions read
+    that, too.
+    """
     name, run = (part.encode("utf-8", "surrogateescape") for part in (record, wake.run))
-    return b"%d %d 0 0 %b%b%b" % (len(name), len(run), name, run, wake.envelope)
+    givers = run if wake.returned else b""
+    head = b"%d %d %d 0 " % (len(name), len(run), len(givers))
+    return head + name + run + givers + wake.envelope
 
 
 def _pushed(payload: bytes) -> WokenTask:
@@ -478,8 +485,10 @@ def _pushed(payload: bytes) -> WokenTask:
         raise ValueError("its lengths are not those of its parts")
     name = rest[:lock_length].decode().partition("{")[2].rpartition("}")[0]
     run, givers = rest[lock_length:run_ends].decode(), rest[run_ends:givers_end].decode()
-    told = tuple(filter(None, givers.split("\n")))
-    return WokenTask(name, run, rest[givers_end:], arrival=arrival, givers=told)
+    told = [giver for giver in givers.split("\n") if giver]
+    others = tuple(giver for giver in told if giver != run)
+    envelope, returned = rest[givers_end:], run in told
+    return WokenTask(name, run, envelope, arrival=arrival, givers=others, returned=returned)
 
 
 class _Listener:

@@ -207,6 +207,17 @@ class Delivery(Given):
         close()
 
     @parks
+    def test_a_pushed_run_that_has_come_before_says_so(self, store: ParkingStore) -> None:
+        received: list[WokenTask] = []
+        peer, close = self.open_registered(store, ["celery"], receive=received.append)
+        wake = woken(store, "k", "run", b"e")._replace(returned=True)
+
+        assert store.push(wake, [peer.address])
+
+        assert wait_until(lambda: received, "the push") == [wake]
+        close()
+
+    @parks
     def test_a_run_is_pushed_to_the_first_channel_that_is_open(self, store: ParkingStore) -> None:
         received: dict[str, list[WokenTask]] = {"first": [], "second": []}
         gone, close = self.open_registered(store, ["celery"])

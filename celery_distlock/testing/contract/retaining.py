@@ -12,7 +12,7 @@ from celery_distlock.stores.values import (
     WokenTask,
 )
 
-from .actions import YES, holder, kept, parks, recognises, renew, swept, take, wait_until
+from .actions import YES, holder, kept, park, parks, recognises, renew, swept, take, wait_until
 from .given import Given
 
 __all__ = ["Retaining"]
@@ -27,7 +27,37 @@ class Retaining(Given):
 
         (again,) = wait_until(lambda: swept(store), "the run to be swept up")
 
-        assert again == wake
+        assert again == wake._replace(returned=True)
+
+    @parks
+    def test_a_kept_run_that_came_back_says_so_however_often_it_is_sent(
+        self, store: ParkingStore
+    ) -> None:
+        wake = kept(store, 30.0)
+        store.release(ReleaseRequest("k", "b", run="run", completion=Completion.NO))
+        for _ in range(2):
+            store.mark_returned(wake)
+
+            (again,) = wait_until(lambda: swept(store), "the run to be swept up")
+
+            assert again.returned
+            store.mark_published(again)
+            (again,) = store.wake_again("k")
+            assert again.returned
+
+    @parks
+    def test_a_kept_run_that_is_parked_again_has_not_come_back(self, store: ParkingStore) -> None:
+        kept(store, 30.0)
+        store.release(ReleaseRequest("k", "b", run="run", completion=Completion.NO))
+        take(store, "k", "c")
+        park(store, "k", "run", b"envelope")
+        wake = store.release(ReleaseRequest("k", "c")).wake
+        assert wake is not None
+
+        store.mark_returned(wake)
+
+        (again,) = wait_until(lambda: swept(store), "the run to be swept up")
+        assert not again.returned
 
     @parks
     def test_a_kept_run_is_not_sent_again_while_it_runs(self, store: ParkingStore) -> None:

@@ -15,5 +15,16 @@ end
 
 -- How often a run's message was given to the broker since it was parked last.
 local function times_sent(run)
-    return math.max(0, tonumber(redis.call('HGET', TASKS, 'n:' .. run) or 0) or 0)
+    local noted = tonumber(redis.call('HGET', TASKS, 'n:' .. run) or 0) or 0
+    return math.max(0, noted, -1 - noted)
+end
+
+-- Whether a run that is parked has come for its key since, so that it may have begun.
+local function has_come(run)
+    return (tonumber(redis.call('HGET', TASKS, 'n:' .. run) or 0) or 0) < 0
+end
+
+-- Notes how often a run was given to the broker; it stays noted that it has come.
+local function note_sent(run, times)
+    redis.call('HSET', TASKS, 'n:' .. run, has_come(run) and -1 - times or times)
 end

@@ -384,6 +384,7 @@ local function arrive(now, run, keep, lease_ms)
     if keep == '1' and redis.call('HEXISTS', TASKS, 'e:' .. run) == 1 then
         redis.call('ZREM', QUEUE, 'p:' .. run)
         redis.call('ZADD', WOKEN, integer(now / 1000 + lease_ms), run)
+        redis.call('HSET', TASKS, 'n:' .. run, -1) -- if it is sent again, it says so
     else
         unpark(run)
     end

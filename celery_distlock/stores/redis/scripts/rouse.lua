@@ -4,7 +4,7 @@
 -- returns how many were made due
 --
 -- Not those that have come: who runs, or whose result is being stored.
--- USES grant units
+-- USES grant units lining
 
 local now = microseconds()
 prune(now)
@@ -12,7 +12,8 @@ local roused = 0
 for _, run in ipairs(redis.call('ZRANGE', WOKEN, 0, ARGV[1] - 1)) do
     if not holds(run, now) and not redis.call('ZSCORE', DONE, '~' .. run) then
         redis.call('ZADD', WOKEN, 'XX', 0, run)
-        redis.call('HDEL', TASKS, 'n:' .. run, 'd:' .. run)
+        redis.call('HDEL', TASKS, 'd:' .. run)
+        note_sent(run, 0)
         roused = roused + 1
     end
 end

@@ -15,7 +15,7 @@ end
 redis.call('ZREM', QUEUE, '') -- a full server refuses a script's first write, but not this one
 if again == '0' then
     local times = times_sent(run) + 1
-    redis.call('HSET', TASKS, 'n:' .. run, times)
+    note_sent(run, times)
     local pause = times <= RESENDS and RESEND_MS * 2 ^ (times - 1) or DAY_MS
     local due = microseconds() / 1000 + pause
     redis.call('ZADD', WOKEN, 'XX', integer(due), run)
@@ -24,7 +24,8 @@ end
 
 if again == '1' then
     redis.call('ZREM', DONE, '~' .. run)
-    redis.call('HDEL', TASKS, 'n:' .. run, 'd:' .. run)
+    redis.call('HDEL', TASKS, 'd:' .. run)
+    note_sent(run, 0)
     redis.call('ZADD', WOKEN, 'XX', 0, run)
     return 1
 end

@@ -47,6 +47,7 @@ end
 local function join()
     if envelope ~= '' then -- before all other writes: a full server may refuse what is new to it
         redis.call('HSET', TASKS, parcel, envelope, 'h:' .. run, desk)
+        redis.call('HDEL', TASKS, 'n:' .. run)
     end
     redis.call('ZREM', WOKEN, run)
     if redis.call('HEXISTS', TASKS, parcel) == 0 then

@@ -3,7 +3,8 @@
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV limit
 -- returns {waiting, run, envelope, ...}; waiting: 1 somebody waits or is on its way | 0 nobody; beside
---         an empty run: in how many ms time alone lets somebody enter
+--         an empty run: in how many ms time alone lets somebody enter. Of a run that has come for its
+--         key before, a list whose first part is its envelope, and whose second says so
 -- USES grant handing calls units queue lining
 
 local now = microseconds()
@@ -34,7 +35,7 @@ for _, run in ipairs(due) do
     elseif envelope then
         redis.pcall('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), run)
         found[#found + 1] = run
-        found[#found + 1] = envelope
+        found[#found + 1] = has_come(run) and { envelope, '' } or envelope
     else
         redis.call('ZREM', WOKEN, run)
     end
