@@ -1,6 +1,8 @@
 """One call of a locked task, by a message or by other code, and what is known about it."""
 
 import time
+from dataclasses import replace
+from typing import Any
 
 from celery_distlock import clock
 from celery_distlock.engine.lease import Hold
@@ -47,7 +49,7 @@ class Invocation:
         self.report = Report(task, request.id, store)
         self.states = TaskStates(task, request, self.report)
         self.received = Received.of(request)
-        self.header = LockHeader.of(request.__dict__) if self.has_message else LockHeader()
+        self.header = _header_of(request) if self.has_message else LockHeader()
         retries = request.retries or 0
         self.execution_id = self.execution_id_for(retries) if self.has_message else ""
 
@@ -60,10 +62,9 @@ class Invocation:
     @property
     def redelivered(self) -> bool:
         """Whether the same execution may have begun before, by another delivery."""
-        delivery = self.request.delivery_info or {}
         header = self.header
-        again = header.woken or header.attempts or header.outages or delivery.get("redelivered")
-        return self.has_message and bool(again or self._is_overdue)
+        again = header.woken or header.attempts or header.outages or header.returned
+        return self.has_message and bool(again or self.received.doubtful or self._is_overdue)
 
     @property
     def _is_overdue(self) -> bool:
@@ -128,3 +129,10 @@ class Invocation:
         """Return *envelope*, to be parked at *key*, signed if there is a secret."""
         trust = Runtime.of(self.task.app).trust
         return trust.sign(slot_name(key), execution_id, envelope)
+
+
+def _header_of(request: Any) -> LockHeader:
+    """Return the header of a message, and of what its broker has delivered before that it is so."""
+    header = LockHeader.of(request.__dict__)
+    again = (request.delivery_info or {}).get("redelivered")
+    return replace(header, returned=True) if again else header

@@ -95,7 +95,8 @@ class LockHeader:
         outages: How often it was sent again since the store last answered.
         requeues: How often it was requeued because the task failed.
         postponed: How often the task has postponed itself.
-        returned: It had its key before, and came back without an end.
+        returned: It had its key before and came back without an end; or its broker says that it was
+            delivered before.
         since: When it first found its key taken, in seconds since the epoch; 0: it has not.
         sent: It has gone through the store as it was sent, and has not found its key taken since.
     """

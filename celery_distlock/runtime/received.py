@@ -41,6 +41,7 @@ class Received(NamedTuple):
 
     Attributes:
         pushed: It came from the lock store, not from the broker.
+        doubtful: The store, or another worker, may have it as well.
         shown: The state ``PARKED`` was stored for its task.
         arrival: When it arrived, in microseconds by the store's clock; 0: that is not known, None:
             nobody has looked yet.
@@ -57,6 +58,7 @@ class Received(NamedTuple):
     """
 
     pushed: bool = False
+    doubtful: bool = False
     shown: bool = False
     arrival: int | None = None
     taken: Taken | None = None

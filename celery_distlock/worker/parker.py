@@ -38,7 +38,7 @@ class Parker:
 
     - The state ``PARKED`` is stored before the message is parked: from then on the task may run
       elsewhere, and end before we write.
-    - What may have been parked without our knowing it goes to the pool as a redelivered message, so
+    - What may have been parked without our knowing it goes to the pool as a doubtful message, so
       that the process asks the store whether it has run.
     - After `stop` nothing more is parked.
 
@@ -66,7 +66,7 @@ class Parker:
         else:
             parked, uncertain = self._park(arrival)
         if not parked and (uncertain or self._is_stale(arrival)):
-            arrival.message.delivery_info["redelivered"] = True  # the pool asks the store
+            Received.note(arrival.message, doubtful=True)  # the pool asks the store
         return parked
 
     def wake_next(self, key: str) -> None:

@@ -574,11 +574,13 @@ def kill_itself_once(self: Any, key: str) -> str:
 
 
 @locked(acks_late=True, reject_on_worker_lost=True)
-def end_unless_redelivered(self: Any, key: str, how: str) -> str:
+def end_unless_redelivered(self: Any, key: str, how: str, gate: str = "") -> str:
     """Give up what has come before, as a guard against a task that kills its worker does."""
     journal.write(key, self.request.delivery_info["redelivered"])
     if self.request.delivery_info["redelivered"]:
         return "given up"
+    if gate:
+        journal.pass_gate(gate)
     if how == "reject":
         raise Reject(requeue=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 from kombu.message import Message
 
-from celery_distlock import Key
+from celery_distlock import Key, clock
+from celery_distlock.runtime.received import Received
 from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.values import Want
@@ -23,19 +24,30 @@ def store():
 
 
 @pytest.fixture
-def parked(store):
-    """Has a message parked at "k"; returns its arrival."""
+def parker(store):
     trust = SimpleNamespace(sign=lambda name, run, sealed: sealed)
     runtime = SimpleNamespace(store=store, delivery_address="", trust=trust)
-    parker = Parker(runtime, stale_after=60.0)
+    return Parker(runtime, stale_after=60.0)
+
+
+def arrive(identity: str, **terms) -> Arrival:
     task = SimpleNamespace(name="use", ignore_result=True)
+    message = Message(
+        body="[]",
+        content_type="application/json",
+        headers={"id": identity, "task": "use"},
+        properties={},
+        delivery_info={"redelivered": False},
+    )
+    return Arrival(task, message, (Key("k", **terms),), lambda: None, lambda: None)
+
+
+@pytest.fixture
+def parked(parker):
+    """Has a message parked at "k"; returns its arrival."""
 
     def park(identity: str, **terms) -> Arrival:
-        headers = {"id": identity, "task": "use"}
-        message = Message(
-            body="[]", content_type="application/json", headers=headers, properties={}
-        )
-        arrival = Arrival(task, message, (Key("k", **terms),), lambda: None, lambda: None)
+        arrival = arrive(identity, **terms)
         assert parker.handle(arrival)
         return arrival
 
@@ -63,3 +75,14 @@ def test_one_for_which_there_may_be_room_did(store, parked):
 
     assert parked("a", capacity=3).came_first
     assert not parked("b", capacity=3).came_first
+
+
+def test_one_that_another_worker_may_have_by_now_is_doubtful_and_not_redelivered(parker):
+    arrival = arrive("a")
+    arrival.came_at = clock.monotonic() - 61.0
+    parker.stop()
+
+    assert not parker.handle(arrival)
+
+    assert Received.noted_on(arrival.message).doubtful
+    assert not arrival.message.delivery_info["redelivered"]
