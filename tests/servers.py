@@ -139,9 +139,8 @@ def _bring_the_limit_nearer(client: redis.Redis, tasks: bytes, seconds: float) -
 
 def _bring_identities_nearer(client: redis.Redis, calls: bytes, seconds: float) -> None:
     for identity, value in client.hgetall(calls).items():
-        until, run = value.split(b" ", 1)
-        sooner = [
-            b"%d" % max(1, int(part) - int(1000 * seconds)) if part.isdigit() else part
-            for part in until.split(b"@")
-        ]
-        client.hset(calls, identity, b" ".join([b"@".join(sooner), run]))
+        terms, run = value.split(b" ", 1)
+        sooner = re.sub(
+            rb"\d+", lambda time: b"%d" % max(1, int(time[0]) - int(1000 * seconds)), terms
+        )
+        client.hset(calls, identity, b" ".join([sooner, run]))

@@ -100,7 +100,7 @@ class SeveralKeys(Given):
         pass_time(31.0)
 
         (wake,) = wait_until(lambda: swept(store), "a sweep")
-        assert wake == WokenTask("k", "run", b"run")
+        assert wake == WokenTask("k", "run", b"run", returned=True)
 
     @parks
     def test_keys_that_are_free_are_not_taken_for_one_that_may_have_run(
