@@ -1,15 +1,18 @@
 """`LockedTask`: the class that a task is declared with."""
 
+import inspect
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task
 
 from .engine.lease import Lease
+from .errors import ConfigurationError
 from .key import Key
 from .runtime import sending
 from .runtime.app import UNSET, Runtime
 from .runtime.current import lease_of, unlocked
-from .runtime.execution import Execution, drop_reservations
+from .runtime.execution import Execution, drop_reservations, note_call
 from .runtime.requeueing import Postponed
 from .worker import install
 from .worker.start_error import told_by_commands
@@ -88,7 +91,9 @@ class LockedTask(_Task):
         if cls.name is not None:
             with told_by_commands():
                 install(app)
-                Runtime.of(app).declare(cls)
+                runtime = Runtime.of(app)
+                runtime.detours[cls.name] = _detour(cls)
+                runtime.declare(cls)
 
     @property
     def lock(self) -> Lease:
@@ -114,6 +119,7 @@ class LockedTask(_Task):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task under its lock, for the worker, ``apply()`` and direct calls alike."""
+        note_call(self)
         runtime = Runtime.of(self.app)
         plan = runtime.plans.get(self.name)
         keys: tuple[Key, ...] = ()
@@ -133,3 +139,31 @@ class LockedTask(_Task):
         except Postponed as postponed:
             # Celery copies and formats its traceback, frame by frame, for nobody.
             raise postponed.with_traceback(None) from None
+
+
+def _detour(task: type[LockedTask]) -> str:
+    """
+    Return which class of *task* has a ``__call__`` that seems to take no lock; empty: none.
+
+    Raises:
+        ConfigurationError: That class is no `LockedTask`, and comes before it.
+    """
+    detours = list(_detours(task))
+    for base in detours:
+        if not issubclass(base, LockedTask):
+            raise ConfigurationError(
+                f"task {task.name}: the __call__ of {base.__qualname__} comes before LockedTask's"
+                " and does not call it, so the task would run without its lock; put LockedTask"
+                f" first, as in class Base(LockedTask, {base.__name__}), or have that __call__"
+                " return super().__call__(*args, **kwargs)"
+            )
+    return detours[0].__qualname__ if detours else ""
+
+
+def _detours(task: type[LockedTask]) -> Iterator[type[Any]]:
+    for base in task.__mro__[: task.__mro__.index(LockedTask)]:
+        call = vars(base).get("__call__")
+        code = getattr(inspect.unwrap(call), "__code__", None) if call else None
+        # What it calls is known only when it runs; that it has no super() to call is known now.
+        if code and "__class__" not in code.co_freevars and "__call__" not in code.co_names:
+            yield base

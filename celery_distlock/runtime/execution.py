@@ -8,9 +8,10 @@ sends it again; what they have in common is an :mod:`.invocation`.
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from celery import states
 from celery.signals import task_postrun
 
 from celery_distlock import clock, policies
@@ -35,9 +36,12 @@ from .current import Task, here
 from .invocation import Invocation
 from .messages import LockHeader
 from .received import HEADER
+from .reporting import Report
 from .requeueing import Requeueing, drop
 
-__all__ = ["Execution", "drop_reservations"]
+__all__ = ["Execution", "drop_reservations", "note_call"]
+
+_CALLED = "_distlock_called"  # stands in a request
 
 
 class Execution:
@@ -128,6 +132,11 @@ def _text(key: Key) -> str:
     return key.template
 
 
+def note_call(task: Task) -> None:
+    """Note in the request of *task* that it came to where its lock is taken."""
+    task.request.__dict__[_CALLED] = True
+
+
 def drop_reservations(task: Task, runtime: Runtime, keys: tuple[Key, ...]) -> None:
     """
     Free the keys that are reserved for a woken task and that are none of its *keys*.
@@ -145,7 +154,7 @@ def drop_reservations(task: Task, runtime: Runtime, keys: tuple[Key, ...]) -> No
             drop(runtime.store, name, header.run)
 
 
-def _release_and_settle(sender: Task, **_: Any) -> None:
+def _release_and_settle(sender: Task, state: str | None = None, **ended: Any) -> None:
     """
     After a task: release what it still holds, and tell the store that its end is known.
 
@@ -161,6 +170,42 @@ def _release_and_settle(sender: Task, **_: Any) -> None:
         # Celery comes here with a SystemExit, too, say of SIGTERM: then nothing is known.
         if sys.exc_info()[1] is around:
             _settle(hold)
+    if _CALLED not in sender.request.__dict__ and state is not None:
+        _settle_uncalled(sender, state, ended)
+
+
+def _settle_uncalled(task: Task, state: str, ended: Mapping[str, Any]) -> None:
+    """
+    Tell the store that a run is over which never came to `LockedTask.__call__`.
+
+    It has failed before, or the ``__call__`` of another class has run the body instead: then it
+    would be sent again for ever, and its key would be kept for it.
+    """
+    runtime = Runtime.of(task.app)
+    plan = runtime.plans.get(str(task.name))
+    if plan is None or not runtime.settings.enabled:
+        return
+    if state == states.REJECTED and getattr(ended["retval"], "requeue", False):
+        return  # it runs again
+    drop_reservations(task, runtime, ())
+    if state == states.SUCCESS and _wants_a_key(plan, ended["args"], ended["kwargs"]):
+        words = (
+            "ran WITHOUT its lock: the __call__ of {of} does not call LockedTask's; have it return"
+            " super().__call__(*args, **kwargs)"
+        )
+        report = Report(task, task.request.id, runtime.store)
+        report.error(words, of=_class_with_call(task).__qualname__)
+
+
+def _wants_a_key(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        return bool(plan.rule.keys(args, kwargs))
+    except Exception:  # noqa: BLE001  # its body may have changed them
+        return True
+
+
+def _class_with_call(task: Task) -> type[Any]:
+    return next(base for base in type(task).__mro__ if "__call__" in vars(base))
 
 
 def _settle(hold: Hold) -> None:

@@ -37,6 +37,10 @@ class Report:
         """As `info`, with the traceback of *error*."""
         self._log(logging.WARNING, words, facts, error)
 
+    def error(self, words: str, **facts: Any) -> None:
+        """As `info`, of what has to be cured."""
+        self._log(logging.ERROR, words, facts)
+
     def _log(
         self, level: int, words: str, facts: dict[str, Any], error: BaseException | None = None
     ) -> None:

@@ -8,7 +8,7 @@ import uuid
 from functools import partial
 
 import pytest
-from celery import Celery, shared_task
+from celery import Celery, Task, shared_task
 
 from celery_distlock import LockedTask, install, policies
 from celery_distlock.errors import ConfigurationError, LockKeyError
@@ -380,6 +380,38 @@ def test_a_wrong_value_is_refused(app, options):
 
     with pytest.raises(ConfigurationError, match=rf"task work: {option} .*{value!r}"):
         app.finalize()
+
+
+class RunsItself(Task):
+    abstract = True
+
+    def __call__(self, *args, **kwargs):
+        return self.run(*args, **kwargs)
+
+
+class GoesOn:
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **kwargs)
+
+
+def test_a_base_whose_call_would_run_the_task_past_its_lock_is_refused(app):
+    class Base(RunsItself, LockedTask):
+        abstract = True
+
+    @app.task(base=Base, name="work", lock_key="k")
+    def work(): ...
+
+    with pytest.raises(ConfigurationError, match=r"task work: .*RunsItself.*put LockedTask first"):
+        app.finalize()
+
+
+@pytest.mark.parametrize("bases", [(LockedTask, RunsItself), (GoesOn, LockedTask)])
+def test_a_base_whose_call_leaves_the_lock_to_its_task_is_not_refused(app, bases):
+    @app.task(base=type("Base", bases, {"abstract": True}), bind=True, lock_key="k")
+    def seen(self):
+        return bool(self.lock)
+
+    assert seen()
 
 
 def test_a_wrong_declaration_is_refused_when_the_task_is_used_first(app):

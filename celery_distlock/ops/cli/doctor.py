@@ -251,7 +251,12 @@ def _needs(runtime: Runtime, tasks: Iterable[Any]) -> Iterator[Finding]:
     if baseless := sorted(runtime.without_base(tasks)):
         found = f"{_some(baseless)}: lock options, but no LockedTask, so WITHOUT a lock"
         yield Finding(Severity.DOUBT, "tasks", found, "declare it with base=LockedTask")
-    if satisfied or not (lacking or baseless):
+    if detoured := sorted(name for name, detour in runtime.detours.items() if detour):
+        classes = ", ".join(sorted({runtime.detours[name] for name in detoured}))
+        found = f"{_some(detoured)}: the __call__ of {classes} seems not to call LockedTask's"
+        remedy = "have it return super().__call__(*args, **kwargs): else there is no lock"
+        yield Finding(Severity.DOUBT, "tasks", found, remedy)
+    if satisfied or not (lacking or baseless or detoured):
         what = "tasks have what they need"
         if satisfied == 1:
             what = "task has what it needs"

@@ -292,6 +292,34 @@ def test_a_task_that_runs_without_its_lock_is_a_doubt(examine, private_server, f
     assert "base=LockedTask" in found["tasks"]["cure"]
 
 
+@pytest.fixture
+def past_lock(bare_site):
+    """A task whose class has a ``__call__`` that runs it without its lock."""
+
+    class PastLock(LockedTask):
+        abstract = True
+
+        def __call__(self, *args, **kwargs):
+            return self.run(*args, **kwargs)
+
+    @bare_site.app.task(base=PastLock, name="past_lock", lock_key="{key}", shared=False)
+    def task(key): ...
+
+    bare_site.app.finalize()
+    yield task.name
+    bare_site.app.tasks.pop(task.name)
+    for declared in (Runtime.of(bare_site.app).plans, Runtime.of(bare_site.app).detours):
+        del declared[task.name]
+
+
+def test_a_task_whose_call_seems_to_take_no_lock_is_a_doubt(examine, private_server, past_lock):
+    status, found = examine(private_server(options=PERSISTENT).url)
+
+    assert (status, found["tasks"]["verdict"]) == (1, "doubt")
+    assert found["tasks"]["found"].startswith(f"{past_lock}: the __call__ of ")
+    assert "super().__call__" in found["tasks"]["cure"]
+
+
 def test_a_table_has_a_line_for_each_finding(locks):
     done = locks("doctor", "--samples", "3")
 

@@ -1,0 +1,83 @@
+"""Locked tasks whose classes have a ``__call__``, or end, before their lock is taken."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import Task
+from celery.exceptions import Reject
+
+from celery_distlock import LockedTask, install
+from tests.apps import make_app
+from tests.apps.journal import Journal
+
+app = make_app(__name__)
+app.conf.update(
+    distlock_prefix=f"{os.environ['DISTLOCK_TEST_PREFIX']}:lock",
+    distlock_sweep_interval=0.3,
+    worker_prefetch_multiplier=1,
+)
+install(app)
+journal = Journal.of_environment()
+
+
+class PastLock(LockedTask):
+    """Runs the task's function itself."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+
+class OnToLock(LockedTask):
+    """Does something, and goes on to the lock."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
+class Begin(Task):
+    """Ends before the body begins, as *how* says."""
+
+    abstract = True
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        key, how = args
+        times = journal.write(f"{key}:begun", how)
+        if how == "fail":
+            raise ValueError(key)
+        if how == "reject" and times == 1:
+            raise Reject(requeue=True)
+
+
+class Beginning(LockedTask, Begin):
+    abstract = True
+
+
+def work(self: Any, key: str, how: str = "") -> bool:
+    journal.write(key, how)
+    if how == "gate":
+        journal.pass_gate(key)
+    return bool(self.lock)
+
+
+def declare(name: str, base: type, **options: Any) -> Any:
+    options = {"lock_key": "{key}", "shared": False, **options}
+    return app.task(base=base, bind=True, name=name, **options)(work)
+
+
+past_lock = {
+    "early": declare("past_lock_early", PastLock),
+    "late": declare("past_lock_late", PastLock, acks_late=True),
+    "sent": declare("past_lock_sent", PastLock, lock_via="store"),
+}
+past_nothing = declare("past_nothing", PastLock, lock_key=lambda key, how="": None)
+on_to_lock = declare("on_to_lock", OnToLock)
+begin = {
+    "early": declare("begin_early", Beginning),
+    "late": declare("begin_late", Beginning, acks_late=True),
+}

@@ -1,0 +1,85 @@
+"""A task that does not come to where its lock is taken is told of, and ends once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from celery.result import AsyncResult
+
+    from tests.worker.conftest import Site
+
+APP = "tests.apps.own_calls"
+WORKERS = [{"concurrency": 2}]
+
+
+def between_two(site: Site, key: str, task: Any, how: str) -> AsyncResult:
+    """Have *task* wait for a key, and another one for it; return when that one has run."""
+    site.tasks.on_to_lock.delay(key, "gate")
+    site.journal.wait(key)
+    result = task.delay(key, how)
+    site.wait_queued(key)
+    last = site.tasks.on_to_lock.delay(key, "last")
+    site.wait_queued(key, 2)
+    site.journal.open(key)
+    assert last.get(timeout=30) is True
+    return result
+
+
+def wait_left(site: Site, key: str) -> None:
+    """Wait until the store keeps nothing that would run again."""
+    seen = site.look
+    wait_until(
+        lambda: not (seen(key).token or seen(key).woken or seen(key).waiting),
+        what=f"nothing to be left at {key}",
+    )
+
+
+@pytest.mark.parametrize("kind", ["early", "late", "sent"])
+def test_what_runs_past_its_lock_runs_once_and_its_key_goes_on(site, key, kind):
+    result = between_two(site, key, site.tasks.past_lock[kind], "past")
+
+    assert result.get(timeout=30) is False
+    wait_left(site, key)
+    assert site.journal.read(key) == ["gate", "past", "last"]
+
+
+def test_what_runs_past_its_lock_is_an_error_that_names_the_cure(site, key):
+    result = site.tasks.past_lock["early"].delay(key)
+    result.get(timeout=30)
+
+    line = f"Task past_lock_early[{result.id}] ran WITHOUT its lock: the __call__ of PastLock does"
+    site.workers[0].wait_log(line)
+    assert "super().__call__(*args, **kwargs)" in site.log()
+
+
+def test_what_wants_no_lock_or_takes_it_is_no_error(site, key):
+    seen = len(site.log())
+    assert site.tasks.past_nothing.delay(key).get(timeout=30) is False
+    assert site.tasks.on_to_lock.delay(key).get(timeout=30) is True
+
+    site.tasks.past_lock["early"].delay(key).get(timeout=30)
+    told = "WITHOUT its lock"
+    wait_until(lambda: told in site.log()[seen:], what="an error about the last one")
+    assert site.log()[seen:].count(told) == 1
+
+
+@pytest.mark.parametrize("kind", ["early", "late"])
+def test_what_fails_before_its_lock_is_asked_for_fails_once_and_its_key_goes_on(site, key, kind):
+    result = between_two(site, key, site.tasks.begin[kind], "fail")
+
+    with pytest.raises(ValueError, match=key):
+        result.get(timeout=30)
+    wait_left(site, key)
+    assert site.journal.read(f"{key}:begun") == ["fail"]
+
+
+def test_what_is_rejected_before_its_lock_is_asked_for_runs_all_the_same(site, key):
+    result = between_two(site, key, site.tasks.begin["late"], "reject")
+
+    assert result.get(timeout=30) is True
+    assert site.journal.read(f"{key}:begun") == ["reject"] * 2
