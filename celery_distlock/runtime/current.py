@@ -46,6 +46,11 @@ class _ThisThread(threading.local):
         self.unlocked: tuple[Task, ...] = ()
         self.unsettled: list[tuple[Hold, BaseException | None]] = []
 
+    @property
+    def in_a_body(self) -> bool:
+        """Whether a locked task runs here: what is called now has no message of its own."""
+        return bool(self.stack or self.unlocked)
+
     def take_unsettled(self) -> list[tuple[Hold, BaseException | None]]:
         """Return what is not settled, and forget it."""
         unsettled, self.unsettled = self.unsettled, []

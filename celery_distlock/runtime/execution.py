@@ -51,7 +51,7 @@ class Execution:
         ensure_able(store, keys, f"task {task.name}")
         self.task = task
         self._store = store
-        self._invocation = invocation = Invocation(task, plan, store, nested=bool(here.stack))
+        self._invocation = invocation = Invocation(task, plan, store, nested=here.in_a_body)
         if invocation.has_message:
             received = invocation.received
             events.set_source(task.app, received.events)
@@ -144,7 +144,7 @@ def drop_reservations(task: Task, runtime: Runtime, keys: tuple[Key, ...]) -> No
     Its key function may return others than when it was parked, or may have failed.
     """
     request = task.request
-    if HEADER not in request.__dict__ or request.called_directly or here.stack:
+    if HEADER not in request.__dict__ or request.called_directly or here.in_a_body:
         return
     header = LockHeader.of(request.__dict__)
     if not header.woken:

@@ -139,6 +139,17 @@ def test_an_inner_call_whose_key_is_taken_raises_and_parks_nothing(site, key):
     assert site.journal.read(other) == []
 
 
+def test_an_inner_call_of_what_runs_unlocked_raises_and_parks_nothing_either(site, key):
+    with site.held(key):
+        result = site.tasks.call_for_a_part.delay(key)
+
+        assert result.get(timeout=30) == f"conflict at {key}"
+        assert site.look(key).waiting == 0
+
+    assert site.tasks.call_for_a_part.delay(key).get(timeout=30) == "inner"
+    assert site.journal.read(key) == [False, False]
+
+
 # Losing it
 
 
