@@ -159,7 +159,7 @@ def _send(
 
 def _full_options(site: Site, kind: Kind) -> dict[str, Any]:
     return {
-        "headers": {"x-tenant": "shop-7", "x-trace": {"ids": [1, 2]}},
+        "headers": {"x-tenant": "shop-7", "x-trace": {"ids": [1, 2]}, "_trace": "of-7"},
         "priority": 5,
         "delivery_mode": 1,
         "retries": 2,

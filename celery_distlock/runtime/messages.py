@@ -11,7 +11,7 @@ import datetime
 import functools
 import inspect
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ __all__ = [
     "MalformedError",
     "accepted_content",
     "execution_id",
+    "header_names",
     "publish",
     "seal",
     "seal_call",
@@ -177,10 +178,9 @@ def seal(request: Any, lock_header: LockHeader) -> bytes:
     """
     Return the message that *request* came with, and *lock_header* in its header.
 
-    Its content type, and the body where it cannot be made again, come from the worker's main
-    process, see :mod:`celery_distlock.worker.request`.
+    Its content type, its body, and which of the request's facts are headers come from the worker's
+    main process, see :mod:`celery_distlock.worker.request`.
     """
-    facts = request.__dict__
     properties = dict(request.properties or {})
     received = Received.of(request)
     content_type = received.content_type or "application/json"
@@ -192,9 +192,34 @@ def seal(request: Any, lock_header: LockHeader) -> bytes:
         }
         payload = (request.args, request.kwargs, embedded)
         _, _, body = serialize(payload, serializer=registry.type_to_name[content_type])
-    headers = {k: v for k, v in facts.items() if k not in _NOT_HEADERS and k[0] != "_"}
-    content = content_type, encoding, body
-    return _sealed(headers, properties, content, request.delivery_info or {}, lock_header)
+    headers = _headers_of(request, received)
+    rest = properties, (content_type, encoding, body), request.delivery_info or {}, lock_header
+    try:
+        return _sealed(headers, *rest)
+    except (TypeError, ValueError):  # users' code has put something else into the request
+        headers = {name: value for name, value in headers.items() if _can_be_sent(value)}
+        return _sealed(headers, *rest)
+
+
+def header_names(headers: Iterable[str]) -> tuple[str, ...]:
+    """Return which of a message's *headers* are to be found in its task's request."""
+    return tuple(name for name in headers if name not in _NOT_HEADERS)
+
+
+def _headers_of(request: Any, received: Received) -> dict[str, Any]:
+    facts = request.__dict__
+    names = received.headers
+    if names is None:  # no worker has made it
+        names = header_names(name for name in facts if name[0] != "_")
+    return {name: facts[name] for name in names if name in facts}
+
+
+def _can_be_sent(value: Any) -> bool:
+    try:
+        dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def seal_message(message: Message, lock_header: LockHeader) -> bytes:

@@ -50,6 +50,8 @@ class Received(NamedTuple):
         content_type: How its body is serialized.
         content_encoding: The body's character set.
         body: The body as it came, where serializing its arguments again would not restore it.
+        headers: The names of the message's headers, among all that stands in its task's request;
+            None: not from a worker.
         delivery_address: Where this worker takes woken tasks; empty: it takes none.
         destination: Where it was sent, as `messages.destination_of` has it; empty: this worker
             takes no more that is sent there.
@@ -66,6 +68,7 @@ class Received(NamedTuple):
     content_type: str | None = None
     content_encoding: str | None = None
     body: Any = None
+    headers: tuple[str, ...] | None = None
     delivery_address: str = ""
     destination: str = ""
     received_at: float | None = None

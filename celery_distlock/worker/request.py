@@ -8,7 +8,7 @@ from celery.worker.request import Request
 
 from celery_distlock import clock
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.messages import LockHeader, destination_of
+from celery_distlock.runtime.messages import LockHeader, destination_of, header_names
 from celery_distlock.runtime.received import HEADER, Received
 from celery_distlock.runtime.requeueing import Postponed
 from celery_distlock.stores.values import WokenTask
@@ -46,6 +46,7 @@ class LockedRequest(Request):
             content_type=message.content_type,
             content_encoding=message.content_encoding,
             body=None if message.content_type in _SERIALIZED_AGAIN else message.body,
+            headers=header_names(options.get("headers") or message.headers),
             delivery_address=self._runtime.delivery_address,
             destination=self._destination(where),
             received_at=clock.monotonic(),
