@@ -49,7 +49,7 @@ class Received(NamedTuple):
         returns: Its queue is one that it would be sent to again when it is woken.
         content_type: How its body is serialized.
         content_encoding: The body's character set.
-        body: The body as it came, where serializing its arguments again would not restore it.
+        body: The body as it came; None: it is made of the arguments again.
         headers: The names of the message's headers, among all that stands in its task's request;
             None: not from a worker.
         delivery_address: Where this worker takes woken tasks; empty: it takes none.

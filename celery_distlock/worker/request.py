@@ -16,7 +16,7 @@ from celery_distlock.telemetry import events
 
 __all__ = ["LockedRequest", "pushed_requests"]
 
-# Content that kombu serializes again just as it was. Other bodies are kept as they came: YAML's
+# Content that kombu serializes again just as it was, if the body is not kept as it came. YAML's
 # dumper refuses Celery's signatures, and a signed body would be signed in the worker's name.
 _SERIALIZED_AGAIN = frozenset(
     {"application/json", "application/x-python-serialize", "application/x-msgpack"}
@@ -45,7 +45,7 @@ class LockedRequest(Request):
             ),
             content_type=message.content_type,
             content_encoding=message.content_encoding,
-            body=None if message.content_type in _SERIALIZED_AGAIN else message.body,
+            body=self._kept_body(message, decoded=options.get("decoded", False)),
             headers=header_names(options.get("headers") or message.headers),
             delivery_address=self._runtime.delivery_address,
             destination=self._destination(where),
@@ -56,6 +56,12 @@ class LockedRequest(Request):
         facts["properties"] = {**facts["properties"], HEADER: received.to_properties()}
         if received.pushed:
             pushed_requests[message.delivery_tag] = self
+
+    def _kept_body(self, message: Any, *, decoded: bool) -> Any:
+        if not decoded:
+            # The pool's process gets this very object beside the facts, so pickle sends it once.
+            return self.body
+        return None if message.content_type in _SERIALIZED_AGAIN else message.body
 
     def _destination(self, where: Mapping[str, Any]) -> str:
         """Return where it was sent, if this worker still takes what is sent there; else nothing."""

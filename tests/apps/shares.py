@@ -218,6 +218,19 @@ asks = locked(Key("{key}", capacity=2, rate="100/s"), name="asks", max_retries=0
 asks_alone = locked("{key}", name="asks_alone", max_retries=0, autoretry_for=(Exception,))(
     ask_service
 )
+
+
+@locked("{key}")
+def empties(self: Any, key: str, things: list[int]) -> list[int]:
+    """Be sent away the first time, after its arguments are used up; return what it got."""
+    got = list(things)
+    while things:
+        things.pop()
+    if journal.write(f"emptied:{key}", got) == 1:
+        self.lock.postpone(0.1)
+    return got
+
+
 asks_late = locked(Key("{key}", shared=True), name="asks_late", acks_late=True)(ask_service)
 
 

@@ -42,6 +42,12 @@ def test_nobody_enters_meanwhile_and_it_is_the_first_afterwards(site, key):
     assert min(asked(site, key, other)[0] for other in others) >= asked(site, key, sent_away)[1]
 
 
+def test_it_runs_again_with_the_arguments_it_was_sent_with(site, key):
+    result = site.tasks.empties.delay(key, [1, 2, 3])
+
+    assert result.get(timeout=30) == [1, 2, 3]
+
+
 def test_it_goes_back_more_often_than_failures_may(site, key):
     result = site.tasks.asks.delay(key, "4" * 12, 0.05)
 
