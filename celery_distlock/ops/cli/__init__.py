@@ -1,6 +1,8 @@
 """``celery locks``: commands for operators, to see locks and to free what is stuck."""
 
+import io
 import logging
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -104,6 +106,7 @@ def locks(ctx: click.Context, url: str | None, prefix: str | None, **_preload: A
     from celery_distlock.runtime.app import Runtime
 
     _log_to_stderr(ctx)
+    _escape_what_cannot_be_written()
     given = {"url": url, "prefix": prefix}
     flags = {name: value for name, value in given.items() if value is not None}
     if flags:
@@ -120,6 +123,12 @@ def _log_to_stderr(ctx: click.Context) -> None:
         logger.propagate = propagates
 
     ctx.call_on_close(restore)
+
+
+def _escape_what_cannot_be_written() -> None:
+    """Have stdout escape what its encoding lacks, as stderr does: a key may have any character."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def command(name: str) -> Callable[[Callable[..., Any]], click.Command]:

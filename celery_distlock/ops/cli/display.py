@@ -71,6 +71,7 @@ OPTIONAL = frozenset({"held", "notes", "wants"})  # not in a table that has noth
 ALONE = "alone"
 WHOLE = frozenset({"key", "id"})  # what is copied from a table into the next command
 SPARE = ("token", "worker", "woken", "lease")  # what gives way to that, in this order
+LAST = "age"  # what gives way to them, where they go on in the next line all the same
 AT_LEAST = 2  # of `SPARE`, where what is to be whole is too long for any screen
 GAP = 2  # columns of the screen between two of a table
 NARROWEST = 12  # columns of the screen for a cell that goes on in the next line
@@ -159,12 +160,20 @@ def _fitting(
     def least(name: str) -> int:
         return needed[name] if name in NUMBERS | WHOLE else min(NARROWEST, needed[name])
 
+    def some(name: str) -> int:
+        return needed[name] if name in NUMBERS else min(NARROWEST, needed[name])
+
     for dropped in range(len(spare) + 1):
         kept = [name for name in columns if name not in spare[:dropped]]
         wanted = least if dropped == len(spare) else needed.__getitem__
         if sum(wanted(name) + GAP for name in kept) <= width:
             return kept, True
-    return [name for name in columns if name not in spare[:AT_LEAST]], False
+    spare.append(LAST)
+    for dropped in range(AT_LEAST, len(spare) + 1):
+        kept = [name for name in columns if name not in spare[:dropped]]
+        if sum(some(name) + GAP for name in kept) <= width:
+            break
+    return kept, False
 
 
 def _says(place: int, rows: Sequence[Sequence[Cell]]) -> bool:

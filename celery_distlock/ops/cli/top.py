@@ -45,11 +45,11 @@ def top_(obj: CLIContext, interval: float, sort: str) -> None:
     """
     Watch the keys with the longest queues; q or Ctrl-C ends it.
 
-    Where there is no terminal they are printed once.
+    Where there is no terminal, or a dumb one, they are printed once.
     """
     admin, screen = admin_of(obj, Ability.LIST), Screen(obj)
     where = Runtime.of(obj.app).store.identity.replace("#", ", prefix ", 1)
-    if not screen.terminal:
+    if not screen.terminal or screen.console.is_dumb_terminal:
         view = _look(admin, 50, sort, Keyboard(None))
         click.echo(f"{where}: {view.totals}")
         screen.table(LOCK_COLUMNS, view.cells())

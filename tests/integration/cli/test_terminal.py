@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import signal
+import subprocess
 
 import pytest
+from rich.console import Console
 
-from celery_distlock.ops.cli.display import LOCK_COLUMNS, OPTIONAL
+from celery_distlock.ops.admin import Holder, LockInfo
+from celery_distlock.ops.cli.display import LOCK_COLUMNS, OPTIONAL, filled, lock_cells
+from tests.integration.cli.conftest import command, environment
+from tests.integration.cli.terminal import Terminal
 from tests.waiting import wait_until
+from tests.workers import ROOT
 
 
 def test_a_table_in_a_terminal_keeps_whole_keys(bare_site, terminal, key):
@@ -58,6 +65,44 @@ def test_a_key_that_is_too_long_for_any_screen_goes_on_and_takes_no_more_than_tw
 
     heads = screen.text.splitlines()[0].split()
     assert heads == ["KEY", "HOLDER", "AGE", "LEASE", "WAITING", "WOKEN"]
+
+
+@pytest.mark.parametrize("width", [30, 45, 60])
+def test_a_key_goes_on_in_a_terminal_that_is_narrow(width):
+    name = "stock:" + "4711" * 20
+    holder = Holder("shop.reserve", "id", "vm", 3225, "owner")
+    held = LockInfo(name, "held", holder, 1.0, 30.0, 1795325354819785, 3, 0.0, 0, mode="alone")
+    console = Console(file=io.StringIO(), width=width)
+
+    console.print(filled(LOCK_COLUMNS, [lock_cells(held, 5.0)], width))
+
+    head, *lines = console.file.getvalue().splitlines()
+    column = slice(0, head.index("HOLDER"))
+    assert "".join(line[column].strip() for line in lines) == name
+    assert column.stop >= 10
+
+
+def test_top_is_printed_once_in_a_dumb_terminal(bare_site, key):
+    env = {**environment(bare_site), "TERM": "dumb"}
+    with bare_site.held(key):
+        screen = Terminal(command(bare_site, "top"), env=env, columns=160)
+        assert screen.status() == 0
+    screen.close()
+
+    assert key in screen.text
+    assert b"\x1b" not in screen.raw
+
+
+def test_what_the_output_s_encoding_lacks_is_escaped(bare_site, key):
+    env = {**environment(bare_site), "PYTHONIOENCODING": "latin-1"}
+    words = command(bare_site, "list", f"{key}*")
+    with bare_site.held(f"{key}:\u4e2d\xfc"):
+        done = subprocess.run(
+            words, env=env, cwd=ROOT, capture_output=True, timeout=60, check=False
+        )
+
+    assert done.returncode == 0, done.stderr
+    assert f"{key}:\\u4e2d\xfc".encode("latin-1") in done.stdout
 
 
 def test_ids_are_whole_in_80_columns(site, terminal, key):
