@@ -316,7 +316,7 @@ def _hold(record: HolderRecord, state: KeyState) -> HoldInfo:
     if is_resting(record.owner):
         kind, who = "resting", Holder("", "", owner=record.owner)
     elif record.owner.startswith("parked:"):
-        task = state.task if record.run == state.run else ""
+        task = record.task or (state.task if record.run == state.run else "")
         kind, who = "waking", Holder(task, task_id_of(record.run), owner=record.owner)
     elif not who.task_id:
         who = replace(who, task_id=task_id_of(record.run))

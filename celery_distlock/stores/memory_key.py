@@ -568,7 +568,8 @@ class MemoryKey:
         by_age = sorted(self.shares.items(), key=lambda each: each[1].since)
         for owner, share in by_age:
             left = share.until - clock.monotonic()
-            yield Holder(owner, share.run, share.units, share.slot, share.since, left)
+            task = self.names.get(share.run, "") if owner == f"parked:{share.run}" else ""
+            yield Holder(owner, share.run, share.units, share.slot, share.since, left, task)
 
     def parked_waiter(self, run: str, epoch: float) -> Waiter:
         """Return a parked run with its message."""

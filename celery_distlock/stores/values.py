@@ -181,6 +181,7 @@ class Holder(NamedTuple):
         slot: Which of them, see `Reply`; -1: none of its own.
         since: When it was granted, in seconds since the epoch, by the store's clock.
         remaining: Seconds until its lease ends.
+        task: The name of a task that is on its way, where it is known.
     """
 
     owner: str
@@ -189,6 +190,7 @@ class Holder(NamedTuple):
     slot: int
     since: float
     remaining: float
+    task: str = ""
 
 
 class Status(enum.Enum):

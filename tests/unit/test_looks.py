@@ -16,6 +16,7 @@ from celery_distlock.ops.cli.display import (
 )
 from celery_distlock.ops.cli.ranges import Duration
 from celery_distlock.ops.cli.single import in_use
+from celery_distlock.ops.cli.top import View
 from celery_distlock.ops.looks import holds_named, is_of_interest, lock_info, waiter_info
 from celery_distlock.stores.values import Holder, KeyState, Limit, Waiter, Want
 
@@ -50,6 +51,22 @@ FREE = KeyState("", 0, "", 0.0, 0.0, 0)
 
 def row(state):
     return dict(zip(COLUMNS, lock_cells(lock_info("k", state), NOW), strict=True))
+
+
+def test_a_key_at_rest_is_not_counted_as_held():
+    view = View()
+    for owner in ("parked:resting:x", "parked:x:0:0:0", holder(1).owner):
+        view.count(lock_info("k", KeyState(owner, 7, "", NOW, 20.0, 0)))
+
+    assert view.held == 1
+
+
+def test_a_task_on_its_way_to_a_key_that_several_hold_is_told_by_its_name():
+    own = Holder("parked:x:0:0:0", "x:0:0:0", 1, -1, NOW, 20.0, "shop.f")
+
+    cells = hold_cells(lock_info("k", shared(holder(1), own)).holds[1], NOW)
+
+    assert cells[:3] == ["shop.f", "x", "(on its way)"]
 
 
 def test_several_are_told_with_the_units_in_use_and_the_one_who_has_had_it_longest():

@@ -93,7 +93,7 @@ def show_(obj: CLIContext, key: str, as_json: bool) -> None:
     Show who holds KEY, how much of it, and how many wait for it.
 
     With the first of those who join its queue later, and the calls that others like them join. The
-    exit status is 1 if it is free.
+    exit status is 1 if it is free; what rests, though nobody has it, is not.
     """
     admin = admin_of(obj)
     info, now = admin.show(key), time.time()
@@ -121,6 +121,8 @@ def _described(info: LockInfo, now: float) -> list[tuple[str, str]]:
     facts = [("key", printable(info.key)), ("state", _STATES[info.state])]
     if info.mode == "shared":
         facts.append(("mode", f"shared, {in_use(info)}"))
+    elif info.state == "resting":
+        facts += [("mode", "alone"), ("since", since(info.since, now))]
     elif (holder := info.holder) is not None:
         facts += [
             ("mode", "alone"),
@@ -134,8 +136,10 @@ def _described(info: LockInfo, now: float) -> list[tuple[str, str]]:
         facts.append(("token", str(info.token) if info.token > 0 else "-"))
     if info.limit is not None:
         facts.append(("limit", limit_label(info.limit, now)))
-    if info.rest > 0:
-        facts.append(("rests", f"{duration(info.rest)} more, in which nobody is let in"))
+    is_shut = info.state == "resting" and info.mode == "alone"
+    rest = max(info.rest, info.remaining if is_shut else 0.0)
+    if rest > 0:
+        facts.append(("rests", f"{duration(rest)} more, in which nobody is let in"))
     for starts in info.starts:
         counted = f"{starts.begun} of {starts.limit} starts in the last {duration(starts.per)}"
         facts.append(("rate", counted))

@@ -85,7 +85,7 @@ class View:
     later: int = 0
 
     def count(self, info: LockInfo) -> None:
-        self.held += info.holder is not None
+        self.held += info.state == "held"
         self.waiting += info.waiting
         self.woken += info.woken
         self.later += info.later

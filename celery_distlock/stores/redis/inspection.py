@@ -405,10 +405,11 @@ def _starts(written: bytes) -> tuple[Starts, ...]:
 def _shared(state: KeyState, shares: Sequence[Any], used: int, capacity: bytes) -> KeyState:
     """Return *state* with those who have the key beside others."""
     holders = []
-    for owner, entry, left_ms in zip(shares[::3], shares[1::3], shares[2::3], strict=True):
+    found = zip(shares[::4], shares[1::4], shares[2::4], shares[3::4], strict=True)
+    for owner, entry, left_ms, task in found:
         _, units, slot, _, since, run = text(entry).split(" ", 5)
-        holder = Holder(text(owner), run, int(units), int(slot), int(since) / 1e6, left_ms / 1000)
-        holders.append(holder)
+        has = int(units), int(slot), int(since) / 1e6, left_ms / 1000
+        holders.append(Holder(text(owner), run, *has, text(task)))
     if not holders:
         return state._replace(owner="", token=0, run="", since=0.0, remaining=0.0)
     first = holders[0]

@@ -213,7 +213,7 @@ class Queue:
         ]
         if not told:
             return FREE
-        owner, run, _, _, since, left = told[0]
+        owner, run, _, _, since, left, _ = told[0]
         state = KeyState(owner, held[0].facts.token, run, since, left, 0)
         if held[0].facts.alone:
             return state

@@ -356,6 +356,7 @@ class Queued(Given):
         state = store.inspect("k")
         assert (state.waiting, state.woken) == (1, 3)
         assert {each.owner for each in state.holders} == {f"parked:run{n}" for n in range(3)}
+        assert {each.task for each in state.holders} == {"shop.reserve"}
         tokens = {take(store, "k", w.run, run=w.run, redelivered=True, want=THREE) for w in wakes}
         assert len(tokens) == 1
 

@@ -124,7 +124,11 @@ def test_what_stays_taken_though_nobody_has_it_is_shown_as_such(bare_site, invok
     (row,) = rows(invoke("list", key).stdout)
     assert (row["HOLDER"], row["WORKER"]) == ("-", "(rests)")
     assert shown(invoke, key)["state"] == "resting"
-    assert "state\tat rest: nobody has it" in invoke("show", key).stdout
+    told = invoke("show", key)
+    assert told.exit_code == 0
+    assert "state\tat rest: nobody has it" in told.stdout
+    assert ("rests\t" in told.stdout) == (want == ALONE)
+    assert "unless it is renewed" not in told.stdout
     done = invoke("release", key, "--force")
     assert done.stdout == f"{key} was taken from nobody, for it rests. It is free now.\n"
 

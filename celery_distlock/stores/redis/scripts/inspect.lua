@@ -1,7 +1,7 @@
 -- inspect.lua: look at a key without changing it, but that it may strike what has lapsed.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- returns {owner, token, run, ttl_ms, waiting, oldest, woken, task, limit, used, capacity, rest_ms,
---         starts, later, due_ms, opens_ms, identities, owner, entry, left_ms, ...}
+--         starts, later, due_ms, opens_ms, identities, owner, entry, left_ms, their_task, ...}
 --
 -- oldest  when the first of those who wait came (µs), as far as that is known; 0: nobody
 -- woken   how many runs are on their way
@@ -12,7 +12,8 @@
 --         have come by themselves
 -- opens_ms  in how many ms time alone lets the first who waits enter; -1: that is not for time to do
 -- identities  how many calls are known by an identity; of many, with those that mean nothing any more
--- entry   of some of those who have it beside others, as units.lua has it
+-- entry   of some of those who have it beside others, as units.lua has it; their_task is the name of one
+--         that is on its way
 -- USES grant units times calls
 
 local MOST_HOLDERS = 100
@@ -31,7 +32,7 @@ local function add_share(owner, entry)
     local ends, units, since, run = string.match(entry, '^(%d+) (%d+) %-?%d+ %d+ (%d+) (.*)$')
     if ends and tonumber(ends) > now_ms then
         used = used + tonumber(units)
-        shares[#shares + 1] = { owner, entry, math.ceil(tonumber(ends) - now_ms), tonumber(since) }
+        shares[#shares + 1] = { owner, entry, math.ceil(tonumber(ends) - now_ms), tonumber(since), run }
         on_their_way[run] = owner == 'parked:' .. run
     end
 end
@@ -99,8 +100,10 @@ local function told()
         answer[#answer + 1] = each
     end
     for number = 1, math.min(#shares, MOST_HOLDERS) do
-        for part = 1, 3 do
-            answer[#answer + 1] = shares[number][part]
+        local owner, entry, left_ms, _, run = unpack(shares[number])
+        local task = owner == 'parked:' .. run and redis.call('HGET', TASKS, 't:' .. run) or ''
+        for _, each in ipairs({ owner, entry, left_ms, task }) do
+            answer[#answer + 1] = each
         end
     end
     return answer
