@@ -21,7 +21,7 @@ UNTIL = ("started", "finished")
 DUPLICATE = ("join", "update", "raise")
 ON_OUTAGE = ("send", "raise")
 
-_SECONDS = f"seconds from 0 to {MAX_LEASE:.0f}"
+_SECONDS = f"seconds above 0 and up to {MAX_LEASE:.0f}"
 
 NOTHING: Any = type("Nothing", (), {"__repr__": lambda _: "..."})()
 

@@ -18,7 +18,7 @@ from .task_holds import TaskHold
 from .upgrading import conflict, wants_upgrade
 from .wants import ensure_able, want_of
 
-__all__ = ["KeyLock", "tell_conflict"]
+__all__ = ["KeyLock", "key_wanted", "tell_conflict"]
 
 
 class Entered(NamedTuple):
@@ -58,7 +58,7 @@ class KeyLock:
         prefix: str | None,
         timeout: float | None,
     ) -> None:
-        self.wanted = _wanted(type(self).__name__, key, capacity, weight, shared, rate)
+        self.wanted = key_wanted(type(self).__name__, key, capacity, weight, shared, rate)
         if not isinstance(watchdog, bool):
             raise ConfigurationError(f"watchdog must be True or False, not {watchdog!r}")
         if store is not None and not isinstance(store, str | Store):
@@ -175,7 +175,7 @@ class KeyLock:
         return conflict(self.key, reply)
 
 
-def _wanted(kind: str, key: Any, capacity: Any, weight: Any, shared: Any, rate: Any) -> Key:
+def key_wanted(kind: str, key: Any, capacity: Any, weight: Any, shared: Any, rate: Any) -> Key:
     """Return the key that a lock's arguments name; annotations do not keep anybody from others."""
     if isinstance(key, Key):
         if (capacity, weight, shared, rate) != (1, 1, False, None):

@@ -302,6 +302,11 @@ def _refuse_idle(task: type[Any], own: set[str], settings: Settings, policy: Pol
             raise ConfigurationError(
                 f"{where}: lock_wait is {settings.wait:g} s, and {policy!r} waits its own timeout"
             )
+    if {"lock_max_hold", "lock_watchdog"} <= own and not settings.watchdog and settings.max_hold:
+        raise ConfigurationError(
+            f"{where}: lock_max_hold is {settings.max_hold:g} s, and with lock_watchdog=False no"
+            " lease is renewed: a key is held until lock_lease is over"
+        )
     longest = settings.max_hold if {"lock_max_hold", "lock_lease"} <= own else None
     if longest is not None and settings.watchdog and longest < settings.lease:
         raise ConfigurationError(

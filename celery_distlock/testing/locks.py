@@ -7,6 +7,7 @@ from typing import Any
 from celery import Celery, _state
 
 from celery_distlock.engine.acquisition import acquire, release
+from celery_distlock.engine.key_locks import key_wanted
 from celery_distlock.engine.lease import Hold, Lease, Terms
 from celery_distlock.key import Key
 from celery_distlock.runtime.app import Runtime, spelt
@@ -41,7 +42,7 @@ class Locks:
     @contextmanager
     def hold(
         self,
-        key: str,
+        key: str | Key,
         *,
         capacity: int | None = 1,
         units: int = 1,
@@ -53,7 +54,7 @@ class Locks:
         Let somebody else hold *key* until the end of the block, also for code in this thread.
 
         Args:
-            key: The key.
+            key: The key; or a :class:`~celery_distlock.Key`, which says itself how much of it.
             capacity: As for :class:`~celery_distlock.Key`; 1: all of the key, beside nobody.
             units: How many units of that capacity, as a key's `weight`.
             shared: Beside all others that share it.
@@ -64,11 +65,13 @@ class Locks:
             AssertionError: The key is not free, or has not so many units left.
         """
         __tracebackhide__ = True
-        wanted = Key(key, capacity=capacity, weight=units, shared=shared)
+        wanted = key_wanted("hold", key, capacity, units, shared, None)
         hold = Hold(self.store, wanted, Terms(lease, watchdog=watchdog), label="the-test")
         reply = acquire(hold)
         if reply.status is not Status.GRANTED:
-            raise AssertionError(f"{key!r} is not free: {describe(reply.holder)} holds it")
+            raise AssertionError(
+                f"{wanted.template!r} is not free: {describe(reply.holder)} holds it"
+            )
         try:
             yield Lease((hold,))
         finally:

@@ -321,6 +321,7 @@ def test_a_key_that_cannot_be_made_is_refused(app, key, message):
         ({"lock_wait": 5, "lock_on_conflict": policies.Fail()}, r".*never waited.*Wait\(then=Fail"),
         ({"lock_wait": 5, "lock_on_conflict": policies.Wait(2)}, "lock_wait is 5 s, and Wait"),
         ({"lock_max_hold": 5}, "lock_max_hold is 5 s and lock_lease 30 s"),
+        ({"lock_max_hold": 50, "lock_watchdog": False}, "lock_max_hold is 50 s, and with lock_wat"),
         ({"lock_max_hold": 5, "lock_lease": 6}, "lock_max_hold is 5 s and lock_lease 6 s"),
     ],
 )
@@ -329,6 +330,12 @@ def test_what_would_have_no_effect_is_refused(app, options, message):
 
     with pytest.raises(ConfigurationError, match=f"task work: {message}"):
         app.finalize()
+
+
+@pytest.mark.parametrize("rule", [Debounce, Unique])
+def test_seconds_that_are_none_are_refused_with_those_that_are_some(rule):
+    with pytest.raises(ConfigurationError, match="seconds above 0"):
+        rule(0)
 
 
 def test_what_a_base_sets_for_all_its_tasks_is_no_mistake_of_one(app):

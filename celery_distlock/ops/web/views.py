@@ -216,7 +216,7 @@ class Views:
     async def drop(self, request: Request) -> Response:
         """Take a task out of a key's queue."""
         body = await _body(request, "name", "task_id")
-        key, task_id = _key(_text(body, "name")), _text(body, "task_id")
+        key, task_id = _key(_text(body, "name")), _task_id(body)
         dropped = await self._do(lambda: self._admin.drop(task_id, key))
         if not dropped:
             logger.info("%s dropped nothing: %r waits no more", _who(request), task_id)
@@ -364,6 +364,15 @@ def _text(body: dict[str, Any], name: str) -> str:
     if not isinstance(value, str) or not value:
         raise HTTPException(400, f"{name} is missing")
     return value
+
+
+def _task_id(body: dict[str, Any]) -> str:
+    text = _text(body, "task_id")
+    try:
+        text.encode("utf-8", "surrogateescape")  # as what is no text is read from a record
+    except UnicodeEncodeError:
+        raise HTTPException(400, "task_id is no text") from None
+    return text
 
 
 def _key(name: str) -> str:

@@ -96,6 +96,8 @@ def test_somebody_else_holds_a_key_against_this_thread_too(run_tests):
 
 def test_somebody_else_holds_units_of_a_key(run_tests):
     outcome = run_tests("""
+        from celery_distlock import Key
+
         def test_held(distlock_memory):
             with distlock_memory.hold("api", capacity=3, units=2):
                 distlock_memory.assert_units("api", 2)
@@ -103,6 +105,8 @@ def test_somebody_else_holds_units_of_a_key(run_tests):
                     assert ours.held
                     distlock_memory.assert_units("api", 3)
             distlock_memory.assert_free("api")
+            with distlock_memory.hold(Key("api", capacity=3, weight=2)):
+                distlock_memory.assert_units("api", 2)
 
         def test_shared(distlock_memory):
             with distlock_memory.hold("api", shared=True), Lock("api", shared=True) as ours:

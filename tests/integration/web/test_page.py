@@ -61,6 +61,15 @@ def test_a_key_that_several_hold_is_listed_once_and_shown_with_each_of_them(page
     assert page_process.keys(q="two") == ["tenant:7"]
 
 
+def test_a_task_id_that_no_task_can_have_is_refused(page_process):
+    headers = {**page_process.headers(), "Content-Type": "application/json"}
+    body = b'{"name": "k", "task_id": "\\ud800"}'
+
+    answer = page_process.client.post("/api/drop", content=body, headers=headers)
+
+    assert (answer.status_code, answer.json()) == (400, {"error": "task_id is no text"})
+
+
 def test_a_limit_and_a_rest_are_shown_with_the_author_and_the_times(page_process, share, admin):
     owner, began = share("tenant:7", "one", Want(1, 5)), time.time()
     admin.store.rest("tenant:7", owner, 60.0)
