@@ -3,6 +3,9 @@
 import functools
 import logging
 from dataclasses import replace
+from typing import Any
+
+from celery.app.task import Context
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
@@ -128,7 +131,8 @@ class Parker:
         Received.note(message, shown=True)
         try:
             with forks.no_fork():
-                task.backend.store_result(arrival.identity, info, PARKED)
+                request = _context_of(message)
+                task.backend.store_result(arrival.identity, info, PARKED, request=request)
         except Exception as error:  # noqa: BLE001  # only a state to look at: the task matters more
             words = (
                 "the result backend did not store state %s of task %s[%s]; tasks are parked without"
@@ -165,6 +169,20 @@ class Parker:
             run,
             names,
         )
+
+
+def _context_of(message: Any) -> Context:
+    """Return what a backend reads of a task: where its caller waits, its arguments, its group."""
+    args, kwargs, _ = message.payload
+    properties = message.properties
+    return Context(
+        message.headers,
+        args=args,
+        kwargs=kwargs,
+        delivery_info=message.delivery_info,
+        reply_to=properties.get("reply_to"),
+        correlation_id=properties.get("correlation_id"),
+    )
 
 
 def _report(store: Store, arrival: Arrival, reply: Reply) -> None:

@@ -30,13 +30,24 @@ def parker(store):
     return Parker(runtime, stale_after=60.0)
 
 
-def arrive(identity: str, **terms) -> Arrival:
-    task = SimpleNamespace(name="use", ignore_result=True)
+class Backend:
+    """One that sends results to who waits for them, as Celery's RPC backend."""
+
+    def __init__(self):
+        self.stored = []
+
+    def store_result(self, task_id, result, state, traceback=None, request=None):
+        self.stored.append((task_id, state, request))
+
+
+def arrive(identity: str, backend: Backend | None = None, **terms) -> Arrival:
+    task = SimpleNamespace(name="use", ignore_result=backend is None, backend=backend)
     message = Message(
-        body="[]",
+        body='[["a"], {"b": 1}, {}]',
         content_type="application/json",
-        headers={"id": identity, "task": "use"},
-        properties={},
+        content_encoding="utf-8",
+        headers={"id": identity, "task": "use", "group": "g", "retries": 1},
+        properties={"reply_to": "caller", "correlation_id": identity},
         delivery_info={"redelivered": False},
     )
     return Arrival(task, message, (Key("k", **terms),), lambda: None, lambda: None)
@@ -75,6 +86,18 @@ def test_one_for_which_there_may_be_room_did(store, parked):
 
     assert parked("a", capacity=3).came_first
     assert not parked("b", capacity=3).came_first
+
+
+def test_its_state_goes_to_who_waits_for_the_result(parked):
+    backend = Backend()
+
+    parked("a", backend=backend)
+
+    ((task_id, state, request),) = backend.stored
+    assert (task_id, state) == ("a", "PARKED")
+    assert (request.reply_to, request.correlation_id) == ("caller", "a")
+    assert (request.id, request.args, request.kwargs) == ("a", ["a"], {"b": 1})
+    assert (request.group, request.retries) == ("g", 1)
 
 
 def test_one_that_another_worker_may_have_by_now_is_doubtful_and_not_redelivered(parker):
