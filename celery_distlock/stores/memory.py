@@ -682,9 +682,10 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
 
     def _sweep(self, name: str, now: float) -> Iterator[WokenTask]:
         state = self._entered(name)
-        for run in [run for run, due in state.woken.items() if due <= now]:
+        for run, due in [each for each in state.woken.items() if each[1] <= now]:
             if holder := state.holds(run):
-                state.woken[run] = state.shares[holder].until
+                if due > -math.inf:  # else it came back, and its process is being ended
+                    state.woken[run] = state.shares[holder].until
                 continue
             if any(waiter.member == f"p:{run}" for waiter in state.queue):
                 del state.woken[run]  # it stepped back, and its turn comes again

@@ -10,6 +10,7 @@ Receives woken tasks directly from the lock store, without a round through the b
 
 import functools
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -133,6 +134,7 @@ class _AckWorker:
     def __init__(self, store: ParkingStore) -> None:
         self._store = store
         self._background = Background("distlock-acks", _NOT_DROPPED)
+        self._closed = False
 
     def callbacks(
         self, wake: WokenTask, *, late: bool
@@ -161,7 +163,12 @@ class _AckWorker:
         self._submit(lambda: self._store.dispatch(self._store.drop(wake).wake))
 
     def close(self) -> None:
-        """End after what was asked for until now; does not wait for it."""
+        """
+        End after what was asked for until now; does not wait for it.
+
+        Tasks of a consumer that has ended may end later; each of them then has its own thread.
+        """
+        self._closed = True
         self._background.stop()
 
     def _submit(self, call: Callable[[], object]) -> None:
@@ -171,4 +178,7 @@ class _AckWorker:
             except StoreError as error:
                 logger.warning("%s: %s", _NOT_DROPPED, error)
 
-        self._background.submit(report)
+        if self._closed:
+            threading.Thread(target=report, name="distlock-ack", daemon=True).start()
+        else:
+            self._background.submit(report)

@@ -1,5 +1,6 @@
 """A request that hands what the main process knows of its message to the process that runs it."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
@@ -15,6 +16,8 @@ from celery_distlock.stores.values import WokenTask
 from celery_distlock.telemetry import events
 
 __all__ = ["LockedRequest", "pushed_requests"]
+
+logger = logging.getLogger(__name__)
 
 # Content that kombu serializes again just as it was, if the body is not kept as it came. YAML's
 # dumper refuses Celery's signatures, and a signed body would be signed in the worker's name.
@@ -87,6 +90,13 @@ class LockedRequest(Request):
             self.acknowledged = True
         else:
             super().acknowledge()
+
+    def cancel(self, *args: Any, **options: Any) -> None:
+        """End it as after a lost connection; as a broker would, the store sends it again."""
+        super().cancel(*args, **options)
+        # Not by reject(): if it was too late and the task succeeds, that is still acknowledged.
+        if self._received.pushed and self.task.acks_late and not self.acknowledged:
+            self.on_reject(logger, self.connection_errors, True)
 
     @property
     def waits(self) -> bool:

@@ -607,6 +607,11 @@ def work_late(self: Any, key: str, gate: str = "") -> str:
     return "done"
 
 
+work_late_for_long = locked(name="work_late_for_long", acks_late=True, lock_lease=300.0)(
+    work_late.run.__func__
+)
+
+
 @locked(lock_lease=300.0)
 def die(self: Any, key: str, how: str) -> None:
     """Wait for an end by force; without it the key would be locked for five minutes."""

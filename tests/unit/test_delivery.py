@@ -58,6 +58,19 @@ def test_what_is_refused_does_not_come_to_the_event_loop(app, caplog):
     assert "it is no message" in caplog.text
 
 
+def test_an_end_after_that_of_the_consumer_is_noted():
+    noted = []
+    settler = _AckWorker(SimpleNamespace(mark_returned=noted.append))
+    _, reject = settler.callbacks(WokenTask("k", "run", b""), late=True)
+    reject(None, None, requeue=True)
+    settler.close()
+    wait_until(lambda: not settler._background._thread.is_alive(), what="the thread's end")
+
+    reject(None, None, requeue=True)
+
+    wait_until(lambda: len(noted) == 2, what="the second end")
+
+
 def test_an_end_that_cannot_be_noted_keeps_no_other_from_being_noted(caplog):
     noted = threading.Event()
 

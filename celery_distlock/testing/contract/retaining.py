@@ -46,6 +46,20 @@ class Retaining(Given):
             assert again.returned
 
     @parks
+    def test_a_kept_run_that_came_back_is_sent_when_its_process_is_gone(
+        self, store: ParkingStore
+    ) -> None:
+        wake = kept(store, 30.0)
+        store.mark_returned(wake)
+        for _ in range(2):
+            assert list(store.wake_next("k")) == []
+
+        store.release(ReleaseRequest("k", "b", run="run", completion=Completion.NO))
+
+        (again,) = store.wake_next("k")
+        assert again == wake._replace(returned=True)
+
+    @parks
     def test_a_kept_run_that_is_parked_again_has_not_come_back(self, store: ParkingStore) -> None:
         kept(store, 30.0)
         store.release(ReleaseRequest("k", "b", run="run", completion=Completion.NO))

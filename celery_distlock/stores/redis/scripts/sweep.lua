@@ -27,7 +27,10 @@ for _, run in ipairs(due) do
     local envelope = redis.call('HGET', TASKS, 'e:' .. run)
     local runs, left_ms = holds(run, now)
     if envelope and runs then
-        redis.pcall('ZADD', WOKEN, integer(now / 1000 + left_ms), run)
+        -- One that came back is sent as soon as its process, which is being ended, is gone.
+        if redis.call('ZSCORE', WOKEN, run) ~= '0' then
+            redis.pcall('ZADD', WOKEN, integer(now / 1000 + left_ms), run)
+        end
     elseif envelope and redis.call('ZSCORE', QUEUE, 'p:' .. run) then
         redis.call('ZREM', WOKEN, run) -- it stepped back, and its turn comes again
     elseif envelope and times_sent(run) >= RESENDS + LAST_RESENDS and not keeps_for(run) then
