@@ -89,7 +89,8 @@ class Runtime:
         # Set by the worker's bootsteps while it consumes:
         self.delivery_address = ""  # where it takes woken tasks; empty: nowhere
         self.delivery_queues: Collection[str] = ()  # the broker's queues whose tasks it takes so
-        self.drop_woken: Callable[[WokenTask], None] | None = None  # in the store, by a thread
+        # Drops runs in the store, by a thread, which also finds them.
+        self.drop_reserved: Callable[[Callable[[], Iterable[WokenTask]]], None] | None = None
         self.parking_thread: Any = None  # parks messages that arrive for a taken key
         self.inspection_thread: Any = None  # inspects the keys of those that are not parked
         self.trust = Trust(app, self.plans, lambda: self.settings.secret)

@@ -11,7 +11,7 @@ Receives woken tasks directly from the lock store, without a round through the b
 import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from celery import bootsteps
@@ -76,7 +76,7 @@ class DeliveryStep(bootsteps.StartStopStep):
         self._calls = calls = LoopCalls(parent.hub, lambda call: call())
         self._channel = store.open_channel(functools.partial(self._receive, parent, calls))
         self._runtime.delivery_address = self._channel.address if self._channel else ""
-        self._runtime.drop_woken = self._ack_worker.forget
+        self._runtime.drop_reserved = self._ack_worker.forget_all
         if self._channel:
             self._registration = Registration(parent, store, self._channel.address)
             self._runtime.delivery_queues = self._registration.queues
@@ -84,7 +84,7 @@ class DeliveryStep(bootsteps.StartStopStep):
     def stop(self, parent: Any) -> None:
         """Close the channel: tasks woken from now on go elsewhere, or through the broker."""
         self._runtime.delivery_address, self._runtime.delivery_queues = "", ()
-        self._runtime.drop_woken = None
+        self._runtime.drop_reserved = None
         for part in (self._registration, self._channel, self._calls, self._ack_worker):
             if part is not None:
                 part.close()
@@ -160,7 +160,16 @@ class _AckWorker:
 
     def forget(self, wake: WokenTask) -> None:
         """Drop a woken task that has ended, or will not run."""
-        self._submit(lambda: self._store.dispatch(self._store.drop(wake).wake))
+        self.forget_all(lambda: [wake])
+
+    def forget_all(self, find: Callable[[], Iterable[WokenTask]]) -> None:
+        """Likewise all that *find* yields; called in the thread."""
+
+        def drop() -> None:
+            for wake in find():
+                self._store.dispatch(self._store.drop(wake).wake)
+
+        self._submit(drop)
 
     def close(self) -> None:
         """

@@ -8,12 +8,21 @@ from weakref import WeakValueDictionary
 from celery.worker.request import Request
 
 from celery_distlock import clock
+from celery_distlock.errors import LockKeyError
+from celery_distlock.keys import slot_name
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.messages import LockHeader, destination_of, header_names
+from celery_distlock.runtime.messages import (
+    LockHeader,
+    destination_of,
+    execution_id,
+    header_names,
+)
 from celery_distlock.runtime.received import HEADER, Received
 from celery_distlock.runtime.requeueing import Postponed
 from celery_distlock.stores.values import WokenTask
 from celery_distlock.telemetry import events
+
+from .arrival import PLAIN_CONTENT
 
 __all__ = ["LockedRequest", "pushed_requests"]
 
@@ -116,11 +125,42 @@ class LockedRequest(Request):
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Free the keys that are reserved for a revoked or expired task."""
         super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
-        header = LockHeader.of(self.request_dict)
-        drop = self._runtime.drop_woken
-        if header.woken and not terminated and drop is not None:
-            for name in header.places:
-                drop(WokenTask(name, header.run, b""))
+        drop = self._runtime.drop_reserved
+        if drop is not None and not terminated and (self._was_woken or self._may_be_kept_for):
+            drop(self._reserved)
+
+    @property
+    def _was_woken(self) -> bool:
+        return LockHeader.of(self.request_dict).woken
+
+    @property
+    def _may_be_kept_for(self) -> bool:
+        """Whether the attempt before may have left its keys to it, and they can be made here."""
+        plan = self._runtime.plans.get(self.type)
+        return (
+            plan is not None
+            and plan.settings.hold_on_retry
+            and bool(self.request_dict.get("retries"))
+            and plan.rule.runs_no_code
+            and self.content_type in PLAIN_CONTENT
+        )
+
+    def _reserved(self) -> list[WokenTask]:
+        """Return its run at each of the keys that may be reserved for it."""
+        facts = self.request_dict
+        header, run = LockHeader.of(facts), execution_id(facts)
+        names = header.places if header.woken else self._own_names()
+        return [WokenTask(name, run, b"") for name in names]
+
+    def _own_names(self) -> list[str]:
+        """Return the slot names of its keys, by its template."""
+        plan = self._runtime.plans[self.type]
+        assert plan is not None
+        try:
+            keys = plan.rule.keys(self.args, self.kwargs)
+        except (LockKeyError, TypeError):  # the attempt before had other arguments
+            return []
+        return [slot_name(key.template) for key in keys]
 
 
 def _event_source(options: dict[str, Any]) -> str:

@@ -338,6 +338,11 @@ def hold_on_retry(self: Any, key: str, note: str) -> None:
         raise self.retry(countdown=0.5)
 
 
+@locked(lock_hold_on_retry=True, lock_lease=300.0, max_retries=1)
+def hold_for_a_retry(self: Any, key: str) -> None:
+    raise self.retry(countdown=2.0)
+
+
 def send_retry_and_stay(self: Any, key: str, note: Any = None, gate: str = "") -> int:
     """Have the retry sent, and come back from it when the gate is open; return the retries."""
     journal.write(key, [note, self.request.retries])

@@ -21,6 +21,18 @@ def test_the_key_is_free_after(site, key, how):
     assert site.tasks.work_fail.delay(key).get(timeout=30) == 0
 
 
+def test_the_key_that_is_kept_for_a_retry_is_free_when_that_is_discarded(site, key):
+    result = site.tasks.hold_for_a_retry.delay(key)
+    wait_until(lambda: result.state == "RETRY", what="the retry")
+    assert site.look(key).remaining > 60
+
+    result.revoke()
+
+    site.wait_free(key)
+    assert result.state == "REVOKED"
+    assert site.tasks.work_fail.delay(key).get(timeout=30) == 0
+
+
 def test_the_key_is_free_after_a_soft_time_limit(site, key):
     result = site.tasks.sleep_past_soft_limit.delay(key)
     wait_until(lambda: result.state == "FAILURE", what="the soft time limit")
