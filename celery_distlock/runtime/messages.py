@@ -19,6 +19,7 @@ from celery import Celery
 from kombu import Producer
 from kombu.compression import get_encoder
 from kombu.entity import maybe_delivery_mode
+from kombu.exceptions import OperationalError
 from kombu.message import Message
 from kombu.serialization import dumps as serialize
 from kombu.serialization import prepare_accept_content, registry  # type: ignore[attr-defined]
@@ -34,6 +35,8 @@ __all__ = [
     "LockHeader",
     "MalformedError",
     "accepted_content",
+    "broker_errors",
+    "broker_reason",
     "execution_id",
     "header_names",
     "publish",
@@ -375,7 +378,7 @@ def publish(app: Celery, envelope: bytes, *, returned: bool = False) -> None:
 
     Raises:
         MalformedError: It cannot be sent: it is spoilt.
-        kombu.exceptions.OperationalError: The broker cannot be reached, by the app's retry policy.
+        kombu.exceptions.OperationalError: The broker does not take it, by the app's retry policy.
     """
     try:
         built = _build(loads(envelope), returned)
@@ -387,12 +390,34 @@ def publish(app: Celery, envelope: bytes, *, returned: bool = False) -> None:
         queue for queue in app.amqp.queues.values() if exchange and exchange in _exchanges(queue)
     ]
     with forks.no_fork(), app.producer_or_acquire() as producer:
-        producer.publish(
-            **built,
-            declare=declare,
-            retry=app.conf.task_publish_retry,
-            retry_policy=app.conf.task_publish_retry_policy,
-        )
+        try:
+            producer.publish(
+                **built,
+                declare=declare,
+                retry=app.conf.task_publish_retry,
+                retry_policy=app.conf.task_publish_retry_policy,
+            )
+        except OperationalError:
+            raise
+        except broker_errors(producer.connection) as error:  # as they come without retries
+            raise OperationalError(str(error)) from error
+
+
+def broker_errors(connection: Any) -> tuple[type[Exception], ...]:
+    """Return what is raised where the broker of *connection* does not take a message."""
+    return (
+        OperationalError,
+        *connection.connection_errors,
+        *connection.channel_errors,
+        *connection.recoverable_connection_errors,  # here amqp has that it was refused
+        *connection.recoverable_channel_errors,
+    )
+
+
+def broker_reason(error: BaseException) -> str:
+    """Return what the broker, or the way to it, has said; some of these errors have no text."""
+    cause = (isinstance(error, OperationalError) and error.__cause__) or error
+    return ": ".join(filter(None, (type(cause).__name__, str(cause))))
 
 
 def _headers(message: Mapping[str, Any], returned: bool) -> dict[str, Any]:

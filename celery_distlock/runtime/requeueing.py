@@ -31,13 +31,13 @@ from celery_distlock.stores.values import (
 )
 
 from .invocation import Invocation
-from .messages import LockHeader, publish, seal, with_eta
+from .messages import LockHeader, broker_reason, publish, seal, with_eta
 
 __all__ = ["Postponed", "Requeueing", "drop", "route_of"]
 
 # Seconds; no longer, so that a store that is back does not wait for its tasks.
 OUTAGE = policies.Retry(delay=1.0, max_delay=8.0)
-BROKER_PAUSE = 1.0  # seconds between attempts to send a task while the broker is away, too
+BROKER_PAUSE = 1.0  # seconds between attempts to send a task while the broker does not take it
 
 
 class Postponed(Ignore):
@@ -279,8 +279,8 @@ class Requeueing:
                 return publish(self._invocation.task.app, envelope)
             except OperationalError as error:
                 # Only this process knows the task now, so it must not stop trying.
-                words = "waits, the broker is away too; is sent in {pause:g} s or later: {why}"
-                self._report.warning(words, pause=BROKER_PAUSE, why=error)
+                words = "waits, the broker does not take it: {why}; is sent in {pause:g} s or later"
+                self._report.warning(words, pause=BROKER_PAUSE, why=broker_reason(error))
                 time.sleep(BROKER_PAUSE)
 
 

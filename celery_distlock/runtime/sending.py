@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
-from kombu.exceptions import OperationalError
 from kombu.serialization import dumps, loads
 
 from celery_distlock import signals
@@ -32,7 +31,16 @@ from celery_distlock.unique import CallRule, Debounce, Throttle
 
 from .app import UNSET, Plan, Runtime
 from .current import Task
-from .messages import Content, LockHeader, destination_of, execution_id, seal_call, when
+from .messages import (
+    Content,
+    LockHeader,
+    broker_errors,
+    broker_reason,
+    destination_of,
+    execution_id,
+    seal_call,
+    when,
+)
 from .received import HEADER
 
 __all__ = ["StoreProducer", "apply_async"]
@@ -416,15 +424,13 @@ class StoreProducer:
         try:
             self._publish(content, how, headers, header)
         except Exception as error:
-            connection = self._real.connection
-            away = OperationalError, *connection.connection_errors, *connection.channel_errors
-            if not isinstance(error, away):
+            if not isinstance(error, broker_errors(self._real.connection)):
                 raise
             logger.warning(
-                "%s[%s] is accepted, and the broker is away: a worker sends it when it is back: %s",
+                "%s[%s] is accepted, and a worker sends it later, the broker does not take it: %s",
                 call.task.name,
                 headers["id"],
-                error,
+                broker_reason(error),
             )
         else:
             call.runtime.published.note(WokenTask(call.name, run, b""))

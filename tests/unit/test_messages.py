@@ -1,15 +1,25 @@
-"""What is sealed of a task's request: its message, and nothing that was put beside it."""
+"""What is sealed of a task's request, its message alone; and what becomes of it at the broker."""
 
 from __future__ import annotations
 
 import json
+import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from amqp.exceptions import AccessRefused, MessageNacked
+from celery import Celery
 from celery.app.task import Context
+from kombu import Producer
+from kombu.exceptions import OperationalError
 
-from celery_distlock.runtime.messages import LockHeader, seal
+from celery_distlock.runtime import requeueing
+from celery_distlock.runtime.messages import LockHeader, broker_reason, publish, seal
 from celery_distlock.runtime.received import HEADER, Received
+from celery_distlock.runtime.reporting import Report
+from celery_distlock.runtime.requeueing import Requeueing
+from celery_distlock.stores.memory import MemoryStore
 
 
 def request_of(facts: dict[str, Any], **received: Any) -> Context:
@@ -56,3 +66,76 @@ def test_the_body_is_the_one_that_came_whatever_becomes_of_the_arguments():
 
     assert envelope["text"]
     assert envelope["body"] == "W1sxXSwge30sIHt9XQ=="
+
+
+REFUSALS: dict[str, BaseException] = {
+    "ConnectionResetError: gone": ConnectionResetError("gone"),
+    "MessageNacked": MessageNacked(),
+    "AccessRefused: not for you": AccessRefused("not for you"),
+}
+
+
+@pytest.fixture
+def app():
+    """An app that tries once to publish, at a RabbitMQ which it is never connected to."""
+    with Celery("messages", broker="pyamqp://", set_as_current=False) as app:
+        app.conf.task_publish_retry = False
+        yield app
+
+
+@pytest.fixture
+def refusals(monkeypatch):
+    """What the next publications raise."""
+    refusals: list[BaseException] = []
+
+    def publish(_producer: Any, **_how: Any) -> None:
+        if refusals:
+            raise refusals.pop()
+
+    monkeypatch.setattr(Producer, "publish", publish)
+    return refusals
+
+
+@pytest.fixture
+def requeueing_of(app, monkeypatch):
+    """Makes what sends again the message of a task, which may have been left with the broker."""
+    monkeypatch.setattr(requeueing, "BROKER_PAUSE", 0.001)
+
+    def make(**received: Any) -> Requeueing:
+        task = SimpleNamespace(name="work", app=app, acks_late=received.pop("acks_late", False))
+        store = MemoryStore("memory://", "messages")
+        report = Report(task, "1", store)
+        facts = {"task": task, "store": store, "report": report, "received": Received(**received)}
+        return Requeueing(SimpleNamespace(**facts), ())  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def envelope():
+    return seal(request_of({"id": "1", "task": "work"}, body="[[], {}, {}]"), LockHeader())
+
+
+@pytest.mark.parametrize("told", REFUSALS)
+def test_what_the_broker_does_not_take_at_one_attempt_is_an_error_of_the_broker(
+    app, refusals, envelope, told
+):
+    refusals.append(REFUSALS[told])
+
+    with pytest.raises(OperationalError) as raised:
+        publish(app, envelope)
+
+    assert broker_reason(raised.value) == told
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_the_broker_does_not_take_is_sent_when_it_does(
+    refusals, envelope, requeueing_of, late, caplog
+):
+    refusals += REFUSALS.values()
+
+    with caplog.at_level(logging.WARNING):
+        requeueing_of(acks_late=late)._publish(envelope, 0.0)
+
+    assert refusals == []
+    assert all(each in caplog.text for each in REFUSALS)
