@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from amqp.exceptions import ChannelError, MessageNacked
 from celery import Celery
 from kombu import Producer
 from kombu.compression import get_encoder
@@ -39,6 +40,7 @@ __all__ = [
     "broker_reason",
     "execution_id",
     "header_names",
+    "is_refusal",
     "publish",
     "seal",
     "seal_call",
@@ -412,6 +414,11 @@ def broker_errors(connection: Any) -> tuple[type[Exception], ...]:
         *connection.recoverable_connection_errors,  # here amqp has that it was refused
         *connection.recoverable_channel_errors,
     )
+
+
+def is_refusal(error: OperationalError) -> bool:
+    """Whether the broker is there, and says that it does not take the message."""
+    return isinstance(error.__cause__, (MessageNacked, ChannelError))
 
 
 def broker_reason(error: BaseException) -> str:

@@ -5,10 +5,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Reject
 from kombu.exceptions import OperationalError
 
-from celery_distlock import policies
+from celery_distlock import clock, policies
 from celery_distlock.engine.acquisition import acquire, release
 from celery_distlock.engine.lease import Hold
 from celery_distlock.engine.pending_releases import release_later
@@ -31,13 +31,15 @@ from celery_distlock.stores.values import (
 )
 
 from .invocation import Invocation
-from .messages import LockHeader, broker_reason, publish, seal, with_eta
+from .messages import LockHeader, broker_reason, is_refusal, publish, seal, with_eta
 
 __all__ = ["Postponed", "Requeueing", "drop", "route_of"]
 
 # Seconds; no longer, so that a store that is back does not wait for its tasks.
 OUTAGE = policies.Retry(delay=1.0, max_delay=8.0)
 BROKER_PAUSE = 1.0  # seconds between attempts to send a task while the broker does not take it
+# Seconds after which it gets back what it refuses and still has, so that a worker can be stopped.
+GIVE_BACK_AFTER = 30.0
 
 
 class Postponed(Ignore):
@@ -227,6 +229,7 @@ class Requeueing:
 
         Raises:
             Postponed: That is done.
+            Reject: The broker refuses that, and still has the message.
         """
         invocation = self._invocation
         header = replace(
@@ -237,7 +240,7 @@ class Requeueing:
             since=invocation.waiting_since,
             sent=False,
         )
-        self._publish(seal(invocation.request, header), decision.delay)
+        self._publish(seal(invocation.request, header), decision.delay, may_give_back=True)
         raise Postponed(f"sent again in {decision.delay:.1f} s")
 
     def on_outage(self, error: StoreUnavailableError) -> None:
@@ -246,6 +249,7 @@ class Requeueing:
 
         Raises:
             Postponed: The message was sent again.
+            Reject: The broker refuses that, and still has the message.
             StoreUnavailableError: The task is to fail.
         """
         invocation = self._invocation
@@ -262,7 +266,7 @@ class Requeueing:
         words = "is sent again in {delay:.1f} s, the lock store is away: {why}"
         self._report.warning(words, delay=delay, why=error)
         header = replace(invocation.header, outages=outages + 1)
-        self._publish(seal(invocation.request, header), delay)
+        self._publish(seal(invocation.request, header), delay, may_give_back=True)
         raise Postponed("the lock store is away") from error
 
     def _drop_parked(self) -> None:
@@ -272,16 +276,26 @@ class Requeueing:
             owner = new_owner(self._report.name)
             release_later(self._store, key.template, owner, run=run, ended=Completion.YES)
 
-    def _publish(self, envelope: bytes, delay: float) -> None:
+    def _publish(self, envelope: bytes, delay: float, *, may_give_back: bool = False) -> None:
         envelope = with_eta(envelope, delay) if delay else envelope
+        began = clock.monotonic()
         while True:
             try:
                 return publish(self._invocation.task.app, envelope)
             except OperationalError as error:
-                # Only this process knows the task now, so it must not stop trying.
+                late = clock.monotonic() - began >= GIVE_BACK_AFTER
+                if may_give_back and late and self._broker_has_it and is_refusal(error):
+                    raise Reject(broker_reason(error), requeue=True) from error
+                # Else only this process knows the task now, so it must not stop trying.
                 words = "waits, the broker does not take it: {why}; is sent in {pause:g} s or later"
                 self._report.warning(words, pause=BROKER_PAUSE, why=broker_reason(error))
                 time.sleep(BROKER_PAUSE)
+
+    @property
+    def _broker_has_it(self) -> bool:
+        """Whether the broker keeps the message, which is not acknowledged."""
+        invocation = self._invocation
+        return bool(invocation.task.acks_late) and not invocation.received.pushed
 
 
 def route_of(keys: Iterable[Key], task: str) -> Route:

@@ -11,6 +11,7 @@ import pytest
 from amqp.exceptions import AccessRefused, MessageNacked
 from celery import Celery
 from celery.app.task import Context
+from celery.exceptions import Reject
 from kombu import Producer
 from kombu.exceptions import OperationalError
 
@@ -128,14 +129,46 @@ def test_what_the_broker_does_not_take_at_one_attempt_is_an_error_of_the_broker(
     assert broker_reason(raised.value) == told
 
 
-@pytest.mark.parametrize("late", [False, True])
 def test_what_the_broker_does_not_take_is_sent_when_it_does(
-    refusals, envelope, requeueing_of, late, caplog
+    refusals, envelope, requeueing_of, caplog
 ):
     refusals += REFUSALS.values()
 
     with caplog.at_level(logging.WARNING):
-        requeueing_of(acks_late=late)._publish(envelope, 0.0)
+        requeueing_of()._publish(envelope, 0.0)
 
     assert refusals == []
     assert all(each in caplog.text for each in REFUSALS)
+
+
+@pytest.mark.parametrize("refusal", [MessageNacked(), AccessRefused("not for you")], ids=repr)
+def test_what_the_broker_refuses_for_long_and_still_has_it_gets_back(
+    refusals, envelope, requeueing_of, monkeypatch, refusal
+):
+    monkeypatch.setattr(requeueing, "GIVE_BACK_AFTER", 0.0)
+    refusals.append(refusal)
+
+    with pytest.raises(Reject) as raised:
+        requeueing_of(acks_late=True)._publish(envelope, 0.0, may_give_back=True)
+
+    assert raised.value.requeue
+
+
+@pytest.mark.parametrize(
+    ("why", "facts"),
+    [
+        (ConnectionResetError("gone"), {"acks_late": True}),
+        (MessageNacked(), {"acks_late": True, "pushed": True}),
+        (MessageNacked(), {}),
+    ],
+    ids=["it is away", "it was pushed", "it is acknowledged"],
+)
+def test_what_the_broker_cannot_get_back_is_sent_when_it_takes_it(
+    refusals, envelope, requeueing_of, monkeypatch, why, facts
+):
+    monkeypatch.setattr(requeueing, "GIVE_BACK_AFTER", 0.0)
+    refusals.append(why)
+
+    requeueing_of(**facts)._publish(envelope, 0.0, may_give_back=True)
+
+    assert refusals == []
