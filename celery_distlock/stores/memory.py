@@ -118,7 +118,10 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         with self._mutex:
             state = self._entered(slot_name(request.key))
             answer = self._answer_who_has_it(state, request, asked_at)
-            return answer or self._answer_who_comes(state, request, asked_at)
+            answer = answer or self._answer_who_comes(state, request, asked_at)
+            if answer.status is Status.GRANTED:
+                self._note_opening(slot_name(request.key), state)
+            return answer
 
     def _answer_who_has_it(
         self, state: MemoryKey, request: AcquireRequest, asked_at: float
@@ -240,7 +243,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         """Return in how many seconds time alone lets one in who is told to wait; 0: it does not."""
         waits = request.queue is not None
         if waits:
-            self._note_opening(name, state)
+            self._note_opening(name, state, here=member)
         if state.place(member):
             if leaves and not waits:  # who stands before may have it now, and was told nothing
                 self.note_due({name: LOOK})

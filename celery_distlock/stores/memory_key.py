@@ -53,6 +53,7 @@ DOUBLINGS = 2
 UNSENT = 2.0
 DONE = 3600.0
 LOOK = 1.0
+SOONER = 0.01
 AHEAD = 1_000_000  # µs
 
 _token_mutex = threading.Lock()
@@ -243,6 +244,18 @@ class MemoryKey:
         if self.limit is not None and self.limit.rates:
             opens = min(opens, self.limit_until - clock.monotonic())
         return max(0.0, opens)
+
+    def called_first(self, here: str) -> str:
+        """Return who is to be called, as `call_first` of queue.lua does it; empty: nobody."""
+        member, opening = self._next_member(), self.opens_in()
+        if not (self.log.in_use and member.startswith("b:")) or opening is None:
+            return ""
+        known, looks = self.log.looks
+        at = clock.monotonic() + opening
+        if known == member != here and looks <= at + SOONER:
+            return ""
+        self.log.looks = member, at
+        return "" if member == here else member.removeprefix("b:")
 
     def due_in(self) -> float | None:
         """Return in how many seconds time may change something here; None: not time alone."""

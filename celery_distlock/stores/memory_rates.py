@@ -51,6 +51,7 @@ class StartLog:
     series: dict[int, Series] = field(default_factory=dict)  # by the time that they are counted for
     reserved: dict[str, Want] = field(default_factory=dict)  # by owner, who has to come
     started: dict[str, tuple[int, Want]] = field(default_factory=dict)  # of who has not left yet
+    looks: tuple[str, float] = ("", 0.0)  # who is blocked and the first, and when he looks again
     until: int = 0  # it tells something, with what is on its way
 
     def prune(self, now: int, has_something: Callable[[str], bool]) -> None:

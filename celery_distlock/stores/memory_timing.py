@@ -50,11 +50,17 @@ class MemoryTiming(TimedStore):
     def _sweep(self, name: str, now: float) -> Iterator[WokenTask]:
         raise NotImplementedError
 
-    def _note_opening(self, name: str, state: MemoryKey) -> None:
-        """Note when time lets the first in who waits, or one come who was sent before his time."""
+    def _note_opening(self, name: str, state: MemoryKey, here: str = "") -> None:
+        """
+        Note when time lets the first in who waits, or one come who was sent before his time.
+
+        Who is blocked and the first is called, but not who is *here* and told with the answer.
+        """
         opening = state.due_in()
         if opening is not None:
             self.note_due({name: opening})
+        if (owner := state.called_first(here)) in self._inboxes:
+            self._inboxes[owner].call()
 
     def note_due(self, dues: Mapping[str, float]) -> None:
         now = clock.monotonic()

@@ -1,5 +1,6 @@
 """Keys that may be taken only so often."""
 
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -14,8 +15,11 @@ from .actions import (
     BUSY,
     DONE,
     GRANTED,
+    PATIENCE,
     YES,
+    Waiter,
     ask,
+    fair,
     leave,
     park,
     parks,
@@ -50,6 +54,20 @@ def count(store: Store, key: str, want: Want, most: int = 20) -> int:
             return number
         leave(store, key, owner, started=True)
     return most
+
+
+def ensure_called(waiter: Waiter) -> None:
+    """Have a waiter be called, and not only look after a pause."""
+    since = time.monotonic()
+    waiter.inbox.wait(PATIENCE)
+    assert time.monotonic() < since + PATIENCE / 2
+
+
+def told(store: Store, key: str, waiter: Waiter, want: Want) -> float:
+    """Return in how many seconds one is to look who is the first, and may not enter yet."""
+    reply = ask(store, key, waiter.owner, queue=waiter.inbox, want=want)
+    assert (reply.status, reply.place) == (BUSY, 0)
+    return reply.remaining
 
 
 class Rates(Given):
@@ -329,6 +347,27 @@ class Rates(Given):
         assert reply.status is BUSY
         assert reply.place == 0
         assert PER - 30 < reply.remaining <= PER
+
+    @rates
+    @waits
+    @fair
+    def test_who_is_blocked_is_called_when_it_is_the_next_and_told_when_to_look(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        for number, capacity in enumerate((0, 5, 1)):
+            key, want = f"k{number}", so_often(6, burst=1)._replace(capacity=capacity)
+            count(store, key, want)
+            waiters = [wait_for(store, key, f"{key}-{n}", want=want) for n in range(3)]
+            store.release(ReleaseRequest(key, f"{key}-0", inbox=waiters[0].inbox))
+            ensure_called(waiters[1])
+            assert 0.0 < told(store, key, waiters[1], want) <= 100.0
+
+            pass_time(100.0)
+            take(store, key, waiters[1].owner, queue=waiters[1].inbox, want=want)
+            leave(store, key, waiters[1].owner, started=True)
+
+            ensure_called(waiters[2])
+            assert 50.0 < told(store, key, waiters[2], want) <= 100.0
 
     @rates
     @parks

@@ -8,13 +8,14 @@ import time
 
 import pytest
 
-from celery_distlock import AsyncLock, Lock
+from celery_distlock import AsyncLock, Key, Lock, Rate
 from celery_distlock.engine import acquisition, async_acquisition
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import open_store
 from tests.integration.async_lock.conftest import in_a_moment
 
 MANY = 1000
+RATED = 30
 MOST_THREADS = 12  # eight for requests; for pushes, renewals, releases and counts, one each
 
 
@@ -47,6 +48,29 @@ def test_a_thousand_waiters_need_no_thread_each_and_three_commands(private_serve
     requests = calls["cmdstat_evalsha"] + calls.get("cmdstat_eval", 0)
     assert requests <= 2.05 * MANY
     assert calls["cmdstat_publish"] <= MANY
+
+
+@pytest.mark.parametrize("wants", [{"capacity": 1}, {"shared": True}], ids=str)
+def test_who_waits_for_a_rate_enters_when_it_is_due_though_no_worker_looks(private_server, wants):
+    server = private_server()
+    store = open_store(server.url, "p")
+    key = Key("k", rate=Rate(20, per=2.0), **wants)
+
+    async def enter():
+        async with AsyncLock(key, store=store):
+            pass
+
+    async def main():
+        began = time.monotonic()
+        await asyncio.gather(*(enter() for _ in range(RATED)))
+        return time.monotonic() - began
+
+    with server.client() as client:
+        took = asyncio.run(main())
+        calls = client.info("commandstats")
+    assert 0.1 * (RATED - 2) < took < 2 * 0.1 * RATED
+    assert calls["cmdstat_evalsha"]["calls"] <= 9 * RATED
+    assert calls["cmdstat_publish"]["calls"] <= 2 * RATED
 
 
 def test_those_who_come_ask_once_to_be_in_the_queue(private_server):

@@ -312,7 +312,7 @@ local may_open = not holder or holder == SHARED or string.find(holder, 'parked:r
 if mode ~= 'try' and place == 0 and may_open then
     forget_looks() -- who was the first before stands behind him
     local before = #also
-    look_ahead(now, member)
+    look_ahead(now, member, true)
     if also[before + 1] and mode == 'wait' then
         ttl_ms = also[before + 2] -- he looks then himself, and it is noted for nobody
     end

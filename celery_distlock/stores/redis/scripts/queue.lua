@@ -4,6 +4,7 @@
 
 local LAST_RESENDS = 30 -- days; then the run is forgotten, its messages are the broker's
 local LOOK_MS = 1000 -- until one looks again who waits for a key that nobody may enter
+local SOONER_MS = 10 -- than one knows that it may enter, for it to be called anew
 local MOST_GRANTS = 100 -- by one script; who is let in by it goes on when it comes
 local FIRST = 1 -- µs: when one came before whom nobody is to go
 local AHEAD = 1000000 -- µs that others' clocks may be: nobody comes later than that
@@ -202,12 +203,31 @@ local function look_in(in_ms)
     also[#also + 1] = in_ms
 end
 
+-- Has the first who is blocked look at a key with a rate, once; it learns then when to look again,
+-- and needs nobody who looks after what becomes due. Who is here himself is told anyway.
+local function call_first(now, member, in_ms, is_here)
+    local inbox, owner = string.match(member, '^b:(%S+) (.+)$')
+    if not inbox or redis.call('EXISTS', RATE) == 0 then
+        return
+    end
+    local looks_ms, known = string.match(redis.call('HGET', RATE, 'looks') or '', '^(%d+) (.*)$')
+    local at_ms = now / 1000 + in_ms
+    if not is_here and known == member and tonumber(looks_ms) <= at_ms + SOONER_MS then
+        return
+    end
+    redis.pcall('HSET', RATE, 'looks', integer(at_ms) .. ' ' .. member)
+    if not is_here then
+        publish(inbox, owner)
+    end
+end
+
 -- Tells when time alone lets the first of those who wait enter, or who is next, if it may not now.
-local function look_ahead(now, member)
+local function look_ahead(now, member, is_here)
     member = member or redis.call('ZRANGE', QUEUE, 0, 0)[1]
     local in_ms = member and opens_in(now, member)
     if in_ms then
         look_in(in_ms)
+        call_first(now, member, in_ms, is_here)
     end
 end
 

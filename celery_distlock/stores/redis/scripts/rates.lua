@@ -8,6 +8,7 @@
 --       which limit, and of each of a few parts of it in which there were any, when the last one was
 --       (µs) and how many.
 --       r:<owner> of one who has to come for the key: his terms
+--       looks: when the first who is blocked looks again (ms), as it was told, and its place
 -- lock  start:<owner> when he came (µs), and his terms; until he gives the key up
 --
 -- Terms are cost:limit,per,burst;limit,per,burst with per in µs, as a want has them after its capacity.
