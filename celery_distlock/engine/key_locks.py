@@ -144,8 +144,7 @@ class KeyLock:
         turns = hold.turns
         if turns is not None and task is None:
             turns.drop_dead(hold)
-        if self in hold.takers:  # else it was another lock object of this key that took it
-            hold.takers.remove(self)
+        hold.leave(self)
         hold.depth -= 1
         if turns is not None and turns.is_of(task):
             if hold.depth != turns.depth:

@@ -147,6 +147,7 @@ class Hold:
         "owner",
         "pid",
         "run",
+        "sharing",
         "slot",
         "state",
         "store",
@@ -193,6 +194,7 @@ class Hold:
         self.own_channel: OwnChannel | None = None  # of the worker that it is held in
         self.depth = 0
         self.takers: list[Taker] = []  # for each that is to release it
+        self.sharing: list[Taker] = []  # those of them who were here at a downgrade
         self.held_since = 0.0
         self._wanted_since = clock.monotonic() - waited
         self.valid_until = 0.0
@@ -325,9 +327,25 @@ class Hold:
         wanted = max(self.terms.lease, self._extended_until - clock.monotonic())
         return Ownership(self.key, self.owner, wanted)
 
-    def wanted_by_takers(self) -> list[Key]:
-        """Return what each of the locks wants that are to release it."""
-        return [taker.wanted for taker in self.takers]
+    def note_downgrade(self) -> None:
+        """Note that those share it from now on who have taken it, whatever they wanted."""
+        self.upgraded_at = None
+        self.sharing = list(self.takers)
+
+    def leave(self, taker: Taker) -> None:
+        """Note that a lock has released it once; another one of this key may have taken it."""
+        if taker in self.takers:
+            self.takers.remove(taker)
+        if self.sharing.count(taker) > self.takers.count(taker):
+            self.sharing.remove(taker)
+
+    @property
+    def is_wanted_alone(self) -> bool:
+        """Whether a lock that is to release it wants it alone, and no downgrade came after."""
+        return any(
+            taker.wanted.alone and self.takers.count(taker) > self.sharing.count(taker)
+            for taker in self.takers
+        )
 
     def lease_for_change(self) -> float:
         """Return the lease that an upgrade or a downgrade asks for: no longer if it is fixed."""

@@ -174,13 +174,13 @@ def downgrade(hold: Hold) -> None:
     except BaseException as error:  # a time limit's exception, say, loses an answer, too
         if isinstance(error, StoreUnavailableError) or not isinstance(error, StoreError):
             hold.doubt()
-            hold.upgraded_at = None
+            hold.note_downgrade()
         raise
     store.dispatch(reply.wake)
     if reply.status is not Status.GRANTED:
         raise _lost(hold)
     hold.change(hold.shared_want, reply, lease)
-    hold.upgraded_at = None
+    hold.note_downgrade()
 
 
 def upgrade_all(holds: Sequence[Hold], timeout: float | None) -> None:
@@ -210,6 +210,7 @@ def upgrade_all(holds: Sequence[Hold], timeout: float | None) -> None:
             reply = upgrade(hold, left)
             if reply.status is not Status.GRANTED:
                 raise conflict(hold.key, reply)
+            hold.sharing.clear()
             upgraded.append(hold)
     except Exception:
         for hold in upgraded:
@@ -238,7 +239,7 @@ def is_left(hold: Hold) -> bool:
     """
     if hold.upgraded_at is None or not 0 < hold.depth <= hold.upgraded_at:
         return False
-    return not any(wanted.alone for wanted in hold.wanted_by_takers())
+    return not hold.is_wanted_alone
 
 
 def leave(hold: Hold) -> None:

@@ -343,6 +343,43 @@ def test_one_that_is_alone_stays_so_though_the_one_that_shares_is_released_first
     assert is_free(store)
 
 
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_lock_inside_one_that_was_alone_and_shares_now_is_alone_for_its_block(
+    new_lock, store, is_same
+):
+    outer = new_lock()
+    inner = outer if is_same else new_lock()
+    with outer as lease:
+        lease.downgrade()
+        for _ in range(2):
+            with inner:
+                assert not lease.shared
+                assert not new_lock_elsewhere(new_lock(shared=True))
+            assert lease.shared
+            assert new_lock_elsewhere(new_lock(shared=True))
+        lease.upgrade()
+        with inner:
+            assert not lease.shared
+        assert not lease.shared
+    assert is_free(store)
+
+
+def test_one_that_is_alone_stays_so_though_one_that_shares_now_is_released_first(new_lock, store):
+    outer, inner = new_lock(), new_lock()
+    outer.acquire()
+    inner.acquire()
+    outer.lease.downgrade()
+    inner.release()
+    assert outer.lease.shared
+    inner.acquire()
+
+    outer.release()
+
+    assert not inner.lease.shared
+    inner.release()
+    assert is_free(store)
+
+
 def test_one_that_cannot_be_alone_inside_a_share_leaves_that_as_it_was(new_lock, store):
     with another(new_lock(shared=True)), new_lock(shared=True) as lease:
         with pytest.raises(LockConflictError), new_lock(timeout=0.05):
