@@ -146,11 +146,11 @@ def _detour(task: type[LockedTask]) -> str:
     Return which class of *task* has a ``__call__`` that seems to take no lock; empty: none.
 
     Raises:
-        ConfigurationError: That class is no `LockedTask`, and comes before it.
+        ConfigurationError: That class is no `LockedTask`, comes before it, and runs the task.
     """
     detours = list(_detours(task))
     for base in detours:
-        if not issubclass(base, LockedTask):
+        if not issubclass(base, LockedTask) and "run" in _code_of(base).co_names:
             raise ConfigurationError(
                 f"task {task.name}: the __call__ of {base.__qualname__} comes before LockedTask's"
                 " and does not call it, so the task would run without its lock; put LockedTask"
@@ -162,8 +162,13 @@ def _detour(task: type[LockedTask]) -> str:
 
 def _detours(task: type[LockedTask]) -> Iterator[type[Any]]:
     for base in task.__mro__[: task.__mro__.index(LockedTask)]:
-        call = vars(base).get("__call__")
-        code = getattr(inspect.unwrap(call), "__code__", None) if call else None
+        code = _code_of(base)
         # What it calls is known only when it runs; that it has no super() to call is known now.
         if code and "__class__" not in code.co_freevars and "__call__" not in code.co_names:
             yield base
+
+
+def _code_of(base: type[Any]) -> Any:
+    """Return the code of a class's own ``__call__``; None: it has none, or none in Python."""
+    call = vars(base).get("__call__")
+    return getattr(inspect.unwrap(call), "__code__", None) if call else None

@@ -32,7 +32,9 @@ class Unique:
     A call is not sent while one like it is there.
 
     What canvas waits for is never taken for a second one: a call that brings its own task id, as
-    members of chains, groups and chords do, or has a ``link`` or ``link_error``. It is sent.
+    members of chains, groups and chords do, or has a ``link`` or ``link_error``. It is sent, and no
+    update changes its message. A call is sent, too, if the one that is there has not begun, and has
+    less than half the time until it expires, or ignores a result that this one wants.
 
     Args:
         until: ``"started"``: one like it waits, and one that comes while it runs is another one. So

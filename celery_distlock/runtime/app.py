@@ -107,6 +107,12 @@ class Runtime:
         except KeyError:
             return _runtimes.setdefault(real, cls(real))
 
+    @classmethod
+    def known(cls, app: Celery) -> "Runtime | None":
+        """Return the runtime of *app* if it has one."""
+        real: Celery = app._get_current_object() if hasattr(app, "_get_current_object") else app
+        return _runtimes.get(real)
+
     @functools.cached_property
     def settings(self) -> Settings:
         """The app-wide settings."""

@@ -30,7 +30,7 @@ class CallIdentity:
         Raises:
             LockKeyError: None can be made of these arguments.
         """
-        parts = [self._rule.task]
+        parts = [self._rule.task.replace("%", "%25").replace(":", "%3A")]  # the first : ends it
         if self._by is not None:
             parts.append(self._by.keys(args, kwargs)[0].template)
         elif not self._all_are:

@@ -42,6 +42,10 @@ from .requeueing import Requeueing, drop
 __all__ = ["Execution", "drop_reservations", "note_call"]
 
 _CALLED = "_distlock_called"  # stands in a request
+# Of a task; any other state is that of a process that ends, and says nothing.
+_ENDS = frozenset(
+    {states.SUCCESS, states.FAILURE, states.IGNORED, states.RETRY, states.REJECTED, states.REVOKED}
+)
 
 
 class Execution:
@@ -170,7 +174,8 @@ def _release_and_settle(sender: Task, state: str | None = None, **ended: Any) ->
         # Celery comes here with a SystemExit, too, say of SIGTERM: then nothing is known.
         if sys.exc_info()[1] is around:
             _settle(hold)
-    if _CALLED not in sender.request.__dict__ and state is not None:
+    here.unlocked = ()
+    if _CALLED not in sender.request.__dict__ and state in _ENDS:
         _settle_uncalled(sender, state, ended)
 
 
@@ -181,9 +186,9 @@ def _settle_uncalled(task: Task, state: str, ended: Mapping[str, Any]) -> None:
     It has failed before, or the ``__call__`` of another class has run the body instead: then it
     would be sent again for ever, and its key would be kept for it.
     """
-    runtime = Runtime.of(task.app)
-    plan = runtime.plans.get(str(task.name))
-    if plan is None or not runtime.settings.enabled:
+    runtime = Runtime.known(task.app)
+    plan = runtime.plans.get(str(task.name)) if runtime is not None else None
+    if runtime is None or plan is None or not runtime.settings.enabled:
         return
     if state == states.REJECTED and getattr(ended["retval"], "requeue", False):
         return  # it runs again

@@ -23,6 +23,7 @@ from kombu.entity import maybe_delivery_mode
 from kombu.exceptions import OperationalError
 from kombu.message import Message
 from kombu.serialization import dumps as serialize
+from kombu.serialization import loads as deserialize
 from kombu.serialization import prepare_accept_content, registry  # type: ignore[attr-defined]
 from kombu.utils.json import dumps, loads
 
@@ -36,6 +37,7 @@ __all__ = [
     "LockHeader",
     "MalformedError",
     "accepted_content",
+    "arguments_that_came",
     "broker_errors",
     "broker_reason",
     "execution_id",
@@ -227,6 +229,16 @@ def _can_be_sent(value: Any) -> bool:
     return True
 
 
+def arguments_that_came(request: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return the arguments of *request*, whatever the task's body has made of them."""
+    received = Received.of(request)
+    if received.body is None:
+        return request.args or (), request.kwargs or {}
+    kind, encoding = received.content_type or "", received.content_encoding or "utf-8"
+    args, kwargs, _ = deserialize(received.body, kind, encoding, accept=[kind])
+    return args, kwargs
+
+
 def seal_message(message: Message, lock_header: LockHeader) -> bytes:
     """Return *message* as it was received by a worker, and *lock_header* in its header."""
     content: Any = message.content_type, message.content_encoding, message.body
@@ -407,6 +419,8 @@ def publish(app: Celery, envelope: bytes, *, returned: bool = False) -> None:
 
 def broker_errors(connection: Any) -> tuple[type[Exception], ...]:
     """Return what is raised where the broker of *connection* does not take a message."""
+    if connection is None:  # its producer's channel was closed
+        return (OperationalError,)
     return (
         OperationalError,
         *connection.connection_errors,

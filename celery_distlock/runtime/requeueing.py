@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from celery.exceptions import Ignore, Reject
 from kombu.exceptions import OperationalError
@@ -19,6 +20,7 @@ from celery_distlock.keys import slot_name
 from celery_distlock.policies import Conflict
 from celery_distlock.stores import Ability, ParkingStore, SendingStore, StandRequest, Store
 from celery_distlock.stores.identities import new_owner
+from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.several_keys import begin_at_first_key
 from celery_distlock.stores.values import (
     ALONE,
@@ -31,7 +33,15 @@ from celery_distlock.stores.values import (
 )
 
 from .invocation import Invocation
-from .messages import LockHeader, broker_reason, is_refusal, publish, seal, with_eta
+from .messages import (
+    LockHeader,
+    arguments_that_came,
+    broker_reason,
+    is_refusal,
+    publish,
+    seal,
+    with_eta,
+)
 
 __all__ = ["Postponed", "Requeueing", "drop", "route_of"]
 
@@ -160,13 +170,16 @@ class Requeueing:
 
     def _pass_identity_on(self, key: str, run: str) -> None:
         """Have calls like this one joined to its next execution, if they were to this one."""
-        invocation, identity = self._invocation, self._invocation.plan.identity
-        if identity is None:
+        invocation, unique = self._invocation, self._invocation.plan.unique
+        if unique is None or invocation.plan.identity is None:
             return
-        request = invocation.request
-        with contextlib.suppress(StoreUnavailableError, LockKeyError):  # it is another one then
-            name = identity.of(request.args or (), request.kwargs or {})
-            SendingStore.of(self._store).inherit(key, name, run)
+        request: Any = invocation.request
+        ignored = invocation.task.ignore_result
+        silent = bool(ignored if request.ignore_result is None else request.ignore_result)
+        with contextlib.suppress(StoreError, LockKeyError, TypeError):  # it is another one then
+            name = invocation.plan.identity.of(*arguments_that_came(request))
+            identity = Identity(name, unique.until, silent=silent)
+            SendingStore.of(self._store).inherit(key, identity, run)
 
     def _requeue_at(self, key: Key, run: str, sealed: bytes, arrival: int) -> None:
         terms = self._invocation.plan.terms

@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import logging
 import math
+import numbers
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,6 +50,9 @@ logger = logging.getLogger(__name__)
 
 ATTEMPTS = 3  # to send a call once, while others do
 OBLIGING = ("task_id", "link", "link_error")  # somebody waits for just this one
+HANGING = ("link", "link_error", "chain", "chord", "group_id")  # ..., by canvas
+NONE = Identity("")
+LASTS_AS_LONG = 0.5  # so much of the time that another has until it expires
 KEEPS = "*"  # who has the identity keeps it, and this one goes without
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})  # arrive as they were sent
@@ -81,9 +85,7 @@ def apply_async(
         StoreUnavailableError: The store does not answer, and `lock_on_outage` is ``"fail"``.
     """
     result = _apply_async(task, apply, args, kwargs, producer, options)
-    if not hasattr(result, "joined"):
-        result.joined = False
-    return result
+    return result if hasattr(result, "joined") else _said(result, joined=False)
 
 
 def _apply_async(
@@ -120,8 +122,7 @@ def _apply_async(
             f"task {task.name}: lock_via='store' needs a store that can {Ability.SEND.value};"
             f" {store.address} cannot"
         )
-    expires, silent = _expires(task, options), bool(_option(task, "ignore_result", options))
-    call = _Call(task, runtime, plan, store, keys[0], _delay(task, options), expires, silent)
+    call = _Call(task, runtime, plan, store, keys[0], _delay(task, options))
     connection, producer = (
         options.pop("connection", None),
         producer or options.pop("publisher", None),
@@ -142,10 +143,11 @@ def _apply_async(
     if rule is None or identity is None or unique is None:
         return send(None)
     name = identity.of(*arguments)
+    call = replace(call, terms=_terms(task, rule, name, options))
     if any(options.get(option) for option in OBLIGING):
-        return send(call.identity(name, rule.until, KEEPS))
+        return send(call.terms._replace(replaces=KEEPS))
     try:
-        return _send_once(call, rule, name, send)
+        return _send_once(call, rule, send)
     except StoreUnavailableError as error:
         if rule.on_outage == "raise":
             raise
@@ -153,10 +155,10 @@ def _apply_async(
         return send(None, away=True)
 
 
-def _send_once(call: "_Call", rule: CallRule, name: str, send: Callable[..., Any]) -> Any:
+def _send_once(call: "_Call", rule: CallRule, send: Callable[..., Any]) -> Any:
     """Send a call if none like it is there; else return the result of that one."""
     for _ in range(ATTEMPTS):
-        bearer = call.store.peek(call.key.template, name)
+        bearer = call.store.peek(call.key.template, call.terms.name)
         replaces = bearer.run if bearer is not None and _gives_way(bearer, rule, call) else ""
         if bearer is not None and not replaces:
             task_id = task_id_of(bearer.run)
@@ -165,8 +167,9 @@ def _send_once(call: "_Call", rule: CallRule, name: str, send: Callable[..., Any
             call.tell("task_joined", task_id)
             return _joined(call.task, task_id, silent=bearer.silent)
         waits = bearer is not None and bearer.where is Where.WAITING
-        more: dict[str, Any] = _as_attempt(replaces) if waits else {}
-        identity = call.identity(name, rule.until, replaces)
+        updates = bearer is not None and waits and _is_updated(bearer, rule)
+        more: dict[str, Any] = _as_attempt(replaces) if updates else {}
+        identity = call.terms._replace(replaces=replaces, beside=waits and not updates)
         if isinstance(rule, Debounce):
             more["delay"] = call.delay or rule.delay
             identity = identity._replace(most=rule.most)
@@ -176,10 +179,9 @@ def _send_once(call: "_Call", rule: CallRule, name: str, send: Callable[..., Any
             result = send(identity, **more)
         except _ChangedError:
             continue
-        result.joined = waits
-        if waits:
+        if updates:
             call.tell("task_updated", str(result.id))
-        return result
+        return _said(result, joined=updates)
     logger.warning("%s is sent in any case, what is there changes all the time", call.task.name)
     return send(None)
 
@@ -193,9 +195,14 @@ def _gives_way(bearer: Bearer, rule: CallRule, call: "_Call") -> bool:
         return True
     if rule.duplicate == "raise" or not (waits or comes):
         return False
-    if call.expires > bearer.expires:  # it may expire, and this one would go with it
-        return True
-    return waits and bearer.silent and not call.silent
+    # It may expire, and this one would go with it; or it ignores the result that this one wants.
+    expires_first = bearer.expires < LASTS_AS_LONG * call.terms.expires
+    return expires_first or (bearer.silent and not call.terms.silent)
+
+
+def _is_updated(bearer: Bearer, rule: CallRule) -> bool:
+    """Whether what waits gets the call's message; else the call is sent beside it."""
+    return not bearer.fixed and (isinstance(rule, Debounce) or rule.duplicate == "update")
 
 
 def _as_attempt(run: str) -> dict[str, Any]:
@@ -215,7 +222,14 @@ def _as_attempt(run: str) -> dict[str, Any]:
 def _joined(task: Task, task_id: str, *, silent: bool) -> Any:
     """Return the result of another call; nobody waits for one that is not stored."""
     result: Any = task.AsyncResult(task_id)
-    result.joined, result.ignored = True, silent
+    result.ignored = silent
+    return _said(result, joined=True)
+
+
+def _said(result: Any, *, joined: bool) -> Any:
+    """Return *result*, which says whether it is that of another call."""
+    with contextlib.suppress(AttributeError):  # another `apply_async` may return anything
+        result.joined = joined
     return result
 
 
@@ -255,21 +269,28 @@ def _delay(task: Task, options: Mapping[str, Any]) -> float:
     """Return the seconds before which the call is not to start."""
     if options.get("countdown"):
         return max(0.0, float(options["countdown"]))
-    if not options.get("eta"):
-        return 0.0
-    eta: Any = maybe_make_aware(maybe_iso8601(options["eta"]), task.app.timezone)  # type: ignore[arg-type]
-    left: datetime.timedelta = eta - datetime.datetime.now(datetime.UTC)
-    return max(0.0, left.total_seconds())
+    return max(0.0, _left(task, options["eta"])) if options.get("eta") else 0.0
 
 
-def _expires(task: Task, options: Mapping[str, Any]) -> float:
-    """Return the seconds after which the call is not to start any more."""
+def _terms(task: Task, rule: CallRule, name: str, options: Mapping[str, Any]) -> Identity:
+    """Return the identity of a call, with all that is to be known of its run besides."""
     expires = _option(task, "expires", options)
-    if expires is None:
-        return math.inf
-    if isinstance(expires, int | float):
-        return float(expires)
-    at: Any = maybe_make_aware(maybe_iso8601(expires), task.app.timezone)  # type: ignore[arg-type]
+    seconds = isinstance(expires, numbers.Real)
+    left = math.inf if expires is None else float(expires) if seconds else _left(task, expires)
+    # A retry brings an id, too; what it retries may have been a plain call.
+    waited_for = HANGING if options.get("retries") else (*HANGING, *OBLIGING)
+    return Identity(
+        name,
+        rule.until,
+        expires=left,
+        silent=bool(_option(task, "ignore_result", options)),
+        fixed=any(options.get(option) for option in waited_for),
+    )
+
+
+def _left(task: Task, when: Any) -> float:
+    """Return the seconds until a time, as Celery takes it."""
+    at: Any = maybe_make_aware(maybe_iso8601(when), task.app.timezone)  # type: ignore[arg-type]
     left: datetime.timedelta = at - datetime.datetime.now(datetime.UTC)
     return left.total_seconds()
 
@@ -302,15 +323,11 @@ class _Call:
     store: SendingStore
     key: Key
     delay: float
-    expires: float
-    silent: bool
+    terms: Identity = NONE  # which it is to have
 
     @property
     def name(self) -> str:
         return slot_name(self.key.template)
-
-    def identity(self, name: str, until: str | float, replaces: str) -> Identity:
-        return Identity(name, until, replaces, expires=self.expires, silent=self.silent)
 
     def tell(self, signal: str, task_id: str) -> None:
         """Tell receivers what has become of it."""
@@ -365,6 +382,10 @@ class StoreProducer:
         if self._is_sent:
             return self._real.publish(body, **how)
         headers = how["headers"]
+        if "id" not in headers:
+            raise ConfigurationError(
+                f"task {self._call.task.name}: lock_via='store' needs Celery's task_protocol 2"
+            )
         run = execution_id(headers)
         serializer = how.pop("serializer", None) or self._real.serializer
         content = Content.of(dumps(body, serializer=serializer))

@@ -352,6 +352,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             if park_request is not None:
                 state.receive(run, park_request)
                 state.begun.discard(run)
+                state.sends.pop(run, None)
             state.routes[run], state.names[run] = route, route.task
             state.woken.pop(run, None)
             if (at := state.arrivals.get(run)) is None or at != arrival:

@@ -46,7 +46,7 @@ __all__ = [
     "since_of",
 ]
 
-# Seconds; what each is for stands in redis/scripts/queue.lua, which this module mirrors.
+# Seconds; what each is for stands in redis/scripts/grant.lua and queue.lua, which this mirrors.
 GRANT = 1.0
 CLAIM = 5.0
 DOUBLINGS = 2
@@ -119,6 +119,7 @@ class Call(NamedTuple):
     first: float
     expires: float
     silent: bool
+    fixed: bool
 
 
 @dataclass
@@ -273,7 +274,7 @@ class MemoryKey:
     # Admission
 
     def _allowed(self, want: Want) -> int:
-        """Return of how many units *want* takes some; 0: of any number."""
+        """Return how many units there are for *want*; 0: any number."""
         limit = None if self.limit is None else self.limit.capacity
         return want.capacity if limit is None else limit
 
@@ -537,6 +538,7 @@ class MemoryKey:
         self.leave_queue(f"b:{request.owner}")
         if isinstance(queue, ParkRequest):
             self.receive(run, queue)
+            self.begun.discard(run)
             self.sends.pop(run, None)
             self.set_aside(run, until)
             status = Status.PARKED

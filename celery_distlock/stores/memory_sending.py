@@ -35,12 +35,14 @@ class MemorySending(MemoryTiming, SendingStore):
         with self._mutex:
             return _bearer(self._known(slot_name(key)), identity)
 
-    def inherit(self, key: str, identity: str, run: str) -> None:
+    def inherit(self, key: str, identity: Identity, run: str) -> None:
         with self._mutex:
             state = self._known(slot_name(key))
-            call = state.calls.get(identity)
+            call = state.calls.get(identity.name)
             if call is not None and task_id_of(call.run) == task_id_of(run):
-                state.calls[identity] = call._replace(run=run)
+                state.calls[identity.name] = call._replace(run=run)
+            elif _bearer(state, identity.name) is None:  # it was struck meanwhile
+                _take(state, identity, run)
 
     def bearers(self, key: str, limit: int = 100) -> dict[str, Bearer]:
         with self._mutex:
@@ -80,7 +82,9 @@ class MemorySending(MemoryTiming, SendingStore):
                 if bearer is not None and task_id_of(bearer.run) != task_id_of(run):
                     if identity.replaces == "*":
                         identity = None
-                    elif bearer.where is Where.WAITING or bearer.run != identity.replaces:
+                    elif bearer.run != identity.replaces or (
+                        bearer.where is Where.WAITING and not identity.beside
+                    ):
                         return SendReply(Sent.CHANGED)
             if (before := _answered(state, run)) is not None:
                 return SendReply(before)
@@ -158,15 +162,15 @@ def _delay_of(state: MemoryKey, request: SendRequest) -> float:
 def _take(state: MemoryKey, identity: Identity, run: str, first: float | None = None) -> None:
     until, now = identity.until, clock.monotonic()
     lasts = until if isinstance(until, str) else now + until
-    state.calls[identity.name] = Call(
-        run, lasts, now if first is None else first, now + identity.expires, identity.silent
-    )
+    first = now if first is None else first
+    expires, marks = now + identity.expires, (identity.silent, identity.fixed)
+    state.calls[identity.name] = Call(run, lasts, first, expires, *marks)
 
 
 def _bearer(state: MemoryKey, identity: str) -> Bearer | None:
     if identity not in state.calls:
         return None
-    (run, until, _, expires, silent), now = state.calls[identity], clock.monotonic()
+    (run, until, _, expires, *marks), now = state.calls[identity], clock.monotonic()
     is_early = not isinstance(until, str) and until > now
     inside, where = _inside(state, run), None
     if inside and (is_early or until == "finished"):
@@ -178,7 +182,7 @@ def _bearer(state: MemoryKey, identity: str) -> Bearer | None:
         where = Where.COMING if comes else Where.WAITING
     else:
         where = Where.ENDED if is_early else None
-    return Bearer(run, where, expires - now, silent) if where else None
+    return Bearer(run, where, expires - now, *marks) if where else None
 
 
 def _inside(state: MemoryKey, run: str) -> str:

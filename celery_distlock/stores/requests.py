@@ -117,6 +117,8 @@ class Identity(NamedTuple):
         expires: Seconds from now after which a run that has not begun has no identity any more, as
             it will not run.
         silent: Its result is not stored.
+        fixed: Its message is not to be replaced: somebody waits for just this one.
+        beside: It is sent beside the run that it replaces, though that waits.
     """
 
     name: str
@@ -125,6 +127,8 @@ class Identity(NamedTuple):
     most: float | None = None
     expires: float = math.inf
     silent: bool = False
+    fixed: bool = False
+    beside: bool = False
 
 
 class SendRequest(NamedTuple):

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-from .requests import SendRequest
+from .requests import Identity, SendRequest
 from .timing import TimedStore
 from .values import Ability, Waiter, WokenTask
 
@@ -41,12 +41,14 @@ class Bearer(NamedTuple):
         where: Where it is.
         expires: In how many seconds it loses the identity if it has not begun.
         silent: Its result is not stored.
+        fixed: Its message is not to be replaced.
     """
 
     run: str
     where: Where
     expires: float = math.inf
     silent: bool = False
+    fixed: bool = False
 
 
 class SendReply(NamedTuple):
@@ -85,8 +87,12 @@ class SendingStore(TimedStore):
         """Return who has an identity; None: nobody. In one attempt; changes nothing."""
 
     @abstractmethod
-    def inherit(self, key: str, identity: str, run: str) -> None:
-        """Have *run* have the identity that an earlier execution of its task has, if one has it."""
+    def inherit(self, key: str, identity: Identity, run: str) -> None:
+        """
+        Have *run* have the identity that an earlier execution of its task had.
+
+        Nothing is changed if another task has it.
+        """
 
     @abstractmethod
     def bearers(self, key: str, limit: int = 100) -> dict[str, Bearer]:

@@ -67,7 +67,7 @@ IDENTITIES = st.builds(
     st.one_of(st.sampled_from(["", "*"]), RUNS),
     st.sampled_from([None, LEASE]),
     st.sampled_from([math.inf, LEASE]),
-    FLAGS,
+    *(FLAGS, FLAGS, FLAGS),
 )
 LIMITS = st.one_of(st.none(), st.integers(0, 3))
 OPERATORS_RATES = st.sampled_from([(), (), (TWO,), (FIVE, TWO)])

@@ -274,27 +274,37 @@ def test_a_call_does_not_go_with_one_that_has_expired(site, key):
     wait_until(lambda: first.state == "REVOKED", what="the first one to expire")
 
 
-def test_what_is_joined_lasts_as_long_as_who_lasts_longest(site, key):
+def test_a_call_that_lasts_longer_is_sent_beside_one_that_may_expire(site, key):
     task = site.tasks.work_once["started"]
     with site.held(key):
-        first = task.apply_async((key, 1), expires=1.0)
-        second = task.delay(key, 1)
-        third = task.apply_async((key, 1), expires=1.0)
-        assert site.look(key).waiting == 1
-        after = time.monotonic() + 1.2
-        wait_until(lambda: time.monotonic() > after, what="the first one's time to be over")
+        first = task.apply_async((key, 1), expires=600)
+        same = task.apply_async((key, 1), expires=600)
+        longer = task.delay(key, 1)
+        last = task.apply_async((key, 1), expires=600)
+        assert site.look(key).waiting == 2
 
-    assert first.id == second.id == third.id
-    assert first.get(timeout=30) == 0
+    assert (same.id, longer.joined, last.id) == (first.id, False, longer.id)
+    for result in (first, longer):
+        assert result.get(timeout=30) == 0
 
 
-def test_what_is_joined_has_its_result_stored_if_one_wants_it(site, key):
+def test_calls_that_expire_are_one_also_when_it_is_on_its_way(site, key):
+    task = site.tasks.work_once["finished"]
+
+    ids = {task.apply_async((key, 1, key), expires=600).id for _ in range(5)}
+
+    assert len(ids) == 1
+    site.journal.open(key)
+    assert site.app.AsyncResult(ids.pop()).get(timeout=30) == 0
+
+
+def test_a_call_that_wants_its_result_is_sent_beside_one_that_does_not(site, key):
     task = site.tasks.work_once["started"]
     with site.held(key):
         first = task.apply_async((key, 1), ignore_result=True)
         second = task.delay(key, 1)
 
-    assert (first.id, second.joined) == (second.id, True)
+    assert (first.id != second.id, second.joined) == (True, False)
     assert second.get(timeout=30) == 0
 
 
@@ -381,6 +391,22 @@ def test_a_group_and_a_chain_of_equal_members_complete(site, key):
 
     assert together.get(timeout=60) == [9, 9, 9]
     assert row.get(timeout=60) == 9
+
+
+@pytest.mark.parametrize("name", ["update", "debounce"])
+def test_what_hangs_on_a_call_is_not_lost_by_an_update(site, key, name):
+    task = site.tasks.work_once[name]
+    after = site.tasks.work_requeue.si(f"{key}:after")
+    with site.held(key):
+        row = chain(task.si(key, "first"), after.clone()).delay()
+        linked = task.apply_async((key, "second"), link=after.clone())
+        last = task.delay(key, "last")
+        assert task.delay(key, "newest").id == last.id
+
+    for result in (row, linked, last):
+        result.get(timeout=30)
+    wait_until(lambda: len(runs(site, f"{key}:after")) == 2, what="what hangs on them to run")
+    assert sorted(runs(site, key)) == ["first", "newest", "second"]
 
 
 # Who sees it

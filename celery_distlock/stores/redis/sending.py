@@ -51,12 +51,14 @@ class RedisSending(RedisTiming, SendingStore):
         bearer = Bearer(text(run), Where(where.decode()))
         if not terms:
             return bearer
-        left_ms, silent = terms
+        left_ms, marks = terms
         expires = math.inf if left_ms == b"" else left_ms / 1000
-        return bearer._replace(expires=expires, silent=bool(silent))
+        return bearer._replace(expires=expires, silent=b"~" in marks, fixed=b"=" in marks)
 
-    def inherit(self, key: str, identity: str, run: str) -> None:
-        call = self._records.call(_INHERIT, slot_name(key), identity, run, confirmed=True)
+    def inherit(self, key: str, identity: Identity, run: str) -> None:
+        lasts = _lasts(identity)
+        terms = [identity.name, run, lasts, _expires(identity), _marks(identity)]
+        call = self._records.call(_INHERIT, slot_name(key), *terms, confirmed=True)
         self._requests.ask([call], key)
 
     def delayed(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
@@ -112,14 +114,26 @@ class RedisSending(RedisTiming, SendingStore):
 def _written(identity: Identity | None, *, paced: bool) -> list[Any]:
     if identity is None:
         return ["", "", "", "", 1] if paced else []
-    name, until, replaces, most, expires, silent = identity
-    written = [name, until if isinstance(until, str) else milliseconds(until), replaces]
+    most = identity.most
+    written = [identity.name, _lasts(identity), identity.replaces]
     terms = ["" if most is None else milliseconds(most), int(paced)]
-    if expires < math.inf or silent:
-        terms += ["" if expires == math.inf else milliseconds(expires), int(silent)]
-    elif most is None and not paced:  # most requests are shorter
-        return written
-    return written + terms
+    more = [_expires(identity), _marks(identity), int(identity.beside)]
+    if more != ["", "", 0]:  # most requests are shorter
+        return written + terms + more
+    return written + terms if terms != ["", 0] else written
+
+
+def _lasts(identity: Identity) -> str | int:
+    until = identity.until
+    return until if isinstance(until, str) else milliseconds(until)
+
+
+def _expires(identity: Identity) -> str | int:
+    return "" if identity.expires == math.inf else milliseconds(identity.expires)
+
+
+def _marks(identity: Identity) -> str:
+    return "~" * identity.silent + "=" * identity.fixed
 
 
 _SEND, _SENT, _PEEK, _DELAYED, _BEARERS, _INHERIT = map(

@@ -131,10 +131,11 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
             arguments += [int(retain), detail, delivery, task]
         if want != ALONE:
             arguments.append(want.written())
+        if before:
+            self._requests.ask(before, key)
         call = self._records.call(_ACQUIRE, name, *arguments, confirmed=True)
-        for calls in self._servers.requests(before, call):
-            asked = self._requests.ask(calls, key)
-        return self._reply(key, asked.answers[-1], asked.asked_at, parks=bool(before))
+        asked = self._requests.ask([call], key)
+        return self._reply(key, asked.answers[0], asked.asked_at, parks=bool(before))
 
     def acquire_all(
         self,

@@ -172,7 +172,8 @@ class Identities(Given):
         take(store, "k", "a", run="task:0:0:0", redelivered=True)
         park(store, "k", "task:0:1:0")
 
-        store.inherit("k", "same", "task:0:1:0")
+        assert swept(store) == []
+        store.inherit("k", Identity("same", until), "task:0:1:0")
 
         leave(store, "k", "a", run="task:0:0:0", completion=YES)
         assert store.peek("k", "same") == Bearer("task:0:1:0", Where.COMING)
@@ -182,11 +183,9 @@ class Identities(Given):
         take(store, "k", "a")
         send(store, "k", "task:0:0:0", identity=SAME)
 
-        store.inherit("k", "same", "other:0:1:0")
-        store.inherit("k", "unknown", "task:0:1:0")
+        store.inherit("k", SAME, "other:0:1:0")
 
         assert store.peek("k", "same") == Bearer("task:0:0:0", Where.WAITING)
-        assert store.peek("k", "unknown") is None
 
     # What is known of the run besides
 
@@ -229,6 +228,20 @@ class Identities(Given):
         send(store, "k", "run", identity=SAME._replace(replaces="run"))
 
         assert store.peek("k", "same") == Bearer("run", Where.WAITING)
+
+    @sends
+    def test_one_is_sent_beside_what_waits(self, store: SendingStore) -> None:
+        take(store, "k", "a")
+        send(store, "k", "first", identity=SAME._replace(fixed=True))
+        assert store.peek("k", "same") == Bearer("first", Where.WAITING, fixed=True)
+        identity = SAME._replace(replaces="first")
+        assert send(store, "k", "second", identity=identity).sent is Sent.CHANGED
+
+        beside = send(store, "k", "second", identity=identity._replace(beside=True))
+
+        assert beside.sent is Sent.QUEUED
+        assert store.peek("k", "same") == Bearer("second", Where.WAITING)
+        assert store.inspect("k").waiting == 2
 
     # Those that are not second ones
 

@@ -3,8 +3,8 @@
 --
 -- calls  hash  of each identity how long it is taken (started: until its run begins; finished: until
 --              it ends; or until a time, ms), perhaps with @ and when its first call came (ms), ! and
---              when the run expires if it has not begun (ms), and ~ if its result is not stored; and
---              its run. Whether it is taken, the other records say:
+--              when the run expires if it has not begun (ms), ~ if its result is not stored, and = if
+--              its message is not to be replaced; and its run. Whether it is taken, the other records say:
 --              what is written here of a run that is gone means nothing, and is struck some time
 
 local LATER, CALLS = KEYS[8], KEYS[9]
@@ -21,15 +21,25 @@ local function is_put_off(run)
     return envelope and not desk
 end
 
+local function is_alive(share, now_ms)
+    return share and (tonumber(string.match(share, '^(%d+) ')) or 0) > now_ms
+end
+
 local sharers -- by task, who shares the key for a run of it, and that run; looked at once
 
 local function look_at_sharers(now_ms)
     sharers = {}
-    local fields = redis.call('HGETALL', LOCK)
+    local fields, shares, runs = redis.call('HGETALL', LOCK), {}, {}
     for i = 1, #fields, 2 do
-        local run, owner = string.match(fields[i], '^o:(.*)$'), fields[i + 1]
-        local share = run and redis.call('HGET', LOCK, 'h:' .. owner)
-        if share and (tonumber(string.match(share, '^(%d+) ')) or 0) > now_ms then
+        local kind, name = string.match(fields[i], '^([ho]):(.*)$')
+        if kind == 'h' then
+            shares[name] = fields[i + 1]
+        elseif kind == 'o' then
+            runs[name] = fields[i + 1]
+        end
+    end
+    for run, owner in pairs(runs) do
+        if is_alive(shares[owner], now_ms) then
             local task = task_of(run)
             sharers[task] = sharers[task] or {}
             table.insert(sharers[task], { owner, run })
@@ -37,37 +47,43 @@ local function look_at_sharers(now_ms)
     end
 end
 
--- The run that has the key: this one, or another attempt of its task; or nothing.
-local function inside(run, now_ms)
-    local holder, its_run = unpack(redis.call('HMGET', LOCK, 'owner', 'run'))
+-- The run that has the key: this one; or, if that is asked for, another attempt of its task.
+local function inside(run, now_ms, any_attempt)
+    local holder, its_run, owner = unpack(redis.call('HMGET', LOCK, 'owner', 'run', 'o:' .. run))
     if holder ~= KNOWN then
         local is_same = its_run and task_of(its_run) == task_of(run)
         return is_same and holder ~= 'parked:' .. run and its_run or nil
-    elseif not sharers then
-        look_at_sharers(now_ms)
     end
-    local found
+    local own = owner and owner ~= 'parked:' .. run and redis.call('HGET', LOCK, 'h:' .. owner)
+    if is_alive(own, now_ms) then
+        return run
+    elseif not any_attempt then
+        return nil
+    elseif not sharers then
+        look_at_sharers(now_ms) -- all who have it, which may be many
+    end
     for _, each in ipairs(sharers[task_of(run)] or {}) do
-        if each[1] ~= 'parked:' .. run and found ~= run then
-            found = each[2]
+        if each[1] ~= 'parked:' .. run then
+            return each[2]
         end
     end
-    return found
+    return nil
 end
 
 -- The run by which an entry is taken, and where it is: waiting, coming, running or ended; when it
--- expires if it has not begun; and whether its result is not stored.
+-- expires if it has not begun; and the marks of it.
 local function taken_by(entry, now_ms)
     local until_when, terms, run = string.match(entry or '', '^([^@ ]+)(%S*) (.*)$')
     if not run then
         return nil
     end
     local expires_ms = tonumber(string.match(terms, '!(%d+)') or math.huge)
-    local is_silent = string.find(terms, '~', 1, true) ~= nil
+    local marks = string.match(terms, '[~=]*$')
     local is_early = (tonumber(until_when) or 0) > now_ms
-    local runs = inside(run, now_ms)
-    if runs and (is_early or until_when == 'finished') then
-        return run, 'running', expires_ms, is_silent
+    local lasts = is_early or until_when == 'finished'
+    local runs = inside(run, now_ms, lasts)
+    if runs and lasts then
+        return run, 'running', expires_ms, marks
     elseif runs == run then
         return nil -- it has begun; else its next attempt waits already
     end
@@ -76,7 +92,17 @@ local function taken_by(entry, now_ms)
     if parcel[1] and not held_back and expires_ms > now_ms then
         -- What has come once, and waits again, may come once more as it was then.
         local comes = parcel[2] or redis.call('ZSCORE', WOKEN, run)
-        return run, comes and 'coming' or 'waiting', expires_ms, is_silent
+        return run, comes and 'coming' or 'waiting', expires_ms, marks
     end
-    return is_early and run or nil, 'ended', expires_ms, is_silent
+    return is_early and run or nil, 'ended', expires_ms, marks
+end
+
+-- Notes that a run has an identity.
+local function note_call(identity, run, now_ms, until_when, first, expires_ms, marks)
+    local lasts_ms = tonumber(until_when)
+    local entry = lasts_ms and integer(now_ms + lasts_ms) or until_when
+    if first ~= '' or expires_ms or marks ~= '' then
+        entry = entry .. '@' .. first .. (expires_ms and '!' .. integer(now_ms + expires_ms) or '') .. marks
+    end
+    redis.call('HSET', CALLS, identity, entry .. ' ' .. run)
 end

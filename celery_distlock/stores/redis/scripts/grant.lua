@@ -10,9 +10,9 @@
 -- tasks  hash    of every run that is parked or on its way: e:<run> its envelope, s:<run> its
 --                arrival, h:<run> the desk of a worker that takes it, q:<run> the destination to
 --                which it was sent, if it has not come from there, t:<run> its task's name,
---                n:<run> how often it was sent (once it has come for its key, that below -1: -1 is
---                never), d:<run> how often it was pushed to a worker that
---                had not parked it, and that did not take it. Of one that stands at several keys,
+--                n:<run> how often it was sent; of one that has come for its key since, -1 less
+--                that. d:<run> how often it was pushed to a worker that had not parked it, and that
+--                did not take it. Of one that stands at several keys,
 --                as it cannot be sent yet: at each of them k:<run> their names, with its task's, and
 --                l:<run> once the key was kept for it; its envelope is at the first, else empty
 -- woken  zset    runs on their way, by the time (ms) at which they are sent again; also runs that

@@ -26,5 +26,10 @@ end
 
 -- Notes how often a run was given to the broker; it stays noted that it has come.
 local function note_sent(run, times)
-    redis.call('HSET', TASKS, 'n:' .. run, has_come(run) and -1 - times or times)
+    local noted = has_come(run) and -1 - times or times
+    if noted == 0 then
+        redis.call('HDEL', TASKS, 'n:' .. run)
+    else
+        redis.call('HSET', TASKS, 'n:' .. run, noted)
+    end
 end

@@ -443,6 +443,7 @@ local function keep_longer(now, run, for_ms)
         outlive(share.ends, now)
     else
         redis.call('PEXPIRE', LOCK, for_ms)
+        outlive_rest(now)
     end
 end
 

@@ -2,7 +2,7 @@
 -- time. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV run envelope task sent_to want delay_ms repeated
---      [identity until_when replaces most_ms paced expires_ms silent]
+--      [identity until_when replaces most_ms paced expires_ms marks beside]
 -- returns go | {status, wake_run, wake_envelope, ...}: status go, queued, later or updated; then whom
 --         that lets in besides; beside an empty run, in how many ms time alone lets the first enter, or
 --         a run join | {changed}: nothing was done, for another run has the identity than was thought
@@ -20,27 +20,22 @@
 --           updated; or empty
 -- paced     1: it does not join the queue before its own rates, or an operator's, let it start
 -- expires_ms  after so many, if it has not begun, it has no identity any more; or empty
--- silent    1: its result is not stored
+-- marks     as in calls.lua
+-- beside    1: it is sent beside the run that it replaces, though that waits
 --
 -- later  zset  runs that do not join the queue before their time (ms); and some that have come by
 --              themselves meanwhile, until that time
 -- USES grant lining calls units queue
 
 local run, envelope, task, sent_to, want, delay_ms, repeated = unpack(ARGV)
-local identity, until_when, replaces, most_ms, paced, expires_ms, silent = unpack(ARGV, 8)
+local identity, until_when, replaces, most_ms, paced, expires_ms, marks, beside = unpack(ARGV, 8)
 local parcel = { 'e:' .. run, envelope, 't:' .. run, task, 'q:' .. run, sent_to }
 
 identity = identity or ''
 most_ms = tonumber(most_ms)
 local function take_identity(now_ms, first_ms)
-    local lasts_ms = tonumber(until_when)
-    local entry = lasts_ms and integer(now_ms + lasts_ms) or until_when
-    local expires = tonumber(expires_ms)
-    if most_ms or expires or silent == '1' then
-        entry = entry .. '@' .. (most_ms and integer(first_ms or now_ms) or '')
-        entry = entry .. (expires and '!' .. integer(now_ms + expires) or '') .. (silent == '1' and '~' or '')
-    end
-    redis.call('HSET', CALLS, identity, entry .. ' ' .. run)
+    local first = most_ms and integer(first_ms or now_ms) or ''
+    note_call(identity, run, now_ms, until_when, first, tonumber(expires_ms), marks or '')
 end
 
 -- Who sends a task again by its id means it; and it may have come before its time when it was sent
@@ -145,7 +140,7 @@ if takes then
         return other == run and where == 'waiting' and update() or { 'changed' }
     elseif other and not is_same and replaces == '*' then
         takes = false
-    elseif other and not is_same and (other ~= replaces or where == 'waiting') then
+    elseif other and not is_same and (other ~= replaces or (where == 'waiting' and beside ~= '1')) then
         return { 'changed' }
     end
 end

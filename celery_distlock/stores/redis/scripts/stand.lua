@@ -140,6 +140,7 @@ local function stand_here(number)
     end
     if holder == own and redis.call('HEXISTS', LOCK, 'stamp:' .. run) == 0 then
         redis.call('PEXPIRE', LOCK, CLAIM_MS) -- once: it is not kept for as long as others ask
+        outlive_rest(now)
         redis.call('HSET', LOCK, 'due', integer(stands), 'stamp:' .. run, integer(stands))
     end
     return holder == own
