@@ -31,9 +31,16 @@ class Series:
         """How many there were."""
         return sum(count for _, count in self.parts)
 
-    def next_by(self, limit: int, now: int) -> float:
+    def next_by(self, limit: int, now: int, reserved: int) -> float:
         """When the next one is due, if another limit was asked for before."""
-        return min(self.next, now) + max(0.0, self.next - now) * self.limit / limit
+        if limit <= self.limit:
+            return min(self.next, now) + max(0.0, self.next - now) * self.limit / limit
+        due, distance = 0.0, self.per / limit  # by a higher one, as if it had been so all the time
+        for last, count in self.parts:
+            due = max(due, last) + count * distance
+        if reserved:
+            due = max(due, now) + reserved * distance
+        return min(self.next, due)
 
     def forget(self, now: int) -> None:
         """Forget what is over."""
@@ -81,9 +88,12 @@ class StartLog:
         return max((self._opens_for(rate, want.cost, now) for rate in want.rates), default=0.0)
 
     def _opens_for(self, rate: Rate, cost: int, now: int) -> float:
-        series = self._series(rate, now)
-        spaced = series.next - (rate.burst - 1) * series.per / series.limit - now
-        reserved = sum(want.cost for want in self.reserved.values())
+        series, reserved = self._series(rate, now), self._reserved
+        if rate.limit > series.limit:
+            due = series.next_by(rate.limit, now, reserved)
+            spaced = due - (rate.burst - 1) * series.per / rate.limit - now
+        else:  # by which factor a lower limit stretches, cancels out
+            spaced = series.next - (rate.burst - 1) * series.per / series.limit - now
         over, at = series.count + reserved + cost - rate.limit, now
         for last, count in series.parts:
             if over <= 0:
@@ -92,6 +102,11 @@ class StartLog:
         if over > 0:
             at = now + COMING
         return max(0.0, spaced, at - now)
+
+    @property
+    def _reserved(self) -> int:
+        """How many starts are kept for those who have to come."""
+        return sum(want.cost for want in self.reserved.values())
 
     def _series(self, rate: Rate, now: int) -> Series:
         per = rate.microseconds
@@ -109,7 +124,7 @@ class StartLog:
         for rate in want.rates:
             series = self.series[rate.microseconds] = self._series(rate, now)
             since = max(min(came, now), now - CATCH_UP)
-            due = max(series.next_by(rate.limit, now), since)
+            due = max(series.next_by(rate.limit, now, self._reserved), since)
             series.next = due + want.cost * series.per / rate.limit
             series.asked, series.limit = now, rate.limit
             if len(self.series) > MOST_SERIES:

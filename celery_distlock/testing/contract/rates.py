@@ -190,6 +190,20 @@ class Rates(Given):
         assert count(store, "k", so_often(1)) == 1
 
     @rates
+    def test_by_a_limit_that_is_raised_one_starts_at_its_distances(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        assert count(store, "k", so_often(1)) == 1
+
+        told = [ask(store, "k", "b", want=so_often(limit, burst=1)).due for limit in (1, 2, 50)]
+
+        assert told[0] > PER - 10.0
+        assert PER / 2 - 10.0 < told[1] <= PER / 2
+        assert told[2] <= PER / 50
+        pass_time(PER / 50)
+        assert count(store, "k", so_often(50, burst=1)) == 1
+
+    @rates
     def test_what_has_come_to_nothing_does_not_count(self, store: Store) -> None:
         for want in (so_often(2), so_often(2)._replace(capacity=1)):
             key = want.written()

@@ -146,14 +146,26 @@ end
 
 -- When the next start is due, at the distances of this limit, if another one was asked for before.
 local function next_by(rate, series, now)
-    return math.min(series.next, now) + math.max(0, series.next - now) * series.limit / rate.limit
+    if rate.limit <= series.limit then
+        return math.min(series.next, now) + math.max(0, series.next - now) * series.limit / rate.limit
+    end
+    local due, distance = 0, rate.per / rate.limit -- by a higher one, as if it had been so all the time
+    for _, part in ipairs(series.parts) do
+        due = math.max(due, part[1]) + part[2] * distance
+    end
+    if log.reserved > 0 then
+        due = math.max(due, now) + log.reserved * distance
+    end
+    return math.min(series.next, due)
 end
 
 -- In how many µs a start is not too many for one rate; 0: now.
 local function opens_for(rate, cost, now)
     local series = series_of(rate, now)
-    -- When next_by() is no further than a burst from then: by which factor it stretches, cancels out.
     local spaced = series.next - (rate.burst - 1) * rate.per / series.limit - now
+    if rate.limit > series.limit then -- else the factor by which next_by() stretches cancels out
+        spaced = next_by(rate, series, now) - (rate.burst - 1) * rate.per / rate.limit - now
+    end
     local over, at = series.count + log.reserved + cost - rate.limit, now
     for _, part in ipairs(series.parts) do
         if over <= 0 then
