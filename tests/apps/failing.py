@@ -159,7 +159,7 @@ QoS.append = _noting_arrivals(QoS.append)
 
 points = Points()
 points.wrap(ConnectionPool, "exchange", _request_kind)
-points.wrap(runtime_app, "publish", lambda *_: "publish")
+points.wrap(runtime_app, "publish", lambda *_, **__: "publish")
 points.wrap(requeueing, "publish", lambda *_: "republish")
 points.wrap(sending.StoreProducer, "_publish", lambda *_: "start")
 points.wrap(delivery.DeliveryStep, "_take", lambda *_: "take")

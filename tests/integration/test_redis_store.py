@@ -49,7 +49,9 @@ def send(store):
     parked = ParkRequest(b"envelope")
     store.send(SendRequest("p", "plain", parked))
     store.send(SendRequest("q", "known", parked, identity=Identity("same")))
+    store.send(SendRequest("q", "silent", parked, identity=Identity("silent", silent=True)))
     store.peek("q", "same")
+    store.inherit("q", Identity("same"), "known")
     store.delayed("q")
     store.bearers("q", 10)
 
@@ -116,7 +118,7 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
             assert records == times * list(call.script.keys)
             seen.add(call.script.name)
     assert seen == set(SCRIPTS) - {"vote"}  # which is the majority's
-    assert {("acquire", 6), ("acquire", 10), *RELEASES} <= numbers
+    assert {("acquire", 6), ("acquire", 10), ("send", 10), ("send", 15), *RELEASES} <= numbers
 
 
 @pytest.mark.parametrize("completion", [Completion.YES, Completion.YES_AND_MAY_COME_AGAIN])

@@ -1,8 +1,7 @@
 -- send.lua: take in a run as it is sent: the key is kept for it, or it waits in the queue, or for its
 -- time. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done rate later calls
--- ARGV run envelope task sent_to want delay_ms repeated
---      [identity until_when replaces most_ms paced expires_ms marks beside]
+-- ARGV run envelope task sent_to want delay_ms repeated [identity until_when replaces most_ms paced expires_ms marks beside]
 -- returns go | {status, wake_run, wake_envelope, ...}: status go, queued, later or updated; then whom
 --         that lets in besides; beside an empty run, in how many ms time alone lets the first enter, or
 --         a run join | {changed}: nothing was done, for another run has the identity than was thought
@@ -27,8 +26,7 @@
 --              themselves meanwhile, until that time
 -- USES grant lining calls units queue
 
-local run, envelope, task, sent_to, want, delay_ms, repeated = unpack(ARGV)
-local identity, until_when, replaces, most_ms, paced, expires_ms, marks, beside = unpack(ARGV, 8)
+local run, envelope, task, sent_to, want, delay_ms, repeated, identity, until_when, replaces, most_ms, paced, expires_ms, marks, beside = unpack(ARGV)
 local parcel = { 'e:' .. run, envelope, 't:' .. run, task, 'q:' .. run, sent_to }
 
 identity = identity or ''
