@@ -68,7 +68,7 @@ def test_who_waits_for_a_rate_enters_when_it_is_due_though_no_worker_looks(priva
     with server.client() as client:
         took = asyncio.run(main())
         calls = client.info("commandstats")
-    assert 0.1 * (RATED - 2) < took < 2 * 0.1 * RATED
+    assert 0.1 * (RATED - 2) < took < 0.5 * RATED  # by its place, each would look a second later
     assert calls["cmdstat_evalsha"]["calls"] <= 9 * RATED
     assert calls["cmdstat_publish"]["calls"] <= 2 * RATED
 
