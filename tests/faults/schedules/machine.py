@@ -345,7 +345,7 @@ class World(RuleBasedStateMachine):
 
     def take(self, worker: Worker) -> None:
         wake = worker.pushed.pop(0)
-        assert wake._replace(arrival=0, givers=()) == self.runs[wake.run].wake
+        assert wake._replace(arrival=0, givers=(), returned=False) == self.runs[wake.run].wake
         self.start(Message(self.runs[wake.run], woken=True, pushed=True), worker)
 
     def start(self, message: Message, worker: Worker) -> None:
@@ -512,7 +512,7 @@ class World(RuleBasedStateMachine):
 
     def publish(self, wake: WokenTask) -> bool:
         run = self.runs[wake.run]
-        assert wake == run.wake
+        assert wake._replace(returned=False) == run.wake
         if self.mishap == "it dies before it sends":
             raise _Interrupted
         if self.pushes and self.push(wake):
