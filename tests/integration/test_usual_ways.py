@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from celery_distlock.stores.redis import scripts
+from tests.waiting import wait_until
 
 RECORDS = ("lock", "queue", "tasks", "woken", "fence", "done", "rate", "later", "calls")
 SHORT = {  # what begins a short way, and what it is without one
@@ -112,6 +113,15 @@ def run(twins: list[Twin], step: tuple[object, ...]) -> list[object]:
         return [twin.alike(answer) for twin, answer in zip(twins, pipe.execute(), strict=True)]
 
 
+def outlast_a_short_rest(client: redis.Redis) -> None:
+    """Have it end before the next step, and not between one's and the other's."""
+    (seconds, microseconds), ends = client.time(), 2000
+    wait_until(
+        lambda: (now := client.time())[0] > seconds or now[1] > microseconds + ends,
+        what="two milliseconds to pass",
+    )
+
+
 def times(twins: list[Twin]) -> list[list[float]]:
     """Return of both for how long each record lives, and when what is on its way is sent again."""
     with twins[0].client.pipeline() as pipe:
@@ -203,6 +213,8 @@ def test_any_steps_leave_the_same_by_the_short_ways_and_the_long_ones(twins, see
     for number in range(60):
         steps.append(next_step(chance, number, twins[0]))
         answers = run(twins, steps[-1])
+        if steps[-1][0] == "rest":
+            outlast_a_short_rest(twins[0].client)
 
         assert answers[0] == answers[1], steps
         assert twins[0].state() == twins[1].state(), steps
