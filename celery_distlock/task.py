@@ -115,7 +115,9 @@ class LockedTask(_Task):
         ):
             """Send a call: by the broker, or through the lock store, as ``lock_via`` says."""
             options.update(task_id=task_id, link=link, link_error=link_error, shadow=shadow)
-            return sending.apply_async(self, super().apply_async, args, kwargs, producer, options)
+            apply = super().apply_async
+            result = sending.apply_async(self, apply, args, kwargs, producer, options)
+            return sending.with_joined(result)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task under its lock, for the worker, ``apply()`` and direct calls alike."""

@@ -40,7 +40,7 @@ from celery_distlock.stores.values import (
     WokenTask,
 )
 
-from .wants import units_of, want_of
+from .wants import want_of
 
 __all__ = ["Hold", "HoldState", "Keeper", "Lease", "PostponeRequest", "Terms", "believed"]
 
@@ -544,7 +544,7 @@ class Lease:
     @property
     def units(self) -> int:
         """How many units of `key` are taken: 1 where it is held alone; 0 without a lock."""
-        return units_of(self._holds[0].want) if self._holds else 0
+        return self._holds[0].want.counted() if self._holds else 0
 
     @property
     def shared(self) -> bool:

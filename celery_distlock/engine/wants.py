@@ -7,7 +7,7 @@ from celery_distlock.key import Key
 from celery_distlock.stores import Ability, Store
 from celery_distlock.stores.values import ALONE, Want
 
-__all__ = ["abilities_for", "ensure_able", "units_of", "want_of"]
+__all__ = ["abilities_for", "ensure_able", "want_of"]
 
 
 def want_of(key: Key) -> Want:
@@ -16,12 +16,6 @@ def want_of(key: Key) -> Want:
         return ALONE
     capacity = 0 if key.shared or key.capacity is None else key.capacity
     return Want(key.weight, capacity, key.rates, key.cost)
-
-
-def units_of(want: Want, capacity: int = 0) -> int:
-    """Return how many units a store counts for *want*; of a *capacity* of others, if not 0."""
-    most = [each for each in (want.capacity, capacity) if each]
-    return max(1, min([want.units, *most]))
 
 
 def abilities_for(key: Key) -> list[Ability]:

@@ -100,8 +100,7 @@ class Runtime:
     @classmethod
     def of(cls, app: Celery) -> "Runtime":
         """Return the runtime of *app*."""
-        # A task may know its app only by a proxy.
-        real: Celery = app._get_current_object() if hasattr(app, "_get_current_object") else app
+        real = _real(app)
         try:
             return _runtimes[real]
         except KeyError:
@@ -110,8 +109,7 @@ class Runtime:
     @classmethod
     def known(cls, app: Celery) -> "Runtime | None":
         """Return the runtime of *app* if it has one."""
-        real: Celery = app._get_current_object() if hasattr(app, "_get_current_object") else app
-        return _runtimes.get(real)
+        return _runtimes.get(_real(app))
 
     @functools.cached_property
     def settings(self) -> Settings:
@@ -404,6 +402,12 @@ def spelt(name: str, namespace: str) -> str:
     """Return the setting *name* as it is written with *namespace*."""
     full = f"{namespace}_{name}" if namespace else name
     return full.upper() if namespace.isupper() else full
+
+
+def _real(app: Celery) -> Celery:
+    """Return the app itself: a task may know it only by a proxy."""
+    real: Celery = app._get_current_object() if hasattr(app, "_get_current_object") else app
+    return real
 
 
 def _current_store() -> Store:

@@ -44,7 +44,7 @@ from .messages import (
 )
 from .received import HEADER
 
-__all__ = ["StoreProducer", "apply_async"]
+__all__ = ["StoreProducer", "apply_async", "with_joined"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def apply_async(
     """
     Send one call of *task*, through the store where that is wanted; return what *apply* does.
 
-    The result's `joined` says whether it is that of another call, like this one.
+    Where the task has a call rule, the result's `joined` says whether it is that of another call.
 
     Args:
         task: A locked task.
@@ -84,18 +84,6 @@ def apply_async(
         LockKeyError: No key can be made of the arguments.
         StoreUnavailableError: The store does not answer, and `lock_on_outage` is ``"fail"``.
     """
-    result = _apply_async(task, apply, args, kwargs, producer, options)
-    return result if hasattr(result, "joined") else _said(result, joined=False)
-
-
-def _apply_async(
-    task: Task,
-    apply: Callable[..., Any],
-    args: Sequence[Any] | None,
-    kwargs: Mapping[str, Any] | None,
-    producer: Any,
-    options: dict[str, Any],
-) -> Any:
     via, unique = options.pop("lock_via", UNSET), options.pop("lock_unique", UNSET)
     runtime = Runtime.of(task.app)
     plan = runtime.plans.get(task.name)
@@ -202,7 +190,7 @@ def _gives_way(bearer: Bearer, rule: CallRule, call: "_Call") -> bool:
 
 def _is_updated(bearer: Bearer, rule: CallRule) -> bool:
     """Whether what waits gets the call's message; else the call is sent beside it."""
-    return not bearer.fixed and (isinstance(rule, Debounce) or rule.duplicate == "update")
+    return not bearer.fixed and rule.duplicate == "update"
 
 
 def _as_attempt(run: str) -> dict[str, Any]:
@@ -226,8 +214,12 @@ def _joined(task: Task, task_id: str, *, silent: bool) -> Any:
     return _said(result, joined=True)
 
 
+def with_joined(result: Any) -> Any:
+    """Return the result of a call, which says whether it is that of another one, like it."""
+    return result if hasattr(result, "joined") else _said(result, joined=False)
+
+
 def _said(result: Any, *, joined: bool) -> Any:
-    """Return *result*, which says whether it is that of another call."""
     with contextlib.suppress(AttributeError):  # another `apply_async` may return anything
         result.joined = joined
     return result

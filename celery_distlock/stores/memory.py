@@ -33,7 +33,6 @@ from .memory_key import (
     MemoryKey,
     Standing,
     microseconds,
-    needed,
     since_of,
 )
 from .memory_sending import (
@@ -187,7 +186,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         if state.wants.get(f"p:{request.run}") == want:
             return True
         fits = want.capacity == 0 or state.used <= want.capacity
-        return fits and needed(want) <= kept.units
+        return fits and want.counted() <= kept.units
 
     def _let_others_in(self, state: MemoryKey, request: AcquireRequest, reply: Reply) -> Reply:
         if request.want.alone and reply.slot < 0:
@@ -332,7 +331,7 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
             return False
         if kept.alone or want.alone:
             return kept.alone and want.alone
-        return needed(want) <= kept.units
+        return want.counted() <= kept.units
 
     def stand(self, request: StandRequest) -> Reply:
         name, run, route, arrival, park_request, owner, _ = request

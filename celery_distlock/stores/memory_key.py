@@ -42,7 +42,6 @@ __all__ = [
     "Share",
     "Standing",
     "microseconds",
-    "needed",
     "since_of",
 ]
 
@@ -71,11 +70,6 @@ def _next_token() -> int:
 def microseconds() -> int:
     """Return the time that arrivals are told by."""
     return round(clock.monotonic() * 1e6)
-
-
-def needed(want: Want) -> int:
-    """Return how many units are taken, whatever an operator allows: his limit may end before."""
-    return max(1, want.units if want.capacity == 0 else min(want.units, want.capacity))
 
 
 def since_of(arrival: int, epoch: float) -> float:
@@ -308,7 +302,7 @@ class MemoryKey:
         if want.alone or self.is_alone or self.upgrading:
             return False
         of = self._allowed(want)
-        return of == 0 or self.used + needed(want) <= of
+        return of == 0 or self.used + want.counted() <= of
 
     def take(self, owner: str, run: str, want: Want, lease: float, *, came: int = 0) -> Share:
         """Grant so much; who asks has seen that it may be."""
@@ -320,7 +314,7 @@ class MemoryKey:
         if want.alone or not self.shares:
             self.token = _next_token()
         now, since = clock.monotonic(), clock.wall()
-        units, of = (0, 1) if want.alone else (needed(want), self._allowed(want))
+        units, of = (0, 1) if want.alone else (want.counted(), self._allowed(want))
         slot = -1
         if not want.alone and units == 1 and 1 < of <= MOST_SLOTS:
             taken = {share.slot for share in self.shares.values()}

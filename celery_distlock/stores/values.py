@@ -85,6 +85,11 @@ class Want(NamedTuple):
         """Whether nobody else may hold the key then."""
         return self.capacity == 1
 
+    def counted(self, capacity: int = 0) -> int:
+        """Return how many units a store counts; of a *capacity* of others, if not 0."""
+        most = [each for each in (self.capacity, capacity) if each]
+        return max(1, min([self.units, *most]))
+
     def written(self) -> str:
         """Return it as a store keeps it."""
         amount = f"{self.units}/{self.capacity}"

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from celery.worker import state
 
 from celery_distlock import clock
-from celery_distlock.engine.wants import units_of
 from celery_distlock.stores.values import Want
 
 __all__ = ["DeferredCalls", "InFlightKeys", "has_room", "in_flight"]
@@ -151,8 +150,8 @@ def has_room(want: Want, others: Iterable[Want], used: int = 0) -> bool:
         return not (others or used)
     if not want.capacity:
         return True
-    used += sum(units_of(other) for other in others)
-    return used + units_of(want) <= want.capacity
+    used += sum(other.counted() for other in others)
+    return used + want.counted() <= want.capacity
 
 
 in_flight = InFlightKeys()

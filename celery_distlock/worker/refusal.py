@@ -20,7 +20,6 @@ from celery.worker import state
 from celery.worker.strategy import default
 
 from celery_distlock import clock
-from celery_distlock.engine.wants import units_of
 from celery_distlock.key import Key
 from celery_distlock.policies import Fail, Skip
 from celery_distlock.runtime.app import Plan, Runtime
@@ -218,7 +217,7 @@ def _leaves_room(now: KeyState, want: Want, run: str) -> bool:
         return False
     if limit is None:
         return has_room(want, (), now.used)
-    return now.used + units_of(want, limit) <= limit
+    return now.used + want.counted(limit) <= limit
 
 
 def _queued_before(

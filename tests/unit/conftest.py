@@ -7,6 +7,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery import Celery
+
+from celery_distlock import LockedTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,3 +33,17 @@ def no_sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     # Also where the code under test took the refusal for an outage.
     assert not opened, f"a unit test opened {opened[0]}"
+
+
+@pytest.fixture
+def app() -> Iterator[Celery[Any]]:
+    """An app with one locked task."""
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.distlock_url = "memory://"
+
+    @app.task(base=LockedTask, name="reserve", lock_key="{sku}", shared=False)
+    def reserve(sku): ...
+
+    app.finalize()
+    yield app
+    app.close()

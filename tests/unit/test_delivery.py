@@ -5,26 +5,10 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 
-import pytest
-from celery import Celery
-
-from celery_distlock import LockedTask
 from celery_distlock.stores.values import WokenTask
 from celery_distlock.worker.delivery import DeliveryStep, _AckWorker
 from tests.unit.test_trust import envelope
 from tests.waiting import wait_until
-
-
-@pytest.fixture
-def app():
-    app = Celery("shop", broker="memory://", set_as_current=False)
-    app.conf.distlock_url = "memory://"
-
-    @app.task(base=LockedTask, name="reserve", lock_key="{sku}", shared=False)
-    def reserve(sku): ...
-
-    app.finalize()
-    return app
 
 
 class Calls:

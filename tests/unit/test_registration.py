@@ -7,10 +7,8 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from celery import Celery
 from celery.worker import state
 
-from celery_distlock import LockedTask
 from celery_distlock.runtime.messages import to_message
 from celery_distlock.stores.values import PeerChannel, WokenTask
 from celery_distlock.worker.in_flight import in_flight
@@ -19,19 +17,6 @@ from celery_distlock.worker.request import LockedRequest
 from tests.unit.test_trust import envelope
 
 WAKE = WokenTask("sku", "i:0:0:0", b"")
-
-
-@pytest.fixture
-def app():
-    app = Celery("shop", broker="memory://", set_as_current=False)
-    app.conf.distlock_url = "memory://"
-
-    @app.task(base=LockedTask, name="reserve", lock_key="{sku}", shared=False)
-    def reserve(sku): ...
-
-    app.finalize()
-    yield app
-    app.close()
 
 
 class Store:

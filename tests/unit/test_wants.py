@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from celery_distlock import Key
-from celery_distlock.engine.wants import ensure_able, units_of, want_of
+from celery_distlock.engine.wants import ensure_able, want_of
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.stores.values import ALONE, Ability, Want
 
@@ -25,7 +25,7 @@ from celery_distlock.stores.values import ALONE, Ability, Want
 )
 def test_a_key_says_how_much_is_asked_for_and_counted(key, want, units):
     assert want_of(key) == want
-    assert units_of(want) == units
+    assert want.counted() == units
 
 
 ALL = frozenset({Ability.SEVERAL, Ability.WEIGH})

@@ -119,11 +119,11 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
     def acquire(self, request: AcquireRequest) -> Reply:
         key, owner, lease, queue, run, redelivered, retain, arrival, want = request
         mode, detail, delivery, task = "try", b"", "", ""
-        name, before = slot_name(key), []
+        name = slot_name(key)
         if isinstance(queue, ParkRequest):
-            before = [self._records.index("add", name)]  # lest it be parked and not noted
             mode, detail, task = "park", queue.envelope, queue.task
             delivery = self._push_channel(name, queue.channel, patience=TIMEOUT)
+            self._requests.ask([self._records.index("add", name)], key)
         elif queue is not None:
             mode, detail = "wait", queue.address.encode()
         arguments: list[Any] = [owner, milliseconds(lease), mode, run, int(redelivered), arrival]
@@ -131,11 +131,12 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
             arguments += [int(retain), detail, delivery, task]
         if want != ALONE:
             arguments.append(want.written())
-        if before:
-            self._requests.ask(before, key)
-        call = self._records.call(_ACQUIRE, name, *arguments, confirmed=True)
-        asked = self._requests.ask([call], key)
-        return self._reply(key, asked.answers[0], asked.asked_at, parks=bool(before))
+        asked = self._requests.ask(
+            [self._records.call(_ACQUIRE, name, *arguments, confirmed=True)], key
+        )
+        return self._reply(
+            key, asked.answers[0], asked.asked_at, parks=isinstance(queue, ParkRequest)
+        )
 
     def acquire_all(
         self,
