@@ -26,13 +26,16 @@ class Rate:
 
     In no time of that length, by the store's clock, begin more tasks than that, wherever it starts;
     other than by fixed windows or a token bucket, where up to twice as many may. A start occupies
-    its place from when the key is granted until *per* after its task has come for it.
+    its place from when the key is granted until *per*, and at most 5 ms more, after its task has
+    come for it.
 
     Args:
         limit: How many starts.
         per: Seconds.
         burst: How many may begin at once, after a pause. 1: they begin at equal distances, but for
-            what workers are late: up to a tenth of a second is made up for.
+            what workers are late: up to 50 ms is made up for. The distances are up to 3 % longer
+            than *per* / *limit*, in all of *per* 30 ms at most: else one that is late would delay
+            others again and again, each time that it counts no more.
 
     Raises:
         ConfigurationError: An argument is of the wrong type or out of range.

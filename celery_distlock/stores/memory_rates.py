@@ -11,9 +11,20 @@ __all__ = ["StartLog"]
 
 MOST_SERIES = 8
 PARTS = 64
-CATCH_UP = 100_000  # µs
+CATCH_UP = 50_000  # µs
 COMING = 1_000_000  # µs
 KEPT = 60_000_000  # µs
+
+
+def distance_of(per: int, limit: int) -> float:
+    """Return how far starts are from one another, in µs."""
+    more = min(per * 3 // 100, 30_000)
+    return (per + more * (limit - 1) / limit) / limit
+
+
+def counts_for(per: int) -> int:
+    """Return for how many µs a start counts."""
+    return per + min(per // 200, 5_000)
 
 
 @dataclass
@@ -35,7 +46,7 @@ class Series:
         """When the next one is due, if another limit was asked for before."""
         if limit <= self.limit:
             return min(self.next, now) + max(0.0, self.next - now) * self.limit / limit
-        due, distance = 0.0, self.per / limit  # by a higher one, as if it had been so all the time
+        due, distance = 0.0, distance_of(self.per, limit)  # as if it had been so all the time
         for last, count in self.parts:
             due = max(due, last) + count * distance
         if reserved:
@@ -48,7 +59,7 @@ class Series:
             self.next = now + self.per
         for part in self.parts:
             part[0] = min(part[0], now)
-        self.parts = [part for part in self.parts if part[0] + self.per > now]
+        self.parts = [part for part in self.parts if part[0] + counts_for(self.per) > now]
 
 
 @dataclass
@@ -91,14 +102,14 @@ class StartLog:
         series, reserved = self._series(rate, now), self._reserved
         if rate.limit > series.limit:
             due = series.next_by(rate.limit, now, reserved)
-            spaced = due - (rate.burst - 1) * series.per / rate.limit - now
+            spaced = due - (rate.burst - 1) * distance_of(series.per, rate.limit) - now
         else:  # by which factor a lower limit stretches, cancels out
-            spaced = series.next - (rate.burst - 1) * series.per / series.limit - now
+            spaced = series.next - (rate.burst - 1) * distance_of(series.per, series.limit) - now
         over, at = series.count + reserved + cost - rate.limit, now
         for last, count in series.parts:
             if over <= 0:
                 break
-            over, at = over - count, last + series.per
+            over, at = over - count, last + counts_for(series.per)
         if over > 0:
             at = now + COMING
         return max(0.0, spaced, at - now)
@@ -117,7 +128,7 @@ class StartLog:
         last = known[-1] if known else None
         source = next((series for series in known if series.per >= per), last)
         if source is not None:
-            made.parts = [list(part) for part in source.parts if part[0] + per > now]
+            made.parts = [list(part) for part in source.parts if part[0] + counts_for(per) > now]
         return made
 
     def _space(self, want: Want, now: int, came: int) -> None:
@@ -125,7 +136,7 @@ class StartLog:
             series = self.series[rate.microseconds] = self._series(rate, now)
             since = max(min(came, now), now - CATCH_UP)
             due = max(series.next_by(rate.limit, now, self._reserved), since)
-            series.next = due + want.cost * series.per / rate.limit
+            series.next = due + want.cost * distance_of(series.per, rate.limit)
             series.asked, series.limit = now, rate.limit
             if len(self.series) > MOST_SERIES:
                 known = sorted(self.series.values(), key=lambda series: series.per)
@@ -187,4 +198,5 @@ class StartLog:
         for rate in want.rates:
             series = self.series.get(rate.microseconds)
             if series is not None:
-                series.next = max(0.0, series.next - want.cost * series.per / series.limit)
+                earlier = want.cost * distance_of(series.per, series.limit)
+                series.next = max(0.0, series.next - earlier)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_distlock.rate import Rate
-from celery_distlock.stores.memory_rates import StartLog
+from celery_distlock.stores.memory_rates import StartLog, distance_of
 from celery_distlock.stores.values import Want
 from tests.schedules import schedules
 
@@ -73,10 +74,27 @@ def test_a_start_is_due_at_the_distances_of_the_rate_that_is_asked_with(steps, w
     many, due = False, 0.0
     for rate in want.rates if log.series else ():
         series = log.series[rate.microseconds]
-        early = (rate.burst - 1) * rate.microseconds / rate.limit
+        early = (rate.burst - 1) * distance_of(rate.microseconds, rate.limit)
         many |= series.count + want.cost > rate.limit
         reserved = sum(kept.cost for kept in log.reserved.values())
         due = max(due, series.next_by(rate.limit, now, reserved) - now - early)
 
     if not many and abs(due) > 1:
         assert (log.starts_in(want, now) > 0) == (due > 0)
+
+
+def test_a_pause_does_not_come_back_each_time_of_the_rate():
+    log, want, now = StartLog(), Want(1, 0, (Rate(100, 1.0),)), BEGAN
+    begun: list[int] = []
+    while now < BEGAN + 6_000_000:
+        now += max(1, math.ceil(starts_in(log, want, now)))
+        if len(begun) == 150:
+            now += 60_000  # a worker that is late
+        log.prune(now, lambda _: True)
+        log.start(f"o{len(begun)}", want, now, BEGAN)
+        begun.append(now)
+
+    distances = [(after - before) / 1e3 for before, after in itertools.pairwise(begun)]
+    assert max(distances[:200]) > 60.0
+    assert max(distances[-200:]) < 12.0
+    assert len(begun) > 0.95 * 600

@@ -1,6 +1,6 @@
 -- rates.lua: how often a key is taken. A start counts from the grant to one who has to come for it,
--- until `per` after he has come: so in no time of that length more begin than the limit says, however
--- long messages travel.
+-- until a little more than `per` after he has come: so in no time of that length more begin than the
+-- limit says, however long messages travel.
 -- KEYS lock queue tasks woken fence done rate
 --
 -- rate  p:<per (µs)> the starts of the last such time: when the next one
@@ -16,10 +16,22 @@
 
 local MOST_SERIES = 8 -- of different times, at one key
 local PARTS = 64 -- of such a time, whose starts are told from each other
-local CATCH_UP = 100000 -- µs for which starts may be late and are made up for
+local CATCH_UP = 50000 -- µs for which starts may be late and are made up for
 local COMING = 1000000 -- µs until one looks again, if those fill a rate who have to come for it
 
 local log -- of the key whose records these are
+
+-- How far starts are from one another (µs). At just the limit's distance there would be as many as it
+-- allows all the time: after each pause all have to wait until it is over again, `per` later, for ever.
+local function distance_of(per, limit)
+    local more = math.min(math.floor(per * 3 / 100), 30000)
+    return (per + more * (limit - 1) / limit) / limit
+end
+
+-- For how long a start counts (µs). A task begins after it has come, some sooner than others.
+local function counts_for(per)
+    return per + math.min(math.floor(per / 200), 5000)
+end
 
 local function rates_of(terms)
     local cost, list = string.match(terms, '^(%d+):(.*)$')
@@ -43,7 +55,7 @@ local function read_series(text, per, now)
     end
     for i = 4, #numbers - 1, 2 do
         local last, count = math.min(numbers[i], now), numbers[i + 1]
-        if last + per > now then
+        if last + counts_for(per) > now then
             series.parts[#series.parts + 1] = { last, count }
             series.count = series.count + count
         end
@@ -77,7 +89,7 @@ local function put_forward(terms)
     for _, rate in ipairs(rates) do
         local series = log.series[rate.per]
         if series then
-            series.next = math.max(0, series.next - cost * rate.per / series.limit)
+            series.next = math.max(0, series.next - cost * distance_of(rate.per, series.limit))
             write_series(series)
         end
     end
@@ -136,7 +148,7 @@ local function series_of(rate, now)
         source = known[number].per >= per and known[number] or source
     end
     for _, part in ipairs(source and source.parts or {}) do
-        if part[1] + per > now then
+        if part[1] + counts_for(per) > now then
             series.parts[#series.parts + 1] = { part[1], part[2] }
             series.count = series.count + part[2]
         end
@@ -149,7 +161,7 @@ local function next_by(rate, series, now)
     if rate.limit <= series.limit then
         return math.min(series.next, now) + math.max(0, series.next - now) * series.limit / rate.limit
     end
-    local due, distance = 0, rate.per / rate.limit -- by a higher one, as if it had been so all the time
+    local due, distance = 0, distance_of(rate.per, rate.limit) -- as if it had been so all the time
     for _, part in ipairs(series.parts) do
         due = math.max(due, part[1]) + part[2] * distance
     end
@@ -162,16 +174,16 @@ end
 -- In how many µs a start is not too many for one rate; 0: now.
 local function opens_for(rate, cost, now)
     local series = series_of(rate, now)
-    local spaced = series.next - (rate.burst - 1) * rate.per / series.limit - now
+    local spaced = series.next - (rate.burst - 1) * distance_of(rate.per, series.limit) - now
     if rate.limit > series.limit then -- else the factor by which next_by() stretches cancels out
-        spaced = next_by(rate, series, now) - (rate.burst - 1) * rate.per / rate.limit - now
+        spaced = next_by(rate, series, now) - (rate.burst - 1) * distance_of(rate.per, rate.limit) - now
     end
     local over, at = series.count + log.reserved + cost - rate.limit, now
     for _, part in ipairs(series.parts) do
         if over <= 0 then
             break
         end
-        over, at = over - part[2], part[1] + rate.per
+        over, at = over - part[2], part[1] + counts_for(rate.per)
     end
     if over > 0 then
         at = now + COMING
@@ -242,7 +254,7 @@ local function space(terms, now, came)
         local series = series_of(rate, now)
         log.series[rate.per] = series
         local since = math.max(math.min(came, now), now - CATCH_UP)
-        series.next = math.max(next_by(rate, series, now), since) + cost * rate.per / rate.limit
+        series.next = math.max(next_by(rate, series, now), since) + cost * distance_of(rate.per, rate.limit)
         series.asked, series.limit = now, rate.limit
         write_series(series)
         forget_the_oldest_asked()

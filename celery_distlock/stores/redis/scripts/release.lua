@@ -22,11 +22,15 @@ near_desk, near = desk, destination
 local may_be_short = tonumber(ended) < 2 and keep_ms == '0' and redis.call('EXISTS', QUEUE, TASKS) == 0
 if may_be_short and unstarted ~= '1' then
     -- Nobody waits, nothing is to be noted: most releases end here.
-    local held = redis.call('HMGET', LOCK, 'owner', 'again', 'rest')
-    if held[1] ~= owner and held[1] ~= 'several:' then
+    local mine, again = 'h:' .. owner, 'again:' .. run
+    local held = redis.call('HMGET', LOCK, 'owner', 'again', 'rest', 'up', again, mine, 'holders', 'next')
+    local holder = held[1]
+    if holder ~= owner and holder ~= 'several:' then
         return 0
     end
-    if held[1] == owner and not (held[2] or held[3]) then
+    local is_noted = held[2] or held[3] or held[4] or held[5]
+    local is_last = held[6] and held[7] == '1'
+    if not is_noted and (holder == owner or (is_last and tonumber(held[8]) > microseconds() / 1000)) then
         redis.call('DEL', LOCK)
         return 1
     end
@@ -48,11 +52,7 @@ if may_be_short then
     local held = redis.call('HMGET', LOCK, mine, again, 'o:' .. run, unpack(COUNTED))
     local holder, used, holders, rest, up, _, next_ms, slots = unpack(held, 4)
     local share = holder == SHARED and read(held[1])
-    if share and not (rest or up or held[2]) and tonumber(next_ms) > now / 1000 then
-        if holders == '1' then
-            redis.call('DEL', LOCK)
-            return 1
-        end
+    if share and not (rest or up or held[2]) and holders ~= '1' and tonumber(next_ms) > now / 1000 then
         redis.call('HDEL', LOCK, mine, 'stamp:' .. run, 'from:' .. run, 'start:' .. owner)
         if run ~= '' and held[3] == owner then
             redis.call('HDEL', LOCK, 'o:' .. run)
