@@ -22,15 +22,18 @@ near_desk, near = desk, destination
 local may_be_short = tonumber(ended) < 2 and keep_ms == '0' and redis.call('EXISTS', QUEUE, TASKS) == 0
 if may_be_short and unstarted ~= '1' then
     -- Nobody waits, nothing is to be noted: most releases end here.
-    local mine, again = 'h:' .. owner, 'again:' .. run
-    local held = redis.call('HMGET', LOCK, 'owner', 'again', 'rest', 'up', again, mine, 'holders', 'next')
-    local holder = held[1]
+    local holder, was_again, rest = unpack(redis.call('HMGET', LOCK, 'owner', 'again', 'rest'))
     if holder ~= owner and holder ~= 'several:' then
         return 0
     end
-    local is_noted = held[2] or held[3] or held[4] or held[5]
-    local is_last = held[6] and held[7] == '1'
-    if not is_noted and (holder == owner or (is_last and tonumber(held[8]) > microseconds() / 1000)) then
+    local is_noted, is_last = was_again or rest, holder == owner
+    if not (is_noted or is_last) then
+        local mine, again = 'h:' .. owner, 'again:' .. run
+        local held = redis.call('HMGET', LOCK, mine, 'holders', 'next', 'up', again)
+        is_last = held[1] and held[2] == '1' and tonumber(held[3]) > microseconds() / 1000
+        is_noted = held[4] or held[5]
+    end
+    if is_last and not is_noted then
         redis.call('DEL', LOCK)
         return 1
     end
