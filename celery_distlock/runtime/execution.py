@@ -20,7 +20,7 @@ from celery_distlock.engine.lease import Hold, Lease
 from celery_distlock.engine.pending_releases import release_later
 from celery_distlock.engine.upgrading import leave
 from celery_distlock.engine.wants import ensure_able
-from celery_distlock.errors import StoreError
+from celery_distlock.errors import LockKeyError, StoreError
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.policies import Decision
@@ -34,7 +34,7 @@ from .app import Plan, Runtime
 from .body import Body
 from .current import Task, here
 from .invocation import Invocation
-from .messages import LockHeader
+from .messages import LockHeader, execution_id
 from .received import HEADER
 from .reporting import Report
 from .requeueing import Requeueing, drop
@@ -193,6 +193,8 @@ def _settle_uncalled(task: Task, state: str, ended: Mapping[str, Any]) -> None:
     if state == states.REJECTED and getattr(ended["retval"], "requeue", False):
         return  # it runs again
     drop_reservations(task, runtime, ())
+    if plan.settings.hold_on_retry and task.request.retries:
+        _free_what_was_kept(task, runtime, plan, ended)
     if state == states.SUCCESS and _wants_a_key(plan, ended["args"], ended["kwargs"]):
         words = (
             "ran WITHOUT its lock: the __call__ of {of} does not call LockedTask's; have it return"
@@ -200,6 +202,14 @@ def _settle_uncalled(task: Task, state: str, ended: Mapping[str, Any]) -> None:
         )
         report = Report(task, task.request.id, runtime.store)
         report.error(words, of=_class_with_call(task).__qualname__)
+
+
+def _free_what_was_kept(task: Task, runtime: Runtime, plan: Plan, ended: Mapping[str, Any]) -> None:
+    """Free the keys that the attempt before has left to this one, which did not come for them."""
+    run = execution_id(task.request.__dict__)
+    with contextlib.suppress(LockKeyError, StoreError):
+        for key in plan.rule.keys(ended["args"], ended["kwargs"]):
+            drop(runtime.store, slot_name(key.template), run)
 
 
 def _wants_a_key(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

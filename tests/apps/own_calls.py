@@ -48,7 +48,7 @@ class Begin(Task):
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
         key, how = args
         times = journal.write(f"{key}:begun", how)
-        if how == "fail":
+        if how == "fail" or (how == "retry" and self.request.retries):
             raise ValueError(key)
         if how == "reject" and times == 1:
             raise Reject(requeue=True)
@@ -62,6 +62,8 @@ def work(self: Any, key: str, how: str = "") -> bool:
     journal.write(key, how)
     if how == "gate":
         journal.pass_gate(key)
+    if how == "retry":
+        raise self.retry(countdown=0.5)
     return bool(self.lock)
 
 
@@ -80,4 +82,5 @@ on_to_lock = declare("on_to_lock", OnToLock)
 begin = {
     "early": declare("begin_early", Beginning),
     "late": declare("begin_late", Beginning, acks_late=True),
+    "kept": declare("begin_kept", Beginning, lock_hold_on_retry=True, lock_lease=120.0),
 }

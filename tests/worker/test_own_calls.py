@@ -83,3 +83,12 @@ def test_what_is_rejected_before_its_lock_is_asked_for_runs_all_the_same(site, k
 
     assert result.get(timeout=30) is True
     assert site.journal.read(f"{key}:begun") == ["reject"] * 2
+
+
+def test_a_retry_that_fails_before_its_lock_is_asked_for_gives_up_what_was_kept_for_it(site, key):
+    result = site.tasks.begin["kept"].delay(key, "retry")
+
+    with pytest.raises(ValueError, match=key):
+        result.get(timeout=30)
+    assert site.tasks.on_to_lock.delay(key).get(timeout=30) is True
+    wait_left(site, key)
