@@ -7,13 +7,14 @@ which it would have sent. Celery's own part of a call (routing, signals, the res
 
 import contextlib
 import datetime
+import functools
 import logging
 import math
 import numbers
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.serialization import dumps, loads
@@ -123,9 +124,8 @@ def apply_async(
         if "headers" in more:
             ours["headers"] = {**(options.get("headers") or {}), **more["headers"]}
         this = call if delay is None else replace(call, delay=delay)
-        with _real_producer(task, producer, connection) as real:
-            ours["producer"] = StoreProducer(real, this, identity, store_is_away=away)
-            return apply(args, kwargs, **ours)
+        with StoreProducer(this, identity, producer, connection, store_is_away=away) as ours_too:
+            return apply(args, kwargs, **ours, producer=ours_too)
 
     rule, identity = plan.unique, plan.identity
     if rule is None or identity is None or unique is None:
@@ -292,15 +292,6 @@ def _option(task: Task, name: str, options: Mapping[str, Any]) -> Any:
     return options[name] if name in options else getattr(task, name, None)
 
 
-@contextlib.contextmanager
-def _real_producer(task: Task, producer: Any, connection: Any) -> Iterator[Any]:
-    """Have the producer by which Celery would send."""
-    if connection is not None:
-        producer = task.app.amqp.Producer(connection, auto_declare=False)
-    with task.app.producer_or_acquire(producer) as real:
-        yield real
-
-
 class _ChangedError(Exception):
     """Another run has the identity than was thought."""
 
@@ -355,16 +346,64 @@ class _Call:
 
 
 class StoreProducer:
-    """Gives the first message, a call's, to the store; in all else it is the *real* producer."""
+    """
+    Gives the first message, a call's, to the store; in all else it is the *real* producer.
+
+    That one is acquired when it is needed: a call that waits in the store needs none, and no
+    connection of the app's pool.
+
+    Args:
+        call: What is sent.
+        identity: That of the call, if it has one.
+        producer: The real one, if the caller has given it.
+        connection: Whose producer it is, likewise.
+        store_is_away: The call goes to the broker.
+    """
 
     def __init__(
-        self, real: Any, call: _Call, identity: Identity | None, *, store_is_away: bool
+        self,
+        call: _Call,
+        identity: Identity | None,
+        producer: Any,
+        connection: Any,
+        *,
+        store_is_away: bool,
     ) -> None:
-        self._real = real
         self._call = call
         self._identity = identity
         self._store_is_away = store_is_away
         self._is_sent = False
+        self._acquired = contextlib.ExitStack()
+        self._given = producer
+        if connection is not None:
+            self._given = call.task.app.amqp.Producer(connection, auto_declare=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._acquired.__exit__(*exc_info)  # type: ignore[arg-type]
+
+    @functools.cached_property
+    def _real(self) -> Any:
+        return self._acquired.enter_context(self._call.task.app.producer_or_acquire(self._given))
+
+    @property
+    def connection(self) -> Any:
+        """The real one's; before that is acquired, what stands for it."""
+        if self._given is None and "_real" not in self.__dict__:
+            return self._original
+        return self._real.connection
+
+    @property
+    def _original(self) -> Any:
+        """What the pool makes its connections of, which is never opened."""
+        return self._call.task.app.amqp.producer_pool.connections.connection
+
+    def revive(self, channel: Any) -> None:
+        """Have the real one begin anew; on its own connection if *channel* stands for it."""
+        own = channel is self._original
+        self._real.revive(self._real.connection if own else channel)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -437,7 +476,7 @@ class StoreProducer:
         try:
             self._publish(content, how, headers, header)
         except Exception as error:
-            if not isinstance(error, broker_errors(self._real.connection)):
+            if not isinstance(error, broker_errors(self.connection)):
                 raise
             logger.warning(
                 "%s[%s] is accepted, and a worker sends it later, the broker does not take it: %s",

@@ -45,7 +45,7 @@ def test_a_log_line_of_a_long_key_is_short(caplog):
     report = Report(Task(), "id", open_store("memory://"))
     report.info("parked: {key!r} is held by {holder}", key=LONG, holder=LONG)
 
-    (record,) = caplog.records
+    (record,) = (record for record in caplog.records if hasattr(record, "lock_key"))
     assert len(record.getMessage()) < 600
     assert len(record.lock_key) == SHOWN_LENGTH
 

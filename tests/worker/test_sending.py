@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import time
 import uuid
@@ -261,6 +262,25 @@ def test_a_call_is_accepted_while_the_broker_is_away(site, key):
     for result in results:
         assert result.get(timeout=60) == 0
     assert site.journal.read(key) == [0, 1, 2]
+
+
+@contextlib.contextmanager
+def a_full_pool(app):
+    """Have all producers of the app's pool in use."""
+    pool = app.amqp.producer_pool
+    with contextlib.ExitStack() as stack:
+        for _ in range(pool.limit):
+            stack.enter_context(pool.acquire(block=True))
+        yield
+
+
+def test_a_call_that_waits_in_the_store_needs_no_connection_to_the_broker(site, key):
+    with site.held(key):
+        with a_full_pool(site.app):
+            result = site.tasks.work_requeue.delay(key, 1)
+        assert site.look(key).waiting == 1
+
+    assert result.get(timeout=30) == 0
 
 
 def test_chains_are_sent_through_the_store(site, key):
