@@ -101,6 +101,8 @@ class Command(NamedTuple):
         node: The server that is asked, whatever the key; None: the one that has the key.
         replicas: So many replicas have to confirm what its answer promises, else that is a
             :exc:`TooFewReplicasError`. Costs no round trip of its own.
+        brief: Whether its answer is not waited for, but for a moment, where its server is known
+            not to answer.
     """
 
     key: bytes
@@ -110,6 +112,7 @@ class Command(NamedTuple):
     script: scripts.Script | None = None
     replicas: int = 0
     node: Any = None
+    brief: bool = False
 
     def in_full(self) -> "Command":
         """Return the call with the script's source instead of its digest."""

@@ -367,7 +367,7 @@ class Cluster(Topology):
             return [error] * len(calls)
         if len(groups) == 1:
             (owner,) = groups
-            if owner not in self._doubted and not (calls[0].node and self._node(owner).silent):
+            if owner not in self._doubted and not (_are_brief(calls) and self._node(owner).silent):
                 return self._ask(owner, calls, patience, turns)
         return self._ask_beside(calls, groups, patience, turns)
 
@@ -390,7 +390,7 @@ class Cluster(Topology):
         heard: queue.SimpleQueue[tuple[HostPort, Any]] = queue.SimpleQueue()
         awaited, began = set(groups), clock.monotonic()
         hopeful = {owner for owner in groups if not self._node(owner).silent}
-        briefly = bool(hopeful) or all(call.node for call in calls)
+        briefly = bool(hopeful) or _are_brief(calls)
         for owner, numbers in groups.items():
             asked = [calls[number] for number in numbers]
             work = functools.partial(self._tell, heard, owner, asked, patience, turns)
@@ -660,6 +660,11 @@ class _Patience:
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         self.until = clock.monotonic() + timeout
+
+
+def _are_brief(calls: Sequence[Command]) -> bool:
+    """Whether nobody waits for a silent node's answers to *calls* for longer than a moment."""
+    return all(call.node or call.brief for call in calls)
 
 
 def _named(answer: AskError, by: HostPort) -> HostPort:

@@ -13,11 +13,14 @@ import redis
 from celery_distlock import Lock
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.keys import slot_name
-from celery_distlock.stores import AcquireRequest
+from celery_distlock.rate import Rate
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.redis import request_runner
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.redis.topologies import SLOTS
-from celery_distlock.stores.values import Ownership, ParkRequest, RenewOutcome
+from celery_distlock.stores.requests import SendRequest
+from celery_distlock.stores.sending import Sent
+from celery_distlock.stores.values import Ownership, ParkRequest, RenewOutcome, Status, Want
 from tests.servers import new_prefix
 from tests.topologies import Cluster
 from tests.topologies.cluster import slot_of
@@ -259,3 +262,21 @@ def test_a_sweep_does_not_wait_again_and_again(masters, store, pause):
 
     assert found == {f"run {kept}"}
     assert time.monotonic() < began + PATIENCE
+
+
+def test_who_notes_when_keys_are_due_does_not_wait_again_and_again(masters, store, pause):
+    ticker = slot_of(store._records.times) * len(masters) // SLOTS
+    key = one_each(masters)[ticker - 1]
+    want = Want(1, 1, rates=(Rate(1, 600.0),))
+    assert store.acquire(AcquireRequest(key, "a", 60.0, want=want)).status is Status.GRANTED
+    store.release(ReleaseRequest(key, "a"))
+    pause([masters[ticker]])
+
+    began = time.monotonic()
+    for n in range(12):
+        park_request = ParkRequest(b"envelope")
+        reply = store.park_if_held(key, "run", park_request, PATIENCE, want=want)
+        assert (reply.status, reply.due > 0) == (Status.PARKED, True)
+        call = SendRequest(key, f"later-{n}:0:0:0", ParkRequest(b"envelope"), delay=600.0)
+        assert store.send(call).sent is Sent.LATER
+    assert time.monotonic() < began + PATIENCE + 2
