@@ -37,6 +37,7 @@ from . import scripts
 __all__ = [
     "ANSWERLESS",
     "TIMEOUT",
+    "BrokenOffError",
     "Command",
     "ConnectionFactory",
     "ConnectionPool",
@@ -63,6 +64,8 @@ _KINDS: dict[str, Callable[[str], ResponseError]] = {
     "TRYAGAIN": TryAgainError,
 }
 ANSWERLESS = (RedisConnectionError, RedisTimeoutError, OSError)
+# All that a script touches is of one slot, so that it says so only where that is being moved.
+_BROKEN_OFF = re.compile(r"attempted to access a non local key", re.IGNORECASE)
 # redis-py passes over what the server says before it hangs up, so that is left to guess.
 _HUNG_UP = re.compile(r"closed by server|reset by peer|Broken pipe", re.IGNORECASE)
 _SHUT = (
@@ -78,6 +81,15 @@ class TooFewReplicasError(ResponseError):
         super().__init__(f"{confirmed} of {wanted} replicas have confirmed it")
         self.confirmed = confirmed
         self.wanted = wanted
+
+
+class BrokenOffError(TryAgainError):
+    """
+    A script has done a part of what was asked for, and may have done so for good.
+
+    While a cluster moves a slot, a record that is not there is looked for at the other node: so a
+    script that has struck one ends where it touches that again.
+    """
 
 
 class NotRedisError(RedisConnectionError):
@@ -374,6 +386,8 @@ def _no_redis(error: InvalidResponse) -> RedisConnectionError:
 
 def known(error: ResponseError) -> ResponseError:
     """Return *error* as what it is: redis-py 5 knows some only in its client for clusters."""
+    if _BROKEN_OFF.search(str(error)):
+        return BrokenOffError(str(error))
     word, _, rest = str(error).partition(" ")
     return _KINDS[word](rest) if word in _KINDS else error
 

@@ -10,7 +10,7 @@ from celery_distlock import clock
 from celery_distlock.errors import QuorumError, StoreError, StoreUnavailableError
 from celery_distlock.naming import shown
 
-from .connections import ANSWERLESS, TIMEOUT, Command, TooFewReplicasError
+from .connections import ANSWERLESS, TIMEOUT, BrokenOffError, Command, TooFewReplicasError
 from .server_errors import is_of_other_type, is_transient, remedy_for, said
 from .topologies import Topology
 
@@ -18,6 +18,7 @@ __all__ = ["LONE_NODE", "Answered", "RequestRunner"]
 
 PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
 PAUSES_FOR_A_SLOT = (0.5, 1.0)  # more, while a cluster moves the key's slot
+UNCERTAIN = (*ANSWERLESS, BrokenOffError)  # after these, what was asked for may have been done
 
 LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the others"
 
@@ -101,7 +102,7 @@ class RequestRunner:
             failures = [answer for answer in answers if isinstance(answer, Exception)]
             if not failures or number + 1 == len(pauses) or not _goes_on(number, failures):
                 break
-            unanswered += any(isinstance(failure, ANSWERLESS) for failure in failures)
+            unanswered += any(isinstance(failure, UNCERTAIN) for failure in failures)
         return Answered(answers, first_at, asked_at, number, unanswered, failures)
 
     def attempt_once(self, calls: Sequence[Command]) -> list[Any]:

@@ -12,19 +12,22 @@ import pytest
 from celery_distlock import Lock
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
+from celery_distlock.rate import Rate
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
-from celery_distlock.stores.redis import cluster_nodes
+from celery_distlock.stores.redis import cluster_nodes, request_runner
 from celery_distlock.stores.redis import store as redis_store
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.scriptless import ScriptlessStore
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.redis.topologies import SLOTS
 from celery_distlock.stores.values import (
+    Completion,
     Ownership,
     ParkRequest,
     RenewOutcome,
     Route,
     Status,
+    Want,
     WokenTask,
 )
 from tests import servers
@@ -212,6 +215,42 @@ def test_a_slot_half_way_can_be_renewed_and_given_up(cluster, store):
     assert store.acquire(AcquireRequest(held, "b", 60.0)).status is Status.BUSY
     assert store.release(ReleaseRequest(held, "a")).released
     assert store.acquire(AcquireRequest(free, "b", 60.0)).status is Status.GRANTED
+
+
+def stand_everywhere(store: RedisStore) -> ReleaseRequest:
+    """Have a key be in each of its records, and return what gives it up: one has all of it."""
+    want, again = Want(1, 1, rates=(Rate(1000, 1.0),)), Completion.YES_AND_MAY_COME_AGAIN
+    store.acquire(AcquireRequest("k", "first", 60.0, run="first", want=want))
+    for run in ("next", "last"):
+        queue = ParkRequest(b"envelope")
+        store.acquire(AcquireRequest("k", "", 60.0, queue=queue, run=run, want=want))
+    store.release(ReleaseRequest("k", "first", "first", again))
+
+    def comes() -> bool:
+        request = AcquireRequest("k", "next", 60.0, run="next", retain=True, want=want)
+        return list(store.wake_next("k")) != [] or store.acquire(request).status is Status.GRANTED
+
+    wait_until(lambda: comes() and store.inspect("k").owner == "next", what="the next start")
+    return ReleaseRequest("k", "next", "next", again)
+
+
+def test_a_script_that_is_broken_off_while_its_slot_moves_is_an_outage(cluster, store):
+    give_up = stand_everywhere(store)
+    with (
+        cluster.moving(slot("k"), other(cluster, "k")),
+        pytest.raises(StoreUnavailableError, match=r"non local key|rehashing"),
+    ):
+        store.release(give_up)
+    assert [wake.run for wake in store.wake_next("k")] == ["last"]
+
+
+def test_a_release_that_is_broken_off_while_its_slot_moves_is_none_of_a_lost_key(
+    cluster, store, monkeypatch
+):
+    give_up = stand_everywhere(store)
+    with cluster.moving(slot("k"), other(cluster, "k")) as move:
+        monkeypatch.setattr(request_runner.time, "sleep", lambda _: move.finish())
+        assert store.release(give_up).released
 
 
 def test_a_waiter_is_told_though_its_slot_has_moved(cluster, store):
