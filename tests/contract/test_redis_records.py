@@ -17,6 +17,7 @@ from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.values import (
+    ALONE,
     Completion,
     Limit,
     Ownership,
@@ -282,6 +283,19 @@ def test_a_full_server_lets_those_go_on_and_leave_who_have_a_rate(private_server
             take(full, "k", owner, want=want)
         full.release(ReleaseRequest("k", "d", started=True))
         assert full.acquire(AcquireRequest("k", "g", 30.0, want=want)).status is BUSY
+
+
+@pytest.mark.parametrize("want", [ALONE, Want(1, 2)], ids=str)
+def test_a_full_server_keeps_a_key_for_who_comes_next(private_server, want):
+    server, kept = private_server(), ("task:1:0:0", 60.0)
+    with closing(RedisStore(server.url, "p")) as full, server.client() as client:
+        take(full, "k", "a", run="task:0:0:0", want=want)
+        client.config_set("maxmemory", "1")
+        assert full.release(ReleaseRequest("k", "a", run="task:0:0:0", keep_for=kept)).released
+        client.config_set("maxmemory", "0")
+
+        assert full.inspect("k").owner == "parked:task:1:0:0"
+        take(full, "k", "b", run="task:1:0:0", want=want)
 
 
 def test_a_limit_that_has_ended_is_struck_by_a_sweep(redis_store, redis_url, prefix):

@@ -116,8 +116,9 @@ if keep_ms ~= '0' then
         end
         return also[1] and { '', '', unpack(also) } or 1
     end
-    redis.pcall('HSET', LOCK, 'owner', kept, 'run', keep_run)
+    -- First: a full server refuses what begins with HSET.
     redis.call('HDEL', LOCK, 'was', 'start:' .. owner)
+    redis.call('HSET', LOCK, 'owner', kept, 'run', keep_run)
     if limit_at(now).rates then
         redis.pcall('HSET', LOCK, 'rated', 1)
     end
