@@ -36,7 +36,7 @@ from celery_distlock.stores.values import (
 )
 
 from . import scripts
-from .connections import TIMEOUT, Command, command, time_left
+from .connections import ANSWERLESS, TIMEOUT, Command, command, time_left
 from .records import Records
 from .request_runner import Answered, RequestRunner
 from .server_errors import describe_info, is_transient, parse_info
@@ -254,7 +254,12 @@ def describe_server(
     for node in servers.nodes():
         asked_at = time.time()
         answers = attempt([call._replace(node=node) for call in QUESTIONS]).answers
-        yield from told(answers, (asked_at + time.time()) / 2)
+        silence = next((each for each in answers if isinstance(each, ANSWERLESS)), None)
+        if silence is not None:
+            message, remedy = f"does not answer: {silence}", "start it: its keys cannot be taken"
+            yield Finding(Severity.DOUBT, "server", message, remedy)
+        else:
+            yield from told(answers, (asked_at + time.time()) / 2)
 
 
 def told(answers: Sequence[Any], at: float) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.rate import Rate
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.findings import Severity
 from celery_distlock.stores.redis import request_runner
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.redis.topologies import SLOTS
@@ -141,6 +142,17 @@ def test_a_list_without_a_part_says_so(masters, store, pause):
     pause(masters[:1])
     assert {key for some in store.find_keys() for key in some} == set(keys[1:])
     assert store.left_out == 1
+
+
+def test_a_master_that_does_not_answer_is_a_doubt(masters, store, pause):
+    assert {each.severity for each in store.describe()} == {Severity.OK}
+
+    pause(masters[:1])
+
+    (doubt,) = [each for each in store.describe() if each.severity is not Severity.OK]
+    assert (doubt.severity, doubt.subject) == (Severity.DOUBT, "server")
+    assert f"does not answer: no answer of {masters[0].address}" in doubt.message
+    assert doubt.remedy
 
 
 def test_where_all_are_silent_no_keys_are_an_error(masters, store, pause, monkeypatch):
