@@ -18,6 +18,7 @@ __all__ = ["LONE_NODE", "Answered", "RequestRunner"]
 
 PAUSES = (0.0, 0.05, 0.25)  # seconds before the first, second and third attempt at a request
 PAUSES_FOR_A_SLOT = (0.5, 1.0)  # more, while a cluster moves the key's slot
+BESIDE = 1.0  # seconds for an answer that can be done without, in a cluster
 UNCERTAIN = (*ANSWERLESS, BrokenOffError)  # after these, what was asked for may have been done
 
 LONE_NODE = "one node of a cluster; a URL with redis+cluster:// finds the others"
@@ -110,6 +111,18 @@ class RequestRunner:
         try:
             return self.exchange(calls, TIMEOUT)
         except RedisError as error:  # refused while the connection was made
+            return [error] * len(calls)
+
+    def attempt_beside(self, calls: Sequence[Command]) -> list[Any]:
+        """
+        As :meth:`attempt_once`, of what can be done without; nobody waits for it for long.
+
+        In a cluster it may be another node's than the key's, which answers.
+        """
+        timeout = TIMEOUT if self._servers.in_order else BESIDE
+        try:
+            return self.exchange([call._replace(brief=True) for call in calls], timeout)
+        except RedisError as error:
             return [error] * len(calls)
 
     def ask_once(self, calls: Sequence[Command], timeout: float) -> list[Any]:

@@ -16,12 +16,15 @@ from .connections import TIMEOUT, Command, milliseconds
 from .inspection import SWEEP_BATCH, text, want_of
 from .request_runner import Answered
 from .timing import RedisTiming
+from .topologies import Topology
 
 __all__ = ["RedisSending"]
 
 
 class RedisSending(RedisTiming, SendingStore):
     """See the module. What it needs is set by the class that inherits from it."""
+
+    _servers: Topology
 
     def send(self, request: SendRequest) -> SendReply:
         name = slot_name(request.key)

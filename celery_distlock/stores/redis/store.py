@@ -412,22 +412,24 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
         if seconds and delivery is not None and delivery.address == peer.address:
             delivery.attend(self._front(peer.address), ATTEND_TIMEOUT)
         note = peer.address, max(0, peer.free), for_ms, MOST_PEERS, ""
-        found = self._peers([self._of_queue(queue, *note) for queue in queues])
+        notes = [self._of_queue(queue, *note) for queue in queues]
+        found = self._peers(self._requests.attempt_once(notes))
         return [each for each in found if each.address != peer.address]
 
     def find_channels(self, queues: Sequence[str], near: Sequence[str] = ()) -> list[PeerChannel]:
         words = "", 0, 0, MOST_PEERS, " ".join(filter(self._is_channel, near))
-        return self._peers([self._of_queue(queue, *words) for queue in queues])
+        looks = [self._of_queue(queue, *words) for queue in queues]
+        return self._peers(self._requests.attempt_beside(looks))
 
     def _of_queue(self, queue: str, *arguments: Any) -> Command:
         return script_call(
             _CHANNELS, (f"{self._prefix}:desks:{{{slot_name(queue)}}}:",), *arguments
         )
 
-    def _peers(self, calls: Sequence[Command]) -> list[PeerChannel]:
+    def _peers(self, answers: Sequence[Any]) -> list[PeerChannel]:
         """Return who is told of, each once; what is no channel of ours is passed over."""
         found: dict[str, PeerChannel] = {}
-        for answer in self._requests.attempt_once(calls):
+        for answer in answers:
             if isinstance(answer, Exception):
                 if not isinstance(answer, ResponseError) or is_transient(answer):
                     raise StoreUnavailableError(f"{self.address} cannot serve: {answer}")
@@ -463,7 +465,7 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
         verb = "SPUBLISH" if place.sharded else "PUBLISH"
         # By the address: a channel that is not of one slot is told of by the node of that.
         told = command(address.encode(), verb, place.channel, payload)
-        heard = self._requests.ask([told], wake.name).answers[0]
+        (heard,) = self._requests.attempt_beside([told])
         return isinstance(heard, int) and heard > 0
 
     def _front(self, address: str) -> PushTarget:

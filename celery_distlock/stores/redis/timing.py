@@ -5,8 +5,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from redis.exceptions import RedisError
-
 from celery_distlock.stores.base import batches
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.timing import NOTHING, Claim, Dues, Settled, TimedStore
@@ -17,14 +15,12 @@ from .connections import TIMEOUT, Command, milliseconds, script_call
 from .inspection import SWEEP_BATCH, opens_in, text, wakes_of
 from .records import Records
 from .request_runner import RequestRunner
-from .topologies import Topology
 
 __all__ = ["RedisTiming"]
 
 logger = logging.getLogger(__name__)
 
 NOT_ANSWERED = 1.0  # seconds until a key is looked at again whose server did not answer
-NOTED_WITHIN = 1.0  # seconds: who notes it has asked for a key, maybe of another node that answers
 
 
 class RedisTiming(TimedStore):
@@ -32,7 +28,6 @@ class RedisTiming(TimedStore):
 
     _records: Records
     _requests: RequestRunner
-    _servers: Topology
 
     def _inbox_at(self, stem: str, owner: str) -> Inbox:
         """Return where *owner* is called by the server of the records that begin so."""
@@ -56,13 +51,13 @@ class RedisTiming(TimedStore):
 
     def note_due(self, dues: Mapping[str, float]) -> None:
         calls = [
-            self._call(_DUE, _written(dict(some)))._replace(brief=True)
+            self._call(_DUE, _written(dict(some)))
             for some in batches(list(dues.items()), SWEEP_BATCH)
         ]
-        try:
-            self._requests.exchange(calls, TIMEOUT if self._servers.in_order else NOTED_WITHIN)
-        except RedisError as error:
-            logger.debug("when keys are due was not noted, a sweep finds them: %s", error)
+        for answer in self._requests.attempt_beside(calls):
+            if isinstance(answer, Exception):
+                words = "when keys are due was not noted, a sweep finds them: %s"
+                logger.debug(words, answer)
 
     def claim_due(
         self, who: str, inbox: Inbox, seconds: float, settled: Settled = NOTHING

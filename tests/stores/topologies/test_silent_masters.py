@@ -21,7 +21,14 @@ from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.redis.topologies import SLOTS
 from celery_distlock.stores.requests import SendRequest
 from celery_distlock.stores.sending import Sent
-from celery_distlock.stores.values import Ownership, ParkRequest, RenewOutcome, Status, Want
+from celery_distlock.stores.values import (
+    Ownership,
+    ParkRequest,
+    RenewOutcome,
+    Status,
+    Want,
+    WokenTask,
+)
 from tests.servers import new_prefix
 from tests.topologies import Cluster
 from tests.topologies.cluster import slot_of
@@ -291,4 +298,25 @@ def test_who_notes_when_keys_are_due_does_not_wait_again_and_again(masters, stor
         assert (reply.status, reply.due > 0) == (Status.PARKED, True)
         call = SendRequest(key, f"later-{n}:0:0:0", ParkRequest(b"envelope"), delay=600.0)
         assert store.send(call).sent is Sent.LATER
+    assert time.monotonic() < began + PATIENCE + 2
+
+
+def test_whose_worker_is_looked_for_does_not_wait_again_and_again(masters, store, pause):
+    queue, key, *_ = one_each(masters)
+    pause(masters[:1])
+
+    began = time.monotonic()
+    for _ in range(12):
+        with pytest.raises(StoreUnavailableError):
+            store.find_channels([queue])
+    assert time.monotonic() < began + PATIENCE + 2
+
+    stem, is_silent = f"{store._prefix}:desk:", SLOTS // len(masters) - 1
+    addresses = (f"{stem}{number:032x}" for number in range(100_000))
+    address = next(each for each in addresses if slot_of(each) < is_silent)
+    began = time.monotonic()
+    for n in range(4):
+        store.send(SendRequest(key, f"run-{n}:0:0:0", ParkRequest(b"envelope")))
+        assert not store.push(WokenTask(slot_name(key), f"run-{n}:0:0:0", b"envelope"), [address])
+        store.cancel(key, f"run-{n}:0:0:0")
     assert time.monotonic() < began + PATIENCE + 2
