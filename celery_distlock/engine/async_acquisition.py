@@ -24,10 +24,9 @@ from celery_distlock.stores import Store
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.values import Reply, Status
 
-from . import upgrading
 from .acquisition import PATIENCE, Waiter, ask, conclude, give_back, give_up, record
 from .lease import Hold, HoldState
-from .upgrading import UpgradeWaiter, is_left
+from .upgrading import UpgradeWaiter, leaving
 
 __all__ = ["acquire", "call", "leave", "release", "tell", "upgrade"]
 
@@ -97,13 +96,15 @@ async def upgrade(hold: Hold, *, timeout: float | None) -> Reply:
     attempt = _Upgrade(hold, deadline, waits=timeout != 0)
     reply = await attempt.run()
     attempt.close()
+    if reply.status is Status.GRANTED:
+        attempt.settle()
     return reply
 
 
 async def leave(hold: Hold) -> None:
     """Share what an inner acquisition has upgraded, after that was undone; in any case."""
-    if is_left(hold):
-        await tell(hold.store, lambda: upgrading.leave(hold))
+    if (share := leaving(hold)) is not None:
+        await tell(hold.store, share)
 
 
 async def call(store: Store, request: Callable[[], T]) -> T:
@@ -255,21 +256,28 @@ class _Attempt:
 class _Upgrade(_Attempt):
     """The same of a hold that shares its key and is to have it alone."""
 
+    def __init__(self, hold: Hold, deadline: float, *, waits: bool) -> None:
+        super().__init__(hold, deadline, waits=waits)
+        self._upgrade = UpgradeWaiter(hold, deadline, waits=waits)  # numbered in the task's order
+        self._has_asked = True  # also before: it gives up for those before it
+
+    def settle(self) -> None:
+        """Have what was granted until its holder changes it."""
+        self._upgrade.settle()
+
     async def _ask_first(self) -> Reply | None:
         return await self._ask_in_thread(LIMIT)
 
     def _ask(self) -> Reply | None:
-        waiter = self._waiter
-        if waiter is None:
-            self._waiter = waiter = UpgradeWaiter(self._hold, self._deadline, waits=self._waits)
-            self._has_asked = True
+        if self._waiter is None:
+            self._waiter = waiter = self._upgrade
+            waiter.open()
             if waiter.inbox is not None:
                 self._listen(waiter.inbox)
-        return self._ask_at(waiter)
+        return self._ask_at(self._upgrade)
 
     def _give_up(self) -> None:
-        if isinstance(self._waiter, UpgradeWaiter):
-            self._waiter.give_up_later()
+        self._upgrade.give_up_later()
 
 
 class _Entrance(asyncio.Lock):

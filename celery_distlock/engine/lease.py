@@ -124,6 +124,9 @@ class Hold:
         upgraded_at: How deep it was entered when an inner acquisition upgraded it; None: none has.
         upgrades: How many attempts to upgrade it have begun.
         unconfirmed: Whether a downgrade was not answered: shared is the least that it has.
+        unsettled: Whether what it has may change without its holder: an attempt to upgrade it was
+            given up or has not ended, or an inner acquisition that upgraded it was undone.
+        changing: Taken by a thread that upgrades or downgrades it: one after the other.
         begun: Whether anything has run under it, as far as is known when it is given up.
     """
 
@@ -136,6 +139,7 @@ class Hold:
         "_wanted_since",
         "arrival",
         "begun",
+        "changing",
         "depth",
         "held_since",
         "keeper",
@@ -156,6 +160,7 @@ class Hold:
         "token",
         "turns",
         "unconfirmed",
+        "unsettled",
         "upgraded_at",
         "upgrades",
         "valid_until",
@@ -182,6 +187,8 @@ class Hold:
         self.upgraded_at: int | None = None
         self.upgrades = 0
         self.unconfirmed = False
+        self.unsettled = False
+        self.changing = threading.RLock()
         self.begun = False
         self.terms = terms
         self.run = run
@@ -243,7 +250,13 @@ class Hold:
         """Return the number of an attempt to upgrade it, from 1: earlier ones are over."""
         with self._mutex:
             self.upgrades += 1
+            self.unsettled = True
             return self.upgrades
+
+    def settle(self, number: int) -> None:
+        """Note that attempt *number* has ended, and its holder knows; unless there was a later."""
+        with self._mutex:
+            self.unsettled = self.unsettled and number != self.upgrades
 
     @property
     def shared_want(self) -> Want:

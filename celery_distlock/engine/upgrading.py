@@ -7,13 +7,14 @@ second one at once.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from celery_distlock import clock
 from celery_distlock.errors import LockConflictError, LockError, StoreError, StoreUnavailableError
 from celery_distlock.naming import shown
 from celery_distlock.process.background import BackgroundNotifier
 from celery_distlock.stores import CapacityStore
+from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.values import ALONE, Reply, Status, Want
 
 from .lease import Hold
@@ -24,8 +25,8 @@ __all__ = [
     "conflict",
     "downgrade",
     "downgrade_all",
-    "is_left",
     "leave",
+    "leaving",
     "upgrade",
     "upgrade_all",
     "wants_upgrade",
@@ -49,6 +50,7 @@ class UpgradeWaiter:
         waits: False: it asks once, and does not keep others out.
 
     Attributes:
+        inbox: Where it is called, from :meth:`open` on; None: it does not wait.
         pause: Seconds after which it asks again, though nobody calls.
 
     Raises:
@@ -58,11 +60,18 @@ class UpgradeWaiter:
     def __init__(self, hold: Hold, deadline: float, *, waits: bool) -> None:
         self._hold = hold
         self._deadline = deadline
+        self._waits = waits
         self._store = CapacityStore.of(hold.store)
-        self.inbox = hold.store.inbox(hold.key, hold.owner) if waits else None
+        self.inbox: Inbox | None = None
         self.pause = 0.0
         self._answered = False
+        self._may_have = False  # something that is to be given up
         self._number = hold.begin_upgrade()
+
+    def open(self) -> None:
+        """Prepare to be called; may take a request."""
+        if self._waits:
+            self.inbox = self._hold.store.inbox(self._hold.key, self._hold.owner)
 
     def ask(self) -> Reply | None:
         """
@@ -74,9 +83,8 @@ class UpgradeWaiter:
         """
         hold, pause = self._hold, LOOK
         hold.ensure_held()
-        lease = hold.lease_for_change()
         try:
-            reply = self._store.upgrade(hold.key, hold.owner, lease, self.inbox)
+            reply = self._ask()
             self._answered = True
         except StoreUnavailableError:
             if not self._answered or clock.monotonic() >= self._deadline:
@@ -84,20 +92,31 @@ class UpgradeWaiter:
             pause = OUTAGE_PAUSE
         else:
             if reply.status is Status.GRANTED:
-                hold.change(ALONE, reply, lease)
                 return reply
             if reply.status is Status.FREE:
                 raise _lost(hold)
             if reply.status is not Status.BUSY:
                 return reply
-            if self.inbox is None:
-                self.give_up()
-                return reply
-            if clock.monotonic() >= self._deadline:
+            self._may_have = self.inbox is not None
+            if self.inbox is None or clock.monotonic() >= self._deadline:
                 self.give_up()
                 return reply
         self.pause = max(0.0, min(pause, self._deadline - clock.monotonic()))
         return None
+
+    def _ask(self) -> Reply:
+        hold = self._hold
+        with hold.changing:
+            lease = hold.lease_for_change()
+            self._may_have = True
+            reply = self._store.upgrade(hold.key, hold.owner, lease, self.inbox)
+            if reply.status is Status.GRANTED:
+                hold.change(ALONE, reply, lease)
+            return reply
+
+    def settle(self) -> None:
+        """Have what was granted until its holder changes it; called by the holder."""
+        self._hold.settle(self._number)
 
     def give_up(self) -> None:
         """
@@ -107,21 +126,24 @@ class UpgradeWaiter:
         gives up for both, also if it does not wait itself.
         """
         hold = self._hold
-        if not hold.held or (self.inbox is None and self._number == 1):
+        if not self._may_have and self._number == 1:
             return
-        lease = hold.lease_for_change()
-        if self._number != hold.upgrades:
-            return
-        try:
-            reply = self._store.downgrade(hold.key, hold.owner, lease)
-        except StoreError as error:
-            words = "nobody enters %r until it is given up by one who waited to have it alone: %s"
-            logger.warning(words, shown(hold.key), error)
-            return
-        self._store.dispatch(reply.wake)
-        if reply.status is Status.GRANTED and reply.token != hold.token:
-            # It had the key alone already, when it gave up.
-            hold.change(hold.shared_want, reply, lease)
+        with hold.changing:
+            if not hold.held or self._number != hold.upgrades:
+                return
+            lease = hold.lease_for_change()
+            try:
+                reply = self._store.downgrade(hold.key, hold.owner, lease)
+            except StoreError as error:
+                words = (
+                    "nobody enters %r until it is given up by one who waited to have it alone: %s"
+                )
+                logger.warning(words, shown(hold.key), error)
+                return
+            self._store.dispatch(reply.wake)
+            if reply.status is Status.GRANTED and reply.token != hold.token:
+                # It had the key alone already, when it gave up.
+                hold.change(hold.shared_want, reply, lease)
 
     def give_up_later(self) -> None:
         """As `give_up`, in the background."""
@@ -147,9 +169,12 @@ def upgrade(hold: Hold, timeout: float | None) -> Reply:
     deadline = float("inf") if timeout is None else clock.monotonic() + timeout
     waiter = UpgradeWaiter(hold, deadline, waits=timeout != 0)
     try:
+        waiter.open()
         while (reply := waiter.ask()) is None:
             assert waiter.inbox is not None
             waiter.inbox.wait(waiter.pause)
+        if reply.status is Status.GRANTED:
+            waiter.settle()
         return reply
     except BaseException:
         waiter.give_up_later()
@@ -167,20 +192,29 @@ def downgrade(hold: Hold) -> None:
         StoreUnavailableError: It did not answer, and may have done it: *hold* counts as shared.
         StoreError: It cannot do it, or refuses; *hold* is as it was.
     """
-    store = CapacityStore.of(hold.store)
+    with hold.changing:
+        reply = _downgrade(hold, CapacityStore.of(hold.store))
+    hold.store.dispatch(reply.wake)
+    if reply.status is not Status.GRANTED:
+        raise _lost(hold)
+
+
+def _downgrade(hold: Hold, store: CapacityStore) -> Reply:
     lease = hold.lease_for_change()
+    before, hold.unsettled = hold.unsettled, True
     try:
         reply = store.downgrade(hold.key, hold.owner, lease)
     except BaseException as error:  # a time limit's exception, say, loses an answer, too
         if isinstance(error, StoreUnavailableError) or not isinstance(error, StoreError):
             hold.doubt()
             hold.note_downgrade()
+        else:
+            hold.unsettled = before
         raise
-    store.dispatch(reply.wake)
-    if reply.status is not Status.GRANTED:
-        raise _lost(hold)
-    hold.change(hold.shared_want, reply, lease)
-    hold.note_downgrade()
+    if reply.status is Status.GRANTED:
+        hold.change(hold.shared_want, reply, lease)
+        hold.note_downgrade()
+    return reply
 
 
 def upgrade_all(holds: Sequence[Hold], timeout: float | None) -> None:
@@ -204,7 +238,7 @@ def upgrade_all(holds: Sequence[Hold], timeout: float | None) -> None:
     try:
         for hold in holds:
             hold.ensure_held()
-            if hold.want.alone:
+            if not wants_upgrade(hold, ALONE):
                 continue
             left = None if deadline is None else max(0.0, deadline - clock.monotonic())
             reply = upgrade(hold, left)
@@ -227,11 +261,36 @@ def downgrade_all(holds: Sequence[Hold]) -> None:
 
 
 def wants_upgrade(hold: Hold, want: Want) -> bool:
-    """Whether a re-entry that asks for *want* has to change what *hold* has."""
-    return want.alone and not hold.want.alone
+    """Whether a re-entry that asks for *want* has to change what *hold* has, or to make sure."""
+    return want.alone and (not hold.want.alone or hold.unsettled)
 
 
-def is_left(hold: Hold) -> bool:
+def leave(hold: Hold) -> None:
+    """
+    Share what an inner acquisition has upgraded, after that was undone.
+
+    Does not raise for the store's sake: others may be kept out then until the hold is given up.
+    """
+    if (share := leaving(hold)) is not None:
+        share()
+
+
+def leaving(hold: Hold) -> Callable[[], None] | None:
+    """
+    Return what is to be done in :func:`leave`, in any thread; None: nothing.
+
+    It is not done any more once a later attempt to have *hold* alone has begun: whoever enters from
+    now on, and wants it alone, makes one.
+    """
+    if not _is_left(hold):
+        return None
+    hold.upgraded_at = None
+    hold.unsettled = True
+    number = hold.upgrades
+    return lambda: _share_after(hold, number)
+
+
+def _is_left(hold: Hold) -> bool:
     """
     Whether the acquisition that has upgraded *hold* was undone, and not the one around it.
 
@@ -242,15 +301,9 @@ def is_left(hold: Hold) -> bool:
     return not hold.is_wanted_alone
 
 
-def leave(hold: Hold) -> None:
-    """
-    Share what an inner acquisition has upgraded, after that was undone.
-
-    Does not raise for the store's sake: others may be kept out then until the hold is given up.
-    """
-    if is_left(hold):
-        hold.upgraded_at = None
-        if hold.held and hold.want.alone:
+def _share_after(hold: Hold, number: int) -> None:
+    with hold.changing:
+        if number == hold.upgrades and hold.held and hold.want.alone:
             _share_again(hold)
 
 

@@ -82,6 +82,7 @@ def late(monkeypatch):
 def waits_for_others(hold):
     """An attempt to upgrade *hold* that has to wait, and is given up, later."""
     waiter = UpgradeWaiter(hold, float("inf"), waits=True)
+    waiter.open()
     assert waiter.ask() is None
     waiter.give_up_later()
     waiter.close()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 
 import pytest
 
-from celery_distlock import Key, Lock
+from celery_distlock import AsyncLock, Key, Lock
 from celery_distlock.errors import LockConflictError, LockError
+from celery_distlock.stores.memory import MemoryStore
 from tests.integration.async_lock.conftest import in_a_moment, is_as_new
 
 
@@ -207,3 +209,89 @@ def test_a_key_cools_down_after_a_block_without_an_error(new_lock, store):
         await in_a_moment(lambda: store.inspect("k").owner.startswith("parked:resting:"))
 
     asyncio.run(main())
+
+
+class Slow(MemoryStore):
+    """Holds back the next call of one kind, after it was done or before, until it may go on."""
+
+    def __init__(self):
+        super().__init__("memory://", "test")
+        self.slow = ""  # the name of what is held back
+        self.came, self.may_go = threading.Event(), threading.Event()
+
+    def _hold_back(self, name):
+        if self.slow == name:
+            self.slow = ""
+            self.came.set()
+            assert self.may_go.wait(30)
+
+    def inbox(self, key, owner):
+        self._hold_back("inbox")
+        return super().inbox(key, owner)
+
+    def upgrade(self, key, owner, lease, inbox=None):
+        reply = super().upgrade(key, owner, lease, inbox)
+        self._hold_back("upgrade")
+        return reply
+
+    def downgrade(self, key, owner, lease):
+        self._hold_back("downgrade")
+        return super().downgrade(key, owner, lease)
+
+
+@contextlib.asynccontextmanager
+async def cut_short(store, what):
+    """The block is cancelled, from outside, when the store is at *what*."""
+    store.slow = what
+    try:
+        async with asyncio.timeout(30) as time_limit:
+
+            async def cut():
+                await in_a_moment(store.came.is_set)
+                time_limit.reschedule(0)
+
+            cutter = asyncio.create_task(cut())
+            yield
+    except TimeoutError:
+        await cutter
+    else:
+        raise AssertionError("it was not cut short")
+
+
+@pytest.mark.parametrize("what", ["downgrade", "upgrade", "inbox"])
+def test_one_that_enters_alone_after_one_that_was_cut_short_stays_alone(what):
+    """The store is slow to share the key again, or to upgrade it; what was begun goes on late."""
+
+    async def main():
+        async with AsyncLock("k", store=store, shared=True) as around:
+            async with cut_short(store, what), AsyncLock("k", store=store):
+                pass
+            asyncio.get_running_loop().call_later(0.2, store.may_go.set)
+            async with AsyncLock("k", store=store) as lease:
+                await in_a_moment(store.may_go.is_set)
+                for _ in range(20):  # until everything late has been done
+                    await asyncio.sleep(0.01)
+                    assert not lease.shared
+                    assert not await elsewhere(AsyncLock("k", store=store, shared=True))
+            assert around.shared
+            assert await elsewhere(AsyncLock("k", store=store, shared=True))
+
+    with contextlib.closing(Slow()) as store:
+        asyncio.run(main())
+        assert is_as_new(store)
+
+
+def test_an_upgrade_that_is_cut_short_as_it_is_granted_leaves_the_door_open():
+    async def main():
+        async with AsyncLock("k", store=store, shared=True) as around:
+            async with cut_short(store, "upgrade"):
+                await AsyncLock("k", store=store).acquire(timeout=0)
+            store.may_go.set()
+            async with asyncio.timeout(30):
+                while not await elsewhere(AsyncLock("k", store=store, shared=True)):
+                    await asyncio.sleep(0.01)
+            assert around.shared
+
+    with contextlib.closing(Slow()) as store:
+        asyncio.run(main())
+        assert is_as_new(store)
