@@ -7,8 +7,11 @@ eventlet's by throwing into it. Code inside a C call learns of it when the call 
 3.11, a thread that the other one is just starting may get the asynchronous exception in its place.
 Python drops an exception that strikes in a finalizer or a callback of the garbage collector; then
 it is raised again. Where it would leave a mutex locked for ever, in Python 3.14, it is put off.
+Where an event loop of asyncio's keeps it, in a callback or in another task than the one that the
+loop is run for, that one is cancelled, too.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import functools
@@ -22,10 +25,12 @@ from typing import Any, TypeVar
 
 from celery_distlock import clock
 from celery_distlock.errors import LockLostError
+from celery_distlock.naming import shown
 from celery_distlock.process.greenlets import eventlet_patched, gevent_patched
 
 from .entry import has_just_entered, may_just_have_entered, time_in_call
 from .lease import Hold, HoldState
+from .loops import Main, task_beside
 
 __all__ = ["Guard"]
 
@@ -54,6 +59,7 @@ class Guard:
         self._told = False
         self.raised: object = None  # or the class of what is
         self.again = False  # whether it is to be raised again: Python has dropped it, or we waited
+        self._cancels = False  # whether a loop may have kept it, and its task is cancelled
         self._ended: threading.Event | None = None
         self._deliver: Any = None
         self.outer: Guard | None = None  # the one around this one, in the same thread
@@ -78,6 +84,14 @@ class Guard:
             if type(error) is LockLostError:
                 raise
             raise LockLostError(*error.args) from None  # a class made for one loss is not pickled
+        except asyncio.CancelledError as error:
+            if not self._cancels:
+                raise
+            raise self.loss() from error
+        except BaseExceptionGroup as group:  # what a TaskGroup makes of it
+            if self._lost is None or group.split(LockLostError)[1] is not None:
+                raise
+            raise self.loss() from group
         finally:
             for hold, outer in self._before.items():
                 hold.on_lost = outer
@@ -110,7 +124,8 @@ class Guard:
         return late
 
     def _raise_untold(self, late: bool) -> None:
-        if self._lost is not None and (late or self.again or not self._told):
+        told = self._told and not (late or self.again or self._cancels)
+        if self._lost is not None and not told:
             raise self._lost.loss()
         for hold in self._holds:
             if not hold.held and self._lost is None:
@@ -152,6 +167,21 @@ class Guard:
             self.raised = error = self._lost.loss()
             return error
         return None
+
+    def tell_loop(self, frame: FrameType | None) -> None:
+        """Where a loop keeps what is raised in *frame*, have the task cancelled that it runs."""
+        main = task_beside(frame, self._is_around)
+        if main is not None:
+            self._cancels = True
+            with contextlib.suppress(RuntimeError):  # it is closed: the body goes on without it
+                main.get_loop().call_soon_threadsafe(self._cancel, main)
+
+    def _is_around(self, frame: FrameType) -> bool:
+        return frame.f_code is Guard.run.__code__ and frame.f_locals["self"] is self
+
+    def _cancel(self, main: Main) -> None:
+        if self._armed and not main.cancel(f"lock {shown(self.loss().key)!r} was lost"):
+            self.again = True  # that has ended, and the body goes on
 
     def put_off(self) -> None:
         """Have what there is to raise in the guarded thread raised a little later."""
@@ -219,6 +249,7 @@ class _BySignal:
         for guard in _guards_here():
             error = guard.take()
             if error is not None:
+                guard.tell_loop(frame)
                 raise error
 
 
@@ -239,6 +270,7 @@ class _ByAsyncException:
         if not self._rests() and may_just_have_entered(self._thread.value):
             self._guard.put_off()
             return False
+        self._guard.tell_loop(sys._current_frames().get(self._thread.value))
         return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, exception))
 
     def _rests(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import random
@@ -242,3 +243,91 @@ def test_what_was_put_off_and_has_struck_meanwhile_does_not_strike_again(monkeyp
         Guard((hold,)).run(work)
 
     assert cleaned_up
+
+
+class InALoop:
+    """A body that runs a loop and loses its lock while a part of it is being executed."""
+
+    def __init__(self) -> None:
+        self.hold = new_hold()
+        self.cleaned_up = False
+
+    def lose(self) -> None:
+        """Lose the lock from outside; ends only by being struck."""
+        threading.Thread(target=self.hold.lose, args=("test",)).start()
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            pass
+
+    async def lose_in_task(self) -> None:
+        self.lose()
+
+    async def wait(self) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            self.cleaned_up = True
+
+    async def task(self) -> None:
+        helper = asyncio.create_task(self.lose_in_task())
+        await self.wait()
+        await helper
+
+    async def callback(self) -> None:
+        asyncio.get_running_loop().call_soon(self.lose)
+        await self.wait()
+
+    async def child(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.lose_in_task())
+            await self.wait()
+
+    async def parent(self) -> None:
+        try:
+            async with asyncio.TaskGroup():
+                self.lose()
+        finally:
+            self.cleaned_up = True
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("where", ["the main thread", "another thread"])
+@pytest.mark.parametrize("part", ["task", "callback", "child", "parent"])
+def test_a_loss_ends_the_loop_that_a_body_runs_whatever_that_is_at(part, where):
+    """What a helper raises, or a callback, asyncio keeps, and goes on."""
+    told = threading.Event()
+
+    def guarded() -> None:
+        body = InALoop()
+        begin = time.monotonic()
+        with pytest.raises(LockLostError, match="'k'"):
+            Guard((body.hold,)).run(lambda: asyncio.run(getattr(body, part)()))
+        assert body.cleaned_up
+        assert time.monotonic() - begin < 25
+        told.set()
+
+    in_thread(where, guarded)
+    assert told.is_set()
+
+
+def test_a_cancellation_that_has_nothing_to_do_with_a_loss_is_the_body_s():
+    async def work() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        Guard((new_hold(),)).run(lambda: asyncio.run(work()))
+
+
+def test_an_error_that_comes_with_a_loss_in_a_group_is_not_hidden():
+    hold = new_hold()
+
+    def work() -> None:
+        try:
+            hold.lose("test")
+            time.sleep(60)
+        except LockLostError as error:
+            raise ExceptionGroup("both", [error, ValueError("other")]) from None
+
+    with pytest.raises(ExceptionGroup):
+        Guard((hold,)).run(work)
