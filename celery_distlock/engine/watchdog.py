@@ -57,7 +57,8 @@ class Watchdog:
         self._due: dict[_Watched, float] = {}
         self._looks_at = float("inf")  # the local clock's time when the thread looks again
         # Taken as such: a time limit's exception inside a Condition's own `with` leaves it locked.
-        self._mutex = threading.Lock()
+        # A signal's handler, or a finalizer, may take a lock while its thread has this.
+        self._mutex = threading.RLock()
         self._changed = threading.Condition(self._mutex)
         self._thread: threading.Thread | None = None
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -69,3 +70,22 @@ def test_a_hold_is_renewed_though_another_that_was_planned_for_has_gone():
 
     wait_until(lambda: store.timeouts, what="a renewal")
     assert store.timeouts == [pytest.approx(0.9 / ANSWER_SHARE)]
+
+
+def test_a_signal_s_handler_may_take_a_lock_while_its_thread_plans_a_renewal(monkeypatch):
+    store, dog = Patience(), Watchdog()
+    first, second = held(store, 60.0), held(store, 30.0)
+    notify = dog._changed.notify
+
+    def interrupted() -> None:
+        monkeypatch.undo()
+        dog.watch(second)  # where Python calls the handler: in the thread that watches `first`
+        notify()
+
+    monkeypatch.setattr(dog._changed, "notify", interrupted)
+    thread = threading.Thread(target=dog.watch, args=(first,), daemon=True)
+    thread.start()
+    thread.join(30)
+
+    assert not thread.is_alive()
+    assert set(dog.holds()) == {first, second}
