@@ -17,6 +17,7 @@ from .owners import AnyTask, Turns, current_task, held_by, hold_around, hold_her
 from .task_holds import TaskHold
 from .upgrading import conflict, wants_upgrade
 from .wants import ensure_able, want_of
+from .watchdog import watchdog
 
 __all__ = ["KeyLock", "key_wanted", "tell_conflict"]
 
@@ -140,7 +141,8 @@ class KeyLock:
         hold = holds.get(name)
         if hold is None:
             owner = "thread" if task is None else "task"
-            raise LockNotOwnedError(f"lock {shown(self.key)!r} is not held by this {owner}")
+            where = self._taken_elsewhere(store)
+            raise LockNotOwnedError(f"lock {shown(self.key)!r} is not held by this {owner}{where}")
         turns = hold.turns
         if turns is not None and task is None:
             turns.drop_dead(hold)
@@ -155,6 +157,14 @@ class KeyLock:
             return Left(hold, last=False)
         del holds[name]
         return Left(hold, last=True)
+
+    def _taken_elsewhere(self, store: Store) -> str:
+        """Say who in this process has taken the key by this very object, and so has to release."""
+        labels = {hold.label for hold in watchdog(store).holds() if self in hold.takers}
+        if not labels:
+            return ""
+        names = " and ".join(repr(shown(label)) for label in sorted(labels))
+        return f", but by {names}: it is released where it was acquired"
 
     def _new_hold(self, store: Store, task: AnyTask | None) -> Hold:
         if Ability.WAIT not in store.abilities:

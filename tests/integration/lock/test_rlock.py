@@ -310,6 +310,25 @@ def test_releasing_what_one_does_not_hold_is_a_lock_error_that_names_the_key(new
     assert isinstance(caught.value, LockError)
 
 
+def test_who_releases_it_in_another_thread_is_told_where_it_was_acquired(new_lock):
+    lock, errors = new_lock(), []
+
+    def release():
+        try:
+            lock.release()
+        except LockNotOwnedError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=release)
+    with lock:
+        thread.start()
+        thread.join(30)
+    me = threading.current_thread().name
+    assert errors == [
+        f"lock 'k' is not held by this thread, but by '{me}': it is released where it was acquired"
+    ]
+
+
 def test_two_locks_of_one_key_in_one_thread_are_one_lock(new_lock):
     one, other = new_lock(), new_lock()
     one.acquire()
