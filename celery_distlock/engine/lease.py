@@ -387,9 +387,10 @@ class Hold:
                 return
             self.state = HoldState.LOST
             self._loss_reason = reason
+            on_lost = self.on_lost  # whoever listens later looks for himself, or has a later grant
         self._tell("lock_lost", reason=reason, held=self.held_for)
-        if self.on_lost is not None:
-            self.on_lost(self)
+        if on_lost is not None:
+            on_lost(self)
 
     def find_lost(self, reason: str) -> None:
         """Report that the key was lost, which is noticed only after the hold has ended."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from typing import Any
 from weakref import ref
 
@@ -56,9 +57,17 @@ class LossNotice:
         self._before = task.cancelling()
         self._listens = True
         self._cancelled = False
+        self._untold = threading.Lock()  # whoever takes it tells
 
     def __call__(self, hold: Hold) -> None:
-        """Tell it, from any thread."""
+        """
+        Tell it, from any thread.
+
+        Who finds the loss and who begins to listen may both call: receivers of signals come between
+        the loss and its notice.
+        """
+        if not self._untold.acquire(blocking=False):
+            return
         logger.warning("%s", hold.loss())
         if self._cancels:
             try:

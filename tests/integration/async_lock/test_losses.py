@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from contextlib import suppress
 
 import pytest
 
-from celery_distlock import AsyncLock, Lock
+from celery_distlock import AsyncLock, Lock, signals
+from celery_distlock.engine.lease import Hold, Terms
+from celery_distlock.engine.task_holds import LossNotice
 from celery_distlock.errors import LockLostError
 from celery_distlock.stores import ReleaseRequest
+from celery_distlock.stores.memory import MemoryStore
 from tests.integration.async_lock.conftest import in_a_moment
 
 FOREVER = 60
@@ -67,6 +71,47 @@ def test_release_says_so_too(new_lock, store):
                 assert lock.lease is None
 
     lost_by(hold)
+
+
+def test_the_loss_of_a_grant_that_came_too_late_does_not_end_the_next(new_lock):
+    """Those who are told of it first, by a signal, take their time."""
+    told, entered = threading.Event(), threading.Event()
+
+    def slow(**_facts):
+        told.set()
+        assert entered.wait(30)
+
+    async def hold():
+        lock = new_lock(lease=2.0, watchdog=False)
+        await lock.locked()
+        asyncio.get_running_loop().call_soon(told.wait, 30)  # it takes no grant meanwhile
+        async with lock as lease:
+            entered.set()
+            await asyncio.sleep(0.5)
+            assert lease.held
+
+    signals.lock_lost.connect(slow, weak=False)
+    try:
+        asyncio.run(hold())
+    finally:
+        signals.lock_lost.disconnect(slow)
+    assert told.is_set()
+
+
+def test_a_loss_is_told_once():
+    async def main():
+        task = asyncio.current_task()
+        hold = Hold(MemoryStore("memory://", "test"), "k", Terms(), label="test")
+        notice = LossNotice(task, cancels=True)
+        notice(hold)
+        notice(hold)  # who begins to listen and who finds the loss, at one moment
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.sleep(FOREVER)
+        await asyncio.sleep(0.01)
+        assert notice.end()
+        assert not task.cancelling()
+
+    asyncio.run(main())
 
 
 def test_with_warn_the_task_goes_on_and_its_end_says_so(new_lock, store, caplog):
