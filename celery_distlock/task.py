@@ -12,7 +12,7 @@ from .key import Key
 from .runtime import sending
 from .runtime.app import UNSET, Runtime
 from .runtime.current import lease_of, unlocked
-from .runtime.execution import Execution, drop_reservations, note_call
+from .runtime.execution import Execution, drop_reservations, leave_former_keys, note_call
 from .runtime.requeueing import Postponed
 from .worker import install
 from .worker.start_error import told_by_commands
@@ -131,12 +131,13 @@ class LockedTask(_Task):
             except Exception:
                 drop_reservations(self, runtime, ())
                 raise
-        drop_reservations(self, runtime, keys)
         run = super().__call__
-        if plan is None or not keys:
-            with unlocked(self):
-                return run(*args, **kwargs)
         try:
+            if plan is not None:
+                leave_former_keys(self, runtime, plan, keys)
+            if plan is None or not keys:
+                with unlocked(self):
+                    return run(*args, **kwargs)
             return Execution(self, plan, runtime.store, keys).run(lambda: run(*args, **kwargs))
         except Postponed as postponed:
             # Celery copies and formats its traceback, frame by frame, for nobody.

@@ -39,7 +39,7 @@ from .received import HEADER
 from .reporting import Report
 from .requeueing import Requeueing, drop
 
-__all__ = ["Execution", "drop_reservations", "note_call"]
+__all__ = ["Execution", "drop_reservations", "leave_former_keys", "note_call"]
 
 _CALLED = "_distlock_called"  # stands in a request
 # Of a task; any other state is that of a process that ends, and says nothing.
@@ -147,15 +147,38 @@ def drop_reservations(task: Task, runtime: Runtime, keys: tuple[Key, ...]) -> No
 
     Its key function may return others than when it was parked, or may have failed.
     """
+    for name in _former_places(task, keys):
+        with contextlib.suppress(StoreError):
+            drop(runtime.store, name, LockHeader.of(task.request.__dict__).run)
+
+
+def leave_former_keys(task: Task, runtime: Runtime, plan: Plan, keys: tuple[Key, ...]) -> None:
+    """
+    Free them as :func:`drop_reservations` does; but lose no message that lies at one of them.
+
+    Raises:
+        Postponed: The store was to keep the message until the task has ended, at a key that is none
+            of its *keys*: it was given to the broker, which keeps it so.
+        Reject: The broker does not take it; the store has it.
+    """
+    former = _former_places(task, keys)
+    # With several keys, the message lies at the first of them.
+    if former and LockHeader.of(task.request.__dict__).places[0] in former:
+        invocation = Invocation(task, plan, runtime.store, nested=False)
+        if invocation.retained:
+            Requeueing(invocation, keys).move_to_broker()
+    drop_reservations(task, runtime, keys)
+
+
+def _former_places(task: Task, keys: tuple[Key, ...]) -> set[str]:
+    """Return the slot names of what is reserved for a woken task and is none of its *keys*."""
     request = task.request
     if HEADER not in request.__dict__ or request.called_directly or here.in_a_body:
-        return
+        return set()
     header = LockHeader.of(request.__dict__)
     if not header.woken:
-        return
-    for name in set(header.places).difference(slot_name(key.template) for key in keys):
-        with contextlib.suppress(StoreError):
-            drop(runtime.store, name, header.run)
+        return set()
+    return set(header.places).difference(slot_name(key.template) for key in keys)
 
 
 def _release_and_settle(sender: Task, state: str | None = None, **ended: Any) -> None:

@@ -256,6 +256,34 @@ class Requeueing:
         self._publish(seal(invocation.request, header), decision.delay, may_give_back=True)
         raise Postponed(f"sent again in {decision.delay:.1f} s")
 
+    def move_to_broker(self) -> None:
+        """
+        Give the broker a message that the store retains at a key which the task does not take.
+
+        First that, then the store forgets it: at each instant one of them has it.
+
+        Raises:
+            Postponed: That is done.
+            Reject: The broker does not take it, so the store sends it again.
+        """
+        invocation = self._invocation
+        header = replace(
+            invocation.header,
+            woken=False,
+            attempts=invocation.header.attempts + 1,  # the store may send it as well
+            since=invocation.waiting_since,
+            sent=False,
+        )
+        try:
+            publish(invocation.task.app, seal(invocation.request, header))
+        except OperationalError as error:
+            raise Reject(broker_reason(error), requeue=True) from error
+        self._report.info(
+            "is sent again by the broker, it was parked at a key that it does not take"
+        )
+        self.leave_reservations()
+        raise Postponed("sent again, its key is another one than when it was parked")
+
     def on_outage(self, error: StoreUnavailableError) -> None:
         """
         Do as `lock_on_outage` says; return only if the task is to run unlocked.

@@ -31,6 +31,28 @@ def brief(self: Any, key: str, number: int) -> None:
     time.sleep(0.01)
 
 
+MOVED = os.environ.get("DISTLOCK_TEST_DEPLOYS_MOVED", "{key}")
+
+
+def moved(key: str) -> str | None:
+    return MOVED.format(key=key) or None
+
+
+@app.task(
+    base=LockedTask,
+    bind=True,
+    lock_key=moved,
+    lock_lease=5.0,
+    acks_late=True,
+    reject_on_worker_lost=True,
+    shared=False,
+)
+def at_another_key(self: Any, key: str) -> None:
+    journal.write(key, list(self.lock.keys))
+    journal.pass_gate(key)
+    journal.write(f"{key}:end", None)
+
+
 @app.task(shared=False)
 def pause(seconds: float, name: str) -> None:
     journal.write(name, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 import uuid
 
@@ -12,6 +14,7 @@ from tests.workers import WorkerProcess
 
 APP = "tests.apps.deploys"
 KNOWS_MORE = "DISTLOCK_TEST_DEPLOYS_KNOWS_MORE"
+MOVED = "DISTLOCK_TEST_DEPLOYS_MOVED"
 ENV = {KNOWS_MORE: "1"}
 MANY = 20
 MOST = 5.0  # seconds; on a calm machine a tenth of that
@@ -200,3 +203,26 @@ def test_what_a_worker_does_not_know_comes_to_one_that_does(bare_site, start, ke
     start()
 
     site.journal.wait(key, timeout=120.0)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("moved", ["{key}", "{key}:new", ""])
+def test_a_late_acknowledged_task_whose_key_a_deploy_has_changed_outlives_its_process(
+    bare_site, start, key, moved
+):
+    """It was parked at the key of before, where nobody keeps it while it runs."""
+    site, new = bare_site, {MOVED: moved}
+    with site.held(key):
+        old = start()
+        site.tasks.at_another_key.delay(key)
+        site.wait_queued(key)
+        doomed = start(env=new)
+        old.stop()
+    (keys,) = site.journal.wait(key)
+    assert keys == ([moved.format(key=key)] if moved else [])
+    (child,) = doomed.children()
+    os.kill(child, signal.SIGKILL)
+    site.journal.open(key)
+
+    site.journal.wait(f"{key}:end", timeout=60.0)
+    assert len(site.journal.read(key)) == 2
