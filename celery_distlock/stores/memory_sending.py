@@ -109,8 +109,7 @@ class MemorySending(MemoryTiming, SendingStore):
         _take(state, identity, run, first)
         if run in state.later:
             most = math.inf if identity.most is None else first + identity.most - now
-            least = state.later[run] - now if request.paced else 0.0
-            if (delay := min(max(request.delay, least), most)) > 0:
+            if (delay := min(_delay_of(state, request), most)) > 0:
                 self._delay(name, state, request._replace(delay=delay))
                 return SendReply(Sent.UPDATED)
             del state.later[run]

@@ -458,3 +458,23 @@ class Sending(Given):
         pass_time(31.0)
         (wake,) = wait_until(lambda: swept(store), "a sweep")
         assert wake.envelope == b"new"
+
+    @sends
+    @needs_ability(Ability.RATE)
+    def test_an_update_of_a_paced_one_with_another_rate_gives_it_the_time_of_that(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        long, short = Want(1, 1, (Rate(1, 3600.0),)), Want(1, 1, (Rate(1, 60.0),))
+        identity = Identity("same")
+        take(store, "k", "a", run="first", want=long)
+        leave(store, "k", "a", run="first", completion=YES)
+        send(store, "k", "second", b"old", identity=identity, want=long, paced=True)
+
+        again = identity._replace(replaces="second")
+        how: dict[str, Any] = {"identity": again, "want": short, "paced": True}
+        assert send(store, "k", "second", b"new", **how).sent is Sent.UPDATED
+
+        assert swept(store) == []
+        pass_time(61.0)
+        (wake,) = wait_until(lambda: swept(store), "a sweep")
+        assert wake.envelope == b"new"

@@ -104,6 +104,16 @@ local function let_in(status)
     return answer
 end
 
+-- For how long (ms) the run does not join the queue.
+local function put_off_ms(now)
+    if paced ~= '1' then
+        return tonumber(delay_ms)
+    end
+    local _, _, terms = want_in(want)
+    local wait = math.min(starts_by(terms, now), starts_in(terms, now)) -- an operator lets go on sooner
+    return math.max(tonumber(delay_ms), math.ceil(wait / 1000))
+end
+
 -- Replaces the message of the run, which waits and keeps its place. One that is not due is so now, if
 -- the call is not to be delayed.
 local function update()
@@ -112,17 +122,18 @@ local function update()
     redis.call('HSET', TASKS, unpack(parcel)) -- before all other writes: a full server may refuse it
     note_want('p:' .. run, want)
     take_identity(now_ms, first_ms)
-    local due_ms = tonumber(redis.call('ZSCORE', LATER, run))
-    if not due_ms then
+    local before_ms = tonumber(redis.call('ZSCORE', LATER, run))
+    if not before_ms then
         return let_in('updated')
     end
-    due_ms = math.max(now_ms + delay_ms, paced == '1' and due_ms or 0)
+    local due_ms = now_ms + put_off_ms(now) -- by its rates of now, which may be others
     if most_ms and first_ms then
         due_ms = math.min(due_ms, first_ms + most_ms)
     end
     if due_ms > now_ms then
         redis.call('ZADD', LATER, integer(due_ms), run)
-        return { 'updated', '', '' }
+        local sooner = paced == '1' and due_ms < before_ms - 1
+        return { 'updated', '', sooner and math.ceil(due_ms - now_ms) or '' }
     end
     redis.call('ZREM', LATER, run)
     line_up(now, run)
@@ -156,15 +167,10 @@ end
 if takes then
     take_identity(now / 1000)
 end
-delay_ms = tonumber(delay_ms)
-if paced == '1' then
-    local _, _, terms = want_in(want)
-    local wait = math.min(starts_by(terms, now), starts_in(terms, now)) -- an operator lets go on sooner
-    delay_ms = math.max(delay_ms, math.ceil(wait / 1000))
-end
-if delay_ms > 0 then
-    redis.call('ZADD', LATER, integer(now / 1000 + delay_ms), run)
-    return { 'later', '', delay_ms }
+local for_ms = put_off_ms(now)
+if for_ms > 0 then
+    redis.call('ZADD', LATER, integer(now / 1000 + for_ms), run)
+    return { 'later', '', for_ms }
 end
 line_up(now, run)
 return let_in('queued')
