@@ -133,7 +133,9 @@ class LockedTask(_Task):
                 raise
         run = super().__call__
         try:
-            if plan is not None:
+            if plan is None:
+                drop_reservations(self, runtime, ())
+            else:
                 leave_former_keys(self, runtime, plan, keys)
             if plan is None or not keys:
                 with unlocked(self):
