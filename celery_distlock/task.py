@@ -1,7 +1,7 @@
 """`LockedTask`: the class that a task is declared with."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task
@@ -88,12 +88,12 @@ class LockedTask(_Task):
     def on_bound(cls, app: Celery) -> None:
         """Check the options; Celery calls this when the task is declared."""
         super().on_bound(app)
-        if cls.name is not None:
+        for name in _names(cls, app):
             with told_by_commands():
                 install(app)
                 runtime = Runtime.of(app)
-                runtime.detours[cls.name] = _detour(cls)
-                runtime.declare(cls)
+                runtime.detours[name] = _detour(cls, name)
+                runtime.declare(cls, name)
 
     @property
     def lock(self) -> Lease:
@@ -146,7 +146,19 @@ class LockedTask(_Task):
             raise postponed.with_traceback(None) from None
 
 
-def _detour(task: type[LockedTask]) -> str:
+def _names(task: type[LockedTask], app: Celery) -> list[str]:
+    """Return the names under which *app* has tasks of this class; none: it is a base of others."""
+    name: str | None = task.name
+    if name is not None and getattr(task, "_decorated", False):
+        return [name]
+    # `register_task` takes instances, and names those whose class has no name. Not `app.tasks`,
+    # which declares all that is to be declared yet.
+    registered: Mapping[str, Any] = app._tasks  # type: ignore[attr-defined]
+    names = [each.name for each in list(registered.values()) if type(each) is task]
+    return names or ([] if name is None else [name])
+
+
+def _detour(task: type[LockedTask], name: str) -> str:
     """
     Return which class of *task* has a ``__call__`` that seems to take no lock; empty: none.
 
@@ -157,7 +169,7 @@ def _detour(task: type[LockedTask]) -> str:
     for base in detours:
         if not issubclass(base, LockedTask) and "run" in _code_of(base).co_names:
             raise ConfigurationError(
-                f"task {task.name}: the __call__ of {base.__qualname__} comes before LockedTask's"
+                f"task {name}: the __call__ of {base.__qualname__} comes before LockedTask's"
                 " and does not call it, so the task would run without its lock; put LockedTask"
                 f" first, as in class Base(LockedTask, {base.__name__}), or have that __call__"
                 " return super().__call__(*args, **kwargs)"

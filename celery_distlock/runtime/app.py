@@ -202,16 +202,16 @@ class Runtime:
             self.__dict__.pop(name, None)
         for task in list(self._app.tasks.values()):
             if task.name in self.plans:
-                self.declare(type(task))
+                self.declare(type(task), task.name)
 
-    def declare(self, task: type[Any]) -> None:
+    def declare(self, task: type[Any], name: str) -> None:
         """
-        Make the plan of *task*.
+        Make the plan of *task*, which has this *name*; its class may have none.
 
         Raises:
             ConfigurationError: An option is unknown or wrong; the message says which and where.
         """
-        self.plans[task.name] = None if task.name.startswith("celery.") else self._plan(task)
+        self.plans[name] = None if name.startswith("celery.") else self._plan(task, name)
 
     def without_base(self, tasks: Iterable[Any]) -> Iterator[str]:
         """Yield the names of *tasks* that have ``lock_`` options and are no `LockedTask`."""
@@ -220,8 +220,8 @@ class Runtime:
             if task.name not in self.plans and any(hasattr(task, option) for option in ours):
                 yield task.name
 
-    def _plan(self, task: type[Any]) -> Plan:
-        where = f"task {task.name}"
+    def _plan(self, task: type[Any], name: str) -> Plan:
+        where = f"task {name}"
         options = _options(task, where)
         layer = Layer(f"{where}: lock_*", options)
         settings = Settings.from_layers(layer, *self._layers)
@@ -230,10 +230,10 @@ class Runtime:
             flag = "on_conflict" in self._flags.values
             policy_name = f"{'worker flag --' if flag else 'setting '}distlock_on_conflict"
         policy = resolve(policy_name, settings.on_conflict)
-        _refuse_idle(task, self._own_options(task), settings, policy)
+        _refuse_idle(where, self._own_options(task), settings, policy)
         unique = rule_of(f"{where}: lock_unique", options.get("unique"))
         rate = unique.rate if isinstance(unique, Throttle) else None
-        rule = _key_rule(settings.key, task, where, rate)
+        rule = _key_rule(settings.key, task, name, rate)
         if unique is not None:
             settings = replace(settings, via="store")
         return Plan(
@@ -243,7 +243,7 @@ class Runtime:
             Terms(settings.lease, watchdog=settings.watchdog, max_hold=settings.max_hold),
             _sends(where, settings, rule, policy, own="via" in options or unique is not None),
             unique,
-            _call_identity(unique, rule, task, where),
+            _call_identity(unique, rule, task, name),
         )
 
     def _own_options(self, task: type[Any]) -> set[str]:
@@ -289,14 +289,13 @@ def _options(task: type[Any], where: str) -> dict[str, Any]:
     return options
 
 
-def _refuse_idle(task: type[Any], own: set[str], settings: Settings, policy: Policy) -> None:
+def _refuse_idle(where: str, own: set[str], settings: Settings, policy: Policy) -> None:
     """
     Raise for what would change nothing, or not what it says.
 
     Only where the declaration of *task*, which has *own*, says both: its bases, the app's settings
     and a worker's flags are for many tasks, and must not keep a worker from starting.
     """
-    where = f"task {task.name}"
     if {"lock_wait", "lock_on_conflict"} <= own:
         if isinstance(policy, Skip | Fail):
             raise ConfigurationError(
@@ -338,27 +337,27 @@ def _why_not_sent(rule: KeyRule, policy: Policy) -> str:
     return ""
 
 
-def _key_rule(rule: Any, task: type[Any], where: str, rate: Rate | None = None) -> KeyRule:
+def _key_rule(rule: Any, task: type[Any], name: str, rate: Rate | None = None) -> KeyRule:
     run = inspect.getattr_static(task, "run")
     bound = not isinstance(run, staticmethod)
     function = run if bound else run.__func__
     validated = Validation.is_made_by(function)
     return KeyRule(
         rule,
-        task=task.name,
+        task=name,
         signature=_signature(function, bound=bound),
-        validate=Validation(function, where, bound=bound) if validated else None,
+        validate=Validation(function, f"task {name}", bound=bound) if validated else None,
         rate=rate,
     )
 
 
 def _call_identity(
-    unique: CallRule | None, rule: KeyRule, task: type[Any], where: str
+    unique: CallRule | None, rule: KeyRule, task: type[Any], name: str
 ) -> CallIdentity | None:
     if unique is None:
         return None
     try:
-        by = _key_rule(unique.by, task, where) if unique.by else None
+        by = _key_rule(unique.by, task, name) if unique.by else None
     except ConfigurationError as error:  # it speaks of a key
         raise ConfigurationError(str(error).replace("lock_key", "lock_unique: by", 1)) from error
     return CallIdentity(rule, by, all_are=unique.all_alike)

@@ -99,6 +99,46 @@ def test_a_task_that_is_a_class_is_locked(app):
     assert math.ceil(seconds) == 4
 
 
+@pytest.mark.parametrize("named", ["by Celery", "by its instance"])
+def test_a_class_that_has_no_name_is_locked_as_well(app, named):
+    class Work(LockedTask):
+        lock_key = "{task}:{key}"
+
+        def run(self, key):
+            return self.lock.key
+
+    work = Work()
+    if named == "by its instance":
+        work.name = "its own"
+    task = app.register_task(work)
+
+    assert task("k") == f"{task.name}:k"
+
+
+def test_tasks_of_one_class_have_a_lock_each(app):
+    class Work(LockedTask):
+        name = "work"
+        lock_key = "{task}:{key}"
+
+        def run(self, key):
+            return self.lock.key
+
+    first, second = Work(), Work()
+    second.name = "another"
+
+    assert [app.register_task(each)("k") for each in (first, second)] == ["work:k", "another:k"]
+
+
+def test_a_wrong_option_of_a_class_without_a_name_is_said(app):
+    class Work(LockedTask):
+        lock_kee = "{key}"
+
+        def run(self, key): ...
+
+    with pytest.raises(ConfigurationError, match="Work: unknown option lock_kee"):
+        app.register_task(Work())
+
+
 @pytest.mark.parametrize("names", ["one task", "every task"])
 def test_annotations_set_options(app, names):
     which = "annotated" if names == "one task" else "*"
