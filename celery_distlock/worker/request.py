@@ -11,6 +11,7 @@ from celery_distlock import clock
 from celery_distlock.errors import LockKeyError
 from celery_distlock.keys import slot_name
 from celery_distlock.runtime.app import Runtime
+from celery_distlock.runtime.body import seconds_until
 from celery_distlock.runtime.messages import (
     LockHeader,
     destination_of,
@@ -67,6 +68,7 @@ class LockedRequest(Request):
         events.set_source(options["app"], received.events)
         facts["properties"] = {**facts["properties"], HEADER: received.to_properties()}
         if received.pushed:
+            self._forget_a_past_eta()
             pushed_requests[message.delivery_tag] = self
 
     def _kept_body(self, message: Any, *, decoded: bool) -> Any:
@@ -86,6 +88,17 @@ class LockedRequest(Request):
         """Return when it arrived, in µs by the store's clock; 0: it counts from the acquisition."""
         parking = self._runtime.parking_thread
         return 0 if parking is None or self.eta is not None else parking.stamp()
+
+    def _forget_a_past_eta(self) -> None:
+        """
+        Have Celery start a woken task at once whose ETA is over, as one that never had any.
+
+        It gives the others to its timer, which hands them to the pool behind all that was fetched
+        meanwhile. What the task sees as its request's ETA, and what is parked again, stay.
+        """
+        eta = self.eta
+        if eta is not None and not seconds_until(eta):
+            self._eta = None
 
     def on_failure(self, exc_info: Any, *args: Any, **options: Any) -> Any:
         """Note whether the task was only postponed, which Celery reports as a failure."""

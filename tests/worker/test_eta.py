@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.waiting import wait_until
+
 WORKERS = [{"concurrency": 2}]  # one, so that what comes finds its key taken by a neighbour
 
 FAR_OFF = 3600.0  # seconds
@@ -60,3 +62,28 @@ def test_a_task_with_an_eta_runs_then_and_not_before(site, key, busy):
     ran_at = result.get(timeout=30)
 
     assert ran_at >= eta
+
+
+def test_a_woken_task_whose_eta_is_over_begins_before_what_was_fetched(site, key):
+    with site.held(key):
+        woken = site.tasks.tell_time.apply_async((key,), countdown=0.1)
+        site.wait_queued(key)
+        gates = [f"{key}:{n}" for n in range(2)]
+        busy = [site.tasks.work_requeue.delay(gate, None, gate) for gate in gates]
+        for gate in gates:
+            site.journal.wait(gate)
+        fetched = [site.tasks.tell_time.delay(f"{key}:fetched:{n}") for n in range(2)]
+        for result in fetched:
+            site.workers[0].wait_log(f"[{result.id}] received")
+    wait_until(
+        lambda: site.log().count(f"[{woken.id}] received") == 2,
+        timeout=30.0,
+        what="it to be received again",
+    )
+
+    site.journal.open(gates[0])  # one slot, so that one runs after the other
+
+    assert woken.get(timeout=30) < min(result.get(timeout=30) for result in fetched)
+    site.journal.open(gates[1])
+    for result in busy:
+        result.get(timeout=30)
