@@ -96,16 +96,24 @@ class Invocation:
         return bool(self.execution_id) and reply.holder_run == self.execution_id
 
     def is_held_by_an_earlier_attempt(self, key: str, reply: Reply) -> bool:
-        """Whether the attempt that sent this one as its retry has the key, or keeps it for it."""
-        if not (self.execution_id and self.request.retries):
+        """
+        Whether the attempt that sent this one as its retry has the key, or keeps it for it.
+
+        Or the task that this one replaces, which is about to end.
+        """
+        nesting = self.request.replaced_task_nesting or 0
+        if not (self.execution_id and (self.request.retries or nesting)):
             return False
-        if is_own(reply.holder_run, self.execution_id):
+        own = [self.execution_id]
+        if nesting and self.request.parent_id:  # the first link of a chain has an id of its own
+            own.append(str(ExecutionId(str(self.request.parent_id), nesting=nesting)))
+        if any(is_own(reply.holder_run, each) for each in own):
             return True
         try:
             now = self.store.inspect(key, LOOK_TIMEOUT)  # the reply tells one, perhaps of before
         except StoreError:
             return False
-        return any(is_own(run, self.execution_id) for run in now.runs)
+        return any(is_own(run, each) for run in now.runs for each in own)
 
     def new_hold(self, key: Key) -> Hold:
         """Return a hold on *key*, not acquired yet."""

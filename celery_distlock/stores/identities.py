@@ -35,16 +35,16 @@ class ExecutionId(NamedTuple):
         return cls(task_id)
 
     def is_after(self, other: Self) -> bool:
-        """Whether *other* is an earlier attempt of the same task, which has sent this one."""
-        same = (self.task_id, self.nesting) == (other.task_id, other.nesting)
-        return same and self.retries > other.retries
+        """Whether *other* is an earlier attempt of the same task, or what this one replaces."""
+        earlier = (self.nesting, self.retries) > (other.nesting, other.retries)
+        return self.task_id == other.task_id and earlier
 
     def __str__(self) -> str:
         return f"{self.task_id}:{self.retries}:{self.requeues}:{self.nesting}"
 
 
 def is_own(run: str, execution_id: str) -> bool:
-    """Whether what *run* has is for the execution: it is that, or an earlier attempt of it."""
+    """Whether what *run* has is for the execution: it is that, or an earlier one has sent it."""
     execution = ExecutionId.parse(execution_id)
     return run == execution_id or execution.is_after(ExecutionId.parse(run))
 

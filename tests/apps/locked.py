@@ -353,6 +353,25 @@ def send_retry_and_stay(self: Any, key: str, note: Any = None, gate: str = "") -
     return self.request.retries
 
 
+def replace_and_stay(self: Any, key: str, depth: int, by: str, gate: str) -> str:
+    """Have what replaces it sent, and come back from it when the gate is open."""
+    journal.write(key, depth)
+    if not depth:
+        return "done"
+    next_one = self.si(key, depth - 1, by, gate)
+    try:
+        self.replace(chain(next_one, next_one.clone()) if by == "chain" else next_one)
+    finally:
+        journal.pass_gate(gate)
+    return ""
+
+
+replace_early = {
+    policy: locked(name=f"replace_early_{policy}", lock_on_conflict=policy)(replace_and_stay)
+    for policy in ("requeue", "skip", "fail")
+}
+
+
 # None lets others in between its attempts, and no lease ends in a test.
 retry_early = {
     name: locked(name=f"retry_early_{name}", lock_hold_on_retry=True, lock_lease=120.0, **options)(

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from celery_distlock.stores.identities import ExecutionId, Owner, new_owner
+from celery_distlock.stores.identities import ExecutionId, Owner, is_own, new_owner
 
 
 @pytest.mark.parametrize("task_id", ["an-id", "with:colons:1:2:3", ""])
@@ -22,6 +22,21 @@ def test_an_execution_id_is_read_as_it_was_written(task_id):
 )
 def test_of_another_text_what_stands_for_the_id_is_read(text):
     assert ExecutionId.parse(text) == (text.rsplit(":", 3)[0], 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("run", "own"),
+    [
+        ("task:0:0:1", True),
+        ("task:0:0:0", True),
+        ("task:3:0:0", True),
+        ("task:1:0:1", False),
+        ("task:0:0:2", False),
+        ("other:0:0:0", False),
+    ],
+)
+def test_what_a_replaced_task_has_is_for_the_one_in_its_place(run, own):
+    assert is_own(run, "task:0:0:1") is own
 
 
 @pytest.mark.parametrize("label", ["shop.reserve[42]", "MainThread", "a|b [c]", "", "{%7C}\n"])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
+from celery.app.task import Context
 
 from celery_distlock import Key
 from celery_distlock.engine.acquisition import acquire, release
@@ -58,7 +57,7 @@ def test_what_is_kept_for_a_retry_is_its_own_whoever_had_the_key_on_its_arrival(
     store.release(ReleaseRequest("k", "a", run="task:0:0:0", keep_for=("task:1:0:0", 30.0)))
     retry = Invocation.__new__(Invocation)
     retry.store, retry.execution_id = store, "task:1:0:0"
-    retry.request = SimpleNamespace(retries=1)
+    retry.request = Context(retries=1)
     taken = Reply(Status.BUSY, 0.0, holder="x", holder_run="other:0:0:0")
 
     assert retry.is_held_by_an_earlier_attempt("k", taken)

@@ -1,4 +1,8 @@
-"""A retry whose message comes before the attempt that sent it has ended and left the key to it."""
+"""
+A retry whose message comes before the attempt that sent it has ended and left the key to it.
+
+So does what replaces a task (`self.replace`).
+"""
 
 from __future__ import annotations
 
@@ -34,3 +38,22 @@ def test_it_is_not_taken_for_a_second_call_of_what_is_sent_once(site, key):
     site.journal.open(key)
 
     assert (first.get(timeout=30), other.get(timeout=30)) == (1, 1)
+
+
+def has_come(site, key) -> bool:
+    """Whether something has found the key taken, and is to come again."""
+    lines = site.log().splitlines()
+    sent_again = any("is sent again" in line and key in line for line in lines)
+    return sent_again or bool(site.look(key).waiting)
+
+
+@pytest.mark.parametrize("policy", ["requeue", "skip", "fail"])
+@pytest.mark.parametrize(("by", "runs"), [("task", [1, 0]), ("chain", [1, 0, 0])])
+def test_what_replaces_a_task_is_not_refused_for_that_one(site, key, policy, by, runs):
+    result = site.tasks.replace_early[policy].delay(key, 1, by, key)
+    site.journal.wait(key)
+    wait_until(lambda: has_come(site, key), timeout=30.0, what="what replaces it to come")
+    site.journal.open(key)
+
+    assert result.get(timeout=30) == "done"
+    assert site.journal.read(key) == runs
