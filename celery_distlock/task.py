@@ -123,7 +123,7 @@ class LockedTask(_Task):
         """Run the task under its lock, for the worker, ``apply()`` and direct calls alike."""
         note_call(self)
         runtime = Runtime.of(self.app)
-        plan = runtime.plans.get(self.name)
+        plan = runtime.plan_of(self.name)
         keys: tuple[Key, ...] = ()
         if plan is not None and runtime.settings.enabled:
             try:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -96,6 +97,8 @@ class Runtime:
         self.trust = Trust(app, self.plans, lambda: self.settings.secret)
         self.relay = Relay(lambda: self.store, self.trust)
         self._imported = False
+        self._settled = False  # the settings count as they were read
+        self._settling = threading.Lock()
 
     @classmethod
     def of(cls, app: Celery) -> "Runtime":
@@ -124,6 +127,7 @@ class Runtime:
         Raises:
             ConfigurationError: No URL is set, and neither broker nor result backend is a Redis.
         """
+        self._settle()
         store = self._open(self.settings.prefix)
         if isinstance(store, ParkingStore):
             store.add_publisher(self._send)
@@ -198,11 +202,40 @@ class Runtime:
             ConfigurationError: A flag, or a task's plan under these flags, is wrong.
         """
         self._flags = Layer(named, dict(flags))
+        self._settled = True
+        self._read_anew()
+
+    def _read_anew(self) -> None:
         for name in ("settings", "store", "published", "turns", "_layers"):
             self.__dict__.pop(name, None)
         for task in list(self._app.tasks.values()):
             if task.name in self.plans:
                 self.declare(type(task), task.name)
+
+    def plan_of(self, name: str | None) -> Plan | None:
+        """
+        Return the plan of the task of that name, for a call of it; None: it has none.
+
+        Raises:
+            ConfigurationError: What was configured since it was declared is wrong.
+        """
+        self._settle()
+        return self.plans.get(str(name))
+
+    def _settle(self) -> None:
+        """
+        Have what was configured until now count, when it is used for the first time.
+
+        A task that is declared early has read it by then: workers read it anew when they start, and
+        other processes must not lock elsewhere than they do.
+        """
+        if self._settled:
+            return
+        with self._settling:
+            known = self.__dict__.get("_layers")
+            if known is not None and not self._settled and self._read_layers() != known:
+                self._read_anew()
+            self._settled = True
 
     def declare(self, task: type[Any], name: str) -> None:
         """
@@ -257,6 +290,9 @@ class Runtime:
 
     @functools.cached_property
     def _layers(self) -> tuple[Layer, Layer]:
+        return self._read_layers()
+
+    def _read_layers(self) -> tuple[Layer, Layer]:
         _refuse_unknown(self._app)
         values = {name: self._app.conf.get(f"distlock_{name}", UNSET) for name in _SETTINGS}
         configured = {name: value for name, value in values.items() if value is not UNSET}

@@ -12,6 +12,7 @@ from celery import Celery, Task, shared_task
 
 from celery_distlock import LockedTask, install, policies
 from celery_distlock.errors import ConfigurationError, LockKeyError
+from celery_distlock.runtime.app import Runtime
 from celery_distlock.testing import FakeClock
 from celery_distlock.unique import Debounce, Unique
 from celery_distlock.worker.bootsteps import LockStep
@@ -66,6 +67,28 @@ def test_the_setting_gives_a_default(app):
     app.conf.distlock_lease = 5
 
     assert lease_of(app.task(base=LockedTask, bind=True)(remaining)) == 5
+
+
+@pytest.mark.parametrize("used_first", ["a task", "a lock"])
+def test_what_is_set_after_a_task_was_declared_counts_as_well(app, used_first):
+    task = app.task(base=LockedTask, bind=True)(remaining)
+    assert task.name  # it is declared by now
+
+    app.conf.update(distlock_lease=5, distlock_prefix="another")
+    if used_first == "a lock":
+        assert Runtime.of(app).store.identity.endswith("#another")
+
+    assert lease_of(task) == 5
+    assert Runtime.of(app).store.identity.endswith("#another")
+
+
+def test_a_wrong_setting_after_a_task_was_declared_is_said_when_it_is_called(app):
+    task = app.task(base=LockedTask, bind=True)(remaining)
+    assert task.name
+    app.conf.distlock_leese = 5
+
+    with pytest.raises(ConfigurationError, match="unknown setting distlock_leese"):
+        task()
 
 
 def test_the_tasks_option_outweighs_the_setting(app):
