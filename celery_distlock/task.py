@@ -121,7 +121,7 @@ class LockedTask(_Task):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task under its lock, for the worker, ``apply()`` and direct calls alike."""
-        note_call(self)
+        nested = note_call(self, args, kwargs)
         runtime = Runtime.of(self.app)
         plan = runtime.plan_of(self.name)
         keys: tuple[Key, ...] = ()
@@ -129,18 +129,18 @@ class LockedTask(_Task):
             try:
                 keys = plan.rule.keys(args, kwargs)
             except Exception:
-                drop_reservations(self, runtime, ())
+                if not nested:
+                    drop_reservations(self, runtime, ())
                 raise
         run = super().__call__
         try:
-            if plan is None:
-                drop_reservations(self, runtime, ())
-            else:
+            if not nested:
                 leave_former_keys(self, runtime, plan, keys)
             if plan is None or not keys:
                 with unlocked(self):
                     return run(*args, **kwargs)
-            return Execution(self, plan, runtime.store, keys).run(lambda: run(*args, **kwargs))
+            execution = Execution(self, plan, runtime.store, keys, nested=nested)
+            return execution.run(lambda: run(*args, **kwargs))
         except Postponed as postponed:
             # Celery copies and formats its traceback, frame by frame, for nobody.
             raise postponed.with_traceback(None) from None

@@ -9,6 +9,7 @@ sends it again; what they have in common is an :mod:`.invocation`.
 import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 from celery import states
@@ -41,7 +42,7 @@ from .requeueing import Requeueing, drop
 
 __all__ = ["Execution", "drop_reservations", "leave_former_keys", "note_call"]
 
-_CALLED = "_distlock_called"  # stands in a request
+_CALLED = "_distlock_called"  # stands in a request: whether with its own arguments
 # Of a task; any other state is that of a process that ends, and says nothing.
 _ENDS = frozenset(
     {states.SUCCESS, states.FAILURE, states.IGNORED, states.RETRY, states.REJECTED, states.REVOKED}
@@ -49,13 +50,19 @@ _ENDS = frozenset(
 
 
 class Execution:
-    """Runs *task* once, by :meth:`run`, under the lock of *keys*."""
+    """
+    Runs *task* once, by :meth:`run`, under the lock of *keys*.
 
-    def __init__(self, task: Task, plan: Plan, store: Store, keys: tuple[Key, ...]) -> None:
+    A *nested* call is one by other code, as :func:`note_call` says.
+    """
+
+    def __init__(
+        self, task: Task, plan: Plan, store: Store, keys: tuple[Key, ...], *, nested: bool
+    ) -> None:
         ensure_able(store, keys, f"task {task.name}")
         self.task = task
         self._store = store
-        self._invocation = invocation = Invocation(task, plan, store, nested=here.in_a_body)
+        self._invocation = invocation = Invocation(task, plan, store, nested=nested)
         if invocation.has_message:
             received = invocation.received
             events.set_source(task.app, received.events)
@@ -136,9 +143,36 @@ def _text(key: Key) -> str:
     return key.template
 
 
-def note_call(task: Task) -> None:
-    """Note in the request of *task* that it came to where its lock is taken."""
-    task.request.__dict__[_CALLED] = True
+def note_call(task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """
+    Note in the request of *task* that it came to where its lock is taken.
+
+    Returns:
+        Whether it is not the request's own call: a locked task runs here, or one of the task's
+        handlers (`before_start`, `on_success`, `after_return`) calls it.
+    """
+    facts = task.request.__dict__
+    before, own = facts.get(_CALLED), _are_own(facts, args, kwargs)
+    facts[_CALLED] = bool(before or own)
+    if here.in_a_body or before:
+        return True
+    # Of the first call, a class's own `__call__` may have changed the arguments.
+    return not own and (before is not None or _is_in_before_start(task))
+
+
+def _is_in_before_start(task: Task) -> bool:
+    """Whether the task's `before_start` is under way here; Celery does not tell."""
+    code = getattr(type(task).before_start, "__code__", None)
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _are_own(facts: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether these are the arguments that a request came with."""
+    theirs = [*(facts.get("args") or ()), *(facts.get("kwargs") or {}).values()]
+    return [*map(id, theirs)] == [*map(id, args), *map(id, kwargs.values())]
 
 
 def drop_reservations(task: Task, runtime: Runtime, keys: tuple[Key, ...]) -> None:
@@ -152,7 +186,9 @@ def drop_reservations(task: Task, runtime: Runtime, keys: tuple[Key, ...]) -> No
             drop(runtime.store, name, LockHeader.of(task.request.__dict__).run)
 
 
-def leave_former_keys(task: Task, runtime: Runtime, plan: Plan, keys: tuple[Key, ...]) -> None:
+def leave_former_keys(
+    task: Task, runtime: Runtime, plan: Plan | None, keys: tuple[Key, ...]
+) -> None:
     """
     Free them as :func:`drop_reservations` does; but lose no message that lies at one of them.
 
@@ -163,7 +199,7 @@ def leave_former_keys(task: Task, runtime: Runtime, plan: Plan, keys: tuple[Key,
     """
     former = _former_places(task, keys)
     # With several keys, the message lies at the first of them.
-    if former and LockHeader.of(task.request.__dict__).places[0] in former:
+    if plan and former and LockHeader.of(task.request.__dict__).places[0] in former:
         invocation = Invocation(task, plan, runtime.store, nested=False)
         if invocation.retained:
             Requeueing(invocation, keys).move_to_broker()
@@ -173,7 +209,7 @@ def leave_former_keys(task: Task, runtime: Runtime, plan: Plan, keys: tuple[Key,
 def _former_places(task: Task, keys: tuple[Key, ...]) -> set[str]:
     """Return the slot names of what is reserved for a woken task and is none of its *keys*."""
     request = task.request
-    if HEADER not in request.__dict__ or request.called_directly or here.in_a_body:
+    if HEADER not in request.__dict__ or request.called_directly:
         return set()
     header = LockHeader.of(request.__dict__)
     if not header.woken:

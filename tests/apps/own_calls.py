@@ -84,3 +84,32 @@ begin = {
     "late": declare("begin_late", Beginning, acks_late=True),
     "kept": declare("begin_kept", Beginning, lock_hold_on_retry=True, lock_lease=120.0),
 }
+
+
+class CallsItself(LockedTask):
+    """Calls the task from the handler that *how* names, with another key."""
+
+    abstract = True
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        self._call("before_start", *args)
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        self._call("on_success", *args)
+
+    def after_return(
+        self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any
+    ) -> None:
+        if status == "SUCCESS":
+            self._call("after_return", *args)
+
+    def _call(self, handler: str, key: str, how: str) -> None:
+        if handler != how:
+            return
+        try:
+            self(f"{key}:inner", handler)
+        except Exception as error:  # noqa: BLE001
+            journal.write(f"{key}:error", type(error).__name__)
+
+
+calls_itself = declare("calls_itself", CallsItself, lock_wait=0.2)

@@ -92,3 +92,27 @@ def test_a_retry_that_fails_before_its_lock_is_asked_for_gives_up_what_was_kept_
         result.get(timeout=30)
     assert site.tasks.on_to_lock.delay(key).get(timeout=30) is True
     wait_left(site, key)
+
+
+@pytest.mark.parametrize("handler", ["on_success", "after_return"])
+def test_a_handler_that_calls_its_task_at_a_taken_key_has_nothing_parked(site, key, handler):
+    inner = f"{key}:inner"
+    with site.held(inner):
+        assert site.tasks.calls_itself.delay(key, handler).get(timeout=30) is True
+        assert site.journal.wait(f"{key}:error") == ["LockConflictError"]
+        assert site.look(inner).waiting == 0
+
+    assert site.journal.read(key) == [handler]
+    assert site.journal.read(inner) == []
+
+
+@pytest.mark.parametrize("handler", ["before_start", "on_success", "after_return"])
+def test_a_handler_calls_its_task_at_a_free_key_beside_a_run_that_waits(site, key, handler):
+    with site.held(key):
+        result = site.tasks.calls_itself.delay(key, handler)
+        site.wait_queued(key)
+
+    assert result.get(timeout=30) is True
+    site.journal.wait(f"{key}:inner")
+    assert site.journal.read(key) == [handler]
+    assert site.journal.read(f"{key}:error") == []
