@@ -9,13 +9,14 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_distlock.engine.abort import Guard
 from celery_distlock.engine.lease import PostponeRequest
-from celery_distlock.errors import LockLostError
+from celery_distlock.errors import LockKeyError, LockLostError
 from celery_distlock.settings import MAX_LEASE
 from celery_distlock.stores.values import Completion
 
 from .acquiring import KeyAcquisition
 from .invocation import Invocation
 from .requeueing import Requeueing
+from .sending import as_they_arrive
 
 __all__ = ["Body", "seconds_until"]
 
@@ -26,8 +27,8 @@ class Body:
 
     Attributes:
         completion: Whether the execution is over, as the store is to be told at the release.
-        keep_for: The execution id of the next attempt and the seconds for which the keys are kept
-            for it, if they are.
+        keep_for: By the keys that are kept for the next attempt, its execution id and for how many
+            seconds.
         succeeded: Whether the body has returned; None: it has not begun.
     """
 
@@ -39,7 +40,7 @@ class Body:
         self._keys = keys
         self._requeueing = requeueing
         self.completion = Completion.NO
-        self.keep_for: tuple[str, float] | None = None
+        self.keep_for: dict[str, tuple[str, float]] = {}
         self.succeeded: bool | None = None
 
     def run(self, body: Callable[[], Any]) -> Any:
@@ -93,7 +94,22 @@ class Body:
             return
         seconds = min(MAX_LEASE, seconds_until(retry.when) + self._settings.lease)
         retries = (self._invocation.request.retries or 0) + 1
-        self.keep_for = self._invocation.execution_id_for(retries), seconds
+        kept = self._invocation.execution_id_for(retries), seconds
+        self.keep_for = dict.fromkeys(self._wanted_again(retry), kept)
+
+    def _wanted_again(self, retry: Retry) -> set[str]:
+        """Return those of the keys that the next attempt wants, which may have other arguments."""
+        held = {hold.key for hold in self._keys.taken}
+        plan, signature = self._invocation.plan, getattr(retry, "sig", None)
+        if signature is None or not plan.rule.runs_no_code:
+            return held
+        try:
+            given = signature.args, signature.kwargs, signature.options
+            arguments = as_they_arrive(self._invocation.task, plan, *given)
+            wanted = {key.template for key in plan.rule.keys(*arguments)}
+        except (LockKeyError, TypeError):  # then it fails, and gives up what is kept
+            return held
+        return held & wanted
 
     def _goes_back(self, *, lost: bool) -> bool:
         """Whether a task that has failed, or has *lost* its lock, is requeued."""

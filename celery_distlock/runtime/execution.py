@@ -125,7 +125,7 @@ class Execution:
                     release,
                     hold,
                     body.completion,
-                    body.keep_for,
+                    body.keep_for.get(hold.key),
                     woken_tasks.append,
                     succeeded=body.succeeded,
                 )

@@ -45,7 +45,7 @@ from .messages import (
 )
 from .received import HEADER
 
-__all__ = ["StoreProducer", "apply_async", "with_joined"]
+__all__ = ["StoreProducer", "apply_async", "as_they_arrive", "with_joined"]
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def apply_async(
             f"task {task.name}: of one call lock_unique can only be None, not {unique!r}; say the"
             " rule where the task is declared"
         )
-    arguments = _as_they_arrive(task, plan, args, kwargs, options)
+    arguments = as_they_arrive(task, plan, args, kwargs, options)
     keys = plan.rule.keys(*arguments)
     if not keys:
         return apply(args, kwargs, producer=producer, **options)
@@ -237,7 +237,7 @@ def _is_for_the_store(
     return not (plan.settings.hold_on_retry and options.get("retries"))
 
 
-def _as_they_arrive(
+def as_they_arrive(
     task: Task,
     plan: Plan,
     args: Sequence[Any] | None,

@@ -343,6 +343,13 @@ def hold_for_a_retry(self: Any, key: str) -> None:
     raise self.retry(countdown=2.0)
 
 
+@locked(lock_hold_on_retry=True, lock_lease=300.0, lock_key=["{key}:a", "{other}:b"])
+def retry_with_another_key(self: Any, key: str, other: str) -> list[str]:
+    if not self.request.retries:
+        raise self.retry(args=(key, f"{other}:next"), countdown=1.0)
+    return list(self.lock.keys)
+
+
 def send_retry_and_stay(self: Any, key: str, note: Any = None, gate: str = "") -> int:
     """Have the retry sent, and come back from it when the gate is open; return the retries."""
     journal.write(key, [note, self.request.retries])

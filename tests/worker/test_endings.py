@@ -84,6 +84,16 @@ def test_others_may_run_between_the_attempts_of_a_task(site, key):
 LIMITS = {"as often as may be": None, "at an operator's rate": Limit(None, rates=(Rate(1, 1.0),))}
 
 
+def test_hold_on_retry_keeps_only_what_the_next_attempt_wants(site, key):
+    result = site.tasks.retry_with_another_key.delay(key, key)
+    wait_until(lambda: result.state == "RETRY", what="the retry to be sent")
+
+    site.wait_free(f"{key}:b")
+    assert site.look(f"{key}:a").token
+    assert result.get(timeout=30) == [f"{key}:a", f"{key}:next:b"]
+    site.wait_free(f"{key}:a")
+
+
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=list(LIMITS))
 def test_hold_on_retry_keeps_the_key_between_the_attempts(site, key, limit):
     site.store.set_limit(key, limit)
