@@ -2,12 +2,14 @@
 
 from typing import Any
 
+from celery.contrib.abortable import ABORTED, AbortableTask
+
 from celery_distlock.naming import shown
 
 from .current import Task
 from .reporting import Report
 
-__all__ = ["PARKED", "TaskStates"]
+__all__ = ["PARKED", "TaskStates", "is_aborted"]
 
 PARKED = "PARKED"  # the state of a task that waits for its key
 
@@ -39,7 +41,14 @@ class TaskStates:
     def _store(self, state: str, info: Any) -> None:
         identity: Any = self._request.id
         try:
+            if is_aborted(self._task, identity):
+                return
             self._task.backend.store_result(identity, info, state, request=self._request)
         except Exception as error:  # noqa: BLE001  # only a state to look at: the task matters more
             words = "goes on, though its state {state} was not stored: {why}"
             self._report.warning(words, state=state, why=error)
+
+
+def is_aborted(task: Any, identity: str) -> bool:
+    """Whether a task is one of Celery's `AbortableTask`, and aborted; that is a state, too."""
+    return isinstance(task, AbortableTask) and task.AsyncResult(identity).state == ABORTED

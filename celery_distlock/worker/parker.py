@@ -17,7 +17,7 @@ from celery_distlock.runtime.messages import LockHeader, execution_id, seal_mess
 from celery_distlock.runtime.received import Received
 from celery_distlock.runtime.reporting import Report
 from celery_distlock.runtime.requeueing import route_of
-from celery_distlock.runtime.states import PARKED
+from celery_distlock.runtime.states import PARKED, is_aborted
 from celery_distlock.stores import ParkingStore, StandRequest, Store
 from celery_distlock.stores.several_keys import begin_at_first_key
 from celery_distlock.stores.values import ALONE, ParkRequest, Reply, Status, Want
@@ -131,6 +131,8 @@ class Parker:
         Received.note(message, shown=True)
         try:
             with forks.no_fork():
+                if is_aborted(task, arrival.identity):
+                    return
                 request = _context_of(message)
                 task.backend.store_result(arrival.identity, info, PARKED, request=request)
         except Exception as error:  # noqa: BLE001  # only a state to look at: the task matters more

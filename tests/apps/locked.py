@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from celery import Task, chain
+from celery.contrib.abortable import AbortableTask
 from celery.exceptions import Ignore, Reject
 from pydantic import BaseModel
 
@@ -350,6 +351,11 @@ def retry_with_another_key(self: Any, key: str, other: str) -> list[str]:
     return list(self.lock.keys)
 
 
+@locked(lock_hold_on_retry=True, lock_lease=300.0)
+def call_what_retries(self: Any, key: str) -> None:
+    hold_for_a_retry(key)
+
+
 def send_retry_and_stay(self: Any, key: str, note: Any = None, gate: str = "") -> int:
     """Have the retry sent, and come back from it when the gate is open; return the retries."""
     journal.write(key, [note, self.request.retries])
@@ -358,6 +364,17 @@ def send_retry_and_stay(self: Any, key: str, note: Any = None, gate: str = "") -
         journal.pass_gate(gate)
         raise retry
     return self.request.retries
+
+
+class Abortable(LockedTask, AbortableTask):
+    """Both."""
+
+    abstract = True
+
+
+@app.task(base=Abortable, bind=True, shared=False, lock_key="{key}")
+def abortable(self: Any, key: str) -> str:
+    return "aborted" if self.is_aborted() else "done"
 
 
 def replace_and_stay(self: Any, key: str, depth: int, by: str, gate: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import uuid
 
 import pytest
 from celery.result import AsyncResult
@@ -40,6 +41,37 @@ def test_a_parked_task_tells_its_key_the_holder_and_its_place(site, key):
 
     first.get(timeout=30)
     second.get(timeout=30)
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # by Celery's backend
+@pytest.mark.parametrize("when", ["before it is parked", "while it is parked"])
+def test_a_task_that_is_aborted_stays_so(site, key, when):
+    task, task_id = site.tasks.abortable, uuid.uuid4().hex
+    with site.held(key):
+        if when == "before it is parked":
+            task.AsyncResult(task_id).abort()
+        result = task.apply_async((key,), task_id=task_id)
+        site.wait_queued(key)
+        if when == "while it is parked":
+            result.abort()
+        assert result.state == "ABORTED"
+
+    assert result.get(timeout=30) == "aborted"
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # by Celery's backend
+def test_a_task_that_is_aborted_and_parked_on_arrival_stays_so(site, key):
+    holder = site.tasks.work_requeue.delay(key, None, key)
+    site.journal.wait(key)
+    task, ids = site.tasks.abortable, [uuid.uuid4().hex for _ in range(8)]  # for both workers
+    for task_id in ids:
+        task.AsyncResult(task_id).abort()
+    results = [task.apply_async((key,), task_id=task_id) for task_id in ids]
+    site.wait_queued(key, len(ids))
+    site.journal.open(key)
+
+    holder.get(timeout=30)
+    assert [result.get(timeout=30) for result in results] == ["aborted"] * len(ids)
 
 
 def test_the_key_of_a_task_that_is_validated_is_made_of_its_model(site, key):
