@@ -101,7 +101,9 @@ class Body:
         """Return those of the keys that the next attempt wants, which may have other arguments."""
         held = {hold.key for hold in self._keys.taken}
         plan, signature = self._invocation.plan, getattr(retry, "sig", None)
-        if signature is None or not plan.rule.runs_no_code:
+        if signature is None:  # of a call without a message, inside this one: nothing was sent
+            return set()
+        if not plan.rule.runs_no_code:
             return held
         try:
             given = signature.args, signature.kwargs, signature.options

@@ -94,6 +94,13 @@ def test_hold_on_retry_keeps_only_what_the_next_attempt_wants(site, key):
     site.wait_free(f"{key}:a")
 
 
+def test_hold_on_retry_keeps_nothing_for_a_retry_that_was_not_sent(site, key):
+    result = site.tasks.call_what_retries.delay(key)
+    wait_until(lambda: result.state == "RETRY", what="the task to end")
+
+    site.wait_free(key)
+
+
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=list(LIMITS))
 def test_hold_on_retry_keeps_the_key_between_the_attempts(site, key, limit):
     site.store.set_limit(key, limit)
