@@ -25,6 +25,7 @@ from kombu.message import Message
 from kombu.serialization import dumps as serialize
 from kombu.serialization import loads as deserialize
 from kombu.serialization import prepare_accept_content, registry  # type: ignore[attr-defined]
+from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
 
 from celery_distlock.process import forks
@@ -43,6 +44,7 @@ __all__ = [
     "execution_id",
     "header_names",
     "is_refusal",
+    "places_of",
     "publish",
     "seal",
     "seal_call",
@@ -381,7 +383,9 @@ def _accepted(content: tuple[str, ...]) -> Any:
     return prepare_accept_content(content)
 
 
-def publish(app: Celery, envelope: bytes, *, returned: bool = False) -> None:
+def publish(
+    app: Celery, envelope: bytes, *, returned: bool = False, exchange_type: str = ""
+) -> None:
     """
     Send *envelope* to the queue that it came from.
 
@@ -389,6 +393,7 @@ def publish(app: Celery, envelope: bytes, *, returned: bool = False) -> None:
         app: The app.
         envelope: The envelope.
         returned: As in `LockHeader`.
+        exchange_type: As in `Received`.
 
     Raises:
         MalformedError: It cannot be sent: it is spoilt.
@@ -401,10 +406,14 @@ def publish(app: Celery, envelope: bytes, *, returned: bool = False) -> None:
     exchange = built["exchange"]
     # kombu's Redis transport drops a message to an exchange that this connection has not declared.
     declare = [
-        queue for queue in app.amqp.queues.values() if exchange and exchange in _exchanges(queue)
+        queue
+        for queue in app.amqp.queues.values()
+        if exchange and exchange in {place.name for place in places_of(queue)}
     ]
     with forks.no_fork(), app.producer_or_acquire() as producer:
         try:
+            if exchange and exchange_type and not declare:
+                _make_known(producer.channel, exchange, exchange_type)
             producer.publish(
                 **built,
                 declare=declare,
@@ -485,10 +494,16 @@ def _require(facts: Mapping[str, Any], name: str, *kinds: type) -> None:
         raise TypeError(f"{name} is {facts[name]!r}")
 
 
-def _exchanges(queue: Any) -> set[str]:
-    """Return the names of the exchanges that *queue* is bound to."""
+def places_of(queue: Any) -> list[Any]:
+    """Return the exchanges that *queue* is bound to."""
     exchanges = [queue.exchange, *(bound.exchange for bound in queue.bindings or ())]
-    return {exchange.name for exchange in exchanges if exchange is not None}
+    return [exchange for exchange in exchanges if exchange is not None]
+
+
+def _make_known(channel: Any, exchange: str, exchange_type: str) -> None:
+    """Let kombu know an exchange where it delivers messages itself; a broker knows its own."""
+    if isinstance(channel, virtual.Channel):
+        channel.exchange_declare(exchange, exchange_type)
 
 
 def _body(message: Mapping[str, Any]) -> Any:

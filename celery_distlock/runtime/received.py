@@ -47,6 +47,8 @@ class Received(NamedTuple):
             nobody has looked yet.
         taken: The key that was taken when it arrived, if its policy is to judge by that.
         returns: Its queue is one that it would be sent to again when it is woken.
+        exchange_type: That of the exchange that it was sent to, as far as the main process knows;
+            its children do not know what was added to its queues since they were forked.
         content_type: How its body is serialized.
         content_encoding: The body's character set.
         body: The body as it came; None: it is made of the arguments again.
@@ -65,6 +67,7 @@ class Received(NamedTuple):
     arrival: int | None = None
     taken: Taken | None = None
     returns: bool = True
+    exchange_type: str = ""
     content_type: str | None = None
     content_encoding: str | None = None
     body: Any = None

@@ -319,10 +319,11 @@ class Requeueing:
 
     def _publish(self, envelope: bytes, delay: float, *, may_give_back: bool = False) -> None:
         envelope = with_eta(envelope, delay) if delay else envelope
+        exchange_type = self._invocation.received.exchange_type
         began = clock.monotonic()
         while True:
             try:
-                return publish(self._invocation.task.app, envelope)
+                return publish(self._invocation.task.app, envelope, exchange_type=exchange_type)
             except OperationalError as error:
                 late = clock.monotonic() - began >= GIVE_BACK_AFTER
                 if may_give_back and late and self._broker_has_it and is_refusal(error):

@@ -33,7 +33,7 @@ from kombu.utils.json import loads
 from celery_distlock.keys import key_of
 from celery_distlock.stores.values import WokenTask
 
-from .messages import LockHeader, accepted_content
+from .messages import LockHeader, accepted_content, places_of
 from .signing import is_signed, is_signed_with, sign
 
 __all__ = ["Reason", "RefusedError", "Trust"]
@@ -156,6 +156,12 @@ class Trust:
             return [routing_key]
         queues = list(dict.values(self._app.amqp.queues))
         return [each.name for each in queues if _leads_to(each, exchange, routing_key)]
+
+    def exchange_type(self, exchange: str) -> str:
+        """Return the type of an exchange that a queue of this app is bound to; empty: of none."""
+        queues = list(dict.values(self._app.amqp.queues)) if exchange else ()
+        places = (place for queue in queues for place in places_of(queue))
+        return next((str(place.type) for place in places if place.name == exchange), "")
 
     def refuse(self, woken: WokenTask, refusal: RefusedError) -> None:
         """Log *refusal*, the first time that there is this one."""

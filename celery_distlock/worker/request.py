@@ -56,6 +56,7 @@ class LockedRequest(Request):
             returns=self._runtime.trust.knows_route(
                 facts["task"], where.get("exchange") or "", where.get("routing_key") or ""
             ),
+            exchange_type=self._runtime.trust.exchange_type(where.get("exchange") or ""),
             content_type=message.content_type,
             content_encoding=message.content_encoding,
             body=self._kept_body(message, decoded=options.get("decoded", False)),
