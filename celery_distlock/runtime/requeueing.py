@@ -275,7 +275,11 @@ class Requeueing:
             sent=False,
         )
         try:
-            publish(invocation.task.app, seal(invocation.request, header))
+            publish(
+                invocation.task.app,
+                seal(invocation.request, header),
+                exchange_type=invocation.received.exchange_type,
+            )
         except OperationalError as error:
             raise Reject(broker_reason(error), requeue=True) from error
         self._report.info(
