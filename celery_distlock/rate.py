@@ -33,7 +33,7 @@ class Rate:
         limit: How many starts.
         per: Seconds.
         burst: How many may begin at once, after a pause. 1: they begin at equal distances, but for
-            what workers are late: up to 50 ms is made up for. The distances are up to 3 % longer
+            what workers are late: up to 25 ms is made up for. The distances are up to 3 % longer
             than *per* / *limit*, in all of *per* 30 ms at most: else one that is late would delay
             others again and again, each time that it counts no more.
 

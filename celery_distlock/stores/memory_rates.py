@@ -11,7 +11,7 @@ __all__ = ["StartLog"]
 
 MOST_SERIES = 8
 PARTS = 64
-CATCH_UP = 50_000  # µs
+CATCH_UP = 25_000  # µs
 COMING = 1_000_000  # µs
 KEPT = 60_000_000  # µs
 

@@ -16,7 +16,7 @@
 
 local MOST_SERIES = 8 -- of different times, at one key
 local PARTS = 64 -- of such a time, whose starts are told from each other
-local CATCH_UP = 50000 -- µs for which starts may be late and are made up for
+local CATCH_UP = 25000 -- µs for which starts may be late and are made up for
 local COMING = 1000000 -- µs until one looks again, if those fill a rate who have to come for it
 
 local log -- of the key whose records these are
