@@ -121,7 +121,7 @@ class LockedTask(_Task):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task under its lock, for the worker, ``apply()`` and direct calls alike."""
-        nested = note_call(self, args, kwargs)
+        nested = note_call(self)
         runtime = Runtime.of(self.app)
         plan = runtime.plan_of(self.name)
         keys: tuple[Key, ...] = ()

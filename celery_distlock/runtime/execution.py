@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from celery import states
+from celery.app import trace
 from celery.signals import task_postrun
 
 from celery_distlock import clock, policies
@@ -42,7 +43,7 @@ from .requeueing import Requeueing, drop
 
 __all__ = ["Execution", "drop_reservations", "leave_former_keys", "note_call"]
 
-_CALLED = "_distlock_called"  # stands in a request: whether with its own arguments
+_CALLED = "_distlock_called"  # stands in a request
 # Of a task; any other state is that of a process that ends, and says nothing.
 _ENDS = frozenset(
     {states.SUCCESS, states.FAILURE, states.IGNORED, states.RETRY, states.REJECTED, states.REVOKED}
@@ -143,7 +144,7 @@ def _text(key: Key) -> str:
     return key.template
 
 
-def note_call(task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def note_call(task: Task) -> bool:
     """
     Note in the request of *task* that it came to where its lock is taken.
 
@@ -152,27 +153,25 @@ def note_call(task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
         handlers (`before_start`, `on_success`, `after_return`) calls it.
     """
     facts = task.request.__dict__
-    before, own = facts.get(_CALLED), _are_own(facts, args, kwargs)
-    facts[_CALLED] = bool(before or own)
-    if here.in_a_body or before:
+    if _is_in_before_start(task):
         return True
-    # Of the first call, a class's own `__call__` may have changed the arguments.
-    return not own and (before is not None or _is_in_before_start(task))
+    nested = here.in_a_body or _CALLED in facts
+    facts[_CALLED] = True
+    return nested
 
 
 def _is_in_before_start(task: Task) -> bool:
-    """Whether the task's `before_start` is under way here; Celery does not tell."""
-    code = getattr(type(task).before_start, "__code__", None)
+    """Whether the `before_start` of the task's request is under way here; Celery does not tell."""
+    handler = type(task).before_start
+    if handler is Task.before_start:
+        return False
+    code = getattr(handler, "__code__", None)
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not code:
+    while frame is not None and frame.f_globals is not vars(trace):  # there the request begins
+        if frame.f_code is code:
+            return True
         frame = frame.f_back
-    return frame is not None
-
-
-def _are_own(facts: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether these are the arguments that a request came with."""
-    theirs = [*(facts.get("args") or ()), *(facts.get("kwargs") or {}).values()]
-    return [*map(id, theirs)] == [*map(id, args), *map(id, kwargs.values())]
+    return False
 
 
 def drop_reservations(task: Task, runtime: Runtime, keys: tuple[Key, ...]) -> None:

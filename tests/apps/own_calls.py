@@ -87,7 +87,7 @@ begin = {
 
 
 class CallsItself(LockedTask):
-    """Calls the task from the handler that *how* names, with another key."""
+    """Calls the task from the handler that *how* names, with another key or the same."""
 
     abstract = True
 
@@ -104,12 +104,14 @@ class CallsItself(LockedTask):
             self._call("after_return", *args)
 
     def _call(self, handler: str, key: str, how: str) -> None:
-        if handler != how:
+        if not how.startswith(handler):
             return
         try:
-            self(f"{key}:inner", handler)
+            self(key if how.endswith("itself") else f"{key}:inner", how)
         except Exception as error:  # noqa: BLE001
             journal.write(f"{key}:error", type(error).__name__)
+        if how.endswith("fails"):
+            raise ValueError(key)
 
 
 calls_itself = declare("calls_itself", CallsItself, lock_wait=0.2)

@@ -116,3 +116,21 @@ def test_a_handler_calls_its_task_at_a_free_key_beside_a_run_that_waits(site, ke
     site.journal.wait(f"{key}:inner")
     assert site.journal.read(key) == [handler]
     assert site.journal.read(f"{key}:error") == []
+
+
+def test_a_handler_that_calls_its_task_just_as_it_was_called_does_not_stand_for_it(site, key):
+    with site.held(key):
+        result = site.tasks.calls_itself.delay(key, "before_start itself")
+        assert site.journal.wait(f"{key}:error") == ["LockConflictError"]
+        site.wait_queued(key)
+
+    assert result.get(timeout=30) is True
+    wait_left(site, key)
+
+
+def test_what_fails_after_a_handler_has_called_its_task_runs_once(site, key):
+    with pytest.raises(ValueError, match=key):
+        between_two(site, key, site.tasks.calls_itself, "before_start fails").get(timeout=30)
+
+    wait_left(site, key)
+    assert site.journal.read(key) == ["gate", "last"]
