@@ -502,8 +502,9 @@ def places_of(queue: Any) -> list[Any]:
 
 def _make_known(channel: Any, exchange: str, exchange_type: str) -> None:
     """Let kombu know an exchange where it delivers messages itself; a broker knows its own."""
-    if isinstance(channel, virtual.Channel):
-        channel.exchange_declare(exchange, exchange_type)
+    if isinstance(channel, virtual.Channel) and exchange not in (channel.state.exchanges or ()):
+        # Durable as kombu's are by default: it refuses one who declares it otherwise than before.
+        channel.exchange_declare(exchange, exchange_type, durable=True)
 
 
 def _body(message: Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from amqp.exceptions import AccessRefused, MessageNacked
 from celery import Celery
 from celery.app.task import Context
 from celery.exceptions import Reject
-from kombu import Producer
+from kombu import Exchange, Producer, Queue
 from kombu.exceptions import OperationalError
 
 from celery_distlock.runtime import requeueing
@@ -172,3 +172,33 @@ def test_what_the_broker_cannot_get_back_is_sent_when_it_takes_it(
     requeueing_of(**facts)._publish(envelope, 0.0, may_give_back=True)
 
     assert refusals == []
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_this_process_knows_of_an_exchange_is_left_as_it_is(durable):
+    exchange = Exchange(f"orders-{durable}", "topic", durable=durable)
+    queue = Queue(exchange.name, exchange, "orders.#", durable=durable)
+    where = {"exchange": exchange.name, "routing_key": "orders.new"}
+    request = request_of({"id": "1", "task": "work"}, body="[[], {}, {}]")
+    request.delivery_info = where
+    with Celery("exchanges", broker="memory://", set_as_current=False) as app:
+        with app.producer_or_acquire() as producer:
+            producer.publish("first", **where, declare=[queue])
+
+        publish(app, seal(request, LockHeader()), exchange_type="topic")
+
+        with app.connection_for_read() as connection:
+            found = queue(connection.default_channel).queue_declare(passive=True)
+            assert found.message_count == 2
+
+
+def test_an_exchange_that_was_made_known_can_be_declared_as_kombu_does():
+    exchange = Exchange("others", "topic")
+    queue = Queue("others", exchange, "others.#")
+    request = request_of({"id": "1", "task": "work"}, body="[[], {}, {}]")
+    request.delivery_info = {"exchange": exchange.name, "routing_key": "others.new"}
+    with Celery("exchanges", broker="memory://", set_as_current=False) as app:
+        publish(app, seal(request, LockHeader()), exchange_type="topic")
+
+        with app.producer_or_acquire() as producer:
+            producer.publish("next", routing_key="others.new", declare=[queue])
