@@ -204,11 +204,13 @@ class Runtime:
         self._flags = Layer(named, dict(flags))
         self._settled = True
         self._read_anew()
+        self._app.finalize(auto=True)  # declares the others
 
     def _read_anew(self) -> None:
         for name in ("settings", "store", "published", "turns", "_layers"):
             self.__dict__.pop(name, None)
-        for task in list(self._app.tasks.values()):
+        # Not `tasks`, which finalizes the app: that has receivers who may call a task.
+        for task in list(self._app._tasks.values()):  # type: ignore[attr-defined]
             if task.name in self.plans:
                 self.declare(type(task), task.name)
 
@@ -234,7 +236,11 @@ class Runtime:
         with self._settling:
             known = self.__dict__.get("_layers")
             if known is not None and not self._settled and self._read_layers() != known:
-                self._read_anew()
+                try:
+                    self._read_anew()
+                except BaseException:
+                    self.__dict__["_layers"] = known  # so that the next use says it again
+                    raise
             self._settled = True
 
     def declare(self, task: type[Any], name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 import uuid
 from functools import partial
 
@@ -89,6 +90,34 @@ def test_a_wrong_setting_after_a_task_was_declared_is_said_when_it_is_called(app
 
     with pytest.raises(ConfigurationError, match="unknown setting distlock_leese"):
         task()
+
+
+def test_a_setting_of_a_wrong_value_is_said_at_each_call_until_it_is_right(app):
+    task = app.task(base=LockedTask, bind=True)(remaining)
+    assert task.name
+    app.conf.distlock_lease = -5
+
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="distlock_lease"):
+            task()
+    app.conf.distlock_lease = 5
+    assert lease_of(task) == 5
+
+
+def test_who_calls_a_task_as_the_app_is_finalized_finds_what_was_set_before(app):
+    task = app.task(base=LockedTask, bind=True)(remaining)
+    assert task.name
+    app.conf.distlock_lease = 5
+    found = []
+    app.on_after_finalize.connect(lambda **_: found.append(lease_of(task)), weak=False)
+
+    caller = threading.Thread(target=task, daemon=True)
+    caller.start()
+    caller.join(30)
+
+    assert not caller.is_alive()
+    app.finalize()
+    assert found == [5]
 
 
 def test_the_tasks_option_outweighs_the_setting(app):
