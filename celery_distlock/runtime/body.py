@@ -9,7 +9,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_distlock.engine.abort import Guard
 from celery_distlock.engine.lease import PostponeRequest
-from celery_distlock.errors import LockKeyError, LockLostError
+from celery_distlock.errors import LockLostError
 from celery_distlock.settings import MAX_LEASE
 from celery_distlock.stores.values import Completion
 
@@ -109,7 +109,7 @@ class Body:
             given = signature.args, signature.kwargs, signature.options
             arguments = as_they_arrive(self._invocation.task, plan, *given)
             wanted = {key.template for key in plan.rule.keys(*arguments)}
-        except (LockKeyError, TypeError):  # then it fails, and gives up what is kept
+        except Exception:  # noqa: BLE001  # it is sent, and will fail, and give up what is kept
             return held
         return held & wanted
 

@@ -22,7 +22,7 @@ from celery_distlock.engine.lease import Hold, Lease
 from celery_distlock.engine.pending_releases import release_later
 from celery_distlock.engine.upgrading import leave
 from celery_distlock.engine.wants import ensure_able
-from celery_distlock.errors import LockKeyError, StoreError
+from celery_distlock.errors import StoreError
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.policies import Decision
@@ -265,8 +265,12 @@ def _settle_uncalled(task: Task, state: str, ended: Mapping[str, Any]) -> None:
 def _free_what_was_kept(task: Task, runtime: Runtime, plan: Plan, ended: Mapping[str, Any]) -> None:
     """Free the keys that the attempt before has left to this one, which did not come for them."""
     run = execution_id(task.request.__dict__)
-    with contextlib.suppress(LockKeyError, StoreError):
-        for key in plan.rule.keys(ended["args"], ended["kwargs"]):
+    try:
+        keys = plan.rule.keys(ended["args"], ended["kwargs"])
+    except Exception:  # noqa: BLE001  # it has failed for that, perhaps, and said so
+        return
+    for key in keys:
+        with contextlib.suppress(StoreError):
             drop(runtime.store, slot_name(key.template), run)
 
 
