@@ -1,11 +1,9 @@
 """Runs the body of a locked task, and says how it has ended."""
 
-import datetime
 from collections.abc import Callable
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
-from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_distlock.engine.abort import Guard
 from celery_distlock.engine.lease import PostponeRequest
@@ -15,10 +13,11 @@ from celery_distlock.stores.values import Completion
 
 from .acquiring import KeyAcquisition
 from .invocation import Invocation
+from .messages import seconds_until
 from .requeueing import Requeueing
 from .sending import as_they_arrive
 
-__all__ = ["Body", "seconds_until"]
+__all__ = ["Body"]
 
 
 class Body:
@@ -117,11 +116,3 @@ class Body:
         """Whether a task that has failed, or has *lost* its lock, is requeued."""
         settings = self._settings
         return settings.on_failure == "requeue" or (lost and settings.on_lost == "requeue")
-
-
-def seconds_until(when: Any) -> float:
-    """Return the seconds until a retry: Celery takes a time without a zone as UTC."""
-    if isinstance(when, str | datetime.datetime):
-        eta = maybe_make_aware(maybe_iso8601(when) or datetime.datetime.now(datetime.UTC))
-        when = (eta - datetime.datetime.now(datetime.UTC)).total_seconds()
-    return max(0.0, float(when or 0))

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from amqp.exceptions import ChannelError, MessageNacked
 from celery import Celery
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu import Producer
 from kombu.compression import get_encoder
 from kombu.entity import maybe_delivery_mode
@@ -49,6 +50,7 @@ __all__ = [
     "seal",
     "seal_call",
     "seal_message",
+    "seconds_until",
     "to_message",
     "when",
     "with_eta",
@@ -339,6 +341,18 @@ def when(delay: float) -> str:
     """Return the time in *delay* seconds as Celery writes an ETA."""
     at = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=delay)
     return at.isoformat()
+
+
+def seconds_until(at: Any) -> float:
+    """
+    Return the seconds until a time, which may be a text, or so many seconds; 0 if it is over.
+
+    Celery takes a time without a zone as UTC.
+    """
+    if isinstance(at, str | datetime.datetime):
+        now = datetime.datetime.now(datetime.UTC)
+        at = (maybe_make_aware(maybe_iso8601(at) or now) - now).total_seconds()
+    return max(0.0, float(at or 0))
 
 
 def to_message(app: Celery, message: Mapping[str, Any], *, returned: bool = False) -> Message:
