@@ -83,13 +83,23 @@ class Watchdog:
                 # Kept, though the hold may be gone before the thread looks: else each of many short
                 # ones would wake it. Last: if a time limit's exception comes between, the next one
                 # is to notify.
-                self._looks_at = min(due, self._looks_at)
+                self._look_at(due)
+
+    def _look_at(self, due: float) -> None:
+        if due < self._looks_at:  # noqa: PLR1730  # after a call, a signal's handler may come between
+            self._looks_at = due
 
     def _start(self) -> None:
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="distlock-watchdog", daemon=True)
-            thread.start()
-            self._thread = thread
+            # Noted first: a signal's handler comes while the start is waited for, too.
+            self._thread = thread = threading.Thread(
+                target=self._run, name="distlock-watchdog", daemon=True
+            )
+            try:
+                thread.start()
+            except BaseException:
+                self._thread = None
+                raise
 
     def _period(self, hold: Hold) -> float:
         if not hold.renewable:
@@ -109,7 +119,10 @@ class Watchdog:
             except Exception:
                 logger.exception("unexpected error while renewing leases; trying again")
             with self._mutex:
-                self._looks_at = min([self._looks_at, *self._due.copy().values()])
+                self._look_again()
+
+    def _look_again(self) -> None:
+        self._look_at(min(self._due.copy().values(), default=float("inf")))
 
     def _pass(self) -> None:
         now = clock.monotonic()

@@ -89,3 +89,36 @@ def test_a_signal_s_handler_may_take_a_lock_while_its_thread_plans_a_renewal(mon
 
     assert not thread.is_alive()
     assert set(dog.holds()) == {first, second}
+
+
+def test_a_handler_that_takes_a_lock_while_the_thread_is_started_starts_no_other(monkeypatch):
+    store, dog = Patience(), Watchdog()
+    first, second = held(store, 60.0), held(store, 30.0)
+    started = []
+
+    def start(thread: threading.Thread) -> None:
+        started.append(thread)
+        if len(started) == 1:
+            dog.watch(second)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    dog.watch(first)
+
+    assert len(started) == 1
+
+
+def test_what_a_finalizer_takes_while_the_next_look_is_planned_is_looked_at_in_time(monkeypatch):
+    class Interrupted(dict[_Watched, float]):
+        def copy(self) -> dict[_Watched, float]:
+            found = super().copy()
+            dog.watch(second)
+            return found
+
+    store, dog = Patience(), Watchdog()
+    first, second = held(store, 600.0), held(store, 3.0)
+    monkeypatch.setattr(dog, "_start", lambda: None)
+    dog._due = Interrupted({_Watched(first): clock.monotonic() + 200.0})
+
+    dog._look_again()
+
+    assert dog._looks_at <= clock.monotonic() + 1.0
