@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from celery.backends.base import DisabledBackend
 from celery.contrib.abortable import ABORTED, AbortableTask
 
 from celery_distlock.naming import shown
@@ -51,4 +52,6 @@ class TaskStates:
 
 def is_aborted(task: Any, identity: str) -> bool:
     """Whether a task is one of Celery's `AbortableTask`, and aborted; that is a state, too."""
-    return isinstance(task, AbortableTask) and task.AsyncResult(identity).state == ABORTED
+    if not isinstance(task, AbortableTask) or isinstance(task.backend, DisabledBackend):
+        return False
+    return bool(task.AsyncResult(identity).state == ABORTED)
