@@ -55,7 +55,7 @@ LOOK = 1.0
 SOONER = 0.01
 AHEAD = 1_000_000  # µs
 
-_token_mutex = threading.Lock()
+_token_mutex = threading.RLock()  # a signal's handler may take a lock while its thread has this
 _last_token = 0
 
 
@@ -63,8 +63,11 @@ def _next_token() -> int:
     """Return the time (µs), or more: never the same twice, so that no key need keep its last."""
     global _last_token  # noqa: PLW0603
     with _token_mutex:
-        _last_token = max(_last_token + 1, time.time_ns() // 1000)
-        return _last_token
+        while True:
+            token = max(_last_token + 1, time.time_ns() // 1000)
+            if token > _last_token:  # else such a handler has come between
+                _last_token = token
+                return token
 
 
 def microseconds() -> int:
