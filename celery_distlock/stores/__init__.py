@@ -105,8 +105,8 @@ _SCHEMES = {
 }
 _OTHERS = "celery_distlock.stores"  # the entry points of stores that other packages bring
 _open: dict[Hashable, Store] = {}
-# A thread of the parent's may have held it.
-_mutex = PerProcess(threading.Lock, ForkStage.CONNECTIONS)
+# A thread of the parent's may have held it; and a signal's handler may come while its thread does.
+_mutex = PerProcess(threading.RLock, ForkStage.CONNECTIONS)
 
 
 def open_store(
@@ -132,7 +132,7 @@ def open_store(
     with _mutex.value:
         store = _open.get(which)
         if store is None:
-            store = _open[which] = _new_store(url, prefix, options)
+            store = _open.setdefault(which, _new_store(url, prefix, options))
         return store
 
 

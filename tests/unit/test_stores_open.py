@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 import redis
 
+from celery_distlock import stores
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.stores import Ability, Store, open_store
 from celery_distlock.stores.memory import MemoryStore
@@ -204,3 +208,24 @@ def test_a_sockets_password_is_kept(new_prefix):
 
     assert store._servers._settings[1]["password"] == "secret"
     assert store._servers._settings[1]["username"] == "user"
+
+
+def test_a_signal_s_handler_may_open_the_store_that_its_thread_is_opening(monkeypatch):
+    opened: list[Any] = []
+    new_store = stores._new_store
+
+    def interrupted(*how: Any) -> Any:
+        monkeypatch.setattr(stores, "_new_store", new_store)
+        opened.append(stores.open_store("memory://handler"))
+        return new_store(*how)
+
+    monkeypatch.setattr(stores, "_new_store", interrupted)
+    thread = threading.Thread(
+        target=lambda: opened.append(stores.open_store("memory://handler")), daemon=True
+    )
+    thread.start()
+    thread.join(30)
+
+    assert not thread.is_alive()
+    assert len(set(map(id, opened))) == 1
+    assert len(opened) == 2
