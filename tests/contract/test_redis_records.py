@@ -260,6 +260,23 @@ def test_identities_that_mean_nothing_are_struck_by_a_sweep(redis_store, redis_u
         assert set(client.hgetall(f"{prefix}:{{k}}:calls")) == {"same-1", "same-2"}
 
 
+def test_identities_are_struck_behind_many_that_are_taken(redis_store, redis_url, prefix):
+    many = 1500  # of each kind: a sweep looks at fewer
+    for number in range(many):
+        identity = Identity(f"taken-{number}")
+        send(redis_store, "k", f"run-{number}", identity=identity, delay=600.0)
+    with redis.Redis.from_url(redis_url) as client:
+        gone = {f"gone-{number}": f"started over-{number}" for number in range(many)}
+        client.hset(f"{prefix}:{{k}}:calls", mapping=gone)
+
+        def left() -> int:
+            list(redis_store.wake_next("k"))
+            return client.hlen(f"{prefix}:{{k}}:calls")
+
+        wait_until(lambda: left() == many, what="those that mean nothing to be struck")
+        assert left() == many
+
+
 def test_a_full_server_lets_those_go_on_and_leave_who_have_a_rate(private_server):
     server = private_server()
     want = Want(1, 3, (Rate(5, per=60.0, burst=5),))

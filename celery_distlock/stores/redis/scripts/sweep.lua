@@ -18,7 +18,8 @@ if is_free and not redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now / 1000
     end
 end
 
-local MOST_CALLS = 500 -- that are looked at, of a key
+local MOST_CALLS = 500 -- identities that are looked at, of a key
+local MOST_LOOKS = 4 -- at so many more, while most of them mean nothing any more
 local found = {}
 redis.call('ZREM', QUEUE, '') -- nobody of ours; and a full server refuses a script's first write
 local due = redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now / 1000), 'LIMIT', 0, ARGV[1])
@@ -64,12 +65,27 @@ if next_ms < math.huge then
     found[#found + 1] = ''
     found[#found + 1] = math.max(1, math.ceil(next_ms - now / 1000))
 end
-local calls = redis.call('HSCAN', CALLS, 0, 'COUNT', MOST_CALLS)[2]
-for i = 1, #calls, 2 do
-    if not taken_by(calls[i + 1], now / 1000) then
-        redis.call('HDEL', CALLS, calls[i]) -- it means nothing any more
+
+-- Strikes identities that mean nothing any more; of many, some. It begins anywhere: else those that are
+-- behind as many as are looked at, which are taken, would stay for ever.
+local function strike_calls()
+    local many, looked, struck = redis.call('HLEN', CALLS), 0, 0
+    local cursor, calls = many > MOST_CALLS and integer(now % 2 ^ 32) or '0', nil
+    for _ = 1, MOST_LOOKS do
+        cursor, calls = unpack(redis.call('HSCAN', CALLS, cursor, 'COUNT', MOST_CALLS))
+        for i = 1, #calls, 2 do
+            if not taken_by(calls[i + 1], now / 1000) then
+                struck = struck + redis.call('HDEL', CALLS, calls[i])
+            end
+        end
+        looked = looked + #calls / 2
+        if looked >= many or (looked >= MOST_CALLS and 2 * struck < looked) then
+            return
+        end
     end
 end
+
+strike_calls()
 local limit = limit_at(now) -- which strikes one that has ended
 local is_limited = limit.capacity or limit.rates
 local waits = redis.call('EXISTS', QUEUE, WOKEN, LATER, CALLS) > 0 or is_limited
