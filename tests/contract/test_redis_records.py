@@ -277,6 +277,22 @@ def test_identities_are_struck_behind_many_that_are_taken(redis_store, redis_url
         assert left() == many
 
 
+def test_a_task_is_looked_for_at_many_keys_at_once(redis_store, monkeypatch):
+    for number in range(150):
+        take(redis_store, f"k{number}", "a")
+        park(redis_store, f"k{number}", f"task-{number}:0:0:0")
+    exchange, asked = ConnectionPool.exchange, []
+
+    def count(pool, calls):
+        asked.append(len(calls))
+        return exchange(pool, calls)
+
+    monkeypatch.setattr(ConnectionPool, "exchange", count)
+
+    assert list(redis_store.find_parked("task-149")) == [("k149", "task-149:0:0:0")]
+    assert len(asked) < 20
+
+
 def test_a_full_server_lets_those_go_on_and_leave_who_have_a_rate(private_server):
     server = private_server()
     want = Want(1, 3, (Rate(5, per=60.0, burst=5),))

@@ -67,6 +67,7 @@ logger = logging.getLogger(__name__)
 SHARED = "several:"  # the owner in the record of a key that several hold
 SWEEP_BATCH = 100  # keys a round trip
 SCAN_BATCH = 1000  # records that the server looks at, a round trip
+_PLACES = (("queue", "p:"), ("woken", ""), ("later", ""))  # of runs, with what goes before them
 EXACT = 2**53  # microseconds; no number beyond it is a time or a token of ours
 
 # What a server is asked for `told`.
@@ -189,12 +190,9 @@ class RedisInspection(ListingStore, CountingStore):
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
         mask = _GLOB.sub(r"\\\g<0>", f"{task_id}:") + "*"
         for names in self._waiting_names() if key is None else [[slot_name(key)]]:
-            for name in names:
-                for record, kind in (("queue", "p:"), ("woken", ""), ("later", "")):
-                    for member in self._members(name, record, kind + mask):
-                        run = member.removeprefix(kind)
-                        if task_id_of(run) == task_id:
-                            yield key_of(name), run
+            for name, run in self._runs_like(mask, names):
+                if task_id_of(run) == task_id:
+                    yield key_of(name), run
 
     def parked(self, key: str, run: str) -> Waiter | None:
         stem = self._records.stem(slot_name(key))
@@ -211,18 +209,27 @@ class RedisInspection(ListingStore, CountingStore):
         since, is_woken = since_of(arrival), due is not None
         return Waiter("", run, since, envelope, is_woken, text(task), route, want_of(want))
 
-    def _members(self, name: str, record: str, mask: str) -> Iterator[str]:
-        where, words = f"{self._records.stem(name)}{record}", ("MATCH", mask, "COUNT", SCAN_BATCH)
-        for cursor in _Cursor():
-            scan = command(
-                where.encode("utf-8", "surrogateescape"), "ZSCAN", where, cursor.at, *words
-            )
-            (answer,) = self._requests.attempt([scan]).answers
-            if isinstance(answer, Exception):
-                self._pass_over(name, answer)
-                return
-            cursor.at, found = answer
-            yield from map(text, found[::2])
+    def _runs_like(self, mask: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Yield the runs like *mask*, each with its key's name; all keys are asked at once."""
+        places = [(name, *place) for name in names for place in _PLACES]
+        cursors = dict.fromkeys(places, b"0")
+        while cursors:
+            scans = [self._scan(*place, mask, cursor) for place, cursor in cursors.items()]
+            answers = zip(list(cursors), self._requests.attempt(scans).answers, strict=True)
+            for place, answer in answers:
+                name, _, kind = place
+                if isinstance(answer, Exception):
+                    self._pass_over(name, answer)
+                    del cursors[place]
+                    continue
+                cursors[place], found = answer
+                yield from ((name, text(member).removeprefix(kind)) for member in found[::2])
+            cursors = {place: cursor for place, cursor in cursors.items() if cursor != b"0"}
+
+    def _scan(self, name: str, record: str, kind: str, mask: str, cursor: bytes) -> Command:
+        where = f"{self._records.stem(name)}{record}"
+        words = ("MATCH", kind + mask, "COUNT", SCAN_BATCH)
+        return command(where.encode("utf-8", "surrogateescape"), "ZSCAN", where, cursor, *words)
 
     def wake_again(self, key: str) -> Iterator[WokenTask]:
         name = slot_name(key)
