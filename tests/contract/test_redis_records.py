@@ -277,6 +277,17 @@ def test_identities_are_struck_behind_many_that_are_taken(redis_store, redis_url
         assert left() == many
 
 
+def test_the_identity_of_who_is_cancelled_is_not_looked_for_among_all(private_server):
+    server = private_server()
+    with closing(RedisStore(server.url, "p")) as store, server.client() as client:
+        send(store, "k", "task:0:0:0", identity=Identity("same", 60.0), delay=600.0)
+
+        assert store.cancel("k", "task:0:0:0").released
+
+        assert not client.exists("p:{k}:calls", "p:{k}:tasks")
+        assert "cmdstat_hscan" not in client.info("commandstats")
+
+
 def test_a_task_is_looked_for_at_many_keys_at_once(redis_store, monkeypatch):
     for number in range(150):
         take(redis_store, f"k{number}", "a")

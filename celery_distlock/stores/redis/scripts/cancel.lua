@@ -7,14 +7,23 @@
 
 local BATCH = 1000 -- identities
 
--- Has nobody have an identity by what was called as this run, for however long that was to be.
-local function free_identity(run)
+local function is_of_task(entry, run)
+    local by = string.match(entry or '', '^%S+ (.*)$')
+    return by and task_of(by) == task_of(run)
+end
+
+-- Has nobody have an identity by what was called as this run, for however long that was to be; it is
+-- noted with the run, unless that was parked later.
+local function free_identity(run, noted)
+    if noted and is_of_task(redis.call('HGET', CALLS, noted), run) then
+        redis.call('HDEL', CALLS, noted)
+        return
+    end
     local cursor, found = '0', nil
     repeat
         cursor, found = unpack(redis.call('HSCAN', CALLS, cursor, 'COUNT', BATCH))
         for i = 1, #found, 2 do
-            local by = string.match(found[i + 1], '^%S+ (.*)$')
-            if by and task_of(by) == task_of(run) then
+            if is_of_task(found[i + 1], run) then
                 redis.call('HDEL', CALLS, found[i])
             end
         end
@@ -27,10 +36,11 @@ prune(now)
 if holds(run, now) or redis.call('ZSCORE', DONE, '~' .. run) then
     return 0 -- it runs, or its result is being stored
 end
+local noted = redis.call('HGET', TASKS, 'i:' .. run)
 if not unpark(run) then
     return 0
 end
 redis.call('ZREM', LATER, run)
-free_identity(run)
+free_identity(run, noted)
 record_end(run)
 return free('parked:' .. run)

@@ -11,9 +11,9 @@
 --                arrival, h:<run> the desk of a worker that takes it, q:<run> the destination to
 --                which it was sent, if it has not come from there, t:<run> its task's name,
 --                n:<run> how often it was sent; of one that has come for its key since, -1 less
---                that. d:<run> how often it was pushed to a worker that had not parked it, and that
---                did not take it. Of one that stands at several keys,
---                as it cannot be sent yet: at each of them k:<run> their names, with its task's, and
+--                that. i:<run> the identity that it was sent with. d:<run> how often it was pushed to
+--                a worker that had not parked it, and that did not take it. Of one that stands at several
+--                keys, as it cannot be sent yet: at each of them k:<run> their names, with its task's, and
 --                l:<run> once the key was kept for it; its envelope is at the first, else empty
 -- woken  zset    runs on their way, by the time (ms) at which they are sent again; also runs that
 --                have come but that nobody else keeps until they end
@@ -115,8 +115,8 @@ end
 -- Strikes a run from the parked ones; true if it was there.
 local function unpark(run)
     local parked = redis.call('HDEL', TASKS, 'e:' .. run, 's:' .. run, 'h:' .. run)
-    local known = { 't:' .. run, 'n:' .. run, 'd:' .. run, 'k:' .. run, 'l:' .. run, 'q:' .. run, 'w:p:' .. run }
-    redis.call('HDEL', TASKS, unpack(known))
+    local known = { 't:' .. run, 'n:' .. run, 'd:' .. run, 'k:' .. run, 'l:' .. run, 'q:' .. run }
+    redis.call('HDEL', TASKS, 'i:' .. run, 'w:p:' .. run, unpack(known))
     if parked == 0 then
         return false
     end

@@ -30,6 +30,9 @@ local run, envelope, task, sent_to, want, delay_ms, repeated, identity, until_wh
 local parcel = { 'e:' .. run, envelope, 't:' .. run, task, 'q:' .. run, sent_to }
 
 identity = identity or ''
+if identity ~= '' then
+    parcel[7], parcel[8] = 'i:' .. run, identity
+end
 most_ms = tonumber(most_ms)
 local function take_identity(now_ms, first_ms)
     local first = most_ms and integer(first_ms or now_ms) or ''
