@@ -16,6 +16,7 @@ from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.requests import Identity
+from celery_distlock.stores.sending import Sent
 from celery_distlock.stores.values import (
     ALONE,
     Completion,
@@ -286,6 +287,17 @@ def test_the_identity_of_who_is_cancelled_is_not_looked_for_among_all(private_se
 
         assert not client.exists("p:{k}:calls", "p:{k}:tasks")
         assert "cmdstat_hscan" not in client.info("commandstats")
+
+
+@pytest.mark.parametrize("delay", [0.0, 600.0], ids=["queue", "later"])
+def test_a_run_whose_place_was_evicted_has_no_identity(redis_store, redis_url, prefix, delay):
+    take(redis_store, "k", "a")
+    send(redis_store, "k", "lost", identity=Identity("same"), delay=delay)
+    with redis.Redis.from_url(redis_url) as client:
+        client.delete(f"{prefix}:{{k}}:queue", f"{prefix}:{{k}}:later")
+
+    assert redis_store.peek("k", "same") is None
+    assert send(redis_store, "k", "next", identity=Identity("same")).sent is Sent.QUEUED
 
 
 def test_a_task_is_looked_for_at_many_keys_at_once(redis_store, monkeypatch):

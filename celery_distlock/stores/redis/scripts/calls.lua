@@ -90,9 +90,13 @@ local function taken_by(entry, now_ms)
     local held_back = tonumber(redis.call('ZSCORE', DONE, '~' .. run) or 0) > now_ms
     local parcel = redis.call('HMGET', TASKS, 'e:' .. run, 'h:' .. run)
     if parcel[1] and not held_back and expires_ms > now_ms then
+        local is_sent = redis.call('ZSCORE', WOKEN, run)
+        local stands = is_sent or redis.call('ZSCORE', QUEUE, 'p:' .. run) or redis.call('ZSCORE', LATER, run)
         -- What has come once, and waits again, may come once more as it was then.
-        local comes = parcel[2] or redis.call('ZSCORE', WOKEN, run)
-        return run, comes and 'coming' or 'waiting', expires_ms, marks
+        local where = (is_sent or parcel[2]) and 'coming' or 'waiting'
+        if stands then -- else a server that evicts has its message only, and it never comes
+            return run, where, expires_ms, marks
+        end
     end
     return is_early and run or nil, 'ended', expires_ms, marks
 end
