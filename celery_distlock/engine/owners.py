@@ -37,7 +37,7 @@ Holds: TypeAlias = dict[tuple[str, str], Hold]  # by store identity and key
 AnyTask: TypeAlias = asyncio.Task[Any]
 
 # The forking thread's are the parent's, and so are its loops' tasks'.
-_of_threads = PerProcess(threading.local, ForkStage.HOLDS)
+_of_threads: "PerProcess[dict[type, threading.local]]" = PerProcess(dict, ForkStage.HOLDS)
 _of_tasks: "PerProcess[WeakKeyDictionary[AnyTask, Holds]]" = PerProcess(
     WeakKeyDictionary, ForkStage.HOLDS
 )
@@ -62,10 +62,13 @@ def held_by(task: AnyTask | None) -> Holds:
     """Return what *task* holds; None: this thread."""
     if task is not None:
         return _of_tasks.value.setdefault(task, {})
+    # By its class: gevent and eventlet may put theirs in after we were imported, and used.
+    made = _of_threads.value
+    threads = made.get(threading.local) or made.setdefault(threading.local, threading.local())
     try:
-        holds: Holds = _of_threads.value.holds
+        holds: Holds = threads.holds
     except AttributeError:
-        holds = _of_threads.value.holds = {}
+        holds = threads.holds = {}
     return holds
 
 

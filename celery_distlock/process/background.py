@@ -39,7 +39,7 @@ class Background:
         self._failed = failed
         self._limit = limit
         self._calls: _Calls | None = None
-        self._mutex = threading.Lock()
+        self._mutexes: dict[None, threading.Lock] = {}
         _backgrounds.add(self)
 
     def submit(self, call: Call) -> bool:
@@ -90,12 +90,13 @@ class Background:
     def begin_anew(self) -> None:
         """Forget the thread and what waits for it, in a forked child."""
         self._calls = None
-        self._mutex = threading.Lock()
+        self._mutexes = {}
 
     def _start(self) -> _Calls:
-        with self._mutex:
+        # None of it before: whoever imports us may have gevent put its own queues, threads and
+        # mutexes in. While a thread starts, gevent goes on with others, who wait here.
+        with self._mutexes.setdefault(None, threading.Lock()):
             if self._calls is None:
-                # Not before: whoever imports us may have gevent put its own queues and threads in.
                 # A simple queue is C code: an exception that a time limit raises in a thread that
                 # submits cannot leave it locked.
                 calls: _Calls = queue.SimpleQueue()

@@ -30,9 +30,18 @@ class UnderWay(Protocol):
         """Release all that it holds; may be called again."""
 
 
-class _ThisThread(threading.local):
+class _OfOneThread:
+    """What is kept for one thread; see :class:`_ThisThread`."""
+
+    def __init__(self) -> None:
+        self.stack: list[UnderWay] = []
+        self.unlocked: tuple[Task, ...] = ()
+        self.unsettled: list[tuple[Hold, BaseException | None]] = []
+
+
+class _ThisThread:
     """
-    The locked tasks of one thread (under gevent, of one greenlet).
+    The locked tasks of the thread that asks (under gevent, of its greenlet).
 
     Attributes:
         stack: The executions under way, the innermost last.
@@ -42,9 +51,34 @@ class _ThisThread(threading.local):
     """
 
     def __init__(self) -> None:
-        self.stack: list[UnderWay] = []
-        self.unlocked: tuple[Task, ...] = ()
-        self.unsettled: list[tuple[Hold, BaseException | None]] = []
+        self._made: dict[type, threading.local] = {}
+
+    @property
+    def _mine(self) -> _OfOneThread:
+        # By its class: gevent and eventlet may put theirs in after we were imported, and used.
+        made = self._made
+        threads = made.get(threading.local) or made.setdefault(threading.local, threading.local())
+        try:
+            mine: _OfOneThread = threads.mine
+        except AttributeError:
+            mine = threads.mine = _OfOneThread()
+        return mine
+
+    @property
+    def stack(self) -> "list[UnderWay]":
+        return self._mine.stack
+
+    @property
+    def unlocked(self) -> tuple[Task, ...]:
+        return self._mine.unlocked
+
+    @unlocked.setter
+    def unlocked(self, tasks: tuple[Task, ...]) -> None:
+        self._mine.unlocked = tasks
+
+    @property
+    def unsettled(self) -> list[tuple[Hold, BaseException | None]]:
+        return self._mine.unsettled
 
     @property
     def in_a_body(self) -> bool:
@@ -53,7 +87,8 @@ class _ThisThread(threading.local):
 
     def take_unsettled(self) -> list[tuple[Hold, BaseException | None]]:
         """Return what is not settled, and forget it."""
-        unsettled, self.unsettled = self.unsettled, []
+        mine = self._mine
+        unsettled, mine.unsettled = mine.unsettled, []
         return unsettled
 
 
