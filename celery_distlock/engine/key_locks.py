@@ -19,7 +19,7 @@ from .upgrading import conflict, wants_upgrade
 from .wants import ensure_able, want_of
 from .watchdog import watchdog
 
-__all__ = ["KeyLock", "key_wanted", "tell_conflict"]
+__all__ = ["KeyLock", "key_wanted", "tell_conflict", "with_an_apps_prefix"]
 
 
 class Entered(NamedTuple):
@@ -98,7 +98,7 @@ class KeyLock:
         for hold in held_by(task).values():  # apps may have come and gone since it was taken
             if self in hold.takers:
                 return hold.store
-        return defaults.store() if named is None else _with_an_apps_prefix(named)
+        return defaults.store() if named is None else with_an_apps_prefix(named)
 
     def _enter(self, store: Store, task: AnyTask | None) -> Entered | None:
         """
@@ -205,7 +205,7 @@ def tell_conflict(hold: Hold, reply: Reply) -> None:
     hold.on_event("lock_conflict", key=hold.key, holder=reply.holder, remaining=reply.remaining)
 
 
-def _with_an_apps_prefix(named: Store) -> Store:
+def with_an_apps_prefix(named: Store) -> Store:
     """Return the app's store that is where *named* is, or else *named*."""
     known = defaults.stores()
     if not known:
@@ -216,6 +216,6 @@ def _with_an_apps_prefix(named: Store) -> Store:
         prefixes = ", ".join(sorted(identity.rpartition("#")[2] for identity in stores))
         raise ConfigurationError(
             f"several apps lock at {place}, with the prefixes {prefixes}: call"
-            " app.set_current(), or say Lock(..., prefix=...)"
+            " app.set_current(), or name one: Lock(..., prefix=...), open_store(url, prefix)"
         )
     return next(iter(stores.values()), named)

@@ -10,6 +10,7 @@ from celery import Task
 
 from celery_distlock import clock
 from celery_distlock.engine.acquisition import defaults
+from celery_distlock.engine.key_locks import with_an_apps_prefix
 from celery_distlock.naming import is_resting
 from celery_distlock.stores import ListingStore, ParkingStore, Store, open_store
 from celery_distlock.stores.identities import Owner, task_id_of
@@ -28,7 +29,8 @@ def assert_locked(key: str, store: Store | str | None = None, *, within: float =
 
     Args:
         key: The key.
-        store: A URL, a store, or None for the current app's.
+        store: A URL, a store, or None for the current app's. A URL that is where an app locks means
+            that app's prefix, as it does for a :class:`~celery_distlock.Lock`.
         within: Real seconds in which it may still come true.
 
     Raises:
@@ -132,7 +134,7 @@ def _name(waiter: Waiter) -> str:
 def _store(store: Store | str | None) -> Store:
     if store is None:
         return defaults.store()
-    return open_store(store) if isinstance(store, str) else store
+    return with_an_apps_prefix(open_store(store)) if isinstance(store, str) else store
 
 
 def _comes_true(fact: Callable[[], bool], within: float) -> bool:

@@ -69,6 +69,7 @@ from celery import Celery
 from celery_distlock import Lock, install
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.stores import open_store
+from celery_distlock.testing import assert_free, assert_locked
 
 url, prefix = sys.argv[1:]
 
@@ -83,6 +84,8 @@ with Lock("k", store=url):
     assert Lock("k").locked()
     assert not Lock("k", store=url, prefix=f"{prefix}-other").locked()
     assert Lock("k", store=url, prefix=f"{prefix}-first").locked()
+    assert_locked("k", url)
+assert_free("k", url)
 
 elsewhere = url.removesuffix("/0") + "/1"
 assert Lock("k", store=elsewhere)._store is open_store(elsewhere)
