@@ -30,7 +30,7 @@ from celery_distlock.process.greenlets import eventlet_patched, gevent_patched
 
 from .entry import has_just_entered, may_just_have_entered, time_in_call
 from .lease import Hold, HoldState
-from .loops import Main, task_beside
+from .loops import Main, task_beside, wake_loop
 
 __all__ = ["Guard"]
 
@@ -60,6 +60,7 @@ class Guard:
         self.raised: object = None  # or the class of what is
         self.again = False  # whether it is to be raised again: Python has dropped it, or we waited
         self._cancels = False  # whether a loop may have kept it, and its task is cancelled
+        self._cancelled: Main | None = None  # that task, once it is
         self._ended: threading.Event | None = None
         self._deliver: Any = None
         self.outer: Guard | None = None  # the one around this one, in the same thread
@@ -170,17 +171,24 @@ class Guard:
 
     def tell_loop(self, frame: FrameType | None) -> None:
         """Where a loop keeps what is raised in *frame*, have the task cancelled that it runs."""
-        main = task_beside(frame, self._is_around)
+        main = task_beside(frame, self.is_around)
         if main is not None:
             self._cancels = True
             with contextlib.suppress(RuntimeError):  # it is closed: the body goes on without it
-                main.get_loop().call_soon_threadsafe(self._cancel, main)
+                # Twice: what is thrown into a thread that waits in C code may strike in the first.
+                for _ in range(2):
+                    main.get_loop().call_soon_threadsafe(self._cancel, main)
 
-    def _is_around(self, frame: FrameType) -> bool:
+    def is_around(self, frame: FrameType) -> bool:
+        """Whether *frame* is that of this guard's `run`."""
         return frame.f_code is Guard.run.__code__ and frame.f_locals["self"] is self
 
     def _cancel(self, main: Main) -> None:
-        if self._armed and not main.cancel(f"lock {shown(self.loss().key)!r} was lost"):
+        if not self._armed or self._cancelled is main:
+            return
+        if main.cancel(f"lock {shown(self.loss().key)!r} was lost"):
+            self._cancelled = main
+        else:
             self.again = True  # that has ended, and the body goes on
 
     def put_off(self) -> None:
@@ -270,8 +278,11 @@ class _ByAsyncException:
         if not self._rests() and may_just_have_entered(self._thread.value):
             self._guard.put_off()
             return False
-        self._guard.tell_loop(sys._current_frames().get(self._thread.value))
-        return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, exception))
+        frame = sys._current_frames().get(self._thread.value)
+        self._guard.tell_loop(frame)
+        sent = bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, exception))
+        wake_loop(frame, self._guard.is_around)
+        return sent
 
     def _rests(self) -> bool:
         """Whether the thread blocks in a call, where it can be struck; or was spared for long."""

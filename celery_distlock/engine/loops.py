@@ -6,16 +6,18 @@ has to reach the code around the loop must be told to the task for which the loo
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeAlias
 
-__all__ = ["Main", "task_beside"]
+__all__ = ["Main", "task_beside", "wake_loop"]
 
 Main: TypeAlias = asyncio.Future[Any]
 
 _RUNS_A_TASK = asyncio.BaseEventLoop.run_until_complete.__code__
 _RUNS_A_STEP = asyncio.Handle._run.__code__
+_RUNS_ANY_LOOP = asyncio.Runner.run.__code__  # that of asyncio.run, and of uvloop.run
 
 
 def task_beside(
@@ -25,20 +27,40 @@ def task_beside(
     Return the task that a loop is run for, where the loop would keep an exception in *innermost*.
 
     Only loops that are run inside of the outermost frame count. None: there is none; or it waits
-    for something to do, or does a step of that very task, and the exception ends it.
+    for something to do, or does a step of that very task, and the exception ends it. A loop that is
+    no Python code, such as uvloop's, keeps it also while it waits.
     """
     frame, in_step = innermost, False
     while frame is not None and not is_outermost(frame):
         in_step = in_step or frame.f_code is _RUNS_A_STEP
         if frame.f_code is _RUNS_A_TASK:
-            return _main_task(frame) if in_step else None
+            return _beside(frame.f_locals["future"]) if in_step else None
+        if frame.f_code is _RUNS_ANY_LOOP:
+            return _beside(frame.f_locals.get("task"))
         frame = frame.f_back
     return None
 
 
-def _main_task(runs: FrameType) -> Main | None:
-    """Return what *runs* is to complete, unless that is the task that it does a step of."""
-    loop, main = runs.f_locals["self"], runs.f_locals["future"]
-    if not isinstance(main, asyncio.Future) or asyncio.current_task(loop) is main:
+def wake_loop(innermost: FrameType | None, is_outermost: Callable[[FrameType], bool]) -> None:
+    """Have the loop that waits in *innermost*, if any, go on at once: in C code nothing strikes."""
+    frame = innermost
+    while frame is not None and not is_outermost(frame):
+        if frame.f_code is _RUNS_A_TASK:
+            with contextlib.suppress(RuntimeError):  # it is closed meanwhile
+                frame.f_locals["self"].call_soon_threadsafe(_go_on)
+            return
+        frame = frame.f_back
+
+
+def _go_on() -> None:
+    """There is nothing to do, but for what strikes on the way here."""
+
+
+def _beside(main: object) -> Main | None:
+    """Return what a loop is to complete, unless that is the task that it does a step of."""
+    if not isinstance(main, asyncio.Future):
+        return None
+    loop = main.get_loop()
+    if not loop.is_running() or asyncio.current_task(loop) is main:
         return None
     return main

@@ -9,7 +9,7 @@ import random
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,7 +20,7 @@ from celery_distlock.errors import LockLostError
 from celery_distlock.stores import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
 LOSSES = 3000
 
@@ -274,6 +274,10 @@ class InALoop:
         await self.wait()
         await helper
 
+    async def rest(self) -> None:
+        threading.Timer(0.1, self.hold.lose, ("test",)).start()
+        await self.wait()
+
     async def callback(self) -> None:
         asyncio.get_running_loop().call_soon(self.lose)
         await self.wait()
@@ -293,16 +297,22 @@ class InALoop:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("where", ["the main thread", "another thread"])
-@pytest.mark.parametrize("part", ["task", "callback", "child", "parent"])
-def test_a_loss_ends_the_loop_that_a_body_runs_whatever_that_is_at(part, where):
+@pytest.mark.parametrize("part", ["task", "callback", "child", "parent", "rest"])
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_a_loss_ends_the_loop_that_a_body_runs_whatever_that_is_at(kind, part, where):
     """What a helper raises, or a callback, asyncio keeps, and goes on."""
+    new_loop = pytest.importorskip(kind).new_event_loop
     told = threading.Event()
+
+    def run(main: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(main)
 
     def guarded() -> None:
         body = InALoop()
         begin = time.monotonic()
         with pytest.raises(LockLostError, match="'k'"):
-            Guard((body.hold,)).run(lambda: asyncio.run(getattr(body, part)()))
+            Guard((body.hold,)).run(lambda: run(getattr(body, part)()))
         assert body.cleaned_up
         assert time.monotonic() - begin < 25
         told.set()
