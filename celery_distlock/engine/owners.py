@@ -10,12 +10,12 @@ then is renewed no more.
 import asyncio
 import collections
 import contextlib
-import threading
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
 from celery_distlock.process.forks import ForkStage, PerProcess
 from celery_distlock.process.greenlets import greenlets_library
+from celery_distlock.process.per_thread import PerThread
 
 from .lease import Hold
 
@@ -37,7 +37,7 @@ Holds: TypeAlias = dict[tuple[str, str], Hold]  # by store identity and key
 AnyTask: TypeAlias = asyncio.Task[Any]
 
 # The forking thread's are the parent's, and so are its loops' tasks'.
-_of_threads: "PerProcess[dict[type, threading.local]]" = PerProcess(dict, ForkStage.HOLDS)
+_of_threads: "PerProcess[PerThread[Holds]]" = PerProcess(lambda: PerThread(dict), ForkStage.HOLDS)
 _of_tasks: "PerProcess[WeakKeyDictionary[AnyTask, Holds]]" = PerProcess(
     WeakKeyDictionary, ForkStage.HOLDS
 )
@@ -62,14 +62,7 @@ def held_by(task: AnyTask | None) -> Holds:
     """Return what *task* holds; None: this thread."""
     if task is not None:
         return _of_tasks.value.setdefault(task, {})
-    # By its class: gevent and eventlet may put theirs in after we were imported, and used.
-    made = _of_threads.value
-    threads = made.get(threading.local) or made.setdefault(threading.local, threading.local())
-    try:
-        holds: Holds = threads.holds
-    except AttributeError:
-        holds = threads.holds = {}
-    return holds
+    return _of_threads.value.value
 
 
 def tasks_that_took(taker: object) -> list[AnyTask]:

@@ -1,13 +1,13 @@
 """What locked tasks do in this thread now: the only owner of what is kept per thread about them."""
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from celery import Task as _Task
 
 from celery_distlock.engine.lease import Hold, Lease
+from celery_distlock.process.per_thread import PerThread
 
 __all__ = ["Task", "UnderWay", "here", "lease_of", "unlocked"]
 
@@ -30,18 +30,9 @@ class UnderWay(Protocol):
         """Release all that it holds; may be called again."""
 
 
-class _OfOneThread:
-    """What is kept for one thread; see :class:`_ThisThread`."""
-
-    def __init__(self) -> None:
-        self.stack: list[UnderWay] = []
-        self.unlocked: tuple[Task, ...] = ()
-        self.unsettled: list[tuple[Hold, BaseException | None]] = []
-
-
-class _ThisThread:
+class _Running:
     """
-    The locked tasks of the thread that asks (under gevent, of its greenlet).
+    The locked tasks of one thread.
 
     Attributes:
         stack: The executions under way, the innermost last.
@@ -51,34 +42,9 @@ class _ThisThread:
     """
 
     def __init__(self) -> None:
-        self._made: dict[type, threading.local] = {}
-
-    @property
-    def _mine(self) -> _OfOneThread:
-        # By its class: gevent and eventlet may put theirs in after we were imported, and used.
-        made = self._made
-        threads = made.get(threading.local) or made.setdefault(threading.local, threading.local())
-        try:
-            mine: _OfOneThread = threads.mine
-        except AttributeError:
-            mine = threads.mine = _OfOneThread()
-        return mine
-
-    @property
-    def stack(self) -> "list[UnderWay]":
-        return self._mine.stack
-
-    @property
-    def unlocked(self) -> tuple[Task, ...]:
-        return self._mine.unlocked
-
-    @unlocked.setter
-    def unlocked(self, tasks: tuple[Task, ...]) -> None:
-        self._mine.unlocked = tasks
-
-    @property
-    def unsettled(self) -> list[tuple[Hold, BaseException | None]]:
-        return self._mine.unsettled
+        self.stack: list[UnderWay] = []
+        self.unlocked: tuple[Task, ...] = ()
+        self.unsettled: list[tuple[Hold, BaseException | None]] = []
 
     @property
     def in_a_body(self) -> bool:
@@ -87,28 +53,33 @@ class _ThisThread:
 
     def take_unsettled(self) -> list[tuple[Hold, BaseException | None]]:
         """Return what is not settled, and forget it."""
-        mine = self._mine
-        unsettled, mine.unsettled = mine.unsettled, []
+        unsettled, self.unsettled = self.unsettled, []
         return unsettled
 
 
-here = _ThisThread()
+_running = PerThread(_Running)
+
+
+def here() -> _Running:
+    """Return what the thread that asks (under gevent, its greenlet) has under way."""
+    return _running.value
 
 
 def lease_of(task: Task) -> Lease:
     """Return what the innermost execution of *task* in this thread holds."""
-    for execution in reversed(here.stack):
+    for execution in reversed(here().stack):
         if execution.task is task:
             return execution.lease
-    return Lease((), wanted=task not in here.unlocked)
+    return Lease((), wanted=task not in here().unlocked)
 
 
 @contextlib.contextmanager
 def unlocked(task: Task) -> Iterator[None]:
     """Let *task* run without a lock, as it was told to."""
-    before = here.unlocked
-    here.unlocked = (*before, task)
+    running = here()
+    before = running.unlocked
+    running.unlocked = (*before, task)
     try:
         yield
     finally:
-        here.unlocked = before
+        running.unlocked = before

@@ -89,7 +89,7 @@ class Execution:
             LockLostError: The lock was lost while the body ran.
             StoreUnavailableError: The store is away, and `lock_on_outage` is for failing then.
         """
-        here.stack.append(self)
+        here().stack.append(self)
         try:
             decision = self._keys.take_all()
             if decision is not None:
@@ -131,9 +131,9 @@ class Execution:
                     succeeded=body.succeeded,
                 )
                 if body.completion is Completion.UNSETTLED:
-                    here.unsettled.append((hold, self._around))
-        if self in here.stack:
-            here.stack.remove(self)
+                    here().unsettled.append((hold, self._around))
+        if self in (stack := here().stack):
+            stack.remove(self)
 
     def _dispatch(self, woken_tasks: list[WokenTask | None]) -> None:
         for woken in woken_tasks:
@@ -155,7 +155,7 @@ def note_call(task: Task) -> bool:
     facts = task.request.__dict__
     if _is_in_before_start(task):
         return True
-    nested = here.in_a_body or _CALLED in facts
+    nested = here().in_a_body or _CALLED in facts
     facts[_CALLED] = True
     return nested
 
@@ -226,13 +226,13 @@ def _release_and_settle(sender: Task, state: str | None = None, **ended: Any) ->
     """
     if sender.request.is_eager:
         return
-    for execution in reversed(here.stack[:]):
+    for execution in reversed(here().stack[:]):
         execution.release()
-    for hold, around in here.take_unsettled():
+    for hold, around in here().take_unsettled():
         # Celery comes here with a SystemExit, too, say of SIGTERM: then nothing is known.
         if sys.exc_info()[1] is around:
             _settle(hold)
-    here.unlocked = ()
+    here().unlocked = ()
     if _CALLED not in sender.request.__dict__ and state in _ENDS:
         _settle_uncalled(sender, state, ended)
 

@@ -1,0 +1,36 @@
+"""What each thread has of its own, or each greenlet where those stand for threads."""
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+__all__ = ["PerThread"]
+
+T = TypeVar("T")
+
+
+class PerThread(Generic[T]):
+    """
+    A value of each thread: made when the thread first reads it.
+
+    gevent and eventlet may replace `threading.local` after this was made, and read: from then on,
+    each greenlet has a value.
+
+    Args:
+        make: Makes the value.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: dict[type[threading.local], threading.local] = {}
+
+    @property
+    def value(self) -> T:
+        """That of the thread that asks."""
+        local, made = threading.local, self._made
+        mine = made.get(local) or made.setdefault(local, local())
+        try:
+            value: T = mine.value
+        except AttributeError:
+            value = mine.value = self._make()
+        return value
