@@ -9,7 +9,7 @@ sends it again; what they have in common is an :mod:`.invocation`.
 import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
+from types import CellType, FrameType
 from typing import Any
 
 from celery import states
@@ -162,16 +162,29 @@ def note_call(task: Task) -> bool:
 
 def _is_in_before_start(task: Task) -> bool:
     """Whether the `before_start` of the task's request is under way here; Celery does not tell."""
-    handler = type(task).before_start
+    handler: Any = type(task).before_start
     if handler is Task.before_start:
         return False
     code = getattr(handler, "__code__", None)
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_globals is not vars(trace):  # there the request begins
-        if frame.f_code is code:
+        if frame.f_code is code and _runs(frame, handler):
             return True
         frame = frame.f_back
     return False
+
+
+def _runs(frame: FrameType, function: Any) -> bool:
+    """Whether it is *function* whose code *frame* runs: a decorator's is also that of others."""
+    closed_over = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    return all(frame.f_locals.get(name) is _value(cell) for name, cell in closed_over)
+
+
+def _value(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it has none
+        return None
 
 
 def drop_reservations(task: Task, runtime: Runtime, keys: tuple[Key, ...]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 from celery import Task
@@ -36,6 +38,28 @@ class OnToLock(LockedTask):
 
     abstract = True
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
+def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+class Decorated(LockedTask):
+    """Has the same decorator around all that Celery calls."""
+
+    abstract = True
+
+    @decorated
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        super().before_start(task_id, args, kwargs)
+
+    @decorated
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return super().__call__(*args, **kwargs)
 
@@ -79,6 +103,7 @@ past_lock = {
 }
 past_nothing = declare("past_nothing", PastLock, lock_key=lambda key, how="": None)
 on_to_lock = declare("on_to_lock", OnToLock)
+decorated_alike = declare("decorated_alike", Decorated, lock_wait=0.2)
 begin = {
     "early": declare("begin_early", Beginning),
     "late": declare("begin_late", Beginning, acks_late=True),

@@ -134,3 +134,11 @@ def test_what_fails_after_a_handler_has_called_its_task_runs_once(site, key):
 
     wait_left(site, key)
     assert site.journal.read(key) == ["gate", "last"]
+
+
+def test_what_decorates_before_start_and_the_call_alike_makes_the_one_not_the_other(site, key):
+    with site.held(key):
+        result = site.tasks.decorated_alike.delay(key)
+        site.wait_queued(key)
+
+    assert result.get(timeout=30) is True
