@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from weakref import WeakSet
 
 from .forks import ExitStage, ForkStage, at_exit, begin_anew
@@ -39,7 +40,7 @@ class Background:
         self._failed = failed
         self._limit = limit
         self._calls: _Calls | None = None
-        self._mutexes: dict[None, threading.Lock] = {}
+        self._mutexes: dict[None, AbstractContextManager[bool]] = {}
         _backgrounds.add(self)
 
     def submit(self, call: Call) -> bool:
@@ -94,17 +95,21 @@ class Background:
 
     def _start(self) -> _Calls:
         # None of it before: whoever imports us may have gevent put its own queues, threads and
-        # mutexes in. While a thread starts, gevent goes on with others, who wait here.
-        with self._mutexes.setdefault(None, threading.Lock()):
+        # mutexes in. While a thread starts, gevent goes on with others, who wait here; and a
+        # signal's handler may come, who takes a lock and must not wait for its own thread.
+        with self._mutexes.setdefault(None, threading.RLock()):
             if self._calls is None:
                 # A simple queue is C code: an exception that a time limit raises in a thread that
                 # submits cannot leave it locked.
                 calls: _Calls = queue.SimpleQueue()
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._run, args=(calls,), name=self._name, daemon=True
                 )
-                self._thread.start()
-                self._calls = calls
+                thread.start()
+                if self._calls is None:
+                    self._thread, self._calls = thread, calls
+                else:  # such a handler has started another
+                    calls.put(None)
             return self._calls
 
     def _run(self, calls: _Calls) -> None:

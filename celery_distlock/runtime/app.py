@@ -98,7 +98,8 @@ class Runtime:
         self.relay = Relay(lambda: self.store, self.trust)
         self._imported = False
         self._settled = False  # the settings count as they were read
-        self._settling = threading.Lock()
+        # A signal's handler may take a lock, or call a task, while its thread has this.
+        self._settling = threading.RLock()
 
     @classmethod
     def of(cls, app: Celery) -> "Runtime":
@@ -240,6 +241,7 @@ class Runtime:
                     self._read_anew()
                 except BaseException:
                     self.__dict__["_layers"] = known  # so that the next use says it again
+                    self._settled = False  # though such a handler has found it so
                     raise
             self._settled = True
 

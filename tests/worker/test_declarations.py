@@ -104,6 +104,27 @@ def test_a_setting_of_a_wrong_value_is_said_at_each_call_until_it_is_right(app):
     assert lease_of(task) == 5
 
 
+def test_a_signal_s_handler_may_call_a_task_while_its_thread_reads_the_settings(app, monkeypatch):
+    task = app.task(base=LockedTask, bind=True)(remaining)
+    assert task.name
+    app.conf.distlock_lease = 5
+    runtime, found = Runtime.of(app), []
+    read = runtime._read_layers
+
+    def interrupted():
+        monkeypatch.undo()
+        found.append(lease_of(task))  # where Python calls the handler
+        return read()
+
+    monkeypatch.setattr(runtime, "_read_layers", interrupted)
+    caller = threading.Thread(target=lambda: found.append(lease_of(task)), daemon=True)
+    caller.start()
+    caller.join(30)
+
+    assert not caller.is_alive()
+    assert found == [5, 5]
+
+
 def test_who_calls_a_task_as_the_app_is_finalized_finds_what_was_set_before(app):
     task = app.task(base=LockedTask, bind=True)(remaining)
     assert task.name
