@@ -335,7 +335,7 @@ def test_what_there_is_one_of_is_told_so(examine, private_server, monkeypatch, b
     runtime.import_tasks()  # else they would be declared while nothing is
     (name, plan), *_ = ((name, plan) for name, plan in runtime.plans.items() if plan)
     monkeypatch.setattr(runtime, "plans", {name: plan})
-    monkeypatch.setattr(runtime, "declare", lambda _task: None)
+    monkeypatch.setattr(runtime, "declare", lambda *_: None)
     monkeypatch.setattr(runtime, "without_base", lambda _tasks: [])  # it goes by the plans
 
     _, found = examine(private_server(options=PERSISTENT).url)
