@@ -190,9 +190,10 @@ class RedisInspection(ListingStore, CountingStore):
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
         mask = _GLOB.sub(r"\\\g<0>", f"{task_id}:") + "*"
         for names in self._waiting_names() if key is None else [[slot_name(key)]]:
-            for name, run in self._runs_like(mask, names):
-                if task_id_of(run) == task_id:
-                    yield key_of(name), run
+            for place in _PLACES:  # one after the other: a run may go on to the next one meanwhile
+                for name, run in self._runs_like(mask, names, *place):
+                    if task_id_of(run) == task_id:
+                        yield key_of(name), run
 
     def parked(self, key: str, run: str) -> Waiter | None:
         stem = self._records.stem(slot_name(key))
@@ -209,26 +210,26 @@ class RedisInspection(ListingStore, CountingStore):
         since, is_woken = since_of(arrival), due is not None
         return Waiter("", run, since, envelope, is_woken, text(task), route, want_of(want))
 
-    def _runs_like(self, mask: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    def _runs_like(
+        self, mask: str, names: Sequence[str], record: str, kind: str
+    ) -> Iterator[tuple[str, str]]:
         """Yield the runs like *mask*, each with its key's name; all keys are asked at once."""
-        places = [(name, *place) for name in names for place in _PLACES]
-        cursors = dict.fromkeys(places, b"0")
+        cursors = dict.fromkeys(names, b"0")
         while cursors:
-            scans = [self._scan(*place, mask, cursor) for place, cursor in cursors.items()]
+            scans = [self._scan(name, record, kind + mask, at) for name, at in cursors.items()]
             answers = zip(list(cursors), self._requests.attempt(scans).answers, strict=True)
-            for place, answer in answers:
-                name, _, kind = place
+            for name, answer in answers:
                 if isinstance(answer, Exception):
                     self._pass_over(name, answer)
-                    del cursors[place]
+                    del cursors[name]
                     continue
-                cursors[place], found = answer
+                cursors[name], found = answer
                 yield from ((name, text(member).removeprefix(kind)) for member in found[::2])
-            cursors = {place: cursor for place, cursor in cursors.items() if cursor != b"0"}
+            cursors = {name: at for name, at in cursors.items() if at != b"0"}
 
-    def _scan(self, name: str, record: str, kind: str, mask: str, cursor: bytes) -> Command:
+    def _scan(self, name: str, record: str, mask: str, cursor: bytes) -> Command:
         where = f"{self._records.stem(name)}{record}"
-        words = ("MATCH", kind + mask, "COUNT", SCAN_BATCH)
+        words = ("MATCH", mask, "COUNT", SCAN_BATCH)
         return command(where.encode("utf-8", "surrogateescape"), "ZSCAN", where, cursor, *words)
 
     def wake_again(self, key: str) -> Iterator[WokenTask]:
