@@ -7,7 +7,7 @@ has to reach the code around the loop must be told to the task for which the loo
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -30,25 +30,32 @@ def task_beside(
     for something to do, or does a step of that very task, and the exception ends it. A loop that is
     no Python code, such as uvloop's, keeps it also while it waits.
     """
-    frame, in_step = innermost, False
-    while frame is not None and not is_outermost(frame):
+    in_step = False
+    for frame in _frames(innermost, is_outermost):
         in_step = in_step or frame.f_code is _RUNS_A_STEP
         if frame.f_code is _RUNS_A_TASK:
             return _beside(frame.f_locals["future"]) if in_step else None
         if frame.f_code is _RUNS_ANY_LOOP:
             return _beside(frame.f_locals.get("task"))
-        frame = frame.f_back
     return None
 
 
 def wake_loop(innermost: FrameType | None, is_outermost: Callable[[FrameType], bool]) -> None:
     """Have the loop that waits in *innermost*, if any, go on at once: in C code nothing strikes."""
-    frame = innermost
-    while frame is not None and not is_outermost(frame):
+    for frame in _frames(innermost, is_outermost):
         if frame.f_code is _RUNS_A_TASK:
             with contextlib.suppress(RuntimeError):  # it is closed meanwhile
                 frame.f_locals["self"].call_soon_threadsafe(_go_on)
             return
+
+
+def _frames(
+    innermost: FrameType | None, is_outermost: Callable[[FrameType], bool]
+) -> Iterator[FrameType]:
+    """Yield the frames inside of the outermost one, from within."""
+    frame = innermost
+    while frame is not None and not is_outermost(frame):
+        yield frame
         frame = frame.f_back
 
 

@@ -193,9 +193,7 @@ def drop_reservations(task: Task, runtime: Runtime, keys: tuple[Key, ...]) -> No
 
     Its key function may return others than when it was parked, or may have failed.
     """
-    for name in _former_places(task, keys):
-        with contextlib.suppress(StoreError):
-            drop(runtime.store, name, LockHeader.of(task.request.__dict__).run)
+    _drop_at(_former_places(task, keys), task, runtime)
 
 
 def leave_former_keys(
@@ -215,7 +213,13 @@ def leave_former_keys(
         invocation = Invocation(task, plan, runtime.store, nested=False)
         if invocation.retained:
             Requeueing(invocation, keys).move_to_broker()
-    drop_reservations(task, runtime, keys)
+    _drop_at(former, task, runtime)
+
+
+def _drop_at(names: set[str], task: Task, runtime: Runtime) -> None:
+    for name in names:
+        with contextlib.suppress(StoreError):
+            drop(runtime.store, name, LockHeader.of(task.request.__dict__).run)
 
 
 def _former_places(task: Task, keys: tuple[Key, ...]) -> set[str]:
@@ -239,13 +243,14 @@ def _release_and_settle(sender: Task, state: str | None = None, **ended: Any) ->
     """
     if sender.request.is_eager:
         return
-    for execution in reversed(here().stack[:]):
+    running = here()
+    for execution in reversed(running.stack[:]):
         execution.release()
-    for hold, around in here().take_unsettled():
+    for hold, around in running.take_unsettled():
         # Celery comes here with a SystemExit, too, say of SIGTERM: then nothing is known.
         if sys.exc_info()[1] is around:
             _settle(hold)
-    here().unlocked = ()
+    running.unlocked = ()
     if _CALLED not in sender.request.__dict__ and state in _ENDS:
         _settle_uncalled(sender, state, ended)
 

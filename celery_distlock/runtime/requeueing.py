@@ -244,16 +244,9 @@ class Requeueing:
             Postponed: That is done.
             Reject: The broker refuses that, and still has the message.
         """
-        invocation = self._invocation
-        header = replace(
-            invocation.header,
-            woken=False,
-            attempts=invocation.header.attempts + 1,
-            outages=0,
-            since=invocation.waiting_since,
-            sent=False,
-        )
-        self._publish(seal(invocation.request, header), decision.delay, may_give_back=True)
+        header = replace(self._header_by_broker(), outages=0)
+        envelope = seal(self._invocation.request, header)
+        self._publish(envelope, decision.delay, may_give_back=True)
         raise Postponed(f"sent again in {decision.delay:.1f} s")
 
     def move_to_broker(self) -> None:
@@ -266,20 +259,9 @@ class Requeueing:
             Postponed: That is done.
             Reject: The broker does not take it, so the store sends it again.
         """
-        invocation = self._invocation
-        header = replace(
-            invocation.header,
-            woken=False,
-            attempts=invocation.header.attempts + 1,  # the store may send it as well
-            since=invocation.waiting_since,
-            sent=False,
-        )
+        header = self._header_by_broker()  # with one attempt more: the store may send it as well
         try:
-            publish(
-                invocation.task.app,
-                seal(invocation.request, header),
-                exchange_type=invocation.received.exchange_type,
-            )
+            self._publish_once(seal(self._invocation.request, header))
         except OperationalError as error:
             raise Reject(broker_reason(error), requeue=True) from error
         self._report.info(
@@ -287,6 +269,17 @@ class Requeueing:
         )
         self.leave_reservations()
         raise Postponed("sent again, its key is another one than when it was parked")
+
+    def _header_by_broker(self) -> LockHeader:
+        """Return the header of the message as it is sent again by the broker, not woken."""
+        invocation = self._invocation
+        return replace(
+            invocation.header,
+            woken=False,
+            attempts=invocation.header.attempts + 1,
+            since=invocation.waiting_since,
+            sent=False,
+        )
 
     def on_outage(self, error: StoreUnavailableError) -> None:
         """
@@ -323,11 +316,10 @@ class Requeueing:
 
     def _publish(self, envelope: bytes, delay: float, *, may_give_back: bool = False) -> None:
         envelope = with_eta(envelope, delay) if delay else envelope
-        exchange_type = self._invocation.received.exchange_type
         began = clock.monotonic()
         while True:
             try:
-                return publish(self._invocation.task.app, envelope, exchange_type=exchange_type)
+                return self._publish_once(envelope)
             except OperationalError as error:
                 late = clock.monotonic() - began >= GIVE_BACK_AFTER
                 if may_give_back and late and self._broker_has_it and is_refusal(error):
@@ -336,6 +328,10 @@ class Requeueing:
                 words = "waits, the broker does not take it: {why}; is sent in {pause:g} s or later"
                 self._report.warning(words, pause=BROKER_PAUSE, why=broker_reason(error))
                 time.sleep(BROKER_PAUSE)
+
+    def _publish_once(self, envelope: bytes) -> None:
+        invocation = self._invocation
+        publish(invocation.task.app, envelope, exchange_type=invocation.received.exchange_type)
 
     @property
     def _broker_has_it(self) -> bool:

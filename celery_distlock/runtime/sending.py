@@ -124,8 +124,8 @@ def apply_async(
         if "headers" in more:
             ours["headers"] = {**(options.get("headers") or {}), **more["headers"]}
         this = call if delay is None else replace(call, delay=delay)
-        with StoreProducer(this, identity, producer, connection, store_is_away=away) as ours_too:
-            return apply(args, kwargs, **ours, producer=ours_too)
+        with StoreProducer(this, identity, producer, connection, store_is_away=away) as through:
+            return apply(args, kwargs, **ours, producer=through)
 
     rule, identity = plan.unique, plan.identity
     if rule is None or identity is None or unique is None:

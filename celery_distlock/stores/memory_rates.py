@@ -103,7 +103,7 @@ class StartLog:
         if rate.limit > series.limit:
             due = series.next_by(rate.limit, now, reserved)
             spaced = due - (rate.burst - 1) * distance_of(series.per, rate.limit) - now
-        else:  # by which factor a lower limit stretches, cancels out
+        else:  # by which factor a lower limit stretches, nearly cancels out
             spaced = series.next - (rate.burst - 1) * distance_of(series.per, series.limit) - now
         over, at = series.count + reserved + cost - rate.limit, now
         for last, count in series.parts:

@@ -108,10 +108,7 @@ class RequestRunner:
 
     def attempt_once(self, calls: Sequence[Command]) -> list[Any]:
         """Return the answers to one attempt; what went wrong with a call is its answer."""
-        try:
-            return self.exchange(calls, TIMEOUT)
-        except RedisError as error:  # refused while the connection was made
-            return [error] * len(calls)
+        return self._attempt_for(calls, TIMEOUT)
 
     def attempt_beside(self, calls: Sequence[Command]) -> list[Any]:
         """
@@ -120,9 +117,12 @@ class RequestRunner:
         In a cluster it may be another node's than the key's, which answers.
         """
         timeout = TIMEOUT if self._servers.in_order else BESIDE
+        return self._attempt_for([call._replace(brief=True) for call in calls], timeout)
+
+    def _attempt_for(self, calls: Sequence[Command], timeout: float) -> list[Any]:
         try:
-            return self.exchange([call._replace(brief=True) for call in calls], timeout)
-        except RedisError as error:
+            return self.exchange(calls, timeout)
+        except RedisError as error:  # refused while the connection was made
             return [error] * len(calls)
 
     def ask_once(self, calls: Sequence[Command], timeout: float) -> list[Any]:

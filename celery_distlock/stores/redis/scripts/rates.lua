@@ -175,7 +175,7 @@ end
 local function opens_for(rate, cost, now)
     local series = series_of(rate, now)
     local spaced = series.next - (rate.burst - 1) * distance_of(rate.per, series.limit) - now
-    if rate.limit > series.limit then -- else the factor by which next_by() stretches cancels out
+    if rate.limit > series.limit then -- else the factor by which next_by() stretches nearly cancels out
         spaced = next_by(rate, series, now) - (rate.burst - 1) * distance_of(rate.per, rate.limit) - now
     end
     local over, at = series.count + log.reserved + cost - rate.limit, now
