@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakSet, finalize, ref
 
 from celery import Celery, _state
 from celery.app.task import Context
@@ -104,16 +104,18 @@ class Runtime:
     @classmethod
     def of(cls, app: Celery) -> "Runtime":
         """Return the runtime of *app*."""
-        real = _real(app)
-        try:
-            return _runtimes[real]
-        except KeyError:
-            return _runtimes.setdefault(real, cls(real))
+        runtime = cls.known(app)
+        if runtime is None:
+            real = _real(app)
+            runtime = vars(real).setdefault(_RUNTIME, cls(real))
+            _runtimes.add(runtime)
+        return runtime
 
     @classmethod
     def known(cls, app: Celery) -> "Runtime | None":
         """Return the runtime of *app* if it has one."""
-        return _runtimes.get(_real(app))
+        runtime: Runtime | None = vars(_real(app)).get(_RUNTIME)
+        return runtime
 
     @functools.cached_property
     def settings(self) -> Settings:
@@ -131,7 +133,9 @@ class Runtime:
         self._settle()
         store = self._open(self.settings.prefix)
         if isinstance(store, ParkingStore):
-            store.add_publisher(self._send)
+            publisher = _Publisher(ref(self))
+            store.add_publisher(publisher)
+            finalize(self, store.remove_publisher, publisher).atexit = False
         return store
 
     @functools.cached_property
@@ -150,7 +154,7 @@ class Runtime:
         wanted = {"replicas": str(replicas)} if replicas else {}
         return open_store(location.url, prefix, {**location.options, **wanted})
 
-    def _send(self, woken: WokenTask) -> bool:
+    def send(self, woken: WokenTask) -> bool:
         """
         Send a woken task; true: straight to a worker, false: by the broker.
 
@@ -310,7 +314,21 @@ class Runtime:
         )
 
 
-_runtimes: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()
+_RUNTIME = "_distlock_runtime"  # in an app's attributes: it lives as long as the app
+_runtimes: WeakSet[Runtime] = WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class _Publisher:
+    """Sends by an app as long as somebody else keeps it: stores are kept for ever."""
+
+    runtime: "ref[Runtime]"
+
+    def __call__(self, woken: WokenTask) -> bool:
+        runtime = self.runtime()
+        if runtime is None:
+            raise NotOursError("the app that sent by this store is gone")
+        return runtime.send(woken)
 
 
 def _options(task: type[Any], where: str) -> dict[str, Any]:
@@ -458,16 +476,17 @@ def _current_store() -> Store:
     app = _state._tls.current_app  # type: ignore[attr-defined]  # current_app would make one up
     if app is not None:
         return Runtime.of(app).store
-    if not _runtimes:
+    runtimes = list(_runtimes)
+    if not runtimes:
         raise ConfigurationError(
             "no app with locks is known here: import the module that makes it (with Django, in the"
             " project's __init__.py) and calls install(app), or name a store"
         )
-    if len(_runtimes) != 1:
+    if len(runtimes) != 1:
         raise ConfigurationError(
             "this thread has no current app: call app.set_current(), or name a store"
         )
-    return next(iter(_runtimes.values())).store
+    return runtimes[0].store
 
 
 def _known_stores() -> list[Store]:
@@ -475,7 +494,7 @@ def _known_stores() -> list[Store]:
     app = _state._tls.current_app  # type: ignore[attr-defined]  # likewise
     if app is None and not _runtimes:  # as in most programs that only lock
         return []
-    runtimes = list(_runtimes.values()) if app is None else [Runtime.of(app)]
+    runtimes = list(_runtimes) if app is None else [Runtime.of(app)]
     stores = []
     for runtime in runtimes:
         with contextlib.suppress(ConfigurationError):  # it has none; its worker would say so

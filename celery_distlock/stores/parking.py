@@ -280,6 +280,10 @@ class ParkingStore(ListingStore):
         others = [each for each in self.publishers if each != publisher]
         self.publishers = (publisher, *others)
 
+    def remove_publisher(self, publisher: Publisher) -> None:
+        """Have *publisher* asked no more."""
+        self.publishers = tuple(each for each in self.publishers if each != publisher)
+
     def publish(self, wake: WokenTask) -> bool | None:
         """
         Have the publisher whose task it is send *wake*; true: it was pushed to a worker.

@@ -105,6 +105,38 @@ else:
 """
 
 
+GONE = """
+import gc, sys
+from weakref import ref
+from celery import Celery
+from celery_distlock import Lock, LockedTask
+from celery_distlock.stores import open_store
+
+url, prefix = sys.argv[1:]
+
+def app(name):
+    made = Celery(name, broker=url, backend=url, set_as_current=False)
+    made.conf.update(distlock_url=url, distlock_prefix=prefix)
+
+    @made.task(base=LockedTask, lock_key="k:{number}", lock_via="store")
+    def book(number):
+        pass
+
+    book.delay(1)
+    return made
+
+dropped, kept = ref(app("dropped")), app("kept")
+store = open_store(url, prefix)
+assert len(store.publishers) == 2
+gc.collect()
+assert dropped() is None
+assert len(store.publishers) == 1  # no more is asked for it
+
+with Lock("other"):  # the only app's
+    assert store.inspect("other").owner
+"""
+
+
 HELD = """
 import os, sys
 from celery import Celery, _state
@@ -174,6 +206,7 @@ assert not held_here()
     [
         pytest.param(HELD, id="a lock is released where it was acquired, whatever comes meanwhile"),
         pytest.param(URLS, id="an app's URL means the app's prefix"),
+        pytest.param(GONE, id="an app that nobody has any more does not count"),
         pytest.param(NO_APP, id="without an app, one is told to import it"),
         pytest.param(PROGRAM, id="every thread finds the only app and is told of several"),
     ],
