@@ -99,12 +99,15 @@ def web(
         page = server.Page(obj.app, options)
     except (OSError, UnicodeError) as error:
         raise CommandError(f"cannot listen on {host}:{port}: {error}") from error
-    with page, _logged():
+
+    def tell() -> None:
         click.echo(f"The locks are shown at {page.url} until Ctrl-C.")
         if token == "auto":  # noqa: S105
             click.echo(f"Token: {given}")
-        with suppress(KeyboardInterrupt):  # it has ended in order by then
-            page.serve()
+
+    # When Ctrl-C is raised here, it has ended in order.
+    with page, _logged(), suppress(KeyboardInterrupt):
+        page.serve(tell)
 
 
 def _server() -> Any:

@@ -1,6 +1,7 @@
 """The page's own server: a socket, and what subscribed at it."""
 
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -74,8 +75,8 @@ class Page:
         host = f"[{self._options.host}]" if ":" in self._options.host else self._options.host
         return f"http://{host}:{self.port}/"
 
-    def serve(self) -> None:
-        """Answer until SIGINT or SIGTERM."""
+    def serve(self, on_start: Callable[[], object]) -> None:
+        """Answer until SIGINT or SIGTERM, which end it in order from *on_start* on."""
         config = uvicorn.Config(
             self._guard,
             http="h11",
@@ -87,7 +88,7 @@ class Page:
             server_header=False,
             timeout_graceful_shutdown=2,
         )
-        uvicorn.Server(config).run(sockets=[self._socket])
+        _Server(config, on_start).run(sockets=[self._socket])
 
     def __enter__(self) -> Self:
         """Give it back at the end of the block."""
@@ -101,6 +102,16 @@ class Page:
     ) -> None:
         """Close the socket."""
         self._socket.close()
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, on_start: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._on_start = on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_start()
 
 
 def _listen(host: str, port: int) -> socket.socket:
