@@ -42,7 +42,10 @@ class LockStep(bootsteps.StartStopStep):
         self._sweeper: Sweeper | None = None
         self._ticker: Ticker | None = None
         try:
-            self._runtime.use_flags(flags(given))
+            chosen = flags(given)
+            self._runtime.use_flags(chosen)
+            # For processes of the pool that are spawned: they are sent the app's configuration.
+            parent.app.conf.update({f"distlock_{name}": value for name, value in chosen.items()})
             self.enabled = self._runtime.settings.enabled and any(self._runtime.plans.values())
             if self.enabled:
                 self._check_abilities(parent)

@@ -1,4 +1,4 @@
-"""The pools besides prefork: one thread, many threads, greenlets."""
+"""The pools besides a prefork one that forks: spawned processes, threads, greenlets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
+from celery import VERSION
 
 from celery_distlock.errors import LockLostError
 from tests.waiting import wait_until
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.worker.conftest import Site
 
-POOLS = {"solo": 1, "threads": 4, "gevent": 20, "eventlet": 20}
+POOLS = {"solo": 1, "threads": 4, "gevent": 20, "eventlet": 20, "spawn": 2}
 
 
 @pytest.fixture(scope="module", params=POOLS)
@@ -25,6 +26,8 @@ def pool(request) -> str:
     # Not imported here: eventlet warns of every fork from then on, in other tests, too.
     if request.param in ("gevent", "eventlet") and find_spec(request.param) is None:
         pytest.skip(f"{request.param} is not installed")
+    if request.param == "spawn" and VERSION < (5, 7):
+        pytest.skip("the prefork pool of this Celery forks")
     return request.param
 
 
@@ -32,6 +35,8 @@ def pool(request) -> str:
 def site(pool, bare_site: Site, tmp_path_factory) -> Iterator[Site]:
     """Two workers of each pool."""
     worker = {"pool": pool, "concurrency": POOLS[pool]}
+    if pool == "spawn":
+        worker |= {"pool": "prefork", "args": ["--pool-start-method", "spawn"]}
     with staffed(bare_site, tmp_path_factory.mktemp("workers"), [worker, worker]) as site:
         yield site
 

@@ -9,6 +9,7 @@ from contextlib import closing
 
 import pytest
 import redis
+from celery import VERSION
 
 from celery_distlock import Lock
 from celery_distlock.stores import open_store
@@ -48,9 +49,12 @@ def test_the_flags_are_in_the_help_under_their_group(celery_env):
         assert f"--distlock-{flag}" not in shown.partition("Distlock Options")[0]
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_flags_outweigh_settings_and_options_outweigh_flags(
-    tasks, worker, redis_url, prefix, key, celery_env
+    tasks, worker, redis_url, prefix, key, celery_env, method
 ):
+    if method == "spawn" and VERSION < (5, 7):
+        pytest.skip("the pool of this Celery forks")
     elsewhere = redis_url.removesuffix("/0") + "/1"
     worker(
         APP,
@@ -59,6 +63,7 @@ def test_flags_outweigh_settings_and_options_outweigh_flags(
         args=[
             *("--distlock-url", elsewhere, "--distlock-prefix", f"{prefix}:flag"),
             *("--distlock-lease", "200", "--distlock-on-conflict", "skip"),
+            *(() if method == "fork" else ("--pool-start-method", method)),
         ],
     )
     try:
