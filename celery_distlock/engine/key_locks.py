@@ -72,7 +72,8 @@ class KeyLock:
         self._named_store = store if isinstance(store, Store) else None
         self._finds_prefix = isinstance(store, str) and prefix is None
         if isinstance(store, str):
-            self._named_store = open_store(store, prefix or DEFAULT_PREFIX)
+            named = DEFAULT_PREFIX if prefix is None else prefix
+            self._named_store = open_store(store, named)
 
     @property
     def lease(self) -> Lease | None:

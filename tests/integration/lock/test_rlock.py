@@ -585,6 +585,8 @@ def test_a_url_names_a_store(redis_url):
         ({"watchdog": None}, "watchdog must be True or False"),
         ({"store": 7}, "store must be a URL, a store or None"),
         ({"store": "nosuch://"}, "no lock store"),
+        ({"prefix": ""}, "a prefix must be a text"),
+        ({"prefix": 0}, "a prefix must be a text"),
     ],
 )
 def test_a_wrong_argument_is_refused_at_once(arguments, said):
