@@ -258,9 +258,10 @@ def as_they_arrive(
 
 
 def _delay(task: Task, options: Mapping[str, Any]) -> float:
-    """Return the seconds before which the call is not to start."""
+    """Return the seconds before which the call is not to start; raise what Celery would."""
     if options.get("countdown"):
-        return max(0.0, float(options["countdown"]))
+        now, countdown = datetime.datetime.now(datetime.UTC), options["countdown"]
+        return max(0.0, (now + datetime.timedelta(seconds=countdown) - now).total_seconds())
     return max(0.0, _left(task, options["eta"])) if options.get("eta") else 0.0
 
 

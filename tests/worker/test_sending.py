@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import time
 import uuid
 from typing import TYPE_CHECKING
@@ -233,6 +234,15 @@ def test_a_key_that_cannot_be_made_is_said_where_the_call_is_made(site):
 def test_wrong_arguments_are_said_where_the_call_is_made(site):
     with pytest.raises(TypeError):
         site.tasks.work_requeue.delay()
+
+
+@pytest.mark.parametrize("countdown", [math.nan, -math.inf, math.inf, 1e18, 10**400, "3"])
+def test_a_countdown_that_has_no_end_in_time_is_refused_as_celery_does(site, key, countdown):
+    for options in ({"lock_via": "broker"}, {}):
+        with pytest.raises((ValueError, OverflowError, TypeError)):
+            site.tasks.work_requeue.apply_async((key, 1), countdown=countdown, **options)
+
+    assert site.look(key).later == site.look(key).waiting == site.unread() == 0
 
 
 def test_a_policy_that_does_not_wait_cannot_be_sent_so(site, key):
