@@ -1,7 +1,8 @@
 """
 The unfinished tasks of this worker by key, with what they want of it; and calls that wait for them.
 
-- A task is entered when it goes to the pool, and left out as soon as Celery has forgotten it.
+- A task is entered when it goes to the pool, and left out as soon as Celery has forgotten it; and
+  while it waits for its ETA.
 - Celery knows a task only when it has been handed over, and in a pool without an event loop other
   threads ask meanwhile: so it counts from the beginning, see `InFlightKeys.entering`.
 - `DeferredCalls` polls, because Celery does not report every begin and end of a task.
@@ -10,7 +11,7 @@ The unfinished tasks of this worker by key, with what they want of it; and calls
 import collections
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -28,6 +29,9 @@ ASKS_WITHIN = 1.0  # seconds after which a task that has begun is taken to have 
 # Seconds between polls of whether a task has finished, while another waits for that; longer and
 # longer while none has.
 POLL, MAX_POLL = 0.002, 0.1
+
+# Before Celery 5.7 it is its timer alone that knows what waits for an ETA.
+_scheduled: Collection[Any] = getattr(state, "scheduled_requests", ())
 
 
 class InFlightKeys:
@@ -125,7 +129,7 @@ class InFlightKeys:
                     del self._entering[identity]
 
     def _finished(self, identities: Iterable[str]) -> set[str]:
-        return {each for each in identities if each not in state.requests} - self._entering.keys()
+        return {each for each in identities if not _is_unfinished(each)} - self._entering.keys()
 
     def _add(self, name: str, identity: str, want: Want) -> None:
         known = self._ids.setdefault(name, {})
@@ -141,6 +145,12 @@ class InFlightKeys:
                 del self._ids[name]
         self._served &= set().union(*self._ids.values())
         self._next_purge = max(1000, 4 * len(self._ids))
+
+
+def _is_unfinished(identity: str) -> bool:
+    """Whether Celery knows such a task, and does not keep it for its ETA."""
+    request = state.requests.get(identity)
+    return request is not None and request not in _scheduled
 
 
 def has_room(want: Want, others: Iterable[Want], used: int = 0) -> bool:

@@ -28,6 +28,7 @@ def check_free(site, key) -> None:
     state = site.look(key)
     assert (state.token, state.waiting) == (0, 0)
     assert site.tasks.work_fail.delay(key).get(timeout=30) == 0
+    assert site.tasks.work_requeue.delay(key).get(timeout=30) == 0
 
 
 def test_a_task_with_an_eta_leaves_its_key_to_others(site, key):
