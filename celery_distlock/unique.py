@@ -6,6 +6,7 @@ arguments. An identity lives exactly as long as its run: there is nothing to giv
 that could be left behind by a process that dies.
 """
 
+import enum
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +24,15 @@ ON_OUTAGE = ("send", "raise")
 
 _SECONDS = f"seconds above 0 and up to {MAX_LEASE:.0f}"
 
-NOTHING: Any = type("Nothing", (), {"__repr__": lambda _: "..."})()
+
+class _Nothing(enum.Enum):  # of which there is one, in copies of a rule, too
+    NOTHING = enum.auto()
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+NOTHING: Any = _Nothing.NOTHING
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 
 import pytest
 from celery import Celery, Task
@@ -10,6 +12,7 @@ from celery import Celery, Task
 from celery_distlock import LockedTask
 from celery_distlock.keys import KeyRule
 from celery_distlock.runtime.call_identity import CallIdentity
+from celery_distlock.unique import Unique
 
 
 def identity(task: str, by: str | None = None, *, all_are: bool = False) -> CallIdentity:
@@ -41,6 +44,13 @@ def test_calls_of_two_tasks_are_not_alike(one, other):
     of, as_other = (identity(task, "{digest}").of for task, _ in (one, other))
 
     assert of((one[1],), {}) != as_other((other[1],), {})
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda rule: pickle.loads(pickle.dumps(rule))])
+@pytest.mark.parametrize("rule", [Unique(), Unique(result=None)])
+def test_a_copy_of_a_rule_is_as_the_rule_is(rule, again):
+    assert again(rule) == rule
+    assert again(rule).result is rule.result
 
 
 def test_a_class_of_ones_own_may_send_nothing():
