@@ -5,14 +5,13 @@ A policy is a plain object that says what to do about a conflict, which the task
 does. One of your own is a subclass of :class:`Policy`.
 """
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
 from . import clock
 from .errors import ConfigurationError
-from .settings import closest
+from .settings import MAX_LEASE, closest
 from .stores import Ability
 
 __all__ = [
@@ -31,6 +30,7 @@ __all__ = [
 ]
 
 
+MAX_FACTOR = 1000.0
 FIRST_SHARE = 0.05  # of `Retry.delay`: what is waited for a holder who is late, the first time
 
 
@@ -143,11 +143,14 @@ class Retry(Policy):
     turns: bool = True
 
     def __post_init__(self) -> None:
-        for name, low in (("delay", 0.0), ("factor", 1.0), ("max_delay", 0.0)):
-            _check_number(f"Retry({name})", getattr(self, name), low)
+        _check_number("Retry(delay)", self.delay, 0, MAX_LEASE)
+        _check_number("Retry(factor)", self.factor, 1, MAX_FACTOR)
+        _check_number("Retry(max_delay)", self.max_delay, 0, MAX_LEASE)
+        _check_flag("Retry(jitter)", self.jitter)
+        _check_flag("Retry(turns)", self.turns)
 
     def decide(self, conflict: Conflict) -> Decision:
-        exponent = min(conflict.attempts, 64)  # a float's range is wider than any patience
+        exponent = min(conflict.attempts, 64)  # more than any patience, and a float has it
         delay = min(self.max_delay, self.delay * self.factor**exponent)
         if conflict.remaining > 0:
             # Then the key is free, or its holder has shown that it goes on.
@@ -174,7 +177,7 @@ class Wait(Policy):
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
-            _check_number("Wait(timeout)", self.timeout, 0.0)
+            _check_number("Wait(timeout)", self.timeout, 0, MAX_LEASE)
         then = resolve("Wait(then)", self.then)
         if isinstance(then, Wait):
             raise ConfigurationError("Wait(then) cannot be another Wait: raise the timeout instead")
@@ -244,8 +247,13 @@ def resolve(where: str, value: Any) -> Policy:
     )
 
 
-def _check_number(where: str, value: Any, low: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigurationError(f"{where} must be a number, not {value!r}")
-    if value < low:
-        raise ConfigurationError(f"{where} must be at least {low:g}, not {value!r}")
+def _check_number(where: str, value: Any, low: float, high: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
+        wanted = f"a number from {low:.0f} to {high:.0f}"
+        raise ConfigurationError(f"{where} must be {wanted}, not {value!r}")
+
+
+def _check_flag(where: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{where} must be True or False, not {value!r}")

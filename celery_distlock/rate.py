@@ -1,6 +1,5 @@
 """`Rate`: how often a key may be taken."""
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -51,8 +50,7 @@ class Rate:
                 f"Rate({self.limit!r}): limit is a whole number from 1 to {MAX_LIMIT}: so many"
                 " starts; `celery locks pause` lets nobody enter"
             )
-        numeric = type(self.per) in (int, float) and math.isfinite(self.per)
-        if not numeric or not SHORTEST <= self.per <= LONGEST:
+        if type(self.per) not in (int, float) or not SHORTEST <= self.per <= LONGEST:
             raise ConfigurationError(
                 f"Rate({self.limit}, per={self.per!r}): per is from {SHORTEST:g} to {LONGEST:.0f}"
                 " seconds"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from celery_distlock.errors import ConfigurationError
 from celery_distlock.policies import Conflict, Requeue, Resend, Retry, Wait
 
 SETTLED = Retry(jitter=False)
@@ -51,6 +54,34 @@ def test_jitter_is_between_half_and_all():
 
     assert 4.0 <= min(delays) < 5.0
     assert 7.0 < max(delays) <= 8.0
+
+
+@pytest.mark.parametrize(
+    ("policy", "how", "said"),
+    [
+        (Retry, {"delay": -1.0}, "Retry(delay) must be a number from 0 to 2592000"),
+        (Retry, {"delay": 10**400}, "Retry(delay) must be a number"),
+        (Retry, {"delay": math.nan}, "Retry(delay) must be a number"),
+        (Retry, {"delay": True}, "Retry(delay) must be a number"),
+        (Retry, {"max_delay": math.inf}, "Retry(max_delay) must be a number"),
+        (Retry, {"factor": 0.5}, "Retry(factor) must be a number from 1 to 1000"),
+        (Retry, {"factor": 1e200}, "Retry(factor) must be a number"),  # no float has its square
+        (Retry, {"jitter": "no"}, "Retry(jitter) must be True or False, not 'no'"),
+        (Retry, {"turns": None}, "Retry(turns) must be True or False"),
+        (Wait, {"timeout": 10**400}, "Wait(timeout) must be a number from 0 to 2592000"),
+    ],
+)
+def test_what_no_delay_can_be_made_of_is_refused_at_once(policy, how, said):
+    with pytest.raises(ConfigurationError) as raised:
+        policy(**how)
+
+    assert said in str(raised.value)
+
+
+def test_the_widest_delay_is_one():
+    widest = Retry(delay=2592000, factor=1000, max_delay=2592000, jitter=False)
+
+    assert decided(widest, 10**9).delay == 2592000
 
 
 def test_without_turns_the_store_is_not_asked():

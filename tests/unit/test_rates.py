@@ -73,6 +73,7 @@ def test_another_text_is_refused_and_told_how_it_is_said(text):
         ({"limit": 5, "per": math.nan}, "per is from"),
         ({"limit": 5, "per": math.inf}, "per is from"),
         ({"limit": 5, "per": 1e9}, "per is from"),
+        ({"limit": 5, "per": 10**400}, "per is from"),
         ({"limit": 5, "per": "m"}, "per is from"),
         ({"limit": 5, "burst": 0}, "burst is a whole number from 1 to the limit, 5"),
         ({"limit": 5, "burst": 6}, "burst is a whole number"),
