@@ -472,7 +472,7 @@ def _real(app: Celery) -> Celery:
 
 
 def _current_store() -> Store:
-    """Return the store of this thread's app, or of the only app that there is."""
+    """Return the store of this thread's app, or of the process's, or the only one that there is."""
     app = _state._tls.current_app  # type: ignore[attr-defined]  # current_app would make one up
     if app is not None:
         return Runtime.of(app).store
@@ -482,24 +482,34 @@ def _current_store() -> Store:
             "no app with locks is known here: import the module that makes it (with Django, in the"
             " project's __init__.py) and calls install(app), or name a store"
         )
-    if len(runtimes) != 1:
+    if len(runtimes) == 1:
+        return runtimes[0].store
+    stores = _known_stores()
+    if len(stores) != 1:
         raise ConfigurationError(
             "this thread has no current app: call app.set_current(), or name a store"
         )
-    return runtimes[0].store
+    return stores[0]
 
 
 def _known_stores() -> list[Store]:
-    """Return the store of this thread's app, or those of all the apps that there are."""
+    """Return the store of this thread's app, or of the process's; or those of all there are."""
     app = _state._tls.current_app  # type: ignore[attr-defined]  # likewise
     if app is None and not _runtimes:  # as in most programs that only lock
         return []
-    runtimes = list(_runtimes) if app is None else [Runtime.of(app)]
-    stores = []
+    if app is not None:
+        return _stores_of([Runtime.of(app)])
+    default: Any = getattr(_state, "default_app", None)  # a worker's, in the threads of its pool
+    runtime = None if default is None else Runtime.known(default)
+    return (runtime and _stores_of([runtime])) or _stores_of(list(_runtimes))
+
+
+def _stores_of(runtimes: list[Runtime]) -> list[Store]:
+    stores = {}
     for runtime in runtimes:
         with contextlib.suppress(ConfigurationError):  # it has none; its worker would say so
-            stores.append(runtime.store)
-    return stores
+            stores[runtime.store.identity] = runtime.store
+    return list(stores.values())
 
 
 mask_urls()

@@ -201,6 +201,55 @@ assert not held_here()
 """
 
 
+THREADS = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from celery import Celery
+from celery_distlock import Lock, LockedTask, install
+
+url, prefix = sys.argv[1:]
+
+def app(name, **settings):
+    made = Celery(name, set_as_current=False)
+    made.conf.update(settings)
+    return made
+
+def place():
+    with Lock("k"):
+        return Lock("k")._store.identity.rpartition("#")[2]
+
+def in_thread(call):
+    with ThreadPoolExecutor() as threads:
+        return threads.submit(call).result()
+
+first = app("first", distlock_url=url, distlock_prefix=f"{prefix}-first")
+@first.task(base=LockedTask)
+def work(): ...
+first.finalize()
+
+without = app("without")  # it gets what others share
+without.finalize()
+assert in_thread(place) == f"{prefix}-first"
+
+beside = app("beside", distlock_url=url, distlock_prefix=f"{prefix}-first")
+install(beside)
+assert in_thread(place) == f"{prefix}-first"
+
+second = app("second", distlock_url=url, distlock_prefix=f"{prefix}-second")
+install(second)
+second.set_default()  # as a worker's is
+assert in_thread(place) == f"{prefix}-second"
+assert in_thread(lambda: Lock("k", store=url)._store.identity).endswith("-second")
+without.set_default()
+try:
+    in_thread(place)
+except Exception as error:
+    assert "no current app" in str(error), error
+else:
+    raise AssertionError("one of two places was taken")
+"""
+
+
 @pytest.mark.parametrize(
     "program",
     [
@@ -209,6 +258,7 @@ assert not held_here()
         pytest.param(GONE, id="an app that nobody has any more does not count"),
         pytest.param(NO_APP, id="without an app, one is told to import it"),
         pytest.param(PROGRAM, id="every thread finds the only app and is told of several"),
+        pytest.param(THREADS, id="a worker's threads find its app, and the only place of several"),
     ],
 )
 def test_which_store_a_lock_is_in(redis_url, prefix, program):
