@@ -10,7 +10,7 @@ from celery_distlock.stores.values import Reply, Status
 from .engine.acquisition import acquire, held_here, release
 from .engine.key_locks import KeyLock, tell_conflict
 from .engine.lease import Hold, HoldState, Lease
-from .engine.owners import AnyTask, current_task, is_held_beside
+from .engine.owners import AnyTask, current_task, is_held_beside, is_held_beside_in_trio
 from .engine.upgrading import conflict, leave, upgrade
 from .errors import LockError, LockNotOwnedError
 from .key import UNSAID, Key
@@ -35,7 +35,7 @@ class Lock(KeyLock):
 
     In a coroutine it blocks the event loop, and says so by a :exc:`RuntimeWarning`:
     :class:`~celery_distlock.AsyncLock` is the one for there. Its owner is the asyncio task then,
-    not the thread that runs it.
+    not the thread that runs it. In a task of trio's, too, it is that task.
 
     Args:
         key: Any text; or a :class:`~celery_distlock.Key`, which says also how much of it. After its
@@ -125,6 +125,11 @@ class Lock(KeyLock):
             return self._upgrade(entered.hold, task, patience) if entered.upgrade else None
         if task is not None:
             self._warn_of_blocking(store, task, patience, stacklevel=4)
+        elif patience is None and is_held_beside_in_trio(store.identity, self.key):
+            raise LockError(
+                f"lock {shown(self.key)!r} is held by another task of this trio loop, which cannot"
+                " release it while Lock() blocks the loop; take it in trio.to_thread.run_sync"
+            )
         hold = self._new_hold(store, task)
         reply = acquire(hold, timeout=patience)
         if reply.status is not Status.GRANTED:

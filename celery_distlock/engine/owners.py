@@ -1,5 +1,5 @@
 """
-Who holds what in this process: an asyncio task, or a thread (under gevent, a greenlet).
+Who holds what in this process: a task of asyncio or trio, or a thread (under gevent, a greenlet).
 
 Code that a running event loop runs as a task acts for that task, all other code for its thread.
 What an owner holds is counted here, so that taking a held key again costs no round trip and cannot
@@ -10,6 +10,8 @@ then is renewed no more.
 import asyncio
 import collections
 import contextlib
+import sys
+from collections.abc import MutableMapping
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
@@ -29,11 +31,12 @@ __all__ = [
     "hold_around",
     "hold_here",
     "is_held_beside",
+    "is_held_beside_in_trio",
     "tasks_that_took",
     "turns_of",
 ]
 
-Holds: TypeAlias = dict[tuple[str, str], Hold]  # by store identity and key
+Holds: TypeAlias = MutableMapping[tuple[str, str], Hold]  # by store identity and key
 AnyTask: TypeAlias = asyncio.Task[Any]
 
 # The forking thread's are the parent's, and so are its loops' tasks'.
@@ -41,6 +44,17 @@ _of_threads: "PerProcess[PerThread[Holds]]" = PerProcess(lambda: PerThread(dict)
 _of_tasks: "PerProcess[WeakKeyDictionary[AnyTask, Holds]]" = PerProcess(
     WeakKeyDictionary, ForkStage.HOLDS
 )
+_of_trio: "PerProcess[PerThread[WeakKeyDictionary[Any, Holds]]]" = PerProcess(
+    lambda: PerThread(WeakKeyDictionary), ForkStage.HOLDS
+)
+
+
+class _InALoop(collections.ChainMap[tuple[str, str], Hold]):
+    """What a task of trio's holds, and its thread around the loop: that may be entered, too."""
+
+    def __delitem__(self, name: tuple[str, str]) -> None:
+        holds = next((each for each in self.maps if name in each), self.maps[0])
+        del holds[name]
 
 
 def current_task() -> AnyTask | None:
@@ -53,16 +67,27 @@ def current_task() -> AnyTask | None:
     return None if task is None or greenlets_library() else task
 
 
+def _current_trio_task() -> Any:
+    trio: Any = sys.modules.get("trio.lowlevel")
+    try:
+        return None if trio is None else trio.current_task()
+    except (AttributeError, RuntimeError):  # it is being imported; no loop runs in this thread
+        return None
+
+
 def held_here() -> Holds:
     """Return what this code's owner holds."""
     return held_by(current_task())
 
 
 def held_by(task: AnyTask | None) -> Holds:
-    """Return what *task* holds; None: this thread."""
+    """Return what *task* holds; None: this thread, and the task of trio's that it runs."""
     if task is not None:
         return _of_tasks.value.setdefault(task, {})
-    return _of_threads.value.value
+    holds = _of_threads.value.value
+    if (trio_task := _current_trio_task()) is not None:
+        return _InALoop(_of_trio.value.value.setdefault(trio_task, {}), holds)
+    return holds
 
 
 def tasks_that_took(taker: object) -> list[AnyTask]:
@@ -80,6 +105,13 @@ def is_held_beside(task: AnyTask, identity: str, key: str) -> bool:
         for other in alive
         if other is not None and not other.done()
     )
+
+
+def is_held_beside_in_trio(identity: str, key: str) -> bool:
+    """As `is_held_beside`, of the tasks of the trio loop that this thread runs."""
+    here = _current_trio_task()
+    others = [holds for task, holds in _of_trio.value.value.items() if task is not here]
+    return here is not None and any((identity, key) in holds for holds in others)
 
 
 def hold_here(identity: str, key: str) -> Hold | None:
