@@ -435,13 +435,14 @@ class StoreProducer:
         header = replace(kept, woken=True, run=run, parked_at=call.name, sent=True)
         exchange, routing_key = how.get("exchange") or "", how.get("routing_key") or ""
         exchange = str(getattr(exchange, "name", exchange))
-        if not call.runtime.trust.knows_route(str(call.task.name), exchange, routing_key):
+        where, declared = (exchange, routing_key), how.get("declare") or ()
+        if not call.runtime.trust.knows_route(str(call.task.name), *where, declared=declared):
             return self._publish(content, how, self._in_time(headers))  # nobody would wake it
         by_broker = replace(kept, outages=1)  # so that nobody takes it for a second call
         if self._store_is_away:
             return self._publish(content, how, self._in_time(headers), by_broker)
         try:
-            destination = destination_of(exchange, routing_key)
+            destination = destination_of(*where)
             sent = call.send(run, header, content, how, self._identity, destination)
         except StoreUnavailableError as error:
             if self._identity is not None and self._identity.replaces == run:

@@ -19,11 +19,12 @@ import functools
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from celery import Celery
 from celery.app.routes import MapRoute
+from kombu import Queue
 from kombu.compression import get_decoder
 from kombu.exceptions import SerializerNotInstalled
 from kombu.serialization import TRUSTED_CONTENT  # type: ignore[attr-defined]
@@ -127,7 +128,13 @@ class Trust:
         return checked
 
     def knows_route(
-        self, task: str, exchange: str, routing_key: str, *, signed: bool = False
+        self,
+        task: str,
+        exchange: str,
+        routing_key: str,
+        *,
+        signed: bool = False,
+        declared: Iterable[Any] = (),
     ) -> bool:
         """
         Whether what is sent with *routing_key* to *exchange* comes to a queue of this app.
@@ -136,7 +143,8 @@ class Trust:
         that this process has sent a task to), or of *task*'s own route; and another exchange than
         the broker's default one has to be among those that such a queue is bound to, by that
         routing key. Where a secret vouches for it, any queue will do: the process that has parked
-        it knew the queue.
+        it knew the queue. So will one that is *declared* as the task is sent: whichever worker
+        takes from it knows it by its name, though not what it is bound to.
         """
         if len(routing_key) > LONGEST_ROUTING_KEY or self._is_reserved(exchange or routing_key):
             return False
@@ -148,7 +156,9 @@ class Trust:
                 _leads_to(queue, exchange, routing_key) for queue in list(dict.values(queues))
             )
         # Not by `queues[...]`, which makes up the queues that there are not.
-        return signed or dict.__contains__(queues, routing_key) or routing_key in self._routes(task)
+        if signed or dict.__contains__(queues, routing_key) or routing_key in self._routes(task):
+            return True
+        return any(isinstance(each, Queue) and each.name == routing_key for each in declared)
 
     def queues_of(self, exchange: str, routing_key: str) -> list[str]:
         """Return the names of the queues to which such a message comes, as far as is known."""

@@ -159,6 +159,16 @@ def test_a_process_that_has_sent_a_task_to_a_queue_knows_it(new_app):
     assert knows(app, "", "ad-hoc")
 
 
+def test_a_queue_that_a_call_declares_is_known_for_it(new_app):
+    app, declared = new_app(), [Exchange("others"), Queue("ad-hoc", Exchange("others"), "key")]
+
+    assert knows(app, "", "ad-hoc", declared=declared)
+    assert not knows(app, "", "others", declared=declared)
+    assert not knows(app, "others", "key", declared=declared)  # its worker may not know that
+    assert not knows(app, "", "celeryev.1", declared=[Queue("celeryev.1")])
+    assert not knows(app, "", "ad-hoc")
+
+
 def test_a_queue_by_its_alias_is_no_name_of_a_queue_at_the_broker(new_app):
     app = new_app(task_queues=[Queue("books", Exchange("media"), "b", alias="alias")])
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import Celery, chain, chord, group, signals
+from kombu import Queue
 
 from celery_distlock import signals as lock_signals
 from celery_distlock.errors import ConfigurationError, DuplicateTaskError, StoreUnavailableError
@@ -61,6 +62,22 @@ def test_arguments_by_name_are_the_same_call(site, key):
 
     assert second.id == first.id
     first.get(timeout=30)
+
+
+@pytest.mark.parametrize("by", ["name", "object"])
+def test_a_call_to_a_queue_that_this_process_has_not_configured_is_compared(site, key, by):
+    task, queue = site.tasks.work_once["started"], f"of-{by}-{key}"
+    with site.held(key):
+        first, second = [
+            task.apply_async((key, 1), queue=queue if by == "name" else Queue(queue))
+            for _ in range(2)
+        ]
+        assert site.look(key).waiting == 1
+        site.app.control.add_consumer(queue, reply=True, timeout=10.0, limit=len(site.workers))
+
+    assert (first.joined, second.joined) == (False, True)
+    assert second.get(timeout=30) == 0
+    assert runs(site, key) == [1]
 
 
 def test_of_many_calls_while_one_runs_one_more_runs(site, key):
