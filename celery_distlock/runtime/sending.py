@@ -21,7 +21,12 @@ from kombu.serialization import dumps, loads
 
 from celery_distlock import signals
 from celery_distlock.engine.wants import ensure_able, want_of
-from celery_distlock.errors import ConfigurationError, DuplicateTaskError, StoreUnavailableError
+from celery_distlock.errors import (
+    ConfigurationError,
+    DuplicateTaskError,
+    LockKeyError,
+    StoreUnavailableError,
+)
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.settings import check_via
@@ -84,6 +89,8 @@ def apply_async(
         ConfigurationError: The task, or the store, is not for that.
         LockKeyError: No key can be made of the arguments.
         StoreUnavailableError: The store does not answer, and `lock_on_outage` is ``"fail"``.
+
+    A link, and a retry, is sent by the broker instead of these, see `_is_sent_by_celery`.
     """
     via, unique = options.pop("lock_via", UNSET), options.pop("lock_unique", UNSET)
     runtime = Runtime.of(task.app)
@@ -95,23 +102,19 @@ def apply_async(
             f"task {task.name}: of one call lock_unique can only be None, not {unique!r}; say the"
             " rule where the task is declared"
         )
-    arguments = as_they_arrive(task, plan, args, kwargs, options)
-    keys = plan.rule.keys(*arguments)
-    if not keys:
+    rule = None if unique is None else plan.unique
+    try:
+        arguments = as_they_arrive(task, plan, args, kwargs, options)
+        call = _call_of(task, runtime, plan, arguments, options)
+        if call is not None and rule is not None and plan.identity is not None:
+            name = plan.identity.of(*arguments)
+            call = replace(call, terms=_terms(task, rule, name, options))
+    except (LockKeyError, ConfigurationError):
+        if not _is_sent_by_celery(options):
+            raise
+        call = None  # its own run says so
+    if call is None:
         return apply(args, kwargs, producer=producer, **options)
-    if len(keys) > 1:
-        raise ConfigurationError(
-            f"task {task.name}: lock_via='store' waits at one key, and lock_key returned"
-            f" {len(keys)}; have it return one, or send the task by lock_via='broker'"
-        )
-    store = runtime.store
-    ensure_able(store, keys, f"task {task.name}")
-    if not isinstance(store, SendingStore) or Ability.SEND not in store.abilities:
-        raise ConfigurationError(
-            f"task {task.name}: lock_via='store' needs a store that can {Ability.SEND.value};"
-            f" {store.address} cannot"
-        )
-    call = _Call(task, runtime, plan, store, keys[0], _delay(task, options))
     connection, producer = (
         options.pop("connection", None),
         producer or options.pop("publisher", None),
@@ -127,20 +130,53 @@ def apply_async(
         with StoreProducer(this, identity, producer, connection, store_is_away=away) as through:
             return apply(args, kwargs, **ours, producer=through)
 
-    rule, identity = plan.unique, plan.identity
-    if rule is None or identity is None or unique is None:
+    if rule is None:
         return send(None)
-    name = identity.of(*arguments)
-    call = replace(call, terms=_terms(task, rule, name, options))
     if any(options.get(option) for option in OBLIGING):
         return send(call.terms._replace(replaces=KEEPS))
     try:
         return _send_once(call, rule, send)
     except StoreUnavailableError as error:
-        if rule.on_outage == "raise":
+        if rule.on_outage == "raise" and not call.by_celery:
             raise
         logger.warning("%s is sent in any case, the lock store is away: %s", task.name, error)
         return send(None, away=True)
+
+
+def _call_of(
+    task: Task,
+    runtime: Runtime,
+    plan: Plan,
+    arguments: tuple[Sequence[Any], Mapping[str, Any]],
+    options: Mapping[str, Any],
+) -> "_Call | None":
+    """Return a call, which has no identity yet; None: it needs no key."""
+    keys = plan.rule.keys(*arguments)
+    if not keys:
+        return None
+    if len(keys) > 1:
+        raise ConfigurationError(
+            f"task {task.name}: lock_via='store' waits at one key, and lock_key returned"
+            f" {len(keys)}; have it return one, or send the task by lock_via='broker'"
+        )
+    store = runtime.store
+    ensure_able(store, keys, f"task {task.name}")
+    if not isinstance(store, SendingStore) or Ability.SEND not in store.abilities:
+        raise ConfigurationError(
+            f"task {task.name}: lock_via='store' needs a store that can {Ability.SEND.value};"
+            f" {store.address} cannot"
+        )
+    delay, by_celery = _delay(task, options), _is_sent_by_celery(options)
+    return _Call(task, runtime, plan, store, keys[0], delay, by_celery)
+
+
+def _is_sent_by_celery(options: Mapping[str, Any]) -> bool:
+    """
+    Whether it is a link or a retry, sent as the task before it ends.
+
+    An error here would be told as the end of that one, which may have done its work.
+    """
+    return bool(options.get("parent_id") or options.get("retries"))
 
 
 def _send_once(call: "_Call", rule: CallRule, send: Callable[..., Any]) -> Any:
@@ -150,7 +186,7 @@ def _send_once(call: "_Call", rule: CallRule, send: Callable[..., Any]) -> Any:
         replaces = bearer.run if bearer is not None and _gives_way(bearer, rule, call) else ""
         if bearer is not None and not replaces:
             task_id = task_id_of(bearer.run)
-            if rule.duplicate == "raise":
+            if rule.duplicate == "raise" and not call.by_celery:
                 raise DuplicateTaskError(task_id)
             call.tell("task_joined", task_id)
             return _joined(call.task, task_id, silent=bearer.silent)
@@ -307,6 +343,7 @@ class _Call:
     store: SendingStore
     key: Key
     delay: float
+    by_celery: bool  # see `_is_sent_by_celery`
     terms: Identity = NONE  # which it is to have
 
     @property
@@ -449,7 +486,7 @@ class StoreProducer:
                 raise  # by the broker it would be a second delivery of what it was to replace
             rule = call.plan.unique
             raises = rule.on_outage == "raise" if rule else call.plan.settings.on_outage == "fail"
-            if raises:
+            if raises and not call.by_celery:  # else it fails itself, if the store is still away
                 raise
             logger.warning(
                 "%s[%s] is sent by the broker, the lock store is away: %s",

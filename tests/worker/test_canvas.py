@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from celery import chain, chord, group
 
+from celery_distlock.errors import LockKeyError
+
 SQUARES = sum(number * number for number in range(10))
 
 
@@ -73,6 +75,14 @@ def test_a_chain_whose_every_link_is_parked_goes_on(site, key):
         site.wait_queued(keys[2])
 
     assert result.get(timeout=30) == 11
+
+
+def test_a_link_whose_key_cannot_be_made_fails_by_itself(site, key):
+    link = chain(site.tasks.add.si(1, 2), site.tasks.miss_attribute.si(key))()
+
+    with pytest.raises(LockKeyError):
+        link.get(timeout=30)
+    assert link.parent.get(timeout=30) == 3
 
 
 def test_a_parked_task_may_be_replaced(site, key):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from celery import chain
 
 from celery_distlock import Lock, LockedTask
 from celery_distlock.errors import ConfigurationError, StoreUnavailableError
@@ -68,6 +69,26 @@ def test_a_call_is_refused_while_the_store_is_away_if_the_task_is_to_fail_then(
         tasks.fail_on_outage.delay(key)
 
     assert messages(redis_url, prefix) == []
+
+
+def test_a_link_fails_by_itself_while_the_store_is_away_if_it_is_to_fail_then(tasks, start, key):
+    tasks.server.stop()
+    start()
+
+    link = chain(tasks.add.s(1, 2), tasks.fail_on_outage.si(key))()
+
+    with pytest.raises(StoreUnavailableError):
+        link.get(timeout=60)
+    assert link.parent.get(timeout=30) == 3
+
+
+def test_a_retry_goes_by_the_broker_while_the_store_is_away(tasks, redis_url, prefix, key):
+    tasks.server.stop()
+
+    tasks.fail_on_outage.apply_async((key,), task_id=key, retries=1)
+
+    (message,) = messages(redis_url, prefix)
+    assert message["headers"]["distlock"]["outages"] == 1
 
 
 def test_what_the_store_has_all_the_same_runs_once(tasks, start, redis_url, prefix, key):

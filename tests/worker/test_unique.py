@@ -248,6 +248,18 @@ def test_a_second_call_raises(site, key):
     first.get(timeout=30)
 
 
+def test_a_link_that_is_a_second_call_leaves_the_task_before_it_its_success(site, key):
+    task = site.tasks.work_once["raise"]
+    with site.held(key):
+        first = task.delay(key, 1)
+
+        before = site.tasks.add.apply_async((1, 2), link=task.si(key, 1))
+
+        assert before.get(timeout=30) == 3
+    first.get(timeout=30)
+    assert runs(site, key) == [1]
+
+
 # What is alike
 
 
