@@ -7,7 +7,6 @@ which it would have sent. Celery's own part of a call (routing, signals, the res
 
 import contextlib
 import datetime
-import functools
 import logging
 import math
 import numbers
@@ -412,6 +411,7 @@ class StoreProducer:
         self._store_is_away = store_is_away
         self._is_sent = False
         self._acquired = contextlib.ExitStack()
+        self._producer: Any = None
         self._given = producer
         if connection is not None:
             self._given = call.task.app.amqp.Producer(connection, auto_declare=False)
@@ -422,14 +422,19 @@ class StoreProducer:
     def __exit__(self, *exc_info: object) -> None:
         self._acquired.__exit__(*exc_info)  # type: ignore[arg-type]
 
-    @functools.cached_property
+    @property
     def _real(self) -> Any:
-        return self._acquired.enter_context(self._call.task.app.producer_or_acquire(self._given))
+        # No cached property: before Python 3.12 all of them share a mutex, and who has that would
+        # wait for the pool, whose producers may be held by who waits for the mutex.
+        if self._producer is None:
+            found = self._call.task.app.producer_or_acquire(self._given)
+            self._producer = self._acquired.enter_context(found)
+        return self._producer
 
     @property
     def connection(self) -> Any:
         """The real one's; before that is acquired, what stands for it."""
-        if self._given is None and "_real" not in self.__dict__:
+        if self._given is None and self._producer is None:
             return self._original
         return self._real.connection
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -156,6 +158,30 @@ def test_an_app_wide_way_is_for_those_tasks_that_can(app, redis_url, prefix):
 
     (message,) = messages(redis_url, prefix)
     assert "distlock" not in message["headers"]
+
+
+@pytest.fixture
+def producer(app):
+    """The only one that the app has."""
+    app.conf.broker_pool_limit = 1
+    return app.producer_pool.acquire(block=True)
+
+
+def test_who_waits_for_a_producer_keeps_nobody_from_using_their_own(app, producer):
+    task = app.task(base=LockedTask, bind=True, lock_key="{key}")(keys_of)
+    waiting = Thread(target=task.delay, args=("k",))
+    waiting.start()
+    wait_until(lambda: Runtime.of(app).store.inspect("k").runs, what="the key to be kept for it")
+    time.sleep(0.2)  # for it to come to where it waits
+
+    own = Thread(target=task.apply_async, args=(("other",),), kwargs={"producer": producer})
+    own.start()
+    own.join(10)
+
+    hangs = own.is_alive()
+    producer.release()
+    waiting.join(10)
+    assert not hangs
 
 
 def test_a_store_that_cannot_is_named_by_who_sends(app, monkeypatch):
