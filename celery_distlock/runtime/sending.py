@@ -465,7 +465,18 @@ class StoreProducer:
         content = Content.of(dumps(body, serializer=serializer))
         result = self._send(run, headers, content, how)
         self._is_sent = True
+        if self._call.task.app.conf.task_send_sent_event:
+            self._acquire_for_event()
         return result
+
+    def _acquire_for_event(self) -> None:
+        """
+        Acquire the real one before Celery takes its mutex for events, as it does itself.
+
+        Those who have all the pool's producers may wait for that mutex.
+        """
+        with contextlib.suppress(*broker_errors(self.connection)):  # the call is accepted
+            self._real  # noqa: B018
 
     def _send(
         self, run: str, headers: Mapping[str, Any], content: Content, how: Mapping[str, Any]

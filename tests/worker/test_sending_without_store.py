@@ -184,6 +184,26 @@ def test_who_waits_for_a_producer_keeps_nobody_from_using_their_own(app, produce
     assert not hangs
 
 
+def test_who_waits_for_a_producer_for_an_event_keeps_nobody_from_sending_theirs(app, producer):
+    app.conf.task_send_sent_event = True
+    task = app.task(base=LockedTask, bind=True, lock_key="{key}")(keys_of)
+    store: Any = Runtime.of(app).store
+    with Lock("k", store=store):
+        waiting = Thread(target=task.delay, args=("k",))
+        waiting.start()
+        wait_until(lambda: store.inspect("k").waiting, what="the call to wait")
+        time.sleep(0.2)  # for it to come to where it waits for the producer
+
+        own = Thread(target=task.apply_async, args=(("other",),), kwargs={"producer": producer})
+        own.start()
+        own.join(10)
+
+        hangs = own.is_alive()
+        producer.release()
+        waiting.join(10)
+    assert not hangs
+
+
 def test_a_store_that_cannot_is_named_by_who_sends(app, monkeypatch):
     task = app.task(base=LockedTask, bind=True, lock_key="{key}", lock_via="store")(keys_of)
     runtime = Runtime.of(app)
