@@ -421,7 +421,7 @@ def publish(
     # kombu's Redis transport drops a message to an exchange that this connection has not declared.
     declare = [
         queue
-        for queue in app.amqp.queues.values()
+        for queue in list(dict.values(app.amqp.queues))  # another thread may add one
         if exchange and exchange in {place.name for place in places_of(queue)}
     ]
     with forks.no_fork(), app.producer_or_acquire() as producer:

@@ -15,7 +15,7 @@ from celery.exceptions import Reject
 from kombu import Exchange, Producer, Queue
 from kombu.exceptions import OperationalError
 
-from celery_distlock.runtime import requeueing
+from celery_distlock.runtime import messages, requeueing
 from celery_distlock.runtime.messages import LockHeader, broker_reason, publish, seal
 from celery_distlock.runtime.received import HEADER, Received
 from celery_distlock.runtime.reporting import Report
@@ -202,3 +202,19 @@ def test_an_exchange_that_was_made_known_can_be_declared_as_kombu_does():
 
         with app.producer_or_acquire() as producer:
             producer.publish("next", routing_key="others.new", declare=[queue])
+
+
+def test_a_message_is_sent_while_another_thread_gives_the_app_a_queue(monkeypatch):
+    request = request_of({"id": "1", "task": "work"}, body="[[], {}, {}]")
+    request.delivery_info = {"exchange": "others", "routing_key": "others"}
+    with Celery("queues", broker="memory://", set_as_current=False) as app:
+        queues = app.amqp.queues
+
+        def places_of(queue: Queue) -> list[Exchange]:
+            queues["another"]  # as in another thread, which sends a task there
+            return [queue.exchange]
+
+        monkeypatch.setattr(messages, "places_of", places_of)
+        publish(app, seal(request, LockHeader()))
+
+        assert set(queues) == {"celery", "another"}
