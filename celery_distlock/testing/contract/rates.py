@@ -9,13 +9,14 @@ from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.timing import TimedStore
-from celery_distlock.stores.values import Limit, Starts, Status, Want
+from celery_distlock.stores.values import ALONE, Limit, Starts, Status, Want
 
 from .actions import (
     BUSY,
     DONE,
     GRANTED,
     PATIENCE,
+    RESERVED,
     YES,
     Waiter,
     ask,
@@ -422,6 +423,21 @@ class Rates(Given):
         pass_time(PER + MORE)
         wake = wait_until(lambda: swept(store), "a sweep")[0]
         assert wake.run == "run"
+
+    @rates
+    @parks
+    def test_time_does_nothing_for_a_run_that_has_its_part_and_waits_for_another_key(
+        self, store: ParkingStore
+    ) -> None:
+        want = so_often(2)
+        take(store, "k", "a")
+        replies = stand(store, "jk", wants=(want, ALONE))
+        assert [reply.status for reply in replies] == [RESERVED, Status.PARKED]
+        again: dict[str, float | None] = {}
+
+        woken = list(TimedStore.of(store).wake_due(["j"], again))
+
+        assert (woken, again) == ([], {"j": None})
 
     @rates
     @weighs

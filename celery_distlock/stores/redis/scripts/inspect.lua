@@ -19,7 +19,6 @@
 local MOST_HOLDERS = 100
 local FIRST = 1 -- µs: where one stands before whom nobody is to go, whenever he came
 local MOST_CALLS = 50 -- that are looked at one by one
-local MOST_PASSED = 10 -- of those who wait, who have their part already
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local now_ms = now / 1000
@@ -110,16 +109,6 @@ local function told()
 end
 if waiting == 0 and redis.call('EXISTS', LATER, CALLS) == 0 then
     return told() -- most keys
-end
-
--- The first who waits and has no part of the key yet.
-local function first_in_line()
-    for _, member in ipairs(redis.call('ZRANGE', QUEUE, 0, MOST_PASSED)) do
-        local run = string.match(member, '^p:(.*)$')
-        if not (run and redis.call('HEXISTS', TASKS, 'k:' .. run) == 1 and keeps_for(run)) then
-            return member
-        end
-    end
 end
 
 local function count_identities()

@@ -223,7 +223,7 @@ end
 
 -- Tells when time alone lets the first of those who wait enter, or who is next, if it may not now.
 local function look_ahead(now, member, is_here)
-    member = member or redis.call('ZRANGE', QUEUE, 0, 0)[1]
+    member = member or first_in_line()
     local in_ms = member and opens_in(now, member)
     if in_ms then
         look_in(in_ms)

@@ -1,6 +1,18 @@
 -- times.lua: when time alone lets somebody enter who has to wait now.
 -- KEYS lock queue tasks woken fence done rate
 
+local MOST_PASSED = 10 -- of those who wait, who have their part already
+
+-- The first who waits and has no part of the key yet, unless it stands far behind.
+local function first_in_line()
+    for _, member in ipairs(redis.call('ZRANGE', QUEUE, 0, MOST_PASSED)) do
+        local run = string.match(member, '^p:(.*)$')
+        if not (run and redis.call('HEXISTS', TASKS, 'k:' .. run) == 1 and keeps_for(run)) then
+            return member
+        end
+    end
+end
+
 -- The end (ms) of the first rest of a part of the key.
 local function first_end_of_rest()
     local first
