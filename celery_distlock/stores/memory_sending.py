@@ -37,7 +37,7 @@ class MemorySending(MemoryTiming, SendingStore):
 
     def inherit(self, key: str, identity: Identity, run: str) -> None:
         with self._mutex:
-            state = self._known(slot_name(key))
+            state = self._entered(slot_name(key))
             call = state.calls.get(identity.name)
             if call is not None and task_id_of(call.run) == task_id_of(run):
                 state.calls[identity.name] = call._replace(run=run)

@@ -179,6 +179,12 @@ class Identities(Given):
         assert store.peek("k", "same") == Bearer("task:0:1:0", Where.COMING)
 
     @sends
+    def test_one_that_is_put_back_by_the_broker_passes_it_on(self, store: SendingStore) -> None:
+        store.inherit("k", Identity("same", 60.0), "task:0:1:0")
+
+        assert store.peek("k", "same") == Bearer("task:0:1:0", Where.ENDED)
+
+    @sends
     def test_what_another_task_has_is_not_passed_on(self, store: SendingStore) -> None:
         take(store, "k", "a")
         send(store, "k", "task:0:0:0", identity=SAME)
