@@ -1,5 +1,5 @@
 -- return.lua: tell one who found the key taken, and does not queue, when to come again.
--- KEYS lock queue returns
+-- KEYS lock queue tasks returns
 -- ARGV hold_ms least_ms most_ms
 -- returns in how many ms its turn is expected | -1: not within most_ms; none is kept for it
 --
@@ -9,7 +9,7 @@
 -- Nothing is promised by a turn and nobody is kept out by one: they only keep those who come again
 -- from coming all at once, or long after the key is free.
 
-local LOCK, QUEUE, RETURNS = KEYS[1], KEYS[2], KEYS[3]
+local LOCK, QUEUE, TASKS, RETURNS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local hold_ms, least_ms, most_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 
 local SHORTEST_MS = 10 -- a hold, with what a message takes to come
@@ -33,11 +33,20 @@ end
 local hold = math.max(usual_ms, SHORTEST_MS)
 -- The token is the time of the grant. Nobody knows when one will end who has had the key for longer
 -- than usual: the longer that is, the later he is looked at again.
-local held = redis.call('HMGET', LOCK, 'token', 'owner', 'holders')
-local since_ms = number(held[1]) / 1000
+-- Likewise of an operator who lets nobody enter, and does not say until when.
+local held = redis.call('HMGET', LOCK, 'token', 'owner', 'holders', 'rest')
+local limit = redis.call('HGET', TASKS, 'limit') or ''
+local until_ms, set_at = string.match(limit, '^0/?%S* (%d+) (%d+) ')
+local is_paused = until_ms == '0'
+local since_ms = number(is_paused and set_at or held[1]) / 1000
 local age_ms = since_ms > 0 and math.max(0, now_ms - since_ms) or 0
 local left_ms = hold - age_ms
-if string.find(held[2] or '', 'parked:resting:', 1, true) == 1 then
+local opens_ms = math.max(number(until_ms), number(held[4])) - now_ms
+if is_paused then
+    left_ms, hold = math.max(OVERTIME * age_ms, least_ms), math.max(hold, age_ms)
+elseif opens_ms > 0 then
+    left_ms = math.max(left_ms, opens_ms) -- nobody enters before, whoever gives it up
+elseif string.find(held[2] or '', 'parked:resting:', 1, true) == 1 then
     left_ms = redis.call('PTTL', LOCK) -- it rests, and nobody gives it up before
 elseif number(held[3]) > 1 then
     left_ms, hold = hold / held[3], hold / held[3] -- one of several ends every so often
