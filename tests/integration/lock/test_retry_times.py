@@ -86,6 +86,34 @@ def test_a_holder_who_is_very_late_is_given_three_quarters_of_that(redis_store, 
     assert 0.75 <= told <= 0.75 * (time.monotonic() - begin) + 0.1
 
 
+def enter(redis_store, count):
+    for number in range(count):
+        redis_store.acquire(AcquireRequest("k", f"a{number}", LEASE, want=Want(1, 0)))
+
+
+def test_one_of_several_is_likely_to_end_every_so_often(redis_store, turn):
+    enter(redis_store, 2)
+
+    assert 4.0 < turn(usual=10.0) <= 5.0
+
+
+def test_several_are_late_when_the_youngest_is(redis_store, turn):
+    enter(redis_store, 1)
+    time.sleep(1.0)
+    enter(redis_store, 2)
+
+    assert 0.1 < turn(usual=0.5, within=(5.0, 60.0)) <= 0.3
+
+    time.sleep(0.5)
+    assert 4.9 <= turn(usual=0.5, within=(5.0, 60.0)) <= 5.1
+
+
+def test_very_many_are_left_alone_for_the_least(redis_store, turn):
+    enter(redis_store, 70)
+
+    assert 4.9 <= turn(usual=0.01, within=(5.0, 60.0)) <= 5.1
+
+
 def test_a_pause_without_an_end_is_as_a_holder_who_is_late(redis_store, turn):
     redis_store.set_limit("k", Limit(0))
 

@@ -15,6 +15,8 @@ local hold_ms, least_ms, most_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumbe
 local SHORTEST_MS = 10 -- a hold, with what a message takes to come
 local SHARE = 0.5 -- of a hold is between two turns: better two come for a key than none
 local OVERTIME = 0.75 -- of what a hold has taken is what it is given then
+local FEW = 64 -- holders that are looked through; more of them are taken for late
+local SINCE = '^%d+ %d+ %-?%d+ %d+ (%d+) ' -- in what units.lua notes of a holder
 local KEPT_MS = 60000 -- after the last turn, what is known of the key
 
 -- What somebody else has written there counts for nothing.
@@ -25,6 +27,18 @@ end
 
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + time[2] / 1000
+
+-- For how long the one of several has had the key who was granted it last.
+local function youngest_age_ms()
+    local last = 0
+    local fields = redis.call('HGETALL', LOCK)
+    for i = 1, #fields, 2 do
+        local since = string.sub(fields[i], 1, 2) == 'h:' and string.match(fields[i + 1], SINCE)
+        last = math.max(last, number(since))
+    end
+    return last > 0 and now_ms - last / 1000 or 0
+end
+
 local told = redis.call('HMGET', RETURNS, 'next', 'hold')
 local usual_ms = number(told[2])
 if hold_ms > 0 then
@@ -32,9 +46,10 @@ if hold_ms > 0 then
 end
 local hold = math.max(usual_ms, SHORTEST_MS)
 -- The token is the time of the grant. Nobody knows when one will end who has had the key for longer
--- than usual: the longer that is, the later he is looked at again.
--- Likewise of an operator who lets nobody enter, and does not say until when.
+-- than usual: the longer that is, the later he is looked at again. Likewise of an operator who lets
+-- nobody enter, and does not say until when.
 local held = redis.call('HMGET', LOCK, 'token', 'owner', 'holders', 'rest')
+local holders = number(held[3])
 local limit = redis.call('HGET', TASKS, 'limit') or ''
 local until_ms, set_at = string.match(limit, '^0/?%S* (%d+) (%d+) ')
 local is_paused = until_ms == '0'
@@ -48,8 +63,14 @@ elseif opens_ms > 0 then
     left_ms = math.max(left_ms, opens_ms) -- nobody enters before, whoever gives it up
 elseif string.find(held[2] or '', 'parked:resting:', 1, true) == 1 then
     left_ms = redis.call('PTTL', LOCK) -- it rests, and nobody gives it up before
-elseif number(held[3]) > 1 then
-    left_ms, hold = hold / held[3], hold / held[3] -- one of several ends every so often
+elseif holders > 1 then
+    local youngest_ms = holders <= FEW and youngest_age_ms()
+    if youngest_ms and youngest_ms <= hold then
+        left_ms = hold / holders -- one of several ends every so often
+    else
+        left_ms = math.max(OVERTIME * (youngest_ms or 0), least_ms)
+    end
+    hold = math.max(hold, youngest_ms or 0) / holders
 elseif left_ms < 0 then
     left_ms, hold = math.max(OVERTIME * age_ms, least_ms), age_ms
 end
