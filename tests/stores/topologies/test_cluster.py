@@ -217,20 +217,28 @@ def test_a_slot_half_way_can_be_renewed_and_given_up(cluster, store):
     assert store.acquire(AcquireRequest(free, "b", 60.0)).status is Status.GRANTED
 
 
-def stand_everywhere(store: RedisStore) -> ReleaseRequest:
-    """Have a key be in each of its records, and return what gives it up: one has all of it."""
-    want, again = Want(1, 1, rates=(Rate(1000, 1.0),)), Completion.YES_AND_MAY_COME_AGAIN
-    store.acquire(AcquireRequest("k", "first", 60.0, run="first", want=want))
-    for run in ("next", "last"):
+RATED = (Rate(1000, 1.0),)
+
+
+def stand_everywhere(store: RedisStore, capacity: int = 1) -> ReleaseRequest:
+    """Have a key be in each of its records, and return what gives it up: one alone has it."""
+    alone, again = Want(1, 1, rates=RATED), Completion.YES_AND_MAY_COME_AGAIN
+    want = Want(1, capacity, rates=RATED)
+    store.acquire(AcquireRequest("k", "first", 60.0, run="first", want=alone))
+    for run, of_it in {"next": want, "last": alone}.items():
         queue = ParkRequest(b"envelope")
-        store.acquire(AcquireRequest("k", "", 60.0, queue=queue, run=run, want=want))
+        store.acquire(AcquireRequest("k", "", 60.0, queue=queue, run=run, want=of_it))
     store.release(ReleaseRequest("k", "first", "first", again))
 
     def comes() -> bool:
         request = AcquireRequest("k", "next", 60.0, run="next", retain=True, want=want)
         return list(store.wake_next("k")) != [] or store.acquire(request).status is Status.GRANTED
 
-    wait_until(lambda: comes() and store.inspect("k").owner == "next", what="the next start")
+    def has_come() -> bool:
+        state = store.inspect("k")
+        return "next" in {state.owner, *(each.owner for each in state.holders)}
+
+    wait_until(lambda: comes() and has_come(), what="the next start")
     return ReleaseRequest("k", "next", "next", again)
 
 
@@ -251,6 +259,33 @@ def test_a_release_that_is_broken_off_while_its_slot_moves_is_none_of_a_lost_key
     with cluster.moving(slot("k"), other(cluster, "k")) as move:
         monkeypatch.setattr(request_runner.time, "sleep", lambda _: move.finish())
         assert store.release(give_up).released
+
+
+@pytest.mark.parametrize("capacity", [0, 1], ids=["upgrade", "downgrade"])
+def test_a_change_that_is_broken_off_while_its_slot_moves_leaves_the_holder_the_key(
+    cluster, store, capacity
+):
+    stand_everywhere(store, capacity)
+    change = store.downgrade if capacity == 1 else store.upgrade
+    with cluster.moving(slot("k"), other(cluster, "k")), suppress(StoreUnavailableError):
+        change("k", "next", 60.0)
+
+    assert list(store.wake_next("k")) == []
+    assert store.renew([Ownership("k", "next", 60.0)], 5.0)[0][0] is RenewOutcome.RENEWED
+    assert change("k", "next", 60.0).status is Status.GRANTED
+
+
+def test_a_release_that_is_broken_off_while_its_slot_moves_leaves_the_key_its_rest(cluster, store):
+    give_up = stand_everywhere(store)
+    assert store.rest("k", "next", 60.0)
+    with cluster.moving(slot("k"), other(cluster, "k")), suppress(StoreUnavailableError):
+        store.release(give_up)
+
+    store.release(give_up)
+    assert list(store.wake_next("k")) == []
+    state = store.inspect("k")
+    assert (state.owner, state.waiting) == ("", 1)
+    assert 0 < state.rest <= 60.0
 
 
 def test_a_waiter_is_told_though_its_slot_has_moved(cluster, store):

@@ -49,6 +49,21 @@ local function begin_to_write()
     redis.call('PEXPIRE', LOCK, math.max(1, redis.call('PTTL', LOCK)))
 end
 
+-- Leaves the record no fields but these, of which it has one at least. It is not deleted and made
+-- anew: while a cluster moves its slot, a script ends where it touches what it has deleted.
+local function keep_only(...)
+    local keeps = {}
+    for _, field in ipairs({ ... }) do
+        keeps[field] = true
+    end
+    local fields = redis.call('HGETALL', LOCK)
+    for i = 1, #fields, 2 do
+        if not keeps[fields[i]] then
+            redis.call('HDEL', LOCK, fields[i])
+        end
+    end
+end
+
 -- Who waits to have alone what it shares, and its inbox; nothing: nobody.
 local function upgrading(up)
     local inbox, owner = string.match(up or '', '^(%S*) (.+)$')
@@ -278,15 +293,15 @@ end
 local function vacate(owner, now)
     leave_start(owner, now)
     local holder, rest = unpack(redis.call('HMGET', LOCK, 'owner', 'rest'))
-    if holder == owner then
-        local token = redis.call('HGET', LOCK, 'token')
+    if holder == owner and (tonumber(rest or 0) or 0) > now / 1000 then
+        -- First: a full server refuses what begins with HSET.
+        redis.call('PEXPIRE', LOCK, math.ceil(tonumber(rest) - now / 1000))
+        keep_only('token', 'rest')
+        redis.call('HSET', LOCK, 'owner', SHARED, 'run', '', 'slots', '', 'since', 0)
+        redis.call('HSET', LOCK, 'used', 0, 'holders', 0, 'next', integer(EXACT))
+        return true
+    elseif holder == owner then
         redis.call('DEL', LOCK)
-        if (tonumber(rest or 0) or 0) > now / 1000 then
-            local never = integer(EXACT)
-            redis.call('HSET', LOCK, 'owner', SHARED, 'token', token, 'run', '', 'rest', rest)
-            redis.call('HSET', LOCK, 'used', 0, 'holders', 0, 'next', never, 'slots', '', 'since', 0)
-            redis.call('PEXPIRE', LOCK, math.ceil(tonumber(rest) - now / 1000))
-        end
         return true
     end
     local share = holder == SHARED and share_of(owner)
@@ -301,21 +316,15 @@ end
 -- Gives one who shares the key with nobody all of it; returns the token.
 local function convert(now, owner, lease_ms)
     local share = share_of(owner)
-    local again, rest, capacity, started =
-        unpack(redis.call('HMGET', LOCK, 'again:' .. share.run, 'rest', 'capacity', 'start:' .. owner))
+    local again, capacity = unpack(redis.call('HMGET', LOCK, 'again:' .. share.run, 'capacity'))
     local ends = math.max(share.ends, math.ceil(now / 1000) + tonumber(lease_ms))
-    redis.call('DEL', LOCK)
+    begin_to_write()
     local token = grant(now, owner, share.run, math.ceil(ends - now / 1000))
+    keep_only('owner', 'token', 'run', 'rest', 'start:' .. owner)
     if again then
         redis.call('HSET', LOCK, 'again', again)
     end
-    if rest then
-        redis.call('HSET', LOCK, 'rest', rest)
-        outlive_rest(now)
-    end
-    if started then
-        redis.call('HSET', LOCK, 'start:' .. owner, started)
-    end
+    outlive_rest(now)
     redis.call('HSET', LOCK, 'was', string.format('%d %d %d', share.units, share.slot, capacity or 0))
     return token
 end
