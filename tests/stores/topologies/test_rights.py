@@ -6,7 +6,8 @@ import inspect
 import itertools
 import re
 import shlex
-from contextlib import closing, contextmanager
+import time
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -18,6 +19,8 @@ from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.redis.permissions import IN_A_CLUSTER, REHEARSAL
 from celery_distlock.stores.redis.server_errors import said
+from celery_distlock.stores.requests import SendRequest
+from celery_distlock.stores.sending import Sent
 from celery_distlock.stores.timing import Settled, TimedStore
 from celery_distlock.stores.values import (
     Completion,
@@ -415,6 +418,62 @@ def test_a_right_that_scripts_lack_is_an_outage(opened, one_server_as_admin, pre
 
     with pytest.raises(StoreUnavailableError):
         opened(url).acquire(AcquireRequest("k", "a", 5.0))
+
+
+class Rights:
+    """A user who may do all that locks need, but for what is taken away for a while."""
+
+    def __init__(self, server: EmbeddedServer, prefix: str) -> None:
+        self._server = server
+        self._prefix = prefix
+        set_user(server, EXACT, prefix)
+
+    @contextmanager
+    def without(self, right: str) -> Iterator[None]:
+        with self._server.client() as client:
+            client.execute_command("ACL", "SETUSER", self._prefix, f"-{right}")
+            yield
+            client.execute_command("ACL", "SETUSER", self._prefix, f"+{right}")
+
+
+@pytest.fixture
+def rights(one_server_as_admin, prefix, monkeypatch) -> Rights:
+    monkeypatch.setattr("celery_distlock.stores.redis.request_runner.PAUSES", (0.0, 0.0))
+    return Rights(one_server_as_admin[0], prefix)
+
+
+@pytest.mark.parametrize("right", ["hdel", "zrem", "hexists"])
+def test_a_call_that_is_taken_in_by_half_is_not_accepted(
+    opened, one_server_as_admin, rights, right
+):
+    store = opened(one_server_as_admin[1])
+    call = SendRequest("k", "run", ParkRequest(b"envelope"), delay=60.0)
+    with rights.without(right), pytest.raises(StoreUnavailableError):
+        store.send(call)
+
+    assert store.send(call).sent is Sent.LATER
+    assert store.inspect("k").later == 1
+
+
+@pytest.mark.parametrize("right", ["hget", "hset", "zadd", "zrange", "zrem", "zscore"])
+def test_who_waits_outlasts_a_right_that_is_missing_for_a_while(
+    opened, one_server_as_admin, rights, right
+):
+    store = opened(one_server_as_admin[1])
+    store.acquire(AcquireRequest("k", "a", 60.0))
+    for run, delay in {"one": 0.0, "two": 0.0, "late": 0.01}.items():
+        store.send(SendRequest("k", run, ParkRequest(b"envelope"), delay=delay))
+    time.sleep(0.05)
+
+    for ask in (
+        lambda: list(store.wake_next("k")),
+        lambda: store.release(ReleaseRequest("k", "a")),
+        lambda: list(store.wake_next("k")),
+    ):
+        with rights.without(right), suppress(StoreUnavailableError):
+            ask()
+        state = store.inspect("k")
+        assert state.waiting + state.woken + state.later >= 3
 
 
 @pytest.mark.parametrize("quote", ["'", "`"])

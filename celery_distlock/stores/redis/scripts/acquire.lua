@@ -293,11 +293,13 @@ if mode ~= 'try' then
         keep_parcel()
         redis.call('HSET', TASKS, 's:' .. run, integer(stands))
         redis.call('HDEL', TASKS, 'n:' .. run, 'd:' .. run)
-        redis.call('ZREM', WOKEN, run)
         status = 'parked'
     end
     redis.call('ZADD', QUEUE, 'NX', integer(stands), member)
     note_want(member, want)
+    if mode ~= 'wait' then
+        redis.call('ZREM', WOKEN, run) -- only then: a script may be broken off
+    end
     stands = tonumber(redis.call('ZSCORE', QUEUE, member))
 end
 local owned_by, token, held_for = one_holder()

@@ -47,8 +47,8 @@ local function hand_to_parked(head, next_run, arrival, giver, envelope, desk, si
     if not reserve_next('parked:' .. next_run, next_run, arrival, for_ms, now) then
         return nil
     end
-    redis.call('ZREM', QUEUE, head)
     redis.call('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), next_run)
+    redis.call('ZREM', QUEUE, head) -- only then: a script may be broken off
     if desk and desk ~= '' and deliver(desk, next_run, since, giver, envelope) then
         return 1
     end

@@ -121,10 +121,17 @@ local function make_room(now, stands, units, capacity, terms)
     return false
 end
 
+-- Has a run stand in the queue no more, which is to be sent at a time (ms). A script may be broken
+-- off, so there is no moment at which it stands nowhere.
+local function take_out(run, at_ms)
+    redis.call('ZADD', WOKEN, integer(at_ms), run)
+    redis.call('ZREM', QUEUE, 'p:' .. run)
+end
+
 -- Puts a run on its way to its key. Returns it and its envelope, which the caller has to send, or
 -- two empty strings if it was pushed.
 local function wake(now, run, envelope)
-    redis.call('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), run)
+    take_out(run, now / 1000 + UNSENT_MS)
     if push(run, envelope) then
         return '', ''
     end
@@ -161,8 +168,8 @@ end
 
 -- Lets a second delivery, which may not run beside the first one, keep nobody else from entering.
 local function set_aside(run, for_ms, now)
-    redis.call('ZREM', QUEUE, 'p:' .. run)
-    redis.pcall('ZADD', WOKEN, integer(now / 1000 + for_ms), run)
+    redis.call('ZREM', QUEUE, '') -- a full server refuses a script's first write, but not this one
+    take_out(run, now / 1000 + for_ms)
 end
 
 -- Gives the key to one waiter: a run that is sent, or pushed.
@@ -175,8 +182,8 @@ local function hand_to_run(now, head, run, arrival, kept, units, capacity, terms
     if not reserve(now, own, run, arrival, claim_ms(), units, capacity, terms) then
         return false
     end
-    redis.call('ZREM', QUEUE, head)
     if redis.call('ZSCORE', WOKEN, run) then
+        redis.call('ZREM', QUEUE, head)
         return '', '' -- it stepped back, and is on its way already
     end
     return wake(now, run, envelope)
@@ -394,16 +401,14 @@ local function hold_back(run)
     local until_ms = now_ms + math.max(runs and left_ms or 0, CLAIM_MS)
     note_end('~' .. run, now_ms, until_ms)
     if redis.call('HEXISTS', TASKS, 'e:' .. run) == 1 then
-        redis.call('ZREM', QUEUE, 'p:' .. run)
-        redis.pcall('ZADD', WOKEN, integer(until_ms), run)
+        take_out(run, until_ms)
     end
 end
 
 -- Notes that a run has come to its key; with `keep` its message stays here until the run has ended.
 local function arrive(now, run, keep, lease_ms)
     if keep == '1' and redis.call('HEXISTS', TASKS, 'e:' .. run) == 1 then
-        redis.call('ZREM', QUEUE, 'p:' .. run)
-        redis.call('ZADD', WOKEN, integer(now / 1000 + lease_ms), run)
+        set_aside(run, lease_ms, now)
         redis.call('HSET', TASKS, 'n:' .. run, -1) -- if it is sent again, it says so
     else
         unpark(run)
@@ -463,6 +468,5 @@ local function depart(now, run, is_first)
     if redis.call('HDEL', TASKS, 'k:' .. run, 'l:' .. run) == 0 or not envelope then
         return '', '' -- by a request before, whose answer was lost: the next sweep sends it
     end
-    redis.call('ZREM', QUEUE, 'p:' .. run)
     return wake(now, run, envelope)
 end

@@ -79,9 +79,12 @@ local function answered()
     if (repeated == '1' and redis.call('ZSCORE', DONE, run)) or holds(run, now) then
         return 'queued'
     elseif redis.call('HEXISTS', TASKS, parcel[1]) == 1 then
-        local goes = keeps_for(run) and redis.call('ZSCORE', WOKEN, run)
+        local is_sent = redis.call('ZSCORE', WOKEN, run)
         local later = is_put_off(run) and redis.call('ZSCORE', LATER, run)
-        return goes and 'go' or later and 'later' or 'queued'
+        local stands = is_sent or later or redis.call('ZSCORE', QUEUE, 'p:' .. run)
+        local goes = is_sent and keeps_for(run)
+        -- One that has no place was taken in by half: the script was broken off.
+        return goes and 'go' or later and 'later' or stands and 'queued' or nil
     end
     return nil
 end
@@ -138,8 +141,8 @@ local function update()
         local sooner = paced == '1' and due_ms < before_ms - 1
         return { 'updated', '', sooner and math.ceil(due_ms - now_ms) or '' }
     end
-    redis.call('ZREM', LATER, run)
     line_up(now, run)
+    redis.call('ZREM', LATER, run) -- only then: a script may be broken off
     return let_in('updated')
 end
 

@@ -49,13 +49,13 @@ local function join()
         redis.call('HSET', TASKS, parcel, envelope, 'h:' .. run, desk)
         redis.call('HDEL', TASKS, 'n:' .. run)
     end
-    redis.call('ZREM', WOKEN, run)
     if redis.call('HEXISTS', TASKS, parcel) == 0 then
         redis.call('HSET', TASKS, parcel, '')
     end
     local since = integer(stands)
     redis.call('HSET', TASKS, 'k:' .. run, names, 's:' .. run, since, 't:' .. run, of_task)
     redis.call('ZADD', QUEUE, since, member)
+    redis.call('ZREM', WOKEN, run) -- only then: a script may be broken off
 end
 
 -- What it wants of the key whose records these are.

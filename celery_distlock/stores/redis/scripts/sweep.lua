@@ -46,11 +46,11 @@ for _, run in ipairs(due) do
 end
 local comes = redis.call('ZRANGEBYSCORE', LATER, '-inf', integer(now / 1000), 'LIMIT', 0, ARGV[1])
 for _, run in ipairs(comes) do
-    redis.call('ZREM', LATER, run)
     local is_there = redis.call('ZSCORE', WOKEN, run) or redis.call('ZSCORE', QUEUE, 'p:' .. run)
     if is_put_off(run) and not is_there then
         line_up(now, run) -- its time has come
     end
+    redis.call('ZREM', LATER, run) -- only then: a script may be broken off
 end
 local woken = go_on(now)
 if woken == 1 then
