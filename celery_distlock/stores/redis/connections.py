@@ -47,7 +47,6 @@ __all__ = [
     "TurnedAwayError",
     "command",
     "known",
-    "limits",
     "milliseconds",
     "script_call",
     "time_left",
@@ -195,16 +194,20 @@ def limits(timeout: float) -> dict[str, Any]:
 class ConnectionFactory:
     """Makes connections to one server."""
 
-    def __init__(self, connection_class: type[Connection], settings: dict[str, Any]) -> None:
-        self._class = connection_class
-        self._settings = settings
+    def __init__(self, server: "Server", timeout: float) -> None:
+        self._server = server
+        self._settings = {**server.settings, **limits(timeout)}
 
     def __call__(self) -> Connection:
-        return self._class(**self._settings)
+        return self._server.connection_class(**self._settings)
 
-    def is_stale(self, connection: Connection) -> bool:
-        """Whether *connection* leads elsewhere than a new one would."""
-        return False
+    def is_stale(self, connection: Any, opened_at: float) -> bool:
+        """Whether *connection*, opened at a local time, may lead elsewhere than a new one."""
+        return opened_at < self._server.refused_at
+
+    def note_refusal(self) -> None:
+        """Note that the server has answered that it is no master."""
+        self._server.refused_at = clock.monotonic()
 
 
 class ConnectionPool:
@@ -291,6 +294,7 @@ class ConnectionPool:
     def _is_fit(self, refusals: Sequence[ResponseError]) -> bool:
         """Whether a connection that has brought *refusals* may be used again."""
         if any(isinstance(refusal, ReadOnlyError | MasterDownError) for refusal in refusals):
+            self._connect.note_refusal()
             self.close()  # this is no master any more: look for it anew
             return False
         # The next who asks would wait for these replicas, too; or the server has disconnected.
@@ -400,17 +404,24 @@ class NodeSettings(NamedTuple):
 
 
 class Server:
-    """One server: a pool for each time that one may wait for it."""
+    """
+    One server: a pool for each time that one may wait for it.
+
+    Attributes:
+        refused_at: The local clock when it last answered that it is no master. Another one may be
+            at its address since, to which older connections do not lead.
+    """
 
     def __init__(self, connection_class: type[Connection], settings: dict[str, Any]) -> None:
         self.connection_class = connection_class
         self.settings = settings
+        self.refused_at = -math.inf
         self._pools: dict[float, ConnectionPool] = {}
         self._mutex = threading.Lock()
 
     def connect(self, timeout: float) -> ConnectionFactory:
         """Return what makes connections on which nothing takes longer than *timeout* seconds."""
-        return ConnectionFactory(self.connection_class, {**self.settings, **limits(timeout)})
+        return ConnectionFactory(self, timeout)
 
     def pool(self, timeout: float) -> ConnectionPool:
         """Return a pool for answers within *timeout* seconds, or somewhat less."""

@@ -62,7 +62,7 @@ class PubSubConnection:
         self._connection: Connection | None = None
         self._wanted: dict[str, PushTarget] = {}
         self._heard: set[str] = set()
-        self._heard_at = self._pinged_at = 0.0
+        self._heard_at = self._pinged_at = self._opened_at = 0.0
         self._doubtful = self._gap = False
         self._mutex = threading.Lock()  # of what is wanted, and of telling the server
 
@@ -90,7 +90,9 @@ class PubSubConnection:
             OSError: Likewise.
         """
         connection = self._connection
-        if connection is not None and (self._doubtful or self._connect.is_stale(connection)):
+        if connection is not None and (
+            self._doubtful or self._connect.is_stale(connection, self._opened_at)
+        ):
             self.close()
             connection = None
         try:
@@ -126,6 +128,7 @@ class PubSubConnection:
                 connection.disconnect()
 
     def _open(self) -> Connection:
+        self._opened_at = clock.monotonic()
         connection = self._connect()
         connection.connect()
         with self._mutex:

@@ -28,7 +28,6 @@ from .connections import (
     NodeSettings,
     Server,
     command,
-    limits,
 )
 from .permissions import missing
 
@@ -147,15 +146,15 @@ class OneServer(Topology):
 
 
 class _ToMaster(ConnectionFactory):
-    def __init__(self, master: "_Master", settings: dict[str, Any]) -> None:
-        super().__init__(master.connection_class, settings)
+    def __init__(self, master: "_Master", timeout: float) -> None:
+        super().__init__(master, timeout)
         self._master = master
 
     def __call__(self) -> Connection:
         host, port = self._master.find()
-        return self._class(**{**self._settings, "host": host, "port": port})
+        return self._master.connection_class(**{**self._settings, "host": host, "port": port})
 
-    def is_stale(self, connection: Any) -> bool:
+    def is_stale(self, connection: Any, opened_at: float) -> bool:
         return self._master.known not in (None, (connection.host, connection.port))
 
 
@@ -173,7 +172,7 @@ class _Master(Server):
         self._asking = threading.Lock()
 
     def connect(self, timeout: float) -> ConnectionFactory:
-        return _ToMaster(self, {**self.settings, **limits(timeout)})
+        return _ToMaster(self, timeout)
 
     def find(self, *, anew: bool = False) -> HostPort:
         """

@@ -118,6 +118,10 @@ class Proxy:
         """Whether all that was to be lost has been."""
         return not self._losses
 
+    def lead_to(self, url: str) -> None:
+        """Pass on to *url* what comes over new connections; the old ones stay."""
+        self._to = urlsplit(url)
+
     @contextmanager
     def holding(self, script: str, *, executed: bool) -> Iterator[Held]:
         """Hold back the next request for *script* or, if *executed*, its answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from contextlib import closing
@@ -15,6 +16,7 @@ from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import Ownership, ParkRequest, RenewOutcome, Status
+from tests.integration.lock.proxy import Proxy
 from tests.stores.topologies import drill
 from tests.topologies import Cluster, Replicated
 from tests.waiting import wait_until
@@ -113,6 +115,29 @@ def test_it_costs_no_round_trip(store, monkeypatch):
     store.release(ReleaseRequest("k", "a"))
 
     assert trips == [1, 1, 1]
+
+
+def test_pushes_are_those_of_the_new_master_at_an_address(replicated, prefix):
+    pushed, keys = [], map(str, itertools.count())
+    with (
+        Proxy(replicated.url) as proxy,
+        closing(RedisStore(proxy.url, prefix)) as store,
+        closing(store.open_channel(pushed.append)) as channel,
+    ):
+        drill.exclude(store, "k")
+        old, (new, *_) = replicated.master, replicated.replicas
+        new.ask("REPLICAOF", "NO", "ONE")
+        old.ask("REPLICAOF", "127.0.0.1", 1)
+        proxy.lead_to(new.url)
+
+        def is_pushed() -> bool:
+            key, queue = next(keys), ParkRequest(b"envelope", channel.address)
+            store.acquire(AcquireRequest(key, "a", 60.0))
+            store.acquire(AcquireRequest(key, "b", 60.0, queue=queue, run="run"))
+            return store.release(ReleaseRequest(key, "a")).wake is None
+
+        wait_until(is_pushed, what="a push", poll=0.5)
+        wait_until(lambda: pushed, what="that it is heard")
 
 
 def test_in_a_cluster_each_node_has_its_own(private_topology, prefix):
