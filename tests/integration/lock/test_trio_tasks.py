@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from types import SimpleNamespace
+import threading
 
 import pytest
 
 from celery_distlock import Lock
 from celery_distlock.errors import LockConflictError, LockError, LockNotOwnedError
 
-
-class Task:
-    """One of trio's."""
+trio = pytest.importorskip("trio")
 
 
 @pytest.fixture
@@ -20,25 +17,41 @@ def new_lock(redis_store):
     return lambda **options: Lock("k", store=redis_store, **options)
 
 
-@pytest.fixture
-def run_as(monkeypatch):
-    """Have trio say that this task of its runs, of a loop in this thread; None: no loop does."""
-    running = [None]
+def run(*tasks) -> None:
+    """Run *tasks* in one loop, each until it says that the next one is to go on, in turns."""
 
-    def current_task():
-        if running[0] is None:
-            raise RuntimeError("must be called from async context")
-        return running[0]
+    async def main() -> None:
+        turns = [trio.Semaphore(0) for _ in tasks]
 
-    monkeypatch.setitem(sys.modules, "trio.lowlevel", SimpleNamespace(current_task=current_task))
-    tasks = {name: Task() for name in ("one", "two", "three")}
-    return lambda name: running.__setitem__(0, tasks.get(name))
+        def pause_of(number):
+            async def pause() -> None:
+                turns[(number + 1) % len(tasks)].release()
+                await turns[number].acquire()
+
+            return pause
+
+        async def take_turns(number) -> None:
+            await turns[number].acquire()
+            await tasks[number](pause_of(number))
+            turns[(number + 1) % len(tasks)].release()
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for number in range(len(tasks)):
+                    nursery.start_soon(take_turns, number)
+                turns[0].release()
+
+    trio.run(main)
 
 
-def test_two_tasks_do_not_enter_one_anothers_lock(new_lock, run_as):
-    run_as("one")
-    with new_lock() as lease:
-        run_as("two")
+def test_two_tasks_do_not_enter_one_anothers_lock(new_lock):
+    async def one(pause):
+        with new_lock() as lease:
+            await pause()
+            with new_lock() as again:
+                assert again.token == lease.token
+
+    async def other(pause):
         assert not new_lock().acquire(blocking=False)
         with pytest.raises(LockConflictError), new_lock(timeout=0.05):
             pass
@@ -47,41 +60,52 @@ def test_two_tasks_do_not_enter_one_anothers_lock(new_lock, run_as):
         with pytest.raises(LockNotOwnedError):
             new_lock().release()
         assert new_lock().lease is None
+        await pause()
+        with new_lock(timeout=1):
+            pass
 
-        run_as("one")
-        with new_lock() as again:
-            assert again.token == lease.token
-
-    run_as("two")
-    with new_lock(timeout=1):
-        pass
+    run(one, other)
 
 
-def test_each_task_takes_units_of_its_own(new_lock, run_as):
-    for task in ("one", "two"):
-        run_as(task)
+def test_each_task_takes_units_of_its_own(new_lock):
+    async def take(pause):
         assert new_lock(capacity=2).acquire(timeout=1)
-    run_as("three")
-    assert not new_lock(capacity=2).acquire(blocking=False)
-
-    for task in ("one", "two"):
-        run_as(task)
+        await pause()
         new_lock(capacity=2).release()
+
+    async def find_none(pause):
+        assert not new_lock(capacity=2).acquire(blocking=False)
+        await pause()
+
+    run(take, take, find_none)
     assert not new_lock(capacity=2).locked()
 
 
-def test_a_loop_in_a_thread_that_holds_the_lock_enters_it(new_lock, run_as):
-    with new_lock() as around:
-        run_as("one")
-        with new_lock() as lease:
-            assert lease.token == around.token
-        run_as(None)
+def test_what_its_thread_holds_around_the_loop_may_be_entered(new_lock):
+    async def enter(_pause):
+        with new_lock() as again:
+            assert again.token == lease.token
+
+    with new_lock() as lease:
+        run(enter)
+        assert new_lock().lease is not None
+    assert not new_lock().locked()
 
 
-def test_what_a_thread_holds_around_its_loop_is_released_in_there(new_lock, run_as):
-    new_lock().acquire()
-    run_as("one")
+def test_a_thread_that_a_task_waits_for_may_wait_for_it(new_lock):
+    waits = threading.Event()
 
-    new_lock().release()
+    def take() -> None:
+        waits.set()
+        with new_lock(timeout=30):
+            pass
 
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            with new_lock():
+                nursery.start_soon(trio.to_thread.run_sync, take)
+                while not waits.is_set():
+                    await trio.sleep(0.01)
+
+    trio.run(main)
     assert not new_lock().locked()
