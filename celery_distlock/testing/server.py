@@ -183,7 +183,8 @@ class EmbeddedServer:
         executable = self._executable or _embedded_executable()
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="celery-distlock-"))
-            atexit.register(self._close_at_exit)
+            self._owner = os.getpid()
+            atexit.register(self.close)
 
         candidates = [self._port] if self._port is not None else _free_ports()
         for port in candidates:
@@ -242,16 +243,14 @@ class EmbeddedServer:
 
     def close(self) -> None:
         """`stop`, and delete the folder. A later `start` begins with an empty one."""
+        # A forked child inherits the registration, and may leave our block, but not the server.
+        if os.getpid() != self._owner:
+            return
         self.stop()
         if self._folder is not None:
             shutil.rmtree(self._folder)
             self._folder = None
-            atexit.unregister(self._close_at_exit)
-
-    def _close_at_exit(self) -> None:
-        # A forked child inherits the registration, but not the server.
-        if os.getpid() == self._owner:
-            self.close()
+            atexit.unregister(self.close)
 
     def _running_process(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:

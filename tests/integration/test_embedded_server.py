@@ -271,9 +271,10 @@ def test_it_is_closed_when_its_process_ends(end, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_forked_child_that_exits_leaves_the_server_alone(private_server):
+@pytest.mark.parametrize("leave", ["sys.exit()", "server.close()"])
+def test_a_forked_child_that_exits_leaves_the_server_alone(private_server, leave):
     parent, pid, folder = run_parent(
-        "import os; child = os.fork(); child or sys.exit(); os.waitpid(child, 0); "
+        f"import os; child = os.fork(); child or ({leave}, sys.exit()); os.waitpid(child, 0); "
         "print(server.running, flush=True); sys.stdin.read()"
     )
     with parent:
