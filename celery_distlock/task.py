@@ -123,7 +123,7 @@ class LockedTask(_Task):
         """Run the task under its lock, for the worker, ``apply()`` and direct calls alike."""
         nested = note_call(self)
         runtime = Runtime.of(self.app)
-        plan = runtime.plan_of(self.name)
+        plan = runtime.plan_of(self)
         keys: tuple[Key, ...] = ()
         if plan is not None and runtime.settings.enabled:
             try:

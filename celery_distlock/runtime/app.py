@@ -219,15 +219,18 @@ class Runtime:
             if task.name in self.plans:
                 self.declare(type(task), task.name)
 
-    def plan_of(self, name: str | None) -> Plan | None:
+    def plan_of(self, task: Any) -> Plan | None:
         """
-        Return the plan of the task of that name, for a call of it; None: it has none.
+        Return the plan of *task*, a locked one, for a call of it; None: it has none.
 
         Raises:
-            ConfigurationError: What was configured since it was declared is wrong.
+            ConfigurationError: It is declared wrong, or what was configured since then is.
         """
         self._settle()
-        return self.plans.get(str(name))
+        # Celery knows a task whose declaration was refused, or interrupted, all the same.
+        if task.name is not None and task.name not in self.plans:
+            self.declare(type(task), task.name)
+        return self.plans.get(str(task.name))
 
     def _settle(self) -> None:
         """

@@ -93,7 +93,7 @@ def apply_async(
     """
     via, unique = options.pop("lock_via", UNSET), options.pop("lock_unique", UNSET)
     runtime = Runtime.of(task.app)
-    plan = runtime.plan_of(task.name)
+    plan = runtime.plan_of(task)
     if plan is None or not _is_for_the_store(task, runtime, plan, via, options):
         return apply(args, kwargs, producer=producer, **options)
     if unique is not UNSET and unique is not None:

@@ -7,6 +7,7 @@ import re
 import threading
 import uuid
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery, Task, shared_task
@@ -534,11 +535,24 @@ def test_a_base_whose_call_leaves_the_lock_to_its_task_is_not_refused(app, bases
     assert seen()
 
 
-def test_a_wrong_declaration_is_refused_when_the_task_is_used_first(app):
+def test_a_wrong_declaration_is_refused_whenever_the_task_is_used(app):
     task = app.task(base=LockedTask, bind=True, lock_lease=0)(remaining)
 
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="lock_lease"):
+            task.delay()
     with pytest.raises(ConfigurationError, match="lock_lease"):
-        task.delay()
+        task()
+
+
+def test_a_task_whose_declaration_was_interrupted_is_locked_when_it_is_used_again(app, monkeypatch):
+    task = app.task(base=LockedTask, bind=True, lock_lease=25)(remaining)
+    with monkeypatch.context() as patch:
+        patch.setattr(Runtime, "declare", Mock(side_effect=TimeoutError))  # of who waits for it
+        with pytest.raises(TimeoutError):
+            task()
+
+    assert lease_of(task) == 25
 
 
 @pytest.mark.parametrize(
