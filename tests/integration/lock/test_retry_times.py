@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from celery_distlock.errors import StoreError
+from celery_distlock.rate import Rate
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import Limit, ParkRequest, Want
@@ -110,6 +111,16 @@ def test_several_are_late_when_the_youngest_is(redis_store, turn):
 
 def test_very_many_are_left_alone_for_the_least(redis_store, turn):
     enter(redis_store, 70)
+
+    assert 4.9 <= turn(usual=0.01, within=(5.0, 60.0)) <= 5.1
+
+
+def test_those_who_wait_for_a_rate_are_left_alone_for_the_least(redis_store, turn):
+    want = Want(1, 0, (Rate(1, per=600.0, burst=1),))
+    redis_store.acquire(AcquireRequest("k", "a", LEASE, want=want))
+    redis_store.release(ReleaseRequest("k", "a"))
+    park = ParkRequest(b"e")
+    redis_store.acquire(AcquireRequest("k", "b", LEASE, queue=park, run="run", want=want))
 
     assert 4.9 <= turn(usual=0.01, within=(5.0, 60.0)) <= 5.1
 

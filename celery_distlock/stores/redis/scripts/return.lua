@@ -49,7 +49,7 @@ local hold = math.max(usual_ms, SHORTEST_MS)
 -- than usual: the longer that is, the later he is looked at again. Likewise of an operator who lets
 -- nobody enter, and does not say until when.
 local held = redis.call('HMGET', LOCK, 'token', 'owner', 'holders', 'rest')
-local holders = number(held[3])
+local holders, waiting = number(held[3]), redis.call('ZCARD', QUEUE)
 local limit = redis.call('HGET', TASKS, 'limit') or ''
 local until_ms, set_at = string.match(limit, '^0/?%S* (%d+) (%d+) ')
 local is_paused = until_ms == '0'
@@ -71,10 +71,11 @@ elseif holders > 1 then
         left_ms = math.max(OVERTIME * (youngest_ms or 0), least_ms)
     end
     hold = math.max(hold, youngest_ms or 0) / holders
-elseif left_ms < 0 then
-    left_ms, hold = math.max(OVERTIME * age_ms, least_ms), age_ms
+elseif left_ms < 0 or (waiting > 0 and not held[2]) then
+    -- Or nobody has it, and who waits first may not enter yet, as for a rate.
+    left_ms, hold = math.max(OVERTIME * age_ms, least_ms), math.max(hold, age_ms)
 end
-local turn_ms = math.max(number(told[1]), now_ms + left_ms + redis.call('ZCARD', QUEUE) * hold)
+local turn_ms = math.max(number(told[1]), now_ms + left_ms + waiting * hold)
 local wait_ms = math.ceil(turn_ms - now_ms)
 -- A full server refuses these; then they come when they come.
 redis.pcall('HSET', RETURNS, 'hold', string.format('%.0f', usual_ms))
