@@ -92,7 +92,7 @@ class Report:
             begun: Celery will say that it ignores the task.
         """
         facts = {"key": key, "holder": reply.holder, "place": reply.place}
-        why = _why(reply, rated=rated)
+        why = _why(reply, rated=rated, asked=begun)
         after = "; it runs later, what Celery ignores is this attempt" if begun else ""
         self.info(f"parked: {{key!r}} {why}, {{place}} before it{after}", **facts)
         self.event("task_parked", **facts)
@@ -112,8 +112,8 @@ _DEBUG_LINES = {
 }
 
 
-def _why(reply: Reply, *, rated: bool = False) -> str:
-    """Return what keeps a task from its key."""
+def _why(reply: Reply, *, rated: bool = False, asked: bool = True) -> str:
+    """Return what keeps a task from its key, which was *asked* for, or not to be passed by it."""
     if is_resting(reply.holder):
         return "rests"
     if reply.due:
@@ -122,7 +122,9 @@ def _why(reply: Reply, *, rated: bool = False) -> str:
         return "goes to those before it, as its rate allows"
     if reply.holder:
         return "is held by {holder}"
-    return f"goes to {'those before it' if reply.place else 'an earlier task of this worker'}"
+    if reply.place:
+        return "goes to those before it"
+    return "lets nobody in for now" if asked else "goes to an earlier task of this worker"
 
 
 def _plain(value: Any) -> Any:

@@ -66,6 +66,20 @@ def test_a_task_that_is_parked_behind_one_without_the_key_yet_says_so(caplog):
     assert begun.endswith("0 before it; it runs later, what Celery ignores is this attempt")
 
 
+def test_a_task_that_finds_a_paused_key_is_said_to_wait_for_nobody(caplog):
+    class Task:
+        name = "shop.reserve"
+
+    caplog.set_level("INFO")
+    report = Report(Task(), "id", open_store("memory://"))
+    report.parking("k", Reply(Status.PARKED, 0.0), begun=True)
+    report.conflict_ended("skipped", "k", Reply(Status.BUSY, 0.0))
+
+    parked, skipped = (record.getMessage() for record in caplog.records)
+    assert "parked: 'k' lets nobody in for now, 0 before it;" in parked
+    assert skipped.endswith("skipped: 'k' lets nobody in for now")
+
+
 def test_a_task_that_waits_for_its_rate_is_said_to_wait_for_nobody(caplog):
     class Task:
         name = "shop.call"
