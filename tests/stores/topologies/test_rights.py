@@ -23,6 +23,7 @@ from celery_distlock.stores.requests import SendRequest
 from celery_distlock.stores.sending import Sent
 from celery_distlock.stores.timing import Settled, TimedStore
 from celery_distlock.stores.values import (
+    ALONE,
     Completion,
     Ownership,
     ParkRequest,
@@ -474,6 +475,30 @@ def test_who_waits_outlasts_a_right_that_is_missing_for_a_while(
             ask()
         state = store.inspect("k")
         assert state.waiting + state.woken + state.later >= 3
+
+
+@pytest.mark.parametrize("want", [ALONE, Want(1, 2)], ids=["alone", "shared"])
+def test_a_lease_that_cannot_be_set_leaves_no_lock_for_ever(
+    opened, one_server_as_admin, rights, want
+):
+    store = opened(one_server_as_admin[1])
+    store.acquire(AcquireRequest("k", "a", 60.0))
+    for run in ("one", "two"):
+        queue = ParkRequest(b"envelope")
+        store.acquire(AcquireRequest("k", "", 60.0, queue=queue, run=run, want=want))
+
+    for ask in (
+        lambda: store.release(ReleaseRequest("k", "a")),
+        lambda: list(store.wake_next("k")),
+        lambda: store.acquire(AcquireRequest("free", "a", 60.0, want=want)),
+    ):
+        with rights.without("pexpire"), suppress(StoreUnavailableError):
+            ask()
+
+    assert max(store.inspect("k").remaining, store.inspect("free").remaining) <= 60.0
+    store.release(ReleaseRequest("k", "a"))
+    list(store.wake_next("k"))
+    assert store.inspect("k").woken
 
 
 @pytest.mark.parametrize("quote", ["'", "`"])

@@ -68,13 +68,26 @@ local function mint(now)
     return token
 end
 
+-- Ends a record of a new lock with its lease; or at once, if that is refused, which is returned: else
+-- it would be there for ever.
+local function begin_lease(lease_ms)
+    local set = redis.pcall('PEXPIRE', LOCK, lease_ms)
+    if type(set) == 'table' then
+        redis.call('DEL', LOCK)
+        return set
+    end
+end
+
 local function grant(now, owner, run, lease_ms)
     local token, refused = mint(now)
     if not token then
         return nil, refused
     end
     redis.call('HSET', LOCK, 'owner', owner, 'token', token, 'run', run)
-    redis.call('PEXPIRE', LOCK, lease_ms)
+    refused = begin_lease(lease_ms)
+    if refused then
+        return nil, refused
+    end
     return token
 end
 

@@ -25,8 +25,7 @@ local function reserve_next(owner, run, arrival, for_ms, now)
     end
     redis.call('DEL', LOCK)
     redis.call('HSET', LOCK, 'owner', owner, 'token', token, 'run', run, 'due', arrival)
-    redis.call('PEXPIRE', LOCK, for_ms)
-    return true
+    return not begin_lease(for_ms)
 end
 
 local function hand_to_waiter(head, arrival)

@@ -249,9 +249,10 @@ local function admit(now, owner, run, lease_ms, units, capacity, due, known)
     if type(refused) == 'table' then
         return nil, refused -- the server is full
     end
-    if is_first then
-        redis.call('PEXPIRE', LOCK, lease_ms)
-    else
+    refused = is_first and begin_lease(lease_ms)
+    if refused then
+        return nil, refused
+    elseif not is_first then
         outlive(ends, now)
     end
     return token, slot
