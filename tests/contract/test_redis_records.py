@@ -12,7 +12,7 @@ import redis
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import slot_name
 from celery_distlock.rate import Rate
-from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.requests import Identity
@@ -24,6 +24,7 @@ from celery_distlock.stores.values import (
     Ownership,
     ParkRequest,
     RenewOutcome,
+    Route,
     Want,
     WokenTask,
 )
@@ -79,6 +80,29 @@ def test_tokens_rise_though_the_servers_clock_was_set_back(redis_store, redis_ur
     assert take(redis_store, "k", "a") == ahead + 1
     redis_store.release(ReleaseRequest("k", "a"))
     assert take(redis_store, "k", "b") == ahead + 2
+
+
+@pytest.mark.parametrize("stands", [False, True], ids=["parks", "stands"])
+def test_who_came_before_the_servers_clock_was_set_back_stays_before(
+    redis_store, redis_url, prefix, stands
+):
+    redis_store.acquire(AcquireRequest("k", "a", 60.0))
+
+    def park(run: str) -> None:
+        queue, arrival = ParkRequest(b"envelope"), redis_store.time(5.0)
+        if stands:
+            redis_store.stand(StandRequest("k", run, Route(("k", "l")), arrival, queue))
+        else:
+            request = AcquireRequest("k", "", 60.0, queue=queue, run=run, arrival=arrival)
+            redis_store.acquire(request)
+
+    park("first")
+    with closing(redis.Redis.from_url(redis_url)) as client:
+        client.zincrby(f"{prefix}:{{k}}:queue", 600e6, "p:first")
+    park("second")
+    park("third")
+
+    assert [each.run for each in redis_store.waiters("k")] == ["first", "second", "third"]
 
 
 def test_a_waiter_whose_inbox_is_gone_is_passed_over(redis_store, redis_url, prefix, monkeypatch):

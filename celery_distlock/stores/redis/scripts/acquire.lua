@@ -243,7 +243,7 @@ if runs then
     return put_off(held[2], redis.call('HGET', LOCK, 'o:' .. run), left_ms)
 end
 
-local stands = tonumber(redis.call('HGET', TASKS, 's:' .. run)) or math.min(arrival, now + AHEAD)
+local stands = tonumber(redis.call('HGET', TASKS, 's:' .. run)) or place_of(tonumber(arrival), now)
 local overtakes = holder and holder ~= SHARED and stands > 0 and stands < (tonumber(held[4] or 0) or 0)
 overtakes = overtakes and (holder == 'parked:' .. held[3] or redis.call('PTTL', LOCK) <= GRANT_MS)
 if overtakes and mode ~= 'line' then

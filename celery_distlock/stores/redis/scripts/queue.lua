@@ -35,6 +35,16 @@ local function note_want(member, want)
     end
 end
 
+-- The place of one who came at `arrival`, but no later than the clock says. Where those who wait came
+-- later than that, it was set back since: who comes now is behind them all the same.
+local function place_of(arrival, now)
+    local last = tonumber(redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] or 0)
+    if arrival > FIRST and last > now + AHEAD then
+        return arrival > now + AHEAD and arrival or last + 1
+    end
+    return math.min(arrival, now + AHEAD)
+end
+
 -- Takes one out of the queue who has no place there any more; true if it was there.
 local function strike(member)
     redis.call('HDEL', TASKS, 'w:' .. member)

@@ -37,8 +37,8 @@ local function find_place()
         return (runs or redis.call('HEXISTS', TASKS, parcel) == 1) and 'busy' or 'done'
     end
     local before = redis.call('HGET', TASKS, 's:' .. run) or redis.call('HGET', LOCK, 'stamp:' .. run)
-    stands = tonumber(before or stands)
-    if stands == 0 or stands > now + AHEAD then
+    stands = before and tonumber(before) or place_of(stands, now)
+    if stands == 0 then
         local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
         stands = math.max(now, tonumber(last or '0') + 1)
     end
