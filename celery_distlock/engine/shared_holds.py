@@ -107,11 +107,13 @@ class SharedHolds:
         self._file = _make_file(PAGES * PAGE)  # open as long as the table is: its lock counts
         self._memory = mmap.mmap(self._file.fileno(), PAGES * PAGE)
         self._heads = [_Head.from_buffer(self._memory, page * PAGE) for page in range(PAGES)]
-        self._mutex = threading.Lock()
+        # A signal's handler may take a lock while its thread has this; see `_publish`.
+        self._mutex = threading.RLock()
         self._parent = os.getpid()
         self._page: int | None = None
         self._page_of = 0  # the process that `_page` belongs to
         self._version = 0
+        self._publishing = self._changed = False
         self._entries: dict[str, OrphanedHold] = {}  # by owner
         self._renewed: dict[str, float] = {}  # until when, by owner
         self._alive: dict[int, tuple[int, int, float]] = {}  # by page: pid, version, since when
@@ -140,7 +142,7 @@ class SharedHolds:
             if self._entries.get(hold.owner) != entry:
                 self._begin_version()
                 self._entries[hold.owner] = entry
-                self._write()
+                self._publish()
 
     def erase(self, owner: str) -> None:
         """Remove what *owner* had, after it was released."""
@@ -149,7 +151,7 @@ class SharedHolds:
                 self._begin_version()
                 del self._entries[owner]
                 self._renewed.pop(owner, None)
-                self._write()
+                self._publish()
 
     def heartbeat(self) -> None:
         """Note that this process renews its leases itself."""
@@ -250,12 +252,11 @@ class SharedHolds:
 
     def _take_page(self) -> None:
         """Take a page, if this process has none; what a parent has recorded is not its child's."""
-        if self._page_of == os.getpid():
+        pid = os.getpid()
+        if self._page_of == pid:
             return
-        self._page_of = os.getpid()
-        self._entries = {}
-        self._renewed = {}
-        self._page = None
+        # At once: what a signal's handler records from now on is not to be cleared.
+        self._entries, self._renewed, self._page, self._page_of = {}, {}, None, pid
         if os.getppid() != self._parent:
             return  # the parent itself, or a process of a child's, which nobody here waits for
         fcntl.lockf(self._file, fcntl.LOCK_EX)
@@ -268,11 +269,23 @@ class SharedHolds:
         finally:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
+    def _publish(self) -> None:
+        """Write the entries; what a signal's handler changes meanwhile is written after that."""
+        self._changed = True
+        while self._changed and not self._publishing:
+            try:
+                self._publishing = True
+                self._changed = False
+                self._write()
+            finally:
+                self._publishing = False
+
     def _write(self) -> None:
         if self._page is None:
             return
         head = self._heads[self._page]
         half = 1 - head.current
+        version = self._version  # before the entries: these may be newer, but not older
         text = json.dumps(list(self._entries.values())).encode() if self._entries else b""
         if len(text) > _HALF:
             text = b""  # too much for a page: these are freed by their leases
@@ -280,11 +293,12 @@ class SharedHolds:
         self._memory[start : start + len(text)] = text
         head.lengths[half] = len(text)
         head.current = half
-        head.version = self._version
+        head.version = version
 
     def after_fork(self) -> None:
         """Make a mutex that no thread of the parent holds."""
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
+        self._publishing = False
 
 
 def _start_of(page: int, half: int) -> int:

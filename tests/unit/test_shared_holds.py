@@ -568,6 +568,46 @@ def test_a_death_at_any_instruction_of_a_strike_leaves_the_old_record_or_the_new
     assert changes(outcomes(ledger, action)) == [["gone", "kept"], ["kept"]]
 
 
+def record_twice(ledger, line: int) -> int:
+    """Fork one that records a first hold, and another in a handler at *line*; return its status."""
+    pid = fork()
+    if pid:
+        return os.waitpid(pid, 0)[1]
+    signal.alarm(30)
+    left = line
+
+    def trace(frame, event, _):
+        nonlocal left
+        if frame.f_code.co_filename != ledger_module.__file__:
+            return None
+        left -= event == "line"
+        if left < 0:
+            sys.settrace(None)
+            ledger.record(hold("handler"))
+        return trace
+
+    try:
+        ledger.after_fork()
+        first = hold("first")
+        sys.settrace(trace)
+        ledger.record(first)
+        sys.settrace(None)
+    finally:
+        os._exit(left < 0)
+
+
+def test_what_a_signal_s_handler_records_at_any_line_of_another_record_is_there(ledger):
+    for line in range(200):
+        status = record_twice(ledger, line)
+        assert os.WIFEXITED(status), f"it hangs at line {line}"
+        found = sorted(keys(ledger.reap()))
+        if not os.WEXITSTATUS(status):  # the handler was not called any more
+            assert line > 20
+            return
+        assert found == ["first", "handler"], line
+    raise AssertionError("it has no end")
+
+
 def test_a_death_while_the_text_is_copied_leaves_the_old_record(ledger):
     class HalfCopied:
         def __init__(self, memory) -> None:
