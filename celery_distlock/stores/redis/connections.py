@@ -9,7 +9,6 @@ import contextlib
 import functools
 import math
 import re
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -417,7 +416,6 @@ class Server:
         self.settings = settings
         self.refused_at = -math.inf
         self._pools: dict[float, ConnectionPool] = {}
-        self._mutex = threading.Lock()
 
     def connect(self, timeout: float) -> ConnectionFactory:
         """Return what makes connections on which nothing takes longer than *timeout* seconds."""
@@ -428,17 +426,12 @@ class Server:
         if timeout < TIMEOUT:
             timeout = 2.0 ** math.floor(math.log2(max(timeout, 0.02)))
         pool = self._pools.get(timeout)
-        return self._new_pool(timeout) if pool is None else pool
-
-    def _new_pool(self, timeout: float) -> ConnectionPool:
-        with self._mutex:
-            if timeout not in self._pools:
-                self._pools[timeout] = ConnectionPool(self.connect(timeout), timeout)
-            return self._pools[timeout]
+        if pool is None:  # no mutex: a signal's handler may ask while its thread is here
+            pool = self._pools.setdefault(timeout, ConnectionPool(self.connect(timeout), timeout))
+        return pool
 
     def close(self) -> None:
         """Give all connections back."""
-        with self._mutex:
-            pools, self._pools = list(self._pools.values()), {}
-        for pool in pools:
+        pools, self._pools = self._pools, {}
+        for pool in list(pools.values()):
             pool.close()

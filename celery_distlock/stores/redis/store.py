@@ -7,7 +7,6 @@ A request that got no answer is repeated here, with the same owner, and nowhere 
 import logging
 import math
 import re
-import threading
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -111,7 +110,6 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
         """Drop what a fork inherited, without a word to the server: it is the parent's."""
         self._mailbox = f"{self._prefix}:inbox:{uuid.uuid4().hex}"
         self._posts: dict[Hashable, WaiterSubscriptions] = {}
-        self._mutex = threading.Lock()
         if forked:
             self._delivery = None
             self._servers.after_fork()
@@ -378,13 +376,12 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
         def find() -> tuple[WaiterSubscriptions, PushTarget]:
             place = self._place_of(stem, self._mailbox)
             post = self._posts.get(place.node)
-            if post is None:
-                with self._mutex:
-                    for gone in [node for node in self._posts if not self._servers.has(node)]:
-                        del self._posts[gone]  # who waits there looks for another by himself
-                    post = self._posts.setdefault(
-                        place.node, WaiterSubscriptions(self._servers.connect(place.node))
-                    )
+            if post is None:  # no mutex: a signal's handler may wait while its thread is here
+                for gone in [node for node in list(self._posts) if not self._servers.has(node)]:
+                    self._posts.pop(gone, None)  # who waits there looks for another by himself
+                post = self._posts.setdefault(
+                    place.node, WaiterSubscriptions(self._servers.connect(place.node))
+                )
             return post, place
 
         return PubSubInbox(owner, find)
@@ -629,10 +626,9 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
         return Finding(Severity.DOUBT, "rights", message, remedy)
 
     def close(self) -> None:
-        with self._mutex:
-            posts, self._posts = list(self._posts.values()), {}
+        posts, self._posts = self._posts, {}
         self._servers.close()
-        for post in posts:
+        for post in list(posts.values()):
             post.close()
 
 

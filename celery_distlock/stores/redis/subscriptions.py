@@ -64,7 +64,9 @@ class PubSubConnection:
         self._heard: set[str] = set()
         self._heard_at = self._pinged_at = self._opened_at = 0.0
         self._doubtful = self._gap = False
-        self._mutex = threading.Lock()  # of what is wanted, and of telling the server
+        # Of what is wanted, and of telling the server. A signal's handler may want a channel
+        # while its thread has it.
+        self._mutex = threading.RLock()
 
     def want(self, place: PushTarget) -> None:
         """Begin to listen to the channel of *place*: its messages come once `hears` says so."""
@@ -132,10 +134,10 @@ class PubSubConnection:
         connection = self._connect()
         connection.connect()
         with self._mutex:
-            for channel, place in self._wanted.items():
-                connection.send_command(_verb(place), channel)
-            self._connection = connection
             self._doubtful = False
+            self._connection = connection  # first, so that what such a handler wants is told to it
+            for channel, place in list(self._wanted.items()):
+                connection.send_command(_verb(place), channel)
         self._note_life()
         return connection
 
@@ -201,7 +203,7 @@ class WaiterSubscriptions:
         # Who reads for all, if anybody does. A dictionary, because to take the place and to note
         # who has it must be one step: a time limit's exception may strike between two.
         self._reader: dict[None, ref[Attendant]] = {}
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a signal's handler may wait while its thread has it
         self._broken_until = 0.0
         self._to_call: collections.deque[ref[Attendant]] = collections.deque()
         self._do_not_block: WeakSet[PubSubInbox] = WeakSet()
@@ -240,9 +242,14 @@ class WaiterSubscriptions:
         with self._mutex:
             self._do_not_block.add(inbox)
             if self._thread is None:
-                thread = threading.Thread(target=self._attend, name="distlock-pushes", daemon=True)
-                thread.start()
-                self._thread = thread
+                self._thread = thread = threading.Thread(
+                    target=self._attend, name="distlock-pushes", daemon=True
+                )
+                try:
+                    thread.start()
+                except BaseException:
+                    self._thread = None
+                    raise
 
     def _attend(self) -> None:
         attendant = Attendant("the thread of those who do not block")
@@ -278,17 +285,19 @@ class WaiterSubscriptions:
         """Whether *inbox* is the one who reads, or has become it now."""
         reader = self._reader.setdefault(None, inbox.me)
         if reader() is None:  # its thread was torn out of it, and never came to leave
-            with self._mutex:
-                if self._reader.get(None) is reader:
-                    del self._reader[None]
+            self._vacate(reader)
             reader = self._reader.setdefault(None, inbox.me)
         return reader is inbox.me
 
     def _stop_reading(self, inbox: "Attendant") -> None:
-        with self._mutex:
-            if self._reader.get(None) is inbox.me:
-                del self._reader[None]
+        self._vacate(inbox.me)
         self._hand_on()
+
+    def _vacate(self, reader: "ref[Attendant]") -> None:
+        with self._mutex:
+            # Without a call in between, after which such a handler could come.
+            if None in self._reader and self._reader[None] is reader:
+                del self._reader[None]
 
     def _hand_on(self) -> None:
         """WokenTask one who waits, if nobody reads for those who do."""

@@ -169,7 +169,7 @@ class _Master(Server):
         self._silent_until: dict[Server, float] = {}
         self._failure: Exception | None = None  # of the last sentinel that told nothing
         self._service = service
-        self._asking = threading.Lock()
+        self._asking = threading.RLock()  # a signal's handler may ask meanwhile
 
     def connect(self, timeout: float) -> ConnectionFactory:
         return _ToMaster(self, timeout)
@@ -185,6 +185,8 @@ class _Master(Server):
             if self.known is not None and self._believed_until > asked_at + (FRESH if anew else 0):
                 return self.known  # somebody else has asked while we waited, or just before
             found = self._ask_all()
+            if self.known is not None and self._believed_until > asked_at + FRESH:
+                return self.known  # what such a handler was told is newer
             if found is None and self.known is None:
                 why = f": {self._failure}" if self._failure else ""
                 raise RedisConnectionError(f"no sentinel names a master {self._service!r}{why}")
@@ -350,7 +352,7 @@ class Cluster(Topology):
         self._doubted: set[HostPort] = set()  # nodes whose slots may be another's by now
         self._asked_first: list[HostPort] = []
         self._tried_at = -math.inf  # when a map was last asked for, with or without an answer
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a signal's handler may ask for the map meanwhile
 
     def close(self) -> None:
         for node in list(self._nodes.values()):
