@@ -72,7 +72,7 @@ class _NodeWorker:
         self._node = Server(*settings)
         self._questions: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._owed: deque[_Request] = deque(maxlen=OWED)
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a signal's handler may ask while its thread has it
         self._thread: threading.Thread | None = None
         self._asked_at = math.inf  # since when the thread waits for the node
         self._used_at = 0.0
@@ -95,10 +95,15 @@ class _NodeWorker:
 
     def _begin(self) -> None:
         with self._mutex:
+            name = f"distlock-{self.address}"
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
             if self._thread is None:
-                name = f"distlock-{self.address}"
-                self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-                self._thread.start()
+                self._thread = thread
+                try:
+                    thread.start()
+                except BaseException:  # there can be no more threads: the next who asks tries again
+                    self._thread = None
+                    raise
 
     def close(self) -> None:
         """Send what has been asked, and give the connections back."""
@@ -308,7 +313,7 @@ class QuorumClient:
 
     def __init__(self, settings: Sequence[NodeSettings]) -> None:
         self._workers = [_NodeWorker(each) for each in settings]
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # likewise
         self.majority = len(settings) // 2 + 1
 
     def __len__(self) -> int:

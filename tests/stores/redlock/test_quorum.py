@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import pickle
+import threading
 import time
 
 import pytest
 
-from celery_distlock import clock
+from celery_distlock import Lock, clock
 from celery_distlock.errors import ConfigurationError, QuorumError, StoreError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.redis import redlock
@@ -23,6 +25,8 @@ from celery_distlock.stores.values import (
     Status,
     WokenTask,
 )
+from tests import servers
+from tests.handlers import hangs_of
 from tests.losses import Losses
 from tests.stores.redlock.records import owners, record, renewed, take, tokens, vote
 from tests.waiting import wait_until
@@ -539,3 +543,46 @@ def test_the_belief_begins_before_the_first_request(shared_store):
     reply = shared_store.acquire(AcquireRequest("k", "a", 30.0))
 
     assert before <= reply.asked_at <= clock.monotonic()
+
+
+# Threads
+
+
+def test_a_signal_s_handler_may_take_a_lock_while_its_thread_asks_the_nodes(
+    shared_masters, open_redlock
+):
+    store = open_redlock(shared_masters.url, servers.new_prefix())
+
+    def take(key: str) -> None:
+        with contextlib.suppress(StoreError), Lock(key, store=store, timeout=10.0):
+            pass  # on a busy machine not all answer in time
+
+    def disconnect() -> None:
+        store.close()
+        store.forget_connections()
+
+    hangs = hangs_of(
+        lambda: take("a"),
+        lambda: take("b"),
+        {"ask", "put", "_begin"},
+        before=disconnect,
+    )
+
+    assert hangs == []
+
+
+def test_a_node_is_asked_again_for_which_there_could_be_no_thread(
+    shared_masters, open_redlock, monkeypatch
+):
+    store = open_redlock(shared_masters.url, servers.new_prefix())
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in store._nodes.addresses:
+            with pytest.raises(RuntimeError):
+                take(store, "first")
+
+    assert take(store, "second", "another") > 0
