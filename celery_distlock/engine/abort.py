@@ -53,7 +53,7 @@ class Guard:
 
     def __init__(self, holds: tuple[Hold, ...]) -> None:
         self._holds = holds
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # likewise, and find that it is not
         self._armed = False
         self._lost: Hold | None = None
         self._told = False

@@ -212,7 +212,7 @@ class Hold:
         self._extended_until = 0.0
         self._rests_until = 0.0
         self._loss_reason = ""
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a signal's handler may look whether it is held meanwhile
 
     @property
     def is_orphaned(self) -> bool:

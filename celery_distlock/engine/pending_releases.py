@@ -130,7 +130,7 @@ class _ReleaseThread:
 class _PendingReleases:
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a signal's handler may give up a key meanwhile
         self._threads: dict[int, _ReleaseThread] = {}  # by the store's id
         self._unfinished: set[int] = set()
 

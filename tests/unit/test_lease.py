@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from celery_distlock import clock
+from celery_distlock.engine.abort import Guard
 from celery_distlock.engine.lease import Hold, HoldState, Lease, Terms
 from celery_distlock.errors import LockLostError, StoreError
 from celery_distlock.settings import MAX_LEASE
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.values import RenewOutcome, Reply, Status
+from tests.handlers import hangs_of
 
 RENEWED, HELD, LOST, UNKNOWN = (
     RenewOutcome.RENEWED,
@@ -407,3 +411,24 @@ def test_the_clock_counts_seconds_and_does_not_go_back():
 
     assert times == sorted(times)
     assert isinstance(times[0], float)
+
+
+def test_a_signal_s_handler_may_find_a_lease_lost_while_its_thread_finds_it(store, now):
+    held: list[Hold] = []
+
+    def find() -> None:
+        with contextlib.suppress(LockLostError):
+            held[0].ensure_held()
+
+    def hold_what_is_over() -> None:
+        held[:] = [Hold(store, "k", Terms(10.0, watchdog=False), label="task")]
+        held[0].take(Reply(Status.GRANTED, token=1, asked_at=now()))
+        now.now += 60.0
+
+    assert hangs_of(find, find, {"lose"}, before=hold_what_is_over) == []
+
+    def guarded() -> None:
+        with contextlib.suppress(LockLostError):
+            Guard((held[0],)).run(lambda: None)
+
+    assert hangs_of(guarded, find, {"_disarm"}, before=hold_what_is_over) == []

@@ -11,6 +11,7 @@ from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.values import Completion, ParkRequest
+from tests.handlers import hangs_of
 from tests.waiting import wait_until
 
 
@@ -159,3 +160,16 @@ def test_a_store_that_has_nothing_to_be_done_has_no_thread(monkeypatch):
     stores.clear()
 
     wait_until(lambda: gc.collect() >= 0 and kept() is None, what="it to be forgotten")
+
+
+def test_a_signal_s_handler_may_give_up_a_key_while_its_thread_does():
+    store = Store()
+
+    hangs = hangs_of(
+        lambda: pending_releases.release_later(store, "k", "a"),
+        lambda: pending_releases.release_later(store, "l", "b"),
+        {"add"},
+        before=pending_releases.forget,
+    )
+
+    assert hangs == []
