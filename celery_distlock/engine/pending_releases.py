@@ -80,6 +80,17 @@ def _attempt(release: _PendingRelease) -> None:
         release.on_done()
 
 
+def _attempt_safely(release: _PendingRelease) -> None:
+    try:
+        _attempt(release)
+    except Exception:
+        key = shown(release.key)
+        logger.exception(
+            "unexpected error while releasing %r; it stays locked until its lease ends", key
+        )
+        release.unfinished = False
+
+
 def _rest_left(release: _PendingRelease) -> tuple[str, float] | None:
     if release.rest is None:
         return None
@@ -112,14 +123,7 @@ class _ReleaseThread:
                         return
                     continue
                 release = heapq.heappop(waiting)
-            try:
-                _attempt(release)
-            except Exception:
-                key = shown(release.key)
-                logger.exception(
-                    "unexpected error while releasing %r; it stays locked until its lease ends", key
-                )
-                release.unfinished = False
+            _attempt_safely(release)
             if release.unfinished:
                 heapq.heappush(waiting, release)
             else:
@@ -141,9 +145,18 @@ class _PendingReleases:
             thread = self._threads.get(id(store))
             if thread is None:
                 thread = _ReleaseThread(self, store)
-                thread.start()
-                self._threads[id(store)] = thread
-            thread.new.put(made)
+                try:
+                    thread.start()
+                except RuntimeError:  # there can be no more threads
+                    thread = None
+                else:
+                    self._threads[id(store)] = thread
+            if thread is not None:
+                thread.new.put(made)
+                return
+        made.attempts = len(PAUSES)  # what is not given back by this one ends with its lease
+        _attempt_safely(made)
+        self.done(made)
 
     def done(self, release: _PendingRelease) -> None:
         self._unfinished.discard(release.number)

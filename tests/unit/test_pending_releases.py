@@ -173,3 +173,16 @@ def test_a_signal_s_handler_may_give_up_a_key_while_its_thread_does():
     )
 
     assert hangs == []
+
+
+def test_a_key_is_given_back_at_once_where_there_can_be_no_thread(monkeypatch):
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    store = Store()
+    store.acquire(AcquireRequest("k", "a", 60.0))
+
+    pending_releases.release_later(store, "k", "a")
+
+    assert store.inspect("k").token == 0
