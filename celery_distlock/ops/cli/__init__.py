@@ -1,7 +1,9 @@
 """``celery locks``: commands for operators, to see locks and to free what is stuck."""
 
+import errno
 import io
 import logging
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -30,6 +32,9 @@ _COMMANDS = {
     "exporter": ".exporter:exporter",
     "web": "..web.command:web",
 }
+
+
+CUT_OFF = 141  # as a shell says of who is ended by SIGPIPE
 
 
 class CommandError(click.ClickException):
@@ -62,6 +67,12 @@ class _Locks(click.Group):
             unnamed = isinstance(error, ConfigurationError) and not _names_an_app(ctx)
             hint = "no app was named, as in: celery -A proj locks; " if unnamed else ""
             raise CommandError(f"{hint}{error}") from error
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                raise
+            # Python writes what is left of it once more at the end, and complains.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(CUT_OFF)  # click itself says 1, which here means that something is not there
 
 
 def _names_an_app(ctx: click.Context) -> bool:
@@ -101,7 +112,8 @@ def locks(ctx: click.Context, url: str | None, prefix: str | None, **_preload: A
     like that (the key is free, nobody waits, the task is not parked, there is no limit) or you said
     no, and of doctor when there are doubts; 2 when the command is wrong, or the store cannot be
     reached or does not do this, of web and exporter when a package is missing or they cannot listen
-    where they are told, and of doctor when there can be no locks.
+    where they are told, and of doctor when there can be no locks; 141 when whoever reads the output
+    ends before it does, as head in a pipe.
     """
     from celery_distlock.runtime.app import Runtime
 

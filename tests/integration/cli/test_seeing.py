@@ -478,3 +478,23 @@ def test_the_broker_does_not_have_to_answer(bare_site, key):
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "state\theld" in done.stdout
+
+
+@pytest.mark.parametrize("words", [("list",), ("list", "--json"), ("show", "it")])
+def test_a_command_whose_reader_has_gone_ends_as_others_do_in_a_pipe(bare_site, key, words):
+    reader, output = os.pipe()
+    os.close(reader)
+    with bare_site.held(key):
+        done = subprocess.run(
+            command(bare_site, *(key if word == "it" else word for word in words)),
+            env=environment(bare_site),
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    os.close(output)
+
+    assert (done.returncode, done.stderr) == (141, "")
