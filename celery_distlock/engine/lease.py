@@ -388,9 +388,11 @@ class Hold:
             self.state = HoldState.LOST
             self._loss_reason = reason
             on_lost = self.on_lost  # whoever listens later looks for himself, or has a later grant
-        self._tell("lock_lost", reason=reason, held=self.held_for)
-        if on_lost is not None:
-            on_lost(self)
+        try:
+            self._tell("lock_lost", reason=reason, held=self.held_for)
+        finally:  # also if a log's handler raises
+            if on_lost is not None:
+                on_lost(self)
 
     def find_lost(self, reason: str) -> None:
         """Report that the key was lost, which is noticed only after the hold has ended."""

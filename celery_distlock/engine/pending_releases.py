@@ -21,6 +21,7 @@ from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.naming import shown
 from celery_distlock.process.forks import ExitStage, ForkStage, PerProcess, at_exit
+from celery_distlock.process.log_lines import say
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.channels import Inbox
@@ -83,11 +84,9 @@ def _attempt(release: _PendingRelease) -> None:
 def _attempt_safely(release: _PendingRelease) -> None:
     try:
         _attempt(release)
-    except Exception:
-        key = shown(release.key)
-        logger.exception(
-            "unexpected error while releasing %r; it stays locked until its lease ends", key
-        )
+    except Exception:  # noqa: BLE001  # it is said
+        text = "unexpected error while releasing %r; it stays locked until its lease ends"
+        say(logger, logging.ERROR, text, shown(release.key), exc_info=True)
         release.unfinished = False
 
 

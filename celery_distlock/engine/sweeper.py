@@ -10,6 +10,7 @@ from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
 from celery_distlock.process.dispatcher import UNSENT
+from celery_distlock.process.log_lines import say
 from celery_distlock.stores import ParkingStore
 from celery_distlock.stores.values import Sending, WokenTask
 
@@ -53,12 +54,14 @@ class Sweeper:
             try:
                 if self._sweep():
                     patience = AFTER_YOU
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # it is said
                 # Said once an outage, not every two seconds of it.
-                report = logger.debug if self._failing else logger.warning
-                report("the queues of %s cannot be swept: %s", self._store.identity, error)
+                level = logging.DEBUG if self._failing else logging.WARNING
+                where = self._store.identity
+                say(logger, level, "the queues of %s cannot be swept: %s", where, error)
                 if not isinstance(error, StoreError):
-                    logger.exception("unexpected error in a sweep; the next one is not put off")
+                    text = "unexpected error in a sweep; the next one is not put off"
+                    say(logger, logging.ERROR, text, exc_info=True)
                 self._failing = True
             else:
                 self._failing = False

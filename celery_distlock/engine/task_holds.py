@@ -68,12 +68,12 @@ class LossNotice:
         """
         if not self._untold.acquire(blocking=False):
             return
-        logger.warning("%s", hold.loss())
-        if self._cancels:
+        if self._cancels:  # first: a log's handler may raise
             try:
                 self._loop.call_soon_threadsafe(self._cancel, hold.key)
             except RuntimeError:
                 logger.debug("%r was lost in a loop that is closed", shown(hold.key))
+        logger.warning("%s", hold.loss())
 
     def _cancel(self, key: str) -> None:
         task = self._task()

@@ -10,12 +10,14 @@ that began together do not stay together. What falls due at about one time share
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from weakref import WeakKeyDictionary, ref
 
 from celery_distlock import clock
 from celery_distlock.naming import shown
 from celery_distlock.process.forks import ForkStage, begin_anew
+from celery_distlock.process.log_lines import say
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.values import RenewOutcome
 
@@ -114,10 +116,7 @@ class Watchdog:
                     self._changed.wait(pause if pause < threading.TIMEOUT_MAX else None)
                 # Whoever adds something while we work cannot know what we have seen.
                 self._looks_at = float("inf")
-            try:
-                self._pass()
-            except Exception:
-                logger.exception("unexpected error while renewing leases; trying again")
+            _go_on_after(self._pass)
             with self._mutex:
                 self._look_again()
 
@@ -154,15 +153,23 @@ class Watchdog:
         wanted = [hold.ownership() for hold in holds]
         # Never longer than the first lease here lasts: its end has to be noticed in time.
         patience = max(0.0, min(patience, ends_at - clock.monotonic()))
-        outcomes = holds[0].store.renew(wanted, patience)
+        outcomes = [(RenewOutcome.UNKNOWN, clock.monotonic())] * len(holds)
+
+        def ask() -> None:
+            nonlocal outcomes
+            outcomes = holds[0].store.renew(wanted, patience)
+
+        _go_on_after(ask)
         for hold, ownership, (outcome, asked_at) in zip(holds, wanted, outcomes, strict=True):
-            hold.renewed(outcome, asked_at, ownership.lease)
+            _go_on_after(partial(hold.renewed, outcome, asked_at, ownership.lease))
             reference = _Watched(hold)
             if hold.state is not HoldState.HELD or reference not in self._due:
                 self.forget(hold)
             elif outcome is RenewOutcome.UNKNOWN:
                 if hold.suspect:
-                    logger.warning(
+                    say(
+                        logger,
+                        logging.WARNING,
                         "the lease of %r is not renewed and ends in %.1f s",
                         shown(hold.key),
                         hold.remaining,
@@ -174,7 +181,16 @@ class Watchdog:
 
     def _lost(self, hold: Hold, reason: str) -> None:
         self.forget(hold)
-        hold.lose(reason)
+        _go_on_after(partial(hold.lose, reason))
+
+
+def _go_on_after(step: Callable[[], object]) -> None:
+    """Do *step*; whatever it raises, what is left of the leases is to be renewed."""
+    try:
+        step()
+    except Exception:  # noqa: BLE001  # it is said
+        text = "unexpected error while renewing leases; trying again"
+        say(logger, logging.ERROR, text, exc_info=True)
 
 
 def _batches(holds: list[Hold]) -> Iterable[list[Hold]]:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from weakref import WeakSet
 
 from .forks import ExitStage, ForkStage, at_exit, begin_anew
+from .log_lines import say
 
 __all__ = ["Background", "BackgroundNotifier", "finish_all"]
 
@@ -120,8 +121,8 @@ class Background:
     def _do(self, call: Call) -> None:
         try:
             call()
-        except BaseException:  # whatever it is, the next one is to be done
-            logger.exception(self._failed)
+        except BaseException:  # noqa: BLE001  # whatever it is, the next one is to be done
+            say(logger, logging.ERROR, self._failed, exc_info=True)
 
 
 class BackgroundNotifier(Background):

@@ -21,6 +21,7 @@ from celery_distlock.engine.shared_holds import OrphanedHold, SharedHolds, Stall
 from celery_distlock.errors import StoreError
 from celery_distlock.naming import shown
 from celery_distlock.process.background import BackgroundNotifier
+from celery_distlock.process.log_lines import say
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.values import Ownership, RenewOutcome
@@ -82,10 +83,9 @@ class Reaper:
                 self._found.put(orphan)
             for stalled in self._shared_holds.stalled():
                 self._renew(stalled)
-        except Exception:
-            logger.exception(
-                "unexpected error while looking after pool processes; retrying in %g s", INTERVAL
-            )
+        except Exception:  # noqa: BLE001  # it is said
+            text = "unexpected error while looking after pool processes; retrying in %g s"
+            say(logger, logging.ERROR, text, INTERVAL, exc_info=True)
 
     def _renew(self, stalled: StalledHolds) -> None:
         # Those in a store of a task's own are left to it: nobody here knows its address.
@@ -126,11 +126,9 @@ class Reaper:
     def _try_release(self, orphan: OrphanedHold) -> bool:
         try:
             return self._release_orphan(orphan)
-        except Exception:
-            logger.exception(
-                "unexpected error while releasing locks of dead pool processes; retrying in %g s",
-                RETRY_AFTER,
-            )
+        except Exception:  # noqa: BLE001  # it is said
+            text = "unexpected error while releasing locks of dead pool processes; retrying in %g s"
+            say(logger, logging.ERROR, text, RETRY_AFTER, exc_info=True)
             return False
 
     def _release_orphan(self, orphan: OrphanedHold) -> bool:

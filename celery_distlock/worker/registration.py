@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from celery.worker import state
 
 from celery_distlock.errors import StoreError
+from celery_distlock.process.log_lines import say
 from celery_distlock.runtime.relay import by_room
 from celery_distlock.stores import ParkingStore
 from celery_distlock.stores.values import PeerChannel, WokenTask
@@ -102,16 +103,18 @@ class Registration:
     def _try(self, step: Callable[[], None]) -> None:
         try:
             step()
-        except Exception as error:
-            report = logger.debug if self._failing else logger.info
-            report(
+        except Exception as error:  # noqa: BLE001  # it is said
+            say(
+                logger,
+                logging.DEBUG if self._failing else logging.INFO,
                 "this worker is not registered for woken tasks, which may come through the broker"
                 " alone until it is; retrying in %g s: %s",
                 INTERVAL,
                 error,
             )
             if not isinstance(error, StoreError):
-                logger.exception("unexpected error while registering for woken tasks")
+                text = "unexpected error while registering for woken tasks"
+                say(logger, logging.ERROR, text, exc_info=True)
             self._failing = True
         else:
             self._failing = False

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
+from celery_distlock.process.log_lines import say
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.timing import NOTHING, Claim, Settled, TimedStore
 from celery_distlock.stores.values import Sending, WokenTask
@@ -66,12 +67,17 @@ class Ticker:
             try:
                 pause = self._tick()
                 self._failing = False
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # it is said
                 # Said once an outage, not every second of it.
-                report = logger.debug if self._failing else logger.warning
-                report("who waits for time to pass is looked after late: %s", error)
+                level = logging.DEBUG if self._failing else logging.WARNING
+                say(logger, level, "who waits for time to pass is looked after late: %s", error)
                 if not isinstance(error, StoreError):
-                    logger.exception("unexpected error in the ticker; it goes on")
+                    say(
+                        logger,
+                        logging.ERROR,
+                        "unexpected error in the ticker; it goes on",
+                        exc_info=True,
+                    )
                 self._failing, pause = True, LOOK
             self._sleep(pause)
         if self._inbox is not None:

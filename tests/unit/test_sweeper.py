@@ -10,6 +10,7 @@ import pytest
 
 from celery_distlock.engine import sweeper
 from celery_distlock.engine.sweeper import Sweeper
+from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.process import dispatcher
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.values import Sending, WokenTask
@@ -27,6 +28,26 @@ def test_a_task_s_id_cannot_forge_a_line_of_the_log(caplog):
 
     said = [message for message in caplog.messages if "forged" in message]
     assert said == [r"swept up a parked task at 'k': 'id\n[ERROR] forged:0:0:0'"]
+
+
+def test_what_a_log_s_handler_raises_ends_no_sweeper(monkeypatch):
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("the log's server is away")
+
+    monkeypatch.setattr(logging.getLogger("celery_distlock.engine.sweeper"), "handlers", [Broken()])
+    store, swept = MemoryStore("memory://", "test"), []
+
+    def fail(interval: float) -> list[WokenTask]:
+        swept.append(interval)
+        raise StoreUnavailableError("away")
+
+    store.sweep = fail
+    sweeping = Sweeper(store, 0.01)
+    sweeping.start()
+
+    wait_until(lambda: len(swept) > 2, what="later sweeps")
+    sweeping.stop()
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
@@ -122,3 +123,52 @@ def test_what_a_finalizer_takes_while_the_next_look_is_planned_is_looked_at_in_t
     dog._look_again()
 
     assert dog._looks_at <= clock.monotonic() + 1.0
+
+
+# A log's handler that raises, as one whose server is away with the store
+
+
+class Broken(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise OSError("the log's server is away")
+
+
+@pytest.fixture
+def broken_log():
+    handler = Broken(logging.WARNING)
+    logging.getLogger("celery_distlock").addHandler(handler)
+    yield
+    logging.getLogger("celery_distlock").removeHandler(handler)
+
+
+@pytest.mark.usefixtures("broken_log")
+def test_leases_are_renewed_after_what_a_log_s_handler_has_raised():
+    class Away(Patience):
+        def renew(self, holds, timeout):
+            if len(super().renew(holds, timeout)) and len(self.timeouts) < 3:
+                logging.getLogger("celery_distlock").warning("away")
+            return [(RenewOutcome.RENEWED, clock.monotonic()) for _ in holds]
+
+    store, dog = Away(), Watchdog()
+    hold = held(store, 0.9)
+
+    dog.watch(hold)
+
+    wait_until(lambda: len(store.timeouts) > 5, what="later renewals")
+    assert hold.held
+
+
+@pytest.mark.usefixtures("broken_log")
+def test_a_loss_is_told_to_the_holder_though_a_log_s_handler_raises():
+    told: list[Hold] = []
+
+    def log(*_: object, **__: object) -> None:
+        logging.getLogger("celery_distlock").warning("lost")
+
+    store, dog = Patience(), Watchdog()
+    holds = [held(store, 0.3), held(store, 0.4)]
+    for hold in holds:
+        hold.on_event, hold.on_lost = log, told.append
+        dog.watch(hold)
+
+    wait_until(lambda: len(told) == 2, what="both losses")

@@ -22,6 +22,7 @@ from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
+from celery_distlock.process.log_lines import say
 from celery_distlock.stores.channels import DeliveryChannel, Inbox
 from celery_distlock.stores.values import WokenTask
 
@@ -257,8 +258,9 @@ class WaiterSubscriptions:
         while True:
             try:
                 self.attend(attendant, lambda: not self._do_not_block, math.inf)
-            except Exception:
-                logger.exception("unexpected error while reading pushes; going on")
+            except Exception:  # noqa: BLE001  # it is said
+                text = "unexpected error while reading pushes; going on"
+                say(logger, logging.ERROR, text, exc_info=True)
             with self._mutex:
                 if not self._do_not_block:
                     self._thread = None
@@ -541,7 +543,8 @@ class _Listener:
             except Exception as error:  # noqa: BLE001  # whatever it is, the thread has to live on
                 if not self._closed.is_set():
                     if not failures:
-                        logger.warning("no pushes for now, the subscription broke: %s", error)
+                        text = "no pushes for now, the subscription broke: %s"
+                        say(logger, logging.WARNING, text, error)
                     failures = min(failures + 1, 8)
                     self._closed.wait(failures * clock.jitter(*PAUSE))
         self._ear.close()
