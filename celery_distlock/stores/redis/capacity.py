@@ -1,9 +1,12 @@
 """What a store over Redis does with keys that several hold, beyond granting and releasing them."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
+from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.keys import slot_name
+from celery_distlock.naming import shown
 from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.values import (
@@ -21,6 +24,8 @@ from .records import Records
 from .request_runner import RequestRunner
 
 __all__ = ["RedisCapacity"]
+
+logger = logging.getLogger(__name__)
 
 
 class RedisCapacity(CapacityStore):
@@ -53,14 +58,26 @@ class RedisCapacity(CapacityStore):
 
     def set_limit(self, key: str, limit: Limit | None) -> Release:
         terms: tuple[Any, ...] = ("", 0, "", "")
+        unlisted: StoreUnavailableError | None = None
         if limit is not None:
-            self._requests.ask([self._records.index("add", slot_name(key))], key)
+            unlisted = self._list(key)
             capacity = "-" if limit.capacity is None else limit.capacity
             until = milliseconds(limit.until) if limit.until else 0
             terms = (capacity, until, limit.author, write_rates(limit.rates))
         answer, _ = self._change(_LIMIT, key, *terms)
+        if unlisted is not None:
+            text = "the limit of %r is set, but no list shows it until somebody waits there: %s"
+            logger.warning(text, shown(key), unlisted)
         woken = answer if isinstance(answer, list) else ()
         return Release(True, self._noting(slot_name(key), woken))
+
+    def _list(self, key: str) -> StoreUnavailableError | None:
+        """Have lists show *key*; return why not, if a cluster's node with the index is away."""
+        try:
+            self._requests.ask([self._records.index("add", slot_name(key))], key)
+        except StoreUnavailableError as error:
+            return error
+        return None
 
     def _change(self, script: scripts.Script, key: str, *arguments: Any) -> tuple[Any, float]:
         call = self._records.call(script, slot_name(key), *arguments, confirmed=True)

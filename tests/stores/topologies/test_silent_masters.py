@@ -22,6 +22,7 @@ from celery_distlock.stores.redis.topologies import SLOTS
 from celery_distlock.stores.requests import SendRequest
 from celery_distlock.stores.sending import Sent
 from celery_distlock.stores.values import (
+    Limit,
     Ownership,
     ParkRequest,
     RenewOutcome,
@@ -320,3 +321,16 @@ def test_whose_worker_is_looked_for_does_not_wait_again_and_again(masters, store
         assert not store.push(WokenTask(slot_name(key), f"run-{n}:0:0:0", b"envelope"), [address])
         store.cancel(key, f"run-{n}:0:0:0")
     assert time.monotonic() < began + PATIENCE + 2
+
+
+def test_a_key_is_limited_though_the_node_that_lists_it_is_silent(masters, store, pause, caplog):
+    key = one_each(masters)[0]
+    index = slot_of(f"{store._prefix}:parked") * len(masters) // SLOTS
+    pause([masters[index]])
+
+    store.set_limit(key, Limit(0))
+
+    assert store.inspect(key).limit.pauses
+    assert "no list shows it until somebody waits there" in caplog.text
+    store.set_limit(key, None)
+    assert store.inspect(key).limit is None
