@@ -4,7 +4,8 @@ What happens to locks and parked tasks, for receivers of one's own.
 Connect to them as to Celery's signals. The sender is the task, or the
 :class:`~celery_distlock.Lock`; every signal has the keyword argument ``key``. They are sent from
 where it happens: a renewal and most losses from the watchdog's thread. A receiver that raises is
-logged and otherwise ignored.
+logged and otherwise ignored. One that takes long there holds up all renewals of the process in that
+store, and the news of further losses: let it hand on what takes longer than a moment.
 
 ==================  ============================================================================
 signal              further arguments

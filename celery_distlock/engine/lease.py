@@ -388,11 +388,12 @@ class Hold:
             self.state = HoldState.LOST
             self._loss_reason = reason
             on_lost = self.on_lost  # whoever listens later looks for himself, or has a later grant
-        try:
-            self._tell("lock_lost", reason=reason, held=self.held_for)
-        finally:  # also if a log's handler raises
+        held = self.held_for
+        try:  # first: a signal's receiver, or a log's handler, may hang or raise
             if on_lost is not None:
                 on_lost(self)
+        finally:
+            self._tell("lock_lost", reason=reason, held=held)
 
     def find_lost(self, reason: str) -> None:
         """Report that the key was lost, which is noticed only after the hold has ended."""

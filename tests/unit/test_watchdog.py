@@ -172,3 +172,18 @@ def test_a_loss_is_told_to_the_holder_though_a_log_s_handler_raises():
         dog.watch(hold)
 
     wait_until(lambda: len(told) == 2, what="both losses")
+
+
+def test_a_loss_is_told_to_the_holder_though_a_receiver_of_its_signal_hangs():
+    told: list[Hold] = []
+    gate = threading.Event()
+    store, dog = Patience(), Watchdog()
+    hold = held(store, 0.3)
+    hold.on_event, hold.on_lost = lambda *_, **__: gate.wait(60.0), told.append
+
+    dog.watch(hold)
+
+    try:
+        wait_until(lambda: told == [hold], what="the loss")
+    finally:
+        gate.set()
