@@ -4,13 +4,18 @@ OpenTelemetry spans for waiting and holding, where opentelemetry is in use.
 ``lock wait`` is from the first time that the key was asked for, which may be in another worker, to
 the grant; ``lock hold`` from there to the release. Both are children of the span in which the key
 was granted, in a task that of its run. A lost lock is an error of its ``lock hold``.
+
+They are made in a thread, with the times and the context of where it happened: what a processor or
+an exporter of spans does there, hang or raise, is none of the task's.
 """
 
+import functools
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from celery_distlock.process.background import BackgroundNotifier
 from celery_distlock.process.forks import ForkStage, begin_anew
 
 __all__ = ["observe", "wanted"]
@@ -19,6 +24,9 @@ MOST = 10_000  # spans that are open at once
 
 _open: dict[str, Any] = {}  # the spans of what is held here, by holder
 _ENDS = {"lock_released", "lock_lost"}
+_TOLD = {"lock_acquired", "lock_changed", *_ENDS}
+
+_notifier = BackgroundNotifier("distlock-spans")
 
 
 def wanted() -> bool:
@@ -30,21 +38,27 @@ def wanted() -> bool:
 
 
 def observe(name: str, task: str, facts: Mapping[str, Any]) -> None:
-    """Begin or end the spans that the signal *name* is about."""
+    """Begin or end the spans that the signal *name* is about, soon."""
+    if name in _TOLD:
+        context = sys.modules["opentelemetry.context"].get_current()
+        told = functools.partial(_tell, name, task, facts, time.time_ns(), context)
+        _notifier.submit(told)
+
+
+def _tell(name: str, task: str, facts: Mapping[str, Any], now: int, context: Any) -> None:
     trace: Any = sys.modules["opentelemetry.trace"]
     if name == "lock_acquired":
-        _begin(trace, task, facts)
+        _begin(trace, task, facts, now, context)
     elif name == "lock_changed" and (span := _open.get(facts["holder"])) is not None:
         span.set_attributes(_much(facts))
     elif name in _ENDS and (span := _open.pop(facts["holder"], None)) is not None:
         if name == "lock_lost":
             span.set_status(trace.StatusCode.ERROR, str(facts["reason"]))
-        span.end()
+        span.end(now)
 
 
-def _begin(trace: Any, task: str, facts: Mapping[str, Any]) -> None:
+def _begin(trace: Any, task: str, facts: Mapping[str, Any], now: int, context: Any) -> None:
     tracer = trace.get_tracer("celery_distlock")
-    now = time.time_ns()
     attributes = {
         "distlock.key": str(facts["key"]),
         "distlock.holder": facts["holder"],
@@ -54,8 +68,9 @@ def _begin(trace: Any, task: str, facts: Mapping[str, Any]) -> None:
         attributes["celery.task_name"] = task
         attributes["messaging.message.id"] = facts.get("task_id", "")
     asked_at = now - int(facts["waited"] * 1e9)
-    tracer.start_span("lock wait", attributes=attributes, start_time=asked_at).end(now)
-    span = tracer.start_span("lock hold", attributes=attributes, start_time=now)
+    more = {"context": context, "attributes": attributes}
+    tracer.start_span("lock wait", start_time=asked_at, **more).end(now)
+    span = tracer.start_span("lock hold", start_time=now, **more)
     if span.is_recording():
         while len(_open) >= MOST:  # holds that nobody has ended
             _open.pop(next(iter(_open))).end()

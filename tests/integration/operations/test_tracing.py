@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -16,6 +17,13 @@ from celery_distlock.stores import open_store
 from celery_distlock.telemetry import tracing
 
 
+def make_all() -> None:
+    """Wait until what was observed so far has its spans."""
+    done = threading.Event()
+    tracing._notifier.submit(done.set)
+    assert done.wait(30)
+
+
 @pytest.fixture
 def spans(monkeypatch):
     """A function that returns the spans that have ended."""
@@ -23,7 +31,12 @@ def spans(monkeypatch):
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
-    yield exporter.get_finished_spans
+
+    def finished():
+        make_all()
+        return exporter.get_finished_spans()
+
+    yield finished
     provider.shutdown()
 
 
@@ -40,6 +53,7 @@ def test_a_hold_is_a_span_with_its_key_and_token_after_one_for_the_wait(bare_sit
         assert span.status.is_unset
 
 
+@pytest.mark.usefixtures("bare_site")  # an app that has install(app)
 def test_the_spans_tell_how_much_is_held_and_when_that_changes(spans, redis_url, prefix):
     store = open_store(redis_url, prefix)
     with closing(store), Lock(Key("k", capacity=3, weight=2), store=store) as lease:
@@ -56,7 +70,8 @@ def test_they_are_children_of_the_span_around(bare_site, spans, key):
     with trace.get_tracer("test").start_as_current_span("task") as around:
         bare_site.tasks.work_requeue.apply(args=[key])
 
-    wait, hold, _ = spans()
+    made = {span.name: span for span in spans()}
+    wait, hold = made["lock wait"], made["lock hold"]
     assert wait.parent.span_id == hold.parent.span_id == around.get_span_context().span_id
 
 
@@ -71,6 +86,23 @@ def test_a_lost_lock_is_an_error_of_its_hold(bare_site, spans, key):
     assert not hold.status.is_ok
     assert "no longer knew" in hold.status.description
     assert tracing._open == {}
+
+
+@pytest.mark.parametrize("moment", ["on_start", "on_end"])
+def test_what_raises_as_a_span_is_made_fails_no_task(bare_site, monkeypatch, key, moment):
+    class Broken(SpanProcessor):
+        pass
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("the collector is away")
+
+    monkeypatch.setattr(Broken, moment, fail)
+    provider = TracerProvider()
+    provider.add_span_processor(Broken())
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+
+    assert bare_site.tasks.look.apply(args=[key]).successful()
+    make_all()
 
 
 def test_nothing_is_made_where_nobody_has_set_a_provider(request):
