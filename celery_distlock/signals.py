@@ -3,9 +3,9 @@ What happens to locks and parked tasks, for receivers of one's own.
 
 Connect to them as to Celery's signals. The sender is the task, or the
 :class:`~celery_distlock.Lock`; every signal has the keyword argument ``key``. They are sent from
-where it happens: a renewal and most losses from the watchdog's thread. A receiver that raises is
-logged and otherwise ignored. One that takes long there holds up all renewals of the process in that
-store, and the news of further losses: let it hand on what takes longer than a moment.
+where it happens, and what the watchdog finds, a renewal and most losses, from a thread of its own,
+so that it may come after the release. A receiver that raises is logged and otherwise ignored; one
+that hangs holds up those, and further ones are dropped when 10,000 wait.
 
 ==================  ============================================================================
 signal              further arguments

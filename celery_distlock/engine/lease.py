@@ -18,7 +18,8 @@ import os
 import secrets
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from functools import partial
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 from celery_distlock import clock
 from celery_distlock.errors import LockError, LockLostError, LockNotOwnedError, StoreError
@@ -98,6 +99,14 @@ class Taker(Protocol):
     """A lock, `celery_distlock.engine.key_locks`, that has acquired a key."""
 
     wanted: Key
+
+
+Teller: TypeAlias = Callable[[Callable[[], object]], object]
+
+
+def at_once(call: Callable[[], object]) -> None:
+    """Report in this thread what *call* reports."""
+    call()
 
 
 def ignore_event(name: str, **_facts: Any) -> None:
@@ -290,7 +299,12 @@ class Hold:
         return clock.monotonic() - self.held_since
 
     def _tell(self, what: str, **facts: Any) -> None:
-        self.on_event(what, key=self.key, token=self.token, holder=self.owner, **facts)
+        self._report(what, **facts)()
+
+    def _report(self, what: str, **facts: Any) -> Callable[[], None]:
+        """Return what tells it; that does not keep this hold."""
+        told = {"key": self.key, "token": self.token, "holder": self.owner, **facts}
+        return partial(self.on_event, what, **told)
 
     @property
     def held(self) -> bool:
@@ -364,8 +378,14 @@ class Hold:
         """Return the lease that an upgrade or a downgrade asks for: no longer if it is fixed."""
         return self.ownership().lease if self.renewable else self.remaining
 
-    def renewed(self, outcome: RenewOutcome, asked_at: float, lease: float) -> None:
-        """Take note of a renewal that was asked for at *asked_at* for *lease* seconds."""
+    def renewed(
+        self, outcome: RenewOutcome, asked_at: float, lease: float, tell: Teller = at_once
+    ) -> None:
+        """
+        Take note of a renewal that was asked for at *asked_at* for *lease* seconds.
+
+        *tell* is given what reports it.
+        """
         if outcome is RenewOutcome.RENEWED:
             with self._mutex:
                 if self.state is not HoldState.HELD:
@@ -373,15 +393,15 @@ class Hold:
                 self.valid_until = max(self.valid_until, asked_at + believed(lease))
             if self.keeper is not None:
                 self.keeper.heartbeat()
-            self._tell("lock_renewed")
+            tell(self._report("lock_renewed"))
         elif outcome is RenewOutcome.HELD:
-            self.lose("somebody else holds it")
+            self.lose("somebody else holds it", tell)
         elif outcome is RenewOutcome.LOST:
-            self.lose("the store no longer knows it")
+            self.lose("the store no longer knows it", tell)
         # UNKNOWN changes nothing: the lease holds until `valid_until`, and only until then.
 
-    def lose(self, reason: str) -> None:
-        """End the belief. Reported once, and not after the hold has ended."""
+    def lose(self, reason: str, tell: Teller = at_once) -> None:
+        """End the belief. Reported once, by *tell*, and not after the hold has ended."""
         with self._mutex:
             if self.state is not HoldState.HELD:
                 return
@@ -389,11 +409,11 @@ class Hold:
             self._loss_reason = reason
             on_lost = self.on_lost  # whoever listens later looks for himself, or has a later grant
         held = self.held_for
-        try:  # first: a signal's receiver, or a log's handler, may hang or raise
+        try:  # first: a signal's receiver may hang or raise
             if on_lost is not None:
                 on_lost(self)
         finally:
-            self._tell("lock_lost", reason=reason, held=held)
+            tell(self._report("lock_lost", reason=reason, held=held))
 
     def find_lost(self, reason: str) -> None:
         """Report that the key was lost, which is noticed only after the hold has ended."""

@@ -11,6 +11,7 @@ from celery_distlock.naming import shown
 from celery_distlock.stores.base import Store
 
 from .lease import Hold, Terms
+from .news import log
 
 __all__ = ["LossNotice", "TaskHold"]
 
@@ -68,12 +69,12 @@ class LossNotice:
         """
         if not self._untold.acquire(blocking=False):
             return
-        if self._cancels:  # first: a log's handler may raise
+        if self._cancels:
             try:
                 self._loop.call_soon_threadsafe(self._cancel, hold.key)
             except RuntimeError:
                 logger.debug("%r was lost in a loop that is closed", shown(hold.key))
-        logger.warning("%s", hold.loss())
+        log(logger, logging.WARNING, "%s", hold.loss())
 
     def _cancel(self, key: str) -> None:
         task = self._task()

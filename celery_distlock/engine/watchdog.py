@@ -17,11 +17,11 @@ from weakref import WeakKeyDictionary, ref
 from celery_distlock import clock
 from celery_distlock.naming import shown
 from celery_distlock.process.forks import ForkStage, begin_anew
-from celery_distlock.process.log_lines import say
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.values import RenewOutcome
 
 from .lease import Hold, HoldState
+from .news import log, tell
 
 __all__ = ["Watchdog", "watchdog"]
 
@@ -160,37 +160,40 @@ class Watchdog:
             outcomes = holds[0].store.renew(wanted, patience)
 
         _go_on_after(ask)
+        told: list[Callable[[], object]] = []
         for hold, ownership, (outcome, asked_at) in zip(holds, wanted, outcomes, strict=True):
-            _go_on_after(partial(hold.renewed, outcome, asked_at, ownership.lease))
+            _go_on_after(partial(hold.renewed, outcome, asked_at, ownership.lease, told.append))
             reference = _Watched(hold)
             if hold.state is not HoldState.HELD or reference not in self._due:
                 self.forget(hold)
             elif outcome is RenewOutcome.UNKNOWN:
                 if hold.suspect:
-                    say(
-                        logger,
-                        logging.WARNING,
-                        "the lease of %r is not renewed and ends in %.1f s",
-                        shown(hold.key),
-                        hold.remaining,
-                    )
+                    text = "the lease of %r is not renewed and ends in %.1f s"
+                    log(logger, logging.WARNING, text, shown(hold.key), hold.remaining)
                 retry = clock.monotonic() + hold.terms.lease / RETRY_SHARE
                 self._due[reference] = min(retry, hold.valid_until)
             else:
                 self._due[reference] = clock.monotonic() + self._period(hold)
+        if told:
+            tell(partial(_report, told))
 
     def _lost(self, hold: Hold, reason: str) -> None:
         self.forget(hold)
-        _go_on_after(partial(hold.lose, reason))
+        _go_on_after(partial(hold.lose, reason, tell))
+
+
+def _report(told: Iterable[Callable[[], object]]) -> None:
+    for each in told:
+        _go_on_after(each)
 
 
 def _go_on_after(step: Callable[[], object]) -> None:
     """Do *step*; whatever it raises, what is left of the leases is to be renewed."""
     try:
         step()
-    except Exception:  # noqa: BLE001  # it is said
+    except Exception as error:  # noqa: BLE001  # it is said
         text = "unexpected error while renewing leases; trying again"
-        say(logger, logging.ERROR, text, exc_info=True)
+        log(logger, logging.ERROR, text, exc_info=error)
 
 
 def _batches(holds: list[Hold]) -> Iterable[list[Hold]]:

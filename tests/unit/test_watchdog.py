@@ -3,11 +3,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from weakref import ref
 
 import pytest
 
 from celery_distlock import clock
-from celery_distlock.engine.lease import Hold, Terms
+from celery_distlock.engine.lease import Hold, HoldState, Terms
 from celery_distlock.engine.watchdog import ANSWER_SHARE, Watchdog, _Watched
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.values import RenewOutcome, Reply, Status
@@ -187,3 +188,63 @@ def test_a_loss_is_told_to_the_holder_though_a_receiver_of_its_signal_hangs():
         wait_until(lambda: told == [hold], what="the loss")
     finally:
         gate.set()
+
+
+class Hanging(logging.Handler):
+    def __init__(self, gate: threading.Event) -> None:
+        super().__init__(logging.WARNING)
+        self.gate = gate
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.gate.wait(60.0)
+
+
+@pytest.fixture
+def hanging():
+    """What hangs until the test has ended: receivers of signals, and the log."""
+    gate = threading.Event()
+    handler = Hanging(gate)
+    logging.getLogger("celery_distlock").addHandler(handler)
+    yield gate
+    gate.set()
+    logging.getLogger("celery_distlock").removeHandler(handler)
+
+
+def test_leases_are_renewed_while_a_receiver_of_their_signals_hangs(hanging):
+    class Renewing(Patience):
+        def renew(self, holds, timeout):
+            super().renew(holds, timeout)
+            return [(RenewOutcome.RENEWED, clock.monotonic()) for _ in holds]
+
+    store, dog = Renewing(), Watchdog()
+    hold = held(store, 0.6)
+    hold.on_event = lambda *_, **__: hanging.wait(60.0)
+
+    dog.watch(hold)
+
+    wait_until(lambda: len(store.timeouts) > 5, what="later renewals")
+    assert hold.held
+
+
+def test_losses_are_told_to_the_holders_while_receivers_and_the_log_hang(hanging):
+    told: list[Hold] = []
+    store, dog = Patience(), Watchdog()
+    holds = [held(store, lease) for lease in (0.3, 0.6)]
+    for hold in holds:
+        hold.on_event, hold.on_lost = lambda *_, **__: hanging.wait(60.0), told.append
+        dog.watch(hold)
+
+    wait_until(lambda: told == holds, what="both losses")
+
+
+def test_what_is_told_of_a_hold_does_not_keep_it(hanging):
+    store, dog = Patience(), Watchdog()
+    holds = [held(store, 0.3)]
+    holds[0].on_event = lambda *_, **__: hanging.wait(60.0)
+    gone = ref(holds[0])
+
+    dog.watch(holds[0])
+    wait_until(lambda: holds[0].state is HoldState.LOST, what="the loss")
+    holds.clear()
+
+    wait_until(lambda: gone() is None, what="the hold to be gone")

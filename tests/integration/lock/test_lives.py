@@ -55,9 +55,10 @@ def test_ten_thousand_lives_of_locks_leave_nothing_behind(private_server):
         assert set(after["threads"]) - set(before["threads"]) <= {
             "distlock-releases",
             "distlock-counts",
+            "distlock-news",
             "distlock-watchdog",
         }
-        assert len(after["threads"]) <= len(before["threads"]) + 3
+        assert len(after["threads"]) <= len(before["threads"]) + 4
         assert client.pubsub_channels() == []
         kept = {b"fence", b"done", b"counts"}
         wait_until(lambda: records(server.url) <= kept, what="the records")
