@@ -11,7 +11,7 @@ from weakref import WeakSet
 from .forks import ExitStage, ForkStage, at_exit, begin_anew
 from .log_lines import say
 
-__all__ = ["Background", "BackgroundNotifier", "finish_all"]
+__all__ = ["LAST_MOMENT", "Background", "BackgroundNotifier", "finish_all"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +88,13 @@ class Background:
         if self._calls is not None:
             self._calls.put(None)
             self._thread.join(timeout)
+
+    def catch_up(self, timeout: float) -> None:
+        """Wait until what was submitted until now is done, for *timeout* seconds at most."""
+        if self._calls is not None and self._thread.is_alive():
+            done = threading.Event()
+            self._calls.put(done.set)
+            done.wait(timeout)
 
     def begin_anew(self) -> None:
         """Forget the thread and what waits for it, in a forked child."""

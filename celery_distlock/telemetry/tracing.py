@@ -9,13 +9,14 @@ They are made in a thread, with the times and the context of where it happened: 
 an exporter of spans does there, hang or raise, is none of the task's.
 """
 
+import atexit
 import functools
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from celery_distlock.process.background import BackgroundNotifier
+from celery_distlock.process.background import LAST_MOMENT, BackgroundNotifier
 from celery_distlock.process.forks import ForkStage, begin_anew
 
 __all__ = ["observe", "wanted"]
@@ -40,9 +41,16 @@ def wanted() -> bool:
 def observe(name: str, task: str, facts: Mapping[str, Any]) -> None:
     """Begin or end the spans that the signal *name* is about, soon."""
     if name in _TOLD:
+        _catch_up_at_exit()
         context = sys.modules["opentelemetry.context"].get_current()
         told = functools.partial(_tell, name, task, facts, time.time_ns(), context)
         _notifier.submit(told)
+
+
+@functools.cache
+def _catch_up_at_exit() -> None:
+    """At the process's end, make the last spans before their provider shuts down: it came first."""
+    atexit.register(_notifier.catch_up, LAST_MOMENT)
 
 
 def _tell(name: str, task: str, facts: Mapping[str, Any], now: int, context: Any) -> None:

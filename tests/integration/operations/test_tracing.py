@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from contextlib import closing
 
@@ -15,6 +17,24 @@ from celery_distlock import Key, Lock
 from celery_distlock.errors import LockLostError
 from celery_distlock.stores import open_store
 from celery_distlock.telemetry import tracing
+
+SHORT_LIFE = """
+import sys
+from celery import Celery
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+from celery_distlock import Lock, install
+from celery_distlock.stores import open_store
+
+install(Celery())
+provider = TracerProvider()
+exporter = ConsoleSpanExporter(formatter=lambda span: span.name + ";")
+provider.add_span_processor(SimpleSpanProcessor(exporter))
+trace.set_tracer_provider(provider)
+with Lock("k", store=open_store(*sys.argv[1:])):
+    pass
+"""
 
 
 def make_all() -> None:
@@ -86,6 +106,13 @@ def test_a_lost_lock_is_an_error_of_its_hold(bare_site, spans, key):
     assert not hold.status.is_ok
     assert "no longer knew" in hold.status.description
     assert tracing._open == {}
+
+
+def test_a_process_that_ends_at_once_has_made_all_its_spans(redis_url, prefix):
+    script = [sys.executable, "-c", SHORT_LIFE, redis_url, prefix]
+    ended = subprocess.run(script, capture_output=True, text=True, timeout=60, check=True)
+
+    assert ended.stdout == "lock wait;lock hold;"
 
 
 @pytest.mark.parametrize("moment", ["on_start", "on_end"])
