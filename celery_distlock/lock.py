@@ -124,41 +124,50 @@ class Lock(KeyLock):
         if entered is not None:
             return self._upgrade(entered.hold, task, patience) if entered.upgrade else None
         if task is not None:
-            self._warn_of_blocking(store, task, patience, stacklevel=4)
-        elif patience is None and is_held_beside_in_trio(store.identity, self.key):
-            raise LockError(
-                f"lock {shown(self.key)!r} is held by another task of this trio loop, which cannot"
-                " release it while Lock() blocks the loop; take it in trio.to_thread.run_sync"
-            )
+            self._warn_of_blocking(stacklevel=4)
+        blocks = self._blocks_itself(store, task) if patience is None else None
+        if blocks is not None and self.wanted.alone:
+            raise blocks
         hold = self._new_hold(store, task)
-        reply = acquire(hold, timeout=patience)
+        reply = acquire(hold, timeout=patience if blocks is None else 0.0)
         if reply.status is not Status.GRANTED:
             tell_conflict(hold, reply)
+            if blocks is not None:  # what the other one left of it is not enough
+                raise blocks
             return reply
         self._begin(hold, task)
         return None
 
-    def _warn_of_blocking(
-        self, store: Store, task: AnyTask, patience: float | None, stacklevel: int
-    ) -> None:
+    def _warn_of_blocking(self, stacklevel: int) -> None:
         warnings.warn(
             f"Lock({shown(self.key)!r}) blocks the event loop that runs this task until the store"
             " has answered, and for as long as it waits; use AsyncLock there",
             RuntimeWarning,
             stacklevel=stacklevel,
         )
-        if patience is None and is_held_beside(task, store.identity, self.key):
-            raise LockError(
-                f"lock {shown(self.key)!r} is held by another task of this event loop, which cannot"
-                " release it while Lock() blocks the loop; use AsyncLock"
-            )
+
+    def _blocks_itself(self, store: Store, task: AnyTask | None) -> LockError | None:
+        """Return what to raise if who waits keeps another task of its loop from releasing it."""
+        if task is not None and is_held_beside(task, store.identity, self.key):
+            loop, instead = "event loop", "use AsyncLock"
+        elif task is None and is_held_beside_in_trio(store.identity, self.key):
+            loop, instead = "trio loop", "take it in trio.to_thread.run_sync"
+        else:
+            return None
+        return LockError(
+            f"lock {shown(self.key)!r} is held by another task of this {loop}, which cannot"
+            f" release it while Lock() blocks the loop; {instead}"
+        )
 
     def _upgrade(self, hold: Hold, task: AnyTask | None, patience: float | None) -> Reply | None:
         """Have alone what was entered; leave it again, and say why, if that cannot be."""
         reply = None
         try:
             if task is not None:
-                self._warn_of_blocking(hold.store, task, patience, stacklevel=5)
+                self._warn_of_blocking(stacklevel=5)
+            blocks = self._blocks_itself(hold.store, task) if patience is None else None
+            if blocks is not None:
+                raise blocks
             reply = upgrade(hold, patience)
         finally:
             if reply is None or reply.status is not Status.GRANTED:

@@ -110,8 +110,10 @@ def is_held_beside(task: AnyTask, identity: str, key: str) -> bool:
 def is_held_beside_in_trio(identity: str, key: str) -> bool:
     """As `is_held_beside`, of the tasks of the trio loop that this thread runs."""
     here = _current_trio_task()
+    if here is None:
+        return False
     others = [holds for task, holds in _of_trio.value.value.items() if task is not here]
-    return here is not None and any((identity, key) in holds for holds in others)
+    return any((identity, key) in holds for holds in others)
 
 
 def hold_here(identity: str, key: str) -> Hold | None:

@@ -100,6 +100,35 @@ def test_each_task_takes_units_of_its_own(run, new_lock):
     assert not new_lock(capacity=2).locked()
 
 
+def test_without_an_end_to_the_wait_it_takes_units_that_are_free_and_waits_for_none(run, new_lock):
+    async def take(pause):
+        with new_lock(capacity=2):
+            await pause()
+
+    async def find_none(pause):
+        with pytest.raises(LockError, match=r"another task of this trio loop"):
+            new_lock(capacity=2).acquire()
+        await pause()
+
+    run(take, take, find_none)
+    assert not new_lock(capacity=2).locked()
+
+
+def test_who_shares_a_key_with_another_task_does_not_wait_for_it_to_have_it_alone(run, new_lock):
+    async def share(pause):
+        with new_lock(shared=True):
+            await pause()
+
+    async def upgrade(pause):
+        with new_lock(shared=True):
+            with pytest.raises(LockError, match=r"another task of this trio loop"):
+                new_lock().acquire()
+            await pause()
+
+    run(share, upgrade)
+    assert not new_lock().locked()
+
+
 def test_what_its_thread_holds_around_the_loop_may_be_entered(run, new_lock):
     async def enter(_pause):
         with new_lock() as again:
