@@ -140,18 +140,13 @@ class SharedHolds:
             self._take_page()
             hold.keeper = self if self._page is not None else None
             if self._entries.get(hold.owner) != entry:
-                self._begin_version()
-                self._entries[hold.owner] = entry
-                self._publish()
+                self._change(hold.owner, entry)
 
     def erase(self, owner: str) -> None:
         """Remove what *owner* had, after it was released."""
         with self._mutex:
             if self._page_of == os.getpid() and owner in self._entries:
-                self._begin_version()
-                del self._entries[owner]
-                self._renewed.pop(owner, None)
-                self._publish()
+                self._change(owner, None)
 
     def heartbeat(self) -> None:
         """Note that this process renews its leases itself."""
@@ -173,11 +168,25 @@ class SharedHolds:
         owners = enumerate(list(self._entries))
         return {owner: renewal.until for index, owner in owners if renewal.entries >> index & 1}
 
-    def _begin_version(self) -> None:
-        """Save the parent's renewals before entries are renumbered: it refers to them by index."""
-        renewals = self._parents_renewals()
+    def _change(self, owner: str, entry: OrphanedHold | None) -> None:
+        """Write *entry* for *owner*; None: no more."""
+        seen = None
+        while seen != self._version:  # a handler may have written, and the parent renewed that
+            seen = self._version
+            self._save_renewals()
+        # Without a call in between, after which a handler could write the new version's number
+        # with the old entries.
         self._version = (self._version + 1) % 2**32
-        for owner, until in renewals.items():
+        if entry is None:
+            del self._entries[owner]
+            self._renewed.pop(owner, None)
+        else:
+            self._entries[owner] = entry
+        self._publish()
+
+    def _save_renewals(self) -> None:
+        """Save the parent's, before entries are renumbered: it refers to them by index."""
+        for owner, until in self._parents_renewals().items():
             self._renewed[owner] = max(until, self._renewed.get(owner, 0.0))
 
     def recorded(self) -> list[OrphanedHold]:

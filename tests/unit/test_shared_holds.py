@@ -17,7 +17,7 @@ import pytest
 from celery_distlock import clock
 from celery_distlock.engine import shared_holds as ledger_module
 from celery_distlock.engine.lease import Hold, HoldState, Terms, believed
-from celery_distlock.engine.shared_holds import OrphanedHold, SharedHolds
+from celery_distlock.engine.shared_holds import OrphanedHold, SharedHolds, StalledHolds
 from celery_distlock.keys import slot_name
 from tests import processes
 
@@ -605,6 +605,68 @@ def test_what_a_signal_s_handler_records_at_any_line_of_another_record_is_there(
             assert line > 20
             return
         assert found == ["first", "handler"], line
+    raise AssertionError("it has no end")
+
+
+def strike_and_record(ledger, moment: int, renewed: str) -> int:
+    """
+    Fork one that strikes a hold, and records another in a long handler.
+
+    That comes at a *moment* when one can: as a function begins or ends. What has the key *renewed*
+    is renewed for it meanwhile.
+
+    Returns:
+        0 if the handler was not called, 1 if just that is believed then, else another number.
+    """
+    pid = fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    signal.alarm(30)
+    left, expected, struck, other = moment, 0.0, hold("struck"), hold("handler")
+
+    def handle() -> None:
+        nonlocal expected
+        ledger.record(other)
+        page = ledger._page
+        version = ledger._heads[page].version
+        written = dict(enumerate(ledger_module._decode(ledger._read(page))))
+        indexes = [index for index, each in written.items() if each.key == slot_name(renewed)]
+        if indexes:
+            ledger.extend(StalledHolds(page, version, written), indexes, clock.monotonic())
+            expected = ledger.renewed_until(other.owner)
+
+    def trace(frame, event, _):
+        nonlocal left
+        if frame.f_code.co_filename != ledger_module.__file__:
+            return None
+        left -= event in ("call", "return")
+        if left < 0:
+            sys.settrace(None)
+            handle()
+        return trace
+
+    status = 2
+    try:
+        ledger.after_fork()
+        ledger.record(struck)
+        sys.settrace(trace)
+        ledger.erase(struck.owner)
+        sys.settrace(None)
+        if ledger.renewed_until(other.owner) == expected:
+            status = int(left < 0)
+    finally:
+        os._exit(status)
+
+
+@pytest.mark.parametrize("renewed", ["struck", "handler"])
+def test_what_is_renewed_while_a_signal_s_handler_lasts_is_what_is_believed(ledger, renewed):
+    for moment in range(200):
+        status = strike_and_record(ledger, moment, renewed)
+        list(ledger.reap())
+        if not status:  # the handler was not called any more
+            assert moment > 8
+            return
+        assert status == 1, moment
     raise AssertionError("it has no end")
 
 
