@@ -8,10 +8,10 @@ from weakref import ref
 
 from celery_distlock.key import Key
 from celery_distlock.naming import shown
+from celery_distlock.process.news import log
 from celery_distlock.stores.base import Store
 
 from .lease import Hold, Terms
-from .news import log
 
 __all__ = ["LossNotice", "TaskHold"]
 

@@ -17,11 +17,11 @@ from weakref import WeakKeyDictionary, ref
 from celery_distlock import clock
 from celery_distlock.naming import shown
 from celery_distlock.process.forks import ForkStage, begin_anew
+from celery_distlock.process.news import log, tell
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.values import RenewOutcome
 
 from .lease import Hold, HoldState
-from .news import log, tell
 
 __all__ = ["Watchdog", "watchdog"]
 

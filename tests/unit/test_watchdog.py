@@ -6,11 +6,13 @@ import time
 from weakref import ref
 
 import pytest
+from redis.exceptions import RedisError
 
 from celery_distlock import clock
 from celery_distlock.engine.lease import Hold, HoldState, Terms
 from celery_distlock.engine.watchdog import ANSWER_SHARE, Watchdog, _Watched
 from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import RenewOutcome, Reply, Status
 from tests.waiting import wait_until
 
@@ -248,3 +250,37 @@ def test_what_is_told_of_a_hold_does_not_keep_it(hanging):
     holds.clear()
 
     wait_until(lambda: gone() is None, what="the hold to be gone")
+
+
+# What a store says of a renewal that it did not confirm
+
+
+@pytest.fixture
+def away():
+    """A store whose server is away."""
+    store = RedisStore("redis://127.0.0.1:1", "test")
+    yield store
+    store.close()
+
+
+def test_a_loss_is_told_to_the_holder_while_the_log_hangs_at_what_the_store_says(hanging, away):
+    told: list[Hold] = []
+    dog, hold = Watchdog(), held(away, 0.6)
+    hold.on_lost = told.append
+
+    dog.watch(hold)
+
+    wait_until(lambda: told == [hold], what="the loss")
+
+
+@pytest.mark.usefixtures("broken_log")
+def test_what_is_renewed_is_held_though_the_log_raises_at_what_the_store_says(away, monkeypatch):
+    monkeypatch.setattr(away._servers, "exchange", lambda *_: [1, RedisError("its node is away")])
+    dog = Watchdog()
+    holds = [held(away, 30.0), held(away, 30.0)]
+    until = [hold.valid_until for hold in holds]
+
+    dog._renew(holds, clock.monotonic() + 30.0, 1.0)
+
+    assert [hold.valid_until for hold in holds] == [pytest.approx(until[0], abs=20.0), until[1]]
+    assert holds[0].valid_until > until[0]

@@ -36,6 +36,7 @@ from celery_distlock.errors import (
 )
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
+from celery_distlock.process.news import log
 from celery_distlock.stores.base import Complaints, batches, forget_after_fork
 from celery_distlock.stores.findings import CLOCKS_APART, Finding, Severity
 from celery_distlock.stores.listing import CountingStore, ListingStore
@@ -215,7 +216,13 @@ class RedlockStore(ListingStore, CountingStore):
         answers = self._nodes.ask(calls, timeout=timeout, enough=renewed)
         outcomes = [self._outcome(answers.to(number)) for number in range(len(holds))]
         if RenewOutcome.UNKNOWN in outcomes:
-            logger.warning("%s did not confirm a renewal: %s", self.address, self._reasons(answers))
+            log(
+                logger,
+                logging.WARNING,
+                "%s did not confirm a renewal: %s",
+                self.address,
+                self._reasons(answers),
+            )
         return [(outcome, answers.asked_at) for outcome in outcomes]
 
     def _outcome(self, answers: Sequence[int | None]) -> RenewOutcome:

@@ -30,6 +30,7 @@ from celery_distlock import clock
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
+from celery_distlock.process.news import log
 from celery_distlock.stores.base import Complaints, batches, forget_after_fork
 from celery_distlock.stores.findings import Finding
 from celery_distlock.stores.listing import CountingStore, ListingStore
@@ -203,7 +204,7 @@ class ScriptlessStore(ListingStore, CountingStore):
             finally:
                 self._renewing.release()
         except (RedisError, StoreError) as error:
-            logger.warning("%s did not answer a renewal: %s", self.address, error)
+            log(logger, logging.WARNING, "%s did not answer a renewal: %s", self.address, error)
             outcomes = [RenewOutcome.UNKNOWN] * len(holds)
         return [(outcome, asked_at) for outcome in outcomes]
 
@@ -233,7 +234,7 @@ class ScriptlessStore(ListingStore, CountingStore):
                 known = not isinstance(text, Exception) and not isinstance(ttl_ms, Exception)
                 record = self._parsed(text, hold.key) if known else None
             except StoreError as error:
-                logger.warning("a renewal: %s", error)
+                log(logger, logging.WARNING, "a renewal: %s", error)
                 known, record = False, None
             if not known:
                 found.append(RenewOutcome.UNKNOWN)
@@ -276,7 +277,7 @@ class ScriptlessStore(ListingStore, CountingStore):
         answers = self._servers.exchange(calls, left)
         failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
         if failure is not None:
-            logger.warning("%s did not answer a renewal: %s", self.address, failure)
+            log(logger, logging.WARNING, "%s did not answer a renewal: %s", self.address, failure)
             self._notice([failure])
         return answers
 

@@ -19,6 +19,7 @@ from redis.exceptions import (
 from celery_distlock import clock
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
+from celery_distlock.process.news import log
 from celery_distlock.stores.base import Complaints, forget_after_fork
 from celery_distlock.stores.channels import DeliveryChannel, Inbox
 from celery_distlock.stores.findings import Finding, Severity
@@ -324,7 +325,7 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
             answers = [error] * len(holds)
         failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
         if failure is not None:
-            logger.warning("%s did not answer a renewal: %s", self.address, failure)
+            log(logger, logging.WARNING, "%s did not answer a renewal: %s", self.address, failure)
         return [(_RENEWALS.get(_plain(a), RenewOutcome.UNKNOWN), asked_at) for a in answers]
 
     def release(self, request: ReleaseRequest) -> Release:

@@ -36,6 +36,7 @@ from functools import partial
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of, slot_name
+from celery_distlock.process.news import log
 from celery_distlock.stores.base import batches, forget_after_fork
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.findings import Finding, Severity, clock_finding
@@ -142,7 +143,13 @@ class ZooKeeperStore(ListingStore):
             asked_at = clock.monotonic()
             outcomes = self._renewed(talk, holds, asked_at)
         except FAILURES as error:
-            logger.warning("%s did not answer a renewal: %s", self.address, words(error))
+            log(
+                logger,
+                logging.WARNING,
+                "%s did not answer a renewal: %s",
+                self.address,
+                words(error),
+            )
             outcomes = [RenewOutcome.LOST if each else RenewOutcome.UNKNOWN for each in lost]
         return [(outcome, asked_at) for outcome in outcomes]
 
@@ -158,7 +165,7 @@ class ZooKeeperStore(ListingStore):
         outcomes = []
         for hold, ours in zip(holds, there, strict=True):
             if ours and hold.lease > talk.session.timeout:
-                logger.warning("not renewed: %s", self._too_long(talk, hold.lease))
+                log(logger, logging.WARNING, "not renewed: %s", self._too_long(talk, hold.lease))
                 outcomes.append(RenewOutcome.UNKNOWN)
             else:
                 outcomes.append(RenewOutcome.RENEWED if ours else self._standing(talk, hold))

@@ -1,5 +1,5 @@
 """
-What the watchdog tells others of leases, by a thread of its own.
+What the watchdog, and the stores that it asks, tell others of leases, by a thread of its own.
 
 A signal's receiver, or a log's handler, may hang with what it reports to: nobody would renew the
 leases meanwhile, or tell of further losses.
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from celery_distlock.process.background import BackgroundNotifier
-from celery_distlock.process.log_lines import say
+from .background import BackgroundNotifier
+from .log_lines import say
 
 __all__ = ["log", "tell"]
 
