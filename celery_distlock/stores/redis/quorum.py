@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_distlock import clock
+from celery_distlock.process.log_lines import say
 
 from .connections import ANSWERLESS, Command, NodeSettings, Server, command
 
@@ -122,8 +123,8 @@ class _NodeWorker:
                 return
             try:
                 self._serve(questions)
-            except Exception as error:
-                logger.exception("talking to %s went wrong", self.address)
+            except Exception as error:  # noqa: BLE001  # it is said
+                say(logger, logging.ERROR, "talking to %s went wrong", self.address, exc_info=True)
                 self._fall_silent(error, questions)
 
     def _next(self) -> list[_Request]:

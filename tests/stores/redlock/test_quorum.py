@@ -14,7 +14,7 @@ import pytest
 from celery_distlock import Lock, clock
 from celery_distlock.errors import ConfigurationError, QuorumError, StoreError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.redis import redlock
+from celery_distlock.stores.redis import quorum, redlock
 from celery_distlock.stores.redis.quorum import ANSWER, CONNECTION
 from celery_distlock.stores.redis.redlock import RedlockStore
 from celery_distlock.stores.values import (
@@ -586,3 +586,26 @@ def test_a_node_is_asked_again_for_which_there_could_be_no_thread(
                 take(store, "first")
 
     assert take(store, "second", "another") > 0
+
+
+def test_a_node_is_asked_again_after_a_defect_that_the_log_does_not_take(
+    shared_masters, open_redlock, monkeypatch
+):
+    store = open_redlock(shared_masters.url, servers.new_prefix())
+
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("a defect, or the log's server is away")
+
+    def is_taken() -> bool:
+        with contextlib.suppress(QuorumError):
+            return take(store, "second", "another") > 0
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(quorum._NodeWorker, "_serve", fail)
+        patch.setattr(quorum.logger, "log", fail)
+        patch.setattr(quorum.logger, "exception", fail)
+        with pytest.raises(StoreError):
+            take(store, "first")
+
+    wait_until(is_taken, what="that the nodes are asked again")
