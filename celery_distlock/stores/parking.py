@@ -277,12 +277,21 @@ class ParkingStore(ListingStore):
 
     def add_publisher(self, publisher: Publisher) -> None:
         """Have *publisher* asked to send what is woken, before those that were added earlier."""
-        others = [each for each in self.publishers if each != publisher]
-        self.publishers = (publisher, *others)
+        self._replace_publisher(publisher, publisher)
 
     def remove_publisher(self, publisher: Publisher) -> None:
         """Have *publisher* asked no more."""
-        self.publishers = tuple(each for each in self.publishers if each != publisher)
+        self._replace_publisher(publisher)
+
+    def _replace_publisher(self, publisher: Publisher, *by: Publisher) -> None:
+        while True:
+            known = self.publishers
+            new = (*by, *(each for each in known if each != publisher))
+            # Another thread may have changed them, or a finalizer of an app in this one; but not
+            # without a call in between.
+            if self.publishers is known:
+                self.publishers = new
+                return
 
     def publish(self, wake: WokenTask) -> bool | None:
         """
