@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from contextlib import closing
 
 import pytest
 
 from celery_distlock import clock
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest, open_store
-from celery_distlock.stores.redis.connections import ConnectionPool
+from celery_distlock.stores.redis.connections import ConnectionPool, command, script_call
 from celery_distlock.stores.redis.request_runner import PAUSES
+from celery_distlock.stores.redis.scripts import Script
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.requests import Identity, SendRequest
 from celery_distlock.stores.values import (
@@ -134,6 +136,21 @@ def test_a_release_pushes_what_was_sent_to_the_worker_that_asks(redis_url, prefi
     (wake,) = wait_until(lambda: received, what="the push")
     assert (wake.name, wake.run, wake.envelope, wake.givers) == ("k", "run", b"e", ("before",))
     store.close()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_is_done_is_not_done_again_for_a_script_that_the_server_lacks(
+    redis_url, prefix, place
+):
+    source = f"return 'known' -- {prefix}"
+    unknown = Script("unknown", ("list",), (), 0, source, uuid.uuid4().hex)
+    calls = [command(f"{prefix}:done".encode(), "INCR", f"{prefix}:done")]
+    calls.insert(place, script_call(unknown, (f"{prefix}:",)))
+    with closing(RedisStore(redis_url, prefix)) as store:
+        answers = store._servers.exchange(calls, 5.0)
+
+    assert answers.pop(place) == b"known"
+    assert answers == [1]
 
 
 def test_a_store_can_be_used_again_after_it_was_closed(redis_url, prefix):

@@ -275,11 +275,8 @@ class ConnectionPool:
             answers = _answers(connection, calls)
             refusals = [answer for answer in answers if isinstance(answer, ResponseError)]
             if refusals and any(isinstance(refusal, NoScriptError) for refusal in refusals):
-                # All of them again: every request may be repeated, and order is kept.
                 _ensure_time(until)
-                again = [call.in_full() for call in calls]
-                connection.send_packed_command(self._request(again), check_health=False)
-                answers = _answers(connection, calls)
+                self._ask_in_full(connection, calls, answers)
                 refusals = [answer for answer in answers if isinstance(answer, ResponseError)]
         except BaseException as error:
             self._spoil(connection, error)
@@ -289,6 +286,18 @@ class ConnectionPool:
         else:
             connection.disconnect()
         return answers
+
+    def _ask_in_full(
+        self, connection: Connection, calls: Sequence[Command], answers: list[Any]
+    ) -> None:
+        """Make those *calls* again whose script the server did not know, and no others."""
+        missing = [
+            place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)
+        ]
+        again = [calls[place].in_full() for place in missing]
+        connection.send_packed_command(self._request(again), check_health=False)
+        for place, answer in zip(missing, _answers(connection, again), strict=True):
+            answers[place] = answer
 
     def _is_fit(self, refusals: Sequence[ResponseError]) -> bool:
         """Whether a connection that has brought *refusals* may be used again."""
