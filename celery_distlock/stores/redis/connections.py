@@ -290,14 +290,17 @@ class ConnectionPool:
     def _ask_in_full(
         self, connection: Connection, calls: Sequence[Command], answers: list[Any]
     ) -> None:
-        """Make those *calls* again whose script the server did not know, and no others."""
-        missing = [
+        """
+        Make those *calls* again whose script the server did not know, and all after them.
+
+        Those before were done, and what comes after may depend on them.
+        """
+        first = next(
             place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)
-        ]
-        again = [calls[place].in_full() for place in missing]
+        )
+        again = [call.in_full() for call in calls[first:]]
         connection.send_packed_command(self._request(again), check_health=False)
-        for place, answer in zip(missing, _answers(connection, again), strict=True):
-            answers[place] = answer
+        answers[first:] = _answers(connection, again)
 
     def _is_fit(self, refusals: Sequence[ResponseError]) -> bool:
         """Whether a connection that has brought *refusals* may be used again."""

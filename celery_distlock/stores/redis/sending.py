@@ -14,7 +14,6 @@ from celery_distlock.stores.values import ALONE, Waiter, WokenTask
 from . import scripts
 from .connections import TIMEOUT, Command, milliseconds
 from .inspection import SWEEP_BATCH, text, want_of
-from .request_runner import Answered
 from .timing import RedisTiming
 from .topologies import Topology
 
@@ -29,10 +28,9 @@ class RedisSending(RedisTiming, SendingStore):
     def send(self, request: SendRequest) -> SendReply:
         name = slot_name(request.key)
         try:
-            asked = self._ask_to_send(name, request, repeated=False)
+            answer = self._ask_to_send(name, request, repeated=False)
         except StoreUnavailableError:  # there may have been no answer only
-            asked = self._ask_to_send(name, request, repeated=True)
-        answer = asked.answers[-1]
+            answer = self._ask_to_send(name, request, repeated=True)
         if not isinstance(answer, list):
             return SendReply(Sent.GO)
         sent = Sent(answer[0].decode())
@@ -86,7 +84,7 @@ class RedisSending(RedisTiming, SendingStore):
     def _published(self, wakes: Sequence[WokenTask]) -> list[Command]:
         return [self._records.call(_SENT, wake.name, wake.run, 0) for wake in wakes]
 
-    def _ask_to_send(self, name: str, request: SendRequest, *, repeated: bool) -> Answered:
+    def _ask_to_send(self, name: str, request: SendRequest, *, repeated: bool) -> Any:
         park_request, want = request.park_request, request.want
         send = self._records.call(
             _SEND,
@@ -101,14 +99,18 @@ class RedisSending(RedisTiming, SendingStore):
             *_written(request.identity, paced=request.paced),
             confirmed=True,
         )
-        before = [self._records.index("add", name)]  # lest it be there and not noted
+        beside: list[Command] = []
         if self._servers.in_order:
-            before += self._published(request.published)
+            beside = self._published(request.published)
         elif not repeated:
             self.mark_all_published(request.published)
+        before = [self._records.index("add", name)]  # lest it be there and not noted
         for calls in self._servers.requests(before, send):
-            asked = self._requests.ask(calls, request.key, None if repeated else TIMEOUT)
-        return asked
+            # What is told beside comes last: if a server does not know a script, all after that is
+            # made again.
+            every = [*calls, *beside] if send in calls else calls
+            asked = self._requests.ask(every, request.key, None if repeated else TIMEOUT)
+        return asked.answers[calls.index(send)]
 
 
 def _written(identity: Identity | None, *, paced: bool) -> list[Any]:

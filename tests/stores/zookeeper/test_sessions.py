@@ -96,7 +96,7 @@ def test_a_renewal_for_longer_than_the_session_is_not_confirmed(store, caplog):
 
     assert renew(store, ("k", "a", 60.0)) == [UNKNOWN]
 
-    assert "shorten the lease" in caplog.text
+    wait_until(lambda: "shorten the lease" in caplog.text, what="a line in the log")
     assert renew(store, ("k", "a", 30.0)) == [RENEWED]
 
 

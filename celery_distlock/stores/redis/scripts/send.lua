@@ -151,8 +151,10 @@ local takes = identity ~= ''
 if takes then
     local other, where = taken_by(redis.call('HGET', CALLS, identity), now / 1000)
     local is_same = other and task_of(other) == task_of(run)
-    if replaces == run then
-        return other == run and where == 'waiting' and update() or { 'changed' }
+    if replaces == run and other == run and where == 'waiting' then
+        return update()
+    elseif replaces == run and redis.call('HGET', TASKS, parcel[1]) ~= envelope then
+        return { 'changed' } -- else that was done, and let it go, and was not answered
     elseif other and not is_same and replaces == '*' then
         takes = false
     elseif other and not is_same and (other ~= replaces or (where == 'waiting' and beside ~= '1')) then
