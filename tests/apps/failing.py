@@ -119,9 +119,11 @@ class Points:
 
 def _request_kind(_wire: Any, calls: Any) -> str:
     """What is asked of the store; `claim` is what a woken or redelivered task does."""
-    script, arguments = calls[-1].script, calls[-1].arguments
+    sends = (each for each in calls if each.script is not None and each.script.name == "send")
+    call = next(sends, calls[-1])
+    script, arguments = call.script, call.arguments
     if script is None:
-        return str(calls[-1].head.split(b"\r\n")[1].decode().lower())
+        return str(call.head.split(b"\r\n")[1].decode().lower())
     kind = str(script.name)
     if kind == "acquire":
         mode, repeated = arguments[2], arguments[4]

@@ -35,6 +35,7 @@ from . import scripts
 
 __all__ = [
     "ANSWERLESS",
+    "ASKING",
     "TIMEOUT",
     "BrokenOffError",
     "Command",
@@ -298,6 +299,8 @@ class ConnectionPool:
         first = next(
             place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)
         )
+        if first and calls[first - 1] is ASKING:
+            first -= 1
         again = [call.in_full() for call in calls[first:]]
         connection.send_packed_command(self._request(again), check_health=False)
         answers[first:] = _answers(connection, again)
@@ -447,3 +450,6 @@ class Server:
         pools, self._pools = self._pools, {}
         for pool in list(pools.values()):
             pool.close()
+
+
+ASKING = command(b"", "ASKING")  # lets a cluster's node do the next command for a slot that comes

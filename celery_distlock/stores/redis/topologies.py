@@ -22,6 +22,7 @@ from celery_distlock.stores.findings import Finding, Severity
 from .cluster_nodes import SLOW, ClusterNode, beside
 from .connections import (
     ANSWERLESS,
+    ASKING,
     TIMEOUT,
     Command,
     ConnectionFactory,
@@ -491,8 +492,7 @@ class Cluster(Topology):
         """Send *call* to where its slot is moving to."""
         target = self._node(_named(ask, owner))
         try:
-            asking = command(b"", "ASKING")
-            return target.ask([asking, call], patience.timeout, patience.until)[1]
+            return target.ask([ASKING, call], patience.timeout, patience.until)[1]
         except ANSWERLESS as error:
             return error.with_traceback(None)
 
