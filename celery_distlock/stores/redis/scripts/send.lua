@@ -153,7 +153,7 @@ if takes then
     local is_same = other and task_of(other) == task_of(run)
     if replaces == run and other == run and where == 'waiting' then
         return update()
-    elseif replaces == run and redis.call('HGET', TASKS, parcel[1]) ~= envelope then
+    elseif replaces == run and (repeated ~= '1' or redis.call('HGET', TASKS, parcel[1]) ~= envelope) then
         return { 'changed' } -- else that was done, and let it go, and was not answered
     elseif other and not is_same and replaces == '*' then
         takes = false
