@@ -7,7 +7,7 @@ import time
 import uuid
 from functools import partial
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
@@ -21,6 +21,9 @@ from celery_distlock.runtime.trust import RefusedError
 from celery_distlock.stores import Ability, WokenTask
 from tests.apps import make_app
 from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 APP = "tests.apps.configured"
 
@@ -167,11 +170,11 @@ def producer(app):
     return app.producer_pool.acquire(block=True)
 
 
-def test_who_waits_for_a_producer_keeps_nobody_from_using_their_own(app, producer):
-    task = app.task(base=LockedTask, bind=True, lock_key="{key}")(keys_of)
+def check_sent_meanwhile(task: Any, producer: Any, waits: Callable[[], object]) -> None:
+    """A call waits for *producer*; one that has it is sent, and may not hang."""
     waiting = Thread(target=task.delay, args=("k",))
     waiting.start()
-    wait_until(lambda: Runtime.of(app).store.inspect("k").runs, what="the key to be kept for it")
+    wait_until(waits, what="the call to be with the store")
     time.sleep(0.2)  # for it to come to where it waits
 
     own = Thread(target=task.apply_async, args=(("other",),), kwargs={"producer": producer})
@@ -184,24 +187,18 @@ def test_who_waits_for_a_producer_keeps_nobody_from_using_their_own(app, produce
     assert not hangs
 
 
+def test_who_waits_for_a_producer_keeps_nobody_from_using_their_own(app, producer):
+    task = app.task(base=LockedTask, bind=True, lock_key="{key}")(keys_of)
+
+    check_sent_meanwhile(task, producer, lambda: Runtime.of(app).store.inspect("k").runs)
+
+
 def test_who_waits_for_a_producer_for_an_event_keeps_nobody_from_sending_theirs(app, producer):
     app.conf.task_send_sent_event = True
     task = app.task(base=LockedTask, bind=True, lock_key="{key}")(keys_of)
     store: Any = Runtime.of(app).store
     with Lock("k", store=store):
-        waiting = Thread(target=task.delay, args=("k",))
-        waiting.start()
-        wait_until(lambda: store.inspect("k").waiting, what="the call to wait")
-        time.sleep(0.2)  # for it to come to where it waits for the producer
-
-        own = Thread(target=task.apply_async, args=(("other",),), kwargs={"producer": producer})
-        own.start()
-        own.join(10)
-
-        hangs = own.is_alive()
-        producer.release()
-        waiting.join(10)
-    assert not hangs
+        check_sent_meanwhile(task, producer, lambda: store.inspect("k").waiting)
 
 
 def test_a_store_that_cannot_is_named_by_who_sends(app, monkeypatch):
