@@ -131,11 +131,11 @@ class StoreCollector(Collector):
         with self._mutex:
             reading = self._reading
             if reading is None and time.monotonic() >= self._due:
-                reading = self._reading = threading.Event()
-                thread = threading.Thread(
+                reading = threading.Event()
+                threading.Thread(
                     target=self._read, args=(reading,), name="distlock-exporter", daemon=True
-                )
-                thread.start()
+                ).start()
+                self._reading = reading  # last: if there can be no more threads, the next one tries
         if reading is not None:
             reading.wait(PATIENCE)
 

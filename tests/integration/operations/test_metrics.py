@@ -278,6 +278,22 @@ def test_a_store_has_rest_after_a_reading(gated, monkeypatch):
     assert gate.readings == 2
 
 
+def test_a_store_is_read_again_for_which_there_could_be_no_thread(site, key, monkeypatch):
+    collector = StoreCollector(site.app, every=0.0)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            list(collector.collect())
+
+    with site.held(key):
+        told = {metric.name: metric.samples for metric in collector.collect()}
+    assert [sample.value for sample in told["distlock_held"]] == [1]
+
+
 @pytest.mark.parametrize("error", [StoreError("no such right"), ValueError("an odd record")])
 def test_a_store_that_cannot_be_read_is_down_until_it_can(gated, error):
     collector, gate = gated
