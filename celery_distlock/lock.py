@@ -10,7 +10,7 @@ from celery_distlock.stores.values import Reply, Status
 from .engine.acquisition import acquire, held_here, release
 from .engine.key_locks import KeyLock, tell_conflict
 from .engine.lease import Hold, HoldState, Lease
-from .engine.owners import AnyTask, current_task, is_held_beside, is_held_beside_in_trio
+from .engine.owners import AnyTask, current_task, is_held_beside
 from .engine.upgrading import conflict, leave, upgrade
 from .errors import LockError, LockNotOwnedError
 from .key import UNSAID, Key
@@ -148,12 +148,11 @@ class Lock(KeyLock):
 
     def _blocks_itself(self, store: Store, task: AnyTask | None) -> LockError | None:
         """Return what to raise if who waits keeps another task of its loop from releasing it."""
-        if task is not None and is_held_beside(task, store.identity, self.key):
-            loop, instead = "event loop", "use AsyncLock"
-        elif task is None and is_held_beside_in_trio(store.identity, self.key):
-            loop, instead = "trio loop", "take it in trio.to_thread.run_sync"
-        else:
+        if not is_held_beside(task, store.identity, self.key):
             return None
+        loop, instead = "event loop", "use AsyncLock"
+        if task is None:
+            loop, instead = "trio loop", "take it in trio.to_thread.run_sync"
         return LockError(
             f"lock {shown(self.key)!r} is held by another task of this {loop}, which cannot"
             f" release it while Lock() blocks the loop; {instead}"

@@ -31,7 +31,6 @@ __all__ = [
     "hold_around",
     "hold_here",
     "is_held_beside",
-    "is_held_beside_in_trio",
     "tasks_that_took",
     "turns_of",
 ]
@@ -96,24 +95,25 @@ def tasks_that_took(taker: object) -> list[AnyTask]:
     return [task for task in alive if any(taker in hold.takers for hold in held_by(task).values())]
 
 
-def is_held_beside(task: AnyTask, identity: str, key: str) -> bool:
-    """Whether another task of the same loop has the key: one that *task* must not block."""
-    loop, name = task.get_loop(), (identity, key)
-    alive = (each() for each in _of_tasks.value.keyrefs())
-    return any(
-        other is not task and other.get_loop() is loop and name in held_by(other)
-        for other in alive
-        if other is not None and not other.done()
-    )
+def is_held_beside(task: AnyTask | None, identity: str, key: str) -> bool:
+    """
+    Whether another task of the loop that runs this code has the key: one that must not be blocked.
+
+    *task* is what asyncio's loop runs; None: it is trio's, or there is none.
+    """
+    return any((identity, key) in holds for holds in _held_beside(task))
 
 
-def is_held_beside_in_trio(identity: str, key: str) -> bool:
-    """As `is_held_beside`, of the tasks of the trio loop that this thread runs."""
+def _held_beside(task: AnyTask | None) -> list[Holds]:
+    if task is not None:
+        alive = (each() for each in _of_tasks.value.keyrefs())
+        others = [each for each in alive if each is not None and each is not task]
+        loop = task.get_loop()
+        return [held_by(each) for each in others if each.get_loop() is loop and not each.done()]
     here = _current_trio_task()
     if here is None:
-        return False
-    others = [holds for task, holds in _of_trio.value.value.items() if task is not here]
-    return any((identity, key) in holds for holds in others)
+        return []
+    return [holds for each, holds in _of_trio.value.value.items() if each is not here]
 
 
 def hold_here(identity: str, key: str) -> Hold | None:
