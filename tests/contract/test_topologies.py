@@ -40,7 +40,7 @@ class Contract(StoreContract):
 class TestSentinels(Contract):
     @pytest.fixture(autouse=True)
     def patience(self, monkeypatch):
-        monkeypatch.setattr("celery_distlock.stores.redis.topologies.SENTINEL_TIMEOUT", 4.0)
+        monkeypatch.setattr("celery_distlock.stores.redis.sentinels.SENTINEL_TIMEOUT", 4.0)
 
     @pytest.fixture
     def url(self, shared_sentinels):

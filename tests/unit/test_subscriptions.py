@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from celery_distlock.stores.redis.subscriptions import PubSubInbox, WaiterSubscriptions
-from celery_distlock.stores.redis.topologies import PushTarget
+from celery_distlock.stores.redis.topology import PushTarget
 
 
 class Deaf:

@@ -1,18 +1,20 @@
-"""One node of a cluster: what it was asked, when it was heard from, how long its answers take."""
+"""The nodes of a cluster: what each was asked, when it was heard from, how long it takes."""
 
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from redis.exceptions import AskError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_distlock import clock
 
 from .connections import ANSWERLESS, Command, ConnectionPool, NodeSettings, Server
+from .topology import HostPort
 
-__all__ = ["SLOW", "ClusterNode", "beside"]
+__all__ = ["SLOW", "ClusterNode", "ClusterNodes", "beside", "host_of", "named_by"]
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +122,53 @@ class ClusterNode(Server):
                 self._asked.discard(mark)
 
         beside(ask)
+
+
+class ClusterNodes:
+    """
+    Those that are used, by where they are.
+
+    Args:
+        settings: Of each, but for its host and its port.
+    """
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self._settings = settings
+        self._nodes: dict[HostPort, ClusterNode] = {}
+
+    def __contains__(self, where: HostPort) -> bool:
+        return where in self._nodes
+
+    def at(self, where: HostPort) -> ClusterNode:
+        """Return the one that is there."""
+        node = self._nodes.get(where)
+        if node is None:
+            host, port = where
+            settings = {**self._settings.settings, "host": host, "port": port}
+            made = ClusterNode(NodeSettings(self._settings.connection_class, settings))
+            node = self._nodes.setdefault(where, made)
+        return node
+
+    def keep_only(self, wanted: Collection[HostPort]) -> None:
+        """Forget all others, and give their connections back."""
+        for where in {*self._nodes}.difference(wanted):
+            if (node := self._nodes.pop(where, None)) is not None:
+                node.close()
+
+    def close(self) -> None:
+        """Give all connections back."""
+        for node in list(self._nodes.values()):
+            node.close()
+
+
+def named_by(answer: AskError, by: HostPort) -> HostPort:
+    """Return the node that *answer* names; without a host, it is the one that has answered."""
+    return host_of(answer.host.encode(), by), answer.port
+
+
+def host_of(given: bytes | None, by: HostPort) -> str:
+    """Return a host that the node *by* names; it may leave out its own."""
+    return by[0] if given in (None, b"", b"?") else given.decode()
 
 
 def beside(work: Callable[[], None]) -> None:

@@ -40,7 +40,7 @@ from .connections import ANSWERLESS, TIMEOUT, Command, command, time_left
 from .records import Records
 from .request_runner import Answered, RequestRunner
 from .server_errors import describe_info, is_transient, parse_info
-from .topologies import Topology
+from .topology import Topology
 
 __all__ = [
     "QUESTIONS",

@@ -12,7 +12,7 @@ from celery_distlock.naming import shown
 
 from .connections import ANSWERLESS, TIMEOUT, BrokenOffError, Command, TooFewReplicasError
 from .server_errors import is_of_other_type, is_transient, remedy_for, said
-from .topologies import Topology
+from .topology import Topology
 
 __all__ = ["LONE_NODE", "Answered", "RequestRunner"]
 

@@ -15,7 +15,7 @@ from . import scripts
 from .connections import TIMEOUT, Command, milliseconds
 from .inspection import SWEEP_BATCH, text, want_of
 from .timing import RedisTiming
-from .topologies import Topology
+from .topology import Topology
 
 __all__ = ["RedisSending"]
 

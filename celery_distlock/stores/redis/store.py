@@ -67,7 +67,7 @@ from .request_runner import LONE_NODE, Answered, RequestRunner
 from .sending import RedisSending
 from .server_errors import is_transient, memory_findings, parse_info
 from .subscriptions import PubSubChannel, PubSubInbox, WaiterSubscriptions, woken_task_of
-from .topologies import PushTarget
+from .topology import PushTarget
 from .urls import locate
 
 __all__ = ["RedisStore"]
@@ -76,7 +76,7 @@ logger = logging.getLogger(__name__)
 
 ATTEND_TIMEOUT = 1.0  # seconds until the server pushes; a worker that begins to consume waits
 MOST_PEERS = 10  # delivery channels of a broker's queue that are looked up
-MOST_SLOTS = 10_000  # that anybody's word is taken for
+MOST_FREE = 10_000  # that anybody's word is taken for
 MOST_LEFT = 10_000  # runs that are known to have been left to others
 TURN = 0.9  # of the interval between sweeps: for so long the sweepers' turn is one's own
 REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
@@ -436,7 +436,7 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
                 continue
             for address, free in zip(map(text, answer[::2]), answer[1::2], strict=True):
                 if self._is_channel(address):
-                    found.setdefault(address, PeerChannel(address, min(MOST_SLOTS, _number(free))))
+                    found.setdefault(address, PeerChannel(address, min(MOST_FREE, _number(free))))
         return list(found.values())
 
     def _is_channel(self, address: str) -> bool:

@@ -26,8 +26,9 @@ from celery_distlock.process.log_lines import say
 from celery_distlock.stores.channels import DeliveryChannel, Inbox
 from celery_distlock.stores.values import WokenTask
 
+from .cluster_slots import slot_of
 from .connections import TIMEOUT, ConnectionFactory, known
-from .topologies import PushTarget, Topology, slot_of
+from .topology import PushTarget, Topology
 
 __all__ = ["PubSubChannel", "WaiterSubscriptions", "woken_task_of"]
 

@@ -17,8 +17,10 @@ from celery_distlock.errors import ConfigurationError
 from celery_distlock.settings import closest
 from celery_distlock.stores.urls import redact, split_url
 
+from .cluster import Cluster
 from .connections import NodeSettings
-from .topologies import Cluster, HostPort, OneServer, Sentinels, Topology
+from .sentinels import Sentinels
+from .topology import HostPort, OneServer, Topology
 
 __all__ = [
     "OPTIONS",

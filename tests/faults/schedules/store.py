@@ -16,7 +16,7 @@ from celery_distlock.stores.redis.subscriptions import (
     PubSubInbox,
     WaiterSubscriptions,
 )
-from celery_distlock.stores.redis.topologies import PushTarget
+from celery_distlock.stores.redis.topology import PushTarget
 from celery_distlock.stores.values import Sending
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from celery_distlock.rate import Rate
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.redis import cluster_nodes, request_runner
 from celery_distlock.stores.redis import store as redis_store
+from celery_distlock.stores.redis.cluster_slots import SLOTS
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.scriptless import ScriptlessStore
 from celery_distlock.stores.redis.store import RedisStore
-from celery_distlock.stores.redis.topologies import SLOTS
 from celery_distlock.stores.values import (
     Completion,
     Ownership,

@@ -32,7 +32,7 @@ def place(request: pytest.FixtureRequest, prefix: str) -> str:
 
 
 def test_locks_waiters_and_parked_runs_work(opened, place, monkeypatch):
-    monkeypatch.setattr("celery_distlock.stores.redis.topologies.SENTINEL_TIMEOUT", 4.0)
+    monkeypatch.setattr("celery_distlock.stores.redis.sentinels.SENTINEL_TIMEOUT", 4.0)
     store = opened(place)
 
     assert [found for found in store.check() if found.subject != "persistence"] == []

@@ -310,7 +310,7 @@ def test_a_clusters_user_may_do_all_that_locks_need(opened, cluster):
 def test_a_user_of_servers_and_one_of_sentinels_may_do_all_that_locks_need(
     opened, shared_sentinels, prefix, monkeypatch
 ):
-    monkeypatch.setattr("celery_distlock.stores.redis.topologies.SENTINEL_TIMEOUT", 4.0)
+    monkeypatch.setattr("celery_distlock.stores.redis.sentinels.SENTINEL_TIMEOUT", 4.0)
     users = [(node, SHORT) for node in shared_sentinels.servers]
     users += [(node, OF_SENTINELS) for node in shared_sentinels.sentinels]
     for node, rules in users:

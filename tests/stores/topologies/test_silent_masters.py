@@ -17,8 +17,8 @@ from celery_distlock.rate import Rate
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.findings import Severity
 from celery_distlock.stores.redis import request_runner
+from celery_distlock.stores.redis.cluster_slots import SLOTS
 from celery_distlock.stores.redis.store import RedisStore
-from celery_distlock.stores.redis.topologies import SLOTS
 from celery_distlock.stores.requests import SendRequest
 from celery_distlock.stores.sending import Sent
 from celery_distlock.stores.values import (

@@ -1,0 +1,206 @@
+"""Which node of a cluster has which slots, as any of them says (``CLUSTER SLOTS``)."""
+
+import functools
+import math
+import queue
+import threading
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import MovedError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from celery_distlock import clock
+
+from .cluster_nodes import ClusterNodes, beside, host_of, named_by
+from .cluster_slots import SLOTS, slot_of
+from .connections import ANSWERLESS, command
+from .permissions import missing
+from .topology import HostPort
+
+__all__ = ["ClusterMap", "SlotOwners"]
+
+TIMEOUT = 1.0  # seconds for one node to say it
+OLD = 0.1  # seconds after which it is asked for again where it is in doubt
+NEXT = 0.1  # seconds after which another node is asked for it, too
+
+
+class SlotOwners(NamedTuple):
+    """
+    Which node has which slots, as one of them says.
+
+    Attributes:
+        owners: Of each slot; None where it has none.
+        nodes: Masters and replicas.
+        by: The node that says so.
+        sharded: Whether channels may be of one slot.
+        asked_at: The local clock before it was asked.
+    """
+
+    owners: list[HostPort | None]
+    nodes: list[HostPort]
+    by: HostPort
+    sharded: bool
+    asked_at: float
+
+    def owner(self, key: bytes) -> HostPort:
+        """Return the node that has the slot of *key*, or else one that says that none has."""
+        return self.owners[slot_of(key)] or self.by
+
+
+class ClusterMap:
+    """
+    What was heard last of who has which slots, and who is to be asked anew.
+
+    Where the owner of a key failed, a new map is asked for by those alone who want that owner's
+    keys. All methods may be called from any thread.
+
+    Args:
+        seeds: Nodes that are asked when no other is known.
+        nodes: All that are used.
+    """
+
+    def __init__(self, seeds: Sequence[HostPort], nodes: ClusterNodes) -> None:
+        self._seeds = seeds
+        self._nodes = nodes
+        self._known: SlotOwners | None = None
+        self._doubted: set[HostPort] = set()  # nodes whose slots may be another's by now
+        self._asked_first: list[HostPort] = []
+        self._tried_at = -math.inf  # when it was last asked for, with or without an answer
+        self._mutex = threading.RLock()  # a signal's handler may ask for it meanwhile
+
+    def get(self, until: float | None = None) -> SlotOwners:
+        """Return what is known; if that is nothing, what is heard by *until*, or in a second."""
+        return self._known or self.renew(until)
+
+    def has(self, node: HostPort) -> bool:
+        """Whether *node* is one of the cluster, as far as known."""
+        return self._known is None or node in self._known.nodes
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether any node is."""
+        return bool(self._doubted)
+
+    def doubts(self, owner: HostPort) -> bool:
+        """Whether the slots of *owner* may be another's by now."""
+        return owner in self._doubted
+
+    def doubt(self, owner: HostPort) -> None:
+        """Ask for a new map before this node's keys are asked for; unless the last one is new."""
+        if self._known is not None and clock.monotonic() > self._known.asked_at + OLD:
+            self._doubted.add(owner)
+
+    def note_move(self, answer: MovedError, by: HostPort) -> None:
+        """Note where a slot is now, as *by* says."""
+        target = named_by(answer, by)
+        self._asked_first = [target]
+        if self._known is not None:
+            self._known.owners[answer.slot_id] = target
+            if target not in self._known.nodes:
+                self._known.nodes.append(target)
+
+    def confirm(self, owner: HostPort, keys: Sequence[bytes], until: float) -> None:
+        """Raise unless another node says by *until*, too, that *owner* has *keys*."""
+        others = [where for where in (self._known.nodes if self._known else ()) if where != owner]
+        if not others:
+            return
+        known = self._ask(others, until)
+        self._take(known)
+        if any(known.owner(key) != owner for key in keys):
+            raise RedisConnectionError("the answer is of one that may be no master any more")
+
+    def renew(self, until: float | None = None) -> SlotOwners:
+        """
+        Ask for the map, unless somebody else has while we waited for that.
+
+        Without an answer it is the last one.
+
+        Raises:
+            RedisConnectionError: There is none at all.
+        """
+        wanted_at = clock.monotonic()
+        with self._mutex:
+            before = self._known
+            if self._tried_at > wanted_at:
+                if before is None:
+                    raise RedisConnectionError("no node of the cluster answers")
+                return before
+            nodes = before.nodes if before is not None else ()
+            try:
+                known = self._ask(
+                    [*self._asked_first, *nodes, *self._seeds],
+                    wanted_at + TIMEOUT if until is None else until,
+                )
+            except ANSWERLESS:
+                if before is None:
+                    raise
+                return before
+            finally:
+                self._tried_at = clock.monotonic()
+            self._asked_first = []
+            self._take(known)
+            return known
+
+    def _ask(self, nodes: Iterable[HostPort], until: float) -> SlotOwners:
+        """
+        Return the map that the first of *nodes* says; whoever takes long is not waited for.
+
+        Those that were heard from last are asked first, and those that do not answer, where there
+        are others, not at all.
+        """
+        by_age = sorted(dict.fromkeys(nodes), key=lambda where: -self._nodes.at(where).heard_at)
+        left = [where for where in by_age if not self._nodes.at(where).failed_lately] or by_age
+        left = sorted(left, key=lambda where: where not in self._asked_first)
+        heard: queue.SimpleQueue[SlotOwners | Exception] = queue.SimpleQueue()
+        failure: Exception = RedisTimeoutError("there was no time left")
+        awaited, empty = 0, None
+        while (left or awaited) and (now := clock.monotonic()) < until:
+            if left:
+                beside(functools.partial(self._tell, heard, left.pop(0)))
+                awaited += 1
+            try:
+                found = heard.get(timeout=min(NEXT, until - now) if left else until - now)
+            except queue.Empty:
+                continue
+            awaited -= 1
+            if isinstance(found, Exception):
+                failure = found
+            elif found.nodes:
+                return found
+            else:  # it is new here, or was thrown out
+                empty = found
+        if empty is not None:
+            return empty
+        raise RedisConnectionError(f"no node of the cluster answers: {failure}") from failure
+
+    def _tell(self, heard: "queue.SimpleQueue[SlotOwners | Exception]", where: HostPort) -> None:
+        try:
+            heard.put(self._read(where))
+        except Exception as error:  # noqa: BLE001  # the thread that waits looks at it
+            heard.put(error.with_traceback(None))
+
+    def _read(self, where: HostPort) -> SlotOwners:
+        questions = [command(b"", "CLUSTER", "SLOTS"), command(b"", "COMMAND", "INFO", "SPUBLISH")]
+        asked_at = clock.monotonic()
+        ranges, known = self._nodes.at(where).ask(questions, TIMEOUT)
+        if isinstance(ranges, ResponseError):
+            refused = bool(missing(str(ranges)))
+            why = "may not be asked for its cluster" if refused else "is not of a cluster"
+            raise RedisConnectionError(f"{where[0]}:{where[1]} {why}: {ranges}")
+        owners: list[HostPort | None] = [None] * SLOTS
+        nodes: dict[HostPort, None] = {}
+        for first, last, *served_by in ranges:
+            found = [(host_of(host, where), port) for host, port, *_ in served_by]
+            owners[first : last + 1] = found[:1] * (last + 1 - first)
+            nodes.update(dict.fromkeys(found))
+        sharded = bool(known[0]) if isinstance(known, list) else False
+        return SlotOwners(owners, list(nodes), where, sharded, asked_at)
+
+    def _take(self, known: SlotOwners) -> None:
+        """Go by *known* from now on, and forget the nodes that are gone; unless it is too old."""
+        if self._known is not None and known.asked_at < self._known.asked_at:
+            return  # an answer that was long on its way
+        self._known, self._doubted = known, set()
+        self._nodes.keep_only({*known.nodes, *self._seeds, known.by})

@@ -1,0 +1,112 @@
+"""Where a Redis store's records are: on one server, on whichever is the master, on a cluster."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from celery_distlock.stores.findings import Finding
+
+from .connections import ANSWERLESS, TIMEOUT, Command, ConnectionFactory, NodeSettings, Server
+
+__all__ = ["HostPort", "OneServer", "PushTarget", "Topology"]
+
+HostPort: TypeAlias = tuple[str, int]
+
+
+class PushTarget(NamedTuple):
+    """Where pushes about a key are sent: a server, and a channel that it may be told to use."""
+
+    node: Hashable
+    channel: str
+
+    @property
+    def sharded(self) -> bool:
+        """Whether it is a channel of one slot. The scripts know it by the brace, too."""
+        return "{" in self.channel
+
+
+class Topology(ABC):
+    """
+    One or more servers that are one place for locks.
+
+    Attributes:
+        address: For people, without passwords; equal for equal places.
+        in_order: Whether calls that are sent together are executed in their order.
+    """
+
+    address: str
+    in_order = True
+
+    def requests(self, before: Sequence[Command], call: Command) -> list[list[Command]]:
+        """Return the requests, one after the other, by which *call* is executed after *before*."""
+        return [list(before), [call]] if before and not self.in_order else [[*before, call]]
+
+    @abstractmethod
+    def exchange(self, calls: Sequence[Command], timeout: float) -> list[Any]:
+        """
+        Send *calls* and return their answers.
+
+        A refusal is an answer, and so is one of `ANSWERLESS` where there was none.
+
+        Raises:
+            RedisError: A connection was refused.
+        """
+
+    @abstractmethod
+    def place(self, key: bytes, channel: str) -> PushTarget:
+        """Return where pushes about *key* go, for one who subscribed to *channel*."""
+
+    @abstractmethod
+    def connect(self, node: Hashable) -> ConnectionFactory:
+        """Return what makes connections to the server of a :class:`PushTarget`."""
+
+    def nodes(self) -> Sequence[Hashable]:
+        """Return the servers that have keys, as a :class:`PushTarget` names them."""
+        return (None,)
+
+    def has(self, node: Hashable) -> bool:
+        """Return whether *node*, as in a :class:`PushTarget`, is one of them, as far as known."""
+        return True
+
+    def share(self, keys: Sequence[bytes]) -> bool:
+        """Return whether one script may use all of *keys*."""
+        return True
+
+    def check(self) -> list[Finding]:
+        """Return what is wrong with how the servers work together."""
+        return []
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give all connections back."""
+
+    @abstractmethod
+    def after_fork(self) -> None:
+        """Drop what a fork inherited, without a word to the servers: it is the parent's."""
+
+
+class OneServer(Topology):
+    """A server at a fixed address."""
+
+    def __init__(self, address: str, node: NodeSettings) -> None:
+        self.address = address
+        self._settings = node
+        self._node = Server(*node)
+
+    def exchange(self, calls: Sequence[Command], timeout: float) -> list[Any]:
+        try:
+            return self._node.pool(timeout).exchange(calls)
+        except ANSWERLESS as error:
+            return [error] * len(calls)
+
+    def place(self, key: bytes, channel: str) -> PushTarget:
+        return PushTarget(None, channel)
+
+    def connect(self, node: Hashable) -> ConnectionFactory:
+        return self._node.connect(TIMEOUT)
+
+    def close(self) -> None:
+        self._node.close()
+
+    def after_fork(self) -> None:
+        self._node = Server(*self._settings)
