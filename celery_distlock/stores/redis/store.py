@@ -51,6 +51,7 @@ from .connections import (
     script_call,
     time_left,
 )
+from .delivery_channel import PubSubChannel, woken_task_of
 from .inspection import (
     SWEEP_BATCH,
     RedisInspection,
@@ -66,7 +67,7 @@ from .records import Records
 from .request_runner import LONE_NODE, Answered, RequestRunner
 from .sending import RedisSending
 from .server_errors import is_transient, memory_findings, parse_info
-from .subscriptions import PubSubChannel, PubSubInbox, WaiterSubscriptions, woken_task_of
+from .subscriptions import PubSubInbox, WaiterSubscriptions
 from .topology import PushTarget
 from .urls import locate
 

@@ -10,12 +10,9 @@ import redis
 from celery_distlock import clock
 from celery_distlock.stores.redis import scripts
 from celery_distlock.stores.redis.connections import Command, command
+from celery_distlock.stores.redis.delivery_channel import PubSubChannel
 from celery_distlock.stores.redis.store import RedisStore
-from celery_distlock.stores.redis.subscriptions import (
-    PubSubChannel,
-    PubSubInbox,
-    WaiterSubscriptions,
-)
+from celery_distlock.stores.redis.subscriptions import PubSubInbox, WaiterSubscriptions
 from celery_distlock.stores.redis.topology import PushTarget
 from celery_distlock.stores.values import Sending
 

@@ -1,0 +1,152 @@
+"""How servers push parked runs to a worker whose turn it is."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Hashable
+
+from redis.exceptions import RedisError
+
+from celery_distlock import clock
+from celery_distlock.keys import key_of
+from celery_distlock.naming import shown
+from celery_distlock.process.log_lines import say
+from celery_distlock.stores.channels import DeliveryChannel
+from celery_distlock.stores.values import WokenTask
+
+from .connections import ConnectionFactory
+from .pubsub import IDLE_PING, PAUSE, PubSubConnection
+from .topology import PushTarget, Topology
+
+__all__ = ["PubSubChannel", "woken_task_of"]
+
+logger = logging.getLogger(__name__)
+
+CLOSING = 0.25  # seconds that a delivery channel waits at its end for the threads that listen
+
+
+class PubSubChannel(DeliveryChannel):
+    """A channel that servers push to, each over a connection that a thread reads."""
+
+    def __init__(
+        self, channel: str, servers: Topology, receive: Callable[[WokenTask], object]
+    ) -> None:
+        self.address = channel
+        self._servers = servers
+        self._receive = receive
+        self._ears: dict[Hashable, _Listener] = {}
+        self._closed = False
+        self._mutex = threading.Lock()
+
+    def attend(self, place: PushTarget, patience: float = 0.0) -> None:
+        """Take what is pushed to *place*; wait *patience* seconds until its server knows."""
+        with self._mutex:
+            listener = self._ears.get(place.node)
+            if listener is None and not self._closed:
+                for gone in [node for node in self._ears if not self._servers.has(node)]:
+                    self._ears.pop(gone).close()
+                connect = self._servers.connect(place.node)
+                listener = self._ears[place.node] = _Listener(connect, self._take)
+        if listener is not None:
+            listener.want(place, patience)
+
+    def close(self) -> None:
+        """As promised; when it returns nobody calls `receive` any more, unless that hangs."""
+        with self._mutex:
+            self._closed = True
+            listeners, self._ears = list(self._ears.values()), {}
+        for listener in listeners:
+            listener.close()
+        until = clock.monotonic() + CLOSING
+        for listener in listeners:
+            listener.join(max(0.0, until - clock.monotonic()))
+
+    def _take(self, payload: bytes) -> None:
+        try:
+            wake = _pushed(payload)
+        except ValueError as error:
+            said = shown(str(error))
+            logger.warning("what was pushed to %s is no run, and not taken: %s", self.address, said)
+            return
+        try:
+            self._receive(wake)
+        except Exception:
+            name = shown(key_of(wake.name))
+            logger.exception("what was pushed for %r was not taken; the next sweep sends it", name)
+
+
+def woken_task_of(record: str, wake: WokenTask) -> bytes:
+    """
+    Return what is pushed of a run, as grant.lua makes it; *record* is its key's lock.
+
+    One that has come for its key before has given it up for itself: workers of older versions read
+    that, too.
+    """
+    name, run = (part.encode("utf-8", "surrogateescape") for part in (record, wake.run))
+    givers = run if wake.returned else b""
+    head = b"%d %d %d 0 " % (len(name), len(run), len(givers))
+    return head + name + run + givers + wake.envelope
+
+
+def _pushed(payload: bytes) -> WokenTask:
+    """Return the run that was pushed; raise :exc:`ValueError` if it is none."""
+    *head, rest = payload.split(b" ", 4)
+    lock_length, run_length, givers_length, arrival = map(int, head)
+    run_ends = lock_length + run_length
+    givers_end = run_ends + givers_length
+    if not 0 < lock_length < run_ends <= givers_end <= len(rest):
+        raise ValueError("its lengths are not those of its parts")
+    name = rest[:lock_length].decode().partition("{")[2].rpartition("}")[0]
+    run, givers = rest[lock_length:run_ends].decode(), rest[run_ends:givers_end].decode()
+    told = [giver for giver in givers.split("\n") if giver]
+    others = tuple(giver for giver in told if giver != run)
+    envelope, returned = rest[givers_end:], run in told
+    return WokenTask(name, run, envelope, arrival=arrival, givers=others, returned=returned)
+
+
+class _Listener:
+    """A thread that subscribed to one server."""
+
+    def __init__(self, connect: ConnectionFactory, receive: Callable[[bytes], None]) -> None:
+        self._ear = PubSubConnection(connect, receive, self._note_change)
+        self._changed = threading.Event()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="distlock-delivery", daemon=True)
+        self._thread.start()
+
+    def want(self, place: PushTarget, patience: float) -> None:
+        if self._ear.hears(place.channel):
+            return
+        with contextlib.suppress(RedisError, OSError):  # it is told when it is back
+            self._ear.want(place)
+        deadline = clock.monotonic() + patience
+        while not self._ear.hears(place.channel) and clock.monotonic() < deadline:
+            self._changed.wait(0.1)
+            self._changed.clear()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._ear.close()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the thread's end, *timeout* seconds at most; it may be the one that asks."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._closed.is_set():
+            try:
+                self._ear.listen(IDLE_PING)
+                failures = 0
+            except Exception as error:  # noqa: BLE001  # whatever it is, the thread has to live on
+                if not self._closed.is_set():
+                    if not failures:
+                        text = "no pushes for now, the subscription broke: %s"
+                        say(logger, logging.WARNING, text, error)
+                    failures = min(failures + 1, 8)
+                    self._closed.wait(failures * clock.jitter(*PAUSE))
+        self._ear.close()
+
+    def _note_change(self, gap: bool) -> None:
+        self._changed.set()  # and what was lost is found by the next sweep

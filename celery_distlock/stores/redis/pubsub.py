@@ -1,0 +1,178 @@
+"""
+A connection that servers push to: grants to blocked waiters, parked runs to workers.
+
+A push can be lost, so nobody may rely on one; a waiter looks for itself now and then, and a sweep
+finds the runs.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.connection import Connection
+from redis.exceptions import MovedError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from celery_distlock import clock
+
+from .cluster_slots import slot_of
+from .connections import TIMEOUT, ConnectionFactory, known
+from .topology import PushTarget
+
+__all__ = ["IDLE_PING", "PAUSE", "PubSubConnection"]
+
+logger = logging.getLogger(__name__)
+
+IDLE_PING = 5.0  # seconds after which a silent connection is asked whether it is still there
+RESTED = 60.0  # seconds after which a connection that nobody has read from is made anew
+PAUSE = (0.2, 1.0)  # seconds between attempts to connect; spread, for all try at once
+
+
+class PubSubConnection:
+    """
+    Channels of one server, heard over one connection at a time, by one thread at a time.
+
+    Args:
+        connect: Makes connections.
+        on_message: Called with each message.
+        on_heard: Called when a channel is heard; with True if messages may have been lost before.
+    """
+
+    def __init__(
+        self,
+        connect: ConnectionFactory,
+        on_message: Callable[[bytes], None],
+        on_heard: Callable[[bool], None],
+    ) -> None:
+        self._connect = connect
+        self._on_message = on_message
+        self._on_heard = on_heard
+        self._connection: Connection | None = None
+        self._wanted: dict[str, PushTarget] = {}
+        self._heard: set[str] = set()
+        self._heard_at = self._pinged_at = self._opened_at = 0.0
+        self._doubtful = self._gap = False
+        # Of what is wanted, and of telling the server. A signal's handler may want a channel
+        # while its thread has it.
+        self._mutex = threading.RLock()
+
+    def want(self, place: PushTarget) -> None:
+        """Begin to listen to the channel of *place*: its messages come once `hears` says so."""
+        with self._mutex:
+            if place.channel not in self._wanted:
+                self._wanted[place.channel] = place
+                connection = self._connection
+                if connection is not None:
+                    self._doubtful = True  # if this fails, redis-py forgets the others' channels
+                    connection.send_command(_verb(place), place.channel)
+                    self._doubtful = False
+
+    def hears(self, channel: str) -> bool:
+        """Whether the server has confirmed that it sends us what comes on *channel*."""
+        return channel in self._heard
+
+    def listen(self, timeout: float) -> None:
+        """
+        Take one message, if one comes within *timeout* seconds.
+
+        Raises:
+            RedisError: The connection broke, or cannot be made; the next call makes another.
+            OSError: Likewise.
+        """
+        connection = self._connection
+        if connection is not None and (
+            self._doubtful or self._connect.is_stale(connection, self._opened_at)
+        ):
+            self.close()
+            connection = None
+        try:
+            if connection is None:
+                connection = self._open()
+            if connection.can_read(min(timeout, IDLE_PING)):
+                self._hear(connection)
+            else:
+                self._ping(connection)
+        except BaseException:
+            # Also when a time limit's exception strikes: half a message may be left in there.
+            self.close()
+            raise
+
+    def refresh(self) -> None:
+        """Make sure that the connection, which nobody has read from for a while, is not dead."""
+        while self._connection is not None and self._connection.can_read(0):
+            self.listen(0)
+        if not self.fresh:
+            self.close()
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the server was heard from so lately that the connection is taken for alive."""
+        return clock.monotonic() < self._heard_at + RESTED
+
+    def close(self) -> None:
+        """Give the connection back."""
+        connection, self._connection = self._connection, None
+        self._heard.clear()
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                connection.disconnect()
+
+    def _open(self) -> Connection:
+        self._opened_at = clock.monotonic()
+        connection = self._connect()
+        connection.connect()
+        with self._mutex:
+            self._doubtful = False
+            self._connection = connection  # first, so that what such a handler wants is told to it
+            for channel, place in list(self._wanted.items()):
+                connection.send_command(_verb(place), channel)
+        self._note_life()
+        return connection
+
+    def _hear(self, connection: Connection) -> None:
+        try:
+            message = connection.read_response()
+        except ResponseError as error:
+            moved = known(error)
+            if not isinstance(moved, MovedError):
+                raise
+            self._lose([c for c in list(self._wanted) if slot_of(c.encode()) == moved.slot_id])
+        else:
+            self._take(message)
+
+    def _lose(self, channels: Sequence[str]) -> None:
+        """Want *channels* no more: their slot has moved, and who waits there looks where to."""
+        for channel in channels:
+            self._wanted.pop(channel, None)
+            self._heard.discard(channel)
+        self._on_heard(True)
+
+    def _note_life(self) -> None:
+        self._heard_at, self._pinged_at = clock.monotonic(), 0.0
+
+    def _ping(self, connection: Connection) -> None:
+        now = clock.monotonic()
+        if self._pinged_at and now > self._pinged_at + TIMEOUT:
+            raise RedisTimeoutError("no answer to a ping")
+        if not self._pinged_at and now > self._heard_at + IDLE_PING:
+            self._pinged_at = now
+            connection.send_command("PING", check_health=False)
+
+    def _take(self, message: Any) -> None:
+        self._note_life()
+        kind, channel, payload = message if len(message) == 3 else (b"", b"", b"")
+        if kind in (b"message", b"smessage"):
+            self._on_message(payload)
+        elif kind in (b"subscribe", b"ssubscribe"):
+            self._heard.add(channel.decode())
+            self._on_heard(self._gap)
+            if self._heard.issuperset(self._wanted):
+                self._gap = True  # from now on, another connection means that some were lost
+        elif kind == b"sunsubscribe":
+            self._lose([channel.decode()])
+
+
+def _verb(place: PushTarget) -> str:
+    return "SSUBSCRIBE" if place.sharded else "SUBSCRIBE"
