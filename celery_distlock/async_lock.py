@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from . import clock
 from .engine import async_acquisition
+from .engine.hold import Hold, HoldState
 from .engine.key_locks import KeyLock, Left, tell_conflict
-from .engine.lease import Hold, HoldState, Lease
+from .engine.lease import Lease
 from .engine.owners import AnyTask, current_task, held_by, hold_around, tasks_that_took, turns_of
 from .engine.task_holds import LossNotice, TaskHold
 from .engine.upgrading import conflict

@@ -8,8 +8,9 @@ from types import TracebackType
 from celery_distlock.stores.values import Reply, Status
 
 from .engine.acquisition import acquire, held_here, release
+from .engine.hold import Hold, HoldState
 from .engine.key_locks import KeyLock, tell_conflict
-from .engine.lease import Hold, HoldState, Lease
+from .engine.lease import Lease
 from .engine.owners import AnyTask, current_task, is_held_beside
 from .engine.upgrading import conflict, leave, upgrade
 from .errors import LockError, LockNotOwnedError

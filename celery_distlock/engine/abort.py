@@ -29,7 +29,7 @@ from celery_distlock.naming import shown
 from celery_distlock.process.greenlets import eventlet_patched, gevent_patched
 
 from .entry import has_just_entered, may_just_have_entered, time_in_call
-from .lease import Hold, HoldState
+from .hold import Hold, HoldState
 from .loops import Main, task_beside, wake_loop
 
 __all__ = ["Guard"]

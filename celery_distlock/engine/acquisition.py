@@ -21,7 +21,7 @@ from celery_distlock.stores.values import (
     WokenTask,
 )
 
-from .lease import Hold, HoldState
+from .hold import Hold, HoldState
 from .owners import held_here
 from .pending_releases import release_later
 from .shared_holds import SharedHolds

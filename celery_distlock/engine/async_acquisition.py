@@ -25,7 +25,7 @@ from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.values import Reply, Status
 
 from .acquisition import PATIENCE, Waiter, ask, conclude, give_back, give_up, record
-from .lease import Hold, HoldState
+from .hold import Hold, HoldState
 from .upgrading import UpgradeWaiter, leaving
 
 __all__ = ["acquire", "call", "leave", "release", "tell", "upgrade"]

@@ -12,7 +12,8 @@ from celery_distlock.stores import Ability, Store, open_store
 from celery_distlock.stores.values import Reply
 
 from .acquisition import defaults
-from .lease import Hold, Lease, Terms
+from .hold import Hold, Terms
+from .lease import Lease
 from .owners import AnyTask, Turns, current_task, held_by, hold_around, hold_here, turns_of
 from .task_holds import TaskHold
 from .upgrading import conflict, wants_upgrade

@@ -19,7 +19,7 @@ from celery_distlock.process.forks import ForkStage, PerProcess
 from celery_distlock.process.greenlets import greenlets_library
 from celery_distlock.process.per_thread import PerThread
 
-from .lease import Hold
+from .hold import Hold
 
 __all__ = [
     "AnyTask",

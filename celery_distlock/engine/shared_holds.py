@@ -33,7 +33,7 @@ from typing import Any, BinaryIO, NamedTuple
 from celery_distlock import clock
 from celery_distlock.keys import key_of, slot_name
 
-from .lease import Hold, HoldState, believed
+from .hold import Hold, HoldState, believed
 
 __all__ = ["OrphanedHold", "SharedHolds", "StalledHolds"]
 

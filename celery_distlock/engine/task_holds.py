@@ -11,7 +11,7 @@ from celery_distlock.naming import shown
 from celery_distlock.process.news import log
 from celery_distlock.stores.base import Store
 
-from .lease import Hold, Terms
+from .hold import Hold, Terms
 
 __all__ = ["LossNotice", "TaskHold"]
 

@@ -17,7 +17,7 @@ from celery_distlock.stores import CapacityStore
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.values import ALONE, Reply, Status, Want
 
-from .lease import Hold
+from .hold import Hold
 from .owners import current_task
 
 __all__ = [

@@ -22,7 +22,7 @@ from celery_distlock.process.news import log, tell
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.values import RenewOutcome
 
-from .lease import Hold, HoldState
+from .hold import Hold, HoldState
 
 __all__ = ["Watchdog", "watchdog"]
 

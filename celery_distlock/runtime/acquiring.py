@@ -6,7 +6,8 @@ from celery.exceptions import Ignore
 
 from celery_distlock import policies
 from celery_distlock.engine.acquisition import acquire, acquire_all, held_here, release_by
-from celery_distlock.engine.lease import Hold, Lease
+from celery_distlock.engine.hold import Hold
+from celery_distlock.engine.lease import Lease
 from celery_distlock.engine.owners import hold_here
 from celery_distlock.engine.pending_releases import release_later
 from celery_distlock.engine.upgrading import conflict, upgrade, wants_upgrade

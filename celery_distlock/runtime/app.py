@@ -15,7 +15,7 @@ from celery.app.task import Context
 
 from celery_distlock import signals
 from celery_distlock.engine.acquisition import defaults
-from celery_distlock.engine.lease import Terms
+from celery_distlock.engine.hold import Terms
 from celery_distlock.engine.wants import abilities_for
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import KeyRule, told_by

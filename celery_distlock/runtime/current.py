@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from celery import Task as _Task
 
-from celery_distlock.engine.lease import Hold, Lease
+from celery_distlock.engine.hold import Hold
+from celery_distlock.engine.lease import Lease
 from celery_distlock.process.per_thread import PerThread
 
 __all__ = ["Task", "UnderWay", "here", "lease_of", "unlocked"]

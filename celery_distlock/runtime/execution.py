@@ -18,7 +18,8 @@ from celery.signals import task_postrun
 
 from celery_distlock import clock, policies
 from celery_distlock.engine.acquisition import held_here, release
-from celery_distlock.engine.lease import Hold, Lease
+from celery_distlock.engine.hold import Hold
+from celery_distlock.engine.lease import Lease
 from celery_distlock.engine.pending_releases import release_later
 from celery_distlock.engine.upgrading import leave
 from celery_distlock.engine.wants import ensure_able

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery_distlock import clock
-from celery_distlock.engine.lease import Hold
+from celery_distlock.engine.hold import Hold
 from celery_distlock.errors import StoreError
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name

@@ -7,8 +7,9 @@ from typing import Any
 from celery import Celery, _state
 
 from celery_distlock.engine.acquisition import acquire, release
+from celery_distlock.engine.hold import Hold, Terms
 from celery_distlock.engine.key_locks import key_wanted
-from celery_distlock.engine.lease import Hold, Lease, Terms
+from celery_distlock.engine.lease import Lease
 from celery_distlock.key import Key
 from celery_distlock.runtime.app import Runtime, spelt
 from celery_distlock.stores import Store

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from celery_distlock import Key, LockedTask, clock, install, policies
-from celery_distlock.engine.lease import believed
+from celery_distlock.engine.hold import believed
 from celery_distlock.errors import LockLostError
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability

@@ -17,7 +17,7 @@ import pytest
 
 from celery_distlock.engine import abort
 from celery_distlock.engine.abort import Guard
-from celery_distlock.engine.lease import Hold, HoldState, Terms
+from celery_distlock.engine.hold import Hold, HoldState, Terms
 from celery_distlock.errors import LockLostError
 from celery_distlock.stores import open_store
 

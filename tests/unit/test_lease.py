@@ -6,7 +6,8 @@ import pytest
 
 from celery_distlock import clock
 from celery_distlock.engine.abort import Guard
-from celery_distlock.engine.lease import Hold, HoldState, Lease, Terms
+from celery_distlock.engine.hold import Hold, HoldState, Terms
+from celery_distlock.engine.lease import Lease
 from celery_distlock.errors import LockLostError, StoreError
 from celery_distlock.settings import MAX_LEASE
 from celery_distlock.stores.memory import MemoryStore

@@ -6,7 +6,7 @@ import pytest
 
 from celery_distlock import clock
 from celery_distlock.engine.acquisition import acquire, release
-from celery_distlock.engine.lease import Hold, HoldState, Terms
+from celery_distlock.engine.hold import Hold, HoldState, Terms
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.values import ParkRequest, Status
 

@@ -7,7 +7,7 @@ from celery.app.task import Context
 
 from celery_distlock import Key
 from celery_distlock.engine.acquisition import acquire, release
-from celery_distlock.engine.lease import Hold, Terms
+from celery_distlock.engine.hold import Hold, Terms
 from celery_distlock.engine.wants import want_of
 from celery_distlock.runtime.invocation import Invocation
 from celery_distlock.stores import AcquireRequest, ReleaseRequest

@@ -16,7 +16,7 @@ import pytest
 
 from celery_distlock import clock
 from celery_distlock.engine import shared_holds as ledger_module
-from celery_distlock.engine.lease import Hold, HoldState, Terms, believed
+from celery_distlock.engine.hold import Hold, HoldState, Terms, believed
 from celery_distlock.engine.shared_holds import OrphanedHold, SharedHolds, StalledHolds
 from celery_distlock.keys import slot_name
 from tests import processes

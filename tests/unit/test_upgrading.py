@@ -7,7 +7,8 @@ import pytest
 from celery_distlock import Key
 from celery_distlock.engine import upgrading
 from celery_distlock.engine.acquisition import acquire, release
-from celery_distlock.engine.lease import Hold, Lease, Terms
+from celery_distlock.engine.hold import Hold, Terms
+from celery_distlock.engine.lease import Lease
 from celery_distlock.engine.upgrading import UpgradeWaiter, downgrade, upgrade
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.stores.memory import MemoryStore

@@ -8,7 +8,7 @@ import pytest
 
 from celery_distlock.engine import async_acquisition
 from celery_distlock.engine.acquisition import acquire, acquire_all, release
-from celery_distlock.engine.lease import Hold, Terms
+from celery_distlock.engine.hold import Hold, Terms
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.values import Status, WokenTask
 

@@ -9,7 +9,7 @@ import pytest
 from redis.exceptions import RedisError
 
 from celery_distlock import clock
-from celery_distlock.engine.lease import Hold, HoldState, Terms
+from celery_distlock.engine.hold import Hold, HoldState, Terms
 from celery_distlock.engine.watchdog import ANSWER_SHARE, Watchdog, _Watched
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis.store import RedisStore

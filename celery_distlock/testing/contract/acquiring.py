@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from celery_distlock import clock
-from celery_distlock.engine.lease import believed
+from celery_distlock.engine.hold import believed
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
 

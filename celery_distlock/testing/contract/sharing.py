@@ -3,7 +3,7 @@
 import time
 
 from celery_distlock import clock
-from celery_distlock.engine.lease import believed
+from celery_distlock.engine.hold import believed
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store

@@ -16,9 +16,9 @@ from contextlib import suppress
 from typing import Any
 
 from celery_distlock import Key, Lock, clock
-from celery_distlock.engine import lease
+from celery_distlock.engine import hold as hold_module
 from celery_distlock.engine.acquisition import acquire_all, release
-from celery_distlock.engine.lease import Hold, Terms
+from celery_distlock.engine.hold import Hold, Terms
 from celery_distlock.errors import LockError, StoreError
 from celery_distlock.stores import Ability, AcquireRequest, ReleaseRequest, Want, open_store
 from celery_distlock.stores.redis.store import RedisStore
@@ -167,7 +167,7 @@ def release_without_looking() -> None:
 def believe_from_the_answer() -> None:
     """A lease counts from when its answer came."""
     taken, renewed = Hold.take, Hold.renewed
-    lease.believed = lambda seconds: seconds
+    hold_module.believed = lambda seconds: seconds
 
     def take(self: Hold, reply: Any) -> bool:
         return taken(self, reply._replace(asked_at=clock.monotonic()))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from celery_distlock.engine.lease import Hold, Terms
+from celery_distlock.engine.hold import Hold, Terms
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.channels import Inbox

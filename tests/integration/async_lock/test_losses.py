@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from celery_distlock import AsyncLock, Lock, signals
-from celery_distlock.engine.lease import Hold, Terms
+from celery_distlock.engine.hold import Hold, Terms
 from celery_distlock.engine.task_holds import LossNotice
 from celery_distlock.errors import LockLostError
 from celery_distlock.stores import ReleaseRequest

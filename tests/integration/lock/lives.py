@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from celery_distlock import Lock, clock
-from celery_distlock.engine.lease import Hold
+from celery_distlock.engine.hold import Hold
 from celery_distlock.engine.watchdog import watchdog
 from celery_distlock.errors import LockLostError
 

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from celery_distlock import clock
-from celery_distlock.engine.lease import believed
+from celery_distlock.engine.hold import believed
 from celery_distlock.errors import LockLostError
 from celery_distlock.lock import Lock
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest

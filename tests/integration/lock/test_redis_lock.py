@@ -20,7 +20,7 @@ import redis
 from celery_distlock import clock, signals
 from celery_distlock.engine import acquisition, pending_releases
 from celery_distlock.engine.acquisition import acquire
-from celery_distlock.engine.lease import Hold, Terms
+from celery_distlock.engine.hold import Hold, Terms
 from celery_distlock.engine.pending_releases import release_later
 from celery_distlock.engine.watchdog import watchdog
 from celery_distlock.errors import (

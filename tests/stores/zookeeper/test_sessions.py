@@ -13,7 +13,7 @@ import pytest
 from kazoo.exceptions import ConnectionLoss
 
 from celery_distlock import Lock, clock
-from celery_distlock.engine.lease import believed
+from celery_distlock.engine.hold import believed
 from celery_distlock.errors import LockLostError, StoreError, StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.values import Ownership

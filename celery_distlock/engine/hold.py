@@ -1,0 +1,516 @@
+"""
+What it is to hold a key: one hold's life from the request to its end.
+
+::
+
+    NEW ──acquire──▶ HELD ──release──▶ ENDED
+                      │ ╲
+                      │  ╲ the store says so, or no renewal was confirmed in time
+                      │   ▼
+                      └─▶ LOST ──release──▶ ENDED
+
+A holder stops believing before the store can give the key to another: a lease is believed from the
+moment *before* its request was sent, and for a little less than it was asked for.
+"""
+
+import enum
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+from celery_distlock import clock
+from celery_distlock.errors import LockLostError, StoreError
+from celery_distlock.key import MAX_REST, Key
+from celery_distlock.naming import RESTING, shown
+from celery_distlock.stores import CapacityStore, ReleaseRequest
+from celery_distlock.stores.base import Store
+from celery_distlock.stores.identities import new_owner
+from celery_distlock.stores.values import (
+    Ability,
+    Completion,
+    OwnChannel,
+    Ownership,
+    RenewOutcome,
+    Reply,
+    Status,
+    Want,
+    WokenTask,
+)
+
+from .wants import want_of
+
+__all__ = ["Hold", "HoldState", "Keeper", "Terms", "believed"]
+
+# Redlock's allowance for two clocks that do not run at one speed (redis.io, "Distributed locks").
+DRIFT_SHARE = 0.01
+DRIFT_SECONDS = 0.002
+
+SHORTEST_REST = 0.001  # seconds; what is shorter is over when the store is told
+
+
+class HoldState(enum.Enum):
+    """Where a hold is in its life."""
+
+    NEW = "new"
+    HELD = "held"
+    LOST = "lost"
+    ENDED = "ended"
+
+
+class Terms:
+    """
+    On what terms a key is asked for.
+
+    Attributes:
+        lease: Seconds that the lock outlives its holder's last sign of life. More survives longer
+            pauses of the process; less lets others in sooner after a crash.
+        watchdog: Whether the lease is renewed while it is held.
+        max_hold: Seconds after which it is renewed no more, or None.
+    """
+
+    __slots__ = ("lease", "max_hold", "watchdog")
+
+    def __init__(
+        self, lease: float = 30.0, *, watchdog: bool = True, max_hold: float | None = None
+    ) -> None:
+        self.lease = lease
+        self.watchdog = watchdog
+        self.max_hold = max_hold
+
+
+class Keeper(Protocol):
+    """Renews this process's leases while it cannot: `celery_distlock.engine.shared_holds`."""
+
+    def heartbeat(self) -> None:
+        """Note that this process renews its leases itself."""
+
+    def renewed_until(self, owner: str) -> float:
+        """Return until when, by the local clock, what *owner* has was renewed for it; or 0."""
+
+    def erase(self, owner: str) -> None:
+        """Renew no more what *owner* had."""
+
+
+class Taker(Protocol):
+    """A lock, `celery_distlock.engine.key_locks`, that has acquired a key."""
+
+    wanted: Key
+
+
+Teller: TypeAlias = Callable[[Callable[[], object]], object]
+
+
+def at_once(call: Callable[[], object]) -> None:
+    """Report in this thread what *call* reports."""
+    call()
+
+
+def ignore_event(name: str, **_facts: Any) -> None:
+    """Take no notice; what a hold reports to when nobody asked."""
+
+
+class Hold:
+    """
+    One key, held or to be held by one owner. Its methods may be called from any thread.
+
+    Args:
+        store: Where the key is.
+        key: The key, and how much of it; of a plain text all.
+        terms: See :class:`Terms`.
+        label: Who asks, for people who look at the lock later.
+        run: Names the task run that asks, see :meth:`Store.acquire`.
+        waited: Seconds for which it has waited already, elsewhere.
+        on_event: Told what happens: a name of :mod:`celery_distlock.signals` and its facts.
+
+    Attributes:
+        wanted: What was asked for.
+        want: How much it has or is to have; an upgrade changes it.
+        slot: Which unit that is, if the store tells them from each other; else None.
+        upgraded_at: How deep it was entered when an inner acquisition upgraded it; None: none has.
+        upgrades: How many attempts to upgrade it have begun.
+        unconfirmed: Whether a downgrade was not answered: shared is the least that it has.
+        unsettled: Whether what it has may change without its holder: an attempt to upgrade it was
+            given up or has not ended, or an inner acquisition that upgraded it was undone.
+        changing: Taken by a thread that upgrades or downgrades it: one after the other.
+        begun: Whether anything has run under it, as far as is known when it is given up.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_extended_until",
+        "_loss_reason",
+        "_mutex",
+        "_rests_until",
+        "_wanted_since",
+        "arrival",
+        "begun",
+        "changing",
+        "depth",
+        "held_since",
+        "keeper",
+        "key",
+        "label",
+        "on_event",
+        "on_lost",
+        "own_channel",
+        "owner",
+        "pid",
+        "run",
+        "sharing",
+        "slot",
+        "state",
+        "store",
+        "takers",
+        "terms",
+        "token",
+        "turns",
+        "unconfirmed",
+        "unsettled",
+        "upgraded_at",
+        "upgrades",
+        "valid_until",
+        "want",
+        "wanted",
+    )
+
+    def __init__(
+        self,
+        store: Store,
+        key: str | Key,
+        terms: Terms,
+        *,
+        label: str,
+        run: str = "",
+        waited: float = 0.0,
+        on_event: Callable[..., None] = ignore_event,
+    ) -> None:
+        self.store = store
+        self.wanted = key if isinstance(key, Key) else Key(key)
+        self.key = self.wanted.template
+        self.want = want_of(self.wanted)
+        self.slot: int | None = None
+        self.upgraded_at: int | None = None
+        self.upgrades = 0
+        self.unconfirmed = False
+        self.unsettled = False
+        self.changing = threading.RLock()
+        self.begun = False
+        self.terms = terms
+        self.run = run
+        self.label = label
+        self.owner = new_owner(label)
+        self.pid = os.getpid()
+        self.state = HoldState.NEW
+        self.token = 0
+        self.arrival = 0  # when it came to the key's queue, by the store's clock
+        self.own_channel: OwnChannel | None = None  # of the worker that it is held in
+        self.depth = 0
+        self.takers: list[Taker] = []  # for each that is to release it
+        self.sharing: list[Taker] = []  # those of them who were here at a downgrade
+        self.held_since = 0.0
+        self._wanted_since = clock.monotonic() - waited
+        self.valid_until = 0.0
+        self.on_event = on_event
+        self.on_lost: Callable[[Hold], None] | None = None
+        self.keeper: Keeper | None = None
+        self.turns: Any = None  # of the tasks of a loop that its thread runs: see `owners`
+        self._extended_until = 0.0
+        self._rests_until = 0.0
+        self._loss_reason = ""
+        self._mutex = threading.RLock()  # a signal's handler may look whether it is held meanwhile
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether there is nobody any more who could release it, so that it is not renewed."""
+        return False
+
+    def start_over(self) -> None:
+        """Ask as somebody else, after a grant that came too late: that one is being given back."""
+        self.owner = new_owner(self.label)
+        self.state = HoldState.NEW
+
+    def take(self, reply: Reply) -> bool:
+        """Begin to hold what *reply* granted; false if that is nothing, or comes too late."""
+        if reply.status is not Status.GRANTED:
+            return False
+        now = clock.monotonic()
+        with self._mutex:
+            self._note_grant(reply)
+            self.held_since = now
+            self.valid_until = reply.asked_at + believed(self.terms.lease)
+            if now >= self.valid_until:  # the answer took longer than the lease
+                return False
+            self.state = HoldState.HELD
+            self.depth = 1
+        self._tell(
+            "lock_acquired", waited=self.waited, units=self.want.units, capacity=self.want.capacity
+        )
+        return True
+
+    def _note_grant(self, reply: Reply) -> None:
+        self.token = reply.token
+        self.slot = reply.slot if reply.slot >= 0 else None
+
+    def begin_upgrade(self) -> int:
+        """Return the number of an attempt to upgrade it, from 1: earlier ones are over."""
+        with self._mutex:
+            self.upgrades += 1
+            self.unsettled = True
+            return self.upgrades
+
+    def settle(self, number: int) -> None:
+        """Note that attempt *number* has ended, and its holder knows; unless there was a later."""
+        with self._mutex:
+            self.unsettled = self.unsettled and number != self.upgrades
+
+    @property
+    def shared_want(self) -> Want:
+        """What it has after a downgrade: as before its upgrade; any number if it began alone."""
+        return Want(1, 0) if self.wanted.alone else want_of(self.wanted)
+
+    def change(self, want: Want, reply: Reply, lease: float) -> None:
+        """Have *want* of the key from now on, as *reply* says, which was asked for *lease* s."""
+        with self._mutex:
+            if self.state is not HoldState.HELD:
+                return
+            self._note_grant(reply)
+            self.want = want
+            self.unconfirmed = False
+            self.valid_until = reply.asked_at + believed(lease)
+        self._tell("lock_changed", units=want.units, capacity=want.capacity)
+
+    def doubt(self) -> None:
+        """Believe in no more than a share, as a downgrade was not answered."""
+        with self._mutex:
+            self.want, self.slot, self.unconfirmed = self.shared_want, None, True
+
+    @property
+    def waited(self) -> float:
+        """Seconds between the first wish and the grant."""
+        return self.held_since - self._wanted_since
+
+    @property
+    def held_for(self) -> float:
+        """Seconds since the grant."""
+        return clock.monotonic() - self.held_since
+
+    def _tell(self, what: str, **facts: Any) -> None:
+        self._report(what, **facts)()
+
+    def _report(self, what: str, **facts: Any) -> Callable[[], None]:
+        """Return what tells it; that does not keep this hold."""
+        told = {"key": self.key, "token": self.token, "holder": self.owner, **facts}
+        return partial(self.on_event, what, **told)
+
+    @property
+    def held(self) -> bool:
+        """Whether the key is ours, by the local clock; no round trip."""
+        return self.state is HoldState.HELD and self.lasts(clock.monotonic())
+
+    def lasts(self, now: float) -> bool:
+        """Whether the lease has not run out, also if it was another who renewed it."""
+        if now >= self.valid_until and self.keeper is not None:
+            self.valid_until = max(self.valid_until, self.keeper.renewed_until(self.owner))
+        return now < self.valid_until
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that the key is still ours if no renewal succeeds; 0 when it is not."""
+        now = clock.monotonic()
+        if self.state is not HoldState.HELD or not self.lasts(now):
+            return 0.0
+        return self.valid_until - now
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it is ours, and a renewal has been due for a third of the lease."""
+        return self.renewable and 0 < self.remaining < self.terms.lease / 3
+
+    @property
+    def renewable(self) -> bool:
+        """Whether the watchdog is to renew: not after `max_hold`, nor without a watchdog."""
+        if self.state is not HoldState.HELD or not self.terms.watchdog:
+            return False
+        limit = self.terms.max_hold
+        return limit is None or clock.monotonic() < self.held_since + limit
+
+    def ensure_held(self) -> None:
+        """Raise :exc:`LockLostError` unless the key is ours now; no round trip."""
+        if not self.held:
+            if self.state is HoldState.HELD:
+                self.lose("its lease ran out")
+            raise self.loss()
+
+    def loss(self) -> LockLostError:
+        """Return the error that says how the key was lost."""
+        return LockLostError(self.key, token=self.token, reason=self._loss_reason)
+
+    def ownership(self) -> Ownership:
+        """Return what a renewal asks for: the lease, or longer where it was extended."""
+        wanted = max(self.terms.lease, self._extended_until - clock.monotonic())
+        return Ownership(self.key, self.owner, wanted)
+
+    def note_downgrade(self) -> None:
+        """Note that those share it from now on who have taken it, whatever they wanted."""
+        self.upgraded_at = None
+        self.sharing = list(self.takers)
+
+    def leave(self, taker: Taker) -> None:
+        """Note that a lock has released it once; another one of this key may have taken it."""
+        if taker in self.takers:
+            self.takers.remove(taker)
+        if self.sharing.count(taker) > self.takers.count(taker):
+            self.sharing.remove(taker)
+
+    @property
+    def is_wanted_alone(self) -> bool:
+        """Whether a lock that is to release it wants it alone, and no downgrade came after."""
+        return any(
+            taker.wanted.alone and self.takers.count(taker) > self.sharing.count(taker)
+            for taker in self.takers
+        )
+
+    def lease_for_change(self) -> float:
+        """Return the lease that an upgrade or a downgrade asks for: no longer if it is fixed."""
+        return self.ownership().lease if self.renewable else self.remaining
+
+    def renewed(
+        self, outcome: RenewOutcome, asked_at: float, lease: float, tell: Teller = at_once
+    ) -> None:
+        """
+        Take note of a renewal that was asked for at *asked_at* for *lease* seconds.
+
+        *tell* is given what reports it.
+        """
+        if outcome is RenewOutcome.RENEWED:
+            with self._mutex:
+                if self.state is not HoldState.HELD:
+                    return
+                self.valid_until = max(self.valid_until, asked_at + believed(lease))
+            if self.keeper is not None:
+                self.keeper.heartbeat()
+            tell(self._report("lock_renewed"))
+        elif outcome is RenewOutcome.HELD:
+            self.lose("somebody else holds it", tell)
+        elif outcome is RenewOutcome.LOST:
+            self.lose("the store no longer knows it", tell)
+        # UNKNOWN changes nothing: the lease holds until `valid_until`, and only until then.
+
+    def lose(self, reason: str, tell: Teller = at_once) -> None:
+        """End the belief. Reported once, by *tell*, and not after the hold has ended."""
+        with self._mutex:
+            if self.state is not HoldState.HELD:
+                return
+            self.state = HoldState.LOST
+            self._loss_reason = reason
+            on_lost = self.on_lost  # whoever listens later looks for himself, or has a later grant
+        held = self.held_for
+        try:  # first: a signal's receiver may hang or raise
+            if on_lost is not None:
+                on_lost(self)
+        finally:
+            tell(self._report("lock_lost", reason=reason, held=held))
+
+    def find_lost(self, reason: str) -> None:
+        """Report that the key was lost, which is noticed only after the hold has ended."""
+        self._loss_reason = reason
+        self._tell("lock_lost", reason=reason, held=self.held_for)
+
+    def tell_released(self) -> None:
+        """Report that it was given up in order."""
+        self._tell("lock_released", held=self.held_for)
+
+    def extend(self, seconds: float) -> None:
+        """
+        Make the lease last at least *seconds* from now; one round trip.
+
+        Raises:
+            LockLostError: The key was lost before.
+            StoreError: The store did not confirm it; the lease is as long as it was.
+        """
+        self.ensure_held()
+        before = self._extended_until
+        self._extended_until = max(before, clock.monotonic() + seconds)
+        wanted = self.ownership()
+        ((outcome, asked_at),) = self.store.renew([wanted], timeout=5.0)
+        self.renewed(outcome, asked_at, wanted.lease)
+        if outcome is RenewOutcome.UNKNOWN:
+            self._extended_until = before
+            raise StoreError(f"the lease of {shown(self.key)!r} was not extended: no answer")
+        self.ensure_held()
+
+    def cool_down(self, seconds: float) -> None:
+        """
+        Let nobody enter for *seconds* from now, though this hold may end before.
+
+        Raises:
+            LockLostError: The key was lost before.
+            StoreError: The store did not confirm it, or cannot do it where several have the key.
+        """
+        self.ensure_held()
+        if not isinstance(self.store, CapacityStore) and self.want.alone:
+            self._rests_until = max(self._rests_until, clock.monotonic() + seconds)
+        elif not CapacityStore.of(self.store).rest(self.key, self.owner, seconds):
+            self.lose("the store no longer knows it")
+            raise self.loss()
+
+    def rest(self, *, succeeded: bool) -> tuple[str, float] | None:
+        """
+        Return for whom, nobody, and for how many seconds what is held stays taken after its end.
+
+        None: it is free then.
+        """
+        if self.state is not HoldState.HELD:
+            return None
+        now, wanted = clock.monotonic(), self.wanted
+        until = max(self._rests_until, self.held_since + wanted.min_hold)
+        if succeeded:
+            until = max(until, now + wanted.cooldown)
+        if until - now < SHORTEST_REST:
+            return None
+        return f"{RESTING}{secrets.token_hex(8)}", min(until - now, MAX_REST)
+
+    @property
+    def started(self) -> bool | None:
+        """Whether what it was granted was for anything; None: the store counts no starts."""
+        counts = self.wanted.rates or Ability.RATE in self.store.abilities  # an operator may
+        return self.begun if counts else None
+
+    def end(self) -> HoldState:
+        """Stop holding, before the store is told; return the state until then."""
+        with self._mutex:
+            before, self.state = self.state, HoldState.ENDED
+            return before
+
+    def give_back(
+        self,
+        ended: Completion = Completion.NO,
+        keep_for: tuple[str, float] | None = None,
+        dispatch: Callable[[WokenTask | None], object] | None = None,
+    ) -> bool:
+        """
+        Tell the store that the key is free, and send what that wakes; may be repeated.
+
+        False: the key was not ours any more.
+        """
+        released = self.store.release(
+            ReleaseRequest(
+                self.key,
+                self.owner,
+                run=self.run,
+                completion=ended,
+                keep_for=keep_for,
+                started=self.started,
+                own_channel=self.own_channel,
+            )
+        )
+        (dispatch or self.store.dispatch)(released.wake)
+        return released.released
+
+
+def believed(lease: float) -> float:
+    """Return for how long a lease of *lease* seconds is believed, from before it was asked for."""
+    return lease - lease * DRIFT_SHARE - DRIFT_SECONDS
