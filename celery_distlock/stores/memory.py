@@ -9,19 +9,17 @@ import enum
 import math
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Collection, Iterator, Sequence
 from typing import TypeAlias
 
 from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError
-from celery_distlock.keys import key_of, slot_name
+from celery_distlock.keys import slot_name
 
-from .capacity import CapacityStore
 from .channels import Inbox
 from .findings import Finding
-from .identities import task_id_of
-from .listing import CountingStore
+from .memory_capacity import MemoryCapacity
+from .memory_inspection import MemoryInspection
 from .memory_key import (
     AHEAD,
     CLAIM,
@@ -33,11 +31,9 @@ from .memory_key import (
     MemoryKey,
     Standing,
     microseconds,
-    since_of,
 )
 from .memory_sending import (
     MemorySending,
-    count_identities,
     forget_ended_calls,
     free_identity,
 )
@@ -50,8 +46,6 @@ from .values import (
     FIRST,
     Ability,
     Completion,
-    KeyState,
-    Limit,
     Ownership,
     ParkRequest,
     Release,
@@ -59,7 +53,6 @@ from .values import (
     Reply,
     Route,
     Status,
-    Waiter,
     Want,
     WokenTask,
 )
@@ -85,7 +78,7 @@ class _Turn(enum.Enum):
 _Handed: TypeAlias = WokenTask | _Turn
 
 
-class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
+class MemoryStore(MemoryInspection, MemorySending, MemoryCapacity, SeveralKeys):
     """See the module; *url* only names the store."""
 
     abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SEVERAL, Ability.RATE})
@@ -581,64 +574,6 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         if not (state.in_use or state.woken or known):
             self._keys.pop(name, None)
 
-    # Capacity
-
-    def upgrade(self, key: str, owner: str, lease: float, inbox: Inbox | None = None) -> Reply:
-        asked_at = clock.monotonic()
-        with self._mutex:
-            state = self._known(slot_name(key))
-            share = state.shares.get(owner)
-            if share is None:
-                return Reply(Status.FREE, asked_at)
-            if share.alone:
-                share.lengthen(lease)
-                share.due = 0
-            elif len(state.shares) == 1:
-                state.become_alone(owner, lease)
-            elif state.upgrading not in ("", owner):
-                return Reply(Status.DEADLOCK, asked_at)
-            else:
-                state.upgrading = owner if inbox is not None else state.upgrading
-                left = max(share.until for share in state.shares.values()) - asked_at
-                return Reply(Status.BUSY, asked_at, remaining=left)
-            return state.granted(owner, asked_at)
-
-    def downgrade(self, key: str, owner: str, lease: float) -> Reply:
-        name, asked_at = slot_name(key), clock.monotonic()
-        with self._mutex:
-            state = self._known(name)
-            share = state.shares.get(owner)
-            if share is None:
-                return Reply(Status.FREE, asked_at)
-            if share.alone:
-                state.become_shared(owner, lease)
-            elif state.upgrading == owner:
-                state.upgrading = ""
-            granted = state.granted(owner, asked_at)
-            return granted._replace(wake=self._hand_on(name, state)[1])
-
-    def rest(self, key: str, owner: str, seconds: float) -> bool:
-        with self._mutex:
-            state = self._known(slot_name(key))
-            if owner not in state.shares:
-                return False
-            state.rest_until = max(state.rest_until, clock.monotonic() + seconds)
-            return True
-
-    def set_limit(self, key: str, limit: Limit | None) -> Release:
-        name = slot_name(key)
-        with self._mutex:
-            state = self._entered(name)
-            state.limit, state.limit_until = limit, math.inf
-            if limit is not None:
-                state.limit = limit._replace(since=clock.wall())
-                if limit.until:
-                    state.limit_until = clock.monotonic() + limit.until - clock.wall()
-            wake = self._hand_on(name, state.prune())[1]
-            self._note_opening(name, state)
-            self._forget_if_idle(name, state)
-            return Release(True, wake)
-
     def inbox(self, key: str, owner: str) -> Inbox:
         return MemoryInbox(owner, self._inboxes)
 
@@ -709,48 +644,6 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
         forget_ended_calls(state)
         self._forget_if_idle(name, state)
 
-    def inspect(self, key: str, timeout: float | None = None) -> KeyState:
-        with self._mutex:
-            state = self._known(slot_name(key))
-            return state.look(self._epoch)._replace(identities=count_identities(state))
-
-    def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
-        with self._mutex:
-            names = [name for name, state in self._keys.items() if state.prune().in_use]
-        yield [key for key in map(key_of, names) if fnmatchcase(key, pattern)]
-
-    def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
-        with self._mutex:
-            state = self._known(slot_name(key))
-            travelling = (state.parked_waiter(run, self._epoch) for run in state.travelling)
-            woken = [waiter._replace(envelope=b"", route=None) for waiter in travelling]
-            queue = []
-            for waiter in state.queue[first : first + limit]:
-                kind, _, who = waiter.member.partition(":")
-                since = since_of(waiter.arrival, self._epoch)
-                want = state.wants.get(waiter.member, ALONE)
-                if kind == "p":
-                    task = state.names.get(who, "")
-                    queue.append(Waiter("", who, since, task=task, want=want))
-                else:
-                    queue.append(Waiter(who, "", since, want=want))
-            return woken[first : first + limit] + queue
-
-    def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
-        with self._mutex:
-            found = [
-                (key_of(name), run)
-                for name, state in self._keys.items()
-                for run in state.envelopes
-                if task_id_of(run) == task_id and key in (None, key_of(name))
-            ]
-        yield from found
-
-    def parked(self, key: str, run: str) -> Waiter | None:
-        with self._mutex:
-            state = self._known(slot_name(key))
-            return state.parked_waiter(run, self._epoch) if run in state.envelopes else None
-
     def cancel(self, key: str, run: str) -> Release:
         name = slot_name(key)
         with self._mutex:
@@ -773,14 +666,6 @@ class MemoryStore(MemorySending, SeveralKeys, CapacityStore, CountingStore):
                     state.sends.pop(run, None)
             wakes = list(self._sweep(name, clock.monotonic()))
         yield from wakes
-
-    def count(self, counts: Mapping[str, float]) -> None:
-        with self._mutex:
-            self._counts.update(counts)
-
-    def counts(self) -> dict[str, float]:
-        with self._mutex:
-            return dict(self._counts)
 
     def start_over(self, name: str) -> None:
         """Be another store, and empty: what anybody had here before is not his any more."""
