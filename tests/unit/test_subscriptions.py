@@ -20,7 +20,7 @@ class Deaf:
 @pytest.mark.usefixtures("quick_turns")
 def test_threads_that_come_and_go_do_not_disturb_those_who_look_for_one_who_waits():
     post = WaiterSubscriptions(Deaf)
-    post._ear.hears = lambda channel: True
+    post._connection.hears = lambda channel: True
     disturbed = []
 
     def come_and_go(name):

@@ -34,19 +34,19 @@ class PubSubChannel(DeliveryChannel):
         self.address = channel
         self._servers = servers
         self._receive = receive
-        self._ears: dict[Hashable, _Listener] = {}
+        self._listeners: dict[Hashable, _Listener] = {}
         self._closed = False
         self._mutex = threading.Lock()
 
     def attend(self, place: PushTarget, patience: float = 0.0) -> None:
         """Take what is pushed to *place*; wait *patience* seconds until its server knows."""
         with self._mutex:
-            listener = self._ears.get(place.node)
+            listener = self._listeners.get(place.node)
             if listener is None and not self._closed:
-                for gone in [node for node in self._ears if not self._servers.has(node)]:
-                    self._ears.pop(gone).close()
+                for gone in [node for node in self._listeners if not self._servers.has(node)]:
+                    self._listeners.pop(gone).close()
                 connect = self._servers.connect(place.node)
-                listener = self._ears[place.node] = _Listener(connect, self._take)
+                listener = self._listeners[place.node] = _Listener(connect, self._take)
         if listener is not None:
             listener.want(place, patience)
 
@@ -54,7 +54,7 @@ class PubSubChannel(DeliveryChannel):
         """As promised; when it returns nobody calls `receive` any more, unless that hangs."""
         with self._mutex:
             self._closed = True
-            listeners, self._ears = list(self._ears.values()), {}
+            listeners, self._listeners = list(self._listeners.values()), {}
         for listener in listeners:
             listener.close()
         until = clock.monotonic() + CLOSING
@@ -108,25 +108,25 @@ class _Listener:
     """A thread that subscribed to one server."""
 
     def __init__(self, connect: ConnectionFactory, receive: Callable[[bytes], None]) -> None:
-        self._ear = PubSubConnection(connect, receive, self._note_change)
+        self._connection = PubSubConnection(connect, receive, self._note_change)
         self._changed = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distlock-delivery", daemon=True)
         self._thread.start()
 
     def want(self, place: PushTarget, patience: float) -> None:
-        if self._ear.hears(place.channel):
+        if self._connection.hears(place.channel):
             return
         with contextlib.suppress(RedisError, OSError):  # it is told when it is back
-            self._ear.want(place)
+            self._connection.want(place)
         deadline = clock.monotonic() + patience
-        while not self._ear.hears(place.channel) and clock.monotonic() < deadline:
+        while not self._connection.hears(place.channel) and clock.monotonic() < deadline:
             self._changed.wait(0.1)
             self._changed.clear()
 
     def close(self) -> None:
         self._closed.set()
-        self._ear.close()
+        self._connection.close()
 
     def join(self, timeout: float) -> None:
         """Wait for the thread's end, *timeout* seconds at most; it may be the one that asks."""
@@ -137,7 +137,7 @@ class _Listener:
         failures = 0
         while not self._closed.is_set():
             try:
-                self._ear.listen(IDLE_PING)
+                self._connection.listen(IDLE_PING)
                 failures = 0
             except Exception as error:  # noqa: BLE001  # whatever it is, the thread has to live on
                 if not self._closed.is_set():
@@ -146,7 +146,7 @@ class _Listener:
                         say(logger, logging.WARNING, text, error)
                     failures = min(failures + 1, 8)
                     self._closed.wait(failures * clock.jitter(*PAUSE))
-        self._ear.close()
+        self._connection.close()
 
     def _note_change(self, gap: bool) -> None:
         self._changed.set()  # and what was lost is found by the next sweep

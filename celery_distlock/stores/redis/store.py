@@ -6,9 +6,8 @@ A request that got no answer is repeated here, with the same owner, and nowhere 
 
 import logging
 import math
-import re
 import uuid
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from redis.exceptions import (
@@ -21,7 +20,7 @@ from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.process.news import log
 from celery_distlock.stores.base import Complaints, forget_after_fork
-from celery_distlock.stores.channels import DeliveryChannel, Inbox
+from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.several_keys import SeveralKeys
@@ -31,7 +30,6 @@ from celery_distlock.stores.values import (
     KeyState,
     Ownership,
     ParkRequest,
-    PeerChannel,
     Release,
     RenewOutcome,
     Reply,
@@ -51,7 +49,7 @@ from .connections import (
     script_call,
     time_left,
 )
-from .delivery_channel import PubSubChannel, woken_task_of
+from .delivery import RedisDelivery
 from .inspection import (
     SWEEP_BATCH,
     RedisInspection,
@@ -66,7 +64,7 @@ from .permissions import IN_A_CLUSTER, REHEARSAL, lacking
 from .records import Records
 from .request_runner import LONE_NODE, Answered, RequestRunner
 from .sending import RedisSending
-from .server_errors import is_transient, memory_findings, parse_info
+from .server_errors import memory_findings, parse_info
 from .subscriptions import PubSubInbox, WaiterSubscriptions
 from .topology import PushTarget
 from .urls import locate
@@ -75,17 +73,12 @@ __all__ = ["RedisStore"]
 
 logger = logging.getLogger(__name__)
 
-ATTEND_TIMEOUT = 1.0  # seconds until the server pushes; a worker that begins to consume waits
-MOST_PEERS = 10  # delivery channels of a broker's queue that are looked up
-MOST_FREE = 10_000  # that anybody's word is taken for
 MOST_LEFT = 10_000  # runs that are known to have been left to others
 TURN = 0.9  # of the interval between sweeps: for so long the sweepers' turn is one's own
 REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
 
-_CHANNEL = "desk"
 
-
-class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
+class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, SeveralKeys):
     """See the module; *url* as :func:`~celery_distlock.stores.redis.urls.locate` takes it."""
 
     abilities = frozenset(
@@ -101,7 +94,7 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
         self._requests = RequestRunner(
             self._servers, prefix, "and what it wrote there is to be deleted"
         )
-        self._delivery: PubSubChannel | None = None
+        self._delivery = None
         self._complaints = Complaints()
         self._left: set[tuple[str, str]] = set()
         self._gives_way = False  # what this sweep has left is for another one to look at
@@ -110,8 +103,8 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
 
     def forget_connections(self, *, forked: bool = True) -> None:
         """Drop what a fork inherited, without a word to the server: it is the parent's."""
-        self._mailbox = f"{self._prefix}:inbox:{uuid.uuid4().hex}"
-        self._posts: dict[Hashable, WaiterSubscriptions] = {}
+        self._inbox_channel = f"{self._prefix}:inbox:{uuid.uuid4().hex}"
+        self._subscriptions: dict[Hashable, WaiterSubscriptions] = {}
         if forked:
             self._delivery = None
             self._servers.after_fork()
@@ -365,121 +358,30 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
         )
 
     def subscribed(self, key: str) -> bool:
-        if not self._posts:
+        if not self._subscriptions:
             return False
-        place = self._place(slot_name(key), self._mailbox)
-        post = self._posts.get(place.node)
-        return post is not None and post.hears(place.channel)
+        place = self._place(slot_name(key), self._inbox_channel)
+        here = self._subscriptions.get(place.node)
+        return here is not None and here.hears(place.channel)
 
     def inbox(self, key: str, owner: str) -> Inbox:
         return self._inbox_at(self._records.stem(slot_name(key)), owner)
 
     def _inbox_at(self, stem: str, owner: str) -> Inbox:
         def find() -> tuple[WaiterSubscriptions, PushTarget]:
-            place = self._place_of(stem, self._mailbox)
-            post = self._posts.get(place.node)
-            if post is None:  # no mutex: a signal's handler may wait while its thread is here
-                for gone in [node for node in list(self._posts) if not self._servers.has(node)]:
-                    self._posts.pop(gone, None)  # who waits there looks for another by himself
-                post = self._posts.setdefault(
-                    place.node, WaiterSubscriptions(self._servers.connect(place.node))
-                )
-            return post, place
+            place = self._place_of(stem, self._inbox_channel)
+            return self._subscribed_at(place.node), place
 
         return PubSubInbox(owner, find)
 
-    def open_channel(self, receive: Callable[[WokenTask], object]) -> DeliveryChannel:
-        channel = f"{self._prefix}:{_CHANNEL}:{uuid.uuid4().hex}"
-        self._delivery = delivery = PubSubChannel(channel, self._servers, receive)
-        if self._servers.in_order:
-            delivery.attend(self._place("", channel), ATTEND_TIMEOUT)
-        return delivery
-
-    def _push_channel(self, name: str, address: str, patience: float = 0.0) -> str:
-        """Return where what is parked at *name* is pushed for the delivery channel at *address*."""
-        if not address or self._servers.in_order:
-            return address
-        place, delivery = self._place(name, address), self._delivery
-        if delivery is not None and delivery.address == address:
-            delivery.attend(place, patience)
-        return place.channel
-
-    def register_channel(
-        self, queues: Sequence[str], peer: PeerChannel, seconds: float
-    ) -> list[PeerChannel]:
-        delivery, for_ms = self._delivery, milliseconds(seconds) if seconds else 0
-        if seconds and delivery is not None and delivery.address == peer.address:
-            delivery.attend(self._front(peer.address), ATTEND_TIMEOUT)
-        note = peer.address, max(0, peer.free), for_ms, MOST_PEERS, ""
-        notes = [self._of_queue(queue, *note) for queue in queues]
-        found = self._peers(self._requests.attempt_once(notes))
-        return [each for each in found if each.address != peer.address]
-
-    def find_channels(self, queues: Sequence[str], near: Sequence[str] = ()) -> list[PeerChannel]:
-        words = "", 0, 0, MOST_PEERS, " ".join(filter(self._is_channel, near))
-        looks = [self._of_queue(queue, *words) for queue in queues]
-        return self._peers(self._requests.attempt_beside(looks))
-
-    def _of_queue(self, queue: str, *arguments: Any) -> Command:
-        return script_call(
-            _CHANNELS, (f"{self._prefix}:desks:{{{slot_name(queue)}}}:",), *arguments
-        )
-
-    def _peers(self, answers: Sequence[Any]) -> list[PeerChannel]:
-        """Return who is told of, each once; what is no channel of ours is passed over."""
-        found: dict[str, PeerChannel] = {}
-        for answer in answers:
-            if isinstance(answer, Exception):
-                if not isinstance(answer, ResponseError) or is_transient(answer):
-                    raise StoreUnavailableError(f"{self.address} cannot serve: {answer}")
-                said = self._requests.refusal(answer, "the delivery channels")
-                self._complaints.tell("desks", "%s: woken tasks may go by the broker", said)
-                continue
-            for address, free in zip(map(text, answer[::2]), answer[1::2], strict=True):
-                if self._is_channel(address):
-                    found.setdefault(address, PeerChannel(address, min(MOST_FREE, _number(free))))
-        return list(found.values())
-
-    def _is_channel(self, address: str) -> bool:
-        stem, _, name = address.rpartition(":")
-        return (
-            stem == f"{self._prefix}:{_CHANNEL}" and re.fullmatch("[0-9a-f]{32}", name) is not None
-        )
-
-    def push(self, wake: WokenTask, addresses: Iterable[str]) -> bool:
-        known = list(filter(self._is_channel, addresses))
-        if not known:
-            return False
-        became = self._requests.ask(
-            [self._records.call(_PUSH, wake.name, wake.run)], wake.name
-        ).answers[0]
-        if became == 1:
-            return any(self._publish(wake, address) for address in known)
-        return bool(became == 0)  # it has come: there is nothing to send
-
-    def _publish(self, wake: WokenTask, address: str) -> bool:
-        """Whether anybody has heard it."""
-        place = self._front(address)
-        payload = woken_task_of(f"{self._records.stem(wake.name)}lock", wake)
-        verb = "SPUBLISH" if place.sharded else "PUBLISH"
-        # By the address: a channel that is not of one slot is told of by the node of that.
-        told = command(address.encode(), verb, place.channel, payload)
-        (heard,) = self._requests.attempt_beside([told])
-        return isinstance(heard, int) and heard > 0
-
-    def _front(self, address: str) -> PushTarget:
-        """Return where a delivery channel takes what is parked at any key."""
-        try:
-            return self._servers.place(address.encode(), address)
-        except (RedisError, OSError) as error:
-            raise StoreUnavailableError(f"{self.address} cannot serve: {error}") from error
-
-    def keep_reserved(self, wakes: Sequence[WokenTask], seconds: float) -> None:
-        for_ms = milliseconds(seconds) if seconds else 0
-        if wakes:
-            self._requests.attempt(
-                [self._records.call(_TEND, wake.name, wake.run, for_ms) for wake in wakes]
-            )
+    def _subscribed_at(self, node: Hashable) -> WaiterSubscriptions:
+        here = self._subscriptions.get(node)
+        if here is None:  # no mutex: a signal's handler may wait while its thread is here
+            for gone in [each for each in list(self._subscriptions) if not self._servers.has(each)]:
+                self._subscriptions.pop(gone, None)  # who waits there looks for another by himself
+            made = WaiterSubscriptions(self._servers.connect(node))
+            here = self._subscriptions.setdefault(node, made)
+        return here
 
     def _place(self, name: str, channel: str) -> PushTarget:
         return self._place_of(self._records.stem(name), channel)
@@ -628,10 +530,10 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, SeveralKeys):
         return Finding(Severity.DOUBT, "rights", message, remedy)
 
     def close(self) -> None:
-        posts, self._posts = self._posts, {}
+        subscriptions, self._subscriptions = self._subscriptions, {}
         self._servers.close()
-        for post in list(posts.values()):
-            post.close()
+        for each in list(subscriptions.values()):
+            each.close()
 
 
 def _server_findings(facts: Mapping[str, str]) -> Iterator[Finding]:
@@ -658,28 +560,16 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
 
 
-def _number(value: bytes) -> int:
-    try:
-        return max(0, round(float(value)))
-    except (ValueError, OverflowError):
-        return 0
-
-
 def _plain(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-_SCRIPTS = [
-    scripts.load(name)
-    for name in (
-        *("acquire", "acquire_all", "renew", "release", "drop"),
-        *("sent", "sweep", "inspect", "cancel", "turn", "return"),
-        *("desks", "push", "tend", "stand", "depart"),
-    )
-]
-_ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE, _DROP, *_OTHERS = _SCRIPTS
-_SENT, _SWEEP, _INSPECT, _CANCEL, _TURN, _RETURN, *_MORE = _OTHERS
-_CHANNELS, _PUSH, _TEND, _STAND, _DEPART = _MORE
+_ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE, _DROP, _STAND, _DEPART = map(
+    scripts.load, ("acquire", "acquire_all", "renew", "release", "drop", "stand", "depart")
+)
+_SENT, _SWEEP, _INSPECT, _CANCEL, _TURN, _RETURN = map(
+    scripts.load, ("sent", "sweep", "inspect", "cancel", "turn", "return")
+)
 _RENEWALS = {
     1: RenewOutcome.RENEWED,
     0: RenewOutcome.HELD,

@@ -37,7 +37,7 @@ class WaiterSubscriptions:
     """
 
     def __init__(self, connect: ConnectionFactory) -> None:
-        self._ear = PubSubConnection(connect, self._call, self._heard)
+        self._connection = PubSubConnection(connect, self._call, self._heard)
         self._inboxes: WeakValueDictionary[str, Attendant] = WeakValueDictionary()
         # Who reads for all, if anybody does. A dictionary, because to take the place and to note
         # who has it must be one step: a time limit's exception may strike between two.
@@ -53,19 +53,19 @@ class WaiterSubscriptions:
         self._inboxes[inbox.owner] = inbox
         try:
             if self._reads(inbox):
-                self._ear.refresh()
+                self._connection.refresh()
         except (RedisError, OSError):
-            self._ear.close()
+            self._connection.close()
         finally:
             self._stop_reading(inbox)
-        if not self._ear.hears(place.channel):
+        if not self._connection.hears(place.channel):
             with contextlib.suppress(RedisError, OSError):
-                self._ear.want(place)
-            self.attend(inbox, lambda: self._ear.hears(place.channel), JOIN)
+                self._connection.want(place)
+            self.attend(inbox, lambda: self._connection.hears(place.channel), JOIN)
 
     def hears(self, channel: str) -> bool:
         """Whether what comes on *channel* is heard now, as far as can be known without asking."""
-        return self._ear.fresh and self._ear.hears(channel)
+        return self._connection.fresh and self._connection.hears(channel)
 
     def leave(self, inbox: "PubSubInbox") -> None:
         """Call *inbox* no more."""
@@ -154,7 +154,7 @@ class WaiterSubscriptions:
 
     def _read(self, timeout: float) -> None:
         try:
-            self._ear.listen(timeout)
+            self._connection.listen(timeout)
         # The last two: it was closed while it was read.
         except (RedisError, OSError, ValueError, AttributeError) as error:
             if not self._broken_until:
@@ -188,7 +188,7 @@ class WaiterSubscriptions:
 
     def close(self) -> None:
         """Give the connection back."""
-        self._ear.close()
+        self._connection.close()
 
 
 class Attendant:
@@ -216,7 +216,7 @@ class PubSubInbox(Attendant, Inbox):
     Args:
         address: The channel that this process subscribed to, for any key.
         owner: Who waits.
-        find: Returns the post of the server that has the key now, and the place that it pushes to.
+        find: Returns the subscriptions at the server that has the key now, and where it pushes to.
     """
 
     def __init__(
@@ -226,9 +226,9 @@ class PubSubInbox(Attendant, Inbox):
         self._called = False
         self._on_push: Callable[[], object] | None = None
         self._find = find
-        self._post, place = find()
+        self._subscriptions, place = find()
         self.address = place.channel
-        self._post.join(self, place)
+        self._subscriptions.join(self, place)
 
     def call(self) -> None:
         """Wake who waits."""
@@ -239,26 +239,26 @@ class PubSubInbox(Attendant, Inbox):
 
     def on_push(self, call: Callable[[], object]) -> None:
         self._on_push = call
-        self._post.read_for(self)
+        self._subscriptions.read_for(self)
 
     def next_look(self, timeout: float) -> float:
         self._follow()
-        self._post.read_for(self)
+        self._subscriptions.read_for(self)
         return timeout
 
     def wait(self, timeout: float) -> None:
         self._follow()
-        self._post.attend(self, lambda: self._called, timeout)
+        self._subscriptions.attend(self, lambda: self._called, timeout)
         self._called = False
 
     def _follow(self) -> None:
         """Join those who wait at the server that has the key now."""
         with contextlib.suppress(StoreUnavailableError):
-            post, place = self._find()
-            if post is not self._post:  # the key has moved to another server
-                self._post.leave(self)
-                self._post = post
-                post.join(self, place)
+            subscriptions, place = self._find()
+            if subscriptions is not self._subscriptions:  # the key has moved to another server
+                self._subscriptions.leave(self)
+                self._subscriptions = subscriptions
+                subscriptions.join(self, place)
 
     def close(self) -> None:
-        self._post.leave(self)
+        self._subscriptions.leave(self)

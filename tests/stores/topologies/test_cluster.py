@@ -424,7 +424,7 @@ def test_a_node_that_is_gone_is_forgotten(cluster, prefix):
 
 
 def _known(store, desk):
-    return store._servers._nodes, store._posts, desk._ears
+    return store._servers._nodes, store._subscriptions, desk._listeners
 
 
 def test_a_slot_that_moved_unheard_does_not_deafen_for_the_others(cluster, store):
@@ -439,8 +439,8 @@ def test_a_slot_that_moved_unheard_does_not_deafen_for_the_others(cluster, store
         for key in ("k", moved):
             drill.hand_over(store, key)
         return all(
-            post.hears(store._place(slot_name("k"), store._mailbox).channel)
-            for where, post in store._posts.items()
+            each.hears(store._place(slot_name("k"), store._inbox_channel).channel)
+            for where, each in store._subscriptions.items()
             if where[1] == server.port
         )
 

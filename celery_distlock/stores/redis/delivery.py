@@ -1,0 +1,150 @@
+"""How a store over Redis has parked runs pushed to workers."""
+
+import re
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from redis.exceptions import RedisError, ResponseError
+
+from celery_distlock.errors import StoreUnavailableError
+from celery_distlock.keys import slot_name
+from celery_distlock.stores.base import Complaints
+from celery_distlock.stores.channels import DeliveryChannel
+from celery_distlock.stores.parking import ParkingStore
+from celery_distlock.stores.values import PeerChannel, WokenTask
+
+from . import scripts
+from .connections import Command, command, milliseconds, script_call
+from .delivery_channel import PubSubChannel, woken_task_of
+from .inspection import text
+from .records import Records
+from .request_runner import RequestRunner
+from .server_errors import is_transient
+from .topology import PushTarget, Topology
+
+__all__ = ["RedisDelivery"]
+
+ATTEND_TIMEOUT = 1.0  # seconds until the server pushes; a worker that begins to consume waits
+MOST_PEERS = 10  # delivery channels of a broker's queue that are looked up
+MOST_FREE = 10_000  # that anybody's word is taken for
+
+_CHANNEL = "desk"
+
+
+class RedisDelivery(ParkingStore):
+    """See the module. What it needs is set by the class that inherits from it."""
+
+    _complaints: Complaints
+    _delivery: PubSubChannel | None
+    _prefix: str
+    _records: Records
+    _requests: RequestRunner
+    _servers: Topology
+
+    def _place(self, name: str, channel: str) -> PushTarget:
+        """Return where pushes about a key go, for one who subscribed to *channel*."""
+        raise NotImplementedError
+
+    def open_channel(self, receive: Callable[[WokenTask], object]) -> DeliveryChannel:
+        channel = f"{self._prefix}:{_CHANNEL}:{uuid.uuid4().hex}"
+        self._delivery = delivery = PubSubChannel(channel, self._servers, receive)
+        if self._servers.in_order:
+            delivery.attend(self._place("", channel), ATTEND_TIMEOUT)
+        return delivery
+
+    def _push_channel(self, name: str, address: str, patience: float = 0.0) -> str:
+        """Return where what is parked at *name* is pushed for the delivery channel at *address*."""
+        if not address or self._servers.in_order:
+            return address
+        place, delivery = self._place(name, address), self._delivery
+        if delivery is not None and delivery.address == address:
+            delivery.attend(place, patience)
+        return place.channel
+
+    def register_channel(
+        self, queues: Sequence[str], peer: PeerChannel, seconds: float
+    ) -> list[PeerChannel]:
+        delivery, for_ms = self._delivery, milliseconds(seconds) if seconds else 0
+        if seconds and delivery is not None and delivery.address == peer.address:
+            delivery.attend(self._front(peer.address), ATTEND_TIMEOUT)
+        note = peer.address, max(0, peer.free), for_ms, MOST_PEERS, ""
+        notes = [self._of_queue(queue, *note) for queue in queues]
+        found = self._peers(self._requests.attempt_once(notes))
+        return [each for each in found if each.address != peer.address]
+
+    def find_channels(self, queues: Sequence[str], near: Sequence[str] = ()) -> list[PeerChannel]:
+        words = "", 0, 0, MOST_PEERS, " ".join(filter(self._is_channel, near))
+        looks = [self._of_queue(queue, *words) for queue in queues]
+        return self._peers(self._requests.attempt_beside(looks))
+
+    def _of_queue(self, queue: str, *arguments: Any) -> Command:
+        return script_call(
+            _CHANNELS, (f"{self._prefix}:desks:{{{slot_name(queue)}}}:",), *arguments
+        )
+
+    def _peers(self, answers: Sequence[Any]) -> list[PeerChannel]:
+        """Return who is told of, each once; what is no channel of ours is passed over."""
+        found: dict[str, PeerChannel] = {}
+        for answer in answers:
+            if isinstance(answer, Exception):
+                if not isinstance(answer, ResponseError) or is_transient(answer):
+                    raise StoreUnavailableError(f"{self.address} cannot serve: {answer}")
+                said = self._requests.refusal(answer, "the delivery channels")
+                self._complaints.tell("desks", "%s: woken tasks may go by the broker", said)
+                continue
+            for address, free in zip(map(text, answer[::2]), answer[1::2], strict=True):
+                if self._is_channel(address):
+                    found.setdefault(address, PeerChannel(address, min(MOST_FREE, _number(free))))
+        return list(found.values())
+
+    def _is_channel(self, address: str) -> bool:
+        stem, _, name = address.rpartition(":")
+        return (
+            stem == f"{self._prefix}:{_CHANNEL}" and re.fullmatch("[0-9a-f]{32}", name) is not None
+        )
+
+    def push(self, wake: WokenTask, addresses: Iterable[str]) -> bool:
+        known = list(filter(self._is_channel, addresses))
+        if not known:
+            return False
+        became = self._requests.ask(
+            [self._records.call(_PUSH, wake.name, wake.run)], wake.name
+        ).answers[0]
+        if became == 1:
+            return any(self._publish(wake, address) for address in known)
+        return bool(became == 0)  # it has come: there is nothing to send
+
+    def _publish(self, wake: WokenTask, address: str) -> bool:
+        """Whether anybody has heard it."""
+        place = self._front(address)
+        payload = woken_task_of(f"{self._records.stem(wake.name)}lock", wake)
+        verb = "SPUBLISH" if place.sharded else "PUBLISH"
+        # By the address: a channel that is not of one slot is told of by the node of that.
+        told = command(address.encode(), verb, place.channel, payload)
+        (heard,) = self._requests.attempt_beside([told])
+        return isinstance(heard, int) and heard > 0
+
+    def _front(self, address: str) -> PushTarget:
+        """Return where a delivery channel takes what is parked at any key."""
+        try:
+            return self._servers.place(address.encode(), address)
+        except (RedisError, OSError) as error:
+            raise StoreUnavailableError(f"{self.address} cannot serve: {error}") from error
+
+    def keep_reserved(self, wakes: Sequence[WokenTask], seconds: float) -> None:
+        for_ms = milliseconds(seconds) if seconds else 0
+        if wakes:
+            self._requests.attempt(
+                [self._records.call(_TEND, wake.name, wake.run, for_ms) for wake in wakes]
+            )
+
+
+def _number(value: bytes) -> int:
+    try:
+        return max(0, round(float(value)))
+    except (ValueError, OverflowError):
+        return 0
+
+
+_CHANNELS, _PUSH, _TEND = map(scripts.load, ("desks", "push", "tend"))
