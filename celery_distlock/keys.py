@@ -441,7 +441,7 @@ def slot_name(key: str) -> str:
 
     Without braces, blanks and control characters, never empty for a key that is not, at most
     about 160 characters long, and different for different keys: a long key is cut and followed
-    by its SHA-256 behind ``%#``, which no escape begins with.
+    by its SHA-256 behind ``%#``, which no escape begins with. So is one that reads as such a name.
     """
     return key if type(key) is Name else _slot_name(key)
 
@@ -449,7 +449,7 @@ def slot_name(key: str) -> str:
 @functools.lru_cache(maxsize=64)  # of a task's key it is wanted several times in a row
 def _slot_name(key: str) -> str:
     name = key.translate(_ESCAPES)
-    if len(name) <= SLOT_NAME_LENGTH:
+    if len(name) <= SLOT_NAME_LENGTH and not _HASHED.fullmatch(key):
         return name
     tail = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{name[:80]}%#{tail}"
@@ -460,7 +460,7 @@ _ESCAPE = re.compile(r"%(?:u([0-9A-F]{4})|([0-9A-F]{2}))")
 
 
 def key_of(name: str) -> str:
-    """Return the key whose :func:`slot_name` is *name*; of one that was too long, a `Name`."""
+    """Return the key whose :func:`slot_name` is *name*; of one that it does not tell, a `Name`."""
     if _HASHED.fullmatch(name):
         return Name(name)
     return _ESCAPE.sub(lambda match: chr(int(match[1] or match[2], 16)), name)

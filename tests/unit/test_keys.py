@@ -18,7 +18,7 @@ from kombu.utils.json import dumps, loads
 import celery_distlock.runtime.app  # noqa: F401  # who imports it tells how requests are told apart
 from celery_distlock import Key
 from celery_distlock.errors import ConfigurationError, LockKeyError
-from celery_distlock.keys import DEFAULT_TEMPLATE, KeyRule, digest, slot_name
+from celery_distlock.keys import DEFAULT_TEMPLATE, KeyRule, as_key, digest, key_of, slot_name
 
 # Hypothesis takes it for the strategies' doing if another thread draws a random number meanwhile.
 pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
@@ -572,6 +572,11 @@ def test_a_name_is_short_and_without_braces_blanks_and_control_characters(key):
 @given(hostile)
 def test_a_name_can_always_be_encoded(key):
     slot_name(key).encode()
+
+
+@pytest.mark.parametrize("key", ["x" * 10_000, "{" * 100, slot_name("x" * 10_000)])
+def test_what_is_shown_of_a_key_means_that_key_and_no_other(key):
+    assert slot_name(as_key(key_of(slot_name(key)))) == slot_name(key)
 
 
 def test_a_short_key_is_readable_in_its_name():

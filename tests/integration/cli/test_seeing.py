@@ -227,6 +227,16 @@ def test_a_key_of_10_kb_is_listed_by_a_name_that_show_takes(bare_site, invoke, k
     assert row["TOKEN"] in shown.stdout
 
 
+def test_a_key_that_reads_as_the_name_of_a_long_one_is_not_taken_for_it(bare_site, invoke, key):
+    long_key = key.ljust(10_000, "x")
+    with bare_site.held(long_key), bare_site.held(slot_name(long_key)):
+        listed = {row["KEY"]: row["TOKEN"] for row in rows(invoke("list", f"{key}*").stdout)}
+        shown = {name: invoke("show", name).stdout for name in listed}
+
+    assert len(listed) == 2
+    assert all(token in shown[name] for name, token in listed.items())
+
+
 def test_a_closed_pipe_ends_the_list_quietly(bare_site, key):
     with bare_site.held(key):
         process = subprocess.Popen(
