@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from celery_distlock.errors import StoreError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.timing import Settled
 from celery_distlock.stores.values import (
     UNREADABLE,
     Completion,
@@ -204,6 +205,18 @@ def test_a_spoilt_turn_keeps_nobody_from_sweeping(redis_store, client, prefix, s
 
     assert [wake.run for wake in redis_store.sweep(60.0)] == ["run"]
     assert list(redis_store.sweep(60.0)) == []  # it is somebody's turn now
+
+
+def test_a_name_among_what_is_due_that_is_none_is_looked_at_once(redis_store, client, prefix):
+    spoilt = [b"a b", b"a 1 b", b"a\nb", b" ", b"", b"\xff"]
+    client.zadd(f"{prefix}:{{ticker}}:due", dict.fromkeys(spoilt, 1))
+
+    with contextlib.closing(redis_store.ticker_inbox("ticker")) as inbox:
+        claim = redis_store.claim_due("ticker", inbox, 60.0)
+        settled = Settled(claim.number, dict.fromkeys(claim.names))
+        redis_store.claim_due("ticker", inbox, 60.0, settled)
+
+    assert redis_store.dues().many == 0
 
 
 def test_a_last_token_that_is_none_keeps_nobody_from_the_key(redis_store, client, prefix):

@@ -59,8 +59,12 @@ local due = redis.call('ZRANGEBYSCORE', DUE, '-inf', integer(now_ms), 'WITHSCORE
 local claim = integer(now_ms + CLAIM_MS) .. '.5'
 local names = {}
 for i = 1, #due, 2 do
-    names[#names + 1] = due[i]
-    redis.call('ZADD', DUE, claim, due[i])
+    if string.find(due[i], '^%S+$') then
+        names[#names + 1] = due[i]
+        redis.call('ZADD', DUE, claim, due[i])
+    else
+        redis.call('ZREM', DUE, due[i]) -- none of ours: it could not be settled
+    end
 end
 local late_ms = due[2] and math.max(0, math.floor(now_ms - due[2])) or 0
 local next_ms = redis.call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2]
