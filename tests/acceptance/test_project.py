@@ -59,6 +59,26 @@ def test_a_release_is_published_without_a_token_and_only_if_it_is_built():
     assert "secrets." not in (ROOT / ".github" / "workflows" / "release.yml").read_text()
 
 
+@pytest.mark.parametrize("name", ["ci.yml", "release.yml"])
+def test_nobody_can_put_another_action_in_the_place_of_one_that_is_used(name):
+    used = [step for job in workflow(name)["jobs"].values() for step in job["steps"]]
+    actions = [step["uses"] for step in used if "uses" in step]
+
+    loose = [each for each in actions if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", each)]
+    assert set(loose) <= {"pypa/gh-action-pypi-publish@release/v1"}  # says why
+
+
+@pytest.mark.parametrize("name", ["ci.yml", "release.yml"])
+def test_what_is_checked_out_has_no_credentials(name):
+    used = [step for job in workflow(name)["jobs"].values() for step in job["steps"]]
+    checkouts = [step for step in used if step.get("uses", "").startswith("actions/checkout@")]
+
+    assert checkouts
+    assert [step.get("with", {}).get("persist-credentials") for step in checkouts] == [
+        False for _ in checkouts
+    ]
+
+
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory):
     """The distributions that are built of this tree."""
