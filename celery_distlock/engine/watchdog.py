@@ -2,7 +2,8 @@
 One thread that keeps this process's leases alive, and says so when it cannot.
 
 It serves any number of leases in one store; where a process has locks in several stores it has one
-for each, so that a store that hangs costs the others nothing.
+for each, so that a store that hangs costs the others nothing. The store is asked in a thread beside
+it: a request that hangs beyond its limit, as for a host's address, keeps no loss from being told.
 
 A lease is renewed every third of it, as in Redisson, a little earlier or later so that processes
 that began together do not stay together. What falls due at about one time shares a round trip.
@@ -10,17 +11,18 @@ that began together do not stay together. What falls due at about one time share
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from weakref import WeakKeyDictionary, ref
 
 from celery_distlock import clock
 from celery_distlock.errors import LockLostError
 from celery_distlock.naming import shown
+from celery_distlock.process.background import Background
 from celery_distlock.process.forks import ForkStage, begin_anew
 from celery_distlock.process.news import log, tell
 from celery_distlock.stores.base import Store
-from celery_distlock.stores.values import RenewOutcome
+from celery_distlock.stores.values import Ownership, RenewOutcome
 
 from .hold import Hold, HoldState
 
@@ -34,6 +36,7 @@ GATHER = 0.15  # of a renewal period: what falls due so soon is renewed along
 # that does not answer may not be the one that has the key with that lease.
 ANSWER_SHARE = 6
 RETRY_SHARE = 9  # and repeated after a ninth
+_FAILED = "unexpected error while renewing leases; trying again"
 
 
 class _Watched(ref[Hold]):
@@ -64,6 +67,8 @@ class Watchdog:
         self._mutex = threading.RLock()
         self._changed = threading.Condition(self._mutex)
         self._thread: threading.Thread | None = None
+        self._asking = Background("distlock-renewals", _FAILED)
+        self._answered: threading.Event | None = None  # of the request that was made last
 
     def watch(self, hold: Hold) -> None:
         """Renew *hold*, or only see to its end, until :meth:`forget`."""
@@ -154,13 +159,7 @@ class Watchdog:
         wanted = [hold.ownership() for hold in holds]
         # Never longer than the first lease here lasts: its end has to be noticed in time.
         patience = max(0.0, min(patience, ends_at - clock.monotonic()))
-        outcomes = [(RenewOutcome.UNKNOWN, clock.monotonic())] * len(holds)
-
-        def ask() -> None:
-            nonlocal outcomes
-            outcomes = holds[0].store.renew(wanted, patience)
-
-        _go_on_after(ask)
+        outcomes = self._ask(holds[0].store, wanted, patience)
         told: list[Callable[[], object]] = []
         for hold, ownership, (outcome, asked_at) in zip(holds, wanted, outcomes, strict=True):
             _go_on_after(partial(hold.renewed, outcome, asked_at, ownership.lease, told.append))
@@ -177,6 +176,28 @@ class Watchdog:
                 self._due[reference] = clock.monotonic() + self._period(hold)
         if told:
             tell(partial(_report, told))
+
+    def _ask(
+        self, store: Store, wanted: Sequence[Ownership], patience: float
+    ) -> list[tuple[RenewOutcome, float]]:
+        """Return what comes within *patience* seconds; nobody asks while another request hangs."""
+        outcomes: list[tuple[RenewOutcome, float]] = []
+        answered = threading.Event()
+
+        def ask() -> None:
+            try:
+                outcomes.extend(store.renew(wanted, patience))
+            finally:
+                answered.set()
+
+        if self._answered is None or self._answered.is_set():
+            self._answered = answered
+            try:
+                self._asking.submit(ask)
+            except RuntimeError:  # there can be no more threads
+                _go_on_after(ask)
+            answered.wait(patience)
+        return outcomes.copy() or [(RenewOutcome.UNKNOWN, clock.monotonic())] * len(wanted)
 
     def _lost(self, hold: Hold, reason: str) -> None:
         self.forget(hold)
@@ -195,8 +216,7 @@ def _go_on_after(step: Callable[[], object]) -> None:
     except LockLostError:  # a test's clock does this in the task's own thread, which it strikes
         raise
     except Exception as error:  # noqa: BLE001  # it is said
-        text = "unexpected error while renewing leases; trying again"
-        log(logger, logging.ERROR, text, exc_info=error)
+        log(logger, logging.ERROR, _FAILED, exc_info=error)
 
 
 def _batches(holds: list[Hold]) -> Iterable[list[Hold]]:

@@ -192,6 +192,48 @@ def test_a_loss_is_told_to_the_holder_though_a_receiver_of_its_signal_hangs():
         gate.set()
 
 
+@pytest.mark.parametrize("lease", [0.3, 0.9], ids=["the hold renewed", "another one"])
+def test_a_loss_is_told_to_the_holder_though_a_renewal_hangs_beyond_its_patience(lease):
+    class Resolving(Patience):
+        def renew(self, holds, timeout):
+            gate.wait(60.0)  # as for the server's address, which has no time limit
+            return super().renew(holds, timeout)
+
+    told: list[Hold] = []
+    gate = threading.Event()
+    store, dog = Resolving(), Watchdog()
+    holds = [held(store, 0.3), held(store, lease)]
+    for hold in holds:
+        hold.on_lost = told.append
+        dog.watch(hold)
+
+    try:
+        wait_until(lambda: len(told) == 2, what="both losses")
+    finally:
+        gate.set()
+
+
+def test_leases_are_renewed_when_a_renewal_that_hung_is_over():
+    class Resolving(Patience):
+        def renew(self, holds, timeout):
+            if not self.timeouts:
+                gate.wait(60.0)
+            super().renew(holds, timeout)
+            return [(RenewOutcome.RENEWED, clock.monotonic()) for _ in holds]
+
+    gate = threading.Event()
+    store, dog = Resolving(), Watchdog()
+    hold = held(store, 3.0)
+    until = hold.valid_until
+
+    dog.watch(hold)
+    wait_until(lambda: dog._answered is not None, what="a renewal")
+    time.sleep(3.0 / ANSWER_SHARE + 0.1)  # it is given up
+    gate.set()
+
+    wait_until(lambda: hold.valid_until > until, what="a later renewal")
+
+
 class Hanging(logging.Handler):
     def __init__(self, gate: threading.Event) -> None:
         super().__init__(logging.WARNING)
