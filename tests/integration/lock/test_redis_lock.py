@@ -1481,6 +1481,28 @@ def test_a_child_that_a_task_forks_does_not_release_its_lock(redis_url, prefix):
     run_program(FORK_IN_A_TASK, redis_url, prefix)
 
 
+def test_a_lease_that_a_forked_child_has_from_its_parent_is_not_held_there(redis_url, prefix):
+    source = """
+lock = Lock("k", store=store)
+with lock as lease:
+    child = os.fork()
+    if not child:
+        try:
+            lease.ensure_held()
+        except LockLostError as error:
+            tell(held=lease.held, remaining=lease.remaining, error=str(error))
+        os._exit(0)
+    os.waitpid(child, 0)
+    tell(held=lease.held)
+"""
+    with Script(source, redis_url, prefix) as script:
+        said = script.heard()
+        assert "the process that forked this one has it" in said.pop("error")
+        assert said == {"held": False, "remaining": 0.0}
+        assert script.heard() == {"held": True}
+        assert script.ended() == 0
+
+
 @pytest.mark.parametrize("taken", [False, True], ids=["forgotten", "somebody else's"])
 def test_the_release_of_a_lock_that_is_not_ours_any_more_says_so(
     redis_store, redis_url, prefix, events, taken
