@@ -193,7 +193,7 @@ class Watchdog:
         if self._answered is None or self._answered.is_set():
             self._answered = answered
             try:
-                self._asking.submit(ask)
+                self._asking.submit(partial(_go_on_after, ask))
             except RuntimeError:  # there can be no more threads
                 _go_on_after(ask)
             answered.wait(patience)
