@@ -85,6 +85,9 @@ _NOT_PROPERTIES = frozenset(
     {
         *("delivery_info", "delivery_tag", "body_encoding", HEADER),
         *("content_type", "content_encoding", "application_headers"),  # AMQP has them among these
+        # What SQS was told of one sending: it takes no second message of such an id in five
+        # minutes, without a word, and would delay again what has come.
+        *("MessageDeduplicationId", "DelaySeconds", "delay_seconds"),
     }
 )
 

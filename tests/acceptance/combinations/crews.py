@@ -62,6 +62,11 @@ CREWS = {
     "quorum queues": Crew(one(), {**LATE, **QUORUM}, transport=CONFIRMED, broker="rabbitmq"),
     "files": Crew(one(), {"worker_enable_remote_control": False}, broker="files"),
     "SQS": Crew(one(), {**LATE, "worker_enable_remote_control": False}, broker="sqs"),
+    "SQS, first in, first out": Crew(
+        one(),
+        {**LATE, "worker_enable_remote_control": False, "task_default_queue": "in-order.fifo"},
+        broker="sqs",
+    ),
     "memory": Crew(one(pool="threads"), store="memory://"),
     "sentinels": Crew(one(), store="shared_sentinels"),
     "replicas": Crew(one(), {"distlock_replicas": 1}, store="shared_replicated"),

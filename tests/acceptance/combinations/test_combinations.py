@@ -59,6 +59,10 @@ def some_first(number: int) -> dict[str, Any]:
     return {"priority": number % 10}
 
 
+def one_of_a_kind(number: int) -> dict[str, Any]:
+    return {"MessageDeduplicationId": f"sent-{number}", "MessageGroupId": f"group-{number}"}
+
+
 SINGLES = ["requeued"]
 PAIRS = ["of_two"]
 TRIPLES = ["of_three"]
@@ -112,6 +116,14 @@ COMBINATIONS = {
     "files": Combination("files", in_order=False),  # kombu sorts them by milliseconds
     "SQS": Combination("SQS", limit=60.0, in_order=False),
     "SQS, retry": Combination("SQS", ["retried"], count=20, limit=60.0, in_order=False),
+    "SQS, deduplicated": Combination(
+        "SQS, first in, first out",
+        ["requeued", "retried"],
+        count=20,
+        limit=60.0,
+        in_order=False,
+        options=one_of_a_kind,
+    ),
     "memory": Combination("memory"),
     "sentinels": Combination("sentinels"),
     "replicas": Combination("replicas"),
