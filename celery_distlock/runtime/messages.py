@@ -114,6 +114,8 @@ class LockHeader:
             delivered before.
         since: When it first found its key taken, in seconds since the epoch; 0: it has not.
         sent: It has gone through the store as it was sent, and has not found its key taken since.
+        deaths: How often a consumer has rejected it to a dead letter exchange of RabbitMQ's, from
+            which it came back; the broker says that, in a header of its own.
     """
 
     woken: bool = False
@@ -127,6 +129,7 @@ class LockHeader:
     sent: bool = False
     postponed: int = 0
     returned: bool = False
+    deaths: int = 0
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> "LockHeader":
@@ -136,12 +139,12 @@ class LockHeader:
         ``self.retry()`` copies the header into the message of the next attempt. There only the
         numbers of requeues and postponements count; the rest was about the attempt before.
         """
-        values = headers.get(HEADER)
+        values, deaths = headers.get(HEADER), _deaths(headers.get("x-death"))
         if not isinstance(values, Mapping):
-            return _NOTHING
+            return cls(deaths=deaths) if deaths else _NOTHING
         requeues, postponed = _whole(values.get("requeues")), _whole(values.get("postponed"))
         if values.get("retries") != (headers.get("retries") or 0):
-            return cls(requeues=requeues, postponed=postponed)
+            return cls(requeues=requeues, postponed=postponed, deaths=deaths)
         return cls(
             woken=bool(values.get("woken")),
             run=str(values.get("run") or ""),
@@ -154,12 +157,13 @@ class LockHeader:
             sent=bool(values.get("sent")),
             postponed=postponed,
             returned=bool(values.get("returned")),
+            deaths=deaths,
         )
 
     @property
     def number(self) -> int:
-        """How often it was put back, as its execution's id tells."""
-        return self.requeues + self.postponed
+        """How often it was put back, or has come back, as its execution's id tells."""
+        return self.requeues + self.postponed + self.deaths
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -172,7 +176,13 @@ class LockHeader:
 
 
 _NOTHING = LockHeader()
-_FACTS = tuple(field.name for field in dataclasses.fields(LockHeader))
+_FACTS = tuple(field.name for field in dataclasses.fields(LockHeader) if field.name != "deaths")
+
+
+def _deaths(told: Any) -> int:
+    """Return how often a message was rejected, as RabbitMQ tells of each queue and reason."""
+    entries = [each for each in told if isinstance(each, Mapping)] if isinstance(told, list) else []
+    return sum(_whole(each.get("count")) for each in entries if each.get("reason") == "rejected")
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -218,3 +218,13 @@ def test_a_message_is_sent_while_another_thread_gives_the_app_a_queue(monkeypatc
         publish(app, seal(request, LockHeader()))
 
         assert set(queues) == {"celery", "another"}
+
+
+def test_a_message_that_a_dead_letter_exchange_brings_back_is_another_run():
+    rejected = {"reason": "rejected", "queue": "jobs", "count": 2}
+    waited = {"reason": "expired", "queue": "later", "count": 2}
+    first = {"id": "1", "retries": 0}
+    back = {**first, "x-death": [waited, rejected]}
+
+    assert messages.execution_id(back) != messages.execution_id(first)
+    assert messages.LockHeader.of(back).deaths == 2
