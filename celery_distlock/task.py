@@ -9,7 +9,7 @@ from celery import Celery, Task
 from .engine.lease import Lease
 from .errors import ConfigurationError
 from .key import Key
-from .runtime import sending
+from .runtime import call_rules, sending
 from .runtime.app import UNSET, Runtime
 from .runtime.current import lease_of, unlocked
 from .runtime.execution import Execution, drop_reservations, leave_former_keys, note_call
@@ -117,7 +117,7 @@ class LockedTask(_Task):
             options.update(task_id=task_id, link=link, link_error=link_error, shadow=shadow)
             apply = super().apply_async
             result = sending.apply_async(self, apply, args, kwargs, producer, options)
-            return sending.with_joined(result)
+            return call_rules.with_joined(result)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task under its lock, for the worker, ``apply()`` and direct calls alike."""

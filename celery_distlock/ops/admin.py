@@ -21,7 +21,8 @@ from celery_distlock.keys import as_key, key_of, slot_name
 from celery_distlock.naming import shown
 from celery_distlock.rate import RateLike, rates_in
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.messages import LockHeader, to_message
+from celery_distlock.runtime.lock_header import LockHeader
+from celery_distlock.runtime.messages import to_message
 from celery_distlock.runtime.trust import Reason, RefusedError
 from celery_distlock.stores import (
     ListingStore,

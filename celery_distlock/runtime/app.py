@@ -37,8 +37,9 @@ from celery_distlock.unique import CallRule, Throttle, rule_of
 from .call_identity import CallIdentity
 from .location import StoreLocation, derive_store_location
 from .masking import mask_urls
-from .messages import MalformedError, publish
+from .messages import MalformedError
 from .published import Published
+from .publishing import publish
 from .relay import Relay
 from .trust import Reason, RefusedError, Trust
 from .validation import Validation

@@ -13,9 +13,9 @@ from celery_distlock.stores.values import Completion
 
 from .acquiring import KeyAcquisition
 from .invocation import Invocation
-from .messages import seconds_until
 from .requeueing import Requeueing
 from .sending import as_they_arrive
+from .times import seconds_until
 
 __all__ = ["Body"]
 

@@ -37,7 +37,7 @@ from .app import Plan, Runtime
 from .body import Body
 from .current import Task, here
 from .invocation import Invocation
-from .messages import LockHeader, execution_id
+from .lock_header import LockHeader, execution_id
 from .received import HEADER
 from .reporting import Report
 from .requeueing import Requeueing, drop

@@ -15,7 +15,7 @@ from celery_distlock.stores.values import OwnChannel, Reply
 
 from .app import Plan, Runtime
 from .current import Task
-from .messages import LockHeader
+from .lock_header import LockHeader
 from .received import Received
 from .reporting import Report
 from .states import TaskStates

@@ -33,15 +33,9 @@ from celery_distlock.stores.values import (
 )
 
 from .invocation import Invocation
-from .messages import (
-    LockHeader,
-    arguments_that_came,
-    broker_reason,
-    is_refusal,
-    publish,
-    seal,
-    with_eta,
-)
+from .lock_header import LockHeader
+from .messages import arguments_that_came, seal, with_eta
+from .publishing import broker_reason, is_refusal, publish
 
 __all__ = ["Postponed", "Requeueing", "drop", "route_of"]
 

@@ -34,7 +34,9 @@ from kombu.utils.json import loads
 from celery_distlock.keys import key_of
 from celery_distlock.stores.values import WokenTask
 
-from .messages import LockHeader, accepted_content, places_of
+from .lock_header import LockHeader
+from .messages import accepted_content
+from .publishing import places_of
 from .signing import is_signed, is_signed_with, sign
 
 __all__ = ["Reason", "RefusedError", "Trust"]

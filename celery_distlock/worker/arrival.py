@@ -11,7 +11,7 @@ from celery_distlock import clock
 from celery_distlock.engine.wants import want_of
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
-from celery_distlock.runtime.messages import seconds_until
+from celery_distlock.runtime.times import seconds_until
 from celery_distlock.stores.values import Want
 
 __all__ = [

@@ -13,7 +13,8 @@ from celery_distlock.naming import shown
 from celery_distlock.process import forks
 from celery_distlock.process.background import BackgroundNotifier
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.messages import LockHeader, execution_id, seal_message
+from celery_distlock.runtime.lock_header import LockHeader, execution_id
+from celery_distlock.runtime.messages import seal_message
 from celery_distlock.runtime.received import Received
 from celery_distlock.runtime.reporting import Report
 from celery_distlock.runtime.requeueing import route_of

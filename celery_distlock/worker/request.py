@@ -11,15 +11,11 @@ from celery_distlock import clock
 from celery_distlock.errors import LockKeyError
 from celery_distlock.keys import slot_name
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.messages import (
-    LockHeader,
-    destination_of,
-    execution_id,
-    header_names,
-    seconds_until,
-)
+from celery_distlock.runtime.lock_header import LockHeader, execution_id
+from celery_distlock.runtime.messages import destination_of, header_names
 from celery_distlock.runtime.received import HEADER, Received
 from celery_distlock.runtime.requeueing import Postponed
+from celery_distlock.runtime.times import seconds_until
 from celery_distlock.stores.values import WokenTask
 from celery_distlock.telemetry import events
 

@@ -26,7 +26,7 @@ from kombu.transport.redis import QoS
 
 from celery_distlock import LockedTask, install
 from celery_distlock.runtime import app as runtime_app
-from celery_distlock.runtime import requeueing, sending
+from celery_distlock.runtime import requeueing, store_producer
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.worker import delivery
 from tests import processes
@@ -163,7 +163,7 @@ points = Points()
 points.wrap(ConnectionPool, "exchange", _request_kind)
 points.wrap(runtime_app, "publish", lambda *_, **__: "publish")
 points.wrap(requeueing, "publish", lambda *_: "republish")
-points.wrap(sending.StoreProducer, "_publish", lambda *_: "start")
+points.wrap(store_producer.StoreProducer, "_publish", lambda *_: "start")
 points.wrap(delivery.DeliveryStep, "_take", lambda *_: "take")
 points.wrap(Message, "ack", lambda *_, **__: "ack")
 points.wrap(Request, "acknowledge", lambda *_: "acknowledge")

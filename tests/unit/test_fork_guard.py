@@ -12,7 +12,9 @@ import pytest
 from celery import Celery
 
 from celery_distlock.process import forks
-from celery_distlock.runtime.messages import LockHeader, publish, seal_message
+from celery_distlock.runtime.lock_header import LockHeader
+from celery_distlock.runtime.messages import seal_message
+from celery_distlock.runtime.publishing import publish
 from celery_distlock.telemetry import events
 from tests.waiting import wait_until
 

@@ -15,8 +15,10 @@ from celery.exceptions import Reject
 from kombu import Exchange, Producer, Queue
 from kombu.exceptions import OperationalError
 
-from celery_distlock.runtime import messages, requeueing
-from celery_distlock.runtime.messages import LockHeader, broker_reason, publish, seal
+from celery_distlock.runtime import publishing, requeueing
+from celery_distlock.runtime.lock_header import LockHeader, execution_id
+from celery_distlock.runtime.messages import seal
+from celery_distlock.runtime.publishing import broker_reason, publish
 from celery_distlock.runtime.received import HEADER, Received
 from celery_distlock.runtime.reporting import Report
 from celery_distlock.runtime.requeueing import Requeueing
@@ -214,7 +216,7 @@ def test_a_message_is_sent_while_another_thread_gives_the_app_a_queue(monkeypatc
             queues["another"]  # as in another thread, which sends a task there
             return [queue.exchange]
 
-        monkeypatch.setattr(messages, "places_of", places_of)
+        monkeypatch.setattr(publishing, "places_of", places_of)
         publish(app, seal(request, LockHeader()))
 
         assert set(queues) == {"celery", "another"}
@@ -226,5 +228,5 @@ def test_a_message_that_a_dead_letter_exchange_brings_back_is_another_run():
     first = {"id": "1", "retries": 0}
     back = {**first, "x-death": [waited, rejected]}
 
-    assert messages.execution_id(back) != messages.execution_id(first)
-    assert messages.LockHeader.of(back).deaths == 2
+    assert execution_id(back) != execution_id(first)
+    assert LockHeader.of(back).deaths == 2

@@ -15,7 +15,7 @@ from kombu import Exchange, Queue, binding
 
 from celery_distlock import LockedTask
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.messages import LockHeader
+from celery_distlock.runtime.lock_header import LockHeader
 from celery_distlock.runtime.received import HEADER
 from celery_distlock.runtime.signing import is_signed, is_signed_with, sign
 from celery_distlock.runtime.trust import Reason, RefusedError

@@ -12,7 +12,7 @@ import redis
 
 from celery_distlock.keys import slot_name
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.messages import LockHeader
+from celery_distlock.runtime.lock_header import LockHeader
 from celery_distlock.runtime.received import HEADER
 from tests.waiting import wait_until
 

@@ -249,7 +249,7 @@ def _wrapped() -> list[tuple[Any, str, Any]]:
     from kombu.message import Message
     from kombu.transport.redis import QoS
 
-    from celery_distlock.runtime import app, requeueing, sending
+    from celery_distlock.runtime import app, requeueing, store_producer
     from celery_distlock.stores.redis import connections
     from celery_distlock.worker import delivery
 
@@ -257,7 +257,7 @@ def _wrapped() -> list[tuple[Any, str, Any]]:
         (connections.ConnectionPool, "exchange"),
         (app, "publish"),
         (requeueing, "publish"),
-        (sending.StoreProducer, "_publish"),
+        (store_producer.StoreProducer, "_publish"),
         (delivery.DeliveryStep, "_take"),
         (Message, "ack"),
         (QoS, "append"),

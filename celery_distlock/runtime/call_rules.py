@@ -1,0 +1,136 @@
+"""What becomes of a call while one like it is there: see :mod:`celery_distlock.unique`."""
+
+import contextlib
+import logging
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from celery_distlock.errors import DuplicateTaskError
+from celery_distlock.stores.identities import ExecutionId, task_id_of
+from celery_distlock.stores.requests import Identity
+from celery_distlock.stores.sending import Bearer, Where
+from celery_distlock.unique import CallRule, Debounce
+
+from .call import Call
+from .current import Task
+from .lock_header import LockHeader
+from .received import HEADER
+from .store_producer import ChangedError
+from .times import seconds_left
+
+__all__ = ["OBLIGING", "send_once", "terms_of", "with_joined"]
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3  # to send a call once, while others do
+OBLIGING = ("task_id", "link", "link_error")  # somebody waits for just this one
+HANGING = ("link", "link_error", "chain", "chord", "group_id")  # ..., by canvas
+LASTS_AS_LONG = 0.5  # so much of the time that another has until it expires
+
+
+def send_once(call: Call, rule: CallRule, send: Callable[..., Any]) -> Any:
+    """Send a call if none like it is there; else return the result of that one."""
+    for _ in range(ATTEMPTS):
+        bearer = call.store.peek(call.key.template, call.terms.name)
+        replaces = bearer.run if bearer is not None and _gives_way(bearer, rule, call) else ""
+        if bearer is not None and not replaces:
+            task_id = task_id_of(bearer.run)
+            if rule.duplicate == "raise" and not call.by_celery:
+                raise DuplicateTaskError(task_id)
+            call.tell("task_joined", task_id)
+            return _joined(call.task, task_id, silent=bearer.silent)
+        waits = bearer is not None and bearer.where is Where.WAITING
+        updates = bearer is not None and waits and _is_updated(bearer, rule)
+        more: dict[str, Any] = _as_attempt(replaces) if updates else {}
+        identity = call.terms._replace(replaces=replaces, beside=waits and not updates)
+        if isinstance(rule, Debounce):
+            more["delay"] = call.delay or rule.delay
+            identity = identity._replace(most=rule.most)
+            if rule.leading and bearer is None:
+                more["delay"], identity = 0.0, identity._replace(until=rule.delay)
+        try:
+            result = send(identity, **more)
+        except ChangedError:
+            continue
+        if updates:
+            call.tell("task_updated", str(result.id))
+        return _said(result, joined=updates)
+    logger.warning("%s is sent in any case, what is there changes all the time", call.task.name)
+    return send(None)
+
+
+def _gives_way(bearer: Bearer, rule: CallRule, call: Call) -> bool:
+    """Whether the run that is there is updated; or, as it is on its way, another one is sent."""
+    if isinstance(rule, Debounce):
+        return True
+    waits, comes = bearer.where is Where.WAITING, bearer.where is Where.COMING
+    if rule.duplicate == "update" and (waits or (comes and rule.until != "finished")):
+        return True
+    if rule.duplicate == "raise" or not (waits or comes):
+        return False
+    # It may expire, and this one would go with it; or it ignores the result that this one wants.
+    expires_first = bearer.expires < LASTS_AS_LONG * call.terms.expires
+    return expires_first or (bearer.silent and not call.terms.silent)
+
+
+def _is_updated(bearer: Bearer, rule: CallRule) -> bool:
+    """Whether what waits gets the call's message; else the call is sent beside it."""
+    return not bearer.fixed and rule.duplicate == "update"
+
+
+def _as_attempt(run: str) -> dict[str, Any]:
+    """Return the options by which a call is the same execution as *run*."""
+    execution = ExecutionId.parse(run)
+    options: dict[str, Any] = {"task_id": execution.task_id}
+    if execution.retries:
+        options["retries"] = execution.retries
+    if execution.nesting:
+        options["replaced_task_nesting"] = execution.nesting
+    if execution.requeues:
+        header = LockHeader(postponed=execution.requeues)
+        options["headers"] = {HEADER: header.to_header(execution.retries)}
+    return options
+
+
+def _joined(task: Task, task_id: str, *, silent: bool) -> Any:
+    """Return the result of another call; nobody waits for one that is not stored."""
+    result: Any = task.AsyncResult(task_id)
+    result.ignored = silent
+    return _said(result, joined=True)
+
+
+def with_joined(result: Any) -> Any:
+    """Return the result of a call, which says whether it is that of another one, like it."""
+    return result if hasattr(result, "joined") else _said(result, joined=False)
+
+
+def _said(result: Any, *, joined: bool) -> Any:
+    with contextlib.suppress(AttributeError):  # another `apply_async` may return anything
+        result.joined = joined
+    return result
+
+
+def terms_of(task: Task, rule: CallRule, name: str, options: Mapping[str, Any]) -> Identity:
+    """Return the identity of a call, with all that is to be known of its run besides."""
+    expires = _option(task, "expires", options)
+    left = math.inf
+    if isinstance(expires, numbers.Real):
+        left = float(expires)
+    elif expires is not None:
+        left = seconds_left(task.app, expires)
+    # A retry brings an id, too; what it retries may have been a plain call.
+    waited_for = HANGING if options.get("retries") else (*HANGING, *OBLIGING)
+    return Identity(
+        name,
+        rule.until,
+        expires=left,
+        silent=bool(_option(task, "ignore_result", options)),
+        fixed=any(options.get(option) for option in waited_for),
+    )
+
+
+def _option(task: Task, name: str, options: Mapping[str, Any]) -> Any:
+    """Return an option of the call, or else the task's."""
+    return options[name] if name in options else getattr(task, name, None)

@@ -1,0 +1,127 @@
+"""What a message says of its way so far because of its lock: the header ``distlock``."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery_distlock.stores.identities import ExecutionId
+
+from .received import HEADER
+
+__all__ = ["LockHeader", "execution_id"]
+
+
+@dataclass(frozen=True, slots=True)
+class LockHeader:
+    """
+    What has happened to a message because of its lock; its header ``distlock``.
+
+    Attributes:
+        woken: It was parked, and now it is its turn.
+        run: The execution id under which it was parked.
+        parked_at: The slot name of the key at which it was parked.
+        names: The slot names of all keys that are reserved for it, if it needs several.
+        attempts: How often it was sent again by countdown because its key was taken.
+        outages: How often it was sent again since the store last answered.
+        requeues: How often it was requeued because the task failed.
+        postponed: How often the task has postponed itself.
+        returned: It had its key before and came back without an end; or its broker says that it was
+            delivered before.
+        since: When it first found its key taken, in seconds since the epoch; 0: it has not.
+        sent: It has gone through the store as it was sent, and has not found its key taken since.
+        deaths: How often a consumer has rejected it to a dead letter exchange of RabbitMQ's, from
+            which it came back; the broker says that, in a header of its own.
+    """
+
+    woken: bool = False
+    run: str = ""
+    parked_at: str = ""
+    names: tuple[str, ...] = ()
+    attempts: int = 0
+    outages: int = 0
+    requeues: int = 0
+    since: float = 0.0
+    sent: bool = False
+    postponed: int = 0
+    returned: bool = False
+    deaths: int = 0
+
+    @classmethod
+    def of(cls, headers: Mapping[str, Any]) -> "LockHeader":
+        """
+        Read it from a message's headers, or a request's facts.
+
+        ``self.retry()`` copies the header into the message of the next attempt. There only the
+        numbers of requeues and postponements count; the rest was about the attempt before.
+        """
+        values, deaths = headers.get(HEADER), _deaths(headers.get("x-death"))
+        if not isinstance(values, Mapping):
+            return cls(deaths=deaths) if deaths else _NOTHING
+        requeues, postponed = _whole(values.get("requeues")), _whole(values.get("postponed"))
+        if values.get("retries") != (headers.get("retries") or 0):
+            return cls(requeues=requeues, postponed=postponed, deaths=deaths)
+        return cls(
+            woken=bool(values.get("woken")),
+            run=str(values.get("run") or ""),
+            parked_at=str(values.get("parked_at") or ""),
+            names=_texts(values.get("names")),
+            attempts=_whole(values.get("attempts")),
+            outages=_whole(values.get("outages")),
+            requeues=requeues,
+            since=_number(values.get("since")),
+            sent=bool(values.get("sent")),
+            postponed=postponed,
+            returned=bool(values.get("returned")),
+            deaths=deaths,
+        )
+
+    @property
+    def number(self) -> int:
+        """How often it was put back, or has come back, as its execution's id tells."""
+        return self.requeues + self.postponed + self.deaths
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The slot names of all keys that may be reserved for it."""
+        return self.names or (self.parked_at,)
+
+    def to_header(self, retries: int) -> dict[str, Any]:
+        """Return the header of a message that has been retried that often."""
+        return {**{name: getattr(self, name) for name in _FACTS}, "retries": retries}
+
+
+_NOTHING = LockHeader()
+
+
+_FACTS = tuple(field.name for field in dataclasses.fields(LockHeader) if field.name != "deaths")
+
+
+def _deaths(told: Any) -> int:
+    """Return how often a message was rejected, as RabbitMQ tells of each queue and reason."""
+    entries = [each for each in told if isinstance(each, Mapping)] if isinstance(told, list) else []
+    return sum(_whole(each.get("count")) for each in entries if each.get("reason") == "rejected")
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else ()
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _number(value: Any) -> float:
+    known = isinstance(value, int | float) and abs(value) < 2**53  # not what overflows a float
+    return float(value) if known else 0.0
+
+
+def execution_id(headers: Mapping[str, Any]) -> str:
+    """Return the id of the execution that a message with these *headers* is for."""
+    execution = ExecutionId(
+        headers["id"],
+        headers.get("retries") or 0,
+        LockHeader.of(headers).number,
+        headers.get("replaced_task_nesting") or 0,
+    )
+    return str(execution)

@@ -1,0 +1,91 @@
+"""How what is parked is sent by the broker, and what it is when the broker does not take it."""
+
+from typing import Any
+
+from amqp.exceptions import ChannelError, MessageNacked
+from celery import Celery
+from kombu.exceptions import OperationalError
+from kombu.transport import virtual
+
+from celery_distlock.process import forks
+
+from .messages import publishing_of
+
+__all__ = ["broker_errors", "broker_reason", "is_refusal", "places_of", "publish"]
+
+
+def publish(
+    app: Celery, envelope: bytes, *, returned: bool = False, exchange_type: str = ""
+) -> None:
+    """
+    Send *envelope* to the queue that it came from.
+
+    Args:
+        app: The app.
+        envelope: The envelope.
+        returned: As in `LockHeader`.
+        exchange_type: As in `Received`.
+
+    Raises:
+        MalformedError: It cannot be sent: it is spoilt.
+        kombu.exceptions.OperationalError: The broker does not take it, by the app's retry policy.
+    """
+    built = publishing_of(envelope, returned=returned)
+    exchange = built["exchange"]
+    # kombu's Redis transport drops a message to an exchange that this connection has not declared.
+    declare = [
+        queue
+        for queue in list(dict.values(app.amqp.queues))  # another thread may add one
+        if exchange and exchange in {place.name for place in places_of(queue)}
+    ]
+    with forks.no_fork(), app.producer_or_acquire() as producer:
+        try:
+            if exchange and exchange_type and not declare:
+                _make_known(producer.channel, exchange, exchange_type)
+            producer.publish(
+                **built,
+                declare=declare,
+                retry=app.conf.task_publish_retry,
+                retry_policy=app.conf.task_publish_retry_policy,
+            )
+        except OperationalError:
+            raise
+        except broker_errors(producer.connection) as error:  # as they come without retries
+            raise OperationalError(str(error)) from error
+
+
+def broker_errors(connection: Any) -> tuple[type[Exception], ...]:
+    """Return what is raised where the broker of *connection* does not take a message."""
+    if connection is None:  # its producer's channel was closed
+        return (OperationalError,)
+    return (
+        OperationalError,
+        *connection.connection_errors,
+        *connection.channel_errors,
+        *connection.recoverable_connection_errors,  # here amqp has that it was refused
+        *connection.recoverable_channel_errors,
+    )
+
+
+def is_refusal(error: OperationalError) -> bool:
+    """Whether the broker is there, and says that it does not take the message."""
+    return isinstance(error.__cause__, (MessageNacked, ChannelError))
+
+
+def broker_reason(error: BaseException) -> str:
+    """Return what the broker, or the way to it, has said; some of these errors have no text."""
+    cause = (isinstance(error, OperationalError) and error.__cause__) or error
+    return ": ".join(filter(None, (type(cause).__name__, str(cause))))
+
+
+def places_of(queue: Any) -> list[Any]:
+    """Return the exchanges that *queue* is bound to."""
+    exchanges = [queue.exchange, *(bound.exchange for bound in queue.bindings or ())]
+    return [exchange for exchange in exchanges if exchange is not None]
+
+
+def _make_known(channel: Any, exchange: str, exchange_type: str) -> None:
+    """Let kombu know an exchange where it delivers messages itself; a broker knows its own."""
+    if isinstance(channel, virtual.Channel) and exchange not in (channel.state.exchanges or ()):
+        # Durable as kombu's are by default: it refuses one who declares it otherwise than before.
+        channel.exchange_declare(exchange, exchange_type, durable=True)

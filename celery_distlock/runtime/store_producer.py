@@ -1,0 +1,214 @@
+"""What takes a message from Celery where it would be published, and gives it to the store."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Self
+
+from kombu.serialization import dumps
+
+from celery_distlock.errors import ConfigurationError, StoreUnavailableError
+from celery_distlock.stores import Sent, WokenTask
+from celery_distlock.stores.requests import Identity
+
+from .call import Call
+from .lock_header import LockHeader, execution_id
+from .messages import Content, destination_of
+from .publishing import broker_errors, broker_reason
+from .received import HEADER
+from .times import when
+
+__all__ = ["ChangedError", "StoreProducer"]
+
+logger = logging.getLogger(__name__)
+
+
+class ChangedError(Exception):
+    """Another run has the identity than was thought."""
+
+
+class StoreProducer:
+    """
+    Gives the first message, a call's, to the store; in all else it is the *real* producer.
+
+    That one is acquired when it is needed: a call that waits in the store needs none, and no
+    connection of the app's pool.
+
+    Args:
+        call: What is sent.
+        identity: That of the call, if it has one.
+        producer: The real one, if the caller has given it.
+        connection: Whose producer it is, likewise.
+        store_is_away: The call goes to the broker.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        identity: Identity | None,
+        producer: Any,
+        connection: Any,
+        *,
+        store_is_away: bool,
+    ) -> None:
+        self._call = call
+        self._identity = identity
+        self._store_is_away = store_is_away
+        self._is_sent = False
+        self._acquired = contextlib.ExitStack()
+        self._producer: Any = None
+        self._given = producer
+        if connection is not None:
+            self._given = call.task.app.amqp.Producer(connection, auto_declare=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._acquired.__exit__(*exc_info)  # type: ignore[arg-type]
+
+    @property
+    def _real(self) -> Any:
+        # No cached property: before Python 3.12 all of them share a mutex, and who has that would
+        # wait for the pool, whose producers may be held by who waits for the mutex.
+        if self._producer is None:
+            found = self._call.task.app.producer_or_acquire(self._given)
+            self._producer = self._acquired.enter_context(found)
+        return self._producer
+
+    @property
+    def connection(self) -> Any:
+        """The real one's; before that is acquired, what stands for it."""
+        if self._given is None and self._producer is None:
+            return self._original
+        return self._real.connection
+
+    @property
+    def _original(self) -> Any:
+        """What the pool makes its connections of, which is never opened."""
+        return self._call.task.app.amqp.producer_pool.connections.connection
+
+    def revive(self, channel: Any) -> None:
+        """Have the real one begin anew; on its own connection if *channel* stands for it."""
+        own = channel is self._original
+        self._real.revive(self._real.connection if own else channel)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def publish(self, body: Any, **how: Any) -> Any:
+        """Send the call, or publish what comes after it, as an event about it."""
+        if self._is_sent:
+            return self._real.publish(body, **how)
+        headers = how["headers"]
+        if "id" not in headers:
+            raise ConfigurationError(
+                f"task {self._call.task.name}: lock_via='store' needs Celery's task_protocol 2"
+            )
+        run = execution_id(headers)
+        serializer = how.pop("serializer", None) or self._real.serializer
+        content = Content.of(dumps(body, serializer=serializer))
+        result = self._send(run, headers, content, how)
+        self._is_sent = True
+        if self._call.task.app.conf.task_send_sent_event:
+            self._acquire_for_event()
+        return result
+
+    def _acquire_for_event(self) -> None:
+        """
+        Acquire the real one before Celery takes its mutex for events, as it does itself.
+
+        Those who have all the pool's producers may wait for that mutex.
+        """
+        with contextlib.suppress(*broker_errors(self.connection)):  # the call is accepted
+            self._real  # noqa: B018
+
+    def _send(
+        self, run: str, headers: Mapping[str, Any], content: Content, how: Mapping[str, Any]
+    ) -> Any:
+        call, before = self._call, LockHeader.of(headers)
+        kept = LockHeader(
+            requeues=before.requeues, postponed=before.postponed, since=time.time() + call.delay
+        )
+        header = replace(kept, woken=True, run=run, parked_at=call.name, sent=True)
+        exchange, routing_key = how.get("exchange") or "", how.get("routing_key") or ""
+        exchange = str(getattr(exchange, "name", exchange))
+        where, declared = (exchange, routing_key), how.get("declare") or ()
+        if not call.runtime.trust.knows_route(str(call.task.name), *where, declared=declared):
+            return self._publish(content, how, self._in_time(headers))  # nobody would wake it
+        by_broker = replace(kept, outages=1)  # so that nobody takes it for a second call
+        if self._store_is_away:
+            return self._publish(content, how, self._in_time(headers), by_broker)
+        try:
+            destination = destination_of(*where)
+            sent = call.send(run, header, content, how, self._identity, destination)
+        except StoreUnavailableError as error:
+            if self._identity is not None and self._identity.replaces == run:
+                raise  # by the broker it would be a second delivery of what it was to replace
+            rule = call.plan.unique
+            raises = rule.on_outage == "raise" if rule else call.plan.settings.on_outage == "fail"
+            if raises and not call.by_celery:  # else it fails itself, if the store is still away
+                raise
+            logger.warning(
+                "%s[%s] is sent by the broker, the lock store is away: %s",
+                call.task.name,
+                headers["id"],
+                error,
+            )
+            # The store may have it all the same: then the second one is recognised.
+            return self._publish(content, how, self._in_time(headers), by_broker)
+        if sent is Sent.CHANGED:
+            raise ChangedError
+        if sent is Sent.GO:
+            self._start(run, content, how, {**headers}, header)
+        return None
+
+    def _start(
+        self,
+        run: str,
+        content: Content,
+        how: Mapping[str, Any],
+        headers: dict[str, Any],
+        header: LockHeader,
+    ) -> None:
+        """Publish what may start; if that fails, the next sweep does."""
+        call = self._call
+        try:
+            self._publish(content, how, headers, header)
+        except Exception as error:
+            if not isinstance(error, broker_errors(self.connection)):
+                raise
+            logger.warning(
+                "%s[%s] is accepted, and a worker sends it later, the broker does not take it: %s",
+                call.task.name,
+                headers["id"],
+                broker_reason(error),
+            )
+        else:
+            call.runtime.published.note(WokenTask(call.name, run, b""))
+
+    def _publish(
+        self,
+        content: Content,
+        how: Mapping[str, Any],
+        headers: dict[str, Any],
+        header: LockHeader | None = None,
+    ) -> Any:
+        if header is not None:
+            headers[HEADER] = header.to_header(headers.get("retries") or 0)
+        return self._real.publish(
+            content.body,
+            **{
+                **how,
+                "headers": headers,
+                "content_type": content.kind,
+                "content_encoding": content.encoding,
+            },
+        )
+
+    def _in_time(self, headers: Mapping[str, Any]) -> dict[str, Any]:
+        """Return *headers* with the time that the store would have kept."""
+        delay = self._call.delay
+        return {**headers, "eta": when(delay)} if delay else {**headers}
