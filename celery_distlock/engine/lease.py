@@ -92,7 +92,7 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether all the keys are held, by the local clock."""
+        """Whether all the keys are held, by the local clock. What a parent has, no child has."""
         return bool(self._holds) and all(hold.held for hold in self._holds)
 
     @property
