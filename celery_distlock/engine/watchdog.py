@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TypeAlias
 from weakref import WeakKeyDictionary, ref
 
 from celery_distlock import clock
@@ -30,12 +31,15 @@ __all__ = ["Watchdog", "watchdog"]
 
 logger = logging.getLogger(__name__)
 
+_Outcome: TypeAlias = tuple[RenewOutcome, float]
+
 BATCH = 100  # holds a round trip
 GATHER = 0.15  # of a renewal period: what falls due so soon is renewed along
 # A renewal is given up after a sixth of the shortest lease here, in time for another: the server
 # that does not answer may not be the one that has the key with that lease.
 ANSWER_SHARE = 6
 RETRY_SHARE = 9  # and repeated after a ninth
+ANSWER_IN = 0.9  # of the time for which it is waited for, so that what comes in the end is heard
 _FAILED = "unexpected error while renewing leases; trying again"
 
 
@@ -68,7 +72,8 @@ class Watchdog:
         self._changed = threading.Condition(self._mutex)
         self._thread: threading.Thread | None = None
         self._asking = Background("distlock-renewals", _FAILED)
-        self._answered: threading.Event | None = None  # of the request that was made last
+        self._answered = threading.Event()  # of the last request
+        self._answered.set()
 
     def watch(self, hold: Hold) -> None:
         """Renew *hold*, or only see to its end, until :meth:`forget`."""
@@ -159,7 +164,24 @@ class Watchdog:
         wanted = [hold.ownership() for hold in holds]
         # Never longer than the first lease here lasts: its end has to be noticed in time.
         patience = max(0.0, min(patience, ends_at - clock.monotonic()))
-        outcomes = self._ask(holds[0].store, wanted, patience)
+        note = partial(self._note, holds, wanted)
+        note(self._ask(_Request(holds[0].store, wanted, patience, note)))
+
+    def _ask(self, request: "_Request") -> list[_Outcome]:
+        """Return what comes in time; nobody asks while another request hangs."""
+        if not self._answered.is_set():
+            return request.unknown
+        make = partial(_go_on_after, request.make)
+        try:
+            self._asking.submit(make)
+        except RuntimeError:  # there can be no more threads
+            make()
+        self._answered = request.answered
+        return request.wait()
+
+    def _note(
+        self, holds: list[Hold], wanted: Sequence[Ownership], outcomes: Sequence[_Outcome]
+    ) -> None:
         told: list[Callable[[], object]] = []
         for hold, ownership, (outcome, asked_at) in zip(holds, wanted, outcomes, strict=True):
             _go_on_after(partial(hold.renewed, outcome, asked_at, ownership.lease, told.append))
@@ -177,31 +199,64 @@ class Watchdog:
         if told:
             tell(partial(_report, told))
 
-    def _ask(
-        self, store: Store, wanted: Sequence[Ownership], patience: float
-    ) -> list[tuple[RenewOutcome, float]]:
-        """Return what comes within *patience* seconds; nobody asks while another request hangs."""
-        outcomes: list[tuple[RenewOutcome, float]] = []
-        answered = threading.Event()
-
-        def ask() -> None:
-            try:
-                outcomes.extend(store.renew(wanted, patience))
-            finally:
-                answered.set()
-
-        if self._answered is None or self._answered.is_set():
-            self._answered = answered
-            try:
-                self._asking.submit(partial(_go_on_after, ask))
-            except RuntimeError:  # there can be no more threads
-                _go_on_after(ask)
-            answered.wait(patience)
-        return outcomes.copy() or [(RenewOutcome.UNKNOWN, clock.monotonic())] * len(wanted)
-
     def _lost(self, hold: Hold, reason: str) -> None:
         self.forget(hold)
         _go_on_after(partial(hold.lose, reason, tell))
+
+
+class _Request:
+    """
+    One for renewals, which is made beside the watchdog.
+
+    Args:
+        store: Is asked.
+        wanted: What for.
+        patience: Seconds for which it is waited for.
+        late: Told what comes after that.
+
+    Attributes:
+        answered: Set when it was answered, or has failed.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        wanted: Sequence[Ownership],
+        patience: float,
+        late: Callable[[list[_Outcome]], object],
+    ) -> None:
+        self._store = store
+        self._wanted = wanted
+        self._patience = patience
+        self._late = late
+        self._mutex = threading.Lock()
+        self.answered = threading.Event()
+        self._outcomes: list[_Outcome] | None = None
+        self._is_given_up = False
+
+    @property
+    def unknown(self) -> list[_Outcome]:
+        """What is known without an answer."""
+        return [(RenewOutcome.UNKNOWN, clock.monotonic())] * len(self._wanted)
+
+    def make(self) -> None:
+        """Ask the store."""
+        outcomes = None
+        try:
+            outcomes = self._store.renew(self._wanted, self._patience * ANSWER_IN)
+        finally:
+            with self._mutex:
+                self._outcomes, is_late = outcomes, self._is_given_up
+            self.answered.set()
+        if is_late:
+            self._late(outcomes)
+
+    def wait(self) -> list[_Outcome]:
+        """Return what comes in time."""
+        self.answered.wait(self._patience)
+        with self._mutex:
+            self._is_given_up = self._outcomes is None
+            return self.unknown if self._outcomes is None else self._outcomes
 
 
 def _report(told: Iterable[Callable[[], object]]) -> None:

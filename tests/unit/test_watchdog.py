@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from celery_distlock import clock
 from celery_distlock.engine.hold import Hold, HoldState, Terms
-from celery_distlock.engine.watchdog import ANSWER_SHARE, Watchdog, _Watched
+from celery_distlock.engine.watchdog import ANSWER_IN, ANSWER_SHARE, Watchdog, _Watched
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import RenewOutcome, Reply, Status
@@ -45,7 +45,7 @@ def test_no_renewal_is_waited_for_longer_than_the_shortest_lease_can_bear(due):
 
     dog._pass()
 
-    assert store.timeouts == [6.0 / ANSWER_SHARE]
+    assert store.timeouts == [6.0 / ANSWER_SHARE * ANSWER_IN]
 
 
 def test_short_holds_that_have_gone_do_not_wake_it_again_and_again(monkeypatch):
@@ -73,7 +73,7 @@ def test_a_hold_is_renewed_though_another_that_was_planned_for_has_gone():
     dog.watch(kept)
 
     wait_until(lambda: store.timeouts, what="a renewal")
-    assert store.timeouts == [pytest.approx(0.9 / ANSWER_SHARE)]
+    assert store.timeouts == [pytest.approx(0.9 / ANSWER_SHARE * ANSWER_IN)]
 
 
 def test_a_signal_s_handler_may_take_a_lock_while_its_thread_plans_a_renewal(monkeypatch):
@@ -227,11 +227,34 @@ def test_leases_are_renewed_when_a_renewal_that_hung_is_over():
     until = hold.valid_until
 
     dog.watch(hold)
-    wait_until(lambda: dog._answered is not None, what="a renewal")
+    wait_until(lambda: not dog._answered.is_set(), what="a renewal")
     time.sleep(3.0 / ANSWER_SHARE + 0.1)  # it is given up
     gate.set()
 
     wait_until(lambda: hold.valid_until > until, what="a later renewal")
+
+
+def test_a_renewal_that_is_answered_when_nobody_waits_for_it_counts():
+    class Late(Patience):
+        def renew(self, holds, timeout):
+            asked_at = clock.monotonic()
+            unknown = super().renew(holds, timeout)
+            if len(self.timeouts) > 1:
+                return unknown
+            gate.wait(60.0)
+            return [(RenewOutcome.RENEWED, asked_at) for _ in holds]
+
+    gate = threading.Event()
+    store, dog = Late(), Watchdog()
+    hold = held(store, 3.0)
+    until = hold.valid_until
+
+    dog.watch(hold)
+    wait_until(lambda: store.timeouts, what="a renewal")
+    time.sleep(3.0 / ANSWER_SHARE + 0.1)  # it is given up
+    gate.set()
+
+    wait_until(lambda: hold.valid_until > until, what="its answer")
 
 
 class Hanging(logging.Handler):
