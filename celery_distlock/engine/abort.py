@@ -129,7 +129,7 @@ class Guard:
         if self._lost is not None and not told:
             raise self._lost.loss()
         for hold in self._holds:
-            if not hold.held and self._lost is None:
+            if not (hold.held or hold.is_parents) and self._lost is None:
                 hold.ensure_held()
 
     def _on_lost(self, hold: Hold) -> None:

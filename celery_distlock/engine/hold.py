@@ -309,11 +309,12 @@ class Hold:
     def held(self) -> bool:
         """Whether the key is ours, by the local clock; no round trip. False in a forked child."""
         return (
-            self.state is HoldState.HELD and not self._is_parents and self.lasts(clock.monotonic())
+            self.state is HoldState.HELD and not self.is_parents and self.lasts(clock.monotonic())
         )
 
     @property
-    def _is_parents(self) -> bool:
+    def is_parents(self) -> bool:
+        """Whether it is that of the process which forked this one."""
         return self.pid != os.getpid()
 
     def lasts(self, now: float) -> bool:
@@ -326,7 +327,7 @@ class Hold:
     def remaining(self) -> float:
         """Seconds that the key is still ours if no renewal succeeds; 0 when it is not."""
         now = clock.monotonic()
-        if self.state is not HoldState.HELD or self._is_parents or not self.lasts(now):
+        if self.state is not HoldState.HELD or self.is_parents or not self.lasts(now):
             return 0.0
         return self.valid_until - now
 
@@ -346,13 +347,13 @@ class Hold:
     def ensure_held(self) -> None:
         """Raise :exc:`LockLostError` unless the key is ours now; no round trip."""
         if not self.held:
-            if self.state is HoldState.HELD and not self._is_parents:
+            if self.state is HoldState.HELD and not self.is_parents:
                 self.lose("its lease ran out")
             raise self.loss()
 
     def loss(self) -> LockLostError:
         """Return the error that says how the key was lost."""
-        reason = "the process that forked this one has it" if self._is_parents else ""
+        reason = "the process that forked this one has it" if self.is_parents else ""
         return LockLostError(self.key, token=self.token, reason=self._loss_reason or reason)
 
     def ownership(self) -> Ownership:

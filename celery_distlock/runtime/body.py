@@ -13,6 +13,7 @@ from celery_distlock.stores.values import Completion
 
 from .acquiring import KeyAcquisition
 from .invocation import Invocation
+from .lock_header import execution_id
 from .requeueing import Requeueing
 from .sending import as_they_arrive
 from .times import seconds_until
@@ -92,9 +93,16 @@ class Body:
         if not (self._settings.hold_on_retry and self._invocation.has_message):
             return
         seconds = min(MAX_LEASE, seconds_until(retry.when) + self._settings.lease)
-        retries = (self._invocation.request.retries or 0) + 1
-        kept = self._invocation.execution_id_for(retries), seconds
+        kept = self._next_attempt(retry), seconds
         self.keep_for = dict.fromkeys(self._wanted_again(retry), kept)
+
+    def _next_attempt(self, retry: Retry) -> str:
+        """Return the id of the execution whose message was sent; Celery copies not every header."""
+        request, signature = self._invocation.request, getattr(retry, "sig", None)
+        headers = {} if signature is None else signature.options.get("headers") or {}
+        nesting = request.replaced_task_nesting
+        facts = {"id": request.id, "replaced_task_nesting": nesting}
+        return execution_id({**headers, **facts, "retries": (request.retries or 0) + 1})
 
     def _wanted_again(self, retry: Retry) -> set[str]:
         """Return those of the keys that the next attempt wants, which may have other arguments."""

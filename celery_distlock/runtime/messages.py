@@ -39,6 +39,7 @@ __all__ = [
     "seal_message",
     "to_message",
     "with_eta",
+    "without_deaths",
 ]
 
 # A property of such a name would say how it is sent.
@@ -76,6 +77,12 @@ _NOT_PROPERTIES = frozenset(
         # minutes, without a word, and would delay again what has come.
         *("MessageDeduplicationId", "DelaySeconds", "delay_seconds"),
     }
+)
+
+_OF_DEATHS = ("exchange", "queue", "reason")
+# What RabbitMQ says of the way to a dead letter exchange; `LockHeader.deaths` keeps how often.
+_DEATHS = frozenset(
+    {"x-death", *(f"x-{which}-death-{what}" for which in ("first", "last") for what in _OF_DEATHS)}
 )
 
 
@@ -200,7 +207,10 @@ def _sealed(
     text = isinstance(body, str)
     raw: bytes = body.encode() if text else body
     message = {
-        "headers": {**headers, HEADER: lock_header.to_header(headers.get("retries") or 0)},
+        "headers": {
+            **without_deaths(headers),
+            HEADER: lock_header.to_header(headers.get("retries") or 0),
+        },
         "properties": {k: v for k, v in properties.items() if k not in _NOT_PROPERTIES},
         "content_type": content_type,
         "content_encoding": content_encoding or "utf-8",  # as kombu reads what does not say
@@ -210,6 +220,11 @@ def _sealed(
         "routing_key": delivery.get("routing_key") or "",
     }
     return dumps(message).encode()
+
+
+def without_deaths(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *headers* but for what `LockHeader.deaths` tells instead."""
+    return {name: value for name, value in headers.items() if name not in _DEATHS}
 
 
 def destination_of(exchange: str, routing_key: str) -> str:

@@ -123,6 +123,7 @@ class Requeueing:
             names=names,
             requeues=header.requeues + 1,
             postponed=header.postponed,
+            deaths=header.deaths,
         )
         return invocation.sign(taken[0].key, run, seal(invocation.request, next_header))
 
@@ -217,6 +218,7 @@ class Requeueing:
             names=route.names if len(route.names) > 1 else (),
             requeues=header.requeues,
             postponed=header.postponed + 1,
+            deaths=header.deaths,
             since=time.time(),
         )
         key = taken[0].key

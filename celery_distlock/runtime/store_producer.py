@@ -15,7 +15,7 @@ from celery_distlock.stores.requests import Identity
 
 from .call import Call
 from .lock_header import LockHeader, execution_id
-from .messages import Content, destination_of
+from .messages import Content, destination_of, without_deaths
 from .publishing import broker_errors, broker_reason
 from .received import HEADER
 from .times import when
@@ -130,7 +130,10 @@ class StoreProducer:
     ) -> Any:
         call, before = self._call, LockHeader.of(headers)
         kept = LockHeader(
-            requeues=before.requeues, postponed=before.postponed, since=time.time() + call.delay
+            requeues=before.requeues,
+            postponed=before.postponed,
+            deaths=before.deaths,
+            since=time.time() + call.delay,
         )
         header = replace(kept, woken=True, run=run, parked_at=call.name, sent=True)
         exchange, routing_key = how.get("exchange") or "", how.get("routing_key") or ""
@@ -197,6 +200,7 @@ class StoreProducer:
         header: LockHeader | None = None,
     ) -> Any:
         if header is not None:
+            headers = without_deaths(headers)
             headers[HEADER] = header.to_header(headers.get("retries") or 0)
         return self._real.publish(
             content.body,

@@ -28,8 +28,9 @@ class ListingStore(Store):
         Find the keys that are held or waited for, in batches and in no order.
 
         Harmless to a server with many keys, and not a snapshot: what changes meanwhile may be there
-        or not. A key too long to be kept comes as a :class:`~celery_distlock.keys.Name`. Those of a
-        server that is away are left out, and counted by `left_out`, where there are others.
+        or not. A key that its name does not tell comes as a :class:`~celery_distlock.keys.Name`.
+        Those of a server that is away are left out, and counted by `left_out`, where there are
+        others.
 
         Args:
             pattern: As :mod:`fnmatch` has it, case counts.

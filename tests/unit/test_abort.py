@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import os
 import queue
 import random
 import signal
@@ -245,6 +246,16 @@ def test_what_was_put_off_and_has_struck_meanwhile_does_not_strike_again(monkeyp
         Guard((hold,)).run(work)
 
     assert cleaned_up
+
+
+def test_a_forked_child_that_leaves_the_body_has_lost_nothing():
+    hold = new_hold()
+
+    def fork() -> str:
+        hold.pid = os.getppid()  # as it looks in a child
+        return "left"
+
+    assert Guard((hold,)).run(fork) == "left"
 
 
 class InALoop:

@@ -11,6 +11,7 @@ from celery.exceptions import Retry
 
 from celery_distlock.keys import KeyRule
 from celery_distlock.runtime.body import Body
+from celery_distlock.runtime.lock_header import execution_id
 
 
 class Unreadable:
@@ -20,21 +21,20 @@ class Unreadable:
         return int, ("no number",)
 
 
-def kept(retry: Retry) -> set[str]:
-    """Return what is kept of the key "a" for an attempt that *retry* has sent."""
+def kept(retry: Retry, **facts: Any) -> dict[str, tuple[str, float]]:
+    """Return what is kept of the key "a", for whom, of an attempt that *retry* has sent."""
     signature = inspect.signature(lambda key, note=None: None)
     rule = KeyRule("{key}", task="work", signature=signature)
     settings = SimpleNamespace(hold_on_retry=True, lease=30.0, on_lost="abort")
     invocation = SimpleNamespace(
         plan=SimpleNamespace(settings=settings, rule=rule),
         task=SimpleNamespace(serializer="pickle"),
-        request=SimpleNamespace(retries=0),
+        request=SimpleNamespace(id="task", retries=0, replaced_task_nesting=0, **facts),
         has_message=True,
-        execution_id_for=lambda retries: f"task:{retries}:0:0",
     )
     body = Body(invocation, SimpleNamespace(taken=[SimpleNamespace(key="a")]), None)  # type: ignore[arg-type]
     body._keep_keys(retry)
-    return set(body.keep_for)
+    return body.keep_for
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,15 @@ def kept(retry: Retry) -> set[str]:
 def test_what_the_next_attempt_wants_is_kept_or_all_if_nobody_can_say(args, keys):
     sent = SimpleNamespace(args=args, kwargs={}, options={})
 
-    assert kept(Retry("again", when=1.0, sig=sent)) == keys
+    assert kept(Retry("again", when=1.0, sig=sent)).keys() == keys
+
+
+@pytest.mark.parametrize("copied", [False, True], ids=["Celery 5.7", "before"])
+def test_the_key_is_kept_for_the_attempt_whose_message_was_sent(copied):
+    deaths = {"x-death": [{"reason": "rejected", "queue": "jobs", "count": 1}]}
+    headers = deaths if copied else {}
+    sent = SimpleNamespace(args=("a",), kwargs={}, options={"headers": headers})
+
+    run, _ = kept(Retry("again", when=1.0, sig=sent), **deaths)["a"]
+
+    assert run == execution_id({"id": "task", "retries": 1, **headers})

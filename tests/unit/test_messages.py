@@ -230,3 +230,16 @@ def test_a_message_that_a_dead_letter_exchange_brings_back_is_another_run():
 
     assert execution_id(back) != execution_id(first)
     assert LockHeader.of(back).deaths == 2
+
+
+def test_how_often_a_message_was_rejected_is_known_when_it_was_sent_again_and_is_rejected_again():
+    rejected = {"reason": "rejected", "queue": "jobs", "count": 1}
+    told = {"x-death": [rejected], "x-first-death-queue": "jobs"}
+    request = request_of({"id": "1", "task": "work", **told}, body="[[], {}, {}]")
+    before = LockHeader.of(request.__dict__)
+
+    message = json.loads(seal(request, before))
+    assert not told.keys() & message["headers"].keys()
+    assert execution_id(message["headers"]) == execution_id(request.__dict__)
+    back = {**message["headers"], "x-death": [rejected]}  # RabbitMQ counts anew
+    assert LockHeader.of(back).deaths == 2
