@@ -136,9 +136,6 @@ class ClusterNodes:
         self._settings = settings
         self._nodes: dict[HostPort, ClusterNode] = {}
 
-    def __contains__(self, where: HostPort) -> bool:
-        return where in self._nodes
-
     def at(self, where: HostPort) -> ClusterNode:
         """Return the one that is there."""
         node = self._nodes.get(where)

@@ -424,7 +424,7 @@ def test_a_node_that_is_gone_is_forgotten(cluster, prefix):
 
 
 def _known(store, desk):
-    return store._servers._nodes, store._subscriptions, desk._listeners
+    return store._servers._nodes._nodes, store._subscriptions, desk._listeners
 
 
 def test_a_slot_that_moved_unheard_does_not_deafen_for_the_others(cluster, store):
