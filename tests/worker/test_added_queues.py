@@ -15,9 +15,12 @@ def test_a_task_that_comes_by_it_comes_again(site, key, policy):
     exchange = Exchange(f"of-{key}", "topic")
     (worker,) = site.workers
     queue = f"queue-{key}"
-    site.app.control.add_consumer(
-        queue, exchange.name, "topic", "orders.#", destination=[worker.name]
-    )
+    where = queue, exchange.name, "topic", "orders.#"
+
+    def told() -> object:  # again, if it did not listen yet
+        return site.app.control.add_consumer(*where, destination=[worker.name], reply=True)
+
+    wait_until(told, what="the worker to be told")
     wait_until(lambda: site.store.find_channels([queue]), timeout=30.0, what="it to be consumed")
     task = site.tasks.work_retry if policy == "retry" else site.tasks.work_requeue
     how = {"exchange": exchange, "routing_key": "orders.new", "declare": [exchange]}

@@ -56,7 +56,7 @@ def test_ten_thousand_lives_of_locks_leave_nothing_behind(private_server):
             "distlock-releases",
             "distlock-counts",
             "distlock-news",
-        "distlock-renewals",
+            "distlock-renewals",
             "distlock-watchdog",
         }
         assert len(after["threads"]) <= len(before["threads"]) + 4
