@@ -1,7 +1,6 @@
 """What a store in memory does with keys that several hold: see :class:`.capacity.CapacityStore`."""
 
 import math
-from typing import Any
 
 from celery_distlock import clock
 from celery_distlock.keys import slot_name
@@ -10,22 +9,13 @@ from .capacity import CapacityStore
 from .channels import Inbox
 from .memory_key import MemoryKey
 from .memory_timing import MemoryTiming
-from .values import Limit, Release, Reply, Status, WokenTask
+from .values import Limit, Release, Reply, Status
 
 __all__ = ["MemoryCapacity"]
 
 
 class MemoryCapacity(MemoryTiming, CapacityStore):
     """See the module. What it needs is set by the class that inherits from it."""
-
-    def _entered(self, name: str) -> MemoryKey:
-        raise NotImplementedError
-
-    def _known(self, name: str) -> MemoryKey:
-        raise NotImplementedError
-
-    def _hand_on(self, name: str, state: MemoryKey) -> tuple[Any, WokenTask | None]:
-        raise NotImplementedError
 
     def _forget_if_idle(self, name: str, state: MemoryKey) -> None:
         raise NotImplementedError

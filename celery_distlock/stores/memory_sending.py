@@ -2,7 +2,6 @@
 
 import math
 from itertools import islice
-from typing import Any
 
 from celery_distlock import clock
 from celery_distlock.keys import slot_name
@@ -12,7 +11,7 @@ from .memory_key import Call, MemoryKey, microseconds
 from .memory_timing import MemoryTiming
 from .requests import Identity, SendRequest
 from .sending import Bearer, SendingStore, SendReply, Sent, Where
-from .values import ALONE, Waiter, WokenTask
+from .values import ALONE, Waiter
 
 __all__ = ["MemorySending", "count_identities", "forget_ended_calls", "free_identity"]
 
@@ -21,15 +20,6 @@ MOST_CALLS = 50  # identities that are looked at one by one
 
 class MemorySending(MemoryTiming, SendingStore):
     """See the module. What it needs is set by the class that inherits from it."""
-
-    def _entered(self, name: str) -> MemoryKey:
-        raise NotImplementedError
-
-    def _known(self, name: str) -> MemoryKey:
-        raise NotImplementedError
-
-    def _hand_on(self, name: str, state: MemoryKey) -> tuple[Any, WokenTask | None]:
-        raise NotImplementedError
 
     def peek(self, key: str, identity: str) -> Bearer | None:
         with self._mutex:

@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from celery_distlock import clock
 
@@ -46,6 +47,15 @@ class MemoryTiming(TimedStore):
         self._claims = 0
         self._ticker = ""
         self._ticks_until = -math.inf
+
+    def _entered(self, name: str) -> MemoryKey:
+        raise NotImplementedError
+
+    def _known(self, name: str) -> MemoryKey:
+        raise NotImplementedError
+
+    def _hand_on(self, name: str, state: MemoryKey) -> tuple[Any, WokenTask | None]:
+        raise NotImplementedError
 
     def _sweep(self, name: str, now: float) -> Iterator[WokenTask]:
         raise NotImplementedError

@@ -42,10 +42,6 @@ class RedisDelivery(ParkingStore):
     _requests: RequestRunner
     _servers: Topology
 
-    def _place(self, name: str, channel: str) -> PushTarget:
-        """Return where pushes about a key go, for one who subscribed to *channel*."""
-        raise NotImplementedError
-
     def open_channel(self, receive: Callable[[WokenTask], object]) -> DeliveryChannel:
         channel = f"{self._prefix}:{_CHANNEL}:{uuid.uuid4().hex}"
         self._delivery = delivery = PubSubChannel(channel, self._servers, receive)
@@ -127,8 +123,15 @@ class RedisDelivery(ParkingStore):
 
     def _front(self, address: str) -> PushTarget:
         """Return where a delivery channel takes what is parked at any key."""
+        return self._place_of(address, address)
+
+    def _place(self, name: str, channel: str) -> PushTarget:
+        """Return where pushes about a key go, for one who subscribed to *channel*."""
+        return self._place_of(self._records.stem(name), channel)
+
+    def _place_of(self, stem: str, channel: str) -> PushTarget:
         try:
-            return self._servers.place(address.encode(), address)
+            return self._servers.place(stem.encode(), channel)
         except (RedisError, OSError) as error:
             raise StoreUnavailableError(f"{self.address} cannot serve: {error}") from error
 

@@ -383,15 +383,6 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
             here = self._subscriptions.setdefault(node, made)
         return here
 
-    def _place(self, name: str, channel: str) -> PushTarget:
-        return self._place_of(self._records.stem(name), channel)
-
-    def _place_of(self, stem: str, channel: str) -> PushTarget:
-        try:
-            return self._servers.place(stem.encode(), channel)
-        except (RedisError, OSError) as error:
-            raise StoreUnavailableError(f"{self.address} cannot serve: {error}") from error
-
     def mark_published(self, wake: WokenTask) -> None:
         self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 0)], wake.name)
 
