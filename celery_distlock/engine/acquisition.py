@@ -1,7 +1,6 @@
 """Acquires keys, waits for them and releases them: what locks and locked tasks have in common."""
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 
 from celery_distlock import clock
@@ -356,7 +355,7 @@ def give_back(
     rest: tuple[str, float] | None = None,
 ) -> HoldState:
     """Tell the store that *hold*, which was *before* and has ended, holds no more, or rests."""
-    if before is HoldState.ENDED or hold.pid != os.getpid():
+    if before is HoldState.ENDED or hold.is_parents:
         return before  # in a forked child, the hold is the parent's
     ours = True
     try:
