@@ -13,7 +13,6 @@ loop is run for, that one is cancelled, too.
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import os
 import signal
@@ -28,7 +27,7 @@ from celery_distlock.errors import LockLostError
 from celery_distlock.naming import shown
 from celery_distlock.process.greenlets import eventlet_patched, gevent_patched
 
-from .entry import has_just_entered, may_just_have_entered, time_in_call
+from .entry import has_just_entered, throw_into, time_in_call
 from .hold import Hold, HoldState
 from .loops import Main, task_beside, wake_loop
 
@@ -266,7 +265,7 @@ class _ByAsyncException:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._thread = ctypes.c_ulong(threading.get_ident())
+        self._thread = threading.get_ident()
         self._sent = False
         self._put_off_since: float | None = None
         self._at_call: tuple[int, float] | None = None  # its CPU time there, and since when
@@ -274,19 +273,19 @@ class _ByAsyncException:
     def send(self) -> bool:
         self._sent = True
         self._guard.raised = loss = _without_arguments(self._guard.loss())
-        exception = ctypes.py_object(loss)
-        if not self._rests() and may_just_have_entered(self._thread.value):
+        rests = self._rests()
+        frame = sys._current_frames().get(self._thread)
+        self._guard.tell_loop(frame)
+        sent = throw_into(self._thread, loss, anyway=rests)
+        if sent is None:
             self._guard.put_off()
             return False
-        frame = sys._current_frames().get(self._thread.value)
-        self._guard.tell_loop(frame)
-        sent = bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, exception))
         wake_loop(frame, self._guard.is_around)
         return sent
 
     def _rests(self) -> bool:
         """Whether the thread blocks in a call, where it can be struck; or was spared for long."""
-        now, spent = clock.monotonic(), time_in_call(self._thread.value)
+        now, spent = clock.monotonic(), time_in_call(self._thread)
         if self._put_off_since is None:
             self._put_off_since = now
         if spent is None:

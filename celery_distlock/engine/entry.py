@@ -6,14 +6,16 @@ where a function begins. In 3.14 it looks also when the call of ``__enter__`` is
 the block yet (CPython's gh-148874; 3.15 does not): a mutex that was just taken would stay locked.
 """
 
+import ctypes
 import dis
 import sys
 import time
 from types import FrameType
 
-__all__ = ["has_just_entered", "may_just_have_entered", "time_in_call"]
+__all__ = ["has_just_entered", "throw_into", "time_in_call"]
 
 _CONCERNED = sys.version_info[:2] == (3, 14)
+_set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
 def _opcodes(*names: str) -> frozenset[int]:
@@ -40,23 +42,25 @@ def has_just_entered(frame: FrameType | None) -> bool:
     )
 
 
-def may_just_have_entered(thread: int) -> bool:
+def throw_into(thread: int, error: type[BaseException], *, anyway: bool) -> bool | None:
     """
-    Whether an exception that *thread* gets now may skip an ``__exit__``; hardly ever wrong.
+    Have *error* raised in *thread* soon; return whether there is such a thread.
 
+    None: not now, unless *anyway*, as it may skip an ``__exit__``; that is hardly ever overlooked.
     A thread that was stopped to let us run has looked already, and looks again at the end of its
     next call or turn.
     """
-    if not _CONCERNED:
-        return False
+    target, exception = ctypes.c_ulong(thread), ctypes.py_object(error)
     frame = sys._current_frames().get(thread)
-    if frame is None:
-        return False
-    instruction = frame.f_lasti
-    if _may_enter_next(frame):
-        return True
-    has_gone_on = sys._current_frames().get(thread) is not frame
-    return has_gone_on or frame.f_lasti != instruction
+    if frame is not None and _CONCERNED and not anyway:
+        instruction = frame.f_lasti
+        if _may_enter_next(frame):
+            return None
+        has_gone_on = sys._current_frames().get(thread) is not frame
+        # From here on, Python lets no other thread go on before that one has the exception.
+        if has_gone_on or frame.f_lasti != instruction:
+            return None
+    return bool(_set_exception(target, exception))
 
 
 def time_in_call(thread: int) -> int | None:
