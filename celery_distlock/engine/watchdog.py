@@ -27,11 +27,11 @@ from celery_distlock.stores.values import Ownership, RenewOutcome
 
 from .hold import Hold, HoldState
 
-__all__ = ["Watchdog", "watchdog"]
+__all__ = ["Outcome", "Request", "Watchdog", "watchdog"]
 
 logger = logging.getLogger(__name__)
 
-_Outcome: TypeAlias = tuple[RenewOutcome, float]
+Outcome: TypeAlias = tuple[RenewOutcome, float]
 
 BATCH = 100  # holds a round trip
 GATHER = 0.15  # of a renewal period: what falls due so soon is renewed along
@@ -165,9 +165,9 @@ class Watchdog:
         # Never longer than the first lease here lasts: its end has to be noticed in time.
         patience = max(0.0, min(patience, ends_at - clock.monotonic()))
         note = partial(self._note, holds, wanted)
-        note(self._ask(_Request(holds[0].store, wanted, patience, note)))
+        note(self.ask(Request(holds[0].store, wanted, patience, note)))
 
-    def _ask(self, request: "_Request") -> list[_Outcome]:
+    def ask(self, request: "Request") -> list[Outcome]:
         """Return what comes in time; nobody asks while another request hangs."""
         if not self._answered.is_set():
             return request.unknown
@@ -180,7 +180,7 @@ class Watchdog:
         return request.wait()
 
     def _note(
-        self, holds: list[Hold], wanted: Sequence[Ownership], outcomes: Sequence[_Outcome]
+        self, holds: list[Hold], wanted: Sequence[Ownership], outcomes: Sequence[Outcome]
     ) -> None:
         told: list[Callable[[], object]] = []
         for hold, ownership, (outcome, asked_at) in zip(holds, wanted, outcomes, strict=True):
@@ -204,7 +204,7 @@ class Watchdog:
         _go_on_after(partial(hold.lose, reason, tell))
 
 
-class _Request:
+class Request:
     """
     One for renewals, which is made beside the watchdog.
 
@@ -223,7 +223,7 @@ class _Request:
         store: Store,
         wanted: Sequence[Ownership],
         patience: float,
-        late: Callable[[list[_Outcome]], object],
+        late: Callable[[list[Outcome]], object],
     ) -> None:
         self._store = store
         self._wanted = wanted
@@ -231,11 +231,11 @@ class _Request:
         self._late = late
         self._mutex = threading.Lock()
         self.answered = threading.Event()
-        self._outcomes: list[_Outcome] | None = None
+        self._outcomes: list[Outcome] | None = None
         self._is_given_up = False
 
     @property
-    def unknown(self) -> list[_Outcome]:
+    def unknown(self) -> list[Outcome]:
         """What is known without an answer."""
         return [(RenewOutcome.UNKNOWN, clock.monotonic())] * len(self._wanted)
 
@@ -251,7 +251,7 @@ class _Request:
         if is_late:
             self._late(outcomes)
 
-    def wait(self) -> list[_Outcome]:
+    def wait(self) -> list[Outcome]:
         """Return what comes in time."""
         self.answered.wait(self._patience)
         with self._mutex:

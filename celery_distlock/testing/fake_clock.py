@@ -8,7 +8,7 @@ from unittest import mock
 
 from celery_distlock import clock
 from celery_distlock.engine import watchdog
-from celery_distlock.engine.watchdog import Watchdog
+from celery_distlock.engine.watchdog import Outcome, Request, Watchdog
 
 __all__ = ["FakeClock"]
 
@@ -43,6 +43,7 @@ class FakeClock:
             mock.patch.object(clock, "monotonic", self.monotonic),
             mock.patch.object(clock, "wall", self.wall),
             mock.patch.object(clock, "wait", self.wait),
+            mock.patch.object(Watchdog, "ask", _ask_at_once),
         ):
             yield self
 
@@ -90,6 +91,12 @@ class FakeClock:
 
 def _watchdogs() -> list[Watchdog]:
     return list(watchdog._watchdogs.values())
+
+
+def _ask_at_once(_: Watchdog, request: Request) -> list[Outcome]:
+    """Without a thread beside it, for which this clock would not wait."""
+    request.make()
+    return request.wait()
 
 
 def _next_renewal() -> float:

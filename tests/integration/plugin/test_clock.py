@@ -34,6 +34,23 @@ def test_a_watchdog_renews_while_time_passes(run_tests):
     assert outcome.counts == {"passed": 1}, outcome.output
 
 
+def test_a_watchdog_renews_while_its_threads_do_something_else(run_tests):
+    outcome = run_tests("""
+        import threading
+        from celery_distlock.engine.watchdog import watchdog
+
+        def test_alive(distlock_memory, distlock_clock):
+            end = threading.Event()
+            with distlock_memory.hold("k", lease=30) as lease:
+                watchdog(distlock_memory.store)._asking.submit(end.wait)
+                distlock_clock.advance(3600)
+                assert lease.held
+            end.set()
+    """)
+
+    assert outcome.counts == {"passed": 1}, outcome.output
+
+
 def test_an_eager_task_has_waited_in_no_time(run_tests):
     outcome = run_tests("""
         from celery_distlock.errors import LockConflictError
