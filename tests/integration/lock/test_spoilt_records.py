@@ -20,6 +20,7 @@ from celery_distlock.stores.values import (
     Ownership,
     ParkRequest,
     Status,
+    Want,
     WokenTask,
 )
 from tests.waiting import wait_until
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     pass
 
 RUN = "id:0:0:0"
+SHARED = Want(2, 6)
 FIELDS = {
     "lock": ["owner", "token", "run", "again", "x"],
     "tasks": [f"{kind}:{run}" for kind in "eshtn" for run in (RUN, "run")],
@@ -159,6 +161,30 @@ def test_a_lock_whose_token_cannot_be_read_is_listed_and_can_be_freed(
     with pytest.raises(StoreError, match=r"'k' is spoilt.*locks release --force"):
         redis_store.acquire(AcquireRequest("k", "o", 5.0))
     assert redis_store.release(ReleaseRequest("k", state.owner)).released
+
+
+def share(store, *owners):
+    for owner in owners:
+        reply = store.acquire(AcquireRequest("k", owner, 60.0, want=SHARED))
+        assert reply.status is Status.GRANTED
+
+
+@pytest.mark.parametrize("field", ["used", "holders"])
+@pytest.mark.parametrize("count", [b"", b"1 2", b"\xff"])
+def test_counts_of_a_shared_key_that_are_none_are_counted_anew(
+    redis_store, client, prefix, field, count
+):
+    share(redis_store, "a", "b")
+    client.hset(f"{prefix}:{{k}}:lock", field, count)
+
+    assert [holder.owner for holder in redis_store.inspect("k").holders] == ["a", "b"]
+    share(redis_store, "c")
+    refused = redis_store.acquire(AcquireRequest("k", "d", 60.0, want=SHARED))
+    assert refused.status is Status.BUSY  # six of six are in use
+    client.hset(f"{prefix}:{{k}}:lock", field, count)
+    for owner in ("a", "b", "c"):
+        assert redis_store.release(ReleaseRequest("k", owner)).released
+    assert redis_store.inspect("k").token == 0
 
 
 def test_a_holder_whose_name_is_no_utf8_can_be_released(redis_store, client, prefix):

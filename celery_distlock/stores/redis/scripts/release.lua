@@ -55,7 +55,9 @@ if may_be_short then
     local held = redis.call('HMGET', LOCK, mine, again, 'o:' .. run, unpack(COUNTED))
     local holder, used, holders, rest, up, _, next_ms, slots = unpack(held, 4)
     local share = holder == SHARED and read(held[1])
-    if share and not (rest or up or held[2]) and holders ~= '1' and tonumber(next_ms) > now / 1000 then
+    local is_read = tonumber(used) and tonumber(holders) and tonumber(next_ms)
+    local is_short = is_read and not (rest or up or held[2]) and holders ~= '1'
+    if share and is_short and tonumber(next_ms) > now / 1000 then
         redis.call('HDEL', LOCK, mine, 'stamp:' .. run, 'from:' .. run, 'start:' .. owner)
         if run ~= '' and held[3] == owner then
             redis.call('HDEL', LOCK, 'o:' .. run)

@@ -157,11 +157,14 @@ local function recount(now)
     redis.call('HSET', LOCK, 'used', used, 'holders', holders, 'next', soonest, 'slots', marks)
 end
 
--- Strikes those whose leases have ended; before anything is said of who holds.
+-- Strikes those whose leases have ended; before anything is said of who holds. What somebody else has
+-- made of the counts is counted anew.
 local function prune(now)
-    local owner, next_ms = unpack(redis.call('HMGET', LOCK, 'owner', 'next'))
+    local owner, next_ms, used, holders =
+        unpack(redis.call('HMGET', LOCK, 'owner', 'next', 'used', 'holders'))
     if owner == SHARED then
-        if (tonumber(next_ms or 0) or 0) <= now / 1000 then
+        local is_read = tonumber(used or 0) and tonumber(holders or 0)
+        if not is_read or (tonumber(next_ms or 0) or 0) <= now / 1000 then
             begin_to_write()
             recount(now)
         end
@@ -190,8 +193,8 @@ local function fits(units, capacity, now, known)
     if capacity == 1 or holders == '0' then
         return holders == '0'
     end
-    local of = limit_at(now).capacity or capacity
-    return of == 0 or tonumber(used or 0) + needed(units, capacity) <= of
+    local of, in_use = limit_at(now).capacity or capacity, tonumber(used or 0)
+    return in_use ~= nil and (of == 0 or in_use + needed(units, capacity) <= of)
 end
 
 -- Whether so much may be taken now, if it is one's turn.
