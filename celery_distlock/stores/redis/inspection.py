@@ -74,6 +74,7 @@ EXACT = 2**53  # microseconds; no number beyond it is a time or a token of ours
 QUESTIONS = [command(b"", *words) for words in (("INFO",), ("CONFIG", "GET", "save"), ("TIME",))]
 _GLOB = re.compile(r"[\\*?\[\]]")
 _LIMIT = re.compile(r"(-|\d{1,15})(?:/(\S*))? (\d{1,15}) (\d{1,16}) (.*)", re.DOTALL)
+_SHARE = re.compile(r"\d+ (\d{1,9}) (-?\d{1,9}) \d+ (\d{1,16}) (.*)", re.DOTALL)  # as in units.lua
 _PLAIN = re.compile(r"[\w:.,;/*-]*", re.ASCII)  # a pattern that a server reads as fnmatch does
 
 
@@ -420,7 +421,8 @@ def _shared(state: KeyState, shares: Sequence[Any], used: int, capacity: bytes) 
     holders = []
     found = zip(shares[::4], shares[1::4], shares[2::4], shares[3::4], strict=True)
     for owner, entry, left_ms, task in found:
-        _, units, slot, _, since, run = text(entry).split(" ", 5)
+        match = _SHARE.fullmatch(text(entry))
+        units, slot, since, run = match.groups() if match else ("1", "-1", "0", "")
         has = int(units), int(slot), int(since) / 1e6, left_ms / 1000
         holders.append(Holder(text(owner), run, *has, text(task)))
     if not holders:
@@ -433,7 +435,7 @@ def _shared(state: KeyState, shares: Sequence[Any], used: int, capacity: bytes) 
         remaining=first.remaining,
         holders=tuple(holders),
         used=used,
-        capacity=int(capacity) if capacity.isdigit() else 0,
+        capacity=int(capacity) if capacity.isdigit() and len(capacity) < 10 else 0,
     )
 
 

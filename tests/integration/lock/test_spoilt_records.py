@@ -187,6 +187,24 @@ def test_counts_of_a_shared_key_that_are_none_are_counted_anew(
     assert redis_store.inspect("k").token == 0
 
 
+@pytest.mark.parametrize("part", [1, 2, 4])
+@pytest.mark.parametrize("digits", [310, 5000])
+def test_a_share_whose_numbers_are_none_is_listed_and_can_be_freed(
+    redis_store, client, prefix, part, digits
+):
+    share(redis_store, "a", "b")
+    record = f"{prefix}:{{k}}:lock"
+    words = client.hget(record, "h:a").split(b" ", 5)
+    words[part] = b"9" * digits
+    client.hset(record, mapping={"h:a": b" ".join(words), "capacity": b"9" * digits})
+
+    (state,) = redis_store.inspect_many(["k"])
+
+    assert {holder.owner for holder in state.holders} == {"a", "b"}
+    for owner in ("a", "b"):
+        assert redis_store.release(ReleaseRequest("k", owner)).released
+
+
 def test_a_holder_whose_name_is_no_utf8_can_be_released(redis_store, client, prefix):
     client.hset(f"{prefix}:{{k}}:lock", mapping={"owner": b"\xff\xfe", "token": 5, "run": ""})
 
