@@ -8,7 +8,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from celery_distlock.errors import QuorumError, StoreError
 from celery_distlock.stores import Severity
 from celery_distlock.stores.redis.connections import NotRedisError
-from celery_distlock.stores.redis.server_errors import describe_info, remedy_for
+from celery_distlock.stores.redis.server_errors import describe_info, parse_info, remedy_for
 
 
 def described(ahead: float = 0.0, **facts: str):
@@ -27,6 +27,12 @@ def test_a_clock_more_than_a_second_away_is_a_doubt():
 
     assert found.severity is Severity.DOUBT
     assert "NTP" in found.remedy
+
+
+def test_a_servers_report_is_read_whatever_its_paths_are_called():
+    info = b"config_file:/srv/caf\xe9/redis.conf\r\nredis_version:8.0.0\r\n"
+
+    assert parse_info(info)["redis_version"] == "8.0.0"
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,8 @@ def remedy_for(failure: Exception) -> str:
 
 def parse_info(info: bytes, save: object = None) -> dict[str, str]:
     """Return what a server answers to INFO, by name; and to CONFIG GET save, if it may be asked."""
-    facts = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
+    text = info.decode(errors="replace")  # paths are what they are
+    facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     if isinstance(save, list) and len(save) == 2:
         facts["save"] = save[1].decode()
     return facts
