@@ -20,13 +20,14 @@ from .received import HEADER
 from .store_producer import ChangedError
 from .times import seconds_left
 
-__all__ = ["OBLIGING", "send_once", "terms_of", "with_joined"]
+__all__ = ["OBLIGING", "is_over", "send_once", "terms_of", "with_joined"]
 
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 3  # to send a call once, while others do
 OBLIGING = ("task_id", "link", "link_error")  # somebody waits for just this one
 HANGING = ("link", "link_error", "chain", "chord", "group_id")  # ..., by canvas
+SLACK = 0.01  # seconds: the store counts in milliseconds
 LASTS_AS_LONG = 0.5  # so much of the time that another has until it expires
 
 
@@ -63,7 +64,7 @@ def send_once(call: Call, rule: CallRule, send: Callable[..., Any]) -> Any:
 
 def _gives_way(bearer: Bearer, rule: CallRule, call: Call) -> bool:
     """Whether the run that is there is updated; or, as it is on its way, another one is sent."""
-    if isinstance(rule, Debounce):
+    if isinstance(rule, Debounce) or is_over(bearer, rule):
         return True
     waits, comes = bearer.where is Where.WAITING, bearer.where is Where.COMING
     if rule.duplicate == "update" and (waits or (comes and rule.until != "finished")):
@@ -73,6 +74,15 @@ def _gives_way(bearer: Bearer, rule: CallRule, call: Call) -> bool:
     # It may expire, and this one would go with it; or it ignores the result that this one wants.
     expires_first = bearer.expires < LASTS_AS_LONG * call.terms.expires
     return expires_first or (bearer.silent and not call.terms.silent)
+
+
+def is_over(bearer: Bearer, rule: CallRule) -> bool:
+    """Whether by *rule* nobody has the identity: the call before had a longer one."""
+    if bearer.where not in (Where.RUNNING, Where.ENDED):
+        return False
+    if isinstance(rule.until, str):
+        return bearer.where is Where.ENDED or rule.until == "started"
+    return bearer.lasts > rule.until + SLACK
 
 
 def _is_updated(bearer: Bearer, rule: CallRule) -> bool:

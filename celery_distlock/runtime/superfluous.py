@@ -11,6 +11,7 @@ from celery_distlock.stores import SendingStore
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.unique import NOTHING
 
+from .call_rules import is_over
 from .invocation import Invocation
 
 __all__ = ["answer_second_call"]
@@ -36,7 +37,7 @@ def answer_second_call(invocation: Invocation, key: Key) -> Decision | None:
         return None
     name = identity.of(request.args or (), request.kwargs or {})
     bearer = SendingStore.of(invocation.store).peek(key.template, name)
-    if bearer is None or task_id_of(bearer.run) == request.id:
+    if bearer is None or task_id_of(bearer.run) == request.id or is_over(bearer, rule):
         return None
     why = f"superfluous: {task_id_of(bearer.run)} is {bearer.where.value}"
     invocation.report.info(why.replace("{", "{{").replace("}", "}}"))

@@ -159,19 +159,21 @@ def _take(state: MemoryKey, identity: Identity, run: str, first: float | None = 
 def _bearer(state: MemoryKey, identity: str) -> Bearer | None:
     if identity not in state.calls:
         return None
-    (run, until, _, expires, *marks), now = state.calls[identity], clock.monotonic()
-    is_early = not isinstance(until, str) and until > now
+    call, now = state.calls[identity], clock.monotonic()
+    run, until = call.run, call.until
+    lasts = 0.0 if isinstance(until, str) else max(0.0, until - now)
     inside, where = _inside(state, run), None
-    if inside and (is_early or until == "finished"):
+    if inside and (lasts or until == "finished"):
         where = Where.RUNNING
     elif inside == run:  # it has begun; else its next attempt waits already
         return None
-    elif run in state.envelopes and now >= state.unsettled.get(run, now) and now < expires:
+    elif run in state.envelopes and now >= state.unsettled.get(run, now) and now < call.expires:
         comes = run in state.woken or run in state.came
         where = Where.COMING if comes else Where.WAITING
     else:
-        where = Where.ENDED if is_early else None
-    return Bearer(run, where, expires - now, *marks) if where else None
+        where = Where.ENDED if lasts else None
+    expires = call.expires - now
+    return Bearer(run, where, expires, call.silent, call.fixed, lasts) if where else None
 
 
 def _inside(state: MemoryKey, run: str) -> str:

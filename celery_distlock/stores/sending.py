@@ -42,6 +42,7 @@ class Bearer(NamedTuple):
         expires: In how many seconds it loses the identity if it has not begun.
         silent: Its result is not stored.
         fixed: Its message is not to be replaced.
+        lasts: Seconds for which it has it still, whatever becomes of it.
     """
 
     run: str
@@ -49,6 +50,7 @@ class Bearer(NamedTuple):
     expires: float = math.inf
     silent: bool = False
     fixed: bool = False
+    lasts: float = 0.0
 
 
 class SendReply(NamedTuple):

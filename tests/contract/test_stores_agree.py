@@ -336,7 +336,9 @@ class Agreement(RuleBasedStateMachine):
             )
             self._asked(
                 lambda store, _, key=key: store.peek(self._name(key), "same"),
-                lambda told: told and told._replace(expires=told.expires < math.inf),
+                lambda told: (
+                    told and (*told[:2], told.expires < math.inf, *told[3:5], told.lasts > 0)
+                ),
             )
 
     def teardown(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from celery_distlock import signals as lock_signals
 from celery_distlock.errors import ConfigurationError, DuplicateTaskError, StoreUnavailableError
 from celery_distlock.ops.admin import Admin
 from celery_distlock.runtime.app import Runtime
+from celery_distlock.unique import rule_of
 from tests.threads import in_threads
 from tests.waiting import wait_until
 
@@ -160,6 +162,22 @@ def test_a_call_within_so_many_seconds_is_the_one_before(site, key):
 
     assert task.delay(key, 1).id == first.id
     assert runs(site, key) == [1]
+
+
+@pytest.mark.parametrize("rule", [0.5, "started", "finished"])
+def test_a_deploy_that_shortens_those_seconds_counts_at_once(site, key, monkeypatch, rule):
+    task = site.tasks.work_once["seconds"]
+    task.delay(key, 1).get(timeout=30)
+    site.wait_free(key)
+    plan = Runtime.of(site.app).plan_of(task)
+    shorter = replace(plan, unique=rule_of("lock_unique", rule))
+    monkeypatch.setitem(Runtime.of(site.app).plans, task.name, shorter)
+
+    again = task.delay(key, 1)
+
+    assert not again.joined
+    again.get(timeout=30)
+    assert runs(site, key) == [1, 1]
 
 
 # Updates

@@ -49,9 +49,10 @@ class RedisSending(RedisTiming, SendingStore):
         bearer = Bearer(text(run), Where(where.decode()))
         if not terms:
             return bearer
-        left_ms, marks = terms
+        left_ms, marks, lasts_ms = terms
         expires = math.inf if left_ms == b"" else left_ms / 1000
-        return bearer._replace(expires=expires, silent=b"~" in marks, fixed=b"=" in marks)
+        silent, fixed = b"~" in marks, b"=" in marks
+        return Bearer(bearer.run, bearer.where, expires, silent, fixed, lasts_ms / 1000)
 
     def inherit(self, key: str, identity: Identity, run: str) -> None:
         lasts = _lasts(identity)

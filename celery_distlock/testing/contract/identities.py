@@ -70,9 +70,9 @@ class Identities(Given):
         send(store, "k", "run", identity=Identity("same", until), want=want)
         take(store, "k", "a", run="run", redelivered=True, retain=retain, want=want)
 
-        assert store.peek("k", "same") == (Bearer("run", Where.RUNNING) if there else None)
+        assert _seen(store) == (("run", Where.RUNNING) if there else None)
         leave(store, "k", "a", run="run", completion=AGAIN)
-        assert store.peek("k", "same") == (Bearer("run", Where.ENDED) if until == 30.0 else None)
+        assert _seen(store) == (("run", Where.ENDED) if until == 30.0 else None)
 
     @sends
     def test_while_its_result_is_stored_a_run_has_no_identity(self, store: SendingStore) -> None:
@@ -182,7 +182,16 @@ class Identities(Given):
     def test_one_that_is_put_back_by_the_broker_passes_it_on(self, store: SendingStore) -> None:
         store.inherit("k", Identity("same", 60.0), "task:0:1:0")
 
-        assert store.peek("k", "same") == Bearer("task:0:1:0", Where.ENDED)
+        assert _seen(store) == ("task:0:1:0", Where.ENDED)
+
+    @sends
+    def test_it_is_told_for_how_long_a_run_has_it_in_any_case(self, store: SendingStore) -> None:
+        send(store, "k", "run", identity=Identity("same", 30.0))
+
+        found = store.peek("k", "same")
+
+        assert found is not None
+        assert 25.0 < found.lasts <= 30.0
 
     @sends
     def test_what_another_task_has_is_not_passed_on(self, store: SendingStore) -> None:
@@ -360,3 +369,9 @@ class Identities(Given):
 
         identity = Identity("same", replaces="run", most=25.0)
         assert send(store, "k", "run", b"new", identity=identity, delay=20.0).sent is Sent.GO
+
+
+def _seen(store: SendingStore) -> tuple[str, Where] | None:
+    """Return who has the identity, and where that is."""
+    bearer = store.peek("k", "same")
+    return bearer and (bearer.run, bearer.where)

@@ -2,8 +2,8 @@
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV identity
 -- returns {run, where}: where it is: waiting, coming, running or ended | {run, where, expires_ms,
---         marks}: likewise; in how many ms it expires if it has not begun, or empty; the marks as in
---         calls.lua | {}: nobody has it
+--         marks, lasts_ms}: likewise; in how many ms it expires if it has not begun, or empty; the
+--         marks as in calls.lua; for how many it has it whatever becomes of it | {}: nobody has it
 -- USES grant calls
 
 local entry = redis.call('HGET', CALLS, ARGV[1])
@@ -15,8 +15,9 @@ local run, where, expires_ms, marks = taken_by(entry, now_ms)
 if not run then
     return {}
 end
-if marks == '' and expires_ms == math.huge then
+local lasts_ms = math.max(0, math.floor((tonumber(string.match(entry, '^(%d+)')) or 0) - now_ms))
+if marks == '' and expires_ms == math.huge and lasts_ms == 0 then
     return { run, where }
 end
 local left_ms = expires_ms < math.huge and math.ceil(expires_ms - now_ms) or ''
-return { run, where, left_ms, marks }
+return { run, where, left_ms, marks, lasts_ms }
