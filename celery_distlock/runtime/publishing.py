@@ -32,11 +32,12 @@ def publish(
     """
     built = publishing_of(envelope, returned=returned)
     exchange = built["exchange"]
-    # kombu's Redis transport drops a message to an exchange that this connection has not declared.
+    # RabbitMQ drops a message to a queue that is gone, kombu's Redis transport one to an exchange
+    # that this connection has not declared.
     declare = [
         queue
         for queue in list(dict.values(app.amqp.queues))  # another thread may add one
-        if exchange and exchange in {place.name for place in places_of(queue)}
+        if _takes(queue, exchange, built["routing_key"])
     ]
     with forks.no_fork(), app.producer_or_acquire() as producer:
         try:
@@ -82,6 +83,13 @@ def places_of(queue: Any) -> list[Any]:
     """Return the exchanges that *queue* is bound to."""
     exchanges = [queue.exchange, *(bound.exchange for bound in queue.bindings or ())]
     return [exchange for exchange in exchanges if exchange is not None]
+
+
+def _takes(queue: Any, exchange: str, routing_key: str) -> bool:
+    """Whether *queue* is bound to *exchange*; to the broker's default one all are, by name."""
+    if not exchange:
+        return bool(queue.name == routing_key)
+    return exchange in {place.name for place in places_of(queue)}
 
 
 def _make_known(channel: Any, exchange: str, exchange_type: str) -> None:
