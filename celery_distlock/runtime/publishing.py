@@ -6,6 +6,12 @@ from amqp.exceptions import ChannelError, MessageNacked
 from celery import Celery
 from kombu.exceptions import OperationalError
 from kombu.transport import virtual
+from kombu.transport.native_delayed_delivery import (
+    CELERY_DELAYED_DELIVERY_EXCHANGE,
+    MAX_NUMBER_OF_BITS_TO_USE,
+    calculate_routing_key,
+    level_name,
+)
 
 from celery_distlock.process import forks
 
@@ -15,7 +21,12 @@ __all__ = ["broker_errors", "broker_reason", "is_refusal", "places_of", "publish
 
 
 def publish(
-    app: Celery, envelope: bytes, *, returned: bool = False, exchange_type: str = ""
+    app: Celery,
+    envelope: bytes,
+    *,
+    returned: bool = False,
+    exchange_type: str = "",
+    delay: float = 0.0,
 ) -> None:
     """
     Send *envelope* to the queue that it came from.
@@ -25,6 +36,7 @@ def publish(
         envelope: The envelope.
         returned: As in `LockHeader`.
         exchange_type: As in `Received`.
+        delay: Seconds until its ETA.
 
     Raises:
         MalformedError: It cannot be sent: it is spoilt.
@@ -41,6 +53,8 @@ def publish(
     ]
     with forks.no_fork(), app.producer_or_acquire() as producer:
         try:
+            if producer.connection.transport.driver_type == "amqp":
+                _leave_with_broker(app, built, exchange_type, delay)
             if exchange and exchange_type and not declare:
                 _make_known(producer.channel, exchange, exchange_type)
             producer.publish(
@@ -83,6 +97,30 @@ def places_of(queue: Any) -> list[Any]:
     """Return the exchanges that *queue* is bound to."""
     exchanges = [queue.exchange, *(bound.exchange for bound in queue.bindings or ())]
     return [exchange for exchange in exchanges if exchange is not None]
+
+
+def _leave_with_broker(
+    app: Celery, built: dict[str, Any], exchange_type: str, delay: float
+) -> None:
+    """
+    Have RabbitMQ keep a message until its ETA, where a quorum queue is, as Celery does with calls.
+
+    Beside what a worker holds until its ETA it fetches no more of such queues. Celery's workers
+    declare all that this needs; not for direct exchanges.
+    """
+    exchange, routing_key = built["exchange"], built["routing_key"]
+    was_kept = exchange.endswith(CELERY_DELAYED_DELIVERY_EXCHANGE)
+    if was_kept:
+        routing_key = routing_key.split(".", MAX_NUMBER_OF_BITS_TO_USE)[-1]
+    known = was_kept or exchange_type not in ("", "direct")
+    if known and routing_key and delay >= 1.0 and _has_quorum_queues(app):
+        built["exchange"] = level_name(MAX_NUMBER_OF_BITS_TO_USE - 1)
+        built["routing_key"] = calculate_routing_key(int(delay), routing_key)
+
+
+def _has_quorum_queues(app: Celery) -> bool:
+    queues = list(dict.values(app.amqp.queues))
+    return any((each.queue_arguments or {}).get("x-queue-type") == "quorum" for each in queues)
 
 
 def _takes(queue: Any, exchange: str, routing_key: str) -> bool:

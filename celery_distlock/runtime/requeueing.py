@@ -315,7 +315,7 @@ class Requeueing:
         began = clock.monotonic()
         while True:
             try:
-                return self._publish_once(envelope)
+                return self._publish_once(envelope, began + delay - clock.monotonic())
             except OperationalError as error:
                 late = clock.monotonic() - began >= GIVE_BACK_AFTER
                 if may_give_back and late and self._broker_has_it and is_refusal(error):
@@ -325,9 +325,9 @@ class Requeueing:
                 self._report.warning(words, pause=BROKER_PAUSE, why=broker_reason(error))
                 time.sleep(BROKER_PAUSE)
 
-    def _publish_once(self, envelope: bytes) -> None:
-        invocation = self._invocation
-        publish(invocation.task.app, envelope, exchange_type=invocation.received.exchange_type)
+    def _publish_once(self, envelope: bytes, delay: float = 0.0) -> None:
+        app, kind = self._invocation.task.app, self._invocation.received.exchange_type
+        publish(app, envelope, exchange_type=kind, delay=delay)
 
     @property
     def _broker_has_it(self) -> bool:

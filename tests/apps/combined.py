@@ -65,6 +65,9 @@ def work(self: Any, series: str, number: int, keys: list[str]) -> str:
 
 requeued = locked(name="requeued")(work)
 retried = locked(name="retried", lock_on_conflict=QUICKLY)(work)
+sent_far_ahead = locked(
+    name="sent_far_ahead", lock_on_conflict=policies.Retry(delay=20.0, max_delay=20.0, turns=False)
+)(work)
 waiting = locked(name="waiting", lock_on_conflict="wait", lock_wait=60.0)(work)
 skipped = locked(name="skipped", lock_on_conflict=policies.Skip(result="left"))(work)
 failing = locked(name="failing", lock_on_conflict="fail")(work)
