@@ -43,12 +43,15 @@ def noted(task: Any, series: str, number: int, lease: Lease) -> Iterator[int]:
     """Note the begin and the end of what goes on with *lease*; give the number of this attempt."""
     request = task.request
     attempt = journal.write(f"{series}:{request.id}", None)
+    tokens = {hold.key: hold.token for hold in lease._holds}
+    # One who keeps the key between its attempts had it all the time; one that comes before the
+    # attempt before it has ended waits, and gets another token.
+    turn = sorted(tokens.values()) if task.lock_hold_on_retry is True else attempt
     note = {
-        # One who keeps the key between its attempts had it all the time.
-        "who": request.id if task.lock_hold_on_retry is True else f"{request.id}-{attempt}",
+        "who": f"{request.id}-{turn}",
         "task": request.id,
         "number": number,
-        "tokens": {hold.key: hold.token for hold in lease._holds},
+        "tokens": tokens,
         "worker": request.hostname,
     }
     journal.write(f"{series}:begun", {**note, "at": clock.monotonic()})
