@@ -17,7 +17,7 @@ from celery_distlock.process import forks
 
 from .messages import publishing_of
 
-__all__ = ["broker_errors", "broker_reason", "is_refusal", "places_of", "publish"]
+__all__ = ["broker_errors", "broker_reason", "is_refusal", "known_queues", "places_of", "publish"]
 
 
 def publish(
@@ -47,13 +47,11 @@ def publish(
     # RabbitMQ drops a message to a queue that is gone, kombu's Redis transport one to an exchange
     # that this connection has not declared.
     declare = [
-        queue
-        for queue in list(dict.values(app.amqp.queues))  # another thread may add one
-        if _takes(queue, exchange, built["routing_key"])
+        queue for queue in known_queues(app) if _takes(queue, exchange, built["routing_key"])
     ]
     with forks.no_fork(), app.producer_or_acquire() as producer:
         try:
-            if producer.connection.transport.driver_type == "amqp":
+            if delay >= 1.0 and producer.connection.transport.driver_type == "amqp":
                 _leave_with_broker(app, built, exchange_type, delay)
             if exchange and exchange_type and not declare:
                 _make_known(producer.channel, exchange, exchange_type)
@@ -93,6 +91,11 @@ def broker_reason(error: BaseException) -> str:
     return ": ".join(filter(None, (type(cause).__name__, str(cause))))
 
 
+def known_queues(app: Celery) -> list[Any]:
+    """Return the queues that *app* knows now; another thread may add one meanwhile."""
+    return list(dict.values(app.amqp.queues))
+
+
 def places_of(queue: Any) -> list[Any]:
     """Return the exchanges that *queue* is bound to."""
     exchanges = [queue.exchange, *(bound.exchange for bound in queue.bindings or ())]
@@ -113,14 +116,14 @@ def _leave_with_broker(
     if was_kept:
         routing_key = routing_key.split(".", MAX_NUMBER_OF_BITS_TO_USE)[-1]
     known = was_kept or exchange_type not in ("", "direct")
-    if known and routing_key and delay >= 1.0 and _has_quorum_queues(app):
+    if known and routing_key and _has_quorum_queues(app):
         built["exchange"] = level_name(MAX_NUMBER_OF_BITS_TO_USE - 1)
         built["routing_key"] = calculate_routing_key(int(delay), routing_key)
 
 
 def _has_quorum_queues(app: Celery) -> bool:
-    queues = list(dict.values(app.amqp.queues))
-    return any((each.queue_arguments or {}).get("x-queue-type") == "quorum" for each in queues)
+    arguments = (queue.queue_arguments or {} for queue in known_queues(app))
+    return any(each.get("x-queue-type") == "quorum" for each in arguments)
 
 
 def _takes(queue: Any, exchange: str, routing_key: str) -> bool:

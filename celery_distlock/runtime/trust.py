@@ -36,7 +36,7 @@ from celery_distlock.stores.values import WokenTask
 
 from .lock_header import LockHeader
 from .messages import accepted_content
-from .publishing import places_of
+from .publishing import known_queues, places_of
 from .signing import is_signed, is_signed_with, sign
 
 __all__ = ["Reason", "RefusedError", "Trust"]
@@ -152,11 +152,10 @@ class Trust:
             return False
         if not exchange and not routing_key:
             return False
-        queues = self._app.amqp.queues
         if exchange:
-            return any(
-                _leads_to(queue, exchange, routing_key) for queue in list(dict.values(queues))
-            )
+            known = known_queues(self._app)
+            return any(_leads_to(queue, exchange, routing_key) for queue in known)
+        queues = self._app.amqp.queues
         # Not by `queues[...]`, which makes up the queues that there are not.
         if signed or dict.__contains__(queues, routing_key) or routing_key in self._routes(task):
             return True
@@ -166,12 +165,12 @@ class Trust:
         """Return the names of the queues to which such a message comes, as far as is known."""
         if not exchange:
             return [routing_key]
-        queues = list(dict.values(self._app.amqp.queues))
+        queues = known_queues(self._app)
         return [each.name for each in queues if _leads_to(each, exchange, routing_key)]
 
     def exchange_type(self, exchange: str) -> str:
         """Return the type of an exchange that a queue of this app is bound to; empty: of none."""
-        queues = list(dict.values(self._app.amqp.queues)) if exchange else ()
+        queues = known_queues(self._app) if exchange else ()
         places = (place for queue in queues for place in places_of(queue))
         return next((str(place.type) for place in places if place.name == exchange), "")
 

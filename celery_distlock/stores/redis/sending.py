@@ -51,8 +51,8 @@ class RedisSending(RedisTiming, SendingStore):
             return bearer
         left_ms, marks, lasts_ms = terms
         expires = math.inf if left_ms == b"" else left_ms / 1000
-        silent, fixed = b"~" in marks, b"=" in marks
-        return Bearer(bearer.run, bearer.where, expires, silent, fixed, lasts_ms / 1000)
+        silent, fixed, lasts = b"~" in marks, b"=" in marks, lasts_ms / 1000
+        return bearer._replace(expires=expires, silent=silent, fixed=fixed, lasts=lasts)
 
     def inherit(self, key: str, identity: Identity, run: str) -> None:
         lasts = _lasts(identity)
