@@ -72,7 +72,7 @@ def wait_for_a_key_of_ours(site: Site, way: str, task: str = "echo_requeue") -> 
             else:
                 site.wait_queued(key)
             if way == "broker":
-                site.forget_desk(key)
+                site.forget_channel(key)
     return [result.id for result in results]
 
 
@@ -84,7 +84,7 @@ def wait_for_a_neighbours_key(site: Site, way: str) -> list[str]:
     results = [_send(site, "echo_requeue", key, kind, plain=True) for kind in KINDS]
     site.wait_queued(key, len(KINDS))
     if way == "broker":
-        site.forget_desk(key)
+        site.forget_channel(key)
     site.journal.open(key)
     return [result.id for result in results]
 
@@ -100,7 +100,7 @@ def send_via_store(site: Site, way: str) -> list[str]:
         for key in keys:
             assert site.look(key).waiting == 1
             if way == "broker":
-                site.forget_desk(key)
+                site.forget_channel(key)
     return [result.id for result in results]
 
 
@@ -124,12 +124,12 @@ def came_by(site: Site, parked: list[str]) -> tuple[str, str]:
     """
     Who parked these tasks, and what way they came then.
 
-    What is slow on its way to the desk comes by the broker, too; and what a slow main process
+    What is slow on its way to the channel comes by the broker, too; and what a slow main process
     cannot park, the pool does.
     """
     pushed = [any(site.journal.read(f"{each}:pushed")) for each in parked]
     by_pool = [not all(site.journal.read(f"{each}:woken")) for each in parked]
-    return ("pool" if all(by_pool) else "main process", "desk" if any(pushed) else "broker")
+    return ("pool" if all(by_pool) else "main process", "channel" if any(pushed) else "broker")
 
 
 def _send(

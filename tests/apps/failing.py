@@ -40,8 +40,8 @@ LEASE = 3.0  # seconds: a busy machine can take two of them away
 LONG_LEASE = 60.0
 OPTIONS: dict[str, Any] = {
     "late": True,  # late acknowledgement, and a lost process's message goes back
-    "desk": True,  # woken tasks are pushed to the worker, past the broker
-    "lobby": True,  # the main process parks what it can
+    "channel": True,  # woken tasks are pushed to the worker, past the broker
+    "at_receipt": True,  # the main process parks what it can
     **json.loads(os.environ.get("DISTLOCK_TEST_FAILING", "{}")),
 }
 
@@ -65,7 +65,7 @@ app.conf.broker_transport_options.update(
     client_name=f"{os.environ['DISTLOCK_TEST_PREFIX']}:broker:{os.getpid()}",
 )
 install(app)
-if not OPTIONS["desk"]:
+if not OPTIONS["channel"]:
     app.steps["consumer"].discard(delivery.DeliveryStep)
 journal = Journal.of_environment()
 
@@ -107,7 +107,7 @@ class Points:
         @functools.wraps(original)
         def crossing(*args: Any, **kwargs: Any) -> Any:
             where = place(*args, **kwargs)
-            if where in ("count", "desks", "tend"):  # now and then, by a thread of its own
+            if where in ("count", "channels", "tend"):  # now and then, by a thread of its own
                 return original(*args, **kwargs)
             self.cross(where, "before")
             result = original(*args, **kwargs)
@@ -206,7 +206,7 @@ def key_of_work(key: str, name: Any, gate: str = "") -> str:
     return key
 
 
-@locked(lock_key="{key}" if OPTIONS["lobby"] else key_of_work)
+@locked(lock_key="{key}" if OPTIONS["at_receipt"] else key_of_work)
 def work(self: Any, key: str, name: Any, gate: str = "") -> Any:
     with turn(self, key, name):
         if gate:

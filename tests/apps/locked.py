@@ -499,7 +499,7 @@ def look(self: Any, key: str) -> dict[str, Any]:
 
 @locked()
 def tell_way(self: Any, key: str) -> dict[str, Any]:
-    """Tell who runs this, and whether it was pushed to that worker's desk."""
+    """Tell who runs this, and whether it was pushed to that worker's channel."""
     came = self.request.properties["distlock"]
     return {"worker": self.request.hostname, "pushed": bool(came.get("pushed"))}
 

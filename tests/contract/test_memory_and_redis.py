@@ -50,8 +50,8 @@ class TestRedisStore(FullContract):
         return lambda seconds: servers.bring_nearer(redis_url, prefix, seconds)
 
     def test_it_can_push(self, store):
-        with closing(store.open_channel(lambda wake: None)) as desk:
-            assert desk.address
+        with closing(store.open_channel(lambda wake: None)) as channel:
+            assert channel.address
 
 
 class TestMemoryStore(FullContract):

@@ -226,17 +226,18 @@ def test_a_full_server_remembers_what_is_unsettled(private_server):
         )
 
 
-def test_a_run_whose_desk_is_closed_is_given_back_to_be_sent(redis_store, redis_url):
-    desk = redis_store.open_channel(lambda wake: None)
+def test_a_run_whose_channel_is_closed_is_given_back_to_be_sent(redis_store, redis_url):
+    channel = redis_store.open_channel(lambda wake: None)
     take(redis_store, "k", "a")
     redis_store.acquire(
-        AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"e", desk.address), run="run")
+        AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"e", channel.address), run="run")
     )
-    desk.close()
-    desk.close()
+    channel.close()
+    channel.close()
     with redis.Redis.from_url(redis_url) as client:
         wait_until(
-            lambda: client.pubsub_numsub(desk.address)[0][1] == 0, what="the desk to be closed"
+            lambda: client.pubsub_numsub(channel.address)[0][1] == 0,
+            what="the channel to be closed",
         )
 
     assert redis_store.release(ReleaseRequest("k", "a")).wake == WokenTask("k", "run", b"e")

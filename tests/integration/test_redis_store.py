@@ -198,13 +198,13 @@ def test_the_check_doubts_a_server_that_may_evict_locks(private_server):
     store.close()
 
 
-def test_when_a_desk_is_closed_nobody_listens_any_more(redis_url, prefix):
+def test_when_a_channel_is_closed_nobody_listens_any_more(redis_url, prefix):
     store, others = open_store(redis_url, prefix), threading.enumerate()
-    desk = store.open_channel(lambda wake: None)
+    channel = store.open_channel(lambda wake: None)
     begun = [each for each in threading.enumerate() if each not in others]
     (listener,) = [each for each in begun if each.name == "distlock-delivery"]
 
-    desk.close()
+    channel.close()
 
     assert not listener.is_alive()
     store.close()

@@ -55,7 +55,7 @@ class Twin:
         self._stem = stem
         self._place = place
         self._heard = client.pubsub(ignore_subscribe_messages=True)
-        self._heard.subscribe(self.channel("inbox"), self.channel("desk"))
+        self._heard.subscribe(self.channel("inbox"), self.channel("channel"))
         for _confirmation in range(2):
             self._heard.get_message(timeout=10.0)
 
@@ -147,7 +147,7 @@ def any_step(chance: random.Random, number: int) -> tuple[object, ...]:
     lease = chance.choice((30_000, 60_000))
     if chance.random() < 0.15:
         ended = chance.choice((0, 1, 1, 1, 2, 3))
-        near = any_desk(chance)
+        near = any_channel(chance)
         more = () if chance.random() < 0.9 else (chance.choice(("@inbox", "@gone")), "", 0)
         return ("release", owner, run, ended, *near, *more)
     if chance.random() < 0.1:
@@ -160,8 +160,8 @@ def any_step(chance: random.Random, number: int) -> tuple[object, ...]:
         return ("acquire", owner, lease, mode, run, repeated, arrival)
     if mode in ("park", "line"):
         run = run or "r1"
-        desk = chance.choice(("@desk", "@desk", "@shut", ""))
-        more = (int(chance.random() < 0.2), f"envelope of {run}", desk, "task")
+        channel = chance.choice(("@channel", "@channel", "@shut", ""))
+        more = (int(chance.random() < 0.2), f"envelope of {run}", channel, "task")
     else:
         inbox = chance.choice(("@inbox", "@inbox", "@gone")) if mode == "wait" else ""
         more = (int(chance.random() < 0.2), inbox, "", "")
@@ -170,9 +170,9 @@ def any_step(chance: random.Random, number: int) -> tuple[object, ...]:
     return ("acquire", owner, lease, mode, run, repeated, arrival, *more)
 
 
-def any_desk(chance: random.Random) -> tuple[str, str]:
+def any_channel(chance: random.Random) -> tuple[str, str]:
     """A worker's, and the destination whose messages it takes; or nobody's."""
-    return chance.choice((("", ""), ("@desk", "x"), ("@desk", "y"), ("@shut", "x")))
+    return chance.choice((("", ""), ("@channel", "x"), ("@channel", "y"), ("@shut", "x")))
 
 
 def next_step(chance: random.Random, number: int, twin: Twin) -> tuple[object, ...]:
@@ -197,7 +197,7 @@ def next_step(chance: random.Random, number: int, twin: Twin) -> tuple[object, .
         return (chance.choice(("expire", "be late")),)
     if chance.random() < 0.1:
         return ("rest", owner, chance.choice((1, 5000)))
-    return ("release", owner, run, chance.choice((0, 1, 1, 1)), *any_desk(chance))
+    return ("release", owner, run, chance.choice((0, 1, 1, 1)), *any_channel(chance))
 
 
 @pytest.fixture

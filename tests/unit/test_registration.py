@@ -42,7 +42,7 @@ def store():
 @pytest.fixture
 def registration(store):
     """One whose thread has ended: the test does its rounds."""
-    registration = Registration(SimpleNamespace(task_consumer=None), store, "desk")
+    registration = Registration(SimpleNamespace(task_consumer=None), store, "channel")
     registration.close()
     registration._thread.join(30.0)
     store.kept.clear()

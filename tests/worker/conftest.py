@@ -89,8 +89,8 @@ class Locks:
                 lambda: client.zscore(record, f"{task_id}:0:0:0"), what=f"the end of {task_id}"
             )
 
-    def forget_desk(self, key: str) -> None:
-        """Make who is parked come by the broker, as if no worker could take it from its desk."""
+    def forget_channel(self, key: str) -> None:
+        """Make who is parked come by the broker, as if no worker could take it from its channel."""
         record = self.record(key).removesuffix("lock") + "tasks"
         with redis.Redis.from_url(self.app.conf.result_backend) as client:
             for field in client.hkeys(record):

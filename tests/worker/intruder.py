@@ -92,14 +92,14 @@ class Intruder:
 
         wait_until(left, what=f"{run} to be left {times} times")
 
-    def desks(self) -> list[bytes]:
-        return self._client.pubsub_channels(f"{self.prefix}:desk:*")
+    def channels(self) -> list[bytes]:
+        return self._client.pubsub_channels(f"{self.prefix}:channel:*")
 
-    def push(self, desk: bytes, key: str, envelope: bytes, run: str = "") -> None:
+    def push(self, channel: bytes, key: str, envelope: bytes, run: str = "") -> None:
         run = run or f"{uuid.uuid4()}:0:0:0"
         lock = f"{self.prefix}:{{{key}}}:lock"
         park_request = f"{len(lock)} {len(run)} 0 0 {lock}{run}".encode() + envelope
-        assert self._client.publish(desk, park_request) == 1
+        assert self._client.publish(channel, park_request) == 1
 
     def keys(self, pattern: str) -> list[bytes]:
         return list(self._client.scan_iter(pattern))

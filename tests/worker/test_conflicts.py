@@ -83,15 +83,15 @@ def test_a_child_that_is_not_parked_and_needs_its_parents_key_is_named_as_a_dead
 # The broker
 
 
-@pytest.mark.parametrize("way", ["desk", "broker"])
+@pytest.mark.parametrize("way", ["channel", "broker"])
 def test_200_tasks_on_one_key_are_delivered_twice_each_at_most(site, key, way):
-    if way == "desk":
+    if way == "channel":
         results = [site.tasks.count.delay(key) for _ in range(200)]
     else:
         with site.held(key):
             results = [site.tasks.count.delay(key) for _ in range(200)]
             site.wait_queued(key, 200)
-            site.forget_desk(key)
+            site.forget_channel(key)
     for result in results:
         result.get(timeout=90)
 

@@ -37,7 +37,7 @@ def site(pool, bare_site: Site, tmp_path_factory) -> Iterator[Site]:
         yield site
 
 
-@pytest.mark.parametrize("way", ["desk", "broker"])
+@pytest.mark.parametrize("way", ["channel", "broker"])
 @pytest.mark.parametrize("parked_by", fidelity.PARK)
 def test_a_task_that_was_parked_arrives_as_one_that_did_not_wait(site, pool, parked_by, way):
     if (pool, parked_by) == ("solo", "main process"):
@@ -49,7 +49,7 @@ def test_a_task_that_was_parked_arrives_as_one_that_did_not_wait(site, pool, par
     assert fidelity.came_by(site, parked) == (parked_by, way)
 
 
-@pytest.mark.parametrize("way", ["desk", "broker"])
+@pytest.mark.parametrize("way", ["channel", "broker"])
 def test_a_task_that_waited_in_the_store_from_its_call_on_arrives_as_one_that_did_not(site, way):
     straight = fidelity.send_straight(site)
     sent = fidelity.send_via_store(site, way)
@@ -72,7 +72,7 @@ def test_a_task_that_was_sent_again_arrives_as_one_that_did_not_wait(site):
     assert fidelity.table(site, straight, again) == {}
 
 
-@pytest.mark.parametrize("way", ["desk", "broker", "retry"])
+@pytest.mark.parametrize("way", ["channel", "broker", "retry"])
 def test_the_links_of_a_task_that_waited_run_once(site, key, way):
     task = "echo_retry" if way == "retry" else "echo_requeue"
     name, last = f"{key}:link", f"{key}:last"
@@ -82,7 +82,7 @@ def test_the_links_of_a_task_that_waited_run_once(site, key, way):
         if way != "retry":
             site.wait_queued(key)
         if way == "broker":
-            site.forget_desk(key)
+            site.forget_channel(key)
     site.journal.wait(name)
 
     site.app.tasks[task].apply_async((key,), link=site.tasks.note.s(last)).get(timeout=30)
@@ -106,7 +106,7 @@ def park_to_expire(site, key):
     raise AssertionError("it always expired before it was parked")
 
 
-@pytest.mark.parametrize("way", ["desk", "broker"])
+@pytest.mark.parametrize("way", ["channel", "broker"])
 def test_a_task_that_expires_while_it_is_parked_does_not_run_and_blocks_nobody(site, key, way):
     echo = site.tasks.echo_requeue
     with site.held(key):
@@ -114,7 +114,7 @@ def test_a_task_that_expires_while_it_is_parked_does_not_run_and_blocks_nobody(s
         other = echo.delay(key)
         site.wait_queued(key, 2)
         if way == "broker":
-            site.forget_desk(key)
+            site.forget_channel(key)
         wait_until(lambda: datetime.datetime.now(datetime.UTC) > after, what="the expiry")
 
     other.get(timeout=30)

@@ -208,18 +208,18 @@ def test_a_lock_is_released_by_remote_control_though_the_store_takes_its_time(st
         site.journal.open(key)
 
 
-def park_without_desk(site, key):
+def park_without_channel(site, key):
     """Have a task wait that comes by the broker, as if the worker that parked it were gone."""
     result = site.tasks.work.delay(key, 0)
     site.wait_queued(key)
-    site.forget_desk(key)
+    site.forget_channel(key)
     return result
 
 
 def test_a_broker_that_hangs_keeps_no_result_from_being_stored(start, broker, key):
     site = start(broker=broker.url)
     holder = hold(site, key)
-    result = park_without_desk(site, key)
+    result = park_without_channel(site, key)
     broker.pause()
     begun = time.monotonic()
     site.journal.open(key)
@@ -233,7 +233,7 @@ def test_a_broker_that_hangs_keeps_no_result_from_being_stored(start, broker, ke
 def test_a_broker_that_hangs_keeps_no_release_from_returning(start, broker, key):
     site = start(broker=broker.url)
     with site.held(key):
-        result = park_without_desk(site, key)
+        result = park_without_channel(site, key)
         broker.pause()
         begun = time.monotonic()
     assert time.monotonic() - begun < BROKERS_PATIENCE

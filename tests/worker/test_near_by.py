@@ -33,7 +33,7 @@ def registered(site: Site) -> str:
 @contextmanager
 def scripts_of(site: Site) -> Iterator[Counter[str]]:
     """Count what scripts the site's processes run in the block; others may use its server, too."""
-    names = {load(name).sha: name for name in ("acquire", "release", "desks", "push")}
+    names = {load(name).sha: name for name in ("acquire", "release", "channels", "push")}
     counts: Counter[str] = Counter()
     url, prefix = site.env["DISTLOCK_TEST_BROKER"], site.env["DISTLOCK_TEST_PREFIX"]
     with redis.Redis.from_url(url) as client, client.monitor() as monitor:
@@ -62,7 +62,7 @@ def test_who_waits_is_handed_on_by_the_release_alone(site, key):
     assert site.journal.read(key) == list(range(40))
     # Each acquires and releases; whose key is given up where nobody is near looks for a worker, and
     # pushes to it.
-    assert scripts["desks"] + scripts["push"] < len(results) / 4, scripts
+    assert scripts["channels"] + scripts["push"] < len(results) / 4, scripts
 
 
 def test_what_waits_does_not_stay_at_a_worker_that_takes_no_more_of_its_queue(site, key):

@@ -54,7 +54,7 @@ def test_100_tasks_over_3_keys_neither_overlap_nor_get_lost(site, key):
     assert tokens == [sorted(set(each)) for each in tokens]
 
 
-@pytest.mark.parametrize("way", ["desk", "broker"])
+@pytest.mark.parametrize("way", ["channel", "broker"])
 def test_parked_tasks_run_in_the_order_in_which_they_came(site, key, way):
     with site.held(key):
         results = []
@@ -62,13 +62,13 @@ def test_parked_tasks_run_in_the_order_in_which_they_came(site, key, way):
             results.append(site.tasks.work_requeue.delay(key, number))
             site.wait_queued(key, number + 1)
         if way == "broker":
-            site.forget_desk(key)
+            site.forget_channel(key)
 
     assert [result.get(timeout=30) for result in results] == [0] * 5
     assert site.journal.read(key) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("way", ["desk", "broker"])
+@pytest.mark.parametrize("way", ["channel", "broker"])
 def test_a_woken_task_is_pushed_to_the_worker_that_parked_it(site, key, way):
     for attempt in range(3):
         keys = [f"{key}:{attempt}:{number}" for number in range(4)]
@@ -79,14 +79,14 @@ def test_a_woken_task_is_pushed_to_the_worker_that_parked_it(site, key, way):
                 results.append(site.tasks.tell_way.delay(each))
                 site.wait_queued(each)
                 if way == "broker":
-                    site.forget_desk(each)
+                    site.forget_channel(each)
         told = [result.get(timeout=30) for result in results]
         if way == "broker" or any(each["pushed"] for each in told):
             break
 
     # A worker that is slow to take one may get it by the broker after all; not all of them, again
     # and again.
-    assert any(each["pushed"] for each in told) == (way == "desk")
+    assert any(each["pushed"] for each in told) == (way == "channel")
     for result, each in zip(results, told, strict=True):
         if each["pushed"]:
             (worker,) = (worker for worker in site.workers if worker.name == each["worker"])

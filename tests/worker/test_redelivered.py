@@ -30,7 +30,7 @@ def test_what_comes_back_through_the_broker_is_redelivered(site, key):
     with site.held(key):
         result = site.tasks.end_unless_redelivered.delay(key, "reject")
         site.wait_queued(key)
-        site.forget_desk(key)
+        site.forget_channel(key)
 
     assert result.get(timeout=30) == "given up"
     assert site.journal.read(key) == [False, True]

@@ -142,13 +142,13 @@ def test_one_that_is_not_sent_is_told_once_and_keeps_its_key_for_a_while_only(si
 
 
 @pytest.mark.parametrize("made", HOSTILE)
-def test_a_desk_takes_only_locked_tasks_of_its_app(site, intruder, key, tmp_path, made):
+def test_a_channel_takes_only_locked_tasks_of_its_app(site, intruder, key, tmp_path, made):
     note = str(tmp_path / "note")
 
-    for desk in intruder.desks():  # each serves in order, and has one process
-        intruder.push(desk, key, HOSTILE[made][0](note))
+    for channel in intruder.channels():  # each serves in order, and has one process
+        intruder.push(channel, key, HOSTILE[made][0](note))
         after = f"{uuid.uuid4()}:0:0:0"
-        intruder.push(desk, key, parked_as(after, key, envelope("work", key, "after it")), after)
+        intruder.push(channel, key, parked_as(after, key, envelope("work", key, "after it")), after)
     site.journal.wait(key, 2)
 
     assert site.journal.read(note) == []
@@ -174,7 +174,7 @@ def park_by_broker(site, key, task, **options):
     """Have *task* parked at *key*, so that it comes by the broker; return its result."""
     result = task.apply_async((key, "ran"), **options)
     site.wait_queued(key)
-    site.forget_desk(key)
+    site.forget_channel(key)
     return result
 
 
@@ -234,7 +234,7 @@ def test_what_a_message_says_of_its_own_way_here_is_not_believed(site, intruder,
     with site.held(key):
         result = site.tasks.work.apply_async((key, "ran"), distlock=told)
         site.wait_queued(key)
-        site.forget_desk(key)
+        site.forget_channel(key)
 
     assert result.get(timeout=30) == "ran"
     unacknowledged = f"{site.env['DISTLOCK_TEST_PREFIX']}:broker:unacked"

@@ -54,13 +54,13 @@ def send(site: Site, key: str) -> None:
     subprocess.run([sys.executable, "-c", words], env=env, cwd=ROOT, check=True, timeout=60)
 
 
-@pytest.mark.parametrize("way", ["desk", "broker"])
+@pytest.mark.parametrize("way", ["channel", "broker"])
 def test_a_task_that_was_parked_is_taken_by_workers_that_trust_its_sender_alone(site, key, way):
     with site.held(key):
         send(site, key)
         site.wait_queued(key)
         if way == "broker":
-            site.forget_desk(key)
+            site.forget_channel(key)
 
     assert site.journal.wait(key) == ["ran"]
     assert "SecurityError" not in site.log()

@@ -27,26 +27,26 @@ def intruder(site) -> Iterator[Intruder]:
     intruder.close()
 
 
-@pytest.mark.parametrize("way", ["desk", "broker"])
+@pytest.mark.parametrize("way", ["channel", "broker"])
 def test_a_task_that_the_pool_parked_comes_back(site, key, way):
     with site.held(key):
         result = site.tasks.work.delay(key, "ran")
         site.wait_queued(key)
         if way == "broker":
-            site.forget_desk(key)
+            site.forget_channel(key)
 
     assert result.get(timeout=30) == "ran"
     assert site.journal.read(key) == ["ran"]
 
 
-@pytest.mark.parametrize("way", ["desk", "broker"])
+@pytest.mark.parametrize("way", ["channel", "broker"])
 def test_a_task_that_the_main_process_parked_comes_back(site, key, way):
     site.tasks.block.delay(key)
     site.journal.wait(key)
     result = site.tasks.work.delay(key, "ran")
     site.wait_queued(key)
     if way == "broker":
-        site.forget_desk(key)
+        site.forget_channel(key)
     site.journal.open(key)
 
     assert result.get(timeout=30) == "ran"
@@ -82,13 +82,13 @@ def test_what_was_signed_for_another_key_is_not_sent(site, intruder, key):
     assert len(site.journal.read(elsewhere)) == 1
 
 
-def test_what_is_not_signed_is_not_taken_from_the_desk(site, intruder, key):
+def test_what_is_not_signed_is_not_taken_from_the_channel(site, intruder, key):
     run = f"{uuid.uuid4()}:0:0:0"
     right = sign(SECRET, key, run, parked_as(run, key, envelope("work", key, "signed")))
-    (desk,) = intruder.desks()
+    (channel,) = intruder.channels()
 
-    intruder.push(desk, key, envelope("work", f"{key}-unsigned"))
-    intruder.push(desk, key, right, run)
+    intruder.push(channel, key, envelope("work", f"{key}-unsigned"))
+    intruder.push(channel, key, right, run)
     site.journal.wait(key)
 
     assert site.journal.read(f"{key}-unsigned") == []

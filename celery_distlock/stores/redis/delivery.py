@@ -29,8 +29,6 @@ ATTEND_TIMEOUT = 1.0  # seconds until the server pushes; a worker that begins to
 MOST_PEERS = 10  # delivery channels of a broker's queue that are looked up
 MOST_FREE = 10_000  # that anybody's word is taken for
 
-_CHANNEL = "desk"
-
 
 class RedisDelivery(ParkingStore):
     """See the module. What it needs is set by the class that inherits from it."""
@@ -43,7 +41,7 @@ class RedisDelivery(ParkingStore):
     _servers: Topology
 
     def open_channel(self, receive: Callable[[WokenTask], object]) -> DeliveryChannel:
-        channel = f"{self._prefix}:{_CHANNEL}:{uuid.uuid4().hex}"
+        channel = f"{self._prefix}:channel:{uuid.uuid4().hex}"
         self._delivery = delivery = PubSubChannel(channel, self._servers, receive)
         if self._servers.in_order:
             delivery.attend(self._place("", channel), ATTEND_TIMEOUT)
@@ -76,7 +74,7 @@ class RedisDelivery(ParkingStore):
 
     def _of_queue(self, queue: str, *arguments: Any) -> Command:
         return script_call(
-            _CHANNELS, (f"{self._prefix}:desks:{{{slot_name(queue)}}}:",), *arguments
+            _CHANNELS, (f"{self._prefix}:channels:{{{slot_name(queue)}}}:",), *arguments
         )
 
     def _peers(self, answers: Sequence[Any]) -> list[PeerChannel]:
@@ -87,7 +85,7 @@ class RedisDelivery(ParkingStore):
                 if not isinstance(answer, ResponseError) or is_transient(answer):
                     raise StoreUnavailableError(f"{self.address} cannot serve: {answer}")
                 said = self._requests.refusal(answer, "the delivery channels")
-                self._complaints.tell("desks", "%s: woken tasks may go by the broker", said)
+                self._complaints.tell("channels", "%s: woken tasks may go by the broker", said)
                 continue
             for address, free in zip(map(text, answer[::2]), answer[1::2], strict=True):
                 if self._is_channel(address):
@@ -96,9 +94,7 @@ class RedisDelivery(ParkingStore):
 
     def _is_channel(self, address: str) -> bool:
         stem, _, name = address.rpartition(":")
-        return (
-            stem == f"{self._prefix}:{_CHANNEL}" and re.fullmatch("[0-9a-f]{32}", name) is not None
-        )
+        return stem == f"{self._prefix}:channel" and re.fullmatch("[0-9a-f]{32}", name) is not None
 
     def push(self, wake: WokenTask, addresses: Iterable[str]) -> bool:
         known = list(filter(self._is_channel, addresses))
@@ -150,4 +146,4 @@ def _number(value: bytes) -> int:
         return 0
 
 
-_CHANNELS, _PUSH, _TEND = map(scripts.load, ("desks", "push", "tend"))
+_CHANNELS, _PUSH, _TEND = map(scripts.load, ("channels", "push", "tend"))

@@ -120,9 +120,9 @@ class Delayed(Given):
         take(store, "k", "a", want=RATE)
         leave(store, "k", "a", started=True)
 
-        parcel = ParkRequest(b"", task="shop.reserve")
-        first = ask(store, "k", "b", queue=parcel, run="run1", want=RATE)
-        second = ask(store, "k", "c", queue=parcel, run="run2", want=RATE)
+        park_request = ParkRequest(b"", task="shop.reserve")
+        first = ask(store, "k", "b", queue=park_request, run="run1", want=RATE)
+        second = ask(store, "k", "c", queue=park_request, run="run2", want=RATE)
 
         assert 500.0 < (first.wait or 0.0) <= 601.0
         assert second.wait is None

@@ -11,7 +11,7 @@ ENV = {"C_FORCE_ROOT": "1"}  # Celery's leave to read pickles as root, as tests 
 WORKERS = [{"concurrency": 2}]
 
 
-@pytest.mark.parametrize("way", ["desk", "broker"])
+@pytest.mark.parametrize("way", ["channel", "broker"])
 @pytest.mark.parametrize("parked_by", fidelity.PARK)
 def test_a_task_that_was_parked_arrives_as_one_that_did_not_wait(site, parked_by, way):
     straight = fidelity.send_straight(site, plain=parked_by == "main process")

@@ -19,14 +19,14 @@ def test_100_tasks_over_3_keys_neither_overlap_nor_get_lost(site, key):
     assert [site.journal.get(each) for each in keys] == [34, 33, 33]
 
 
-@pytest.mark.parametrize("way", ["desk", "broker"])
+@pytest.mark.parametrize("way", ["channel", "broker"])
 def test_tasks_that_were_parked_run(site, key, way):
     with site.held(key):
         results = [site.tasks.work_requeue.delay(key, number) for number in range(10)]
         site.wait_queued(key, 10)
         assert {result.state for result in results} == {"PARKED"}
         if way == "broker":
-            site.forget_desk(key)
+            site.forget_channel(key)
 
     assert [result.get(timeout=60) for result in results] == [0] * 10
     assert sorted(site.journal.read(key)) == list(range(10))
@@ -42,13 +42,13 @@ def test_a_chord_over_one_key_completes(site, key, name):
     assert site.journal.read(f"{key}:overlaps") == []
 
 
-@pytest.mark.parametrize("way", ["desk", "broker"])
+@pytest.mark.parametrize("way", ["channel", "broker"])
 def test_a_chord_whose_members_are_all_parked_first_completes(site, key, way):
     with site.held(key):
         result = chord(site.tasks.square.s(key, n) for n in range(10))(site.tasks.total.s())
         site.wait_queued(key, 10)
         if way == "broker":
-            site.forget_desk(key)
+            site.forget_channel(key)
 
     assert result.get(timeout=60) == 285
 
@@ -66,7 +66,7 @@ def test_retries_by_conflict_do_not_count_as_retries(site, key, name):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("way", ["at once", "desk", "broker"])
+@pytest.mark.parametrize("way", ["at once", "channel", "broker"])
 def test_a_task_whose_process_is_killed_runs_once_more(site, key, way):
     if way == "at once":
         result = site.tasks.kill_itself_once.delay(key)
@@ -75,7 +75,7 @@ def test_a_task_whose_process_is_killed_runs_once_more(site, key, way):
             result = site.tasks.kill_itself_once.delay(key)
             site.wait_queued(key)
             if way == "broker":
-                site.forget_desk(key)
+                site.forget_channel(key)
 
     wait_until(lambda: result.state == "SUCCESS", timeout=60, what="the second run's success")
     site.tasks.work_requeue.delay(key, "next").get(timeout=30)

@@ -138,9 +138,11 @@ class Scene:
         wait_until(enough, timeout=timeout, what=f"{count} beginnings on {key}")
         return self.begun(key)
 
-    def desks(self) -> int:
+    def channels(self) -> int:
         """How many workers take woken tasks."""
-        return len(self._redis.pubsub_channels(f"{self.env['DISTLOCK_TEST_PREFIX']}:lock:desk:*"))
+        return len(
+            self._redis.pubsub_channels(f"{self.env['DISTLOCK_TEST_PREFIX']}:lock:channel:*")
+        )
 
     def left(self, key: str) -> dict[str, Any]:
         """What broker and lock store have yet to do, but for other keys' parked tasks."""
@@ -287,7 +289,7 @@ def _whole_pools(request: pytest.FixtureRequest) -> Iterator[None]:
             request.getfixturevalue(name).wait_whole()
 
 
-SCENES = ("scene", "by_desk", "by_broker")
+SCENES = ("scene", "by_channel", "by_broker")
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 # counted.
 RUN = dict.fromkeys(["child:claim", "child:started", "child:release", "child:success"], TASKS)
 PARK = ["child:acquire", "child:index", "child:park", "child:parked"]
-BY_DESK = {
+BY_CHANNEL = {
     **RUN,
     **dict.fromkeys(PARK, 1),  # the first task of a worker; the others are parked on arrival
     **dict.fromkeys(["main:inspect", "main:parked", "main:line"], 1),
@@ -64,7 +64,7 @@ MORE = {  # what is often crossed more than once, but need not be
 }
 
 # By default.
-FEW_BY_DESK = [
+FEW_BY_CHANNEL = [
     "child:park:after:1",
     "child:claim:after:2",
     "child:release:before:4",
@@ -103,16 +103,16 @@ SWEEPS = every(dict.fromkeys(["main:turn", "main:zscan", "main:sweep"], SWEPT))
 
 
 @pytest.fixture(scope="module")
-def by_desk(redis_server, tmp_path_factory):
+def by_channel(redis_server, tmp_path_factory):
     """Woken tasks are pushed straight to the workers, where tasks are parked on arrival."""
-    yield from make_scene(redis_server.url, tmp_path_factory.mktemp("desk"), {}, 2)
+    yield from make_scene(redis_server.url, tmp_path_factory.mktemp("channel"), {}, 2)
 
 
 @pytest.fixture(scope="module")
 def by_broker(redis_server, tmp_path_factory):
     """Woken tasks go through the broker, and all are parked by the pool."""
     folder = tmp_path_factory.mktemp("broker")
-    yield from make_scene(redis_server.url, folder, {"desk": False, "lobby": False}, 2)
+    yield from make_scene(redis_server.url, folder, {"channel": False, "at_receipt": False}, 2)
 
 
 class Client:
@@ -256,14 +256,14 @@ def seen(played: Play) -> dict[str, int]:
 PLAYS = 3  # while a process stands still for a moment, messages come again, and that is crossings
 
 
-def test_these_are_the_crossings_by_desk(by_desk, key):
+def test_these_are_the_crossings_by_channel(by_channel, key):
     for number in range(PLAYS):
-        crossed = seen(play(by_desk, f"{key}-{number}"))
-        if set(crossed) == set(BY_DESK):
+        crossed = seen(play(by_channel, f"{key}-{number}"))
+        if set(crossed) == set(BY_CHANNEL):
             break
 
-    assert set(crossed) == set(BY_DESK)
-    assert {place: min(crossed[place], count) for place, count in BY_DESK.items()} == BY_DESK
+    assert set(crossed) == set(BY_CHANNEL)
+    assert {place: min(crossed[place], count) for place, count in BY_CHANNEL.items()} == BY_CHANNEL
 
 
 def test_these_are_the_crossings_by_broker(by_broker, key):
@@ -278,9 +278,9 @@ def test_these_are_the_crossings_by_broker(by_broker, key):
 # Somebody does
 
 
-@pytest.mark.parametrize("point", every(BY_DESK | MORE) + SWEEPS if ALL else FEW_BY_DESK)
-def test_a_death_where_tasks_are_pushed(by_desk, key, point):
-    play(by_desk, key, point)
+@pytest.mark.parametrize("point", every(BY_CHANNEL | MORE) + SWEEPS if ALL else FEW_BY_CHANNEL)
+def test_a_death_where_tasks_are_pushed(by_channel, key, point):
+    play(by_channel, key, point)
 
 
 @pytest.mark.parametrize("point", every(BY_BROKER) + SWEEPS if ALL else FEW_BY_BROKER)
@@ -289,8 +289,8 @@ def test_a_death_where_tasks_go_through_the_broker(by_broker, key, point):
 
 
 @pytest.mark.parametrize("point", every(BY_CLIENT) if ALL else ["client:release:before:1"])
-def test_the_death_of_a_client_where_tasks_are_pushed(by_desk, key, point):
-    play(by_desk, key, point, client=True)
+def test_the_death_of_a_client_where_tasks_are_pushed(by_channel, key, point):
+    play(by_channel, key, point, client=True)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_distlock.testing import die_with_parent
-from tests.faults.crashes.test_points import ALL, by_desk, every
+from tests.faults.crashes.test_points import ALL, by_channel, every
 from tests.waiting import wait_until
 from tests.workers import ROOT
 
@@ -33,7 +33,7 @@ FEW = [
 ]
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
-__all__ = ["by_desk"]
+__all__ = ["by_channel"]
 
 
 def send(scene: Scene, key: str, *how: str) -> list[int]:
@@ -69,10 +69,10 @@ def play(scene: Scene, key: str, points: str = "") -> list[int]:
     return accepted
 
 
-def test_these_are_the_crossings_of_who_sends(by_desk, key):
-    accepted = play(by_desk, key)
+def test_these_are_the_crossings_of_who_sends(by_channel, key):
+    accepted = play(by_channel, key)
 
-    crossed = by_desk.crossings()
+    crossed = by_channel.crossings()
     assert accepted == list(range(TASKS))
     assert crossed["client:send:after"] == TASKS
     assert crossed["client:start:after"] >= 1
@@ -82,8 +82,8 @@ def test_these_are_the_crossings_of_who_sends(by_desk, key):
 
 
 @pytest.mark.parametrize("point", every(CROSSED) if ALL else FEW)
-def test_a_call_that_was_accepted_runs_though_its_process_dies(by_desk, key, point):
-    play(by_desk, key, point)
+def test_a_call_that_was_accepted_runs_though_its_process_dies(by_channel, key, point):
+    play(by_channel, key, point)
 
 
 # Each of a kind of which there is one at a time
@@ -93,20 +93,20 @@ FEW_ONCE = ["client:peek:after:2", "client:send:before:2", "client:send:after:2"
 
 
 @pytest.mark.parametrize("point", every(ONCE) if ALL else [*FEW_ONCE, "client:start:before:1"])
-def test_a_sender_that_dies_leaves_no_identity(by_desk, key, point):
-    by_desk.mend()
-    by_desk.arm(point)
-    strikes = len(by_desk.strikes())
+def test_a_sender_that_dies_leaves_no_identity(by_channel, key, point):
+    by_channel.mend()
+    by_channel.arm(point)
+    strikes = len(by_channel.strikes())
 
-    accepted = send(by_desk, key, "once")
+    accepted = send(by_channel, key, "once")
 
-    assert [strike["point"] for strike in by_desk.strikes()[strikes:]] == [point]
+    assert [strike["point"] for strike in by_channel.strikes()[strikes:]] == [point]
     wait_until(
-        lambda: {note["name"] for note in by_desk.begun(key)} >= set(accepted),
+        lambda: {note["name"] for note in by_channel.begun(key)} >= set(accepted),
         timeout=60.0,
         what="what was accepted to run",
     )
-    wait_until(lambda: not by_desk.left(key), timeout=60.0, what="nothing to be left")
-    results = [by_desk.tasks.work_once.delay(key, number) for number in range(TASKS)]
+    wait_until(lambda: not by_channel.left(key), timeout=60.0, what="nothing to be left")
+    results = [by_channel.tasks.work_once.delay(key, number) for number in range(TASKS)]
     assert not any(result.joined for result in results)
     assert [result.get(timeout=60) for result in results] == list(range(TASKS))

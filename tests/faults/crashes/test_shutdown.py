@@ -25,7 +25,7 @@ def stage(redis_server: EmbeddedServer, tmp_path):
 
     def make(workers: int = 2, **options) -> Scene:
         # No message comes back by itself in the time of a test.
-        options = {"visibility": 3600, "lobby": False, "lease": 60.0, **options}
+        options = {"visibility": 3600, "at_receipt": False, "lease": 60.0, **options}
         scenes.append(make_scene(redis_server.url, tmp_path, options, workers))
         scene = next(scenes[-1])
         made.append(scene)
@@ -73,7 +73,7 @@ def test_warm(stage, key, late):
     holder, parked, worker = hold_and_park(scene, key)
 
     stop(worker, signal.SIGTERM)
-    wait_until(lambda: scene.desks() == 1, what="the desk to be closed")
+    wait_until(lambda: scene.channels() == 1, what="the channel to be closed")
     wait_until(lambda: not scene.consumes(worker), what="the last message to be asked for")
     scene.journal.open(key)
 
@@ -140,7 +140,7 @@ def test_what_was_pushed_and_not_begun_runs_elsewhere(stage, key, late, signum):
 
     scene.start(concurrency=4)  # with late acknowledgement the busy ones come here, too
     stop(worker, signum)
-    wait_until(lambda: scene.desks() == 1, what="the desk to be closed")
+    wait_until(lambda: scene.channels() == 1, what="the channel to be closed")
     wait_until(lambda: not scene.consumes(worker), what="the last message to be asked for")
     scene.let_pass(key, 600)
     assert pushed.get(timeout=60) == "pushed"

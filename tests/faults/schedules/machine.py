@@ -41,7 +41,7 @@ SWEEP = 2.0
 HOUR = 3600.0  # so long a token, or an end, is remembered
 DAY = 86400.0  # after which a message that did not come is sent again at the latest
 
-KINDS = ["early", "late", "early, seen in the lobby", "late, seen in the lobby"]
+KINDS = ["early", "late", "early, seen at receipt", "late, seen at receipt"]
 KINDS += ["early, waits", "late, waits", "lock, waits"]
 
 # What befalls the process that takes a step, and which answers of the store it loses.
@@ -331,8 +331,8 @@ class World(RuleBasedStateMachine):
     def deliver(self, message: Message) -> None:
         self.broker.remove(message)
         run, worker = message.run, self.store.workers[len(self.processes) % 2]
-        if "lobby" in run.kind and not (message.woken or message.again or run.revoked):
-            park_request = ParkRequest(run.wake.envelope, worker.desk)
+        if "receipt" in run.kind and not (message.woken or message.again or run.revoked):
+            park_request = ParkRequest(run.wake.envelope, worker.channel)
             try:
                 reply = self.store.park_if_held(run.key, run.name, park_request, 0.25)
                 if reply.status is Status.PARKED:
@@ -369,7 +369,7 @@ class World(RuleBasedStateMachine):
 
     def park(self, process: Process) -> None:
         process.hold = self.new_hold(process.run)
-        self.ask(process, ParkRequest(process.run.wake.envelope, process.worker.desk))
+        self.ask(process, ParkRequest(process.run.wake.envelope, process.worker.channel))
 
     def ask(self, process: Process, queue: Inbox | ParkRequest | None = None) -> Status | None:
         """Ask for the key and do what follows; the answer, or None if that ends the process."""
@@ -425,7 +425,7 @@ class World(RuleBasedStateMachine):
         run = self.new_run(process.run.key, process.run.kind)
         hold = self.new_hold(run)
         try:
-            reply = self.acquire(hold, ParkRequest(run.wake.envelope, process.worker.desk))
+            reply = self.acquire(hold, ParkRequest(run.wake.envelope, process.worker.channel))
         except StoreUnavailableError:
             self.belated.append(lambda: self.release(hold))
         else:
@@ -529,7 +529,7 @@ class World(RuleBasedStateMachine):
 
     def push(self, wake: WokenTask) -> bool:
         try:
-            pushed = self.store.push(wake, [worker.desk for worker in self.store.workers])
+            pushed = self.store.push(wake, [worker.channel for worker in self.store.workers])
         except StoreUnavailableError:
             return False
         self.tally["pushes"] += pushed

@@ -141,21 +141,21 @@ class ToldPost(WaiterSubscriptions):
 
 
 class Worker:
-    """A worker's main process: runs are pushed to its desk, and its post tells blocked waiters."""
+    """A worker's main process: its channel gets runs, and its mailbox tells blocked waiters."""
 
     def __init__(self, store: UnluckyStore) -> None:
         self._store = store
         self.pushed: list[WokenTask] = []
-        self.desk = f"{store._prefix}:desk:{next(store.numbers):032x}"
+        self.channel = f"{store._prefix}:channel:{next(store.numbers):032x}"
         self._mailbox = f"{store.identity}:{next(store.numbers)}"
         self._post = ToldPost(store._servers.connect(None))
-        desk = PubSubChannel(self.desk, store._servers, self.pushed.append)
-        store.subscribe(self.desk, desk._take)
+        channel = PubSubChannel(self.channel, store._servers, self.pushed.append)
+        store.subscribe(self.channel, channel._take)
         store.subscribe(self._mailbox, self._post._call)
 
     def inbox(self, owner: str) -> PubSubInbox:
         return PubSubInbox(owner, lambda: (self._post, PushTarget(None, self._mailbox)))
 
     def close(self) -> None:
-        for channel in (self.desk, self._mailbox):
+        for channel in (self.channel, self._mailbox):
             self._store.unsubscribe(channel)

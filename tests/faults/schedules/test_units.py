@@ -62,13 +62,13 @@ class Play:
 
     def ask(self, asker, *, queue=True, again=False):
         """Ask as it is due, and note what came of it."""
-        parcel = ParkRequest(f"envelope {asker.run}".encode()) if asker.run else asker.inbox
+        park_request = ParkRequest(f"envelope {asker.run}".encode()) if asker.run else asker.inbox
         reply = self.store.acquire(
             AcquireRequest(
                 self.key,
                 asker.owner,
                 LEASE,
-                queue=parcel if queue else None,
+                queue=park_request if queue else None,
                 run=asker.run,
                 redelivered=again,
                 arrival=self.arrivals.get(asker, 0),

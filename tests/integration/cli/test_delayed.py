@@ -160,8 +160,8 @@ def test_what_is_for_who_waits_leaves_a_delayed_call_alone(site, locks, key, lat
 def test_when_a_rate_lets_the_next_in_is_said(site, locks, key):
     want = Want(1, 0, (Rate(1, LATER),))
     for owner, run in (("first", ""), ("second", "task:0:0:0")):
-        parcel = ParkRequest(b"", task="shop.call") if run else None
-        request = AcquireRequest(key, owner, 60.0, queue=parcel, run=run, want=want)
+        park_request = ParkRequest(b"", task="shop.call") if run else None
+        request = AcquireRequest(key, owner, 60.0, queue=park_request, run=run, want=want)
         site.store.acquire(request)
         site.store.release(ReleaseRequest(key, owner, started=True))
 

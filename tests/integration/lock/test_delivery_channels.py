@@ -38,19 +38,19 @@ def relay(store):
 
 @pytest.fixture
 def staff(store):
-    """Open a desk, and note it for a queue; return its address and what comes to it."""
+    """Open a channel, and note it for a queue; return its address and what comes to it."""
     opened = []
 
     def begin(*, free=1, queue="celery"):
         came = []
-        desk = store.open_channel(came.append)
-        opened.append(desk)
-        store.register_channel([queue], PeerChannel(desk.address, free), 60.0)
-        return desk.address, came
+        channel = store.open_channel(came.append)
+        opened.append(channel)
+        store.register_channel([queue], PeerChannel(channel.address, free), 60.0)
+        return channel.address, came
 
     yield begin
-    for desk in opened:
-        desk.close()
+    for channel in opened:
+        channel.close()
 
 
 def wake(store, run="run"):
@@ -60,7 +60,7 @@ def wake(store, run="run"):
 
 
 def records(prefix, queue="celery"):
-    return [f"{prefix}:desks:{{{queue}}}:{name}" for name in ("until", "free")]
+    return [f"{prefix}:channels:{{{queue}}}:{name}" for name in ("until", "free")]
 
 
 def test_its_own_worker_has_it_first_though_it_is_full(store, relay, staff):
@@ -110,7 +110,7 @@ def test_records_of_another_type_send_it_by_the_broker_and_are_told_once(
     staff()
     for record in records(prefix):
         client.delete(record)
-        client.set(record, "no desks")
+        client.set(record, "no channels")
 
     for number in range(3):
         woken = wake(store, f"run {number}")
@@ -123,10 +123,10 @@ def test_records_of_another_type_send_it_by_the_broker_and_are_told_once(
 
 
 @pytest.mark.parametrize("score", ["inf", "-inf", "1e300", "-5"])
-def test_what_is_no_desk_is_told_nothing(store, relay, staff, client, prefix, score):
+def test_what_is_no_channel_is_told_nothing(store, relay, staff, client, prefix, score):
     _, came = staff()
-    hostile = [f"{prefix}:inbox:{'a' * 32}", f"{prefix}:desk:{'A' * 32}", "x", "", b"\xff", "{}"]
-    hostile += [f"elsewhere:desk:{'a' * 32}", f"{prefix}:desk:{'a' * 32}\n", "news * x"]
+    hostile = [f"{prefix}:inbox:{'a' * 32}", f"{prefix}:channel:{'A' * 32}", "x", "", b"\xff", "{}"]
+    hostile += [f"elsewhere:channel:{'a' * 32}", f"{prefix}:channel:{'a' * 32}\n", "news * x"]
     ear = client.pubsub(ignore_subscribe_messages=True)
     for address in hostile:
         ear.subscribe(address)
@@ -138,7 +138,7 @@ def test_what_is_no_desk_is_told_nothing(store, relay, staff, client, prefix, sc
     relay.push(wake(store), MESSAGE)
     found = store.find_channels(["celery"])
 
-    assert all(peer.address.startswith(f"{prefix}:desk:") for peer in found)
+    assert all(peer.address.startswith(f"{prefix}:channel:") for peer in found)
     assert ear.get_message(timeout=0.2) is None
     ear.close()
     del came
@@ -153,7 +153,7 @@ def test_so_many_free_slots_are_not_believed(store, staff, client, prefix):
     assert found.free <= 10_000
 
 
-def test_nothing_is_left_of_desks_that_are_gone(store, staff, client, prefix):
+def test_nothing_is_left_of_channels_that_are_gone(store, staff, client, prefix):
     address, _ = staff()
     assert all(0 < client.pttl(record) <= 60_000 for record in records(prefix))
 

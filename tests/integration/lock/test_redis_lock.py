@@ -1436,7 +1436,7 @@ def test_a_user_who_may_not_publish_is_served_all_the_same(private_server, prefi
     with closing(RedisStore(url, prefix)) as store:
         store.acquire(AcquireRequest("k", "a", 30.0))
         store.acquire(
-            AcquireRequest("k", "b", 1.0, queue=ParkRequest(b"envelope", "desk"), run="run")
+            AcquireRequest("k", "b", 1.0, queue=ParkRequest(b"envelope", "channel"), run="run")
         )
 
         wake = store.release(ReleaseRequest("k", "a")).wake

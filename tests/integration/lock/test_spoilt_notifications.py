@@ -1,4 +1,4 @@
-"""What anybody may publish on a desk's channel."""
+"""What anybody may publish on a delivery channel."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ GARBAGE = [
 ]
 
 
-def test_garbage_on_a_desks_channel_costs_a_line_in_the_log_and_no_more(redis_url, prefix, caplog):
+def test_garbage_on_a_delivery_channel_costs_a_line_in_the_log_and_no_more(
+    redis_url, prefix, caplog
+):
     taken = []
     with closing(RedisStore(redis_url, prefix)) as store, Redis.from_url(redis_url) as client:
-        desk = store.open_channel(taken.append)
+        channel = store.open_channel(taken.append)
         for payload in GARBAGE:
-            client.publish(desk.address, payload)
-        client.publish(desk.address, b"5 3 0 0 p:{k}run{}")
+            client.publish(channel.address, payload)
+        client.publish(channel.address, b"5 3 0 0 p:{k}run{}")
         wait_until(lambda: taken, what="the run that is one")
-        desk.close()
+        channel.close()
 
     assert [(wake.name, wake.run, wake.envelope) for wake in taken] == [("k", "run", b"{}")]
     lines = [record.getMessage() for record in caplog.records]

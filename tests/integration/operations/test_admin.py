@@ -113,12 +113,15 @@ def test_calls_behind_many_that_have_come_by_themselves_are_seen_and_dropped(
     site, admin, key, monkeypatch
 ):
     monkeypatch.setattr(module, "PAGE", 50)
-    runs, parcel = [f"task{number}:0:0:0" for number in range(105)], ParkRequest(b"", task="t")
+    runs, park_request = (
+        [f"task{number}:0:0:0" for number in range(105)],
+        ParkRequest(b"", task="t"),
+    )
     with site.held(key):
         for number, run in enumerate(runs):
-            site.store.send(SendRequest(key, run, parcel, delay=600.0 + number))
+            site.store.send(SendRequest(key, run, park_request, delay=600.0 + number))
         for run in runs[:101]:
-            site.store.acquire(AcquireRequest(key, run, 60.0, queue=parcel, run=run))
+            site.store.acquire(AcquireRequest(key, run, 60.0, queue=park_request, run=run))
 
         delayed = admin.delayed(key, limit=1000)
         queue = admin.queue(key, limit=1000)
@@ -133,11 +136,11 @@ def test_calls_behind_many_that_have_come_by_themselves_are_seen_and_dropped(
 
 def test_all_who_are_on_their_way_are_seen_and_dropped(site, admin, key, monkeypatch):
     monkeypatch.setattr(module, "PAGE", 2)
-    want, parcel = Want(1, 5), ParkRequest(b"", task="t")
+    want, park_request = Want(1, 5), ParkRequest(b"", task="t")
     admin.limit(key, 0)
     for number in range(5):
         run = f"task{number}:0:0:0"
-        site.store.acquire(AcquireRequest(key, run, 60.0, queue=parcel, run=run, want=want))
+        site.store.acquire(AcquireRequest(key, run, 60.0, queue=park_request, run=run, want=want))
     site.store.set_limit(key, None)  # and send none of them
 
     kinds = [waiter.kind for waiter in admin.queue(key)]
@@ -221,7 +224,7 @@ def test_a_woken_task_whose_message_is_lost_is_sent_again_at_once(site, bare_sit
     with site.held(key):
         result = site.tasks.work_requeue.delay(key)
         site.wait_queued(key, 1)
-        site.forget_desk(key)
+        site.forget_channel(key)
         publishers, site.store.publishers = site.store.publishers, (lambda wake: None,)
     try:
         lost = admin.show(key)

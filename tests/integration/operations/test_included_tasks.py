@@ -66,7 +66,7 @@ def test_what_an_operator_releases_or_wakes_is_sent(site, admin, key, act, caplo
     lock.acquire()
     result = square(site, key).apply_async()
     site.wait_queued(key, 1)
-    site.forget_desk(key)
+    site.forget_channel(key)
     if act == "wake":
         site.forget(key)
 

@@ -122,8 +122,10 @@ def test_calls_that_come_later_are_shown_with_when(page_process, locked):
 def test_when_a_rate_lets_the_next_in_is_shown(page_process, admin):
     want = Want(1, 0, (Rate(1, 600.0),))
     for owner, run in (("first", ""), ("second", "task:0:0:0")):
-        parcel = ParkRequest(b"", task="shop.call") if run else None
-        admin.store.acquire(AcquireRequest("rated", owner, 60.0, queue=parcel, run=run, want=want))
+        park_request = ParkRequest(b"", task="shop.call") if run else None
+        admin.store.acquire(
+            AcquireRequest("rated", owner, 60.0, queue=park_request, run=run, want=want)
+        )
         admin.store.release(ReleaseRequest("rated", owner, started=True))
 
     assert 480 < page_process.find("rated")["opens"] <= 600

@@ -57,14 +57,14 @@ def hand_over(store: Store, key: str) -> None:
 
 
 def push(store: Store, key: str) -> None:
-    """Park a run whose turn comes, and is pushed to the desk."""
+    """Park a run whose turn comes, and is pushed to the channel."""
     came: list[WokenTask] = []
-    desk = store.open_channel(came.append)
-    assert desk is not None
-    with closing(desk):
+    channel = store.open_channel(came.append)
+    assert channel is not None
+    with closing(channel):
         store.acquire(AcquireRequest(key, "holder", 60.0))
-        # A server that does not know of the desk yet gives the run to the one who releases.
-        wait_until(lambda: _pushed(store, key, desk.address, came), what="a run to be pushed")
+        # A server that does not know of the channel yet gives the run to the one who releases.
+        wait_until(lambda: _pushed(store, key, channel.address, came), what="a run to be pushed")
         assert came[0].envelope == b"envelope"
 
 

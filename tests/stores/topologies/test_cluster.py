@@ -405,26 +405,26 @@ def test_a_node_that_is_gone_is_forgotten(cluster, prefix):
     old, where_to_begin = node(cluster, "k"), other(cluster, "k").address
     with (
         closing(RedisStore(f"redis+cluster://{where_to_begin}/0", prefix)) as store,
-        closing(store.open_channel(lambda wake: None)) as desk,
+        closing(store.open_channel(lambda wake: None)) as channel,
     ):
         drill.hand_over(store, "k")
         store.acquire(AcquireRequest("k", "holder", 60.0))
-        park_request = ParkRequest(b"envelope", desk.address)
+        park_request = ParkRequest(b"envelope", channel.address)
         store.acquire(AcquireRequest("k", "late", 60.0, queue=park_request, run="run"))
         copied(old)
         where = ("127.0.0.1", old.port)
-        assert [where in known for known in _known(store, desk)] == [True] * 3
+        assert [where in known for known in _known(store, channel)] == [True] * 3
 
         new = cluster.fail_over(old)
         wait_until(lambda: _acquired(store, "two"), what="an answer of the new master")
         drill.hand_over(store, next(key for key in keys_on(cluster, new, 2) if key != "k"))
         store.acquire(AcquireRequest("k", "later", 60.0, queue=park_request, run="another"))
 
-        assert [where in known for known in _known(store, desk)] == [False] * 3
+        assert [where in known for known in _known(store, channel)] == [False] * 3
 
 
-def _known(store, desk):
-    return store._servers._nodes._nodes, store._subscriptions, desk._listeners
+def _known(store, channel):
+    return store._servers._nodes._nodes, store._subscriptions, channel._listeners
 
 
 def test_a_slot_that_moved_unheard_does_not_deafen_for_the_others(cluster, store):

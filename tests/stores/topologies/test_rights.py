@@ -146,11 +146,11 @@ def cluster(
 
 
 def push(store: Store, wake: WokenTask) -> None:
-    """Push what was woken to a desk that it was not parked from."""
-    desk = store.open_channel(lambda wake: None)
-    assert desk is not None
-    with closing(desk):
-        peer = PeerChannel(desk.address, 1)
+    """Push what was woken to a channel that it was not parked from."""
+    channel = store.open_channel(lambda wake: None)
+    assert channel is not None
+    with closing(channel):
+        peer = PeerChannel(channel.address, 1)
         store.register_channel(["queue"], peer, 60.0)
         assert store.find_channels(["queue"]) == [peer]
         assert store.push(wake, [peer.address])

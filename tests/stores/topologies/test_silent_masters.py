@@ -312,7 +312,7 @@ def test_whose_worker_is_looked_for_does_not_wait_again_and_again(masters, store
             store.find_channels([queue])
     assert time.monotonic() < began + PATIENCE + 2
 
-    stem, is_silent = f"{store._prefix}:desk:", SLOTS // len(masters) - 1
+    stem, is_silent = f"{store._prefix}:channel:", SLOTS // len(masters) - 1
     addresses = (f"{stem}{number:032x}" for number in range(100_000))
     address = next(each for each in addresses if slot_of(each) < is_silent)
     began = time.monotonic()

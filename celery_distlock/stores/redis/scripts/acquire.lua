@@ -1,6 +1,6 @@
 -- acquire.lua: take the key, or join its queue, or learn who holds it. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done rate
--- ARGV owner lease_ms mode run repeated arrival [keep detail desk task want]
+-- ARGV owner lease_ms mode run repeated arrival [keep detail channel task want]
 -- returns token: granted | {'granted', token, slot, wake_run, wake_envelope, ...}: likewise, beside
 --         others | {status, token, holder, holder_run, ttl_ms, place, wake_run, wake_envelope,
 --         arrival, ...}: status busy or parked | {'done'}; at the end, what else was woken; and beside
@@ -9,7 +9,7 @@
 -- place     how many stand before it; -1: it does not stand in the queue, and waits for its first
 --           delivery to end
 -- mode      try: do not queue. wait: queue as a blocked waiter, detail is its inbox.
---           park: queue the run, detail is its envelope, desk where a worker would take it,
+--           park: queue the run, detail is its envelope, channel where a worker would take it,
 --           task the name that is shown to those who look.
 --           line: as park, but neither take the key nor hand it over, not even if it is free:
 --           somebody comes for it, or else who lines up has it looked after.
@@ -20,7 +20,7 @@
 -- want      units/capacity, or units/capacity/terms with its rates; empty: all of it, beside nobody
 -- USES grant coming units queue
 
-local owner, lease_ms, mode, run, repeated, arrival, keep, detail, desk, task, want = unpack(ARGV)
+local owner, lease_ms, mode, run, repeated, arrival, keep, detail, channel, task, want = unpack(ARGV)
 
 local asks = mode == 'try' or mode == 'wait'
 if asks and repeated == '0' and not want and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
@@ -86,8 +86,8 @@ local function granted(token, slot, wake_run, envelope)
     return with_others({ 'granted', token, slot, wake_run, envelope })
 end
 
-local function keep_parcel()
-    redis.call('HSET', TASKS, 'e:' .. run, detail, 'h:' .. run, desk)
+local function keep_envelope()
+    redis.call('HSET', TASKS, 'e:' .. run, detail, 'h:' .. run, channel)
     if task ~= '' then
         redis.call('HSET', TASKS, 't:' .. run, task)
     end
@@ -97,7 +97,7 @@ end
 local function put_off(token, holder, for_ms)
     local status = 'busy'
     if not asks then
-        keep_parcel()
+        keep_envelope()
         redis.call('HDEL', TASKS, 'n:' .. run, 'd:' .. run)
         set_aside(run, for_ms, now)
         status = 'parked'
@@ -116,7 +116,7 @@ local function second_delivery()
         -- The first one's result is being stored; if that does not come to pass, this one runs.
         local status = 'busy'
         if not asks then
-            keep_parcel()
+            keep_envelope()
             redis.call('ZADD', WOKEN, until_ms, run)
             status = 'parked'
         end
@@ -290,7 +290,7 @@ if mode ~= 'try' then
         stands = math.max(now, tonumber(last or '0') + 1)
     end
     if mode ~= 'wait' then
-        keep_parcel()
+        keep_envelope()
         redis.call('HSET', TASKS, 's:' .. run, integer(stands))
         redis.call('HDEL', TASKS, 'n:' .. run, 'd:' .. run)
         status = 'parked'

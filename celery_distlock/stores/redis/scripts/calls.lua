@@ -17,8 +17,8 @@ end
 
 -- Whether a run that is to come later has not come by itself meanwhile, as a message.
 local function is_put_off(run)
-    local envelope, desk = unpack(redis.call('HMGET', TASKS, 'e:' .. run, 'h:' .. run))
-    return envelope and not desk
+    local envelope, channel = unpack(redis.call('HMGET', TASKS, 'e:' .. run, 'h:' .. run))
+    return envelope and not channel
 end
 
 local function is_alive(share, now_ms)
@@ -88,12 +88,12 @@ local function taken_by(entry, now_ms)
         return nil -- it has begun; else its next attempt waits already
     end
     local held_back = tonumber(redis.call('ZSCORE', DONE, '~' .. run) or 0) > now_ms
-    local parcel = redis.call('HMGET', TASKS, 'e:' .. run, 'h:' .. run)
-    if parcel[1] and not held_back and expires_ms > now_ms then
+    local envelope, channel = unpack(redis.call('HMGET', TASKS, 'e:' .. run, 'h:' .. run))
+    if envelope and not held_back and expires_ms > now_ms then
         local is_sent = redis.call('ZSCORE', WOKEN, run)
         local stands = is_sent or redis.call('ZSCORE', QUEUE, 'p:' .. run) or redis.call('ZSCORE', LATER, run)
         -- What has come once, and waits again, may come once more as it was then.
-        local where = (is_sent or parcel[2]) and 'coming' or 'waiting'
+        local where = (is_sent or channel) and 'coming' or 'waiting'
         if stands then -- else a server that evicts has its message only, and it never comes
             return run, where, expires_ms, marks
         end

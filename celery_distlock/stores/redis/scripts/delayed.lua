@@ -12,10 +12,10 @@ local found = {}
 local runs = redis.call('ZRANGE', LATER, ARGV[1], ARGV[2], 'WITHSCORES')
 for i = 1, #runs, 2 do
     local run = runs[i]
-    local envelope, desk, task, want =
+    local envelope, channel, task, want =
         unpack(redis.call('HMGET', TASKS, 'e:' .. run, 'h:' .. run, 't:' .. run, 'w:p:' .. run))
     local in_ms = math.max(0, math.ceil(tonumber(runs[i + 1]) - now_ms))
-    local comes = envelope and not desk -- or it has come by itself
+    local comes = envelope and not channel -- or it has come by itself
     for _, each in ipairs(comes and { run, in_ms, task or '', want or '' } or {}) do
         found[#found + 1] = each
     end

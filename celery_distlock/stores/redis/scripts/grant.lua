@@ -8,7 +8,7 @@
 --                gives this one up, and from, who gave it up for him
 -- queue  zset    who waits, by arrival (µs): "p:<run>" parked, "b:<inbox> <owner>" blocked
 -- tasks  hash    of every run that is parked or on its way: e:<run> its envelope, s:<run> its
---                arrival, h:<run> the desk of a worker that takes it, q:<run> the destination to
+--                arrival, h:<run> the channel of a worker that takes it, q:<run> the destination to
 --                which it was sent, if it has not come from there, t:<run> its task's name,
 --                n:<run> how often it was sent; of one that has come for its key since, -1 less
 --                that. i:<run> the identity that it was sent with. d:<run> how often it was pushed to
@@ -94,7 +94,7 @@ end
 local GRANT_MS = 1000 -- for a blocked waiter to confirm what was pushed to it
 local CLAIM_MS = 5000 -- for a woken task's message to reach a worker; doubled by others on their way
 local DOUBLINGS = 2 -- at most: a key that nobody comes for is not to lie idle for longer
-local UNSENT_MS = 2000 -- for a woken run to be taken from the desk, or to be sent
+local UNSENT_MS = 2000 -- for a woken run to be taken from the channel, or to be sent
 
 local function claim_ms_of(on_their_way)
     return CLAIM_MS * 2 ^ math.min(on_their_way, DOUBLINGS)
@@ -108,20 +108,20 @@ local function publish(channel, message)
     return redis.pcall('PUBLISH', channel, message)
 end
 
-local near_desk, near -- of the worker that gives the key up, and the destination whose messages it takes
+local near_channel, near -- of the worker that gives the key up, and the destination whose messages it takes
 
--- The desk to which a run is pushed: its own, or the one near by if it was sent to that destination.
-local function desk_of(desk, sent_to)
-    if not desk and sent_to == near then
-        return near_desk
+-- The channel to which a run is pushed: its own, or the one near by if it was sent to that destination.
+local function channel_of(channel, sent_to)
+    if not channel and sent_to == near then
+        return near_channel
     end
-    return desk
+    return channel
 end
 
--- Pushes a run to a worker's desk; false if that is gone. `givers` have given the key up for it.
-local function deliver(desk, run, arrival, givers, envelope)
+-- Pushes a run to a worker's channel; false if that is gone. `givers` have given the key up for it.
+local function deliver(channel, run, arrival, givers, envelope)
     local head = string.format('%d %d %d %s ', #LOCK, #run, #givers, arrival or '0')
-    local heard = publish(desk, head .. LOCK .. run .. givers .. envelope)
+    local heard = publish(channel, head .. LOCK .. run .. givers .. envelope)
     return type(heard) == 'number' and heard > 0
 end
 

@@ -38,7 +38,7 @@ local function hand_to_waiter(head, arrival)
     return 1
 end
 
-local function hand_to_parked(head, next_run, arrival, giver, envelope, desk, since)
+local function hand_to_parked(head, next_run, arrival, giver, envelope, channel, since)
     if redis.call('ZSCORE', WOKEN, next_run) then
         return nil
     end
@@ -48,7 +48,7 @@ local function hand_to_parked(head, next_run, arrival, giver, envelope, desk, si
     end
     redis.call('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), next_run)
     redis.call('ZREM', QUEUE, head) -- only then: a script may be broken off
-    if desk and desk ~= '' and deliver(desk, next_run, since, giver, envelope) then
+    if channel and channel ~= '' and deliver(channel, next_run, since, giver, envelope) then
         return 1
     end
     return { next_run, envelope }
@@ -78,7 +78,7 @@ local function hand_to_first(owner, run)
     elseif is_blocked then
         return hand_to_waiter(head, arrival)
     end
-    local envelope, desk, since, sent_to = unpack(known, usual + 1)
-    desk = desk_of(desk, sent_to)
-    return envelope and hand_to_parked(head, next_run, arrival, run, envelope, desk, since)
+    local envelope, channel, since, sent_to = unpack(known, usual + 1)
+    channel = channel_of(channel, sent_to)
+    return envelope and hand_to_parked(head, next_run, arrival, run, envelope, channel, since)
 end

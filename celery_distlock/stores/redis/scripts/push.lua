@@ -7,7 +7,7 @@
 -- USES grant units queue
 
 local PUSHES = 5 -- whoever has heard it so often may not know its task
-local BEHIND = 100 -- in the queue, whose desks are looked at
+local BEHIND = 100 -- in the queue, whose channels are looked at
 local run = ARGV[1]
 if not on_its_way(run) then
     return 0
@@ -17,13 +17,13 @@ local pushes = tonumber(redis.call('HGET', TASKS, 'd:' .. run) or 0) or 0
 if pushes >= PUSHES then
     return 2
 end
-local desk = redis.call('HGET', TASKS, 'h:' .. run)
-if desk and desk ~= '' then
+local channel = redis.call('HGET', TASKS, 'h:' .. run)
+if channel and channel ~= '' then
     -- It is gone, or says nothing: what was parked from there after this is not to wait for it.
     redis.pcall('HSET', TASKS, 'h:' .. run, '')
     for _, member in ipairs(redis.call('ZRANGE', QUEUE, 0, BEHIND - 1)) do
         local field = 'h:' .. string.sub(member, 3)
-        if redis.call('HGET', TASKS, field) == desk then
+        if redis.call('HGET', TASKS, field) == channel then
             redis.pcall('HSET', TASKS, field, '')
         end
     end

@@ -15,12 +15,13 @@ local givers = '' -- the runs that give the key up, or have; a line each
 
 -- Pushes a run to the worker that parked it, or takes what is sent so; false if that is gone.
 local function push(run, envelope)
-    local desk, arrival, sent_to = unpack(redis.call('HMGET', TASKS, 'h:' .. run, 's:' .. run, 'q:' .. run))
-    desk = desk_of(desk, sent_to)
-    if not desk or desk == '' then
+    local known = redis.call('HMGET', TASKS, 'h:' .. run, 's:' .. run, 'q:' .. run)
+    local channel, arrival, sent_to = unpack(known)
+    channel = channel_of(channel, sent_to)
+    if not channel or channel == '' then
         return false
     end
-    return deliver(desk, run, arrival, givers, envelope)
+    return deliver(channel, run, arrival, givers, envelope)
 end
 
 local function want_of(member)

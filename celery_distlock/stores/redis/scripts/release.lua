@@ -1,6 +1,6 @@
 -- release.lua: give the key up, or a place in its queue, and hand the key to the next waiter.
 -- KEYS lock queue tasks woken fence done rate
--- ARGV owner run ended [desk destination inbox keep_run keep_ms unstarted]
+-- ARGV owner run ended [channel destination inbox keep_run keep_ms unstarted]
 -- returns 1 given up | 0 was not ours | {wake_run, wake_envelope, ...}: given up, and to be sent; and
 --         beside an empty run, in how many ms time alone lets somebody enter
 --
@@ -8,16 +8,16 @@
 --           1: it has; a second delivery of it that is parked is dropped.
 --           2: it has, and a second delivery that comes later is to be recognised.
 --           3: its body has, and its result is not stored yet: a second delivery is held back.
--- desk      of the worker that asks: what was sent to this destination, and waits, is pushed there
+-- channel   of the worker that asks: what was sent to this destination, and waits, is pushed there
 -- inbox     where a blocked waiter that gives up had waited, else empty
 -- keep_ms   not 0: the key stays locked for so long, for keep_run to claim; if that is parked
 --           already, the key is handed to it now
 -- unstarted 1: what was taken has come to nothing, and is not counted where the key has a rate
 -- USES grant handing units queue
 
-local owner, run, ended, desk, destination, inbox, keep_run, keep_ms, unstarted = unpack(ARGV)
+local owner, run, ended, channel, destination, inbox, keep_run, keep_ms, unstarted = unpack(ARGV)
 inbox, keep_ms = inbox or '', keep_ms or '0'
-near_desk, near = desk, destination
+near_channel, near = channel, destination
 
 local may_be_short = tonumber(ended) < 2 and keep_ms == '0' and redis.call('EXISTS', QUEUE, TASKS) == 0
 if may_be_short and unstarted ~= '1' then

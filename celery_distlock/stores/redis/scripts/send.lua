@@ -27,11 +27,11 @@
 -- USES grant lining calls units queue
 
 local run, envelope, task, sent_to, want, delay_ms, repeated, identity, until_when, replaces, most_ms, paced, expires_ms, marks, beside = unpack(ARGV)
-local parcel = { 'e:' .. run, envelope, 't:' .. run, task, 'q:' .. run, sent_to }
+local fields = { 'e:' .. run, envelope, 't:' .. run, task, 'q:' .. run, sent_to }
 
 identity = identity or ''
 if identity ~= '' then
-    parcel[7], parcel[8] = 'i:' .. run, identity
+    fields[7], fields[8] = 'i:' .. run, identity
 end
 most_ms = tonumber(most_ms)
 local function take_identity(now_ms, first_ms)
@@ -49,9 +49,9 @@ end
 local is_plain = want == '' and delay_ms == '0' and repeated == '0' and replaces ~= run
 local holder, holder_run = unpack(is_plain and redis.call('HMGET', LOCK, 'owner', 'run') or {})
 local is_alone = holder and holder ~= 'several:' and string.find(holder, 'parked:resting:', 1, true) ~= 1
-if is_alone and identity == '' and holder_run ~= run and redis.call('HEXISTS', TASKS, parcel[1]) == 0 then
+if is_alone and identity == '' and holder_run ~= run and redis.call('HEXISTS', TASKS, fields[1]) == 0 then
     -- One has all of it: there is nothing but to wait.
-    redis.call('HSET', TASKS, unpack(parcel)) -- before all other writes: a full server may refuse it
+    redis.call('HSET', TASKS, unpack(fields)) -- before all other writes: a full server may refuse it
     forget_ended()
     line_up(microseconds(), run)
     return { 'queued', '', '' }
@@ -65,7 +65,7 @@ if is_free and not (identity ~= '' and taken_by(redis.call('HGET', CALLS, identi
         return refused
     end
     redis.call('HSET', LOCK, 'due', integer(now))
-    redis.call('HSET', TASKS, 's:' .. run, integer(now), unpack(parcel))
+    redis.call('HSET', TASKS, 's:' .. run, integer(now), unpack(fields))
     redis.call('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), run)
     forget_ended()
     if identity ~= '' then
@@ -78,7 +78,7 @@ end
 local function answered()
     if (repeated == '1' and redis.call('ZSCORE', DONE, run)) or holds(run, now) then
         return 'queued'
-    elseif redis.call('HEXISTS', TASKS, parcel[1]) == 1 then
+    elseif redis.call('HEXISTS', TASKS, fields[1]) == 1 then
         local is_sent = redis.call('ZSCORE', WOKEN, run)
         local later = is_put_off(run) and redis.call('ZSCORE', LATER, run)
         local stands = is_sent or later or redis.call('ZSCORE', QUEUE, 'p:' .. run)
@@ -125,7 +125,7 @@ end
 local function update()
     local now_ms = now / 1000
     local first_ms = tonumber(string.match(redis.call('HGET', CALLS, identity), '^[^@ ]+@(%d+)'))
-    redis.call('HSET', TASKS, unpack(parcel)) -- before all other writes: a full server may refuse it
+    redis.call('HSET', TASKS, unpack(fields)) -- before all other writes: a full server may refuse it
     note_want('p:' .. run, want)
     take_identity(now_ms, first_ms)
     local before_ms = tonumber(redis.call('ZSCORE', LATER, run))
@@ -153,7 +153,7 @@ if takes then
     local is_same = other and task_of(other) == task_of(run)
     if replaces == run and other == run and where == 'waiting' then
         return update()
-    elseif replaces == run and (repeated ~= '1' or redis.call('HGET', TASKS, parcel[1]) ~= envelope) then
+    elseif replaces == run and (repeated ~= '1' or redis.call('HGET', TASKS, fields[1]) ~= envelope) then
         return { 'changed' } -- else that was done, and let it go, and was not answered
     elseif other and not is_same and replaces == '*' then
         takes = false
@@ -166,7 +166,7 @@ if before then
     local due_ms = before == 'later' and tonumber(redis.call('ZSCORE', LATER, run))
     return { before, '', due_ms and math.max(1, math.ceil(due_ms - now / 1000)) or '' }
 end
-redis.call('HSET', TASKS, unpack(parcel)) -- before all other writes: a full server may refuse it
+redis.call('HSET', TASKS, unpack(fields)) -- before all other writes: a full server may refuse it
 note_want('p:' .. run, want)
 forget_ended()
 if keeps_for(run) then

@@ -1,7 +1,7 @@
 -- stand.lua: have a run that needs several keys stand at one of them, or at one after the other: the
 -- key is kept for it, or it waits in the queue. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done rate
--- ARGV run names first arrival owner departs [envelope desk]
+-- ARGV run names first arrival owner departs [envelope channel]
 -- returns {status, token, holder, holder_run, ttl_ms, place, arrival, number, wake_run,
 --         wake_envelope, ...}, of the last key at which it stands; status: reserved or parked; then
 --         who was woken at the first, the second, ... of the keys; beside an empty run, in how many
@@ -20,8 +20,8 @@
 -- envelope  when it begins to stand, at the first key
 -- USES grant units queue
 
-local run, names, first, arrival, owner, departs, envelope, desk = unpack(ARGV)
-local own, member, parcel = 'parked:' .. run, 'p:' .. run, 'e:' .. run
+local run, names, first, arrival, owner, departs, envelope, channel = unpack(ARGV)
+local own, member, field = 'parked:' .. run, 'p:' .. run, 'e:' .. run
 local all_names, of_task, all_wants = string.match(names .. '\n\n', '^([^\n]*)\n([^\n]*)\n([^\n]*)')
 local now = microseconds()
 local stands = tonumber(arrival) or 0
@@ -34,7 +34,7 @@ local function find_place()
     end
     if envelope == '' and redis.call('HEXISTS', TASKS, 'k:' .. run) == 0 then
         local runs = redis.call('HGET', LOCK, 'run') == run or keeps_for(run) or holds(run, now)
-        return (runs or redis.call('HEXISTS', TASKS, parcel) == 1) and 'busy' or 'done'
+        return (runs or redis.call('HEXISTS', TASKS, field) == 1) and 'busy' or 'done'
     end
     local before = redis.call('HGET', TASKS, 's:' .. run) or redis.call('HGET', LOCK, 'stamp:' .. run)
     stands = before and tonumber(before) or place_of(stands, now)
@@ -46,11 +46,11 @@ end
 
 local function join()
     if envelope ~= '' then -- before all other writes: a full server may refuse what is new to it
-        redis.call('HSET', TASKS, parcel, envelope, 'h:' .. run, desk)
+        redis.call('HSET', TASKS, field, envelope, 'h:' .. run, channel)
         redis.call('HDEL', TASKS, 'n:' .. run)
     end
-    if redis.call('HEXISTS', TASKS, parcel) == 0 then
-        redis.call('HSET', TASKS, parcel, '')
+    if redis.call('HEXISTS', TASKS, field) == 0 then
+        redis.call('HSET', TASKS, field, '')
     end
     local since = integer(stands)
     redis.call('HSET', TASKS, 'k:' .. run, names, 's:' .. run, since, 't:' .. run, of_task)

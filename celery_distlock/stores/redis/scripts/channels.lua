@@ -1,9 +1,9 @@
--- desks.lua: note that a desk takes woken runs of a broker's queue; tell which ones do.
+-- channels.lua: note that a channel takes woken runs of a broker's queue; tell which ones do.
 -- KEYS until free
 -- ARGV address slots for_ms most near
 -- returns {address, slots, ...}: of the addresses `near`, then of those that have most free slots
 --
--- until    zset  desks, by the time (ms) until which they are taken for alive
+-- until    zset  channels, by the time (ms) until which they are taken for alive
 -- free     zset  the same, by how many more tasks their workers could start now
 -- address  empty: note nothing
 -- for_ms   0: it takes no more
@@ -17,15 +17,15 @@ local address, slots, for_ms, most, near = unpack(ARGV)
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
-local function strike(desk)
-    redis.call('ZREM', UNTIL, desk)
-    redis.call('ZREM', FREE, desk)
+local function strike(channel)
+    redis.call('ZREM', UNTIL, channel)
+    redis.call('ZREM', FREE, channel)
 end
 
 if address ~= '' then
     strike(address) -- first: a full server refuses a script's first write, but not this one
-    for _, desk in ipairs(redis.call('ZRANGEBYSCORE', UNTIL, '-inf', now_ms, 'LIMIT', 0, GONE)) do
-        strike(desk)
+    for _, channel in ipairs(redis.call('ZRANGEBYSCORE', UNTIL, '-inf', now_ms, 'LIMIT', 0, GONE)) do
+        strike(channel)
     end
     if for_ms ~= '0' then
         redis.call('ZADD', UNTIL, now_ms + for_ms, address)
@@ -36,17 +36,17 @@ if address ~= '' then
 end
 
 local found = {}
-local function tell(desk)
-    local until_ms, idle = redis.call('ZSCORE', UNTIL, desk), redis.call('ZSCORE', FREE, desk)
+local function tell(channel)
+    local until_ms, idle = redis.call('ZSCORE', UNTIL, channel), redis.call('ZSCORE', FREE, channel)
     if until_ms and idle and tonumber(until_ms) > now_ms then
-        found[#found + 1] = desk
+        found[#found + 1] = channel
         found[#found + 1] = idle
     end
 end
-for desk in string.gmatch(near, '%S+') do
-    tell(desk)
+for channel in string.gmatch(near, '%S+') do
+    tell(channel)
 end
-for _, desk in ipairs(redis.call('ZRANGE', FREE, 0, most - 1, 'REV')) do
-    tell(desk)
+for _, channel in ipairs(redis.call('ZRANGE', FREE, 0, most - 1, 'REV')) do
+    tell(channel)
 end
 return found
