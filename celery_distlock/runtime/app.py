@@ -96,7 +96,7 @@ class Runtime:
         self.parking_thread: Any = None  # parks messages that arrive for a taken key
         self.inspection_thread: Any = None  # inspects the keys of those that are not parked
         self.trust = Trust(app, self.plans, lambda: self.settings.secret)
-        self.relay = Relay(lambda: self.store, self.trust)
+        self.relay = Relay(app, lambda: self.store)
         self._imported = False
         self._settled = False  # the settings count as they were read
         # A signal's handler may take a lock, or call a task, while its thread has this.

@@ -16,8 +16,9 @@ from kombu.transport.native_delayed_delivery import (
 from celery_distlock.process import forks
 
 from .messages import publishing_of
+from .routing import known_queues, queues_at
 
-__all__ = ["broker_errors", "broker_reason", "is_refusal", "known_queues", "places_of", "publish"]
+__all__ = ["broker_errors", "broker_reason", "is_refusal", "publish"]
 
 
 def publish(
@@ -46,9 +47,7 @@ def publish(
     exchange = built["exchange"]
     # RabbitMQ drops a message to a queue that is gone, kombu's Redis transport one to an exchange
     # that this connection has not declared.
-    declare = [
-        queue for queue in known_queues(app) if _takes(queue, exchange, built["routing_key"])
-    ]
+    declare = queues_at(app, exchange, built["routing_key"])
     with forks.no_fork(), app.producer_or_acquire() as producer:
         try:
             if delay >= 1.0 and producer.connection.transport.driver_type == "amqp":
@@ -91,17 +90,6 @@ def broker_reason(error: BaseException) -> str:
     return ": ".join(filter(None, (type(cause).__name__, str(cause))))
 
 
-def known_queues(app: Celery) -> list[Any]:
-    """Return the queues that *app* knows now; another thread may add one meanwhile."""
-    return list(dict.values(app.amqp.queues))
-
-
-def places_of(queue: Any) -> list[Any]:
-    """Return the exchanges that *queue* is bound to."""
-    exchanges = [queue.exchange, *(bound.exchange for bound in queue.bindings or ())]
-    return [exchange for exchange in exchanges if exchange is not None]
-
-
 def _leave_with_broker(
     app: Celery, built: dict[str, Any], exchange_type: str, delay: float
 ) -> None:
@@ -124,13 +112,6 @@ def _leave_with_broker(
 def _has_quorum_queues(app: Celery) -> bool:
     arguments = (queue.queue_arguments or {} for queue in known_queues(app))
     return any(each.get("x-queue-type") == "quorum" for each in arguments)
-
-
-def _takes(queue: Any, exchange: str, routing_key: str) -> bool:
-    """Whether *queue* is bound to *exchange*; to the broker's default one all are, by name."""
-    if not exchange:
-        return bool(queue.name == routing_key)
-    return exchange in {place.name for place in places_of(queue)}
 
 
 def _make_known(channel: Any, exchange: str, exchange_type: str) -> None:

@@ -13,13 +13,15 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from celery import Celery
+
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
 from celery_distlock.stores import ParkingStore, Store
 from celery_distlock.stores.values import PeerChannel, WokenTask
 
-from .trust import Trust
+from .routing import queue_names
 
 __all__ = ["Relay", "by_room"]
 
@@ -31,9 +33,9 @@ MOST_TRIED = 3  # delivery channels that turn out to be closed, before the broke
 class Relay:
     """See the module. One for each app."""
 
-    def __init__(self, store: Callable[[], Store], trust: Trust) -> None:
+    def __init__(self, app: Celery, store: Callable[[], Store]) -> None:
+        self._app = app
         self._store = store
-        self._trust = trust
         # Where the worker takes woken tasks whose task this process runs, or has run last.
         self.own_address = ""
 
@@ -46,7 +48,7 @@ class Relay:
             message: Its envelope, decoded and checked.
         """
         own = self.own_address
-        queues = self._trust.queues_of(message["exchange"], message["routing_key"])
+        queues = queue_names(self._app, message["exchange"], message["routing_key"])
         try:
             store = ParkingStore.of(self._store())
             peers = by_room(store.find_channels(queues, [own] if own else []))

@@ -17,7 +17,6 @@ it would not send itself, so no task of an app stays there for good.
 import enum
 import functools
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,7 +27,6 @@ from kombu import Queue
 from kombu.compression import get_decoder
 from kombu.exceptions import SerializerNotInstalled
 from kombu.serialization import TRUSTED_CONTENT  # type: ignore[attr-defined]
-from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCHANGE
 from kombu.utils.json import loads
 
 from celery_distlock.keys import key_of
@@ -36,7 +34,7 @@ from celery_distlock.stores.values import WokenTask
 
 from .lock_header import LockHeader
 from .messages import accepted_content
-from .publishing import known_queues, places_of
+from .routing import queues_at
 from .signing import is_signed, is_signed_with, sign
 
 __all__ = ["Reason", "RefusedError", "Trust"]
@@ -152,27 +150,13 @@ class Trust:
             return False
         if not exchange and not routing_key:
             return False
+        if queues_at(self._app, exchange, routing_key):
+            return True
         if exchange:
-            known = known_queues(self._app)
-            return any(_leads_to(queue, exchange, routing_key) for queue in known)
-        queues = self._app.amqp.queues
-        # Not by `queues[...]`, which makes up the queues that there are not.
-        if signed or dict.__contains__(queues, routing_key) or routing_key in self._routes(task):
+            return False
+        if signed or routing_key in self._routes(task):
             return True
         return any(isinstance(each, Queue) and each.name == routing_key for each in declared)
-
-    def queues_of(self, exchange: str, routing_key: str) -> list[str]:
-        """Return the names of the queues to which such a message comes, as far as is known."""
-        if not exchange:
-            return [routing_key]
-        queues = known_queues(self._app)
-        return [each.name for each in queues if _leads_to(each, exchange, routing_key)]
-
-    def exchange_type(self, exchange: str) -> str:
-        """Return the type of an exchange that a queue of this app is bound to; empty: of none."""
-        queues = known_queues(self._app) if exchange else ()
-        places = (place for queue in queues for place in places_of(queue))
-        return next((str(place.type) for place in places if place.name == exchange), "")
 
     def refuse(self, woken: WokenTask, refusal: RefusedError) -> None:
         """Log *refusal*, the first time that there is this one."""
@@ -238,36 +222,6 @@ class Trust:
 
 def _name_of(queue: Any) -> str:
     return str(getattr(queue, "name", queue) or "")
-
-
-def _leads_to(queue: Any, exchange: str, routing_key: str) -> bool:
-    """Whether a message to *exchange* with *routing_key* comes to *queue*."""
-    if exchange.endswith(CELERY_DELAYED_DELIVERY_EXCHANGE):  # RabbitMQ itself kept its countdown
-        return _topic(f"#.{queue.routing_key}").fullmatch(routing_key) is not None
-    pairs = [(queue.exchange, queue.routing_key)]
-    pairs += [(bound.exchange, bound.routing_key) for bound in queue.bindings or ()]
-    return any(
-        place is not None
-        and place.name == exchange
-        and _matches(place.type, key or "", routing_key)
-        for place, key in pairs
-    )
-
-
-def _matches(kind: str, binding: str, routing_key: str) -> bool:
-    if kind == "direct":
-        return binding == routing_key
-    if kind == "topic":
-        return _topic(binding).fullmatch(routing_key) is not None
-    return True  # fanout, headers, and those of plugins go by something else
-
-
-@functools.lru_cache(maxsize=1000)
-def _topic(binding: str) -> re.Pattern[str]:
-    """Return what *binding* matches: ``*`` is one word, ``#`` any number of them."""
-    pattern = re.escape(binding).replace(r"\*", r"[^.]*")
-    pattern = pattern.replace(r"\.\#", r"(?:\..*)?").replace(r"\#\.", r"(?:.*\.)?")
-    return re.compile(pattern.replace(r"\#", ".*"), re.DOTALL)
 
 
 def _shown(text: str) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
+from celery import Celery
 from celery.worker.request import Request
 
 from celery_distlock import clock
@@ -15,6 +16,7 @@ from celery_distlock.runtime.lock_header import LockHeader, execution_id
 from celery_distlock.runtime.messages import destination_of, header_names
 from celery_distlock.runtime.received import HEADER, Received
 from celery_distlock.runtime.requeueing import Postponed
+from celery_distlock.runtime.routing import exchange_type, queue_names
 from celery_distlock.runtime.times import seconds_until
 from celery_distlock.stores.values import WokenTask
 from celery_distlock.telemetry import events
@@ -42,7 +44,7 @@ class LockedRequest(Request):
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
-        facts = self.request_dict
+        app, facts = options["app"], self.request_dict
         where = facts["delivery_info"]
         if LockHeader.of(facts).returned:
             where["redelivered"] = True  # as a broker says of what came back to it
@@ -52,17 +54,17 @@ class LockedRequest(Request):
             returns=self._runtime.trust.knows_route(
                 facts["task"], where.get("exchange") or "", where.get("routing_key") or ""
             ),
-            exchange_type=self._runtime.trust.exchange_type(where.get("exchange") or ""),
+            exchange_type=exchange_type(app, where.get("exchange") or ""),
             content_type=message.content_type,
             content_encoding=message.content_encoding,
             body=self._kept_body(message, decoded=options.get("decoded", False)),
             headers=header_names(options.get("headers") or message.headers),
             delivery_address=self._runtime.delivery_address,
-            destination=self._destination(where),
+            destination=self._destination(app, where),
             received_at=clock.monotonic(),
             events=_event_source(options),
         )
-        events.set_source(options["app"], received.events)
+        events.set_source(app, received.events)
         facts["properties"] = {**facts["properties"], HEADER: received.to_properties()}
         if received.pushed:
             self._forget_a_past_eta()
@@ -74,10 +76,10 @@ class LockedRequest(Request):
             return self.body
         return None if message.content_type in _SERIALIZED_AGAIN else message.body
 
-    def _destination(self, where: Mapping[str, Any]) -> str:
+    def _destination(self, app: Celery, where: Mapping[str, Any]) -> str:
         """Return where it was sent, if this worker still takes what is sent there; else nothing."""
         place = where.get("exchange") or "", where.get("routing_key") or ""
-        queues = self._runtime.trust.queues_of(*place)
+        queues = queue_names(app, *place)
         is_taken = any(queue in self._runtime.delivery_queues for queue in queues)
         return destination_of(*place) if is_taken else ""
 

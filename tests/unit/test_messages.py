@@ -15,7 +15,7 @@ from celery.exceptions import Reject
 from kombu import Exchange, Producer, Queue
 from kombu.exceptions import OperationalError
 
-from celery_distlock.runtime import publishing, requeueing
+from celery_distlock.runtime import requeueing, routing
 from celery_distlock.runtime.lock_header import LockHeader, execution_id
 from celery_distlock.runtime.messages import seal
 from celery_distlock.runtime.publishing import broker_reason, publish
@@ -212,11 +212,11 @@ def test_a_message_is_sent_while_another_thread_gives_the_app_a_queue(monkeypatc
     with Celery("queues", broker="memory://", set_as_current=False) as app:
         queues = app.amqp.queues
 
-        def places_of(queue: Queue) -> list[Exchange]:
+        def leads_to(queue: Queue, exchange: str, routing_key: str) -> bool:
             queues["another"]  # as in another thread, which sends a task there
-            return [queue.exchange]
+            return False
 
-        monkeypatch.setattr(publishing, "places_of", places_of)
+        monkeypatch.setattr(routing, "_leads_to", leads_to)
         publish(app, seal(request, LockHeader()))
 
         assert set(queues) == {"celery", "another"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import closing
-from types import SimpleNamespace
 
 import pytest
+from celery import Celery
 from redis import Redis
 
 from celery_distlock.runtime.relay import Relay, by_room
@@ -32,8 +32,8 @@ def client(redis_url):
 
 @pytest.fixture
 def relay(store):
-    trust = SimpleNamespace(queues_of=lambda exchange, routing_key: [exchange or routing_key])
-    return Relay(lambda: store, trust)
+    with Celery("channels", set_as_current=False) as app:
+        yield Relay(app, lambda: store)
 
 
 @pytest.fixture
