@@ -4,6 +4,7 @@ from typing import Any
 
 from amqp.exceptions import ChannelError, MessageNacked
 from celery import Celery
+from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 from kombu.transport import virtual
 from kombu.transport.native_delayed_delivery import (
@@ -47,7 +48,7 @@ def publish(
     exchange = built["exchange"]
     # RabbitMQ drops a message to a queue that is gone, kombu's Redis transport one to an exchange
     # that this connection has not declared.
-    declare = queues_at(app, exchange, built["routing_key"])
+    declare = [_needed_of(queue) for queue in queues_at(app, exchange, built["routing_key"])]
     with forks.no_fork(), app.producer_or_acquire() as producer:
         try:
             if delay >= 1.0 and producer.connection.transport.driver_type == "amqp":
@@ -112,6 +113,12 @@ def _leave_with_broker(
 def _has_quorum_queues(app: Celery) -> bool:
     arguments = (queue.queue_arguments or {} for queue in known_queues(app))
     return any(each.get("x-queue-type") == "quorum" for each in arguments)
+
+
+def _needed_of(queue: Any) -> Any:
+    """Return what there has to be so that *queue* gets what is sent."""
+    # A broadcast's queue is one of each process. Nobody would take from one that a sender has made.
+    return queue.exchange if isinstance(queue, Broadcast) else queue
 
 
 def _make_known(channel: Any, exchange: str, exchange_type: str) -> None:

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from amqp.exceptions import AccessRefused, MessageNacked
+from amqp.exceptions import AccessRefused, ChannelError, MessageNacked
 from celery import Celery
 from celery.app.task import Context
 from celery.exceptions import Reject
 from kombu import Exchange, Producer, Queue
+from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 
 from celery_distlock.runtime import requeueing, routing
@@ -204,6 +205,23 @@ def test_an_exchange_that_was_made_known_can_be_declared_as_kombu_does():
 
         with app.producer_or_acquire() as producer:
             producer.publish("next", routing_key="others.new", declare=[queue])
+
+
+def test_who_sends_a_broadcast_again_makes_no_queue_that_nobody_takes_from():
+    own, workers = Broadcast("everybody"), Broadcast("everybody")
+    request = request_of({"id": "1", "task": "work"}, body="[[], {}, {}]")
+    request.delivery_info = {"exchange": "everybody", "routing_key": ""}
+    with Celery("broadcasts", broker="memory://", set_as_current=False) as app:
+        app.conf.task_queues = [own]
+        with app.connection_for_read() as connection:
+            taken_from = workers(connection.default_channel)
+            taken_from.declare()
+
+            publish(app, seal(request, LockHeader()))
+
+            assert taken_from.queue_declare(passive=True).message_count == 1
+            with pytest.raises(ChannelError):
+                own(connection.default_channel).queue_declare(passive=True)
 
 
 def test_a_message_is_sent_while_another_thread_gives_the_app_a_queue(monkeypatch):
