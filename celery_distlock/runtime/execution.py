@@ -64,12 +64,12 @@ class Execution:
         ensure_able(store, keys, f"task {task.name}")
         self.task = task
         self._store = store
-        self._invocation = invocation = Invocation(task, plan, store, nested=nested)
+        in_order = tuple(sorted(keys, key=_text))  # the same for all: no two wait for each other
+        self._invocation = invocation = Invocation(task, plan, store, in_order, nested=nested)
         if invocation.has_message:
             received = invocation.received
             events.set_source(task.app, received.events)
             Runtime.of(task.app).relay.own_address = received.delivery_address
-        in_order = tuple(sorted(keys, key=_text))  # the same for all: no two wait for each other
         self._requeueing = Requeueing(invocation, in_order)
         self._keys = KeyAcquisition(invocation, in_order, self._requeueing)
         self._body = Body(invocation, self._keys, self._requeueing)
@@ -211,16 +211,19 @@ def leave_former_keys(
     former = _former_places(task, keys)
     # With several keys, the message lies at the first of them.
     if plan and former and LockHeader.of(task.request.__dict__).places[0] in former:
-        invocation = Invocation(task, plan, runtime.store, nested=False)
+        invocation = Invocation(task, plan, runtime.store, (), nested=False)
         if invocation.retained:
             Requeueing(invocation, keys).move_to_broker()
     _drop_at(former, task, runtime)
 
 
 def _drop_at(names: set[str], task: Task, runtime: Runtime) -> None:
+    header = LockHeader.of(task.request.__dict__)
+    # A run that goes on at some of its keys has not ended at the others, to which it may come back.
+    ends = names.issuperset(header.places)
     for name in names:
         with contextlib.suppress(StoreError):
-            drop(runtime.store, name, LockHeader.of(task.request.__dict__).run)
+            drop(runtime.store, name, header.run, mark=ends)
 
 
 def _former_places(task: Task, keys: tuple[Key, ...]) -> set[str]:

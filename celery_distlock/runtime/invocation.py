@@ -1,6 +1,7 @@
 """One call of a locked task, by a message or by other code, and what is known about it."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +40,9 @@ class Invocation:
         execution_id: Names the execution to the store; empty without a message.
     """
 
-    def __init__(self, task: Task, plan: Plan, store: Store, *, nested: bool) -> None:
+    def __init__(
+        self, task: Task, plan: Plan, store: Store, keys: Sequence[Key], *, nested: bool
+    ) -> None:
         request = task.request
         self.task = task
         self.plan = plan
@@ -50,6 +53,9 @@ class Invocation:
         self.states = TaskStates(task, request, self.report)
         self.received = Received.of(request)
         self.header = _header_of(request) if self.has_message else LockHeader()
+        names = tuple(slot_name(key.template) for key in keys)
+        if self.header.woken and names and not set(self.header.places).intersection(names):
+            self.header = self._header_elsewhere(names)
         retries = request.retries or 0
         self.execution_id = self.execution_id_for(retries) if self.has_message else ""
 
@@ -58,6 +64,22 @@ class Invocation:
         number = self.header.number if number is None else number
         nesting = self.request.replaced_task_nesting or 0
         return str(ExecutionId(str(self.request.id), retries, number, nesting))
+
+    def _header_elsewhere(self, names: tuple[str, ...]) -> LockHeader:
+        """
+        Return the header of a run that was parked at keys of which it takes none any more.
+
+        It is another execution. The one that was parked has ended there, so that a second delivery
+        is recognised; and this one may come back, as where its key is taken back.
+        """
+        header = replace(
+            self.header,
+            parked_at=names[0],
+            names=names if len(names) > 1 else (),
+            postponed=self.header.postponed + 1,
+        )
+        retries = self.request.retries or 0
+        return replace(header, run=self.execution_id_for(retries, header.number))
 
     @property
     def redelivered(self) -> bool:

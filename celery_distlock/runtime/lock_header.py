@@ -25,7 +25,8 @@ class LockHeader:
         attempts: How often it was sent again by countdown because its key was taken.
         outages: How often it was sent again since the store last answered.
         requeues: How often it was requeued because the task failed.
-        postponed: How often the task has postponed itself.
+        postponed: How often the task has postponed itself, or gone on at other keys than those at
+            which it was parked.
         returned: It had its key before and came back without an end; or its broker says that it was
             delivered before.
         since: When it first found its key taken, in seconds since the epoch; 0: it has not.

@@ -53,6 +53,15 @@ def at_another_key(self: Any, key: str) -> None:
     journal.write(f"{key}:end", None)
 
 
+def both(key: str) -> list[str]:
+    return MOVED.format(key=key).split()
+
+
+@app.task(base=LockedTask, bind=True, lock_key=both, shared=False)
+def at_other_keys(self: Any, key: str) -> None:
+    journal.write(f"{key}:begun", list(self.lock.keys))
+
+
 @app.task(shared=False)
 def pause(seconds: float, name: str) -> None:
     journal.write(name, None)

@@ -226,3 +226,24 @@ def test_a_late_acknowledged_task_whose_key_a_deploy_has_changed_outlives_its_pr
 
     site.journal.wait(f"{key}:end", timeout=60.0)
     assert len(site.journal.read(key)) == 2
+
+
+@pytest.mark.parametrize("also", ["", "{key} "])
+def test_a_task_whose_keys_a_deploy_has_changed_runs_where_that_is_taken_back(
+    bare_site, start, key, also
+):
+    """It leaves the key of before to wait at the new one, and comes back."""
+    site, old, new = bare_site, {MOVED: f"{also}{{key}}:old"}, {MOVED: f"{also}{{key}}:new"}
+    with site.held(f"{key}:new"):
+        with site.held(f"{key}:old"):
+            before = start(env=old)
+            site.tasks.at_other_keys.delay(key)
+            site.wait_queued(f"{key}:old")
+            between = start(env=new)
+            before.stop()
+        site.wait_queued(f"{key}:new")
+        start(env=old)
+        between.stop()
+
+    (keys,) = site.journal.wait(f"{key}:begun")
+    assert set(keys) == set(old[MOVED].format(key=key).split())
