@@ -157,11 +157,11 @@ class Cluster(Topology):
             return [error.with_traceback(None)] * len(calls)
         moved = []
         for number, answer in enumerate(answers):
-            if isinstance(answer, AskError):
-                answers[number] = self._send_on(owner, answer, calls[number], patience)
-            elif isinstance(answer, MovedError):
+            if isinstance(answer, MovedError):  # first: it is an AskError as well
                 self._map.note_move(answer, owner)
                 moved.append(number)
+            elif isinstance(answer, AskError):
+                answers[number] = self._send_on(owner, answer, calls[number], patience)
         if moved or any(isinstance(answer, (*ANSWERLESS, ClusterDownError)) for answer in answers):
             self._map.doubt(owner)
         if moved and turns > 1 and clock.monotonic() < patience.until:

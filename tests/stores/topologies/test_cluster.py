@@ -402,6 +402,25 @@ def test_a_far_cluster_is_not_asked_for_its_map_again_and_again(cluster, store, 
     assert len(maps) < 15  # a busy machine has slow answers besides
 
 
+def test_a_slot_that_has_moved_is_asked_for_at_its_new_node_from_then_on(
+    cluster, store, monkeypatch
+):
+    store.inspect("k")
+    cluster.move_slot(slot("k"), other(cluster, "k"))
+    store.inspect("k")  # is told so
+    send, asked = ConnectionPool.send, []
+
+    def note(pool, calls, *until):
+        asked.extend(pool._connect().port for call in calls if call.script)
+        return send(pool, calls, *until)
+
+    monkeypatch.setattr(ConnectionPool, "send", note)
+    store.inspect("k")
+
+    assert asked == [node(cluster, "k").port]
+    assert store._place(slot_name("k"), "channel").node[1] == node(cluster, "k").port
+
+
 def test_a_node_that_is_gone_is_forgotten(cluster, prefix):
     old, where_to_begin = node(cluster, "k"), other(cluster, "k").address
     with (
