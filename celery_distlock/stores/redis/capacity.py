@@ -45,12 +45,15 @@ class RedisCapacity(CapacityStore):
     def upgrade(self, key: str, owner: str, lease: float, inbox: Inbox | None = None) -> Reply:
         address = inbox.address if inbox is not None else ""
         answer, asked_at = self._change(_UPGRADE, key, owner, milliseconds(lease), address)
-        if isinstance(answer, list) and len(answer) > 1:
-            return Reply(Status.BUSY, asked_at, remaining=time_left(answer[1]))
-        return self._reply(key, answer, asked_at)
+        with self._requests.reading(_UPGRADE, answer):
+            if isinstance(answer, list) and len(answer) > 1:
+                return Reply(Status.BUSY, asked_at, remaining=time_left(answer[1]))
+            return self._reply(key, answer, asked_at)
 
     def downgrade(self, key: str, owner: str, lease: float) -> Reply:
-        return self._reply(key, *self._change(_DOWNGRADE, key, owner, milliseconds(lease)))
+        answer, asked_at = self._change(_DOWNGRADE, key, owner, milliseconds(lease))
+        with self._requests.reading(_DOWNGRADE, answer):
+            return self._reply(key, answer, asked_at)
 
     def rest(self, key: str, owner: str, seconds: float) -> bool:
         answer, _ = self._change(_REST, key, owner, milliseconds(seconds))
@@ -69,7 +72,8 @@ class RedisCapacity(CapacityStore):
             text = "the limit of %r is set, but no list shows it until somebody waits there: %s"
             logger.warning(text, shown(key), unlisted)
         woken = answer if isinstance(answer, list) else ()
-        return Release(True, self._noting(slot_name(key), woken))
+        with self._requests.reading(_LIMIT, woken):
+            return Release(True, self._noting(slot_name(key), woken))
 
     def _list(self, key: str) -> StoreUnavailableError | None:
         """Have lists show *key*; return why not, if a cluster's node with the index is away."""

@@ -17,6 +17,7 @@ from .cluster_nodes import ClusterNodes, beside, host_of, named_by
 from .cluster_slots import SLOTS, slot_of
 from .connections import ANSWERLESS, command
 from .permissions import missing
+from .reading import Reading
 from .topology import HostPort
 
 __all__ = ["ClusterMap", "SlotOwners"]
@@ -96,7 +97,7 @@ class ClusterMap:
         """Note where a slot is now, as *by* says."""
         target = named_by(answer, by)
         self._asked_first = [target]
-        if self._known is not None:
+        if self._known is not None and 0 <= answer.slot_id < SLOTS:
             self._known.owners[answer.slot_id] = target
             if target not in self._known.nodes:
                 self._known.nodes.append(target)
@@ -191,10 +192,13 @@ class ClusterMap:
             raise RedisConnectionError(f"{where[0]}:{where[1]} {why}: {ranges}")
         owners: list[HostPort | None] = [None] * SLOTS
         nodes: dict[HostPort, None] = {}
-        for first, last, *served_by in ranges:
-            found = [(host_of(host, where), port) for host, port, *_ in served_by]
-            owners[first : last + 1] = found[:1] * (last + 1 - first)
-            nodes.update(dict.fromkeys(found))
+        with Reading(f"{where[0]}:{where[1]}", "CLUSTER SLOTS", ranges):
+            for first, last, *served_by in ranges:
+                if not 0 <= first <= last < SLOTS:
+                    raise ValueError(f"there are no slots {first} to {last}")
+                found = [(host_of(host, where), int(port)) for host, port, *_ in served_by]
+                owners[first : last + 1] = found[:1] * (last + 1 - first)
+                nodes.update(dict.fromkeys(found))
         sharded = bool(known[0]) if isinstance(known, list) else False
         return SlotOwners(owners, list(nodes), where, sharded, asked_at)
 

@@ -62,6 +62,8 @@ _KINDS: dict[str, Callable[[str], ResponseError]] = {
     "MOVED": MovedError,
     "TRYAGAIN": TryAgainError,
 }
+# What redis-py's parser says of bytes that are no answer, or of a MOVED that names no node.
+UNREADABLE = (InvalidResponse, RecursionError, TypeError, ValueError)
 ANSWERLESS = (RedisConnectionError, RedisTimeoutError, OSError)
 # All that a script touches is of one slot, so that it says so only where that is being moved.
 _BROKEN_OFF = re.compile(r"attempted to access a non local key", re.IGNORECASE)
@@ -261,7 +263,7 @@ class ConnectionPool:
             self._spoil(connection, error)
             if type(error) is ResponseError:
                 raise TurnedAwayError(str(error)) from error
-            if isinstance(error, InvalidResponse):
+            if isinstance(error, UNREADABLE):
                 raise _no_redis(error) from error
             if type(error) is RedisConnectionError and _HUNG_UP.search(str(error)):
                 raise RedisConnectionError(f"{error} {_SHUT}") from error
@@ -393,11 +395,11 @@ def _one_answer(connection: Connection) -> Any:
     except ResponseError as error:
         # Its traceback would keep all callers' frames, and their holds.
         return known(error).with_traceback(None)
-    except InvalidResponse as error:
+    except UNREADABLE as error:
         raise _no_redis(error) from error
 
 
-def _no_redis(error: InvalidResponse) -> RedisConnectionError:
+def _no_redis(error: Exception) -> RedisConnectionError:
     """Return what *error* comes to: whatever is there, it has not done what was asked for."""
     return NotRedisError(f"what answers there is no Redis ({str(error)[:200]})")
 

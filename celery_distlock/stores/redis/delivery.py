@@ -87,9 +87,11 @@ class RedisDelivery(ParkingStore):
                 said = self._requests.refusal(answer, "the delivery channels")
                 self._complaints.tell("channels", "%s: woken tasks may go by the broker", said)
                 continue
-            for address, free in zip(map(text, answer[::2]), answer[1::2], strict=True):
-                if self._is_channel(address):
-                    found.setdefault(address, PeerChannel(address, min(MOST_FREE, _number(free))))
+            with self._requests.reading(_CHANNELS, answer):
+                for address, free in zip(map(text, answer[::2]), answer[1::2], strict=True):
+                    if self._is_channel(address):
+                        peer = PeerChannel(address, min(MOST_FREE, _number(free)))
+                        found.setdefault(address, peer)
         return list(found.values())
 
     def _is_channel(self, address: str) -> bool:

@@ -37,6 +37,7 @@ from celery_distlock.stores.values import (
 
 from . import scripts
 from .connections import ANSWERLESS, TIMEOUT, Command, command, time_left
+from .reading import NOT_READ, REMEDY, Reading
 from .records import Records
 from .request_runner import Answered, RequestRunner
 from .server_errors import describe_info, is_transient, parse_info
@@ -51,6 +52,7 @@ __all__ = [
     "describe_server",
     "held_at",
     "keys_of",
+    "seconds_of",
     "since_of",
     "sum_counters",
     "text",
@@ -105,7 +107,8 @@ class RedisInspection(ListingStore, CountingStore):
             answered += 1
             return found
 
-        yield from held_at(self._servers, HeldKeys(self._records.stem, pattern), ask)
+        holds = HeldKeys(self._records.stem, pattern)
+        yield from held_at(self._servers, holds, ask, self._requests.reading)
         if away and not answered:
             raise away[0]
         for error in away:
@@ -130,9 +133,11 @@ class RedisInspection(ListingStore, CountingStore):
         """Return the names that the index has, of keys with parked tasks; some have none now."""
         for cursor in _Cursor():
             scan = self._records.command("parked", "ZSCAN", "{}", cursor.at, "COUNT", SWEEP_BATCH)
-            cursor.at, found = self._requests.ask([scan], "the names of parked tasks").answers[0]
-            if found:
-                yield list(dict.fromkeys(text(name) for name in found[::2]))
+            answer = self._requests.ask([scan], "the names of parked tasks").answers[0]
+            with self._requests.reading("ZSCAN", answer) as (cursor.at, found):
+                names = list(dict.fromkeys(text(name) for name in found[::2]))
+            if names:
+                yield names
 
     def inspect_many(self, keys: Sequence[str]) -> list[KeyState]:
         states = []
@@ -143,7 +148,8 @@ class RedisInspection(ListingStore, CountingStore):
                     self._pass_over(slot_name(key), answer)
                     states.append(KeyState("", 0, "", 0.0, 0.0, 0))
                 else:
-                    states.append(self._state(key, answer))
+                    with self._requests.reading(_INSPECT, answer):
+                        states.append(self._state(key, answer))
         return states
 
     def _pass_over(self, name: str, refusal: Exception) -> None:
@@ -184,9 +190,10 @@ class RedisInspection(ListingStore, CountingStore):
 
     def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
         call = self._records.call(_WAITERS, slot_name(key), first, first + limit - 1)
-        woken, *facts = self._requests.ask([call], key).answers[0]
-        found = zip(facts[::4], facts[1::4], facts[2::4], facts[3::4], strict=True)
-        return [_waiter(*each, woken=number < woken) for number, each in enumerate(found)]
+        answer = self._requests.ask([call], key).answers[0]
+        with self._requests.reading(_WAITERS, answer) as (woken, *facts):
+            found = zip(facts[::4], facts[1::4], facts[2::4], facts[3::4], strict=True)
+            return [_waiter(*each, woken=number < woken) for number, each in enumerate(found)]
 
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
         mask = _GLOB.sub(r"\\\g<0>", f"{task_id}:") + "*"
@@ -204,12 +211,13 @@ class RedisInspection(ListingStore, CountingStore):
             command(tasks.encode(), "HMGET", tasks, *fields),
             command(woken.encode(), "ZSCORE", woken, run),
         ]
-        (envelope, arrival, task, keys, want), due = self._requests.ask(calls, key).answers
-        if envelope is None:
-            return None
-        route = Route.read(text(keys)) if keys else None
-        since, is_woken = since_of(arrival), due is not None
-        return Waiter("", run, since, envelope, is_woken, text(task), route, want_of(want))
+        found, due = self._requests.ask(calls, key).answers
+        with self._requests.reading("HMGET", found) as (envelope, arrival, task, keys, want):
+            if envelope is None:
+                return None
+            route = Route.read(text(keys)) if keys else None
+            since, is_woken = since_of(arrival), due is not None
+            return Waiter("", run, since, envelope, is_woken, text(task), route, want_of(want))
 
     def _runs_like(
         self, mask: str, names: Sequence[str], record: str, kind: str
@@ -224,8 +232,9 @@ class RedisInspection(ListingStore, CountingStore):
                     self._pass_over(name, answer)
                     del cursors[name]
                     continue
-                cursors[name], found = answer
-                yield from ((name, text(member).removeprefix(kind)) for member in found[::2])
+                with self._requests.reading("ZSCAN", answer) as (cursors[name], found):
+                    runs = [text(member).removeprefix(kind) for member in found[::2]]
+                yield from ((name, run) for run in runs)
             cursors = {name: at for name, at in cursors.items() if at != b"0"}
 
     def _scan(self, name: str, record: str, mask: str, cursor: bytes) -> Command:
@@ -237,10 +246,11 @@ class RedisInspection(ListingStore, CountingStore):
         name = slot_name(key)
         self._requests.ask([self._records.index("add", name)], key)  # lest it was lost
         calls = [self._records.call(script, name, SWEEP_BATCH) for script in (_ROUSE, _SWEEP)]
-        _, (_, *found) = self._requests.ask(calls, key).answers
-        for run, envelope in zip(found[::2], found[1::2], strict=True):
-            if run:
-                yield wake_of(name, run, envelope)
+        answer = self._requests.ask(calls, key).answers[-1]
+        with self._requests.reading(_SWEEP, answer) as (_, *found):
+            pairs = zip(found[::2], found[1::2], strict=True)
+            wakes = [wake_of(name, run, envelope) for run, envelope in pairs if run]
+        yield from wakes
 
     def count(self, counts: Mapping[str, float]) -> None:
         add = self._records.call_without_key(_COUNT, json.dumps(counts))
@@ -250,7 +260,8 @@ class RedisInspection(ListingStore, CountingStore):
         asked = self._requests.ask(
             [self._records.command("counts", "HGETALL", "{}")], "the counters"
         )
-        return sum_counters(asked.answers[0])
+        with self._requests.reading("HGETALL", asked.answers[0]) as found:
+            return sum_counters(found)
 
     def describe(self) -> Iterator[Finding]:
         return describe_server(self._servers, self._requests.attempt)
@@ -274,15 +285,18 @@ def describe_server(
 def told(answers: Sequence[Any], at: float) -> Iterator[Finding]:
     """Describe a server by its answers to `QUESTIONS`, which it gave *at* about that time."""
     info, save, now = answers
-    if isinstance(info, bytes) and isinstance(now, list):
-        yield from describe_info(parse_info(info, save), int(now[0]) + int(now[1]) / 1e6 - at)
+    failures = [each for each in (info, now) if isinstance(each, Exception)]
+    if failures:
+        yield Finding(Severity.OK, "server", f"does not tell of itself: {failures[0]}")
+        return
+    try:
+        ahead = seconds_of(now) - at
+        facts = parse_info(info, save)
+    except NOT_READ:
+        message = f"does not tell of itself: {shown(repr((info, now)))}"
+        yield Finding(Severity.DOUBT, "server", message, REMEDY)
     else:
-        message = f"does not tell of itself: {next(filter(_failed, (info, now)))}"
-        yield Finding(Severity.OK, "server", message)
-
-
-def _failed(answer: object) -> bool:
-    return isinstance(answer, Exception)
+        yield from describe_info(facts, ahead)
 
 
 class HeldKeys:
@@ -303,23 +317,29 @@ class HeldKeys:
         """Return a call for the next of them; the first cursor is ``0``, and the last one, too."""
         return command(b"", "SCAN", cursor, "MATCH", self._mask, "COUNT", SCAN_BATCH)
 
-    def names(self, records: Sequence[bytes]) -> list[str]:
-        """Return the names of the keys that have the *records*."""
+    def found(self, answer: tuple[bytes, Sequence[bytes]]) -> tuple[bytes, list[str]]:
+        """Return the cursor of *answer*, and the names of the keys that have its records."""
+        cursor, records = answer
         found = []
         for record in records:
             with contextlib.suppress(UnicodeDecodeError):  # else it is not one of ours
                 found.append(record.decode()[self._first : self._last])
-        return found
+        return cursor, found
 
 
 def held_at(
-    servers: Topology, holds: HeldKeys, ask: Callable[[Command], Any]
+    servers: Topology,
+    holds: HeldKeys,
+    ask: Callable[[Command], Any],
+    reading: Callable[[str, Any], Reading],
 ) -> Iterator[list[str]]:
     """Return the names of all keys that are held at *servers*; some may come twice."""
     for node in servers.nodes():
         for cursor in _Cursor():
-            cursor.at, records = ask(holds.scan(cursor.at)._replace(node=node))
-            yield holds.names(records)
+            answer = ask(holds.scan(cursor.at)._replace(node=node))
+            with reading("SCAN", answer):
+                cursor.at, names = holds.found(answer)
+            yield names
 
 
 def keys_of(found: Iterable[Sequence[str]], pattern: str) -> Iterator[list[str]]:
@@ -459,6 +479,12 @@ def since_of(value: bytes | float | None) -> float:
     except ValueError:
         return 0.0
     return micros / 1e6 if FIRST < micros < EXACT else 0.0
+
+
+def seconds_of(now: Sequence[bytes]) -> float:
+    """Return the time that a server tells (``TIME``)."""
+    seconds, micros = now
+    return int(seconds) + int(micros) / 1e6
 
 
 def unreadable(address: str, key: str, token: bytes | None) -> str:

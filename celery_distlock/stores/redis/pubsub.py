@@ -162,7 +162,8 @@ class PubSubConnection:
 
     def _take(self, message: Any) -> None:
         self._note_life()
-        kind, channel, payload = message if len(message) == 3 else (b"", b"", b"")
+        is_told = isinstance(message, list) and len(message) == 3
+        kind, channel, payload = message if is_told else (b"", b"", b"")
         if kind in (b"message", b"smessage"):
             self._on_message(payload)
         elif kind in (b"subscribe", b"ssubscribe"):

@@ -252,6 +252,10 @@ class Answers(NamedTuple):
         found = [None if answers is None else answers[number] for answers in self.of]
         return [None if isinstance(answer, Exception) else answer for answer in found]
 
+    def refuse(self, node: int, number: int, refusal: Exception) -> None:
+        """Take what a node has answered to one call for a *refusal*."""
+        (self.of[node] or [])[number] = refusal
+
     @property
     def refusals(self) -> list[Exception]:
         """The first refusal of each node that has refused something."""

@@ -25,7 +25,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+from redis.exceptions import ResponseError
 
 from celery_distlock import clock
 from celery_distlock.errors import (
@@ -61,12 +63,14 @@ from .inspection import (
     SWEEP_BATCH,
     HeldKeys,
     keys_of,
+    seconds_of,
     sum_counters,
     text,
     token_of,
     told,
 )
 from .quorum import ANSWER, Answers, QuorumClient
+from .reading import Reading
 from .records import Records
 from .server_errors import memory_findings, parse_info, said
 from .urls import explained, node_settings, split
@@ -74,6 +78,8 @@ from .urls import explained, node_settings, split
 __all__ = ["RedlockStore"]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LEAST = 3  # nodes: of two, both would have to answer always, which is less than one alone bears
 ROUNDS = 3  # that are asked for one token: the second has it, unless nodes went or came meanwhile
@@ -175,11 +181,11 @@ class RedlockStore(ListingStore, CountingStore):
 
     def _decides(self, answers: Answers) -> bool:
         """Whether a majority has answered the same, so that the others need not be awaited."""
-        votes = [_vote(answer) for answer in answers.to(0) if answer is not None]
+        votes = filter(None, self._read(answers, 0, _VOTE, _vote))
         return _most_common((vote.status, vote.holder) for vote in votes)[1] >= self._majority
 
     def _votes(self, answers: Answers) -> "list[_Vote | None]":
-        votes = [None if answer is None else _vote(answer) for answer in answers.to(0)]
+        votes = self._read(answers, 0, _VOTE, _vote)
         for number, vote in enumerate(votes):
             if vote is not None:
                 self._ahead[number] = vote.time - answers.heard_at[number] * 1e6
@@ -259,11 +265,12 @@ class RedlockStore(ListingStore, CountingStore):
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
         look = self._records.call(_INSPECT, slot_name(key))
         answers = self._ask(look, key, timeout=ANSWER if timeout is None else timeout)
-        return self._state(answers.to(0))
+        return self._state(answers, key)
 
-    def _state(self, answers: Sequence[Any]) -> KeyState:
-        """Return what the nodes' answers to a look come to."""
-        looks = [_look(answer) for answer in answers if answer is not None]
+    def _state(self, answers: Answers, key: str, number: int = 0) -> KeyState:
+        """Return what the nodes' answers to a look come to; raise as `_ask` does."""
+        looks = [look for look in self._read(answers, number, _INSPECT, _look) if look]
+        self._silent(answers, key, number)
         owner, count = _most_common(look.owner for look in looks if look.owner)
         if count + len(self._nodes) - len(looks) < self._majority or not owner:
             return KeyState("", 0, "", 0.0, 0.0, 0)
@@ -282,12 +289,13 @@ class RedlockStore(ListingStore, CountingStore):
         answers = self._ask(holds.scan(b"0"), "the list of keys", enough=_all_have_answered)
         for number in range(len(self._nodes)):
             names: set[str] = set()  # each node has one vote, also for a key that it tells twice
-            while (found := answers.to(0)[number]) is not None:
-                names.update(holds.names(found[1]))
-                if found[0] == b"0":
+            while (found := self._read(answers, 0, "SCAN", holds.found)[number]) is not None:
+                cursor, some = found
+                names.update(some)
+                if cursor == b"0":
                     votes.update(names)
                     break
-                self._ask_again(number, holds.scan(found[0]), answers)
+                self._ask_again(number, holds.scan(cursor), answers)
         needed = self._majority - self._silent(answers, "the list of keys")
         names_held = [name for name, count in votes.items() if count >= needed]
         yield from keys_of(batches(names_held, SWEEP_BATCH), pattern)
@@ -308,13 +316,12 @@ class RedlockStore(ListingStore, CountingStore):
 
     def _looked(self, answers: Answers, key: str, number: int) -> KeyState:
         try:
-            self._silent(answers, key, number)
+            return self._state(answers, key, number)
         except StoreUnavailableError:
             raise
         except StoreError as error:  # of this key alone
             self._complaints.tell(key, "%s: it is not listed", error)
             return KeyState("", 0, "", 0.0, 0.0, 0)
-        return self._state(answers.to(number))
 
     def count(self, counts: Mapping[str, float]) -> None:
         """As :meth:`Store.count`: at each node; twice if its connection ends before it answers."""
@@ -330,8 +337,8 @@ class RedlockStore(ListingStore, CountingStore):
         look = self._records.command("counts", "HGETALL", "{}")
         answers = self._ask(look, "the counters", enough=_all_have_answered)
         most: dict[str, float] = {}
-        for found in filter(None, answers.to(0)):
-            for what, by in sum_counters(found).items():
+        for found in filter(None, self._read(answers, 0, "HGETALL", sum_counters)):
+            for what, by in found.items():
                 most[what] = max(by, most.get(what, by))
         return most
 
@@ -366,10 +373,7 @@ class RedlockStore(ListingStore, CountingStore):
                 "store",
                 f"{count} nodes bear as many failures as {count - 1} do: an odd number is better",
             )
-        times = [
-            time[0] + time[1] / 1e6
-            for time in ([int(part) for part in each] for each in answers.to(1) if each)
-        ]
+        times = [time for time in self._read(answers, 1, "TIME", seconds_of) if time is not None]
         apart = max(times) - min(times) if times else 0.0
         if apart > CLOCKS_APART:
             yield Finding(
@@ -385,7 +389,7 @@ class RedlockStore(ListingStore, CountingStore):
         reasons = dict(self._nodes.failures())
         servers: dict[str, str] = {}
         forgetful = []
-        infos = answers.to(0)
+        infos = self._read(answers, 0, "INFO", parse_info)
         for number, address in enumerate(self._nodes.addresses):
             if answers.of[number] is None:
                 yield Finding(
@@ -394,9 +398,8 @@ class RedlockStore(ListingStore, CountingStore):
                     f"{address} does not answer: {reasons.get(address) or 'no answer in time'}",
                     "start it: the next that fails may cost the majority",
                 )
-            if (info := infos[number]) is None:
+            if (facts := infos[number]) is None:
                 continue
-            facts = parse_info(info)
             for finding in memory_findings(facts):
                 yield replace(finding, message=f"{address}: {finding.message}")
             if facts.get("aof_enabled") == "0":
@@ -440,6 +443,24 @@ class RedlockStore(ListingStore, CountingStore):
         answers = self._nodes.ask([call], timeout=timeout, owed=owed, enough=enough)
         self._silent(answers, what)
         return answers
+
+    def _read(
+        self,
+        answers: Answers,
+        number: int,
+        asked: scripts.Script | str,
+        read: Callable[[Any], T],
+    ) -> list[T | None]:
+        """Read what the nodes have answered to a call; what cannot be read counts as a refusal."""
+        found: list[T | None] = []
+        for node, answer in enumerate(answers.to(number)):
+            try:
+                with Reading(self._nodes.addresses[node], asked, answer):
+                    found.append(None if answer is None else read(answer))
+            except StoreUnavailableError as error:
+                found.append(None)
+                answers.refuse(node, number, ResponseError(str(error)))
+        return found
 
     def _silent(self, answers: Answers, what: str, number: int = 0) -> int:
         """Return how many nodes have no answer to a call; raise as `_ask` does."""

@@ -4,13 +4,15 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from redis.exceptions import MovedError, RedisError, ResponseError, TryAgainError
+from redis.exceptions import AskError, RedisError, ResponseError, TryAgainError
 
 from celery_distlock import clock
 from celery_distlock.errors import QuorumError, StoreError, StoreUnavailableError
 from celery_distlock.naming import shown
 
+from . import scripts
 from .connections import ANSWERLESS, TIMEOUT, BrokenOffError, Command, TooFewReplicasError
+from .reading import Reading
 from .server_errors import is_of_other_type, is_transient, remedy_for, said
 from .topology import Topology
 
@@ -144,6 +146,10 @@ class RequestRunner:
             ) from failure
         return answers
 
+    def reading(self, asked: scripts.Script | str, answer: Any) -> Reading:
+        """Return the context in which the *answer* to a script or command is read."""
+        return Reading(self._servers.address, asked, answer)
+
     def require(self, answers: Sequence[Any], what: str) -> None:
         """Raise, as :meth:`ask` does, if one of *answers* is a failure."""
         for answer in answers:
@@ -158,7 +164,7 @@ class RequestRunner:
                 votes=failure.confirmed,
                 nodes=failure.wanted,
             ) from failure
-        if isinstance(failure, MovedError) and self._servers.in_order:
+        if isinstance(failure, AskError) and self._servers.in_order:  # or its kind, MovedError
             raise StoreError(f"{where} is {LONE_NODE}") from failure
         if isinstance(failure, ResponseError) and not is_transient(failure):
             raise self.refusal(failure, what) from failure

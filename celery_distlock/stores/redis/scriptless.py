@@ -141,16 +141,18 @@ class ScriptlessStore(ListingStore, CountingStore):
             mark = self._record(slot, f"ended:{request.run}")
             look += [command(mark, "GET", mark), command(mark, "PTTL", mark)]
         asked = self._ask([[make], look], request.key)
-        _, text, ttl_ms, now, last, *mark_found = asked.answers
-        return _Seen(
-            asked.first_at,
-            self._parsed(text, request.key),
-            time_left(ttl_ms),
-            int(now[0]) * 1_000_000 + int(now[1]),
-            max(0, token_of(last)),
-            mark_found[0] if mark_found else None,
-            time_left(mark_found[1]) if mark_found else 0.0,
-        )
+        with self._requests.reading("GET, PTTL, TIME and ZSCORE", asked.answers) as answers:
+            _, text, ttl_ms, (seconds, rest), last, *mark_found = answers
+            now = int(seconds) * 1_000_000 + int(rest)
+            return _Seen(
+                asked.first_at,
+                self._parsed(text, request.key),
+                time_left(ttl_ms),
+                now,
+                max(0, token_of(last)),
+                mark_found[0] if mark_found else None,
+                time_left(mark_found[1]) if mark_found else 0.0,
+            )
 
     def _second_delivery(self, request: AcquireRequest, seen: "_Seen") -> Reply | None:
         """Say what a second delivery is told, and give back what was taken for it."""
@@ -349,7 +351,13 @@ class ScriptlessStore(ListingStore, CountingStore):
             return self._ask([[scan]], "the list of keys").answers[0]
 
         yield from keys_of(
-            held_at(self._servers, HeldKeys(self._records.stem, pattern), ask), pattern
+            held_at(
+                self._servers,
+                HeldKeys(self._records.stem, pattern),
+                ask,
+                self._requests.reading,
+            ),
+            pattern,
         )
 
     def inspect_many(self, keys: Sequence[str]) -> list[KeyState]:
@@ -379,7 +387,9 @@ class ScriptlessStore(ListingStore, CountingStore):
 
     def counts(self) -> dict[str, float]:
         look = self._records.command("counts", "HGETALL", "{}")
-        return sum_counters(self._ask([[look]], "the counters").answers[0])
+        answer = self._ask([[look]], "the counters").answers[0]
+        with self._requests.reading("HGETALL", answer) as found:
+            return sum_counters(found)
 
     def _find(self, name: str, key: str, timeout: float | None = None) -> "_Held | None":
         """Look at a record; in one attempt if *timeout* seconds are given."""
@@ -389,7 +399,10 @@ class ScriptlessStore(ListingStore, CountingStore):
 
     def _seen(self, text: bytes | None, ttl_ms: int, key: str) -> "_Held | None":
         record = self._parsed(text, key)
-        return None if record is None else _Held(record, clock.monotonic() + time_left(ttl_ms))
+        if record is None:
+            return None
+        with self._requests.reading("PTTL", ttl_ms):
+            return _Held(record, clock.monotonic() + time_left(ttl_ms))
 
     def _look(self, name: str) -> list[Command]:
         record = self._record(name)

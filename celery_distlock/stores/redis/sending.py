@@ -31,28 +31,21 @@ class RedisSending(RedisTiming, SendingStore):
             answer = self._ask_to_send(name, request, repeated=False)
         except StoreUnavailableError:  # there may have been no answer only
             answer = self._ask_to_send(name, request, repeated=True)
-        if not isinstance(answer, list):
+        if answer == b"go":
             return SendReply(Sent.GO)
-        sent = Sent(answer[0].decode())
-        if sent is Sent.CHANGED:
-            return SendReply(sent)
-        if request.delay > 0 and sent is Sent.UPDATED:
-            self.note_due({name: request.delay})
-        return SendReply(sent, self._noting(name, answer[1:]))
+        with self._requests.reading(_SEND, answer):
+            sent = Sent(answer[0].decode())
+            if sent is Sent.CHANGED:
+                return SendReply(sent)
+            if request.delay > 0 and sent is Sent.UPDATED:
+                self.note_due({name: request.delay})
+            return SendReply(sent, self._noting(name, answer[1:]))
 
     def peek(self, key: str, identity: str) -> Bearer | None:
         look = self._records.call(_PEEK, slot_name(key), identity)
         found = self._requests.ask([look], key, TIMEOUT).answers[0]
-        if not found:
-            return None
-        run, where, *terms = found
-        bearer = Bearer(text(run), Where(where.decode()))
-        if not terms:
-            return bearer
-        left_ms, marks, lasts_ms = terms
-        expires = math.inf if left_ms == b"" else left_ms / 1000
-        silent, fixed, lasts = b"~" in marks, b"=" in marks, lasts_ms / 1000
-        return bearer._replace(expires=expires, silent=silent, fixed=fixed, lasts=lasts)
+        with self._requests.reading(_PEEK, found):
+            return _bearer(*found) if found else None
 
     def inherit(self, key: str, identity: Identity, run: str) -> None:
         lasts = _lasts(identity)
@@ -62,21 +55,18 @@ class RedisSending(RedisTiming, SendingStore):
 
     def delayed(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
         look = self._records.call(_DELAYED, slot_name(key), first, first + limit - 1)
-        facts = self._requests.ask([look], key).answers[0]
-        found = zip(facts[::4], facts[1::4], facts[2::4], facts[3::4], strict=True)
-        return [
-            Waiter("", text(run), 0.0, task=text(task), want=want_of(want), due=in_ms / 1000)
-            for run, in_ms, task, want in found
-        ]
+        with self._requests.reading(_DELAYED, self._requests.ask([look], key).answers[0]) as facts:
+            found = zip(facts[::4], facts[1::4], facts[2::4], facts[3::4], strict=True)
+            return [
+                Waiter("", text(run), 0.0, task=text(task), want=want_of(want), due=in_ms / 1000)
+                for run, in_ms, task, want in found
+            ]
 
     def bearers(self, key: str, limit: int = 100) -> dict[str, Bearer]:
         look = self._records.call(_BEARERS, slot_name(key), limit)
-        facts = self._requests.ask([look], key).answers[0]
-        found = zip(facts[::3], facts[1::3], facts[2::3], strict=True)
-        return {
-            text(identity): Bearer(text(run), Where(where.decode()))
-            for identity, run, where in found
-        }
+        with self._requests.reading(_BEARERS, self._requests.ask([look], key).answers[0]) as facts:
+            found = zip(facts[::3], facts[1::3], facts[2::3], strict=True)
+            return {text(identity): _bearer(run, where) for identity, run, where in found}
 
     def mark_all_published(self, wakes: Sequence[WokenTask]) -> None:
         for some in batches(wakes, SWEEP_BATCH):
@@ -112,6 +102,17 @@ class RedisSending(RedisTiming, SendingStore):
             every = [*calls, *beside] if send in calls else calls
             asked = self._requests.ask(every, request.key, None if repeated else TIMEOUT)
         return asked.answers[calls.index(send)]
+
+
+def _bearer(run: bytes, where: bytes, *terms: Any) -> Bearer:
+    """Return what peek.lua says."""
+    bearer = Bearer(text(run), Where(where.decode()))
+    if not terms:
+        return bearer
+    left_ms, marks, lasts_ms = terms
+    expires = math.inf if left_ms == b"" else left_ms / 1000
+    silent, fixed, lasts = b"~" in marks, b"=" in marks, lasts_ms / 1000
+    return bearer._replace(expires=expires, silent=silent, fixed=fixed, lasts=lasts)
 
 
 def _written(identity: Identity | None, *, paced: bool) -> list[Any]:

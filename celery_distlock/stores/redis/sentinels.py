@@ -11,6 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from celery_distlock import clock
+from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores.findings import Finding, Severity
 
 from .cluster_nodes import SLOW
@@ -23,6 +24,7 @@ from .connections import (
     Server,
     command,
 )
+from .reading import Reading
 from .topology import HostPort, PushTarget, Topology
 
 __all__ = ["Sentinels"]
@@ -99,7 +101,8 @@ class _Master(Server):
             with self._noting_silence(sentinel):
                 (answer,) = pool.receive(connection, question)
                 if isinstance(answer, list) and answer:
-                    named.append((answer[0].decode(), int(answer[1])))
+                    with Reading(_where(sentinel), "SENTINEL", answer) as (host, port):
+                        named.append((host.decode(), int(port)))
                 elif isinstance(answer, ResponseError):
                     self._failure = answer
         return max(named, key=named.count, default=None)
@@ -108,7 +111,7 @@ class _Master(Server):
     def _noting_silence(self, sentinel: Server) -> Iterator[None]:
         try:
             yield
-        except (RedisError, OSError) as error:
+        except (RedisError, OSError, StoreUnavailableError) as error:
             self._failure = error
             self._silent_until[sentinel] = clock.monotonic() + SILENT
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     AuthorizationError,
     ClusterDownError,
@@ -106,6 +107,7 @@ _DIAGNOSES = (
         re.compile(r"SELECT is not allowed"),
         "a cluster has the database 0 only, and a URL with redis+cluster:// finds all of it",
     ),
+    _Diagnosis(re.compile(r"^MOVED "), "no node of the cluster admits to having the key's slot"),
     _Diagnosis(
         re.compile(r"max number of clients"),
         "its setting 'maxclients' says how many it serves",
@@ -113,9 +115,12 @@ _DIAGNOSES = (
 )
 
 
+_CODES: dict[type, str] = {AskError: "ASK ", MovedError: "MOVED "}  # redis-py takes them away
+
+
 def said(failure: Exception, prefix: str) -> str:
     """Return what a server has answered, and what to set against it."""
-    words = str(failure)
+    words = f"{_CODES.get(type(failure), '')}{failure}"
     right = missing(words, prefix)
     hints = [f"this user lacks {right}"] if right else []
     hints += [each.hint for each in _DIAGNOSES if each.words.search(words)]

@@ -124,12 +124,10 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
             arguments += [int(retain), detail, delivery, task]
         if want != ALONE:
             arguments.append(want.written())
-        asked = self._requests.ask(
-            [self._records.call(_ACQUIRE, name, *arguments, confirmed=True)], key
-        )
-        return self._reply(
-            key, asked.answers[0], asked.asked_at, parks=isinstance(queue, ParkRequest)
-        )
+        call = self._records.call(_ACQUIRE, name, *arguments, confirmed=True)
+        asked = self._requests.ask([call], key)
+        with self._requests.reading(_ACQUIRE, asked.answers[0]) as answer:
+            return self._reply(key, answer, asked.asked_at, parks=isinstance(queue, ParkRequest))
 
     def acquire_all(
         self,
@@ -157,16 +155,17 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
             if "CROSSSLOT" in str(error):  # a lone node of a cluster: `check` says so
                 return None
             raise
-        tokens, slots = asked.answers[0][::2], asked.answers[0][1::2]
-        if not tokens and asked.unanswered:
+        with self._requests.reading(_ACQUIRE_ALL, asked.answers[0]) as answer:
+            replies = [
+                Reply(Status.GRANTED, asked.asked_at, self._token(key, token), slot=slot)
+                for key, token, slot in zip(keys, answer[::2], answer[1::2], strict=bool(answer))
+            ]
+        if not replies and asked.unanswered:
             # The request before, whose answer was lost, may have taken what is left of them.
             for key, owner in zip(keys, owners, strict=True):
                 give_back = ReleaseRequest(key, owner, started=False)
                 self.dispatch(self.release(give_back).wake)
-        return [
-            Reply(Status.GRANTED, asked.asked_at, self._token(key, token), slot=slot)
-            for key, token, slot in zip(keys, tokens, slots, strict=bool(tokens))
-        ] or None
+        return replies or None
 
     def _token(self, key: str, value: bytes | None) -> int:
         token = token_of(value)
@@ -178,12 +177,12 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
         if not isinstance(answer, list):
             return Reply(Status.GRANTED, asked_at, self._token(key, answer))
         status = Status(answer[0].decode())
-        if len(answer) == 1:
-            return Reply(status, asked_at)
         if status is Status.GRANTED:
             _, token, slot, *woken = answer
             wake = self._noting(slot_name(key), woken)
             return Reply(status, asked_at, self._token(key, token), wake=wake, slot=slot)
+        if len(answer) == 1:
+            return Reply(status, asked_at)
         _, token, holder, holder_run, ttl_ms, place, run, envelope, arrival, *others = answer
         due = 0.0 if place else opens_in(others) or 0.0
         if due and not parks:  # nobody has to be told: who has asked looks again
@@ -228,7 +227,8 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
         call = self._records.call(_ACQUIRE, name, *arguments, confirmed=True)
         for calls in self._servers.requests([self._records.index("add", name)], call):
             answers = self._requests.ask_once(calls, timeout)
-        return self._reply(key, answers[-1], asked_at)
+        with self._requests.reading(_ACQUIRE, answers[-1]) as answer:
+            return self._reply(key, answer, asked_at)
 
     def stand(self, request: StandRequest) -> Reply:
         name, route = request.name, request.route
@@ -279,11 +279,12 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
                 answers, asked_at = asked.answers, asked.asked_at
             else:
                 answers = self._requests.ask_once(calls, timeout)
-        return self._standing(names, answers[-1], asked_at)
+        with self._requests.reading(_STAND, answers[-1]) as answer:
+            return self._standing(names, answer, asked_at)
 
     def _standing(self, names: Sequence[str], answer: Any, asked_at: float) -> Reply:
         if len(answer) == 1:
-            return Reply(Status(answer[0].decode()), asked_at)
+            return self._reply(key_of(names[0]), answer, asked_at)
         *standing, arrival = answer[:7]
         reply = self._reply(key_of(names[0]), [*standing, b"", b"", arrival], asked_at)
         places = list(zip(answer[7::3], answer[8::3], answer[9::3], strict=True))
@@ -295,15 +296,16 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
     def depart(self, name: str, run: str, *, first: bool) -> Release:
         depart = self._records.call(_DEPART, name, run, int(first), confirmed=True)
         asked = self._requests.ask([depart], key_of(name))
-        return self._released(name, asked._replace(unanswered=0))
+        return self._released(name, _DEPART, asked._replace(unanswered=0))
 
     def retry_delay(
         self, key: str, usual: float, within: tuple[float, float], timeout: float
     ) -> float:
         usual_ms = milliseconds(usual) if usual else 0
         call = self._records.call(_RETURN, slot_name(key), usual_ms, *map(milliseconds, within))
-        (turn_ms,) = self._requests.ask_once([call], timeout)
-        return math.inf if turn_ms < 0 else turn_ms / 1000
+        (answer,) = self._requests.ask_once([call], timeout)
+        with self._requests.reading(_RETURN, answer) as turn_ms:
+            return math.inf if turn_ms < 0 else turn_ms / 1000
 
     def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
         calls = [
@@ -336,26 +338,24 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
             arguments += [address, keep_run, milliseconds(keep_s) if keep_for else 0]
         if started is False:
             arguments.append(1)
-        return self._released(
-            name, self._requests.ask([self._records.call(_RELEASE, name, *arguments)], key)
-        )
+        call = self._records.call(_RELEASE, name, *arguments)
+        return self._released(name, _RELEASE, self._requests.ask([call], key))
 
-    def _released(self, name: str, asked: Answered) -> Release:
-        answer = asked.answers[0]
-        if isinstance(answer, list):
-            return Release(True, self._noting(name, answer))
-        # A repeated release finds the key gone if the first one was executed and its answer lost.
-        return Release(answer == 1 or asked.unanswered > 0)
+    def _released(self, name: str, script: scripts.Script, asked: Answered) -> Release:
+        with self._requests.reading(script, asked.answers[0]) as answer:
+            if isinstance(answer, list):
+                return Release(True, self._noting(name, answer))
+            # A repeated release finds the key gone if the first was executed and its answer lost.
+            return Release(answer > 0 or asked.unanswered > 0)
 
     def drop(self, wake: WokenTask, *, mark: bool = True) -> Release:
         drop = self._records.call(_DROP, wake.name, wake.run, int(mark))
-        return self._released(wake.name, self._requests.ask([drop], wake.name))
+        return self._released(wake.name, _DROP, self._requests.ask([drop], wake.name))
 
     def cancel(self, key: str, run: str) -> Release:
         name = slot_name(key)
-        return self._released(
-            name, self._requests.ask([self._records.call(_CANCEL, name, run)], key)
-        )
+        call = self._records.call(_CANCEL, name, run)
+        return self._released(name, _CANCEL, self._requests.ask([call], key))
 
     def subscribed(self, key: str) -> bool:
         if not self._subscriptions:
@@ -438,8 +438,9 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
             self.note_due(dues)
 
     def time(self, timeout: float) -> int:
-        seconds, rest = self._requests.ask_once([command(b"", "TIME")], timeout)[0]
-        return int(seconds) * 1_000_000 + int(rest)
+        (answer,) = self._requests.ask_once([command(b"", "TIME")], timeout)
+        with self._requests.reading("TIME", answer) as (seconds, rest):
+            return int(seconds) * 1_000_000 + int(rest)
 
     def _turn(self, who: str, seconds: float) -> Command:
         return self._records.call_without_key(_TURN, who, milliseconds(max(0.0, seconds)))
@@ -455,11 +456,11 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
             if isinstance(answer, Exception):
                 self._pass_over(name, answer)
                 continue
-            waiting, *found = answer
-            opens[name] = opens_in(found)
-            for run, envelope in zip(found[::2], found[1::2], strict=True):
-                if run:
-                    yield wake_of(name, run, envelope)
+            with self._requests.reading(_SWEEP, answer) as (waiting, *found):
+                opens[name] = opens_in(found)
+                pairs = zip(found[::2], found[1::2], strict=True)
+                wakes = [wake_of(name, run, envelope) for run, envelope in pairs if run]
+            yield from wakes
             if not waiting:
                 quiet.append(self._records.index("strike", name))
         if quiet:
@@ -472,7 +473,8 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
             if timeout is None
             else self._requests.ask_once(look, timeout)
         )
-        return self._state(key, answers[0])
+        with self._requests.reading(_INSPECT, answers[0]) as answer:
+            return self._state(key, answer)
 
     def check(self) -> list[Finding]:
         probe = f"{self._prefix}:probe:{uuid.uuid4().hex}"

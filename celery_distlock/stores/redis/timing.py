@@ -65,9 +65,11 @@ class RedisTiming(TimedStore):
         written = f"{settled.number} {_written(settled.again)}" if settled.again else ""
         for_ms = milliseconds(seconds) if seconds else 0
         call = self._call(_TICK, who, inbox.address, for_ms, SWEEP_BATCH, written)
-        leads, pause_ms, late_ms, number, *names = self._requests.ask_once([call], TIMEOUT)[0]
-        pause = pause_ms / 1000 if pause_ms >= 0 else math.inf
-        return Claim(bool(leads), pause, tuple(map(text, names)), late_ms / 1000, number.decode())
+        (answer,) = self._requests.ask_once([call], TIMEOUT)
+        with self._requests.reading(_TICK, answer) as (leads, pause_ms, late_ms, number, *names):
+            pause = pause_ms / 1000 if pause_ms >= 0 else math.inf
+            due = tuple(map(text, names))
+            return Claim(bool(leads), pause, due, late_ms / 1000, number.decode())
 
     def ticker_inbox(self, who: str) -> Inbox:
         return self._inbox_at(self._records.times, who)
@@ -78,8 +80,9 @@ class RedisTiming(TimedStore):
         yield from self._swept(names, answers, again)
 
     def dues(self) -> Dues:
-        ticker, many, first_ms = self._requests.ask([self._call(_DUES)], "what is due").answers[0]
-        return Dues(text(ticker), many, first_ms / 1000)
+        answer = self._requests.ask([self._call(_DUES)], "what is due").answers[0]
+        with self._requests.reading(_DUES, answer) as (ticker, many, first_ms):
+            return Dues(text(ticker), many, first_ms / 1000)
 
     def _call(self, script: scripts.Script, *arguments: Any) -> Command:
         return script_call(script, (self._records.times,), *arguments)

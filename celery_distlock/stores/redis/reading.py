@@ -1,0 +1,53 @@
+"""What a server answers is read under this: one whose answers cannot be read does not serve."""
+
+from types import TracebackType
+from typing import Any
+
+from celery_distlock.errors import StoreUnavailableError
+from celery_distlock.naming import shown
+
+from .scripts import Script
+
+__all__ = ["NOT_READ", "REMEDY", "Reading"]
+
+# What Python says of a value of another type, form or length than a reader takes for granted.
+NOT_READ = (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
+REMEDY = (
+    "see what answers at that address, a proxy or a product that speaks Redis' protocol, say: it"
+    " has to answer as Redis and Valkey do"
+)
+
+
+class Reading:
+    """
+    A context in which the *answer* to a script or command is read.
+
+    Raises:
+        StoreUnavailableError: It cannot be: what was asked for may have been done, or not.
+    """
+
+    __slots__ = ("_address", "_answer", "_asked")
+
+    def __init__(self, address: str, asked: Script | str, answer: Any) -> None:
+        self._address = address
+        self._asked = asked
+        self._answer = answer
+
+    def __enter__(self) -> Any:
+        return self._answer
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, NOT_READ):
+            asked = (
+                self._asked if isinstance(self._asked, str) else f"the script {self._asked.name}"
+            )
+            raise StoreUnavailableError(
+                f"{self._address}: its answer to {asked} cannot be read:"
+                f" {shown(repr(self._answer))}",
+                remedy=REMEDY,
+            ) from error
