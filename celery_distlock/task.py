@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task
+from celery.signals import task_prerun
 
 from .engine.lease import Lease
 from .errors import ConfigurationError
@@ -144,6 +145,20 @@ class LockedTask(_Task):
         except Postponed as postponed:
             # Celery copies and formats its traceback, frame by frame, for nobody.
             raise postponed.with_traceback(None) from None
+
+
+def _leave_keys(sender: Any, **_: Any) -> None:
+    """
+    Have the store neither send a run nor keep its key, before a task that is locked no more.
+
+    Its message has been there, by a process that knew the task as a locked one.
+    """
+    runtime = None if isinstance(sender, LockedTask) else Runtime.known(sender.app)
+    if runtime is not None:
+        drop_reservations(sender, runtime, ())
+
+
+task_prerun.connect(_leave_keys, weak=False)
 
 
 def _names(task: type[LockedTask], app: Celery) -> list[str]:

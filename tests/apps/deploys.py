@@ -62,6 +62,15 @@ def at_other_keys(self: Any, key: str) -> None:
     journal.write(f"{key}:begun", list(self.lock.keys))
 
 
+LOCKED = {"base": LockedTask, "lock_key": "{key}", "lock_via": "store"}
+UNLOCKED = bool(os.environ.get("DISTLOCK_TEST_DEPLOYS_UNLOCKED"))
+
+
+@app.task(**({} if UNLOCKED else LOCKED), shared=False)
+def locked_no_more(key: str) -> None:
+    journal.write(key, os.getpid())
+
+
 @app.task(shared=False)
 def pause(seconds: float, name: str) -> None:
     journal.write(name, None)

@@ -14,6 +14,7 @@ from tests.workers import WorkerProcess
 
 APP = "tests.apps.deploys"
 KNOWS_MORE = "DISTLOCK_TEST_DEPLOYS_KNOWS_MORE"
+UNLOCKED = "DISTLOCK_TEST_DEPLOYS_UNLOCKED"
 MOVED = "DISTLOCK_TEST_DEPLOYS_MOVED"
 ENV = {KNOWS_MORE: "1"}
 MANY = 20
@@ -247,3 +248,17 @@ def test_a_task_whose_keys_a_deploy_has_changed_runs_where_that_is_taken_back(
 
     (keys,) = site.journal.wait(f"{key}:begun")
     assert set(keys) == set(old[MOVED].format(key=key).split())
+
+
+def test_a_call_through_the_store_of_a_task_that_is_locked_no_more_is_not_sent_again(
+    bare_site, start, key
+):
+    site = bare_site
+    site.tasks.locked_no_more.delay(key)
+    assert site.look(key).woken
+
+    start(env={UNLOCKED: "1"})
+    site.journal.wait(key)
+
+    now = site.look(key)
+    assert (now.woken, now.token) == (0, 0)
