@@ -69,7 +69,7 @@ class LockedTask(_Task):
 
     abstract = True
     Request = "celery_distlock.worker.request:LockedRequest"
-    Strategy = "celery_distlock.worker.refusal:strategy"
+    Strategy = "celery_distlock.worker.copies:strategy"
 
     lock_key: Any = UNSET
     lock_on_conflict: Any = UNSET

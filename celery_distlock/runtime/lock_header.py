@@ -9,7 +9,10 @@ from celery_distlock.stores.identities import ExecutionId
 
 from .received import HEADER
 
-__all__ = ["LockHeader", "execution_id"]
+__all__ = ["ADDRESSEE", "LockHeader", "addressee_of", "execution_id"]
+
+# Beside them in the header, of one sending alone: the queue whose copy is the only one to count.
+ADDRESSEE = "addressee"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,15 @@ def _whole(value: Any) -> int:
 def _number(value: Any) -> float:
     known = isinstance(value, int | float) and abs(value) < 2**53  # not what overflows a float
     return float(value) if known else 0.0
+
+
+def addressee_of(headers: Mapping[str, Any]) -> str:
+    """Return the queue that a message is for, of all that get a copy of it; empty: for each."""
+    values = headers.get(HEADER)
+    if not isinstance(values, Mapping) or values.get("retries") != (headers.get("retries") or 0):
+        return ""
+    # One that is dead has left that queue.
+    return "" if "x-death" in headers else str(values.get(ADDRESSEE) or "")
 
 
 def execution_id(headers: Mapping[str, Any]) -> str:

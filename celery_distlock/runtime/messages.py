@@ -22,7 +22,7 @@ from kombu.serialization import loads as deserialize
 from kombu.serialization import prepare_accept_content, registry  # type: ignore[attr-defined]
 from kombu.utils.json import dumps, loads
 
-from .lock_header import LockHeader
+from .lock_header import ADDRESSEE, LockHeader
 from .received import HEADER, Received
 from .times import when
 
@@ -30,6 +30,7 @@ __all__ = [
     "Content",
     "MalformedError",
     "accepted_content",
+    "addressed",
     "arguments_that_came",
     "destination_of",
     "header_names",
@@ -236,6 +237,13 @@ def with_eta(envelope: bytes, delay: float) -> bytes:
     """Return *envelope* to be executed in *delay* seconds."""
     message = loads(envelope)
     message["headers"]["eta"] = when(delay)
+    return dumps(message).encode()
+
+
+def addressed(envelope: bytes, queue: str) -> bytes:
+    """Return *envelope* for *queue* alone, though others get a copy of it."""
+    message = loads(envelope)
+    message["headers"][HEADER][ADDRESSEE] = queue
     return dumps(message).encode()
 
 

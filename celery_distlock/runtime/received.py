@@ -49,6 +49,7 @@ class Received(NamedTuple):
         returns: Its queue is one that it would be sent to again when it is woken.
         exchange_type: That of the exchange that it was sent to, as far as the main process knows;
             its children do not know what was added to its queues since they were forked.
+        copy_of: The queue of this worker's that it came by, if its exchange gives a copy to each.
         content_type: How its body is serialized.
         content_encoding: The body's character set.
         body: The body as it came; None: it is made of the arguments again.
@@ -68,6 +69,7 @@ class Received(NamedTuple):
     taken: Taken | None = None
     returns: bool = True
     exchange_type: str = ""
+    copy_of: str = ""
     content_type: str | None = None
     content_encoding: str | None = None
     body: Any = None

@@ -34,7 +34,7 @@ from celery_distlock.stores.values import (
 
 from .invocation import Invocation
 from .lock_header import LockHeader
-from .messages import arguments_that_came, seal, with_eta
+from .messages import addressed, arguments_that_came, seal, with_eta
 from .publishing import broker_reason, is_refusal, publish
 
 __all__ = ["Postponed", "Requeueing", "drop", "route_of"]
@@ -326,7 +326,10 @@ class Requeueing:
                 time.sleep(BROKER_PAUSE)
 
     def _publish_once(self, envelope: bytes, delay: float = 0.0) -> None:
-        app, kind = self._invocation.task.app, self._invocation.received.exchange_type
+        received = self._invocation.received
+        if received.copy_of:  # the others have copies of their own
+            envelope = addressed(envelope, received.copy_of)
+        app, kind = self._invocation.task.app, received.exchange_type
         publish(app, envelope, exchange_type=kind, delay=delay)
 
     @property

@@ -8,7 +8,7 @@ from celery import Celery
 from kombu import Queue
 from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCHANGE
 
-__all__ = ["exchange_type", "known_queues", "queue_names", "queues_at"]
+__all__ = ["copied_queue", "exchange_type", "known_queues", "queue_names", "queues_at"]
 
 
 def known_queues(app: Celery) -> list[Queue]:
@@ -37,6 +37,14 @@ def exchange_type(app: Celery, exchange: str) -> str:
     queues = known_queues(app) if exchange else ()
     places = (place for queue in queues for place, _ in _bindings(queue))
     return next((str(place.type) for place in places if place.name == exchange), "")
+
+
+def copied_queue(app: Celery, exchange: str) -> str:
+    """Return the queue by which this worker gets its own copy of each message; empty: none."""
+    if exchange_type(app, exchange) != "fanout":
+        return ""
+    taken = app.amqp.queues.consume_from
+    return next((name for name in queue_names(app, exchange, "") if name in taken), "")
 
 
 def _bindings(queue: Any) -> list[tuple[Any, str]]:

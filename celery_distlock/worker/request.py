@@ -1,7 +1,6 @@
 """A request that hands what the main process knows of its message to the process that runs it."""
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -16,7 +15,7 @@ from celery_distlock.runtime.lock_header import LockHeader, execution_id
 from celery_distlock.runtime.messages import destination_of, header_names
 from celery_distlock.runtime.received import HEADER, Received
 from celery_distlock.runtime.requeueing import Postponed
-from celery_distlock.runtime.routing import exchange_type, queue_names
+from celery_distlock.runtime.routing import copied_queue, exchange_type, queue_names
 from celery_distlock.runtime.times import seconds_until
 from celery_distlock.stores.values import WokenTask
 from celery_distlock.telemetry import events
@@ -46,21 +45,21 @@ class LockedRequest(Request):
         super().__init__(message, **options)
         app, facts = options["app"], self.request_dict
         where = facts["delivery_info"]
+        place = exchange, _ = where.get("exchange") or "", where.get("routing_key") or ""
         if LockHeader.of(facts).returned:
             where["redelivered"] = True  # as a broker says of what came back to it
         noted = Received.noted_on(message)
         self._received = received = noted._replace(
             arrival=self._stamp() if noted.arrival is None else noted.arrival,
-            returns=self._runtime.trust.knows_route(
-                facts["task"], where.get("exchange") or "", where.get("routing_key") or ""
-            ),
-            exchange_type=exchange_type(app, where.get("exchange") or ""),
+            returns=self._runtime.trust.knows_route(facts["task"], *place),
+            exchange_type=exchange_type(app, exchange),
+            copy_of=copied_queue(app, exchange),
             content_type=message.content_type,
             content_encoding=message.content_encoding,
             body=self._kept_body(message, decoded=options.get("decoded", False)),
             headers=header_names(options.get("headers") or message.headers),
             delivery_address=self._runtime.delivery_address,
-            destination=self._destination(app, where),
+            destination=self._destination(app, *place),
             received_at=clock.monotonic(),
             events=_event_source(options),
         )
@@ -76,12 +75,11 @@ class LockedRequest(Request):
             return self.body
         return None if message.content_type in _SERIALIZED_AGAIN else message.body
 
-    def _destination(self, app: Celery, where: Mapping[str, Any]) -> str:
+    def _destination(self, app: Celery, exchange: str, routing_key: str) -> str:
         """Return where it was sent, if this worker still takes what is sent there; else nothing."""
-        place = where.get("exchange") or "", where.get("routing_key") or ""
-        queues = queue_names(app, *place)
+        queues = queue_names(app, exchange, routing_key)
         is_taken = any(queue in self._runtime.delivery_queues for queue in queues)
-        return destination_of(*place) if is_taken else ""
+        return destination_of(exchange, routing_key) if is_taken else ""
 
     def _stamp(self) -> int:
         """Return when it arrived, in µs by the store's clock; 0: it counts from the acquisition."""

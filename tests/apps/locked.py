@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from celery import Task, chain
+from celery import Task, chain, current_task
 from celery.contrib.abortable import AbortableTask
 from celery.exceptions import Ignore, Reject
 from pydantic import BaseModel
@@ -243,6 +243,11 @@ QUICK_RETRY = policies.Retry(delay=0.01, factor=1.0, turns=False)
 @locked(lock_on_conflict=QUICK_RETRY, max_retries=0)
 def work_retry(self: Any, key: str) -> Any:
     return self.request.retries
+
+
+@locked(lock_key=lambda key: f"{key}:{current_task.request.hostname}", lock_on_conflict=QUICK_RETRY)
+def work_for_its_worker(self: Any, key: str) -> None:
+    journal.write(key, self.request.hostname)
 
 
 @locked(lock_on_conflict=QUICK_RETRY, max_retries=1)

@@ -1,0 +1,28 @@
+"""Leaves to other workers what these send again to themselves, where each worker gets a copy."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from celery_distlock.runtime.lock_header import addressee_of
+
+from . import refusal
+
+__all__ = ["strategy"]
+
+logger = logging.getLogger(__name__)
+
+
+def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
+    """Return what Celery calls with every message for *task*."""
+    receive = refusal.strategy(task, app, consumer, **options)
+
+    def on_message(
+        message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **more: Any
+    ) -> Any:
+        queue = addressee_of(message.headers) if body is None else ""
+        if queue and queue not in app.amqp.queues.consume_from:
+            return ack(logger, consumer.connection_errors)
+        return receive(message, body, ack, reject, callbacks, **more)
+
+    return on_message
