@@ -23,7 +23,7 @@ from celery_distlock.engine.lease import Lease
 from celery_distlock.engine.pending_releases import release_later
 from celery_distlock.engine.upgrading import leave
 from celery_distlock.engine.wants import ensure_able
-from celery_distlock.errors import StoreError
+from celery_distlock.errors import LockConflictError, StoreError
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.policies import Decision
@@ -92,7 +92,7 @@ class Execution:
         """
         here().stack.append(self)
         try:
-            decision = self._keys.take_all()
+            decision = self._decide()
             if decision is not None:
                 return self._follow(decision)
             began = clock.monotonic()
@@ -102,6 +102,23 @@ class Execution:
                 hold_times.note(str(self.task.name), clock.monotonic() - began)
         finally:
             self.release()
+
+    def _decide(self) -> Decision | None:
+        """Take the keys, or return what the policy says; a run that it ends is not sent again."""
+        try:
+            decision = self._keys.take_all()
+        except LockConflictError:
+            self._forget_parked()
+            raise
+        if isinstance(decision, policies.Answer):
+            self._forget_parked()
+        return decision
+
+    def _forget_parked(self) -> None:
+        # It was parked under another policy, as that of the code before a deploy.
+        if self._invocation.redelivered:
+            self._requeueing.leave_reservations(mark=True)
+            self._requeueing.drop_parked()
 
     def _follow(self, decision: Decision) -> Any:
         if isinstance(decision, policies.Answer):

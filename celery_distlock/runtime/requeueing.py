@@ -86,13 +86,17 @@ class Requeueing:
         """Return the way of a run through *keys*, in their order."""
         return route_of(keys, str(self._invocation.task.name))
 
-    def leave_reservations(self, *names: str) -> None:
-        """Free the keys that we were woken for, but for those *names*, at which we wait again."""
+    def leave_reservations(self, *names: str, mark: bool = False) -> None:
+        """
+        Free the keys that we were woken for, but for those *names*, at which we wait again.
+
+        *mark*: the run has ended, so a second delivery of it is to be recognised.
+        """
         invocation = self._invocation
         header = invocation.header
         for name in set(header.places).difference(names) if header.woken else ():
             with contextlib.suppress(StoreError):  # it lapses by itself
-                drop(self._store, name, invocation.execution_id, mark=False)
+                drop(self._store, name, invocation.execution_id, mark=mark)
 
     def _request_for(self, envelope: bytes) -> ParkRequest:
         invocation = self._invocation
@@ -293,7 +297,7 @@ class Requeueing:
             self._report.warning("runs UNLOCKED, the lock store is away: {why}", why=error)
             return
         if what == "fail" or not invocation.has_message:
-            self._drop_parked()
+            self.drop_parked()
             raise error
         outages = invocation.header.outages
         delay = OUTAGE.decide(Conflict("", "", 0.0, outages)).delay  # type: ignore[union-attr]
@@ -303,8 +307,8 @@ class Requeueing:
         self._publish(seal(invocation.request, header), delay, may_give_back=True)
         raise Postponed("the lock store is away") from error
 
-    def _drop_parked(self) -> None:
-        """Let what fails now not run later: a request without an answer may have parked it."""
+    def drop_parked(self) -> None:
+        """Let what ends now not run later: the store has it, or was asked to and did not answer."""
         run = self._invocation.execution_id
         for key in self._keys if run else ():
             owner = new_owner(self._report.name)

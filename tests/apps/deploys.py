@@ -62,6 +62,22 @@ def at_other_keys(self: Any, key: str) -> None:
     journal.write(f"{key}:begun", list(self.lock.keys))
 
 
+@app.task(
+    base=LockedTask,
+    lock_key="{key}",
+    lock_on_conflict=os.environ.get("DISTLOCK_TEST_DEPLOYS_POLICY", "requeue"),
+    shared=False,
+)
+def of_another_policy(key: str) -> None:
+    journal.write(key, os.getpid())
+
+
+@app.task(shared=False)
+def pass_gate(name: str) -> None:
+    journal.write(name, None)
+    journal.pass_gate(name)
+
+
 LOCKED = {"base": LockedTask, "lock_key": "{key}", "lock_via": "store"}
 UNLOCKED = bool(os.environ.get("DISTLOCK_TEST_DEPLOYS_UNLOCKED"))
 

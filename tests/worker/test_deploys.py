@@ -14,6 +14,7 @@ from tests.workers import WorkerProcess
 
 APP = "tests.apps.deploys"
 KNOWS_MORE = "DISTLOCK_TEST_DEPLOYS_KNOWS_MORE"
+POLICY = "DISTLOCK_TEST_DEPLOYS_POLICY"
 UNLOCKED = "DISTLOCK_TEST_DEPLOYS_UNLOCKED"
 MOVED = "DISTLOCK_TEST_DEPLOYS_MOVED"
 ENV = {KNOWS_MORE: "1"}
@@ -262,3 +263,25 @@ def test_a_call_through_the_store_of_a_task_that_is_locked_no_more_is_not_sent_a
 
     now = site.look(key)
     assert (now.woken, now.token) == (0, 0)
+
+
+@pytest.mark.parametrize(("policy", "end"), [("skip", "skipped"), ("fail", "raised unexpected")])
+def test_a_parked_task_that_a_new_policy_has_ended_is_not_sent_again(
+    bare_site, start, key, policy, end
+):
+    """It is woken for a key that others have got by the time that it finds a slot."""
+    site, gate = bare_site, f"{key}:gate"
+    with site.held(key):
+        old = start()
+        site.tasks.of_another_policy.delay(key)
+        site.wait_queued(key)
+        new = start(env={POLICY: policy})
+        old.stop()
+        site.tasks.pass_gate.delay(gate)
+        site.journal.wait(gate)
+    with site.held(key):
+        site.journal.open(gate)
+        new.wait_log(end)
+
+        wait_until(lambda: not site.look(key).woken, what="the store to forget it")
+    assert not site.journal.read(key)
