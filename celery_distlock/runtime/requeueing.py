@@ -247,6 +247,7 @@ class Requeueing:
         header = replace(self._header_by_broker(), outages=0)
         envelope = seal(self._invocation.request, header)
         self._publish(envelope, decision.delay, may_give_back=True)
+        self.leave_reservations()  # or the store, where it was parked, sends it as well
         raise Postponed(f"sent again in {decision.delay:.1f} s")
 
     def move_to_broker(self) -> None:

@@ -265,9 +265,12 @@ def test_a_call_through_the_store_of_a_task_that_is_locked_no_more_is_not_sent_a
     assert (now.woken, now.token) == (0, 0)
 
 
-@pytest.mark.parametrize(("policy", "end"), [("skip", "skipped"), ("fail", "raised unexpected")])
-def test_a_parked_task_that_a_new_policy_has_ended_is_not_sent_again(
-    bare_site, start, key, policy, end
+@pytest.mark.parametrize(
+    ("policy", "end", "runs"),
+    [("skip", "skipped", 0), ("fail", "raised unexpected", 0), ("retry", "is sent again", 1)],
+)
+def test_a_parked_task_that_a_new_policy_has_ended_or_sent_is_not_sent_again_by_the_store(
+    bare_site, start, key, policy, end, runs
 ):
     """It is woken for a key that others have got by the time that it finds a slot."""
     site, gate = bare_site, f"{key}:gate"
@@ -284,4 +287,4 @@ def test_a_parked_task_that_a_new_policy_has_ended_is_not_sent_again(
         new.wait_log(end)
 
         wait_until(lambda: not site.look(key).woken, what="the store to forget it")
-    assert not site.journal.read(key)
+    assert len(site.journal.wait(key, runs, timeout=90.0)) == runs
