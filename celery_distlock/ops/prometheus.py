@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from celery import Celery
@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability, ListingStore
+from celery_distlock.stores.base import Complaints
 from celery_distlock.stores.timing import Dues, TimedStore
 from celery_distlock.telemetry.counters import BUCKETS, Sample, samples
 
@@ -105,6 +106,7 @@ class StoreCollector(Collector):
         self._due = -math.inf
         self._last: Reading | None = None
         self._refused = False
+        self._complaints = Complaints()
         self._floors: dict[Sample, tuple[float, float]] = {}  # what was read last, and added to it
 
     def describe(self) -> list[Metric]:
@@ -172,11 +174,23 @@ class StoreCollector(Collector):
         return True
 
     def _metrics(self) -> Iterator[Metric]:
+        store = self._admin.store
         yield from self._keys()
-        if isinstance(self._admin.store, TimedStore):
-            yield from _timed(self._admin.store.dues())
-        if Ability.COUNT in self._admin.store.abilities:
-            yield from self._counted(self._never_falling(samples(self._admin.store)))
+        if isinstance(store, TimedStore):
+            yield from self._unless_refused(lambda: _timed(store.dues()))
+        if Ability.COUNT in store.abilities:
+            yield from self._unless_refused(
+                lambda: self._counted(self._never_falling(samples(store)))
+            )
+
+    def _unless_refused(self, read: Callable[[], Iterator[Metric]]) -> Iterator[Metric]:
+        """Leave metrics out whose one record is spoilt, and say so once: the others are told."""
+        try:
+            yield from list(read())
+        except StoreUnavailableError:
+            raise
+        except StoreError as error:
+            self._complaints.tell(str(error), "metrics are left out: %s", error)
 
     def _never_falling(self, found: list[Sample]) -> list[Sample]:
         raised = []

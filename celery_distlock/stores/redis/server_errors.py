@@ -107,6 +107,11 @@ _DIAGNOSES = (
         re.compile(r"SELECT is not allowed"),
         "a cluster has the database 0 only, and a URL with redis+cluster:// finds all of it",
     ),
+    _Diagnosis(
+        re.compile(r"is not an integer or out of range|is not a valid float|invalid expire time"),
+        "a number in its records is none of ours: something else writes there",
+        "delete the record whose number it is; that of a key's lock ends with its lease",
+    ),
     _Diagnosis(re.compile(r"^MOVED "), "no node of the cluster admits to having the key's slot"),
     _Diagnosis(
         re.compile(r"max number of clients"),

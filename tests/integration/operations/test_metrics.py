@@ -237,6 +237,24 @@ def test_a_record_that_is_no_text_keeps_no_metric_from_being_told(site, key, pri
     assert scrape(collector)["distlock_held", "bad\\udcff", None] == 1
 
 
+@pytest.mark.parametrize("record", ["{ticker}:due", "counts"])
+def test_a_record_of_another_type_keeps_no_other_metric_from_being_told(
+    site, private_server, record, caplog
+):
+    server = private_server()
+    store = open_store(server.url, "spoilt")
+    store.acquire(AcquireRequest("k", new_owner("held"), 60.0))
+    with server.client() as client:
+        client.set(f"spoilt:{record}", "of somebody else")
+    collector = StoreCollector(site.app, every=0.0)
+    collector._admin = SimpleNamespace(store=store)
+
+    for _ in range(2):
+        told = scrape(collector)
+        assert told["distlock_up", None, None] == told["distlock_held", "", None] == 1
+    assert caplog.text.count("metrics are left out") == 1
+
+
 def test_a_reading_that_takes_long_is_no_outage(site, gated, key, monkeypatch):
     collector, gate = gated
     monkeypatch.setattr(prometheus, "PATIENCE", 0.01)
