@@ -8,8 +8,8 @@ Once a second a thread tells the store
 - which woken tasks wait here, for a slot or because Celery's rate limit or an ETA delays them:
   nobody else sends those, unless this worker dies.
 
-Where another worker has a free slot, a task that waits for one here is given to that as well.
-Whoever starts it second finds that it has ended.
+A task that waits for a slot here is given to another worker as well, where that takes from the same
+queue and has a free one. Whoever starts it second finds that it has ended.
 """
 
 import logging
@@ -21,6 +21,7 @@ from celery.worker import state
 
 from celery_distlock.errors import StoreError
 from celery_distlock.process.log_lines import say
+from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.relay import by_room
 from celery_distlock.stores import ParkingStore
 from celery_distlock.stores.values import PeerChannel, WokenTask
@@ -123,11 +124,13 @@ class Registration:
         queues = {queue.name for queue in getattr(self._consumer.task_consumer, "queues", ())}
         self._withdraw(self.queues - queues)
         self.queues |= queues
-        peers: list[PeerChannel] = []
         if queues:
             me = PeerChannel(self._address, self._free)
-            peers = self._store.register_channel(sorted(queues), me, VALID_FOR)
-        self._keep(by_room(peer for peer in peers if peer.free))
+            self._store.register_channel(sorted(queues), me, VALID_FOR)
+        waiting = self._still_waiting()
+        self._store.keep_reserved([each.wake for each in waiting], KEPT_FOR)
+        # Not those that wait for earlier tasks of this worker, or that would wait there, too.
+        self._pass_on([each for each in waiting if each.waits_for_a_slot])
 
     def _withdraw_all(self) -> None:
         self._withdraw(self.queues)
@@ -140,15 +143,22 @@ class Registration:
             self._store.register_channel(gone, PeerChannel(self._address, 0), 0.0)
             self.queues.difference_update(gone)
 
-    def _keep(self, peers: list[PeerChannel]) -> None:
-        waiting = self._still_waiting()
-        self._store.keep_reserved([each.wake for each in waiting], KEPT_FOR)
-        room = [peer.address for peer in peers for _ in range(peer.free)] if waiting else []
-        # Not those that wait for earlier tasks of this worker, or that would wait there, too.
-        movable = [each.wake for each in waiting if each.waits_for_a_slot]
-        for wake, address in zip(movable, room, strict=False):
-            if self._store.push(wake, [address]):
-                self._waiting.pop((wake.name, wake.run), None)
+    def _pass_on(self, movable: list[_Taken]) -> None:
+        """Give tasks that wait for a slot to workers with free ones that take from their queues."""
+        by_queues: dict[tuple[str, ...], list[WokenTask]] = {}
+        for each in movable:
+            by_queues.setdefault(self._queues_of(each.message), []).append(each.wake)
+        for queues, wakes in by_queues.items():
+            peers = [each for each in self._store.find_channels(queues) if each.free]
+            others = by_room(peer for peer in peers if peer.address != self._address)
+            room = [peer.address for peer in others for _ in range(peer.free)]
+            for wake, address in zip(wakes, room, strict=False):
+                if self._store.push(wake, [address]):
+                    self._waiting.pop((wake.name, wake.run), None)
+
+    def _queues_of(self, message: Any) -> tuple[str, ...]:
+        where, trust = message.delivery_info, Runtime.of(self._consumer.app).trust
+        return tuple(trust.queues_of(where["exchange"], where["routing_key"]))
 
     def _still_waiting(self) -> list[_Taken]:
         for run, taken in list(self._waiting.items()):

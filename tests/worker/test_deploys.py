@@ -161,6 +161,24 @@ def test_what_a_full_worker_cannot_begin_is_begun_by_one_that_has_a_free_slot(
     full.kill(whole=True)
 
 
+def test_what_a_full_worker_cannot_begin_is_not_begun_by_one_of_its_other_queue(
+    bare_site, start, key
+):
+    site = bare_site
+    with site.held(key):
+        full = start(args=["-Q", "celery,other"])
+        park(site, key, count=1)
+        site.tasks.pause.delay(60.0, f"{key}:pauses")
+        site.journal.wait(f"{key}:pauses")
+        start(args=["-Q", "other"])
+    wait_until(lambda: receipts(full) == 2, what="the task to be pushed")
+    right = start(args=["-Q", "celery"])
+
+    (note,) = site.journal.wait(key)
+    assert note[2] == right.name
+    full.kill(whole=True)
+
+
 @pytest.mark.faults
 def test_what_waits_in_a_worker_that_dies_is_begun_by_another(bare_site, start, key):
     site = bare_site
