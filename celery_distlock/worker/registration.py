@@ -4,7 +4,7 @@ Registers this worker with the store as a receiver of woken tasks, and keeps tho
 Once a second a thread tells the store
 
 - which broker queues the worker consumes, so that woken tasks of these queues come to its delivery
-  channel, and how many slots are free;
+  channel, and how many slots are free; but for queues with a single active consumer;
 - which woken tasks wait here, for a slot or because Celery's rate limit or an ETA delays them:
   nobody else sends those, unless this worker dies.
 
@@ -121,7 +121,8 @@ class Registration:
             self._failing = False
 
     def _register(self) -> None:
-        queues = {queue.name for queue in getattr(self._consumer.task_consumer, "queues", ())}
+        taken = getattr(self._consumer.task_consumer, "queues", ())
+        queues = {queue.name for queue in taken if not _has_one_taker(queue)}
         self._withdraw(self.queues - queues)
         self.queues |= queues
         if queues:
@@ -170,3 +171,8 @@ class Registration:
     def _free(self) -> int:
         slots = getattr(self._consumer.pool, "num_processes", None) or 0
         return max(0, int(slots) - len(state.reserved_requests))
+
+
+def _has_one_taker(queue: Any) -> bool:
+    """Whether only RabbitMQ knows which worker takes from *queue* now, and sends all there."""
+    return bool((queue.queue_arguments or {}).get("x-single-active-consumer"))
