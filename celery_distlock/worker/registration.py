@@ -21,8 +21,8 @@ from celery.worker import state
 
 from celery_distlock.errors import StoreError
 from celery_distlock.process.log_lines import say
-from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.relay import by_room
+from celery_distlock.runtime.routing import queue_names
 from celery_distlock.stores import ParkingStore
 from celery_distlock.stores.values import PeerChannel, WokenTask
 
@@ -158,8 +158,8 @@ class Registration:
                     self._waiting.pop((wake.name, wake.run), None)
 
     def _queues_of(self, message: Any) -> tuple[str, ...]:
-        where, trust = message.delivery_info, Runtime.of(self._consumer.app).trust
-        return tuple(trust.queues_of(where["exchange"], where["routing_key"]))
+        where = message.delivery_info
+        return tuple(queue_names(self._consumer.app, where["exchange"], where["routing_key"]))
 
     def _still_waiting(self) -> list[_Taken]:
         for run, taken in list(self._waiting.items()):
