@@ -149,7 +149,7 @@ class KeyAcquisition:
         return True
 
     def _take(self, key: Key) -> Decision | None:
-        hold, reply = self._acquire(key, timeout=self._conflicts.patience)
+        hold, reply = self._ask(key, self._conflicts.patience)
         if hold is not None and reply.status is Status.BUSY:
             decision = self._conflicts.decide(key.template, reply)
             if not isinstance(decision, policies.Park):
@@ -177,6 +177,16 @@ class KeyAcquisition:
             self._report.info(words, key=key.template)
             raise Ignore("a second delivery")
         return None
+
+    def _ask(self, key: Key, patience: float) -> tuple[Hold | None, Reply]:
+        """Ask for *key*, and wait for it for so long; the store sends a run no more that waits."""
+        if patience and self._invocation.header.woken:
+            hold, reply = self._acquire(key, timeout=0.0)
+            if hold is None or self._invocation.is_second_delivery(reply):
+                return hold, reply
+            if reply.status is Status.BUSY:
+                self._requeueing.leave_store()
+        return self._acquire(key, timeout=patience)
 
     def _acquire(self, key: Key, arrival: int = 0, **how: Any) -> tuple[Hold | None, Reply]:
         """

@@ -98,6 +98,18 @@ class Requeueing:
             with contextlib.suppress(StoreError):  # it lapses by itself
                 drop(self._store, name, invocation.execution_id, mark=mark)
 
+    def leave_store(self) -> None:
+        """
+        Have the store forget a run that waits in this process.
+
+        Raises:
+            Postponed: It was to keep the message until the task has ended; now the broker does.
+            Reject: The broker does not take it; the store has it.
+        """
+        if self._invocation.retained:
+            self.move_to_broker()
+        self.leave_reservations()
+
     def _request_for(self, envelope: bytes) -> ParkRequest:
         invocation = self._invocation
         address = invocation.received.delivery_address
@@ -252,7 +264,7 @@ class Requeueing:
 
     def move_to_broker(self) -> None:
         """
-        Give the broker a message that the store retains at a key which the task does not take.
+        Give the broker a message that the store retains, and cannot any longer.
 
         First that, then the store forgets it: at each instant one of them has it.
 
@@ -265,11 +277,9 @@ class Requeueing:
             self._publish_once(seal(self._invocation.request, header))
         except OperationalError as error:
             raise Reject(broker_reason(error), requeue=True) from error
-        self._report.info(
-            "is sent again by the broker, it was parked at a key that it does not take"
-        )
+        self._report.info("is sent again by the broker, which keeps it from now on")
         self.leave_reservations()
-        raise Postponed("sent again, its key is another one than when it was parked")
+        raise Postponed("sent again by the broker")
 
     def _header_by_broker(self) -> LockHeader:
         """Return the header of the message as it is sent again by the broker, not woken."""

@@ -283,15 +283,12 @@ def test_a_call_through_the_store_of_a_task_that_is_locked_no_more_is_not_sent_a
     assert (now.woken, now.token) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("policy", "end", "runs"),
-    [("skip", "skipped", 0), ("fail", "raised unexpected", 0), ("retry", "is sent again", 1)],
-)
-def test_a_parked_task_that_a_new_policy_has_ended_or_sent_is_not_sent_again_by_the_store(
-    bare_site, start, key, policy, end, runs
-):
-    """It is woken for a key that others have got by the time that it finds a slot."""
-    site, gate = bare_site, f"{key}:gate"
+def start_late(site, start, key, gate, policy):
+    """
+    Park a task, and have a worker with a new policy start it when *gate* is opened.
+
+    Its key, for which it is woken before, may be taken by others until then.
+    """
     with site.held(key):
         old = start()
         site.tasks.of_another_policy.delay(key)
@@ -300,9 +297,34 @@ def test_a_parked_task_that_a_new_policy_has_ended_or_sent_is_not_sent_again_by_
         old.stop()
         site.tasks.pass_gate.delay(gate)
         site.journal.wait(gate)
+    return new
+
+
+@pytest.mark.parametrize(
+    ("policy", "end", "runs"),
+    [("skip", "skipped", 0), ("fail", "raised unexpected", 0), ("retry", "is sent again", 1)],
+)
+def test_a_parked_task_that_finds_its_key_taken_under_a_new_policy_is_not_sent_by_the_store(
+    bare_site, start, key, policy, end, runs
+):
+    site, gate = bare_site, f"{key}:gate"
+    new = start_late(site, start, key, gate, policy)
     with site.held(key):
         site.journal.open(gate)
         new.wait_log(end)
 
         wait_until(lambda: not site.look(key).woken, what="the store to forget it")
     assert len(site.journal.wait(key, runs, timeout=90.0)) == runs
+
+
+def test_a_parked_task_that_waits_in_its_process_under_a_new_policy_is_not_sent_again(
+    bare_site, start, key
+):
+    site, gate = bare_site, f"{key}:gate"
+    start_late(site, start, key, gate, "wait")
+    with site.held(key):
+        site.journal.open(gate)
+        site.wait_queued(key)
+
+        assert not site.look(key).woken
+    assert len(site.journal.wait(key)) == 1
