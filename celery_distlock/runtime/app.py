@@ -20,6 +20,7 @@ from celery_distlock.engine.wants import abilities_for
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import KeyRule, told_by
 from celery_distlock.policies import Fail, Policy, Requeue, Skip, Wait, resolve
+from celery_distlock.process.forks import ForkStage, begin_anew
 from celery_distlock.rate import Rate
 from celery_distlock.settings import TASK_ONLY, TASK_OPTIONS, Layer, Settings, meant
 from celery_distlock.stores import (
@@ -253,6 +254,10 @@ class Runtime:
                     raise
             self._settled = True
 
+    def after_fork(self) -> None:
+        """Let nobody in a child wait for a thread of the parent's."""
+        self._settling = threading.RLock()
+
     def declare(self, task: type[Any], name: str) -> None:
         """
         Make the plan of *task*, which has this *name*; its class may have none.
@@ -320,6 +325,18 @@ class Runtime:
 
 _RUNTIME = "_distlock_runtime"  # in an app's attributes: it lives as long as the app
 _runtimes: WeakSet[Runtime] = WeakSet()
+
+
+def _free_in_child() -> None:
+    """Free what a thread of the parent had, which was about to read settings when it forked."""
+    for runtime in list(_runtimes):
+        runtime.after_fork()
+    for cached in (each for owner in (Runtime, Trust) for each in vars(owner).values()):
+        if isinstance(cached, functools.cached_property) and hasattr(cached, "lock"):
+            cached.lock = threading.RLock()  # Python 3.11 has one for all instances
+
+
+begin_anew(_free_in_child, ForkStage.IDENTITY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 import types
@@ -12,6 +13,7 @@ import pytest
 from celery import Celery
 
 from celery_distlock.process import forks
+from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.lock_header import LockHeader
 from celery_distlock.runtime.messages import seal_message
 from celery_distlock.runtime.publishing import publish
@@ -144,3 +146,27 @@ def test_threads_that_fork_at_a_time_leave_no_gate_closed(monkeypatch):
             thread.join(60)
 
     assert can_hold_off()
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_child_reads_what_another_thread_was_reading_of_the_settings(monkeypatch, known):
+    runtime = Runtime.of(Celery("forks", broker="memory://"))
+    read, readers = Runtime._read_layers, []
+
+    def read_slowly(self):
+        if threading.current_thread() in readers:
+            readers[0].stay()
+        return read(self)
+
+    def reads():
+        signal.alarm(20)  # ends a child that hangs
+        runtime.plan_of(types.SimpleNamespace(name="celery.of-celery"))
+        return runtime.settings.prefix == "distlock"
+
+    if known:
+        assert runtime.settings.prefix == "distlock"
+    monkeypatch.setattr(Runtime, "_read_layers", read_slowly)
+    busy = Busy(lambda _: (runtime._settle(), runtime.settings))
+    readers.append(busy)
+    with busy:
+        assert in_a_child(reads)
