@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from celery_distlock.errors import ConfigurationError
-from celery_distlock.process.forks import ForkStage, PerProcess
+from celery_distlock.process.forks import ForkStage, PerProcess, no_fork
 from celery_distlock.settings import DEFAULT_PREFIX, check_prefix, closest
 
 from .base import Store
@@ -132,7 +132,8 @@ def open_store(
     with _mutex.value:
         store = _open.get(which)
         if store is None:
-            store = _open.setdefault(which, _new_store(url, prefix, options))
+            with no_fork():  # a child could not import what a thread of its parent was importing
+                store = _open.setdefault(which, _new_store(url, prefix, options))
         return store
 
 

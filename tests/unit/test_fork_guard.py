@@ -12,11 +12,13 @@ from contextlib import contextmanager
 import pytest
 from celery import Celery
 
+from celery_distlock import stores
 from celery_distlock.process import forks
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.lock_header import LockHeader
 from celery_distlock.runtime.messages import seal_message
 from celery_distlock.runtime.publishing import publish
+from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.telemetry import events
 from tests.waiting import wait_until
 
@@ -87,6 +89,14 @@ def send_an_event(busy):
     events._Sender().send(events._Source(app, "worker@test"), "distlock-lost", {})
 
 
+def open_a_store(busy):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            stores, "_new_store", lambda *_: (busy.stay(), MemoryStore("memory://", "forks"))[1]
+        )
+        stores.open_store(f"memory://{id(busy)}")
+
+
 def in_a_child(check):
     """Fork, and return whether *check* is true in the child."""
     pid = os.fork()
@@ -100,7 +110,7 @@ def can_hold_off():
         return True
 
 
-@pytest.mark.parametrize("work", [hold_off, send_a_task, send_an_event])
+@pytest.mark.parametrize("work", [hold_off, send_a_task, send_an_event, open_a_store])
 def test_a_fork_waits_until_a_thread_is_out(work, monkeypatch):
     monkeypatch.setattr(forks, "PATIENCE", 60.0)
     with Busy(work) as busy:
