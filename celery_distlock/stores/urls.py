@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-__all__ = ["UrlParts", "normalize", "redact", "split_url"]
+__all__ = ["UrlParts", "host_and_port", "normalize", "redact", "split_url"]
 
 _URL = re.compile(r"(?:([^:/?#]*):)?(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#(.*))?", re.DOTALL)
 
@@ -35,6 +35,11 @@ def normalize(url: str) -> str:
     """Return *url* without blanks around it and line ends in it, its scheme in lower case."""
     scheme, slashes, rest = re.sub(r"[\t\r\n]", "", url).strip().partition("://")
     return f"{scheme.lower() if slashes else scheme}{slashes}{rest}"
+
+
+def host_and_port(host: str, port: object) -> str:
+    """Return where a server is, as a URL has it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split_url(url: str) -> UrlParts:

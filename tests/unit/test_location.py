@@ -177,9 +177,9 @@ def test_a_wrong_option_besides_the_url_is_said():
 def test_some_of_several_hosts_may_be_ipv6_addresses(url):
     address = open_store(url, "distlock").address
 
-    assert "::1" in address
+    assert "[::1]:1" in address
     assert "b:2" in address
-    assert "fe80::2" in address
+    assert "[fe80::2]:" in address
 
 
 def test_what_a_password_is_made_of_is_left_alone():

@@ -10,6 +10,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_distlock import clock
 from celery_distlock.stores.findings import Finding, Severity
+from celery_distlock.stores.urls import host_and_port
 
 from .cluster_map import ClusterMap
 from .cluster_nodes import ClusterNodes, named_by
@@ -108,7 +109,7 @@ class Cluster(Topology):
             self._nodes.at(owner).fall_silent()
             self._map.doubt(owner)
             for number in groups[owner]:
-                answers[number] = RedisTimeoutError(f"no answer of {owner[0]}:{owner[1]}")
+                answers[number] = RedisTimeoutError(f"no answer of {host_and_port(*owner)}")
         return answers
 
     def _tell(

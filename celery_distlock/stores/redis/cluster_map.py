@@ -12,6 +12,7 @@ from redis.exceptions import MovedError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_distlock import clock
+from celery_distlock.stores.urls import host_and_port
 
 from .cluster_nodes import ClusterNodes, beside, host_of, named_by
 from .cluster_slots import SLOTS, slot_of
@@ -189,10 +190,10 @@ class ClusterMap:
         if isinstance(ranges, ResponseError):
             refused = bool(missing(str(ranges)))
             why = "may not be asked for its cluster" if refused else "is not of a cluster"
-            raise RedisConnectionError(f"{where[0]}:{where[1]} {why}: {ranges}")
+            raise RedisConnectionError(f"{host_and_port(*where)} {why}: {ranges}")
         owners: list[HostPort | None] = [None] * SLOTS
         nodes: dict[HostPort, None] = {}
-        with Reading(f"{where[0]}:{where[1]}", "CLUSTER SLOTS", ranges):
+        with Reading(host_and_port(*where), "CLUSTER SLOTS", ranges):
             for first, last, *served_by in ranges:
                 if not 0 <= first <= last < SLOTS:
                     raise ValueError(f"there are no slots {first} to {last}")

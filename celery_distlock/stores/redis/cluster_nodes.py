@@ -10,6 +10,7 @@ from redis.exceptions import AskError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_distlock import clock
+from celery_distlock.stores.urls import host_and_port
 
 from .connections import ANSWERLESS, Command, ConnectionPool, NodeSettings, Server
 from .topology import HostPort
@@ -110,7 +111,7 @@ class ClusterNode(Server):
             and self.silent
             and sum(each is pool for each, _ in list(self._asked)) >= AT_ONCE
         ):
-            where = f"{self.settings['host']}:{self.settings['port']}"
+            where = host_and_port(self.settings["host"], self.settings["port"])
             raise RedisTimeoutError(f"{where} does not answer, and was asked already")
         mark = pool, object()
 

@@ -21,6 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_distlock import clock
 from celery_distlock.process.log_lines import say
+from celery_distlock.stores.urls import host_and_port
 
 from .connections import ANSWERLESS, Command, NodeSettings, Server, command
 
@@ -68,7 +69,7 @@ class _NodeWorker:
 
     def __init__(self, settings: NodeSettings) -> None:
         known = settings.settings
-        self.address = f"{known.get('host', 'localhost')}:{known.get('port', 6379)}"
+        self.address = host_and_port(known.get("host", "localhost"), known.get("port", 6379))
         self.failure: Exception | None = None
         self._node = Server(*settings)
         self._questions: queue.SimpleQueue[_Request] = queue.SimpleQueue()

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError, ResponseError
 from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores.findings import Finding, Severity
+from celery_distlock.stores.urls import host_and_port
 
 from .cluster_nodes import SLOW
 from .connections import (
@@ -189,4 +190,4 @@ def _answers(node: Server) -> bool:
 
 
 def _where(node: Server) -> str:
-    return f"{node.settings['host']}:{node.settings['port']}"
+    return host_and_port(node.settings["host"], node.settings["port"])

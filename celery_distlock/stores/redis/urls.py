@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.settings import closest
-from celery_distlock.stores.urls import redact, split_url
+from celery_distlock.stores.urls import host_and_port, redact, split_url
 
 from .cluster import Cluster
 from .connections import NodeSettings
@@ -88,7 +88,7 @@ class Address(NamedTuple):
     @property
     def name(self) -> str:
         """The URL without passwords and options; equal for the same hosts in another order."""
-        hosts = ",".join(sorted(f"{host}:{port}" for host, port in self.hosts))
+        hosts = ",".join(sorted(host_and_port(host, port) for host, port in self.hosts))
         scheme = _OVER_TLS[self.scheme] if self.tls else self.scheme
         return f"{scheme}://{hosts}/{self.path.strip('/') or 0}"
 

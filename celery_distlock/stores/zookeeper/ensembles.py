@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.stores.findings import Finding, Severity
-from celery_distlock.stores.urls import redact, split_url
+from celery_distlock.stores.urls import host_and_port, redact, split_url
 
 __all__ = ["Ensemble", "described", "find_doubts", "locate"]
 
@@ -35,9 +35,7 @@ class Ensemble(NamedTuple):
 
     @property
     def hosts(self) -> str:
-        return ",".join(
-            f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.servers
-        )
+        return ",".join(host_and_port(host, port) for host, port in self.servers)
 
     @property
     def address(self) -> str:
