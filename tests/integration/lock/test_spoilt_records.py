@@ -205,6 +205,16 @@ def test_a_share_whose_numbers_are_none_is_listed_and_can_be_freed(
         assert redis_store.release(ReleaseRequest("k", owner)).released
 
 
+@pytest.mark.parametrize("entry", [b"x" * 200_000, b"1@" + b"=" * 200_000 + b"x r"])
+def test_a_long_entry_of_an_identity_does_not_hold_up_the_server(
+    redis_store, client, prefix, entry
+):
+    client.hset(f"{prefix}:{{k}}:calls", "identity", entry)
+
+    assert redis_store.inspect("k").owner == ""
+    assert redis_store.bearers("k") is not None
+
+
 def test_a_holder_whose_name_is_no_utf8_can_be_released(redis_store, client, prefix):
     client.hset(f"{prefix}:{{k}}:lock", mapping={"owner": b"\xff\xfe", "token": 5, "run": ""})
 

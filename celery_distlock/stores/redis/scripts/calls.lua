@@ -73,12 +73,14 @@ end
 -- The run by which an entry is taken, and where it is: waiting, coming, running or ended; when it
 -- expires if it has not begun; and the marks of it.
 local function taken_by(entry, now_ms)
-    local until_when, terms, run = string.match(entry or '', '^([^@ ]+)(%S*) (.*)$')
-    if not run then
+    -- In two steps, and to both ends: else a long entry of somebody else's is gone through for ever.
+    local head, run = string.match(entry or '', '^(%S+) (.*)$')
+    local until_when, terms = string.match(head or '', '^([^@]+)(.*)$')
+    if not until_when then
         return nil
     end
     local expires_ms = tonumber(string.match(terms, '!(%d+)') or math.huge)
-    local marks = string.match(terms, '[~=]*$')
+    local marks = string.match(terms, '^[@!%d]*([~=]*)$') or ''
     local is_early = (tonumber(until_when) or 0) > now_ms
     local lasts = is_early or until_when == 'finished'
     local runs = inside(run, now_ms, lasts)
