@@ -215,6 +215,12 @@ def test_a_long_entry_of_an_identity_does_not_hold_up_the_server(
     assert redis_store.bearers("k") is not None
 
 
+def test_a_long_number_as_a_limit_does_not_hold_up_the_server(redis_store, client, prefix):
+    client.hset(f"{prefix}:{{k}}:tasks", "limit", b"1" * 200_000)
+
+    assert redis_store.acquire(AcquireRequest("k", "a", 5.0)).status is Status.GRANTED
+
+
 def test_a_holder_whose_name_is_no_utf8_can_be_released(redis_store, client, prefix):
     client.hset(f"{prefix}:{{k}}:lock", mapping={"owner": b"\xff\xfe", "token": 5, "run": ""})
 

@@ -10,7 +10,8 @@ local last_limit = NO_LIMIT -- of the key whose records these are, once it was r
 
 local function read_limit(now)
     local written = redis.call('HGET', TASKS, 'limit')
-    local capacity, rates, ends = string.match(written or '', '^([%d-]+)/?(%S*) (%d+) ')
+    local head, ends = string.match(written or '', '^(%S+) (%d+) ')
+    local capacity, rates = string.match(head or '', '^([%d-]+)/?(.*)$') -- apart: see taken_by
     if not capacity then
         return {}
     end
