@@ -128,6 +128,9 @@ class Registration:
         if queues:
             me = PeerChannel(self._address, self._free)
             self._store.register_channel(sorted(queues), me, VALID_FOR)
+        self._keep()
+
+    def _keep(self) -> None:
         waiting = self._still_waiting()
         self._store.keep_reserved([each.wake for each in waiting], KEPT_FOR)
         # Not those that wait for earlier tasks of this worker, or that would wait there, too.

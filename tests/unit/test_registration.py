@@ -25,9 +25,14 @@ class Store:
     def __init__(self):
         self.kept = []
         self.pushed = []
+        self.peers = []
 
     def keep_reserved(self, wakes, seconds):
         self.kept.append([wake.run for wake in wakes])
+
+    def find_channels(self, queues):
+        assert queues == ("celery",)
+        return self.peers
 
     def push(self, wake, addresses):
         self.pushed.append(wake.run)
@@ -40,9 +45,9 @@ def store():
 
 
 @pytest.fixture
-def registration(store):
+def registration(app, store):
     """One whose thread has ended: the test does its rounds."""
-    registration = Registration(SimpleNamespace(task_consumer=None), store, "channel")
+    registration = Registration(SimpleNamespace(app=app, task_consumer=None), store, "channel")
     registration.close()
     registration._thread.join(30.0)
     store.kept.clear()
@@ -67,7 +72,7 @@ def test_what_waits_for_a_rate_limit_is_kept(store, registration, message, recei
     registration.add(WAKE, message)
 
     for _ in range(3):
-        registration._keep([])
+        registration._keep()
 
     assert store.kept == [[WAKE.run]] * 3
     assert bucket
@@ -77,11 +82,12 @@ def test_what_waits_for_a_rate_limit_is_given_to_nobody(store, registration, mes
     bucket = [receive()]
     registration.add(WAKE, message)
 
-    registration._keep([PeerChannel("other", 4)])
+    store.peers = [PeerChannel("channel", 4), PeerChannel("other", 4)]
+    registration._keep()
     assert store.pushed == []
 
     state.task_reserved(*bucket)
-    registration._keep([PeerChannel("other", 4)])
+    registration._keep()
     assert store.pushed == [WAKE.run]
 
 
@@ -90,7 +96,7 @@ def test_what_has_begun_is_kept_no_longer(store, registration, message, receive)
     registration.add(WAKE, message)
     request.on_accepted(1, 0.0)
 
-    registration._keep([])
+    registration._keep()
 
     assert store.kept == [[]]
 
@@ -101,7 +107,7 @@ def test_what_was_given_up_is_kept_no_longer(store, registration, message, recei
     registration.add(WAKE, message)
     getattr(request, end)()
 
-    registration._keep([])
+    registration._keep()
 
     assert store.kept == [[]]
 
@@ -111,7 +117,7 @@ def test_what_celery_has_dropped_is_kept_no_longer(store, registration, message,
     registration.add(WAKE, message)
     bucket.clear()
 
-    registration._keep([])
+    registration._keep()
 
     assert store.kept == [[]]
 
@@ -120,9 +126,10 @@ def test_what_waits_for_earlier_tasks_is_kept(store, registration, message):
     registration.add(WAKE, message)
     in_flight.followers.add(message.headers["id"])
 
-    registration._keep([PeerChannel("other", 4)])
+    store.peers = [PeerChannel("other", 4)]
+    registration._keep()
     in_flight.followers.clear()
-    registration._keep([])
+    registration._keep()
 
     assert store.kept == [[WAKE.run], []]
     assert store.pushed == []
