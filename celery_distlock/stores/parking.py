@@ -179,15 +179,12 @@ class ParkingStore(ListingStore):
         """
         return None
 
-    def register_channel(
-        self, queues: Sequence[str], peer: PeerChannel, seconds: float
-    ) -> list[PeerChannel]:
+    def register_channel(self, queues: Sequence[str], peer: PeerChannel, seconds: float) -> None:
         """
         Note that a channel of this process takes woken runs of these broker queues, for *seconds*.
 
-        0: not any more. Returns those others that do, as `find_channels`.
+        0: not any more.
         """
-        return []
 
     def find_channels(self, queues: Sequence[str], near: Sequence[str] = ()) -> list[PeerChannel]:
         """

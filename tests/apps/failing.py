@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 LEASE = 3.0  # seconds: a busy machine can take two of them away
 LONG_LEASE = 60.0
+NOW_AND_THEN = ("channels", "count", "register", "tend")  # by threads of their own
 OPTIONS: dict[str, Any] = {
     "late": True,  # late acknowledgement, and a lost process's message goes back
     "channel": True,  # woken tasks are pushed to the worker, past the broker
@@ -107,7 +108,7 @@ class Points:
         @functools.wraps(original)
         def crossing(*args: Any, **kwargs: Any) -> Any:
             where = place(*args, **kwargs)
-            if where in ("count", "channels", "tend"):  # now and then, by a thread of its own
+            if where in NOW_AND_THEN:
                 return original(*args, **kwargs)
             self.cross(where, "before")
             result = original(*args, **kwargs)

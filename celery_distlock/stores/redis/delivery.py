@@ -56,37 +56,40 @@ class RedisDelivery(ParkingStore):
             delivery.attend(place, patience)
         return place.channel
 
-    def register_channel(
-        self, queues: Sequence[str], peer: PeerChannel, seconds: float
-    ) -> list[PeerChannel]:
+    def register_channel(self, queues: Sequence[str], peer: PeerChannel, seconds: float) -> None:
         delivery, for_ms = self._delivery, milliseconds(seconds) if seconds else 0
         if seconds and delivery is not None and delivery.address == peer.address:
             delivery.attend(self._front(peer.address), ATTEND_TIMEOUT)
-        note = peer.address, max(0, peer.free), for_ms, MOST_PEERS, ""
-        notes = [self._of_queue(queue, *note) for queue in queues]
-        found = self._peers(self._requests.attempt_once(notes))
-        return [each for each in found if each.address != peer.address]
+        note = peer.address, max(0, peer.free), for_ms
+        notes = [self._of_queue(_REGISTER, queue, *note) for queue in queues]
+        self._served(self._requests.attempt_once(notes))
 
     def find_channels(self, queues: Sequence[str], near: Sequence[str] = ()) -> list[PeerChannel]:
-        words = "", 0, 0, MOST_PEERS, " ".join(filter(self._is_channel, near))
-        looks = [self._of_queue(queue, *words) for queue in queues]
-        return self._peers(self._requests.attempt_beside(looks))
+        words = MOST_PEERS, " ".join(filter(self._is_channel, near))
+        looks = [self._of_queue(_CHANNELS, queue, *words) for queue in queues]
+        return self._peers(self._served(self._requests.attempt_beside(looks)))
 
-    def _of_queue(self, queue: str, *arguments: Any) -> Command:
-        return script_call(
-            _CHANNELS, (f"{self._prefix}:channels:{{{slot_name(queue)}}}:",), *arguments
-        )
+    def _of_queue(self, script: scripts.Script, queue: str, *arguments: Any) -> Command:
+        records = f"{self._prefix}:channels:{{{slot_name(queue)}}}:"
+        return script_call(script, (records,), *arguments)
+
+    def _served(self, answers: Sequence[Any]) -> list[Any]:
+        """Return the answers, but for refusals, which are logged; raise if a server is away."""
+        served = []
+        for answer in answers:
+            if not isinstance(answer, Exception):
+                served.append(answer)
+                continue
+            if not isinstance(answer, ResponseError) or is_transient(answer):
+                raise StoreUnavailableError(f"{self.address} cannot serve: {answer}")
+            said = self._requests.refusal(answer, "the delivery channels")
+            self._complaints.tell("channels", "%s: woken tasks may go by the broker", said)
+        return served
 
     def _peers(self, answers: Sequence[Any]) -> list[PeerChannel]:
         """Return who is told of, each once; what is no channel of ours is passed over."""
         found: dict[str, PeerChannel] = {}
         for answer in answers:
-            if isinstance(answer, Exception):
-                if not isinstance(answer, ResponseError) or is_transient(answer):
-                    raise StoreUnavailableError(f"{self.address} cannot serve: {answer}")
-                said = self._requests.refusal(answer, "the delivery channels")
-                self._complaints.tell("channels", "%s: woken tasks may go by the broker", said)
-                continue
             with self._requests.reading(_CHANNELS, answer):
                 for address, free in zip(map(text, answer[::2]), answer[1::2], strict=True):
                     if self._is_channel(address):
@@ -148,4 +151,4 @@ def _number(value: bytes) -> int:
         return 0
 
 
-_CHANNELS, _PUSH, _TEND = map(scripts.load, ("channels", "push", "tend"))
+_CHANNELS, _PUSH, _REGISTER, _TEND = map(scripts.load, ("channels", "push", "register", "tend"))

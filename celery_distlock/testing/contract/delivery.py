@@ -165,17 +165,6 @@ class Delivery(Given):
         close()
 
     @parks
-    def test_who_registers_a_channel_learns_of_the_others(self, store: ParkingStore) -> None:
-        mine, close = self.open_registered(store, ["celery"], free=2)
-        other, close_other = self.open_registered(store, ["celery"], free=5)
-
-        assert store.register_channel(["celery"], mine, 30.0) == [other]
-        assert store.register_channel(["celery"], other._replace(free=0), 30.0) == [mine]
-        assert set(store.find_channels(["celery"])) == {mine, other._replace(free=0)}
-        close()
-        close_other()
-
-    @parks
     def test_of_many_channels_the_near_one_and_those_with_most_room_are_found(
         self, store: ParkingStore
     ) -> None:
