@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
@@ -56,9 +55,7 @@ def shared_masters() -> Iterator[Masters]:
 @pytest.fixture(scope="session")
 def shared_tls(redis_server: EmbeddedServer) -> Iterator[TlsFront]:
     """TLS before the server of `redis_server`."""
-    with pytest.MonkeyPatch.context() as patch, TlsFront(redis_server) as front:
-        # Else each connection reads the system's certificate authorities first, for 30 ms.
-        patch.setenv("SSL_CERT_FILE", os.devnull)
+    with TlsFront(redis_server) as front:
         yield front
 
 
