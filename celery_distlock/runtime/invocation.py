@@ -53,8 +53,8 @@ class Invocation:
         self.states = TaskStates(task, request, self.report)
         self.received = Received.of(request)
         self.header = _header_of(request) if self.has_message else LockHeader()
-        names = tuple(slot_name(key.template) for key in keys)
-        if self.header.woken and names and not set(self.header.places).intersection(names):
+        names = tuple(slot_name(key.template) for key in keys) if self.header.woken else ()
+        if names and not set(self.header.places).intersection(names):
             self.header = self._header_elsewhere(names)
         retries = request.retries or 0
         self.execution_id = self.execution_id_for(retries) if self.has_message else ""

@@ -73,7 +73,7 @@ end
 -- The run by which an entry is taken, and where it is: waiting, coming, running or ended; when it
 -- expires if it has not begun; and the marks of it.
 local function taken_by(entry, now_ms)
-    -- In two steps, and to both ends: else a long entry of somebody else's is gone through for ever.
+    -- In two steps, from end to end: else a long entry that somebody else wrote takes quadratic time.
     local head, run = string.match(entry or '', '^(%S+) (.*)$')
     local until_when, terms = string.match(head or '', '^([^@]+)(.*)$')
     if not until_when then
