@@ -49,11 +49,11 @@ DRIVER_TESTS := $(DRIVER_CONTRACTS) tests/unit tests/worker tests/stores/topolog
   tests/integration/lock tests/integration/test_redis_store.py tests/integration/cli tests/integration/operations
 # What depends on little but our own code is left to test-all,
 OWN := $(patsubst %,tests/integration/cli/test_%.py,completion delayed limits scale) \
-  $(patsubst %,tests/worker/test_%.py,deploys several_keys_and_workers trust trust_certificates trust_signed) \
+  $(patsubst %,tests/worker/test_%.py,several_keys_and_workers trust trust_certificates trust_signed) \
   tests/stores/topologies/test_without_parking.py tests/integration/lock/test_lives.py
-# and what differs between the oldest and the newest at most, to these.
+# and what differs between the oldest and the newest versions at most, to test-all and test-oldest.
 SETTLED := $(OWN) $(patsubst %,tests/integration/cli/test_%.py,acting seeing terminal) \
-  $(patsubst %,tests/worker/test_%.py,hanging_services order worker_start) \
+  $(patsubst %,tests/worker/test_%.py,deploys hanging_services order worker_start) \
   $(patsubst %,tests/stores/topologies/test_%.py,refused_connections silent_masters)
 
 # What else depends on versions: the page, the plugin for pytest, and kazoo.

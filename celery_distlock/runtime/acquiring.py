@@ -186,6 +186,7 @@ class KeyAcquisition:
                 return hold, reply
             if reply.status is Status.BUSY:
                 self._requeueing.leave_store()
+                return self._acquire(key, reply.arrival, timeout=patience)
         return self._acquire(key, timeout=patience)
 
     def _acquire(self, key: Key, arrival: int = 0, **how: Any) -> tuple[Hold | None, Reply]:

@@ -236,8 +236,9 @@ def leave_former_keys(
 
 def _drop_at(names: set[str], task: Task, runtime: Runtime) -> None:
     header = LockHeader.of(task.request.__dict__)
-    # A run that goes on at some of its keys has not ended at the others, to which it may come back.
-    ends = names.issuperset(header.places)
+    # A run that goes on at some of its keys has not ended at the others, to which it may come back;
+    # nor has one that is acknowledged late: its message comes here again if its process dies.
+    ends = names.issuperset(header.places) and not task.acks_late
     for name in names:
         with contextlib.suppress(StoreError):
             drop(runtime.store, name, header.run, mark=ends)

@@ -8,7 +8,14 @@ from celery import Celery
 from kombu import Queue
 from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCHANGE
 
-__all__ = ["copied_queue", "exchange_type", "known_queues", "queue_names", "queues_at"]
+__all__ = [
+    "copied_queue",
+    "exchange_type",
+    "known_queues",
+    "queue_names",
+    "queues_at",
+    "taken_queues",
+]
 
 
 def known_queues(app: Celery) -> list[Queue]:
@@ -32,6 +39,11 @@ def queue_names(app: Celery, exchange: str, routing_key: str) -> list[str]:
     return [queue.name for queue in queues_at(app, exchange, routing_key)]
 
 
+def taken_queues(app: Celery) -> set[str]:
+    """Return the names of the queues that this worker takes from, be they given by an alias."""
+    return {queue.name for queue in list(dict.values(app.amqp.queues.consume_from))}
+
+
 def exchange_type(app: Celery, exchange: str) -> str:
     """Return the type of an exchange that a queue of *app* is bound to; empty: of none."""
     queues = known_queues(app) if exchange else ()
@@ -43,8 +55,8 @@ def copied_queue(app: Celery, exchange: str) -> str:
     """Return the queue by which this worker gets its own copy of each message; empty: none."""
     if exchange_type(app, exchange) != "fanout":
         return ""
-    taken = app.amqp.queues.consume_from
-    return next((name for name in queue_names(app, exchange, "") if name in taken), "")
+    names = queue_names(app, exchange, "")
+    return next((name for name in names if name in taken_queues(app)), "")
 
 
 def _bindings(queue: Any) -> list[tuple[Any, str]]:

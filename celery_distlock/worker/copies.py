@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_distlock.runtime.lock_header import addressee_of
+from celery_distlock.runtime.routing import taken_queues
 
 from . import refusal
 
@@ -21,7 +22,7 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
         message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **more: Any
     ) -> Any:
         queue = addressee_of(message.headers) if body is None else ""
-        if queue and queue not in app.amqp.queues.consume_from:
+        if queue and queue not in taken_queues(app):
             return ack(logger, consumer.connection_errors)
         return receive(message, body, ack, reject, callbacks, **more)
 

@@ -248,6 +248,25 @@ def test_a_late_acknowledged_task_whose_key_a_deploy_has_changed_outlives_its_pr
     assert len(site.journal.read(key)) == 2
 
 
+@pytest.mark.faults
+def test_a_late_acknowledged_task_outlives_its_process_where_its_key_is_changed_back(
+    bare_site, start, key
+):
+    """The broker has its message, by which it has ended at neither key."""
+    site = bare_site
+    site.tasks.at_another_key.apply_async((key,), lock_via="store")
+    doomed = start(env={MOVED: "{key}:new"})
+    assert site.journal.wait(key) == [[f"{key}:new"]]
+    (child,) = doomed.children()
+    site.app.control.cancel_consumer("celery", reply=True, timeout=30.0, limit=1)
+    os.kill(child, signal.SIGKILL)
+    start()
+    site.journal.open(key)
+
+    site.journal.wait(f"{key}:end", timeout=60.0)
+    assert site.journal.read(key)[-1] == [key]
+
+
 @pytest.mark.parametrize("also", ["", "{key} "])
 def test_a_task_whose_keys_a_deploy_has_changed_runs_where_that_is_taken_back(
     bare_site, start, key, also

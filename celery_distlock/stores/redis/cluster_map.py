@@ -200,7 +200,7 @@ class ClusterMap:
                 found = [(host_of(host, where), int(port)) for host, port, *_ in served_by]
                 owners[first : last + 1] = found[:1] * (last + 1 - first)
                 nodes.update(dict.fromkeys(found))
-        sharded = bool(known[0]) if isinstance(known, list) else False
+        sharded = isinstance(known, list) and known[:1] not in ([], [None])
         return SlotOwners(owners, list(nodes), where, sharded, asked_at)
 
     def _take(self, known: SlotOwners) -> None:

@@ -263,8 +263,10 @@ class ConnectionPool:
             self._spoil(connection, error)
             if type(error) is ResponseError:
                 raise TurnedAwayError(str(error)) from error
-            if isinstance(error, UNREADABLE):
+            if isinstance(error, InvalidResponse):
                 raise _no_redis(error) from error
+            if isinstance(error, UNREADABLE):
+                raise RedisConnectionError(f"cannot be connected to: {error}") from error
             if type(error) is RedisConnectionError and _HUNG_UP.search(str(error)):
                 raise RedisConnectionError(f"{error} {_SHUT}") from error
             raise

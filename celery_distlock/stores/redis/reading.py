@@ -1,5 +1,6 @@
 """What a server answers is read under this: one whose answers cannot be read does not serve."""
 
+import logging
 from types import TracebackType
 from typing import Any
 
@@ -9,6 +10,8 @@ from celery_distlock.naming import shown
 from .scripts import Script
 
 __all__ = ["NOT_READ", "REMEDY", "Reading"]
+
+logger = logging.getLogger(__name__)
 
 # What Python says of a value of another type, form or length than a reader takes for granted.
 NOT_READ = (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
@@ -43,6 +46,7 @@ class Reading:
         traceback: TracebackType | None,
     ) -> None:
         if isinstance(error, NOT_READ):
+            logger.debug("an answer cannot be read", exc_info=error)
             asked = (
                 self._asked if isinstance(self._asked, str) else f"the script {self._asked.name}"
             )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 executed_or_not = pytest.mark.parametrize("executed", [False, True], ids=["request", "answer"])
 once_or_twice = pytest.mark.parametrize("times", [1, 2])
 
-PARCEL = ParkRequest(b"envelope")
+PARK_REQUEST = ParkRequest(b"envelope")
 LEASE = 6.0  # seconds: a busy machine can take some of them away
 
 
@@ -194,7 +194,7 @@ def test_what_is_parked_is_parked_once(store, redis_store, proxy, executed, time
     )
     proxy.lose("acquire", executed=executed, times=times)
 
-    reply = store.acquire(AcquireRequest("k", "delivery", 60.0, queue=PARCEL, run="run"))
+    reply = store.acquire(AcquireRequest("k", "delivery", 60.0, queue=PARK_REQUEST, run="run"))
 
     assert proxy.lost
     assert (reply.status, reply.place) == (Status.PARKED, 1)
@@ -211,7 +211,7 @@ def test_what_is_parked_is_parked_once(store, redis_store, proxy, executed, time
 def test_what_is_parked_at_a_free_key_is_granted_once(store, redis_store, proxy, executed, times):
     proxy.lose("acquire", executed=executed, times=times)
 
-    reply = store.acquire(AcquireRequest("k", "delivery", 60.0, queue=PARCEL, run="run"))
+    reply = store.acquire(AcquireRequest("k", "delivery", 60.0, queue=PARK_REQUEST, run="run"))
 
     assert proxy.lost
     assert reply.status is Status.GRANTED
@@ -234,7 +234,7 @@ def test_what_was_parked_and_has_run_meanwhile_does_not_run_again(store, redis_s
 
     proxy.lose("acquire", executed=True, meanwhile=run_elsewhere)
 
-    reply = store.acquire(AcquireRequest("k", "delivery", 60.0, queue=PARCEL, run="run"))
+    reply = store.acquire(AcquireRequest("k", "delivery", 60.0, queue=PARK_REQUEST, run="run"))
 
     assert reply.status is Status.DONE
     after = redis_store.inspect("k")
@@ -250,7 +250,7 @@ def test_what_was_parked_and_runs_meanwhile_does_not_run_beside_itself(store, re
 
     proxy.lose("acquire", executed=True, meanwhile=begin_elsewhere)
 
-    reply = store.acquire(AcquireRequest("k", "delivery", 60.0, queue=PARCEL, run="run"))
+    reply = store.acquire(AcquireRequest("k", "delivery", 60.0, queue=PARK_REQUEST, run="run"))
 
     assert reply.status is Status.PARKED
     ended = redis_store.release(
@@ -275,7 +275,7 @@ def test_a_wake_that_is_lost_with_a_releases_answer_is_found_by_the_sweep(
     store, redis_store, proxy
 ):
     store.acquire(AcquireRequest("k", "holder", 60.0))
-    redis_store.acquire(AcquireRequest("k", "delivery", 60.0, queue=PARCEL, run="run"))
+    redis_store.acquire(AcquireRequest("k", "delivery", 60.0, queue=PARK_REQUEST, run="run"))
     proxy.lose("release", executed=True)
 
     released = store.release(ReleaseRequest("k", "holder"))
@@ -288,7 +288,7 @@ def test_a_wake_that_is_lost_with_an_acquisitions_answer_is_found_by_the_sweep(
     store, redis_store, proxy, redis_url, prefix
 ):
     redis_store.acquire(AcquireRequest("k", "holder", 60.0))
-    redis_store.acquire(AcquireRequest("k", "delivery", 60.0, queue=PARCEL, run="run"))
+    redis_store.acquire(AcquireRequest("k", "delivery", 60.0, queue=PARK_REQUEST, run="run"))
     expire(redis_url, prefix)
     proxy.lose("acquire", executed=True)
 
@@ -380,7 +380,9 @@ def test_a_release_in_trouble_frees_the_key(direct, trouble):
 def test_what_is_parked_in_trouble_is_parked_once(direct, trouble):
     direct.acquire(AcquireRequest("k", "a", 60.0))
 
-    reply = trouble(lambda: direct.acquire(AcquireRequest("k", "b", 60.0, queue=PARCEL, run="run")))
+    reply = trouble(
+        lambda: direct.acquire(AcquireRequest("k", "b", 60.0, queue=PARK_REQUEST, run="run"))
+    )
 
     assert reply.status is Status.PARKED
     assert direct.inspect("k").waiting == 1
@@ -501,7 +503,7 @@ def test_a_line_up_that_comes_twice_tells_that_the_run_is_here_or_was(
     redis_store, meanwhile, status
 ):
     redis_store.acquire(AcquireRequest("k", "holder", 60.0))
-    assert redis_store.park_if_held("k", "run", PARCEL, 10.0).status is Status.PARKED
+    assert redis_store.park_if_held("k", "run", PARK_REQUEST, 10.0).status is Status.PARKED
     meanwhile(redis_store)
 
-    assert redis_store.park_if_held("k", "run", PARCEL, 10.0).status is status
+    assert redis_store.park_if_held("k", "run", PARK_REQUEST, 10.0).status is status

@@ -20,8 +20,8 @@ local FEW = 64 -- holders that are looked through for one
 
 -- Reads how much is wanted: units/capacity, or units/capacity/terms; all of it if nothing is written.
 local function want_in(text)
-    local units, capacity, terms = string.match(text or '', '^(%d+)/(%d+)/?(%S*)$')
-    return tonumber(units or 1), tonumber(capacity or 1), terms ~= '' and terms or nil
+    local units, capacity, rest = string.match(text or '', '^(%d+)/(%d+)(.*)$')
+    return tonumber(units or 1), tonumber(capacity or 1), string.match(rest or '', '^/(%S+)$')
 end
 
 local function integers(...)
