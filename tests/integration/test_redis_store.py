@@ -81,6 +81,7 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     store.mark_published(wake)
     peer = PeerChannel(store.open_channel(lambda wake: None).address, 1)
     store.register_channel(["celery"], peer, 5.0)
+    store.find_channels(["celery"])
     store.push(wake, [peer.address])
     store.keep_reserved([wake], 5.0)
     store.mark_returned(wake)
