@@ -393,11 +393,12 @@ def _promises(answer: Any) -> bool:
 
 def _one_answer(connection: Connection) -> Any:
     try:
-        return connection.read_response()
-    except ResponseError as error:
-        # Its traceback would keep all callers' frames, and their holds.
-        return known(error).with_traceback(None)
-    except UNREADABLE as error:
+        try:
+            return connection.read_response()
+        except ResponseError as error:
+            # Its traceback would keep all callers' frames, and their holds.
+            return known(error).with_traceback(None)
+    except UNREADABLE as error:  # of redis-py 5 a MOVED is read by `known`
         raise _no_redis(error) from error
 
 

@@ -125,7 +125,7 @@ def test_a_majority_of_several_masters_is_told_of(server, liar, opened):
 
 
 def test_a_map_of_a_cluster(server, opened):
-    with pytest.raises(StoreUnavailableError, match=r"CLUSTER SLOTS cannot be read|no node"):
+    with pytest.raises(StoreUnavailableError, match=r"cannot be read|no node"):
         opened(f"redis+cluster://{server.host}").acquire(AcquireRequest("k", "a", 5.0))
 
 
