@@ -40,7 +40,7 @@ from .invocation import Invocation
 from .lock_header import LockHeader, execution_id
 from .received import HEADER
 from .reporting import Report
-from .requeueing import Requeueing, drop
+from .requeueing import Requeueing, drop, drop_at
 
 __all__ = ["Execution", "drop_reservations", "leave_former_keys", "note_call"]
 
@@ -211,7 +211,7 @@ def drop_reservations(task: Task, runtime: Runtime, keys: tuple[Key, ...]) -> No
 
     Its key function may return others than when it was parked, or may have failed.
     """
-    _drop_at(_former_places(task, keys), task, runtime)
+    _leave_places(_former_places(task, keys), task, runtime)
 
 
 def leave_former_keys(
@@ -231,17 +231,15 @@ def leave_former_keys(
         invocation = Invocation(task, plan, runtime.store, (), nested=False)
         if invocation.retained:
             Requeueing(invocation, keys).move_to_broker()
-    _drop_at(former, task, runtime)
+    _leave_places(former, task, runtime)
 
 
-def _drop_at(names: set[str], task: Task, runtime: Runtime) -> None:
+def _leave_places(names: set[str], task: Task, runtime: Runtime) -> None:
     header = LockHeader.of(task.request.__dict__)
     # A run that goes on at some of its keys has not ended at the others, to which it may come back;
     # nor has one that is acknowledged late: its message comes here again if its process dies.
     ends = names.issuperset(header.places) and not task.acks_late
-    for name in names:
-        with contextlib.suppress(StoreError):
-            drop(runtime.store, name, header.run, mark=ends)
+    drop_at(runtime.store, names, header.run, mark=ends)
 
 
 def _former_places(task: Task, keys: tuple[Key, ...]) -> set[str]:

@@ -37,7 +37,7 @@ from .lock_header import LockHeader
 from .messages import addressed, arguments_that_came, seal, with_eta
 from .publishing import broker_reason, is_refusal, publish
 
-__all__ = ["Postponed", "Requeueing", "drop", "route_of"]
+__all__ = ["Postponed", "Requeueing", "drop", "drop_at", "route_of"]
 
 # Seconds; no longer, so that a store that is back does not wait for its tasks.
 OUTAGE = policies.Retry(delay=1.0, max_delay=8.0)
@@ -94,9 +94,8 @@ class Requeueing:
         """
         invocation = self._invocation
         header = invocation.header
-        for name in set(header.places).difference(names) if header.woken else ():
-            with contextlib.suppress(StoreError):  # it lapses by itself
-                drop(self._store, name, invocation.execution_id, mark=mark)
+        left = set(header.places).difference(names) if header.woken else ()
+        drop_at(self._store, left, invocation.execution_id, mark=mark)
 
     def leave_store(self) -> None:
         """
@@ -360,6 +359,13 @@ def route_of(keys: Iterable[Key], task: str) -> Route:
     wants = tuple(map(want_of, keys))
     wants = () if all(want == ALONE for want in wants) else wants
     return Route(tuple(slot_name(key.template) for key in keys), task, wants)
+
+
+def drop_at(store: Store, names: Iterable[str], run: str, *, mark: bool) -> None:
+    """Drop a run at the keys of these slot names; where the store is away, it lapses by itself."""
+    for name in names:
+        with contextlib.suppress(StoreError):
+            drop(store, name, run, mark=mark)
 
 
 def drop(store: Store, name: str, run: str, *, mark: bool = True) -> bool:
