@@ -52,11 +52,9 @@ def exchange_type(app: Celery, exchange: str) -> str:
 
 
 def copied_queue(app: Celery, exchange: str) -> str:
-    """Return the queue by which this worker gets its own copy of each message; empty: none."""
-    if exchange_type(app, exchange) != "fanout":
-        return ""
-    names = queue_names(app, exchange, "")
-    return next((name for name in names if name in taken_queues(app)), "")
+    """Return the queue by which this worker gets its copies of a fanout *exchange*; empty: none."""
+    taken = taken_queues(app)
+    return next((name for name in queue_names(app, exchange, "") if name in taken), "")
 
 
 def _bindings(queue: Any) -> list[tuple[Any, str]]:

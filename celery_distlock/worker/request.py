@@ -46,14 +46,15 @@ class LockedRequest(Request):
         app, facts = options["app"], self.request_dict
         where = facts["delivery_info"]
         place = exchange, _ = where.get("exchange") or "", where.get("routing_key") or ""
+        kind = exchange_type(app, exchange)
         if LockHeader.of(facts).returned:
             where["redelivered"] = True  # as a broker says of what came back to it
         noted = Received.noted_on(message)
         self._received = received = noted._replace(
             arrival=self._stamp() if noted.arrival is None else noted.arrival,
             returns=self._runtime.trust.knows_route(facts["task"], *place),
-            exchange_type=exchange_type(app, exchange),
-            copy_of=copied_queue(app, exchange),
+            exchange_type=kind,
+            copy_of=copied_queue(app, exchange) if kind == "fanout" else "",
             content_type=message.content_type,
             content_encoding=message.content_encoding,
             body=self._kept_body(message, decoded=options.get("decoded", False)),
