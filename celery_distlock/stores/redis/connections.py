@@ -393,12 +393,11 @@ def _promises(answer: Any) -> bool:
 
 def _one_answer(connection: Connection) -> Any:
     try:
-        try:
-            return connection.read_response()
-        except ResponseError as error:
-            # Its traceback would keep all callers' frames, and their holds.
-            return known(error).with_traceback(None)
-    except UNREADABLE as error:  # of redis-py 5 a MOVED is read by `known`
+        return connection.read_response()
+    except ResponseError as error:
+        # Its traceback would keep all callers' frames, and their holds.
+        return known(error).with_traceback(None)
+    except UNREADABLE as error:
         raise _no_redis(error) from error
 
 
@@ -412,7 +411,10 @@ def known(error: ResponseError) -> ResponseError:
     if _BROKEN_OFF.search(str(error)):
         return BrokenOffError(str(error))
     word, _, rest = str(error).partition(" ")
-    return _KINDS[word](rest) if word in _KINDS else error
+    try:
+        return _KINDS[word](rest) if word in _KINDS else error
+    except UNREADABLE as unreadable:  # as redis-py's parser raises it, where that reads them
+        raise _no_redis(unreadable) from error
 
 
 class NodeSettings(NamedTuple):
