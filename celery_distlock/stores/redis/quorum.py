@@ -250,8 +250,13 @@ class Answers(NamedTuple):
 
     def to(self, number: int) -> list[Any]:
         """Return the nodes' answers to one call, without refusals; None where there was none."""
-        found = [None if answers is None else answers[number] for answers in self.of]
-        return [None if isinstance(answer, Exception) else answer for answer in found]
+        return [self.at(node, number) for node in range(len(self.of))]
+
+    def at(self, node: int, number: int) -> Any:
+        """Return what one node has answered to one call, as :meth:`to`."""
+        answers = self.of[node]
+        answer = None if answers is None else answers[number]
+        return None if isinstance(answer, Exception) else answer
 
     def refuse(self, node: int, number: int, refusal: Exception) -> None:
         """Take what a node has answered to one call for a *refusal*."""

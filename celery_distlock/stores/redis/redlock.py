@@ -289,7 +289,7 @@ class RedlockStore(ListingStore, CountingStore):
         answers = self._ask(holds.scan(b"0"), "the list of keys", enough=_all_have_answered)
         for number in range(len(self._nodes)):
             names: set[str] = set()  # each node has one vote, also for a key that it tells twice
-            while (found := self._read(answers, 0, "SCAN", holds.found)[number]) is not None:
+            while (found := self._read_at(number, answers, 0, "SCAN", holds.found)) is not None:
                 cursor, some = found
                 names.update(some)
                 if cursor == b"0":
@@ -452,15 +452,24 @@ class RedlockStore(ListingStore, CountingStore):
         read: Callable[[Any], T],
     ) -> list[T | None]:
         """Read what the nodes have answered to a call; what cannot be read counts as a refusal."""
-        found: list[T | None] = []
-        for node, answer in enumerate(answers.to(number)):
-            try:
-                with Reading(self._nodes.addresses[node], asked, answer):
-                    found.append(None if answer is None else read(answer))
-            except StoreUnavailableError as error:
-                found.append(None)
-                answers.refuse(node, number, ResponseError(str(error)))
-        return found
+        nodes = range(len(self._nodes))
+        return [self._read_at(node, answers, number, asked, read) for node in nodes]
+
+    def _read_at(
+        self,
+        node: int,
+        answers: Answers,
+        number: int,
+        asked: scripts.Script | str,
+        read: Callable[[Any], T],
+    ) -> T | None:
+        answer = answers.at(node, number)
+        try:
+            with Reading(self._nodes.addresses[node], asked, answer):
+                return None if answer is None else read(answer)
+        except StoreUnavailableError as error:
+            answers.refuse(node, number, ResponseError(str(error)))
+            return None
 
     def _silent(self, answers: Answers, what: str, number: int = 0) -> int:
         """Return how many nodes have no answer to a call; raise as `_ask` does."""
