@@ -50,8 +50,10 @@ __all__ = [
     "HeldKeys",
     "RedisInspection",
     "describe_server",
+    "each_woken",
     "held_at",
     "keys_of",
+    "micros_of",
     "seconds_of",
     "since_of",
     "sum_counters",
@@ -248,8 +250,7 @@ class RedisInspection(ListingStore, CountingStore):
         calls = [self._records.call(script, name, SWEEP_BATCH) for script in (_ROUSE, _SWEEP)]
         answer = self._requests.ask(calls, key).answers[-1]
         with self._requests.reading(_SWEEP, answer) as (_, *found):
-            pairs = zip(found[::2], found[1::2], strict=True)
-            wakes = [wake_of(name, run, envelope) for run, envelope in pairs if run]
+            wakes = each_woken(name, found)
         yield from wakes
 
     def count(self, counts: Mapping[str, float]) -> None:
@@ -403,10 +404,15 @@ def wake_of(name: str, run: bytes, envelope: bytes | list[bytes]) -> WokenTask:
     return WokenTask(name, text(run), envelope)
 
 
-def wakes_of(name: str, woken: Sequence[Any]) -> WokenTask | None:
+def each_woken(name: str, woken: Sequence[Any]) -> list[WokenTask]:
     """Return all whom a script has woken at one key: a run, what is to be sent of it, and so on."""
     pairs = zip(woken[::2], woken[1::2], strict=True)
-    return together([wake_of(name, run, envelope) for run, envelope in pairs if run])
+    return [wake_of(name, run, envelope) for run, envelope in pairs if run]
+
+
+def wakes_of(name: str, woken: Sequence[Any]) -> WokenTask | None:
+    """Return those of `each_woken` as one."""
+    return together(each_woken(name, woken))
 
 
 def opens_in(woken: Sequence[Any]) -> float | None:
@@ -481,10 +487,15 @@ def since_of(value: bytes | float | None) -> float:
     return micros / 1e6 if FIRST < micros < EXACT else 0.0
 
 
+def micros_of(now: Sequence[bytes]) -> int:
+    """Return the time that a server tells (``TIME``), in µs."""
+    seconds, rest = now
+    return int(seconds) * 1_000_000 + int(rest)
+
+
 def seconds_of(now: Sequence[bytes]) -> float:
-    """Return the time that a server tells (``TIME``)."""
-    seconds, micros = now
-    return int(seconds) + int(micros) / 1e6
+    """Return the time that a server tells, in seconds."""
+    return micros_of(now) / 1e6
 
 
 def unreadable(address: str, key: str, token: bytes | None) -> str:

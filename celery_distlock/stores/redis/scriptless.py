@@ -56,6 +56,7 @@ from .inspection import (
     describe_server,
     held_at,
     keys_of,
+    micros_of,
     sum_counters,
     token_of,
 )
@@ -142,8 +143,8 @@ class ScriptlessStore(ListingStore, CountingStore):
             look += [command(mark, "GET", mark), command(mark, "PTTL", mark)]
         asked = self._ask([[make], look], request.key)
         with self._requests.reading("GET, PTTL, TIME and ZSCORE", asked.answers) as answers:
-            _, text, ttl_ms, (seconds, rest), last, *mark_found = answers
-            now = int(seconds) * 1_000_000 + int(rest)
+            _, text, ttl_ms, time, last, *mark_found = answers
+            now = micros_of(time)
             return _Seen(
                 asked.first_at,
                 self._parsed(text, request.key),

@@ -53,6 +53,8 @@ from .delivery import RedisDelivery
 from .inspection import (
     SWEEP_BATCH,
     RedisInspection,
+    each_woken,
+    micros_of,
     opens_in,
     text,
     together,
@@ -439,8 +441,8 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
 
     def time(self, timeout: float) -> int:
         (answer,) = self._requests.ask_once([command(b"", "TIME")], timeout)
-        with self._requests.reading("TIME", answer) as (seconds, rest):
-            return int(seconds) * 1_000_000 + int(rest)
+        with self._requests.reading("TIME", answer):
+            return micros_of(answer)
 
     def _turn(self, who: str, seconds: float) -> Command:
         return self._records.call_without_key(_TURN, who, milliseconds(max(0.0, seconds)))
@@ -458,8 +460,7 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
                 continue
             with self._requests.reading(_SWEEP, answer) as (waiting, *found):
                 opens[name] = opens_in(found)
-                pairs = zip(found[::2], found[1::2], strict=True)
-                wakes = [wake_of(name, run, envelope) for run, envelope in pairs if run]
+                wakes = each_woken(name, found)
             yield from wakes
             if not waiting:
                 quiet.append(self._records.index("strike", name))
