@@ -235,6 +235,7 @@ class Answers(NamedTuple):
     What the nodes have answered, in their order.
 
     Attributes:
+        majority: How many nodes are one.
         asked_at: The local clock before the first was asked.
         of: For each node its answers, one for each call; None where there were none.
         repeated: For each node, whether it may have been asked before.
@@ -242,11 +243,18 @@ class Answers(NamedTuple):
         sent: For each node, whether it may have been asked at all.
     """
 
+    majority: int
     asked_at: float
     of: list[list[Any] | None]
     repeated: list[bool]
     heard_at: list[float]
     sent: list[bool]
+
+    def decide(self) -> bool:
+        """Whether a majority has answered without a refusal, or none can any more."""
+        answered, refused = len(self.of) - self.of.count(None), len(self.refusals)
+        served = answered - refused
+        return served >= self.majority or refused > len(self.of) - self.majority
 
     def to(self, number: int) -> list[Any]:
         """Return the nodes' answers to one call, without refusals; None where there was none."""
@@ -277,16 +285,11 @@ class _Poll:
 
     def __init__(self, workers: Sequence[_NodeWorker], majority: int) -> None:
         self.asked_at = clock.monotonic()
-        self.found = Answers(self.asked_at, *([each] * len(workers) for each in _NOTHING))
+        self.found = Answers(majority, self.asked_at, *([each] * len(workers) for each in _NOTHING))
         self._workers = workers
-        self._majority = majority
         self._heard: queue.SimpleQueue[_Response] = queue.SimpleQueue()
         self.tell = self._heard.put
         self._awaited: set[_NodeWorker] = set()
-
-    @property
-    def is_majority(self) -> bool:
-        return sum(answers is not None for answers in self.found.of) >= self._majority
 
     def put(self, question: _Request, workers: Sequence[_NodeWorker]) -> list[_NodeWorker]:
         """Ask *workers*; return those that will hardly answer."""
@@ -297,7 +300,7 @@ class _Poll:
         return [worker for worker in workers if worker not in asked]
 
     def listen(self, until: float, enough: Callable[[Answers], bool]) -> None:
-        """Wait for the answers; when a majority's are *enough*, as long again for the others."""
+        """Wait for the answers; when there are *enough*, as long again for the others."""
         settled = False
         while self._awaited:
             left = until - clock.monotonic()
@@ -307,7 +310,7 @@ class _Poll:
                 return
             if answer.worker in self._awaited:
                 self._note(answer)
-            if not settled and self.is_majority and enough(self.found):
+            if not settled and enough(self.found):
                 settled, now = True, clock.monotonic()
                 until = min(until, now + max(GRACE, now - self.asked_at))
 
@@ -336,14 +339,14 @@ class QuorumClient:
         *,
         timeout: float = ANSWER,
         owed: bool = False,
-        enough: Callable[[Answers], bool] = lambda _: True,
+        enough: Callable[[Answers], bool] = Answers.decide,
         but: Sequence[int] = (),
     ) -> Answers:
         """
         Ask all nodes, *but* some, and return what they have answered within *timeout* seconds.
 
-        When a majority has answered, and that is *enough*, the others have as long again. What is
-        *owed* is sent also to nodes that do not answer now.
+        When there is *enough*, the others have as long again. What is *owed* is sent also to nodes
+        that do not answer now.
         """
         asked = [worker for number, worker in enumerate(self._workers) if number not in but]
         poll = _Poll(self._workers, self.majority)
@@ -351,7 +354,7 @@ class QuorumClient:
         with self._mutex:  # one order at all nodes, lest threads of one process split the votes
             silent = poll.put(question, asked)
         poll.listen(question.until, enough)
-        if silent and timeout and not poll.is_majority:
+        if silent and timeout and not poll.found.decide():
             # Somebody has to find out whether the silent ones are back.
             poll.put(question._replace(urgent=True), silent)
             poll.listen(question.until, enough)

@@ -264,8 +264,15 @@ class RedlockStore(ListingStore, CountingStore):
 
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
         look = self._records.call(_INSPECT, slot_name(key))
-        answers = self._ask(look, key, timeout=ANSWER if timeout is None else timeout)
+        timeout = ANSWER if timeout is None else timeout
+        answers = self._ask(look, key, timeout=timeout, enough=self._looks_decide)
         return self._state(answers, key)
+
+    def _looks_decide(self, answers: Answers) -> bool:
+        """As :meth:`Answers.decide`, where a look that cannot be read is a refusal."""
+        for number in range(max(len(calls or ()) for calls in answers.of)):
+            self._read(answers, number, _INSPECT, _look)
+        return answers.decide()
 
     def _state(self, answers: Answers, key: str, number: int = 0) -> KeyState:
         """Return what the nodes' answers to a look come to; raise as `_ask` does."""
@@ -309,7 +316,7 @@ class RedlockStore(ListingStore, CountingStore):
         states = []
         for some in batches(keys, SWEEP_BATCH):
             looks = [self._records.call(_INSPECT, slot_name(key)) for key in some]
-            answers = self._nodes.ask(looks)
+            answers = self._nodes.ask(looks, enough=self._looks_decide)
             for number, key in enumerate(some):
                 states.append(self._looked(answers, key, number))
         return states
@@ -431,7 +438,7 @@ class RedlockStore(ListingStore, CountingStore):
         *,
         timeout: float = ANSWER,
         owed: bool = False,
-        enough: Callable[[Answers], bool] = lambda _: True,
+        enough: Callable[[Answers], bool] = Answers.decide,
     ) -> Answers:
         """
         Ask all nodes.

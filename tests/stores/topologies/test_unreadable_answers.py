@@ -6,6 +6,7 @@ import asyncio
 from contextlib import ExitStack
 
 import pytest
+import redis
 
 from celery_distlock import AsyncLock, Lock
 from celery_distlock.errors import QuorumError, StoreError, StoreUnavailableError
@@ -111,6 +112,25 @@ def test_one_of_several_masters_has_no_vote_then(server, opened, private_server)
     assert store.inspect("k").owner == "a"
     assert [*ListingStore.of(store).find_keys()] == [["k"]]
     assert store.check() is not None
+    assert store.release(ReleaseRequest("k", "a")).released
+
+
+@pytest.mark.parametrize("answer", [*ANSWERS.values(), b"-OOM it is full\r\n"])
+def test_a_master_that_is_slow_is_awaited_then(liar, opened, private_server, answer):
+    quick, slow = private_server(), private_server()
+    hosts = [f"127.0.0.1:{server.port}" for server in (quick, slow)]
+    store = opened(f"redlock://{','.join([*hosts, liar(answer).host])}/0")
+    assert store.acquire(AcquireRequest("k", "a", 5.0)).status is Status.GRANTED
+
+    def pause() -> None:
+        with redis.Redis(port=slow.port) as client:
+            client.client_pause(100)
+
+    pause()
+    assert store.inspect("k").owner == "a"
+    pause()
+    assert [state.owner for state in ListingStore.of(store).inspect_many(["k"])] == ["a"]
+    pause()
     assert store.release(ReleaseRequest("k", "a")).released
 
 
