@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import contextmanager
-from itertools import combinations
+from itertools import combinations, takewhile
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from redis.crc import key_slot
@@ -142,6 +142,13 @@ class Cluster(Topology):
 
         return wait_until(owner, what=f"all to agree on who has slot {slot}")
 
+    def slots_from(self, slot: int, most: int) -> range:
+        """The slots from *slot* on that its master has, up to *most* of them."""
+        owner = self.node_of_slot(slot)
+        mine = self._seen(owner)[owner.address].slots
+        span = takewhile(mine.__contains__, range(slot, slot + most))
+        return range(slot, slot + len(list(span)))
+
     @contextmanager
     def moving(self, slot: int, to: Node) -> Iterator[Move]:
         """
@@ -159,13 +166,11 @@ class Cluster(Topology):
         with self.moving(slot, to):
             pass
 
-    def reshard(self, slots: Iterable[int], to: Node) -> None:
-        """Move many, as `move_slot` does."""
-        slots = list(slots)
+    def reshard(self, slots: range, to: Node) -> None:
+        """Move *slots*, which one master has, as `move_slot` does."""
+        source = self.node_of_slot(slots[0])
         for slot in slots:
-            source = self.node_of_slot(slot)
-            if source is not to:
-                Move(self, slot, source, to).finish()
+            Move(self, slot, source, to).finish()
         self._wait_for_owner(slots, to)
 
     def reshard_at_once(self, slots: range, to: Node) -> None:
