@@ -94,11 +94,7 @@ def quick_turns() -> Iterator[None]:
 @pytest.fixture
 def celery_env(redis_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What `tests.apps` read, in the environment of this process and of those it starts."""
-    env = {
-        "DISTLOCK_TEST_BROKER": redis_url,
-        "DISTLOCK_TEST_BACKEND": redis_url,
-        "DISTLOCK_TEST_PREFIX": prefix,
-    }
+    env = servers.environment(redis_url, prefix)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     return env

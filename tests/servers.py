@@ -74,6 +74,15 @@ def new_prefix() -> str:
     return f"test-{uuid.uuid4().hex[:12]}"
 
 
+def environment(url: str, prefix: str) -> dict[str, str]:
+    """What `tests.apps` read: a server for broker, backend and locks, and their prefix."""
+    return {
+        "DISTLOCK_TEST_BROKER": url,
+        "DISTLOCK_TEST_BACKEND": url,
+        "DISTLOCK_TEST_PREFIX": prefix,
+    }
+
+
 def keys(url: str, prefix: str) -> Iterator[bytes]:
     """The keys in the URL's database that begin with *prefix*."""
     pattern = re.sub(r"([\\*?\[\]^])", r"\\\1", prefix) + "*"

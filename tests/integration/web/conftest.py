@@ -17,7 +17,8 @@ from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.values import Status, Want
 from celery_distlock.testing import FakeClock, Locks
-from tests.integration.web.page_process import PageProcess
+from tests import servers
+from tests.integration.web.page_process import PageProcess, pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,22 +81,35 @@ def endless(celery_env, locked) -> Iterator[Callable[[str], SimpleNamespace]]:
 @pytest.fixture
 def start_page(celery_env, tmp_path) -> Iterator[Callable[..., PageProcess]]:
     """Starts pages; arguments are those of the command line."""
-    started: list[PageProcess] = []
-
-    def start(*args: str, **env: str) -> PageProcess:
-        page = PageProcess(tmp_path, args, env)
-        started.append(page)
-        return page
-
-    yield start
-    for page in started:
-        page.stop()
-        print("---- page", page.log(), sep="\n")  # noqa: T201
+    with pages(tmp_path, celery_env) as start:
+        yield start
 
 
 @pytest.fixture
 def page_process(start_page) -> PageProcess:
     return start_page()
+
+
+# To start a page takes seconds: many tests may ask this one, whatever the others have done.
+@pytest.fixture(scope="module")
+def shared_page(start_shared) -> PageProcess:
+    return start_shared()
+
+
+@pytest.fixture(scope="module")
+def start_shared(
+    redis_url, shared_prefix, tmp_path_factory
+) -> Iterator[Callable[..., PageProcess]]:
+    env = servers.environment(redis_url, shared_prefix)
+    with pages(tmp_path_factory.mktemp("pages"), env) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def shared_prefix(redis_url) -> Iterator[str]:
+    prefix = servers.new_prefix()
+    yield prefix
+    servers.delete_keys(redis_url, prefix)
 
 
 # Of a module and no longer: while it lives, this thread can run no other event loop.

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -15,7 +16,7 @@ from celery_distlock.testing import die_with_parent
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 CSRF = "X-Distlock-CSRF"
@@ -38,7 +39,7 @@ class PageProcess:
             )
         self.url = self._printed(r"shown at (http://\S+/) until")
         self.port = httpx.URL(self.url).port
-        self.client = httpx.Client(base_url=self.url, timeout=60.0)
+        self.client = httpx.Client(base_url=self.url, timeout=100.0)
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")
@@ -103,3 +104,19 @@ class PageProcess:
             except subprocess.TimeoutExpired:
                 continue
         return self.process.wait()
+
+
+@contextmanager
+def pages(folder: Path, env: dict[str, str]) -> Iterator[Callable[..., PageProcess]]:
+    """Start pages for the app that *env* names; arguments are those of the command line."""
+    started: list[PageProcess] = []
+
+    def start(*args: str, **more: str) -> PageProcess:
+        page = PageProcess(folder, args, {**env, **more})
+        started.append(page)
+        return page
+
+    yield start
+    for page in started:
+        page.stop()
+        print("---- page", page.log(), sep="\n")  # noqa: T201

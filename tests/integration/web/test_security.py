@@ -22,6 +22,7 @@ from celery_distlock.ops.web.views import FILES
 from celery_distlock.stores import Ability
 from celery_distlock.stores.redis.store import RedisStore
 from tests.integration.web.page_process import CSRF
+from tests.waiting import wait_until
 
 TOKEN = "correct horse battery staple"
 CHANGES = ["/api/release", "/api/wake", "/api/drop", "/api/login", "/api/logout"]
@@ -37,21 +38,42 @@ NO_NAMES = [
 
 
 @pytest.fixture
+def prefix(shared_prefix):
+    return shared_prefix
+
+
+@pytest.fixture
+def page_process(shared_page):
+    return shared_page
+
+
+@pytest.fixture(scope="module")
+def shared_closed_page(start_shared):
+    return start_shared(DISTLOCK_WEB_TOKEN=TOKEN)
+
+
+@pytest.fixture
+def closed_page(shared_closed_page):
+    """A page that demands the token, of somebody who has not logged in."""
+    shared_closed_page.client.cookies.clear()
+    return shared_closed_page
+
+
+@pytest.fixture
 def held(page_process, hold):
-    hold("mine")
-    return page_process.find("mine")
+    token = str(hold("mine"))
+
+    def found():
+        lock = page_process.find("mine")
+        return lock if lock["token"] == token else None  # the one of a test before
+
+    return wait_until(found, what="the lock to be listed")
 
 
 @pytest.fixture
 def still_held(admin):
     yield
     assert admin.show("mine").state == "held"
-
-
-@pytest.fixture
-def closed_page(start_page):
-    """A page that demands the token."""
-    return start_page(DISTLOCK_WEB_TOKEN=TOKEN)
 
 
 def test_every_answer_has_the_headers(page_process):
