@@ -50,7 +50,8 @@ DRIVER_TESTS := $(DRIVER_CONTRACTS) tests/unit tests/worker tests/stores/topolog
 # What depends on little but our own code is left to test-all,
 OWN := $(patsubst %,tests/integration/cli/test_%.py,completion delayed limits scale) \
   $(patsubst %,tests/worker/test_%.py,several_keys_and_workers trust trust_certificates trust_signed) \
-  tests/stores/topologies/test_without_parking.py tests/integration/lock/test_lives.py
+  tests/stores/topologies/test_without_parking.py tests/integration/lock/test_lives.py \
+  tests/unit/test_shared_holds.py
 # and what differs between the oldest and the newest versions at most, to test-all and test-oldest.
 SETTLED := $(OWN) $(patsubst %,tests/integration/cli/test_%.py,acting seeing terminal) \
   $(patsubst %,tests/worker/test_%.py,deploys hanging_services order worker_start) \
