@@ -39,7 +39,7 @@ class PageProcess:
             )
         self.url = self._printed(r"shown at (http://\S+/) until")
         self.port = httpx.URL(self.url).port
-        self.client = httpx.Client(base_url=self.url, timeout=100.0)
+        self.client = httpx.Client(base_url=self.url, timeout=300.0)
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")
