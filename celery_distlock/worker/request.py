@@ -4,7 +4,7 @@ import logging
 from typing import Any
 from weakref import WeakValueDictionary
 
-from celery import Celery
+from celery import Celery, states
 from celery.worker.request import Request
 
 from celery_distlock import clock
@@ -117,6 +117,12 @@ class LockedRequest(Request):
         # Not by reject(): if it was too late and the task succeeds, that is still acknowledged.
         if self._received.pushed and self.task.acks_late and not self.acknowledged:
             self.on_reject(logger, self.connection_errors, True)
+
+    def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002  # as Celery has it
+        """Name the state of a revoked task that was parked: what it was shown as outranks that."""
+        if type == "task-revoked" and self._was_woken:
+            fields["state"] = states.REVOKED
+        super().send_event(type, **fields)
 
     @property
     def waits(self) -> bool:

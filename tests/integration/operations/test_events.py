@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2, "args": ["--task-events"]}]
@@ -34,6 +36,21 @@ def test_a_parked_task_is_shown_as_parked_until_it_runs(site, listener, key):
 
     site.journal.open(gate)
     wait_until(lambda: state(listener, result) == "SUCCESS", what="its success")
+
+
+@pytest.mark.parametrize("when", ["parked", "running"])
+def test_a_parked_task_that_is_revoked_is_shown_as_that(site, listener, key, when):
+    with site.held(key):
+        result = site.tasks.work_requeue.delay(key, gate=f"{key}:gate")
+        wait_until(lambda: state(listener, result) == "PARKED", what="it to be shown as parked")
+        if when == "parked":
+            result.revoke()
+            site.workers[0].wait_log(f"Tasks flagged as revoked: {result.id}")
+    if when == "running":
+        wait_until(lambda: state(listener, result) == "RUNNING", what="it to be shown as running")
+        result.revoke(terminate=True)
+
+    wait_until(lambda: state(listener, result) == "REVOKED", what="it to be shown as revoked")
 
 
 def test_a_task_that_is_parked_on_its_arrival_is_shown_with_its_name(site, listener, key):
