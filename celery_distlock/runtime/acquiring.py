@@ -96,8 +96,9 @@ class KeyAcquisition:
             if decision is not None:
                 return decision
         invocation = self._invocation
-        shown_parked = invocation.received.shown or self._requeueing.asked_to_park
-        if (invocation.header.woken and not invocation.header.sent) or shown_parked:
+        header = invocation.header
+        has_waited = (header.woken and not header.sent) or header.attempts
+        if has_waited or invocation.received.shown or self._requeueing.asked_to_park:
             invocation.states.running()
         return None
 

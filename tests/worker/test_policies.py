@@ -148,6 +148,17 @@ def test_retries_by_conflict_do_not_count_as_retries(site, key, name):
     assert result.get(timeout=30) == task.max_retries
 
 
+def test_a_task_that_was_sent_again_is_no_longer_shown_as_parked_when_it_runs(site, key):
+    gate = f"{key}:gate"
+    with site.held(key):
+        result = site.tasks.work_wait_then["retry"].delay(key, gate=gate)
+        wait_state(result, "PARKED")
+
+    wait_state(result, "STARTED")
+    site.journal.open(gate)
+    assert result.get(timeout=30) == 0
+
+
 # wait
 
 
