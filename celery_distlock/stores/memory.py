@@ -634,7 +634,9 @@ class MemoryStore(MemoryInspection, MemorySending, MemoryCapacity, SeveralKeys):
                 continue
             state.woken[run] = now + UNSENT
             yield WokenTask(name, run, state.envelopes[run], returned=run in state.begun)
-        for run in [run for run, due in state.later.items() if due <= now]:
+        for run in sorted(state.later, key=state.later.__getitem__):
+            if state.later[run] > now:
+                break
             del state.later[run]  # its time has come
             state.arrivals[run] = state.join(f"p:{run}")
         wake = self._hand_on(name, state)[1]

@@ -16,6 +16,7 @@ from .values import ALONE, Waiter
 __all__ = ["MemorySending", "count_identities", "forget_ended_calls", "free_identity"]
 
 MOST_CALLS = 50  # identities that are looked at one by one
+NEAR = 0.002  # seconds: by less than that differ the times that are reckoned for one moment
 
 
 class MemorySending(MemoryTiming, SendingStore):
@@ -45,7 +46,7 @@ class MemorySending(MemoryTiming, SendingStore):
         now = clock.monotonic()
         with self._mutex:
             state = self._known(slot_name(key))
-            runs = sorted(state.later, key=lambda run: (state.later[run], run))
+            runs = sorted(state.later, key=state.later.__getitem__)
             return [
                 Waiter(
                     "",
@@ -109,7 +110,7 @@ class MemorySending(MemoryTiming, SendingStore):
     def _delay(self, name: str, state: MemoryKey, request: SendRequest) -> None:
         state.keep(request.run, request.park_request)
         state.wants[f"p:{request.run}"] = request.want
-        state.later[request.run] = clock.monotonic() + request.delay
+        _join_later(state, request.run, clock.monotonic() + request.delay)
         self.note_due({name: request.delay})
 
     def _let_in(self, name: str, state: MemoryKey, run: str, sent: Sent) -> SendReply:
@@ -146,6 +147,15 @@ def _delay_of(state: MemoryKey, request: SendRequest) -> float:
         return request.delay
     own = state.log.starts_in(request.want, microseconds())
     return max(request.delay, min(own, state.starts_in(request.want)) / 1e6)
+
+
+def _join_later(state: MemoryKey, run: str, due: float) -> None:
+    """Have a run join the queue then: as send.lua does it, behind those that join it then, too."""
+    before = state.later.get(run)
+    if before is None or abs(due - before) >= NEAR:
+        state.later.pop(run, None)
+        near = (each for each in state.later.values() if due <= each < due + NEAR)
+        state.later[run] = max(near, default=due)
 
 
 def _take(state: MemoryKey, identity: Identity, run: str, first: float | None = None) -> None:

@@ -441,6 +441,24 @@ class Sending(Given):
 
     @sends
     @needs_ability(Ability.RATE)
+    def test_paced_ones_of_one_time_join_the_queue_in_the_order_of_their_calls(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        paced: dict[str, Any] = {"want": Want(1, 1, (Rate(1, 60.0),)), "paced": True}
+        take(store, "k", "a", run="first", want=paced["want"])
+        leave(store, "k", "a", run="first", completion=YES)
+        calls = ["d", "c", "b", "a"]
+        for run in calls:
+            send(store, "k", run, identity=Identity(run), **paced)
+        send(store, "k", "d", b"new", identity=Identity("d", replaces="d"), **paced)
+
+        assert [waiter.run for waiter in store.delayed("k")] == calls
+        pass_time(61.0)
+        assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["d"]
+        assert [waiter.run for waiter in store.waiters("k")] == calls
+
+    @sends
+    @needs_ability(Ability.RATE)
     def test_an_update_of_a_paced_one_leaves_it_its_time(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:

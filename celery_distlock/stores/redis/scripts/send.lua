@@ -22,12 +22,14 @@
 -- marks     as in calls.lua
 -- beside    1: it is sent beside the run that it replaces, though that waits
 --
--- later  zset  runs that do not join the queue before their time (ms); and some that have come by
---              themselves meanwhile, until that time
+-- later  zset  runs that do not join the queue before their time (ms, with a fraction for their order
+--              then); and some that have come by themselves meanwhile, until that time
 -- USES grant lining calls units queue
 
 local run, envelope, task, sent_to, want, delay_ms, repeated, identity, until_when, replaces, most_ms, paced, expires_ms, marks, beside = unpack(ARGV)
 local fields = { 'e:' .. run, envelope, 't:' .. run, task, 'q:' .. run, sent_to }
+
+local NEAR_MS = 2 -- by less than that differ the times that are reckoned for one moment
 
 identity = identity or ''
 if identity ~= '' then
@@ -120,6 +122,17 @@ local function put_off_ms(now)
     return math.max(tonumber(delay_ms), math.ceil(wait / 1000))
 end
 
+-- Has the run join the queue at a time, after those that were called before and join it then, too; one
+-- that was to join it then already keeps its place.
+local function join_later(due_ms, before_ms)
+    if before_ms and math.abs(due_ms - before_ms) < NEAR_MS then
+        return
+    end
+    local from, to = integer(due_ms), integer(due_ms + NEAR_MS)
+    local last_ms = redis.call('ZREVRANGEBYSCORE', LATER, '(' .. to, from, 'WITHSCORES', 'LIMIT', 0, 1)[2]
+    redis.call('ZADD', LATER, last_ms and string.format('%.3f', last_ms + 0.001) or from, run)
+end
+
 -- Replaces the message of the run, which waits and keeps its place. One that is not due is so now, if
 -- the call is not to be delayed.
 local function update()
@@ -137,7 +150,7 @@ local function update()
         due_ms = math.min(due_ms, first_ms + most_ms)
     end
     if due_ms > now_ms then
-        redis.call('ZADD', LATER, integer(due_ms), run)
+        join_later(due_ms, before_ms)
         local sooner = paced == '1' and due_ms < before_ms - 1
         return { 'updated', '', sooner and math.ceil(due_ms - now_ms) or '' }
     end
@@ -177,7 +190,7 @@ if takes then
 end
 local for_ms = put_off_ms(now)
 if for_ms > 0 then
-    redis.call('ZADD', LATER, integer(now / 1000 + for_ms), run)
+    join_later(now / 1000 + for_ms)
     return { 'later', '', for_ms }
 end
 line_up(now, run)
