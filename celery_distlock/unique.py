@@ -96,8 +96,8 @@ class Debounce:
 
     It starts *delay* seconds after the last call, and *max_delay* seconds after the first one at
     the latest, as soon as its key is free then. A call that comes while it runs begins another one.
-    What canvas waits for is sent at once, as for `Unique`; a call's own countdown goes before
-    *delay*. The calls of one task for one key are alike.
+    What canvas waits for is sent at once, as for `Unique`; a call's own countdown goes before all
+    that the rule says of times. The calls of one task for one key are alike.
 
     Args:
         delay: Seconds.

@@ -28,6 +28,7 @@ ATTEMPTS = 3  # to send a call once, while others do
 OBLIGING = ("task_id", "link", "link_error")  # somebody waits for just this one
 HANGING = ("link", "link_error", "chain", "chord", "group_id")  # ..., by canvas
 SLACK = 0.01  # seconds: the store counts in milliseconds
+ENDLESS = 1e11  # seconds: longer than anything waits
 LASTS_AS_LONG = 0.5  # so much of the time that another has until it expires
 
 
@@ -47,10 +48,11 @@ def send_once(call: Call, rule: CallRule, send: Callable[..., Any]) -> Any:
         more: dict[str, Any] = _as_attempt(replaces) if updates else {}
         identity = call.terms._replace(replaces=replaces, beside=waits and not updates)
         if isinstance(rule, Debounce):
-            more["delay"] = call.delay or rule.delay
-            identity = identity._replace(most=rule.most)
-            if rule.leading and bearer is None:
-                more["delay"], identity = 0.0, identity._replace(until=rule.delay)
+            leads = rule.leading and bearer is None and not call.delay
+            more["delay"] = 0.0 if leads else call.delay or rule.delay
+            until = rule.delay if leads else rule.until
+            most = ENDLESS if call.delay else rule.most  # none starts before its own countdown
+            identity = identity._replace(until=until, most=most)
         try:
             result = send(identity, **more)
         except ChangedError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from tests.waiting import wait_until
 
 DELAY, MAX_DELAY = 1.0, 2.0  # seconds, as in `tests.apps.locked`
@@ -71,6 +73,18 @@ def test_a_call_that_is_waited_for_by_its_id_is_not_put_off(site, key):
     put_off.get(timeout=30)
     assert time.monotonic() - begin >= DELAY - 0.1
     assert site.journal.read(key) == ["mine", "put off"]
+
+
+@pytest.mark.parametrize("rule", ["bounded", "leading"])
+def test_no_call_starts_before_its_own_countdown(site, key, rule):
+    task = site.tasks.work_once[rule]
+    task.apply_async((key, "first"), countdown=4.0)
+    begin = time.monotonic()
+
+    task.apply_async((key, "last"), countdown=4.0).get(timeout=30)
+
+    assert time.monotonic() - begin >= 4.0 - 0.1
+    assert site.journal.read(key) == ["last"]
 
 
 def test_the_first_of_a_quiet_time_may_start_at_once(site, key):
