@@ -10,6 +10,7 @@ import pytest
 
 from celery_distlock import clock
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest, open_store
+from celery_distlock.stores.redis import connections
 from celery_distlock.stores.redis.connections import ConnectionPool, command, script_call
 from celery_distlock.stores.redis.request_runner import PAUSES
 from celery_distlock.stores.redis.scripts import Script
@@ -178,6 +179,16 @@ def test_a_store_can_be_used_again_after_it_was_closed(redis_url, prefix):
 
     assert store.release(ReleaseRequest("k", "a")).released
     store.close()
+
+
+def test_nothing_is_asked_by_a_connection_that_the_server_has_closed(private_server, monkeypatch):
+    monkeypatch.setattr(connections, "RESTED", 0.0)
+    server = private_server()
+    with closing(RedisStore(server.url, "p")) as store, server.client() as client:
+        assert store.time(1.0)  # in one attempt
+        client.client_kill_filter(_type="normal", skipme=True)
+
+        assert store.time(1.0)
 
 
 def test_a_healthy_server_passes_the_check_but_for_what_it_is_told(redis_url, prefix):

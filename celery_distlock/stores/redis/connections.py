@@ -22,6 +22,7 @@ from redis.exceptions import (
     MovedError,
     NoScriptError,
     ReadOnlyError,
+    RedisError,
     ResponseError,
     TryAgainError,
 )
@@ -55,6 +56,7 @@ __all__ = [
 TIMEOUT = 5.0  # seconds for one answer; a slower server is treated as gone
 KEPT = 32  # connections at most that are kept for the next who ask, of each time limit
 UNUSED = 60.0  # seconds after which those are given back that were too many all the while
+RESTED = 0.5  # seconds without a request after which it is looked whether the server has hung up
 _KINDS: dict[str, Callable[[str], ResponseError]] = {
     "ASK": AskError,
     "CLUSTERDOWN": ClusterDownError,
@@ -218,7 +220,7 @@ class ConnectionPool:
     def __init__(self, connect: ConnectionFactory, timeout: float) -> None:
         self._connect = connect
         self._patience_ms = math.ceil(timeout * 500)  # for replicas: they answer before we give up
-        self._idle: list[Connection] = []
+        self._idle: list[tuple[Connection, float]] = []  # each with when it was used last
         self._spare = KEPT  # so many were idle at least since the last count
         self._count_at = clock.monotonic() + UNUSED
 
@@ -235,7 +237,7 @@ class ConnectionPool:
     def connect(self) -> None:
         """ConnectionFactory, if no connection is idle: what is sent now is sent at once."""
         if not self._idle:
-            self._idle.append(self._open())
+            self._idle.append((self._open(), clock.monotonic()))
 
     def send(self, calls: Sequence[Command], until: float = math.inf) -> Connection:
         """
@@ -243,10 +245,7 @@ class ConnectionPool:
 
         Nothing is sent after *until*, by the local clock, if connecting took so long.
         """
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._open()
+        connection = self._idle_one() or self._open()
         try:
             _ensure_time(until)
             connection.send_packed_command(self._request(calls), check_health=False)
@@ -254,6 +253,16 @@ class ConnectionPool:
             self._spoil(connection, error)
             raise
         return connection
+
+    def _idle_one(self) -> Connection | None:
+        """Return a connection that nobody uses; not one that the server has closed meanwhile."""
+        with contextlib.suppress(IndexError):
+            while True:
+                connection, used_at = self._idle.pop()
+                if clock.monotonic() < used_at + RESTED or not _has_ended(connection):
+                    return connection
+                connection.disconnect()
+        return None
 
     def _open(self) -> Connection:
         connection = self._connect()
@@ -322,20 +331,20 @@ class ConnectionPool:
         )
 
     def _keep(self, connection: Connection) -> None:
-        idle = self._idle
+        idle, now = self._idle, clock.monotonic()
         if not idle:  # as always where one thread asks
             self._spare = 0
-            idle.append(connection)
+            idle.append((connection, now))
             return
         self._spare = min(self._spare, len(idle))
-        idle.append(connection)
-        surplus, now = len(idle) - KEPT, clock.monotonic()
+        idle.append((connection, now))
+        surplus = len(idle) - KEPT
         if now > self._count_at:
             surplus = max(surplus, self._spare)
             self._spare, self._count_at = KEPT, now + UNUSED
         for _ in range(surplus):
             with contextlib.suppress(IndexError):  # others took them
-                idle.pop(0).disconnect()
+                idle.pop(0)[0].disconnect()
 
     def _spoil(self, connection: Connection, error: BaseException) -> None:
         # Also when a time limit's exception strikes: half an answer may be left in there.
@@ -356,7 +365,15 @@ class ConnectionPool:
     def close(self) -> None:
         """Give back the connections that nobody uses now."""
         while self._idle:
-            self._idle.pop().disconnect()
+            self._idle.pop()[0].disconnect()
+
+
+def _has_ended(connection: Connection) -> bool:
+    """Whether an idle connection's server has hung up, or said what nobody has asked for."""
+    try:
+        return connection.can_read(0)
+    except (RedisError, OSError):
+        return True
 
 
 def _ensure_time(until: float) -> None:
