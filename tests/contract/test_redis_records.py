@@ -36,6 +36,7 @@ from celery_distlock.testing.contract.actions import (
     HOSTILE_KEYS,
     holder,
     park,
+    stand,
     swept,
     take,
     take_all,
@@ -312,6 +313,21 @@ def test_the_identity_of_who_is_cancelled_is_not_looked_for_among_all(private_se
 
         assert not client.exists("p:{k}:calls", "p:{k}:tasks")
         assert "cmdstat_hscan" not in client.info("commandstats")
+
+
+def test_who_is_blocked_is_found_among_those_who_wait_without_reading_them_all(private_server):
+    server = private_server(options={"slowlog-log-slower-than": "0", "slowlog-max-len": "1000"})
+    with closing(RedisStore(server.url, "p")) as store, server.client() as client:
+        take(store, "k", "a")
+        stand(store, "kl")
+        waiters = [wait_for(store, "k", name) for name in ("b", "c")]
+        client.hset("p:{k}:tasks", "l:run", 1)  # as it had its turn, and waits for the other key
+
+        store.release(ReleaseRequest("k", "a"))
+
+        assert holder(store, "k") == waiters[0].owner
+        asked = [each["command"] for each in client.slowlog_get(1000)]
+        assert b"ZRANGE p:{k}:queue 0 -1 WITHSCORES" not in asked
 
 
 @pytest.mark.parametrize("delay", [0.0, 600.0], ids=["queue", "later"])

@@ -154,14 +154,20 @@ local function claim_ms()
     return claim_ms_of(redis.call('ZCARD', WOKEN))
 end
 
--- The first who is blocked here, and when he came.
+-- The first who is blocked here, and when he came. Lua gets those alone, not all who wait.
 local function first_blocked()
-    local queue = redis.call('ZRANGE', QUEUE, 0, -1, 'WITHSCORES')
-    for i = 1, #queue, 2 do
-        if string.sub(queue[i], 1, 2) == 'b:' then
-            return queue[i], queue[i + 1]
+    local cursor, first, came = '0', nil, math.huge
+    repeat
+        local found
+        cursor, found = unpack(redis.call('ZSCAN', QUEUE, cursor, 'MATCH', 'b:*', 'COUNT', 1000))
+        for i = 1, #found, 2 do
+            local arrival = tonumber(found[i + 1])
+            if arrival < came then
+                first, came = found[i], arrival
+            end
         end
-    end
+    until cursor == '0'
+    return first, first and redis.call('ZSCORE', QUEUE, first)
 end
 
 -- Keeps the free key for a run that needs others, too, and is not to be sent before it has them all;
