@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from redis.backoff import NoBackoff
-from redis.connection import Connection
+from redis.connection import Connection, SSLConnection
 from redis.exceptions import (
     AskError,
     ClusterDownError,
@@ -75,6 +75,10 @@ _SHUT = (
     "(at once: one that wants TLS does so, for which the URL begins with rediss://, and one in"
     " protected mode to other hosts)"
 )
+_NO_TLS = (
+    "(where it can be reached: one without TLS does so, for which the URL begins with redis://)"
+)
+_NO_FILE = "(a file for TLS that the URL or its options name)"
 
 
 class TooFewReplicasError(ResponseError):
@@ -276,8 +280,8 @@ class ConnectionPool:
                 raise _no_redis(error) from error
             if isinstance(error, UNREADABLE):
                 raise RedisConnectionError(f"cannot be connected to: {error}") from error
-            if type(error) is RedisConnectionError and _HUNG_UP.search(str(error)):
-                raise RedisConnectionError(f"{error} {_SHUT}") from error
+            if hint := _hint(error, over_tls=isinstance(connection, SSLConnection)):
+                raise type(error)(f"{error} {hint}") from error
             raise
         return connection
 
@@ -366,6 +370,17 @@ class ConnectionPool:
         """Give back the connections that nobody uses now."""
         while self._idle:
             self._idle.pop()[0].disconnect()
+
+
+def _hint(error: BaseException, *, over_tls: bool) -> str:
+    """Return what is to be added to why a server could not be connected to."""
+    if type(error) is RedisConnectionError and _HUNG_UP.search(str(error)):
+        return _SHUT
+    if over_tls and isinstance(error, RedisTimeoutError):
+        return _NO_TLS
+    if over_tls and type(error) is RedisConnectionError and "No such file" in str(error):
+        return _NO_FILE
+    return ""
 
 
 def _has_ended(connection: Connection) -> bool:

@@ -11,6 +11,7 @@ import pytest
 
 from celery_distlock.errors import QuorumError, StoreUnavailableError
 from celery_distlock.stores import AcquireRequest
+from celery_distlock.stores.redis import request_runner
 from celery_distlock.stores.redis.connections import TurnedAwayError
 from celery_distlock.stores.redis.server_errors import said
 from tests import servers
@@ -171,3 +172,14 @@ def test_a_server_that_speaks_first(ask):
 def test_a_server_that_wants_tls(ask):
     with speaker(TLS_ALERT) as url:
         ask(url, "rediss://")
+
+
+def test_a_server_without_tls(ask, monkeypatch):
+    monkeypatch.setattr(request_runner, "TIMEOUT", 0.25)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # as it is to that greeting
+        ask(f"rediss://127.0.0.1:{silent.getsockname()[1]}/0", r"without TLS .* redis://")
+
+
+def test_a_file_for_tls_that_is_not_there(ask, server, tmp_path):
+    url = server.url.replace("redis://", "rediss://")
+    ask(f"{url}?ssl_ca_certs={tmp_path}/ca.pem", "No such file .*a file for TLS")
