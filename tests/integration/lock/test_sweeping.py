@@ -79,7 +79,7 @@ def test_a_sweep_that_took_long_is_followed_by_a_rest_thrice_as_long(
     attempt, monotonic, passed = redis_store._requests.attempt_once, clock.monotonic, []
 
     def slow(calls):
-        passed.append(100.0)
+        passed.append(0.4)
         return attempt(calls)
 
     monkeypatch.setattr(clock, "monotonic", lambda: monotonic() + sum(passed))
@@ -87,7 +87,24 @@ def test_a_sweep_that_took_long_is_followed_by_a_rest_thrice_as_long(
 
     assert {wake.run for wake in redis_store.sweep(2.0)} == parked
 
-    assert client.pttl(turn) > 250 * 1000 * len(passed)
+    assert client.pttl(turn) > 2.5 * 400 * len(passed)
+
+
+def test_a_server_that_stands_still_while_it_is_swept_is_swept_soon_after(
+    redis_store, client, turn, parked, monkeypatch
+):
+    waiting_names, monotonic, passed = redis_store._waiting_names, clock.monotonic, [0.0]
+
+    def late():
+        passed.append(10.0)
+        yield from waiting_names()
+
+    monkeypatch.setattr(clock, "monotonic", lambda: monotonic() + sum(passed))
+    monkeypatch.setattr(redis_store, "_waiting_names", late)
+
+    assert {wake.run for wake in redis_store.sweep(2.0)} == parked
+
+    assert client.pttl(turn) < 10_000
 
 
 def test_the_time_that_sending_takes_is_no_reason_to_rest(
