@@ -162,7 +162,7 @@ local function first_blocked()
         cursor, found = unpack(redis.call('ZSCAN', QUEUE, cursor, 'MATCH', 'b:*', 'COUNT', 1000))
         for i = 1, #found, 2 do
             local arrival = tonumber(found[i + 1])
-            if arrival < came then
+            if arrival < came or (arrival == came and found[i] < first) then
                 first, came = found[i], arrival
             end
         end
