@@ -48,14 +48,15 @@ DRIVER_CONTRACTS := $(patsubst %,tests/contract/test_%.py,memory_and_redis redis
 DRIVER_TESTS := $(DRIVER_CONTRACTS) tests/unit tests/worker tests/stores/topologies \
   tests/integration/lock tests/integration/test_redis_store.py tests/integration/cli tests/integration/operations
 # What depends on little but our own code is left to test-all,
-OWN := $(patsubst %,tests/integration/cli/test_%.py,completion delayed limits scale) \
-  $(patsubst %,tests/worker/test_%.py,several_keys_and_workers trust trust_certificates trust_signed) \
-  tests/stores/topologies/test_without_parking.py tests/integration/lock/test_lives.py \
+OWN := $(patsubst %,tests/integration/cli/test_%.py,acting completion delayed limits scale) \
+  $(patsubst %,tests/worker/test_%.py,capacity several_keys several_keys_and_workers trust trust_certificates \
+  trust_signed) tests/stores/topologies/test_without_parking.py tests/integration/lock/test_lives.py \
   tests/unit/test_shared_holds.py
 # and what differs between the oldest and the newest versions at most, to test-all and test-oldest.
-SETTLED := $(OWN) $(patsubst %,tests/integration/cli/test_%.py,acting seeing terminal) \
+SETTLED := $(OWN) $(patsubst %,tests/integration/cli/test_%.py,seeing terminal) \
   $(patsubst %,tests/worker/test_%.py,deploys hanging_services order worker_start) \
-  $(patsubst %,tests/stores/topologies/test_%.py,refused_connections silent_masters)
+  $(patsubst %,tests/stores/topologies/test_%.py,refused_connections silent_masters workers) \
+  tests/contract/test_topologies.py
 
 # What else depends on versions: the page, the plugin for pytest, and kazoo.
 OLDEST_TESTS := $(DRIVER_TESTS) tests/integration/web tests/integration/plugin \
@@ -99,7 +100,7 @@ test-drivers: $(DRIVERS:%=test-%)  ## run most tests with a Celery and a driver 
 $(DRIVERS:%=test-%): test-%: .venvs/%/.ready
 	@echo "With $*"
 	@.venvs/$*/bin/python -m pytest -n 4 --dist worksteal $(SETTLED:%=--ignore %) \
-	  $(DRIVER_TESTS)
+	  $(filter-out $(SETTLED),$(DRIVER_TESTS))
 
 # The folder's name says what is in it: the second and the fourth word are versions.
 .venvs/%/.ready: pyproject.toml | $(READY)

@@ -29,7 +29,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SECONDS = float(os.environ.get("DISTLOCK_TEST_HISTORY", "5"))
+SECONDS = float(os.environ.get("DISTLOCK_TEST_HISTORY", "3"))
 ACTORS = 4
 LIVES = 8  # a second; fewer make a history that shows nothing
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}
