@@ -92,8 +92,12 @@ def wanted() -> bool:
     return _source is not None
 
 
-def send(name: str, task: str, facts: Mapping[str, Any]) -> None:
-    """Send the event for the signal *name*, if events are sent."""
+def send(name: str, task: str, facts: Mapping[str, Any], *, with_state: bool = True) -> None:
+    """
+    Send the event for the signal *name*, if events are sent.
+
+    *with_state*: Celery tells how the task ends, so what it is shown as until then may be told.
+    """
     source = _source
     if source is None:
         return
@@ -101,7 +105,8 @@ def send(name: str, task: str, facts: Mapping[str, Any]) -> None:
     if task:
         fields |= {"task": task, "uuid": fields.pop("task_id", "")}
     events = {f"distlock-{name.partition('_')[2]}": fields}
-    if name in _STATES:  # what is parked on its arrival has had no task-received, with its name
+    # What is parked on its arrival has had no task-received, with its name.
+    if with_state and name in _STATES:
         events[_STATES[name]] = {**fields, "name": task}
     for kind, told in events.items():
         _notifier.submit(functools.partial(_sender.value.send, source, kind, told))

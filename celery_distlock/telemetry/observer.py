@@ -45,7 +45,8 @@ def observe(name: str, sender: Any, store: Store, facts: dict[str, Any]) -> None
         if tracing.wanted():
             tracing.observe(name, _task_of(sender), facts_shown)
         if events.wanted():
-            events.send(name, _task_of(sender), facts_shown)
+            told = getattr(sender, "send_events", True)
+            events.send(name, _task_of(sender), facts_shown, with_state=told)
 
 
 def flush() -> None:

@@ -62,6 +62,7 @@ def work(self: Any, key: str, note: Any = None, gate: str = "") -> Any:
 
 work_requeue = locked(name="work_requeue")(work)
 work_silently = locked(name="work_silently", ignore_result=True)(work)
+work_untold = locked(name="work_untold", send_events=False)(work)
 work_fail = locked(name="work_fail", lock_on_conflict="fail")(work)
 work_skip = locked(name="work_skip", lock_on_conflict="skip")(work)
 work_skip_with_result = locked(

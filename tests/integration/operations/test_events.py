@@ -66,6 +66,16 @@ def test_a_task_that_is_parked_on_its_arrival_is_shown_with_its_name(site, liste
         result.get(timeout=30)
 
 
+def test_a_task_that_sends_no_events_is_not_shown_as_running_for_ever(site, listener, key):
+    with site.held(key):
+        result = site.tasks.work_untold.delay(key)
+        site.wait_queued(key)
+    result.get(timeout=30)
+
+    wait_until(lambda: "released" in listener.kinds(key), what="the last event", timeout=60)
+    assert state(listener, result) is None
+
+
 def test_the_state_of_a_task_is_not_disturbed_by_them(site, listener, key):
     result = site.tasks.work_requeue.delay(key)
     result.get(timeout=30)
