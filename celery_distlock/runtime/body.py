@@ -116,8 +116,8 @@ class Body:
             given = signature.args, signature.kwargs, signature.options
             arguments = as_they_arrive(self._invocation.task, plan, *given)
             wanted = {key.template for key in plan.rule.keys(*arguments)}
-        except Exception:  # noqa: BLE001  # it is sent, and will fail, and give up what is kept
-            return held
+        except Exception:  # noqa: BLE001  # it is sent, and will fail, and come for no key
+            return set()
         return held & wanted
 
     def _goes_back(self, *, lost: bool) -> bool:

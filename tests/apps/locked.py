@@ -357,6 +357,11 @@ def retry_with_another_key(self: Any, key: str, other: str) -> list[str]:
     return list(self.lock.keys)
 
 
+@locked(lock_hold_on_retry=True, lock_lease=300.0, lock_key="{key:s}")
+def retry_without_a_key(self: Any, key: Any) -> None:
+    raise self.retry(args=(0,), countdown=0)
+
+
 @locked(lock_hold_on_retry=True, lock_lease=300.0)
 def call_what_retries(self: Any, key: str) -> None:
     hold_for_a_retry(key)

@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 import redis
 
+from celery_distlock.errors import LockKeyError
 from celery_distlock.rate import Rate
 from celery_distlock.stores.values import Limit
 from tests.waiting import wait_until
@@ -92,6 +93,13 @@ def test_hold_on_retry_keeps_only_what_the_next_attempt_wants(site, key):
     assert site.look(f"{key}:a").token
     assert result.get(timeout=30) == [f"{key}:a", f"{key}:next:b"]
     site.wait_free(f"{key}:a")
+
+
+def test_hold_on_retry_keeps_nothing_for_a_retry_whose_key_cannot_be_made(site, key):
+    with pytest.raises(LockKeyError):
+        site.tasks.retry_without_a_key.delay(key).get(timeout=30)
+
+    site.wait_free(key)
 
 
 def test_hold_on_retry_keeps_nothing_for_a_retry_that_was_not_sent(site, key):
