@@ -21,9 +21,9 @@ def seconds_until(at: Any) -> float:
 
     Celery takes a time without a zone as UTC.
     """
-    if isinstance(at, str | datetime.datetime):
+    if isinstance(at, str | datetime.date):
         now = datetime.datetime.now(datetime.UTC)
-        at = (maybe_make_aware(maybe_iso8601(at) or now) - now).total_seconds()
+        at = (maybe_make_aware(maybe_iso8601(_with_time(at)) or now) - now).total_seconds()
     return max(0.0, float(at or 0))
 
 
@@ -33,6 +33,11 @@ def seconds_left(app: Celery, at: Any) -> float:
 
     Celery takes a time without a zone as the app's.
     """
-    aware: Any = maybe_make_aware(maybe_iso8601(at), app.timezone)  # type: ignore[arg-type]
+    aware: Any = maybe_make_aware(maybe_iso8601(_with_time(at)), app.timezone)  # type: ignore[arg-type]
     left: datetime.timedelta = aware - datetime.datetime.now(datetime.UTC)
     return left.total_seconds()
+
+
+def _with_time(at: Any) -> Any:
+    """Return a time as it is, and a date as Celery sends it, which is taken for its midnight."""
+    return at if isinstance(at, str | datetime.datetime) else at.isoformat()

@@ -6,8 +6,9 @@ import datetime
 import time
 
 import pytest
+from celery import Celery
 
-from celery_distlock.runtime.times import seconds_until
+from celery_distlock.runtime.times import seconds_left, seconds_until
 
 
 @pytest.fixture(params=["UTC", "Asia/Tokyo", "America/New_York"])
@@ -40,3 +41,12 @@ def test_seconds_are_seconds_and_what_is_past_is_due():
     assert seconds_until(7) == 7
     assert seconds_until(None) == 0
     assert seconds_until(in_ten_minutes() - datetime.timedelta(hours=1)) == 0
+
+
+def test_a_date_is_its_midnight_as_celery_sends_it(host_zone):
+    tomorrow = datetime.datetime.now(datetime.UTC).date() + datetime.timedelta(days=1)
+    midnight = datetime.datetime.combine(tomorrow, datetime.time(), datetime.UTC)
+    left = (midnight - datetime.datetime.now(datetime.UTC)).total_seconds()
+
+    assert seconds_until(tomorrow) == pytest.approx(left, abs=30)
+    assert seconds_left(Celery(), tomorrow) == pytest.approx(left, abs=30)
