@@ -8,6 +8,7 @@ from celery_distlock.keys import slot_name
 
 from .identities import task_id_of
 from .memory_key import Call, MemoryKey, microseconds
+from .memory_rates import counts_for
 from .memory_timing import MemoryTiming
 from .requests import Identity, SendRequest
 from .sending import Bearer, SendingStore, SendReply, Sent, Where
@@ -146,7 +147,9 @@ def _delay_of(state: MemoryKey, request: SendRequest) -> float:
     if not request.paced:
         return request.delay
     own = state.log.starts_in(request.want, microseconds())
-    return max(request.delay, min(own, state.starts_in(request.want)) / 1e6)
+    # While one has to come, that is not known: it stands before the next.
+    longest = max((counts_for(rate.microseconds) for rate in request.want.rates), default=0)
+    return max(request.delay, min(own, state.starts_in(request.want), longest) / 1e6)
 
 
 def _join_later(state: MemoryKey, run: str, due: float) -> None:

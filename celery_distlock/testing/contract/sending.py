@@ -459,6 +459,20 @@ class Sending(Given):
 
     @sends
     @needs_ability(Ability.RATE)
+    def test_a_paced_one_is_put_off_no_longer_than_its_rate_lasts(
+        self, store: SendingStore
+    ) -> None:
+        paced: dict[str, Any] = {"want": Want(1, 1, (Rate(1, 0.2),)), "paced": True}
+        assert send(store, "k", "first", **paced).sent is Sent.GO  # and has to come
+
+        send(store, "k", "second", **paced)
+
+        (waiter,) = store.delayed("k")
+        assert waiter.due is not None
+        assert waiter.due <= 0.25
+
+    @sends
+    @needs_ability(Ability.RATE)
     def test_an_update_of_a_paced_one_leaves_it_its_time(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:

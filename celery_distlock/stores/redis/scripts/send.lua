@@ -119,6 +119,12 @@ local function put_off_ms(now)
     end
     local _, _, terms = want_in(want)
     local wait = math.min(starts_by(terms, now), starts_in(terms, now)) -- an operator lets go on sooner
+    local _, rates = rates_of(terms or '')
+    local longest = 0
+    for _, rate in ipairs(rates) do
+        longest = math.max(longest, counts_for(rate.per))
+    end
+    wait = math.min(wait, longest) -- while one has to come, that is not known: it stands before the next
     return math.max(tonumber(delay_ms), math.ceil(wait / 1000))
 end
 
