@@ -39,5 +39,6 @@ def seconds_left(app: Celery, at: Any) -> float:
 
 
 def _with_time(at: Any) -> Any:
-    """Return a time as it is, and a date as Celery sends it, which is taken for its midnight."""
-    return at if isinstance(at, str | datetime.datetime) else at.isoformat()
+    """Return a date as Celery sends it, which is taken for its midnight, and all else as it is."""
+    is_date = isinstance(at, datetime.date) and not isinstance(at, datetime.datetime)
+    return at.isoformat() if is_date else at
