@@ -54,7 +54,7 @@ def test_a_capacity_of_three_is_used_by_three_tasks_at_once_and_never_by_four(si
 
 def test_blocked_and_parked_ones_share_the_units(site, key):
     kinds = [site.tasks.use, site.tasks.use, site.tasks.use_waiting]
-    results = [kinds[number % 3].delay(key, 0.02) for number in range(30)]
+    results = [kinds[number % 3].delay(key, 0.1) for number in range(30)]
 
     notes = judge(site, key, results)
 
@@ -268,7 +268,7 @@ def test_a_failed_task_goes_back_to_the_end_of_the_queue(site, key):
 
 
 def test_a_chord_of_them_comes_to_its_end(site, key):
-    members = group(site.tasks.use.si(key, 0.02) for _ in range(20))
+    members = group(site.tasks.use.si(key, 0.1) for _ in range(20))
 
     result = chord(members)(site.tasks.collect.s())
 
