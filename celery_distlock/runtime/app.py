@@ -78,7 +78,8 @@ class Plan:
     @property
     def why_not_sent(self) -> str:
         """Why calls cannot go through the store; empty: they can."""
-        return _why_not_sent(self.rule, self.policy)
+        needed = _why_not_sent(self.rule, self.policy)
+        return f"lock_via='store' needs {needed}" if needed else ""
 
 
 class Runtime:
@@ -284,18 +285,25 @@ class Runtime:
             flag = "on_conflict" in self._flags.values
             policy_name = f"{'worker flag --' if flag else 'setting '}distlock_on_conflict"
         policy = resolve(policy_name, settings.on_conflict)
-        _refuse_idle(where, self._own_options(task), settings, policy)
+        own = self._own_options(task)
+        _refuse_idle(where, own, settings, policy)
         unique = rule_of(f"{where}: lock_unique", options.get("unique"))
         rate = unique.rate if isinstance(unique, Throttle) else None
         rule = _key_rule(settings.key, task, name, rate)
         if unique is not None:
+            if {"lock_via", "lock_unique"} <= own and settings.via != "store":
+                raise ConfigurationError(
+                    f"{where}: lock_via={settings.via!r} would change nothing, for calls with"
+                    " lock_unique go through the store; leave one of the two out"
+                )
             settings = replace(settings, via="store")
+        by = "lock_unique" if unique is not None else "lock_via='store'" if "via" in options else ""
         return Plan(
             settings,
             rule,
             policy,
             Terms(settings.lease, watchdog=settings.watchdog, max_hold=settings.max_hold),
-            _sends(where, settings, rule, policy, own="via" in options or unique is not None),
+            _sends(where, settings, rule, policy, by),
             unique,
             _call_identity(unique, rule, task, name),
         )
@@ -402,21 +410,20 @@ def _refuse_idle(where: str, own: set[str], settings: Settings, policy: Policy) 
         )
 
 
-def _sends(where: str, settings: Settings, rule: KeyRule, policy: Policy, *, own: bool) -> bool:
-    """Whether calls go through the store; raise if the task's *own* options want what cannot be."""
+def _sends(where: str, settings: Settings, rule: KeyRule, policy: Policy, by: str) -> bool:
+    """Whether calls go through the store; raise if they cannot and the task's option wants it."""
     why_not = _why_not_sent(rule, policy) if settings.via == "store" else ""
-    if why_not and own:
-        raise ConfigurationError(f"{where}: {why_not}")
+    if why_not and by:
+        raise ConfigurationError(f"{where}: {by} needs {why_not}")
     return settings.via == "store" and not why_not
 
 
 def _why_not_sent(rule: KeyRule, policy: Policy) -> str:
-    """Return why calls cannot go through the store; empty: they can."""
-    needs = "lock_via='store' needs"
+    """Return what calls would need to go through the store; empty: they can."""
     if type(policy) is not Requeue:
-        return f"{needs} lock_on_conflict='requeue': its calls wait in the store; not {policy!r}"
+        return f"lock_on_conflict='requeue': its calls wait in the store; not {policy!r}"
     if len(rule.declared) > 1:
-        return f"{needs} one key to wait at, and lock_key names {len(rule.declared)}"
+        return f"one key to wait at, and lock_key names {len(rule.declared)}"
     return ""
 
 

@@ -568,7 +568,17 @@ def test_what_cannot_be_sent_through_the_store_is_refused(app, options, why, by)
     @app.task(base=LockedTask, name="work", **by, **options)
     def work(a, b): ...
 
-    with pytest.raises(ConfigurationError, match=rf"task work: lock_via='store' needs {why}"):
+    words = f"task work: lock_(via='store'|unique) needs {why}"
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        app.finalize()
+    assert next(iter(by)) in str(caught.value)
+
+
+def test_a_way_that_the_rule_for_calls_does_not_take_is_refused(app):
+    @app.task(base=LockedTask, name="work", lock_unique="started", lock_via="broker")
+    def work(a, b): ...
+
+    with pytest.raises(ConfigurationError, match="lock_via='broker' would change nothing"):
         app.finalize()
 
 
