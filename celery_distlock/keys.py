@@ -108,11 +108,18 @@ class KeyRule:
         if named:
             self._templates = [_Template(each, task, signature) for each in named]
             self.declared = tuple(template.key for template in self._templates)
+            self._check_declared()
         elif callable(rule):
             self._callable = rule
             self._check_callable(rule)
         else:
             raise ConfigurationError(f"task {task}: lock_key must be {_RULE}, not {rule!r}")
+
+    def _check_declared(self) -> None:
+        try:
+            self._distinct(list(self.declared))
+        except LockKeyError as error:  # so it would be of every call
+            raise ConfigurationError(str(error)) from None
 
     @property
     def runs_no_code(self) -> bool:

@@ -291,6 +291,12 @@ def test_one_key_that_is_asked_for_in_two_ways_is_an_error_of_the_call(template)
     assert "Key('tee')" in str(caught.value)
 
 
+def test_one_template_in_two_ways_is_an_error_of_the_declaration():
+    words = r"task shop.reserve: lock_key wants '\{sku\}' in two ways, Key\('\{sku\}'\) and"
+    with pytest.raises(ConfigurationError, match=words):
+        rule(["{sku}", Key("{sku}", shared=True)])
+
+
 def test_what_is_wrong_with_a_key_that_a_callable_makes_is_said_with_the_task():
     with pytest.raises(LockKeyError, match=r"shop.reserve: .* capacity is 1 or more") as caught:
         terms(lambda *_, **__: Key("a", capacity=0), "tee")
