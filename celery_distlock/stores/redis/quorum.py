@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 # hangs costs this much once, and those who ask afterwards nothing.
 ANSWER = 0.5
 CONNECTION = 2.0  # seconds after which a node that hangs is connected to anew
-GRACE = 0.005  # seconds at least that the others have when a majority has answered
+GRACE = 0.005  # seconds at least that the others have when there are enough answers
 PROBES = (0.05, 2.0)  # seconds between the first and between the last looks at a silent node
 IDLE = 30.0  # seconds after which a thread ends that nobody has asked anything
 OWED, OWED_FOR = 1000, 60.0  # how many releases a silent node may get late, and how late (seconds)
@@ -250,11 +250,22 @@ class Answers(NamedTuple):
     heard_at: list[float]
     sent: list[bool]
 
-    def decide(self) -> bool:
-        """Whether a majority has answered without a refusal, or none can any more."""
-        answered, refused = len(self.of) - self.of.count(None), len(self.refusals)
-        served = answered - refused
-        return served >= self.majority or refused > len(self.of) - self.majority
+    @property
+    def is_majority(self) -> bool:
+        """Whether a majority has answered, if only by refusals."""
+        return len(self.of) - self.of.count(None) >= self.majority
+
+    def are_decided(self) -> bool:
+        """Whether each call has been answered by a majority without a refusal, or cannot be."""
+        heard = [answers for answers in self.of if answers is not None]
+        refused = [
+            sum(isinstance(answer, Exception) for answer in to_one)
+            for to_one in zip(*heard, strict=True)
+        ]
+        return bool(heard) and all(
+            len(heard) - count >= self.majority or count > len(self.of) - self.majority
+            for count in refused
+        )
 
     def to(self, number: int) -> list[Any]:
         """Return the nodes' answers to one call, without refusals; None where there was none."""
@@ -339,7 +350,7 @@ class QuorumClient:
         *,
         timeout: float = ANSWER,
         owed: bool = False,
-        enough: Callable[[Answers], bool] = Answers.decide,
+        enough: Callable[[Answers], bool] = Answers.are_decided,
         but: Sequence[int] = (),
     ) -> Answers:
         """
@@ -354,7 +365,7 @@ class QuorumClient:
         with self._mutex:  # one order at all nodes, lest threads of one process split the votes
             silent = poll.put(question, asked)
         poll.listen(question.until, enough)
-        if silent and timeout and not poll.found.decide():
+        if silent and timeout and not poll.found.is_majority:
             # Somebody has to find out whether the silent ones are back.
             poll.put(question._replace(urgent=True), silent)
             poll.listen(question.until, enough)

@@ -265,14 +265,15 @@ class RedlockStore(ListingStore, CountingStore):
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
         look = self._records.call(_INSPECT, slot_name(key))
         timeout = ANSWER if timeout is None else timeout
-        answers = self._ask(look, key, timeout=timeout, enough=self._looks_decide)
+        answers = self._ask(look, key, timeout=timeout, enough=self._looks_are_decided)
         return self._state(answers, key)
 
-    def _looks_decide(self, answers: Answers) -> bool:
-        """As :meth:`Answers.decide`, where a look that cannot be read is a refusal."""
-        for number in range(max(len(calls or ()) for calls in answers.of)):
-            self._read(answers, number, _INSPECT, _look)
-        return answers.decide()
+    def _looks_are_decided(self, answers: Answers) -> bool:
+        """As :meth:`Answers.are_decided`; a look that cannot be read is a refusal."""
+        if answers.are_decided():
+            for number in range(max(len(calls or ()) for calls in answers.of)):
+                self._read(answers, number, _INSPECT, _look)
+        return answers.are_decided()
 
     def _state(self, answers: Answers, key: str, number: int = 0) -> KeyState:
         """Return what the nodes' answers to a look come to; raise as `_ask` does."""
@@ -316,7 +317,7 @@ class RedlockStore(ListingStore, CountingStore):
         states = []
         for some in batches(keys, SWEEP_BATCH):
             looks = [self._records.call(_INSPECT, slot_name(key)) for key in some]
-            answers = self._nodes.ask(looks, enough=self._looks_decide)
+            answers = self._nodes.ask(looks, enough=self._looks_are_decided)
             for number, key in enumerate(some):
                 states.append(self._looked(answers, key, number))
         return states
@@ -438,7 +439,7 @@ class RedlockStore(ListingStore, CountingStore):
         *,
         timeout: float = ANSWER,
         owed: bool = False,
-        enough: Callable[[Answers], bool] = Answers.decide,
+        enough: Callable[[Answers], bool] = Answers.are_decided,
     ) -> Answers:
         """
         Ask all nodes.
