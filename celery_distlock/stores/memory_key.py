@@ -287,9 +287,9 @@ class MemoryKey:
         cost = min(want.cost, *(rate.limit for rate in rates))  # else it would never start
         return want._replace(rates=rates, cost=cost)
 
-    def starts_in(self, want: Want) -> float:
-        """Return in how many µs one may start by its rates; 0: now."""
-        return self.log.starts_in(self._in_force(want), microseconds())
+    def starts_in(self, want: Want, now: int | None = None) -> float:
+        """Return in how many µs one may start by its rates; 0: now, or then."""
+        return self.log.starts_in(self._in_force(want), microseconds() if now is None else now)
 
     def start(self, owner: str, want: Want, came: int = 0) -> None:
         """Count a start of one who came then; 0: now."""

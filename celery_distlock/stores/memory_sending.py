@@ -17,7 +17,6 @@ from .values import ALONE, Waiter
 __all__ = ["MemorySending", "count_identities", "forget_ended_calls", "free_identity"]
 
 MOST_CALLS = 50  # identities that are looked at one by one
-NEAR = 0.002  # seconds: by less than that differ the times that are reckoned for one moment
 
 
 class MemorySending(MemoryTiming, SendingStore):
@@ -84,8 +83,11 @@ class MemorySending(MemoryTiming, SendingStore):
             state.leave(f"parked:{run}")
             if identity is not None:
                 _take(state, identity, run)
-            if (delay := _delay_of(state, request)) > 0:
-                self._delay(name, state, request._replace(delay=delay))
+            due = _joins_at(state, request)
+            if not due and request.paced and _some_have_come(state):
+                due = clock.monotonic()  # after those whose time has come
+            if due:
+                self._join_later(name, state, request, due)
                 return SendReply(Sent.LATER)
             state.park(run, request.park_request, 0, request.want, came=False)
             return self._let_in(name, state, run, Sent.QUEUED)
@@ -94,25 +96,29 @@ class MemorySending(MemoryTiming, SendingStore):
         self, name: str, state: MemoryKey, request: SendRequest, identity: Identity
     ) -> SendReply:
         """Replace the message of a run that waits."""
-        run, now = request.run, clock.monotonic()
+        run = request.run
         first = state.calls[identity.name].first
         state.keep(run, request.park_request)
         state.wants[f"p:{run}"] = request.want
         _take(state, identity, run, first)
         if run in state.later:
-            most = math.inf if identity.most is None else first + identity.most - now
-            if (delay := min(_delay_of(state, request), most)) > 0:
-                self._delay(name, state, request._replace(delay=delay))
+            most = math.inf if identity.most is None else first + identity.most
+            if (due := min(_joins_at(state, request), most)) > clock.monotonic():
+                self._join_later(name, state, request, due)
                 return SendReply(Sent.UPDATED)
             del state.later[run]
             state.arrivals[run] = state.join(f"p:{run}")
         return self._let_in(name, state, run, Sent.UPDATED)
 
-    def _delay(self, name: str, state: MemoryKey, request: SendRequest) -> None:
-        state.keep(request.run, request.park_request)
-        state.wants[f"p:{request.run}"] = request.want
-        _join_later(state, request.run, clock.monotonic() + request.delay)
-        self.note_due({name: request.delay})
+    def _join_later(self, name: str, state: MemoryKey, request: SendRequest, due: float) -> None:
+        """Have the run join the queue then, behind those that were called before."""
+        run = request.run
+        state.keep(run, request.park_request)
+        state.wants[f"p:{run}"] = request.want
+        if state.later.get(run) != due:
+            state.later.pop(run, None)
+            state.later[run] = due
+        self.note_due({name: due - clock.monotonic()})
 
     def _let_in(self, name: str, state: MemoryKey, run: str, sent: Sent) -> SendReply:
         """Give what is free to those who wait, of whom *run* is one now."""
@@ -142,23 +148,21 @@ def free_identity(state: MemoryKey, run: str) -> None:
     state.calls = {name: call for name, call in calls if task_id_of(call.run) != task_id_of(run)}
 
 
-def _delay_of(state: MemoryKey, request: SendRequest) -> float:
-    """Return in how many seconds it joins the queue."""
-    if not request.paced:
-        return request.delay
-    own = state.log.starts_in(request.want, microseconds())
-    # While one has to come, that is not known: it stands before the next.
-    longest = max((counts_for(rate.microseconds) for rate in request.want.rates), default=0)
-    return max(request.delay, min(own, state.starts_in(request.want), longest) / 1e6)
+def _joins_at(state: MemoryKey, request: SendRequest) -> float:
+    """Return when it joins the queue, to the millisecond; 0: at once."""
+    now, wait = microseconds(), request.delay * 1e6
+    if request.paced:
+        opens = min(state.log.starts_in(request.want, now), state.starts_in(request.want, now))
+        longest = max((counts_for(rate.microseconds) for rate in request.want.rates), default=0)
+        # While one has to come, it is not known when it opens: it stands before the next.
+        wait = max(wait, min(opens, longest))
+    return math.ceil((now + wait) / 1e3) / 1e3 if wait > 0 else 0.0
 
 
-def _join_later(state: MemoryKey, run: str, due: float) -> None:
-    """Have a run join the queue then: as send.lua does it, behind those that join it then, too."""
-    before = state.later.get(run)
-    if before is None or abs(due - before) >= NEAR:
-        state.later.pop(run, None)
-        near = (each for each in state.later.values() if due <= each < due + NEAR)
-        state.later[run] = max(near, default=due)
+def _some_have_come(state: MemoryKey) -> bool:
+    """Whether there are some whose time has come, and who have not joined the queue yet."""
+    now = clock.monotonic()
+    return any(due <= now for due in state.later.values())
 
 
 def _take(state: MemoryKey, identity: Identity, run: str, first: float | None = None) -> None:

@@ -29,7 +29,7 @@
 local run, envelope, task, sent_to, want, delay_ms, repeated, identity, until_when, replaces, most_ms, paced, expires_ms, marks, beside = unpack(ARGV)
 local fields = { 'e:' .. run, envelope, 't:' .. run, task, 'q:' .. run, sent_to }
 
-local NEAR_MS = 2 -- by less than that differ the times that are reckoned for one moment
+local ORDER_MS = 1 / 2048 -- so far apart are those of one ms; a score has no smaller steps until 2109
 
 identity = identity or ''
 if identity ~= '' then
@@ -112,31 +112,43 @@ local function let_in(status)
     return answer
 end
 
--- For how long (ms) the run does not join the queue.
-local function put_off_ms(now)
-    if paced ~= '1' then
-        return tonumber(delay_ms)
+-- When (ms) the run joins the queue; 0: at once.
+local function joins_at(now)
+    local wait = tonumber(delay_ms) * 1000
+    if paced == '1' then
+        local _, _, terms = want_in(want)
+        local opens = math.min(starts_by(terms, now), starts_in(terms, now)) -- an operator lets go on sooner
+        local _, rates = rates_of(terms or '')
+        local longest = 0
+        for _, rate in ipairs(rates) do
+            longest = math.max(longest, counts_for(rate.per))
+        end
+        -- While one has to come, it is not known when it opens: it stands before the next.
+        wait = math.max(wait, math.min(opens, longest))
     end
-    local _, _, terms = want_in(want)
-    local wait = math.min(starts_by(terms, now), starts_in(terms, now)) -- an operator lets go on sooner
-    local _, rates = rates_of(terms or '')
-    local longest = 0
-    for _, rate in ipairs(rates) do
-        longest = math.max(longest, counts_for(rate.per))
-    end
-    wait = math.min(wait, longest) -- while one has to come, that is not known: it stands before the next
-    return math.max(tonumber(delay_ms), math.ceil(wait / 1000))
+    return wait > 0 and math.ceil((now + wait) / 1000) or 0
 end
 
--- Has the run join the queue at a time, after those that were called before and join it then, too; one
--- that was to join it then already keeps its place.
+-- Has the run join the queue in a ms, after those that were called before and join it then, too; one that
+-- was to join it then already keeps its place.
 local function join_later(due_ms, before_ms)
-    if before_ms and math.abs(due_ms - before_ms) < NEAR_MS then
+    if before_ms and math.floor(before_ms) == due_ms then
         return
     end
-    local from, to = integer(due_ms), integer(due_ms + NEAR_MS)
-    local last_ms = redis.call('ZREVRANGEBYSCORE', LATER, '(' .. to, from, 'WITHSCORES', 'LIMIT', 0, 1)[2]
-    redis.call('ZADD', LATER, last_ms and string.format('%.3f', last_ms + 0.001) or from, run)
+    local at_ms
+    repeat
+        local from, to = '(' .. integer(due_ms + 1), integer(due_ms)
+        local last = redis.call('ZRANGE', LATER, from, to, 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')[2]
+        at_ms = last and last + ORDER_MS or due_ms
+        due_ms = due_ms + 1
+    until at_ms < due_ms
+    redis.call('ZADD', LATER, string.format('%.11f', at_ms), run)
+end
+
+-- Whether there are some whose time has come, and who have not joined the queue yet.
+local function some_have_come(now)
+    local first_ms = redis.call('ZRANGE', LATER, 0, 0, 'WITHSCORES')[2]
+    return first_ms and tonumber(first_ms) <= now / 1000
 end
 
 -- Replaces the message of the run, which waits and keeps its place. One that is not due is so now, if
@@ -151,9 +163,9 @@ local function update()
     if not before_ms then
         return let_in('updated')
     end
-    local due_ms = now_ms + put_off_ms(now) -- by its rates of now, which may be others
+    local due_ms = joins_at(now) -- by its rates of now, which may be others
     if most_ms and first_ms then
-        due_ms = math.min(due_ms, first_ms + most_ms)
+        due_ms = math.min(due_ms, math.ceil(first_ms + most_ms))
     end
     if due_ms > now_ms then
         join_later(due_ms, before_ms)
@@ -194,10 +206,13 @@ end
 if takes then
     take_identity(now / 1000)
 end
-local for_ms = put_off_ms(now)
-if for_ms > 0 then
-    join_later(now / 1000 + for_ms)
-    return { 'later', '', for_ms }
+local due_ms = joins_at(now)
+if due_ms == 0 and paced == '1' and some_have_come(now) then
+    due_ms = math.ceil(now / 1000)
+end
+if due_ms > 0 then
+    join_later(due_ms)
+    return { 'later', '', math.max(1, math.ceil(due_ms - now / 1000)) }
 end
 line_up(now, run)
 return let_in('queued')
