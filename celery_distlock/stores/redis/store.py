@@ -78,7 +78,7 @@ logger = logging.getLogger(__name__)
 MOST_LEFT = 10_000  # runs that are known to have been left to others
 TURN = 0.9  # of the interval between sweeps: for so long the sweepers' turn is one's own
 REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
-SLOW_BATCH = 1.0  # seconds of a sweep that some keys take: what is more was no work, but an outage
+SLOW_BATCH = 1.0  # seconds that a round trip takes at most: what is more was no work, but an outage
 
 
 class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, SeveralKeys):
@@ -402,16 +402,18 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
         self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 1)], wake.name)
 
     def sweep(self, interval: float) -> Iterator[WokenTask]:
-        who, begin, paused, looked = uuid.uuid4().hex, clock.monotonic(), 0.0, 0
+        who, begin, paused, worked = uuid.uuid4().hex, clock.monotonic(), 0.0, 0.0
         keep = self._turn(who, interval * TURN)
         if not self._requests.ask([keep], "the sweeper's turn").answers[0]:
             return
         self._gives_way = False
+        worked_at = begin
         for names in self._waiting_names():
             # One attempt: what a script has found it finds no second time, and a node of a cluster
             # that is silent now is looked at by the next sweep.
             ours, *answers = self._requests.attempt_once([keep, *self._sweep_calls(names)])
-            kept_at, looked = clock.monotonic(), looked + 1
+            kept_at = clock.monotonic()
+            worked += min(kept_at - worked_at, SLOW_BATCH)
             opens: dict[str, float | None] = {}
             for wake in self._swept(names, answers, opens):
                 given_at = clock.monotonic()
@@ -423,9 +425,9 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
             self._note_opens(opens)
             if ours == 0:
                 return  # we stood still for too long, and another one has begun
-        took = clock.monotonic() - begin - paused
-        least = 0.0 if self._gives_way else interval * TURN - took - paused
-        rest = max(least, REST * min(took, SLOW_BATCH * looked))
+            worked_at = clock.monotonic()
+        least = 0.0 if self._gives_way else interval * TURN - (clock.monotonic() - begin)
+        rest = max(least, REST * worked)
         self._requests.ask([self._turn(who, rest)], "the sweeper's turn")
 
     def wake_next(self, key: str) -> Iterator[WokenTask]:
