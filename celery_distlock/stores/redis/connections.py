@@ -75,9 +75,7 @@ _SHUT = (
     "(at once: one that wants TLS does so, for which the URL begins with rediss://, and one in"
     " protected mode to other hosts)"
 )
-_NO_TLS = (
-    "(where it can be reached: one without TLS does so, for which the URL begins with redis://)"
-)
+_NO_TLS = "(if it can be reached, it may have no TLS: its URL begins with redis:// then)"
 _NO_FILE = "(a file for TLS that the URL or its options name)"
 
 
@@ -239,9 +237,8 @@ class ConnectionPool:
         return self.receive(self.send(calls), calls)
 
     def connect(self) -> None:
-        """ConnectionFactory, if no connection is idle: what is sent now is sent at once."""
-        if not self._idle:
-            self._idle.append((self._open(), clock.monotonic()))
+        """Connect, if no connection is idle: what is sent now is sent at once."""
+        self._idle.append((self._idle_one() or self._open(), clock.monotonic()))
 
     def send(self, calls: Sequence[Command], until: float = math.inf) -> Connection:
         """
@@ -260,13 +257,14 @@ class ConnectionPool:
 
     def _idle_one(self) -> Connection | None:
         """Return a connection that nobody uses; not one that the server has closed meanwhile."""
-        with contextlib.suppress(IndexError):
-            while True:
+        while True:
+            try:
                 connection, used_at = self._idle.pop()
-                if clock.monotonic() < used_at + RESTED or not _has_ended(connection):
-                    return connection
-                connection.disconnect()
-        return None
+            except IndexError:
+                return None
+            if clock.monotonic() < used_at + RESTED or not _has_ended(connection):
+                return connection
+            connection.disconnect()
 
     def _open(self) -> Connection:
         connection = self._connect()
