@@ -28,7 +28,7 @@ ATTEMPTS = 3  # to send a call once, while others do
 OBLIGING = ("task_id", "link", "link_error")  # somebody waits for just this one
 HANGING = ("link", "link_error", "chain", "chord", "group_id")  # ..., by canvas
 SLACK = 0.01  # seconds: the store counts in milliseconds
-ENDLESS = 1e11  # seconds: longer than anything waits
+ENDLESS = 1e11  # seconds, for who does not start at the latest after so many
 LASTS_AS_LONG = 0.5  # so much of the time that another has until it expires
 
 
@@ -131,7 +131,7 @@ def terms_of(task: Task, rule: CallRule, name: str, options: Mapping[str, Any]) 
     if isinstance(expires, numbers.Real):
         left = float(expires)
     elif expires is not None:
-        left = seconds_left(task.app, expires)
+        left = seconds_left(expires)
     # A retry brings an id, too; what it retries may have been a plain call.
     waited_for = HANGING if options.get("retries") else (*HANGING, *OBLIGING)
     return Identity(

@@ -136,7 +136,7 @@ def _call_of(
             f"task {task.name}: lock_via='store' needs a store that can {Ability.SEND.value};"
             f" {store.address} cannot"
         )
-    delay, by_celery = _delay(task, options), _is_sent_by_celery(options)
+    delay, by_celery = _delay(options), _is_sent_by_celery(options)
     return Call(task, runtime, plan, store, keys[0], delay, by_celery)
 
 
@@ -181,9 +181,9 @@ def as_they_arrive(
     return arrived
 
 
-def _delay(task: Task, options: Mapping[str, Any]) -> float:
+def _delay(options: Mapping[str, Any]) -> float:
     """Return the seconds before which the call is not to start; raise what Celery would."""
     if options.get("countdown"):
         now, countdown = datetime.datetime.now(datetime.UTC), options["countdown"]
         return max(0.0, (now + datetime.timedelta(seconds=countdown) - now).total_seconds())
-    return max(0.0, seconds_left(task.app, options["eta"])) if options.get("eta") else 0.0
+    return max(0.0, seconds_left(options["eta"])) if options.get("eta") else 0.0

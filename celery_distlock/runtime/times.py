@@ -3,7 +3,6 @@
 import datetime
 from typing import Any
 
-from celery import Celery
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 __all__ = ["seconds_left", "seconds_until", "when"]
@@ -16,24 +15,19 @@ def when(delay: float) -> str:
 
 
 def seconds_until(at: Any) -> float:
-    """
-    Return the seconds until a time, which may be a text, or so many seconds; 0 if it is over.
-
-    Celery takes a time without a zone as UTC.
-    """
-    if isinstance(at, str | datetime.date):
-        now = datetime.datetime.now(datetime.UTC)
-        at = (maybe_make_aware(maybe_iso8601(_with_time(at)) or now) - now).total_seconds()
+    """Return the seconds until a time, as `seconds_left`, or so many seconds; 0 if it is over."""
+    if at and isinstance(at, str | datetime.date):
+        at = seconds_left(at)
     return max(0.0, float(at or 0))
 
 
-def seconds_left(app: Celery, at: Any) -> float:
+def seconds_left(at: Any) -> float:
     """
-    Return the seconds until a time that was given to `apply_async`; negative if it is over.
+    Return the seconds until a time, or a date or text that is one; negative if it is over.
 
-    Celery takes a time without a zone as the app's.
+    Celery takes a time without a zone as UTC, whatever the app's is.
     """
-    aware: Any = maybe_make_aware(maybe_iso8601(_with_time(at)), app.timezone)  # type: ignore[arg-type]
+    aware: Any = maybe_make_aware(maybe_iso8601(_with_time(at)))  # type: ignore[arg-type]
     left: datetime.timedelta = aware - datetime.datetime.now(datetime.UTC)
     return left.total_seconds()
 
