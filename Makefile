@@ -52,7 +52,8 @@ OWN := $(patsubst %,tests/integration/cli/test_%.py,acting completion delayed li
   $(patsubst %,tests/worker/test_%.py,capacity several_keys several_keys_and_workers trust trust_certificates \
   trust_signed) tests/stores/topologies/test_without_parking.py tests/integration/lock/test_lives.py \
   tests/unit/test_shared_holds.py
-# and what differs between the oldest and the newest versions at most, to test-all and test-oldest.
+# and what differs between the oldest and the newest versions at most, to test-all and test-oldest. What is
+# named on pytest's command line it does not ignore: that is filtered out.
 SETTLED := $(OWN) $(patsubst %,tests/integration/cli/test_%.py,seeing terminal) \
   $(patsubst %,tests/worker/test_%.py,deploys hanging_services order worker_start) \
   $(patsubst %,tests/stores/topologies/test_%.py,refused_connections silent_masters workers) \

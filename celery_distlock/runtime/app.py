@@ -297,13 +297,15 @@ class Runtime:
                     " lock_unique go through the store; leave one of the two out"
                 )
             settings = replace(settings, via="store")
-        by = "lock_unique" if unique is not None else "lock_via='store'" if "via" in options else ""
+        wanted_by = "lock_via='store'" if "via" in options else ""
+        if unique is not None:
+            wanted_by = "lock_unique"
         return Plan(
             settings,
             rule,
             policy,
             Terms(settings.lease, watchdog=settings.watchdog, max_hold=settings.max_hold),
-            _sends(where, settings, rule, policy, by),
+            _sends(where, settings, rule, policy, wanted_by),
             unique,
             _call_identity(unique, rule, task, name),
         )
@@ -410,11 +412,11 @@ def _refuse_idle(where: str, own: set[str], settings: Settings, policy: Policy) 
         )
 
 
-def _sends(where: str, settings: Settings, rule: KeyRule, policy: Policy, by: str) -> bool:
-    """Whether calls go through the store; raise if they cannot and the task's option wants it."""
+def _sends(where: str, settings: Settings, rule: KeyRule, policy: Policy, wanted_by: str) -> bool:
+    """Whether calls go through the store; raise if an option of the task's own wants it in vain."""
     why_not = _why_not_sent(rule, policy) if settings.via == "store" else ""
-    if why_not and by:
-        raise ConfigurationError(f"{where}: {by} needs {why_not}")
+    if why_not and wanted_by:
+        raise ConfigurationError(f"{where}: {wanted_by} needs {why_not}")
     return settings.via == "store" and not why_not
 
 

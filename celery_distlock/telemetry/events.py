@@ -96,7 +96,7 @@ def send(name: str, task: str, facts: Mapping[str, Any], *, with_state: bool = T
     """
     Send the event for the signal *name*, if events are sent.
 
-    *with_state*: Celery tells how the task ends, so what it is shown as until then may be told.
+    *with_state*: the state is told as well, not for a task whose end Celery does not tell.
     """
     source = _source
     if source is None:

@@ -327,6 +327,7 @@ def test_who_is_blocked_is_found_among_those_who_wait_without_reading_them_all(p
 
         assert holder(store, "k") == waiters[0].owner
         asked = [each["command"] for each in client.slowlog_get(1000)]
+        assert any(each.startswith(b"ZSCAN p:{k}:queue ") for each in asked)
         assert b"ZRANGE p:{k}:queue 0 -1 WITHSCORES" not in asked
 
 
