@@ -35,6 +35,7 @@ from celery_distlock.testing.contract.actions import (
     GRANTED,
     HOSTILE_KEYS,
     holder,
+    leave,
     park,
     stand,
     swept,
@@ -302,6 +303,18 @@ def test_identities_are_struck_behind_many_that_are_taken(redis_store, redis_url
 
         wait_until(lambda: left() == many, what="those that mean nothing to be struck")
         assert left() == many
+
+
+def test_more_than_a_score_can_tell_apart_in_a_millisecond_keep_their_order(redis_store):
+    want = Want(1, 1, (Rate(1, 3600.0),))
+    take(redis_store, "k", "a", run="first", want=want)
+    leave(redis_store, "k", "a", run="first", completion=Completion.YES)
+    calls = [f"{number:04}" for number in range(2100, 0, -1)]
+
+    for run in calls:
+        send(redis_store, "k", run, identity=Identity(run), want=want, paced=True)
+
+    assert [waiter.run for waiter in redis_store.delayed("k", limit=3000)] == calls
 
 
 def test_the_identity_of_who_is_cancelled_is_not_looked_for_among_all(private_server):

@@ -459,6 +459,21 @@ class Sending(Given):
 
     @sends
     @needs_ability(Ability.RATE)
+    def test_a_paced_one_does_not_pass_those_whose_time_has_come(
+        self, store: SendingStore, pass_time: Callable[[float], None]
+    ) -> None:
+        paced: dict[str, Any] = {"want": Want(1, 1, (Rate(1, 60.0),)), "paced": True}
+        take(store, "k", "a", run="first", want=paced["want"])
+        leave(store, "k", "a", run="first", completion=YES)
+        send(store, "k", "second", identity=Identity("second"), **paced)
+        pass_time(61.0)
+
+        send(store, "k", "third", identity=Identity("third"), **paced)
+
+        assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["second"]
+
+    @sends
+    @needs_ability(Ability.RATE)
     def test_a_paced_one_is_put_off_no_longer_than_its_rate_lasts(
         self, store: SendingStore
     ) -> None:

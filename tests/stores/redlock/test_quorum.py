@@ -15,7 +15,7 @@ from celery_distlock import Lock, clock
 from celery_distlock.errors import ConfigurationError, QuorumError, StoreError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.redis import quorum, redlock
-from celery_distlock.stores.redis.quorum import ANSWER, CONNECTION
+from celery_distlock.stores.redis.quorum import ANSWER, CONNECTION, Answers
 from celery_distlock.stores.redis.redlock import RedlockStore
 from celery_distlock.stores.values import (
     Completion,
@@ -47,6 +47,25 @@ def empty(node):
 
 
 breaking = pytest.mark.parametrize("broken", [kill, hang, empty])
+
+
+REFUSAL = StoreError("no")
+
+
+@pytest.mark.parametrize(
+    ("answers", "decided"),
+    [
+        ([None, None, None], False),
+        ([[1, 1], None, None], False),
+        ([[1, 1], [1, 1], None], True),
+        ([[1, 1], [REFUSAL, 1], None], False),  # who is awaited decides on the first call
+        ([[REFUSAL, 1], [REFUSAL, 1], None], True),  # the first has no majority whatever comes
+        ([[1, 1], [REFUSAL, 1], [1, 1]], True),
+    ],
+)
+def test_each_call_is_decided_by_itself(answers, decided):
+    nothing = [0] * len(answers)
+    assert Answers(2, 0.0, answers, nothing, nothing, nothing).are_decided() is decided
 
 
 # Where it is
