@@ -285,17 +285,11 @@ class Runtime:
             flag = "on_conflict" in self._flags.values
             policy_name = f"{'worker flag --' if flag else 'setting '}distlock_on_conflict"
         policy = resolve(policy_name, settings.on_conflict)
-        own = self._own_options(task)
-        _refuse_idle(where, own, settings, policy)
         unique = rule_of(f"{where}: lock_unique", options.get("unique"))
+        _refuse_idle(where, self._own_options(task), settings, policy, unique)
         rate = unique.rate if isinstance(unique, Throttle) else None
         rule = _key_rule(settings.key, task, name, rate)
         if unique is not None:
-            if {"lock_via", "lock_unique"} <= own and settings.via != "store":
-                raise ConfigurationError(
-                    f"{where}: lock_via={settings.via!r} would change nothing, for calls with"
-                    " lock_unique go through the store; leave one of the two out"
-                )
             settings = replace(settings, via="store")
         wanted_by = "lock_via='store'" if "via" in options else ""
         if unique is not None:
@@ -382,7 +376,9 @@ def _options(task: type[Any], where: str) -> dict[str, Any]:
     return options
 
 
-def _refuse_idle(where: str, own: set[str], settings: Settings, policy: Policy) -> None:
+def _refuse_idle(
+    where: str, own: set[str], settings: Settings, policy: Policy, unique: CallRule | None
+) -> None:
     """
     Raise for what would change nothing, or not what it says.
 
@@ -409,6 +405,11 @@ def _refuse_idle(where: str, own: set[str], settings: Settings, policy: Policy) 
         raise ConfigurationError(
             f"{where}: lock_max_hold is {longest:g} s and lock_lease"
             f" {settings.lease:g} s, and no key is held for less than its lease: shorten the lease"
+        )
+    if {"lock_via", "lock_unique"} <= own and unique is not None and settings.via != "store":
+        raise ConfigurationError(
+            f"{where}: lock_via={settings.via!r} would change nothing, for calls with"
+            " lock_unique go through the store; leave one of the two out"
         )
 
 
