@@ -55,6 +55,14 @@ def _claim(store: SendingStore) -> Claim:
     return claim
 
 
+def _start_one(store: SendingStore) -> dict[str, Any]:
+    """Use up the one start of a minute; return what the calls are sent with that it puts off."""
+    want = Want(1, 1, (Rate(1, 60.0),))
+    take(store, "k", "a", run="first", want=want)
+    leave(store, "k", "a", run="first", completion=YES)
+    return {"want": want, "paced": True}
+
+
 class Sending(Given):
     """A call that the store has taken in is started, once, in its turn, and never lost."""
 
@@ -444,9 +452,7 @@ class Sending(Given):
     def test_paced_ones_of_one_time_join_the_queue_in_the_order_of_their_calls(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
-        paced: dict[str, Any] = {"want": Want(1, 1, (Rate(1, 60.0),)), "paced": True}
-        take(store, "k", "a", run="first", want=paced["want"])
-        leave(store, "k", "a", run="first", completion=YES)
+        paced = _start_one(store)
         calls = ["d", "c", "b", "a"]
         for run in calls:
             send(store, "k", run, identity=Identity(run), **paced)
@@ -462,9 +468,7 @@ class Sending(Given):
     def test_a_paced_one_does_not_pass_those_whose_time_has_come(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
-        paced: dict[str, Any] = {"want": Want(1, 1, (Rate(1, 60.0),)), "paced": True}
-        take(store, "k", "a", run="first", want=paced["want"])
-        leave(store, "k", "a", run="first", completion=YES)
+        paced = _start_one(store)
         send(store, "k", "second", identity=Identity("second"), **paced)
         pass_time(61.0)
 
@@ -491,15 +495,12 @@ class Sending(Given):
     def test_an_update_of_a_paced_one_leaves_it_its_time(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
-        want, identity = Want(1, 1, (Rate(1, 60.0),)), Identity("same")
-        take(store, "k", "a", run="first", want=want)
-        leave(store, "k", "a", run="first", completion=YES)
-        more: dict[str, Any] = {"want": want, "paced": True}
-        send(store, "k", "second", b"old", identity=identity, **more)
+        paced, identity = _start_one(store), Identity("same")
+        send(store, "k", "second", b"old", identity=identity, **paced)
         pass_time(30.0)
 
         again = identity._replace(replaces="second")
-        assert send(store, "k", "second", b"new", identity=again, **more).sent is Sent.UPDATED
+        assert send(store, "k", "second", b"new", identity=again, **paced).sent is Sent.UPDATED
 
         assert swept(store) == []
         pass_time(31.0)
