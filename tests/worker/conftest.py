@@ -177,9 +177,7 @@ def bare_site(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Site]:
     """
     env = {
         **getattr(request.module, "ENV", {}),
-        "DISTLOCK_TEST_BROKER": redis_url,
-        "DISTLOCK_TEST_BACKEND": redis_url,
-        "DISTLOCK_TEST_PREFIX": servers.new_prefix(),
+        **servers.environment(redis_url, servers.new_prefix()),
     }
     with opened(getattr(request.module, "APP", "tests.apps.locked"), env) as site:
         yield site

@@ -40,9 +40,7 @@ def site(
 ) -> Iterator[Site]:
     """`tests.apps.combined` with the workers of `crew`."""
     env = {
-        "DISTLOCK_TEST_BROKER": redis_server.url,
-        "DISTLOCK_TEST_BACKEND": redis_server.url,
-        "DISTLOCK_TEST_PREFIX": servers.new_prefix(),
+        **servers.environment(redis_server.url, servers.new_prefix()),
         "DISTLOCK_TEST_CONF": json.dumps(crew.settings),
     }
     if crew.store:

@@ -42,9 +42,7 @@ def bare_site(
     env = {
         **getattr(request.module, "ENV", {}),
         "DISTLOCK_TEST_AMQP": rabbit_server.url,
-        "DISTLOCK_TEST_BROKER": redis_url,
-        "DISTLOCK_TEST_BACKEND": redis_url,
-        "DISTLOCK_TEST_PREFIX": servers.new_prefix(),
+        **servers.environment(redis_url, servers.new_prefix()),
     }
     with opened(getattr(request.module, "APP", "tests.apps.locked"), env) as site:
         yield site

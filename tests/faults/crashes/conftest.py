@@ -214,9 +214,7 @@ def make_scene(url: str, folder: Path, options: dict[str, Any], workers: int) ->
     prefix = servers.new_prefix()
     env = {
         "DISTLOCK_TEST_FAILING": json.dumps(options),
-        "DISTLOCK_TEST_BROKER": url,
-        "DISTLOCK_TEST_BACKEND": url,
-        "DISTLOCK_TEST_PREFIX": prefix,
+        **servers.environment(url, prefix),
     }
     with pytest.MonkeyPatch.context() as patch:
         for variable, value in env.items():
