@@ -9,12 +9,12 @@ whose own worker does not take it. If none takes it, it is sent by the broker.
 
 import logging
 import math
-import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from celery import Celery
 
+from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
@@ -64,6 +64,6 @@ def by_room(peers: Iterable[PeerChannel]) -> list[PeerChannel]:
     """Return *peers* in random order: more free slots, sooner; those without any come last."""
 
     def draw(peer: PeerChannel) -> tuple[bool, float]:
-        return not peer.free, -math.log(1.0 - random.random()) / (peer.free or 1)
+        return not peer.free, -math.log(1.0 - clock.jitter(0.0, 1.0)) / (peer.free or 1)
 
     return sorted(peers, key=draw)
