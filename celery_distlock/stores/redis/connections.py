@@ -322,7 +322,7 @@ class ConnectionPool:
 
     def _is_fit(self, refusals: Sequence[ResponseError]) -> bool:
         """Whether a connection that has brought *refusals* may be used again."""
-        if any(isinstance(refusal, ReadOnlyError | MasterDownError) for refusal in refusals):
+        if any(_is_no_masters(refusal) for refusal in refusals):
             self._connect.note_refusal()
             self.close()  # this is no master any more: look for it anew
             return False
@@ -387,6 +387,11 @@ def _has_ended(connection: Connection) -> bool:
         return connection.can_read(0)
     except (RedisError, OSError):
         return True
+
+
+def _is_no_masters(refusal: ResponseError) -> bool:
+    """Whether only a server that is no master says so; of a script's call Redis 6.2 does as text."""
+    return isinstance(refusal, ReadOnlyError | MasterDownError) or " -READONLY " in str(refusal)
 
 
 def _ensure_time(until: float) -> None:
