@@ -19,6 +19,7 @@ from celery_distlock.stores.values import Status, Want
 from celery_distlock.testing import FakeClock, Locks
 from tests import servers
 from tests.integration.web.page_process import PageProcess, pages
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -86,11 +87,14 @@ def start_page(celery_env, tmp_path) -> Iterator[Callable[..., PageProcess]]:
 
 
 @pytest.fixture
-def page_process(start_page) -> PageProcess:
-    return start_page()
+def page_process(shared_page) -> PageProcess:
+    """A page that shows nothing yet; other tests had it before, and will have it."""
+    wait_until(lambda: not shared_page.get("/api/locks")["total"], what="nothing to be listed")
+    shared_page.forget_log()
+    return shared_page
 
 
-# To start a page takes seconds: many tests may ask this one, whatever the others have done.
+# To start a page takes seconds: a module's tests have one, and the prefix with it.
 @pytest.fixture(scope="module")
 def shared_page(start_shared) -> PageProcess:
     return start_shared()
@@ -106,10 +110,14 @@ def start_shared(
 
 
 @pytest.fixture(scope="module")
-def shared_prefix(redis_url) -> Iterator[str]:
-    prefix = servers.new_prefix()
-    yield prefix
-    servers.delete_keys(redis_url, prefix)
+def shared_prefix() -> str:
+    return servers.new_prefix()
+
+
+@pytest.fixture
+def prefix(redis_url, shared_prefix) -> Iterator[str]:
+    yield shared_prefix
+    servers.delete_keys(redis_url, shared_prefix)
 
 
 # Of a module and no longer: while it lives, this thread can run no other event loop.

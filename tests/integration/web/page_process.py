@@ -27,6 +27,7 @@ class PageProcess:
 
     def __init__(self, folder: Path, args: Sequence[str], env: dict[str, str]) -> None:
         self._log = folder / f"page-{os.urandom(4).hex()}.log"
+        self._forgotten = 0
         command = [sys.executable, "-m", "tests.integration.web.serve", "tests.apps.locked"]
         args = args if "--port" in args else ["--port", "0", *args]
         with self._log.open("wb") as log:
@@ -42,7 +43,10 @@ class PageProcess:
         self.client = httpx.Client(base_url=self.url, timeout=300.0)
 
     def log(self) -> str:
-        return self._log.read_text(errors="replace")
+        return self._log.read_bytes()[self._forgotten :].decode(errors="replace")
+
+    def forget_log(self) -> None:
+        self._forgotten = self._log.stat().st_size
 
     def printed_token(self) -> str:
         return self._printed(r"Token: (\S+)")

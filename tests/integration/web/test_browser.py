@@ -291,18 +291,20 @@ def test_a_store_that_is_away_is_shown_and_comes_back(tab, start_page, private_s
     expect(tab.get_by_text("The lock store does not answer")).to_be_hidden()
 
 
-def test_a_page_whose_server_ended_goes_on_with_the_next(shown, page_process, start_page, hold):
+def test_a_page_whose_server_ended_goes_on_with_the_next(tab, start_page, hold):
     hold("stuck")
-    expect(key(shown, "stuck")).to_be_visible()
+    page = start_page()
+    tab.goto(page.url)
+    expect(key(tab, "stuck")).to_be_visible()
 
-    page_process.stop()
-    expect(shown.get_by_role("alert").first).to_contain_text("The page's server does not answer")
-    start_page("--port", str(page_process.port))
-    expect(shown.get_by_text("The page's server does not answer")).to_be_hidden()
+    page.stop()
+    expect(tab.get_by_role("alert").first).to_contain_text("The page's server does not answer")
+    start_page("--port", str(page.port))
+    expect(tab.get_by_text("The page's server does not answer")).to_be_hidden()
 
-    choose(shown, "stuck").get_by_role("button", name="Release").click()
-    shown.get_by_role("button", name="Release it").click()
-    expect(shown.get_by_role("status")).to_contain_text("Released")
+    choose(tab, "stuck").get_by_role("button", name="Release").click()
+    tab.get_by_role("button", name="Release it").click()
+    expect(tab.get_by_role("status")).to_contain_text("Released")
 
 
 def test_a_read_only_page_has_no_buttons_that_change(tab, start_page, hold):
@@ -404,12 +406,12 @@ def test_a_plain_lock_is_held_by_a_thread_and_not_by_a_task(shown, hold):
 
 
 def test_the_last_holders_of_a_key_are_shown_as_far_as_they_were_seen(shown, admin):
-    with Lock("stock:1", store=admin.store):
-        details = choose(shown, "stock:1")
+    with Lock("stock:seen", store=admin.store):
+        details = choose(shown, "stock:seen")
         details.get_by_text("Last holders").click()
         expect(details.get_by_text("has had it for")).to_be_visible()
     expect(details.get_by_text(re.compile(r"^on .*, process \d+, had it for"))).to_be_visible()
-    with Lock("stock:1", store=admin.store):
+    with Lock("stock:seen", store=admin.store):
         expect(details.get_by_text("has had it for")).to_be_visible()
 
     expect(details.get_by_role("list", name="Last holders").get_by_role("listitem")).to_have_count(

@@ -47,9 +47,9 @@ def test_a_held_key_is_listed_with_its_holder(page_process, hold):
 
 
 def test_a_key_that_several_hold_is_listed_once_and_shown_with_each_of_them(page_process, share):
-    first, second = share("tenant:7", "one", Want(2, 5)), share("tenant:7", "two", Want(1, 5))
+    first, second = share("tenant:8", "one", Want(2, 5)), share("tenant:8", "two", Want(1, 5))
 
-    lock = page_process.find("tenant:7")
+    lock = page_process.find("tenant:8")
     answer = page_process.get("/api/lock", name=lock["name"])
 
     assert (lock["mode"], lock["units"], lock["most"], lock["holders"]) == ("shared", 3, 5, 2)
@@ -58,14 +58,14 @@ def test_a_key_that_several_hold_is_listed_once_and_shown_with_each_of_them(page
     ] == [(first, 2, None, "one"), (second, 1, 0, "two")]
     assert [grant["who"]["id"] for grant in answer["seen"]["grants"]] == ["two", "one"]
     assert all(grant["has"] for grant in answer["seen"]["grants"])
-    assert page_process.keys(q="two") == ["tenant:7"]
+    assert page_process.keys(q="two") == ["tenant:8"]
 
 
-def test_a_task_id_that_no_task_can_have_is_refused(shared_page):
-    headers = {**shared_page.headers(), "Content-Type": "application/json"}
+def test_a_task_id_that_no_task_can_have_is_refused(page_process):
+    headers = {**page_process.headers(), "Content-Type": "application/json"}
     body = b'{"name": "k", "task_id": "\\ud800"}'
 
-    answer = shared_page.client.post("/api/drop", content=body, headers=headers)
+    answer = page_process.client.post("/api/drop", content=body, headers=headers)
 
     assert (answer.status_code, answer.json()) == (400, {"error": "task_id is no text"})
 
@@ -217,19 +217,19 @@ def test_keys_are_sorted_both_ways(page_process, hold, sort):
         ("/?q=stock", "no parameter 'q'"),
     ],
 )
-def test_what_would_not_be_obeyed_is_refused(shared_page, path, words):
-    answer = shared_page.client.get(path)
+def test_what_would_not_be_obeyed_is_refused(page_process, path, words):
+    answer = page_process.client.get(path)
 
     assert (answer.status_code, words in answer.text) == (400, True), answer.text
 
 
 @pytest.mark.parametrize("path", ["/api/release", "/api/wake", "/api/drop", "/api/logout"])
-def test_a_change_with_more_than_it_takes_is_refused(shared_page, path):
+def test_a_change_with_more_than_it_takes_is_refused(page_process, path):
     body = {"name": "a", "token": "1", "task_id": "b"}
 
-    answer = shared_page.post(path, {**body, "force": True})
+    answer = page_process.post(path, {**body, "force": True})
     assert (answer.status_code, "no parameter" in answer.text) == (400, True)
-    answer = shared_page.post(f"{path}?name=a", {})
+    answer = page_process.post(f"{path}?name=a", {})
     assert (answer.status_code, "no parameter 'name'" in answer.text) == (400, True)
 
 
@@ -282,14 +282,14 @@ def test_a_task_that_the_app_does_not_have_is_not_dropped(page_process, locked, 
     assert admin.show("left").waiting == 1
 
 
-def test_a_task_that_does_not_wait_is_not_dropped(shared_page):
-    answer = shared_page.post("/api/drop", {"name": "a", "task_id": "nobody"})
+def test_a_task_that_does_not_wait_is_not_dropped(page_process):
+    answer = page_process.post("/api/drop", {"name": "a", "task_id": "nobody"})
 
     assert answer.status_code == 409
 
 
-def test_waking_says_how_many_were_sent(shared_page):
-    assert shared_page.post("/api/wake", {"name": "a"}).json() == {"sent": 0}
+def test_waking_says_how_many_were_sent(page_process):
+    assert page_process.post("/api/wake", {"name": "a"}).json() == {"sent": 0}
 
 
 def test_a_key_is_released_and_its_holder_named_in_the_log(page_process, hold, admin):
@@ -343,18 +343,18 @@ def test_a_store_that_is_away_is_said_and_comes_back(start_page, private_server)
     wait_until(lambda: page.client.get("/api/locks").status_code == 200, timeout=60.0)
 
 
-def test_a_body_that_makes_no_sense_is_refused(shared_page):
-    headers = {**shared_page.headers(), "Content-Type": "application/json"}
+def test_a_body_that_makes_no_sense_is_refused(page_process):
+    headers = {**page_process.headers(), "Content-Type": "application/json"}
 
     for body in (b"", b"[]", b"{", b'"name"', b"{}", b'{"name": 1}', b"[" * 9999, b"\xff"):
-        answer = shared_page.client.post("/api/wake", content=body, headers=headers)
+        answer = page_process.client.post("/api/wake", content=body, headers=headers)
         assert answer.status_code == 400, body
 
 
-def test_a_body_without_end_is_refused(shared_page):
-    headers = {**shared_page.headers(), "Content-Type": "application/json"}
+def test_a_body_without_end_is_refused(page_process):
+    headers = {**page_process.headers(), "Content-Type": "application/json"}
 
-    answer = shared_page.client.post("/api/wake", content=b" " * 100_000, headers=headers)
+    answer = page_process.client.post("/api/wake", content=b" " * 100_000, headers=headers)
 
     assert answer.status_code == 413
 

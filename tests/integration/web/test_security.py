@@ -37,16 +37,6 @@ NO_NAMES = [
 ]
 
 
-@pytest.fixture
-def prefix(shared_prefix):
-    return shared_prefix
-
-
-@pytest.fixture
-def page_process(shared_page):
-    return shared_page
-
-
 @pytest.fixture(scope="module")
 def shared_closed_page(start_shared):
     return start_shared(DISTLOCK_WEB_TOKEN=TOKEN)
@@ -61,13 +51,8 @@ def closed_page(shared_closed_page):
 
 @pytest.fixture
 def held(page_process, hold):
-    token = str(hold("mine"))
-
-    def found():
-        lock = page_process.find("mine")
-        return lock if lock["token"] == token else None  # the one of a test before
-
-    return wait_until(found, what="the lock to be listed")
+    hold("mine")
+    return page_process.find("mine")
 
 
 @pytest.fixture
