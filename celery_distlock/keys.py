@@ -126,11 +126,6 @@ class KeyRule:
         """Whether keys are made by templates alone, without calling a function of the user's."""
         return self._callable is None and self._validate is None
 
-    @property
-    def validates(self) -> bool:
-        """Whether arguments are validated before keys are made of them."""
-        return self._validate is not None
-
     def keys(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, ...]:
         """
         Return the keys of one call, without repetitions; none means: run unlocked.

@@ -114,7 +114,7 @@ class Body:
             return held
         try:
             given = signature.args, signature.kwargs, signature.options
-            arguments = as_they_arrive(self._invocation.task, plan, *given)
+            arguments = as_they_arrive(self._invocation.task, *given)
             wanted = {key.template for key in plan.rule.keys(*arguments)}
         except Exception:  # noqa: BLE001  # it is sent, and will fail, and come for no key
             return set()

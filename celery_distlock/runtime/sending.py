@@ -74,7 +74,7 @@ def apply_async(
         )
     rule = None if unique is None else plan.unique
     try:
-        arguments = as_they_arrive(task, plan, args, kwargs, options)
+        arguments = as_they_arrive(task, args, kwargs, options)
         call = _call_of(task, runtime, plan, arguments, options)
         if call is not None and rule is not None and plan.identity is not None:
             name = plan.identity.of(*arguments)
@@ -163,14 +163,13 @@ def _is_for_the_store(
 
 def as_they_arrive(
     task: Task,
-    plan: Plan,
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
     options: Mapping[str, Any],
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Return the arguments as the worker gets them, of which it makes the key."""
     args, kwargs = tuple(args or ()), dict(kwargs or {})
-    if plan.rule.validates or all(type(each) in _SCALARS for each in (*args, *kwargs.values())):
+    if all(type(each) in _SCALARS for each in (*args, *kwargs.values())):
         return args, kwargs
     serializer = options.get("serializer") or task.serializer
     try:

@@ -219,6 +219,11 @@ validate.__annotations__ = {"about": Keyed, "return": Keyed}  # Celery 5.5 reads
 work_validated = locked(name="work_validated", lock_key="{about.key}", pydantic=True)(validate)
 
 
+@locked(lock_key="{about.key}:{things}", pydantic=True)
+def work_validated_by_anything(self: Any, about: Keyed, things: Any) -> str:
+    return self.lock.key
+
+
 @locked(lock_on_conflict="skip")
 def nap_skip(self: Any, key: str, seconds: float) -> str:
     time.sleep(seconds)
