@@ -4,10 +4,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from celery.utils.imports import symbol_by_name
+
 from celery_distlock.runtime.lock_header import addressee_of
 from celery_distlock.runtime.routing import taken_queues
 
 from . import refusal
+from .request import locked_request
 
 __all__ = ["strategy"]
 
@@ -16,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
     """Return what Celery calls with every message for *task*."""
+    task.Request = locked_request(symbol_by_name(task.Request))  # it may be a user's own
     receive = refusal.strategy(task, app, consumer, **options)
 
     def on_message(

@@ -1,5 +1,6 @@
 """A request that hands what the main process knows of its message to the process that runs it."""
 
+import functools
 import logging
 from typing import Any
 from weakref import WeakValueDictionary
@@ -22,7 +23,7 @@ from celery_distlock.telemetry import events
 
 from .arrival import PLAIN_CONTENT
 
-__all__ = ["LockedRequest", "pushed_requests"]
+__all__ = ["LockedRequest", "locked_request", "pushed_requests"]
 
 logger = logging.getLogger(__name__)
 
@@ -178,6 +179,14 @@ class LockedRequest(Request):
         except (LockKeyError, TypeError):  # the attempt before had other arguments
             return []
         return [slot_name(key.template) for key in keys]
+
+
+@functools.cache
+def locked_request(kind: type[Request]) -> type[Request]:
+    """Return a class of requests that are of *kind*, which may be a user's own, and ours."""
+    if issubclass(kind, LockedRequest):
+        return kind
+    return type(kind.__name__, (LockedRequest, kind), {})
 
 
 def _event_source(options: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from celery import Task, chain, current_task
 from celery.contrib.abortable import AbortableTask
 from celery.exceptions import Ignore, Reject
+from celery.worker.request import Request
 from pydantic import BaseModel
 
 from celery_distlock import Lock, LockedTask, install, policies, signals
@@ -52,6 +53,14 @@ def add(x: int, y: int) -> int:
     return x + y
 
 
+class OwnRequest(Request):
+    """What Celery is to make of a task's messages."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        journal.write(self.id, "received")
+
+
 def work(self: Any, key: str, note: Any = None, gate: str = "") -> Any:
     """Enter the key's journal, wait at the gate, and return the number of retries so far."""
     journal.write(key, note)
@@ -61,6 +70,7 @@ def work(self: Any, key: str, note: Any = None, gate: str = "") -> Any:
 
 
 work_requeue = locked(name="work_requeue")(work)
+work_by_own_request = locked(name="work_by_own_request", Request=f"{__name__}:OwnRequest")(work)
 work_silently = locked(name="work_silently", ignore_result=True)(work)
 work_untold = locked(name="work_untold", send_events=False)(work)
 work_fail = locked(name="work_fail", lock_on_conflict="fail")(work)

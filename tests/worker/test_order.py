@@ -58,6 +58,17 @@ def test_tasks_that_are_parked_and_tasks_that_come_later_keep_their_order(site, 
     assert site.journal.read(key) == list(range(20))
 
 
+def test_tasks_whose_requests_are_of_a_class_of_their_own_keep_their_order(site, key):
+    with site.held(key):
+        results = [site.tasks.work_by_own_request.delay(key, n) for n in range(5)]
+        site.wait_queued(key, 5)
+
+    for result in results:
+        result.get(timeout=60)
+    assert site.journal.read(key) == list(range(5))
+    assert all(site.journal.read(result.id) for result in results)
+
+
 def test_woken_tasks_that_wait_for_a_slot_keep_their_order(site, key):
     slots = site.workers[0].concurrency
     with site.held(key):
