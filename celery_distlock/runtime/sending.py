@@ -172,7 +172,10 @@ def as_they_arrive(
     if all(type(each) in _SCALARS for each in (*args, *kwargs.values())):
         return args, kwargs
     serializer = options.get("serializer") or task.serializer
+    fields_of = getattr(task, "_dump_pydantic_arguments", None)  # from Celery 5.7 on
     try:
+        if fields_of is not None and serializer != "pickle":
+            args, kwargs = fields_of(args, kwargs)
         kind, encoding, body = dumps((args, kwargs), serializer=serializer)
     except Exception:  # noqa: BLE001  # Celery says what is wrong with them
         return args, kwargs
