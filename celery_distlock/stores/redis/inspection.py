@@ -47,13 +47,13 @@ __all__ = [
     "QUESTIONS",
     "SHARED",
     "SWEEP_BATCH",
-    "HeldKeys",
+    "KeysWith",
     "RedisInspection",
     "describe_server",
     "each_woken",
-    "held_at",
     "keys_of",
     "micros_of",
+    "names_at",
     "seconds_of",
     "since_of",
     "sum_counters",
@@ -109,8 +109,8 @@ class RedisInspection(ListingStore, CountingStore):
             answered += 1
             return found
 
-        holds = HeldKeys(self._records.stem, pattern)
-        yield from held_at(self._servers, holds, ask, self._requests.reading)
+        holds = KeysWith(self._records.stem, pattern)
+        yield from names_at(self._servers, holds, ask, self._requests.reading)
         if away and not answered:
             raise away[0]
         for error in away:
@@ -300,19 +300,22 @@ def told(answers: Sequence[Any], at: float) -> Iterator[Finding]:
         yield from describe_info(facts, ahead)
 
 
-class HeldKeys:
+class KeysWith:
     """
-    How to find the records of keys that are held.
+    How to find the keys that have a record: a lock, if they are held.
 
     Args:
         stem: Returns what the names of a key's records begin with.
         pattern: Of the keys; more may be found, see `keys_of`.
+        record: Which of their records.
     """
 
-    def __init__(self, stem: Callable[[str], str], pattern: str) -> None:
+    def __init__(
+        self, stem: Callable[[str], str], pattern: str = "*", record: str = "lock"
+    ) -> None:
         head, tail = (_GLOB.sub(r"\\\g<0>", part) for part in stem("\0").split("\0"))
-        self._mask = f"{head}{pattern if _PLAIN.fullmatch(pattern) else '*'}{tail}lock"
-        self._first, self._last = len(stem("")) - 2, -len("}:lock")
+        self._mask = f"{head}{pattern if _PLAIN.fullmatch(pattern) else '*'}{tail}{record}"
+        self._first, self._last = len(stem("")) - 2, -len(f"}}:{record}")
 
     def scan(self, cursor: bytes) -> Command:
         """Return a call for the next of them; the first cursor is ``0``, and the last one, too."""
@@ -328,18 +331,18 @@ class HeldKeys:
         return cursor, found
 
 
-def held_at(
+def names_at(
     servers: Topology,
-    holds: HeldKeys,
+    keys: KeysWith,
     ask: Callable[[Command], Any],
     reading: Callable[[str, Any], Reading],
 ) -> Iterator[list[str]]:
-    """Return the names of all keys that are held at *servers*; some may come twice."""
+    """Return the names of all such *keys* at *servers*; some may come twice."""
     for node in servers.nodes():
         for cursor in _Cursor():
-            answer = ask(holds.scan(cursor.at)._replace(node=node))
+            answer = ask(keys.scan(cursor.at)._replace(node=node))
             with reading("SCAN", answer):
-                cursor.at, names = holds.found(answer)
+                cursor.at, names = keys.found(answer)
             yield names
 
 

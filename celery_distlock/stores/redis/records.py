@@ -3,7 +3,7 @@
 from typing import Any
 
 from . import scripts
-from .connections import Command, command, script_call
+from .connections import Command, command, milliseconds, script_call
 
 __all__ = ["Records"]
 
@@ -50,6 +50,13 @@ class Records:
         """Return a call on the index of names with parked tasks: ``add``, or ``strike``."""
         call = self.call_without_key(_INDEX, name, action)
         return call._replace(replicas=self._replicas) if action == "add" else call
+
+    def index_is_whole(self, seconds: float) -> Command:
+        """Return what notes for *seconds* that the index has all; refused while that is noted."""
+        whole = (
+            f"{self._prefix}:{{{self._prefix}:parked}}:whole"  # at the index's node: lost with it
+        )
+        return command(whole.encode(), "SET", whole, 1, "NX", "PX", milliseconds(seconds))
 
 
 _INDEX = scripts.load("index")

@@ -61,7 +61,7 @@ from .connections import Command, NodeSettings, command, milliseconds, time_left
 from .inspection import (
     QUESTIONS,
     SWEEP_BATCH,
-    HeldKeys,
+    KeysWith,
     keys_of,
     seconds_of,
     sum_counters,
@@ -293,7 +293,7 @@ class RedlockStore(ListingStore, CountingStore):
         A node that does not answer counts as one that has them, as for :meth:`inspect`. The nodes
         are gone through one after the other, and keys come when all have been.
         """
-        holds, votes = HeldKeys(self._records.stem, pattern), Counter[str]()
+        holds, votes = KeysWith(self._records.stem, pattern), Counter[str]()
         answers = self._ask(holds.scan(b"0"), "the list of keys", enough=_all_have_answered)
         for number in range(len(self._nodes)):
             names: set[str] = set()  # each node has one vote, also for a key that it tells twice

@@ -52,11 +52,11 @@ from .connections import TIMEOUT, Command, command, milliseconds, time_left
 from .inspection import (
     EXACT,
     SWEEP_BATCH,
-    HeldKeys,
+    KeysWith,
     describe_server,
-    held_at,
     keys_of,
     micros_of,
+    names_at,
     sum_counters,
     token_of,
 )
@@ -352,9 +352,9 @@ class ScriptlessStore(ListingStore, CountingStore):
             return self._ask([[scan]], "the list of keys").answers[0]
 
         yield from keys_of(
-            held_at(
+            names_at(
                 self._servers,
-                HeldKeys(self._records.stem, pattern),
+                KeysWith(self._records.stem, pattern),
                 ask,
                 self._requests.reading,
             ),

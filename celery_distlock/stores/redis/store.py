@@ -52,9 +52,11 @@ from .connections import (
 from .delivery import RedisDelivery
 from .inspection import (
     SWEEP_BATCH,
+    KeysWith,
     RedisInspection,
     each_woken,
     micros_of,
+    names_at,
     opens_in,
     text,
     together,
@@ -78,6 +80,8 @@ logger = logging.getLogger(__name__)
 MOST_LEFT = 10_000  # runs that are known to have been left to others
 TURN = 0.9  # of the interval between sweeps: for so long the sweepers' turn is one's own
 REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
+MENDED = 600.0  # seconds for which a cluster's index is taken for whole
+MENDING = 0.2  # seconds of a sweep, at most: a cluster may have many keys that are not ours
 SLOW_BATCH = 1.0  # seconds that a round trip takes at most: what is more was no work, but an outage
 
 
@@ -108,6 +112,7 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
         """Drop what a fork inherited, without a word to the server: it is the parent's."""
         self._inbox_channel = f"{self._prefix}:inbox:{uuid.uuid4().hex}"
         self._subscriptions: dict[Hashable, WaiterSubscriptions] = {}
+        self._mending: Iterator[None] | None = None  # the index
         if forked:
             self._delivery = None
             self._servers.after_fork()
@@ -404,7 +409,10 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
     def sweep(self, interval: float) -> Iterator[WokenTask]:
         who, begin, paused, worked = uuid.uuid4().hex, clock.monotonic(), 0.0, 0.0
         keep = self._turn(who, interval * TURN)
-        if not self._requests.ask([keep], "the sweeper's turn").answers[0]:
+        is_ours = bool(self._requests.ask([keep], "the sweeper's turn").answers[0])
+        if not self._servers.in_order:
+            self._go_on_mending(begins=is_ours)
+        if not is_ours:
             return
         self._gives_way = False
         worked_at = begin
@@ -429,6 +437,34 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
         least = 0.0 if self._gives_way else interval * TURN - (clock.monotonic() - begin)
         rest = max(least, REST * worked)
         self._requests.ask([self._turn(who, rest)], "the sweeper's turn")
+
+    def _go_on_mending(self, *, begins: bool) -> None:
+        """Mend the index for a moment; begin with it if nobody has of late."""
+        whole = self._records.index_is_whole(MENDED)
+        if self._mending is None and begins and self._requests.attempt_beside([whole]) == [b"OK"]:
+            self._mending = self._mend_index()
+        until = clock.monotonic() + MENDING
+        for _ in self._mending or ():
+            if clock.monotonic() > until:
+                return
+        self._mending = None
+
+    def _mend_index(self) -> Iterator[None]:
+        """
+        Note again at which keys somebody may be parked, some at a time.
+
+        The index's node may have lost some of it, or all, and the keys' nodes nothing. Keys of one
+        that is away are noted the next time.
+        """
+
+        def ask(scan: Command) -> Any:
+            (answer,) = self._requests.attempt_beside([scan])
+            return (b"0", ()) if isinstance(answer, Exception) else answer
+
+        parked = KeysWith(self._records.stem, record="tasks")
+        for names in names_at(self._servers, parked, ask, self._requests.reading):
+            self._requests.attempt_beside([self._records.index("add", name) for name in names])
+            yield
 
     def wake_next(self, key: str) -> Iterator[WokenTask]:
         names = [slot_name(key)]

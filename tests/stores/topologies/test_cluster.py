@@ -29,6 +29,8 @@ from celery_distlock.stores.values import (
     Want,
     WokenTask,
 )
+from celery_distlock.testing.contract.actions import swept
+from celery_distlock.testing.contract.sending import send
 from tests import servers
 from tests.stores.topologies import drill
 from tests.topologies import Cluster
@@ -473,6 +475,25 @@ def test_sweeps_go_on_while_a_master_is_gone(private_topology, prefix):
         dead.kill()
 
         assert drill.park_and_sweep(store, kept) == {f"run {key}" for key in kept}
+
+
+def test_who_waits_is_found_though_the_node_with_the_index_comes_back_empty(cluster, store, prefix):
+    index = cluster.node_of(f"{prefix}:parked")
+    key, *_ = keys_on(cluster, other_than(cluster, index), 1)
+    assert swept(store) == []
+    send(store, key, "run", delay=0.5)
+    index.ask("FLUSHALL")
+
+    assert wait_until(lambda: swept(store), what="a sweep")[0].run == "run"
+
+
+def test_who_is_missing_in_the_index_is_found_by_and_by(cluster, store, prefix, monkeypatch):
+    monkeypatch.setattr(redis_store, "MENDED", 0.5)
+    assert swept(store) == []
+    send(store, "k", "run", delay=0.5)
+    cluster.node_of(f"{prefix}:parked").ask("ZREM", f"{prefix}:parked", "k")
+
+    assert wait_until(lambda: swept(store), what="a sweep")[0].run == "run"
 
 
 def test_any_node_will_do_to_begin_with(cluster, prefix):
