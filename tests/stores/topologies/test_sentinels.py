@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +13,7 @@ from celery_distlock.errors import LockLostError, StoreError, StoreUnavailableEr
 from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import Ownership, RenewOutcome, Status
+from celery_distlock.testing.contract.sending import send
 from tests.stores.topologies import drill
 from tests.topologies import Sentinels
 from tests.waiting import wait_until
@@ -50,6 +51,16 @@ def copied(sentinels: Sentinels) -> None:
     with sentinels.master.client() as client:
         client.set("the last of it", 1)
         assert client.wait(2, 30_000) == 2
+
+
+def copied_by_all(sentinels: Sentinels) -> None:
+    """Likewise, of one that takes no writes now."""
+    offset = sentinels.master.info("replication")["master_repl_offset"]
+    for replica in sentinels.replicas:
+        wait_until(
+            lambda replica=replica: replica.info("replication")["slave_repl_offset"] >= offset,
+            what=f"{replica!r} to have it all",
+        )
 
 
 def extended(lock: Lock) -> bool:
@@ -125,6 +136,36 @@ def test_what_was_parked_is_found_after_a_failover(sentinels, store):
     looker.join(60)
 
     assert found == {f"run {key}" for key in keys}
+
+
+@pytest.mark.parametrize(("replicas", "paused"), [(2, False), (0, True)], ids=["all", "paused"])
+def test_a_living_master_is_replaced_without_a_loss(sentinels, prefix, replicas, paused):
+    # One that nobody stops takes calls until the sentinels make it a replica.
+    sent: list[str] = []
+    ends = threading.Event()
+
+    def go_on(store: RedisStore) -> None:
+        for number in range(10**6):
+            if ends.is_set():
+                return
+            with suppress(StoreError):
+                send(store, f"k{number}", "run", delay=600.0)
+                sent.append(f"k{number}")
+
+    with closing(RedisStore(f"{sentinels.url()}&replicas={replicas}", prefix)) as store:
+        sender = threading.Thread(target=go_on, args=[store])
+        sender.start()
+        wait_until(lambda: len(sent) > 10, what="calls")
+        if paused:
+            sentinels.master.ask("CLIENT", "PAUSE", 10_000, "WRITE")
+            copied_by_all(sentinels)
+        sentinels.fail_over()
+        before = len(sent)
+        wait_until(lambda: len(sent) > before, what="calls at the new master")
+        ends.set()
+        sender.join(60)
+
+        assert [key for key in sent if not store.inspect(key).later] == []
 
 
 def test_a_demoted_master_is_noticed_by_those_who_still_talk_to_it(sentinels, store):
