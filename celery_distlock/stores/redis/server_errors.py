@@ -88,6 +88,10 @@ _DIAGNOSES = (
         "if scripts are forbidden, ?scripts=off at the URL's end takes the plain lock",
     ),
     _Diagnosis(
+        re.compile(r"unknown command ['`](evalsha|select|set)\b", re.IGNORECASE),
+        "a sentinel says so, too: a URL with sentinel:// asks it for the master",
+    ),
+    _Diagnosis(
         re.compile(r"NOAUTH|Authentication required|unauthenticated"),
         "a password is missing in the URL",
         "set a password in the URL, as in redis://user:password@host:6379/0",

@@ -258,6 +258,13 @@ def test_a_service_that_there_is_not_is_named(sentinels):
         store.acquire(AcquireRequest("k", "a", 30.0))
 
 
+@pytest.mark.parametrize("database", [0, 1])
+def test_a_sentinel_that_is_taken_for_a_server_is_told_as_one(sentinels, database):
+    url = f"redis://{sentinels.sentinels[0].address}/{database}"
+    with closing(RedisStore(url, "p")) as store, pytest.raises(StoreError, match="sentinel://"):
+        store.acquire(AcquireRequest("k", "a", 30.0))
+
+
 def test_passwords_of_servers_and_of_sentinels(private_topology, prefix):
     sentinels = private_topology(
         Sentinels(replicas=1, password="s3cret/@:", sentinel_password="0ther&pw")
