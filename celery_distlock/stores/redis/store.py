@@ -8,6 +8,7 @@ import logging
 import math
 import uuid
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from redis.exceptions import (
@@ -24,6 +25,7 @@ from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.several_keys import SeveralKeys
+from celery_distlock.stores.urls import host_and_port
 from celery_distlock.stores.values import (
     ALONE,
     Ability,
@@ -51,6 +53,7 @@ from .connections import (
 )
 from .delivery import RedisDelivery
 from .inspection import (
+    QUESTIONS,
     SWEEP_BATCH,
     KeysWith,
     RedisInspection,
@@ -529,15 +532,11 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
             raise
         if reply.status is not Status.GRANTED:
             raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
-        questions = ("INFO",), ("CONFIG", "GET", "save"), ("PUBLISH", "{}", "")
-        calls = [self._records.command("probe", *words) for words in questions]
-        info, save, heard = self._requests.attempt(calls).answers
-        findings = list(_server_findings(parse_info(info, save))) if isinstance(info, bytes) else []
+        findings = list(self._examined())
         if rights:
             findings.append(rights)
-        if self._servers.in_order and isinstance(info, bytes) and b"cluster_enabled:1" in info:
-            remedy = "begin the URL with redis+cluster://"
-            findings.append(Finding(Severity.DOUBT, "server", f"this is {LONE_NODE}", remedy))
+        tell = self._records.command("probe", "PUBLISH", "{}", "")
+        (heard,) = self._requests.attempt([tell]).answers
         if isinstance(heard, ResponseError):
             message = (
                 f"this user may not publish to {self._prefix}:*, so waiters and parked tasks are"
@@ -546,6 +545,24 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
             remedy = "give that right to the user in the URL"
             findings.append(Finding(Severity.DOUBT, "publish", message, remedy))
         return findings + self._servers.check()
+
+    def _examined(self) -> Iterator[Finding]:
+        """Say why servers may not keep the locks that they are given; which, if not all of them."""
+        nodes, questions = self._servers.nodes(), QUESTIONS[:2]
+        asked = [call._replace(node=node) for node in nodes for call in questions]
+        answers = self._requests.attempt_beside(asked)
+        found: dict[str, tuple[Finding, list[Any]]] = {}
+        for node, info, save in zip(nodes, answers[::2], answers[1::2], strict=True):
+            facts = parse_info(info, save) if isinstance(info, bytes) else {}
+            for finding in _server_findings(facts):
+                found.setdefault(finding.message, (finding, []))[1].append(node)
+            if self._servers.in_order and facts.get("cluster_enabled") == "1":
+                remedy = "begin the URL with redis+cluster://"
+                yield Finding(Severity.DOUBT, "server", f"this is {LONE_NODE}", remedy)
+        for finding, of in found.values():
+            where = ", ".join(host_and_port(*node) for node in of) if len(of) < len(nodes) else ""
+            message = f"{where}: {finding.message}" if where else finding.message
+            yield replace(finding, message=message)
 
     def _missing_rights(self) -> Finding | None:
         """Return which rights are missing; None if none are, or nothing can be learnt."""

@@ -477,6 +477,15 @@ def test_sweeps_go_on_while_a_master_is_gone(private_topology, prefix):
         assert drill.park_and_sweep(store, kept) == {f"run {key}" for key in kept}
 
 
+def test_each_node_that_may_evict_is_named(cluster, store):
+    for each in cluster.masters:
+        each.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        doubts = [found.message for found in store.check() if found.subject == "memory"]
+        each.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+        assert [each.address in doubt for doubt in doubts] == [True]
+
+
 def test_who_waits_is_found_though_the_node_with_the_index_comes_back_empty(cluster, store, prefix):
     index = cluster.node_of(f"{prefix}:parked")
     key, *_ = keys_on(cluster, other_than(cluster, index), 1)
