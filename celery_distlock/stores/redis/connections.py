@@ -75,6 +75,10 @@ _SHUT = (
     "(at once: one that wants TLS does so, for which the URL begins with rediss://, and one in"
     " protected mode to other hosts)"
 )
+_SHUT_OVER_TLS = (
+    "(at once: one that wants a client's certificate, or refuses ours, does so: ssl_certfile and"
+    " ssl_keyfile)"
+)
 _NO_TLS = "(if it can be reached, it may have no TLS: its URL begins with redis:// then)"
 _NO_FILE = "(a file for TLS that the URL or its options name)"
 
@@ -373,7 +377,7 @@ class ConnectionPool:
 def _hint(error: BaseException, *, over_tls: bool) -> str:
     """Return what is to be added to why a server could not be connected to."""
     if type(error) is RedisConnectionError and _HUNG_UP.search(str(error)):
-        return _SHUT
+        return _SHUT_OVER_TLS if over_tls else _SHUT
     if over_tls and isinstance(error, RedisTimeoutError):
         return _NO_TLS
     if over_tls and type(error) is RedisConnectionError and "No such file" in str(error):

@@ -15,6 +15,7 @@ from celery_distlock.stores.redis import request_runner
 from celery_distlock.stores.redis.connections import TurnedAwayError
 from celery_distlock.stores.redis.server_errors import said
 from tests import servers
+from tests.topologies import TlsFront
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,3 +184,12 @@ def test_a_server_without_tls(ask, monkeypatch):
 def test_a_file_for_tls_that_is_not_there(ask, server, tmp_path):
     url = server.url.replace("redis://", "rediss://")
     ask(f"{url}?ssl_ca_certs={tmp_path}/ca.pem", "No such file .*a file for TLS")
+
+
+def test_one_that_wants_a_certificate_of_ours(opened, redis_server, private_topology):
+    front = private_topology(TlsFront(redis_server, mutual=True))
+    store = opened(f"{front.bare_url}?ssl_ca_certs={front.ca_certs}")
+
+    with pytest.raises(StoreUnavailableError, match="ssl_certfile") as caught:
+        store.acquire(AcquireRequest("k", "a", 5.0))
+    assert "rediss://" not in str(caught.value).removeprefix(store.address)
