@@ -394,7 +394,7 @@ def _has_ended(connection: Connection) -> bool:
 
 
 def _is_no_masters(refusal: ResponseError) -> bool:
-    """Whether only a server that is no master says so; of a script's call Redis 6.2 does as text."""
+    """Whether it is what a server says that is no master (Redis 6.2, of a script, within a text)."""
     return isinstance(refusal, ReadOnlyError | MasterDownError) or " -READONLY " in str(refusal)
 
 
