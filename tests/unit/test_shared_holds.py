@@ -524,6 +524,7 @@ def changes(found: list[list[str]]) -> list[list[str]]:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(600)
 def test_a_death_at_any_instruction_of_a_note_leaves_the_old_record_or_the_new_one(ledger):
     def action(begin) -> None:
         ledger.after_fork()
@@ -540,6 +541,7 @@ def test_a_death_at_any_instruction_of_a_note_leaves_the_old_record_or_the_new_o
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(600)
 def test_a_death_at_any_instruction_of_the_first_note_leaves_nothing_or_it(ledger):
     def action(begin) -> None:
         ledger.after_fork()
@@ -555,6 +557,7 @@ def test_a_death_at_any_instruction_of_the_first_note_leaves_nothing_or_it(ledge
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(600)
 def test_a_death_at_any_instruction_of_a_strike_leaves_the_old_record_or_the_new_one(ledger):
     def action(begin) -> None:
         ledger.after_fork()

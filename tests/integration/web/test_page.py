@@ -359,6 +359,7 @@ def test_a_body_without_end_is_refused(page_process):
     assert answer.status_code == 413
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_a_hundred_thousand_keys_are_searched_at_once(start_page, locked, redis_url, admin):
     prefix = locked.app.conf.distlock_prefix

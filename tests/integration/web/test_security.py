@@ -22,7 +22,6 @@ from celery_distlock.ops.web.views import FILES
 from celery_distlock.stores import Ability
 from celery_distlock.stores.redis.store import RedisStore
 from tests.integration.web.page_process import CSRF
-from tests.waiting import wait_until
 
 TOKEN = "correct horse battery staple"
 CHANGES = ["/api/release", "/api/wake", "/api/drop", "/api/login", "/api/logout"]
