@@ -394,7 +394,7 @@ def _has_ended(connection: Connection) -> bool:
 
 
 def _is_no_masters(refusal: ResponseError) -> bool:
-    """Whether it is what a server says that is no master (Redis 6.2, of a script, within a text)."""
+    """Whether a server says so that is no master; Redis 6.2 hides the code of a script's error."""
     return isinstance(refusal, ReadOnlyError | MasterDownError) or " -READONLY " in str(refusal)
 
 
