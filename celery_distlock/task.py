@@ -124,8 +124,8 @@ class LockedTask(_Task):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task under its lock, for the worker, ``apply()`` and direct calls alike."""
         runtime = Runtime.of(self.app)
-        if runtime.main_process is not None and runtime.main_process.takes(args):
-            return runtime.main_process.call(functools.partial(self, *args, **kwargs))
+        if runtime.errbacks is not None and runtime.errbacks.takes(args):
+            return runtime.errbacks.submit(functools.partial(self, *args, **kwargs))
         nested = note_call(self)
         plan = runtime.plan_of(self)
         keys: tuple[Key, ...] = ()

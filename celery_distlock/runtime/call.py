@@ -1,8 +1,8 @@
 """One call that goes through the store, as its key's queue gets it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from celery_distlock import signals
 from celery_distlock.engine.wants import want_of
@@ -10,7 +10,6 @@ from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import ParkRequest, SendingStore, SendRequest, Sent
 from celery_distlock.stores.requests import Identity
-from celery_distlock.stores.sending import Bearer
 from celery_distlock.unique import Throttle
 
 from .app import Plan, Runtime
@@ -19,8 +18,6 @@ from .lock_header import LockHeader
 from .messages import Content, seal_call
 
 __all__ = ["Call"]
-
-T = TypeVar("T")
 
 _NONE = Identity("")
 
@@ -77,22 +74,6 @@ class Call:
             identity,
             paced=isinstance(self.plan.unique, Throttle),
         )
-
-        def take_in() -> Sent:
-            reply = self.store.send(request)
-            self.store.dispatch(reply.wake)
-            return reply.sent
-
-        return self._ask(take_in)
-
-    def peek(self) -> Bearer | None:
-        """Return who has its identity now."""
-        return self._ask(lambda: self.store.peek(self.key.template, self.terms.name))
-
-    def _ask(self, request: Callable[[], T]) -> T:
-        """Ask the store: what Celery sends where it tells of a failure, for a moment only."""
-        main_process = self.runtime.main_process
-        if main_process is None or not self.by_celery:
-            return request()
-        answer: T = main_process.ask(request)
-        return answer
+        reply = self.store.send(request)
+        self.store.dispatch(reply.wake)
+        return reply.sent

@@ -35,7 +35,7 @@ LASTS_AS_LONG = 0.5  # so much of the time that another has until it expires
 def send_once(call: Call, rule: CallRule, send: Callable[..., Any]) -> Any:
     """Send a call if none like it is there; else return the result of that one."""
     for _ in range(ATTEMPTS):
-        bearer = call.peek()
+        bearer = call.store.peek(call.key.template, call.terms.name)
         replaces = bearer.run if bearer is not None and _gives_way(bearer, rule, call) else ""
         if bearer is not None and not replaces:
             task_id = task_id_of(bearer.run)

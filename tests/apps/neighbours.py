@@ -44,29 +44,6 @@ def note_failure(request: Any, error: BaseException, traceback: Any, key: str) -
     journal.write(key, type(error).__name__)
 
 
-@app.task(base=LockedTask, lock_key="{key}", lock_via="store", shared=False)
-def note_call(task_id: str, key: str) -> None:
-    """An errback that Celery sends from there."""
-    journal.write(key, "failed")
-
-
-@app.task(
-    base=LockedTask,
-    bind=True,
-    lock_key="{key}",
-    lock_via="store",
-    retry_on_worker_lost=True,
-    default_retry_delay=0,
-    shared=False,
-)
-def die_once(self: Any, key: str) -> None:
-    if self.request.retries:
-        return journal.write(key, "failed")
-    journal.write(key, "begun")
-    journal.pass_gate(key)
-    return os.kill(os.getpid(), signal.SIGKILL)
-
-
 @app.task(ignore_result=True, shared=False)
 def quick(key: str) -> None:
     """The one task that needs no lock, and whose result nobody wants."""

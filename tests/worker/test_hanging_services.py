@@ -7,7 +7,6 @@ import time
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from celery import Task
 
 from tests import servers
 from tests.integration.lock.proxy import Proxy
@@ -170,30 +169,6 @@ def test_an_errback_whose_key_is_taken_waits_for_it_beside_the_loop(start, key):
     site.journal.open(key)
 
     assert site.journal.wait(key, 3) == ["holder", "WorkerLostError", "WorkerLostError"]
-
-
-@pytest.mark.parametrize("what", ["an errback", "a retry"])
-def test_a_lock_store_that_hangs_does_not_hold_up_what_is_sent_for_a_dead_process(
-    start, store, key, what
-):
-    if what == "a retry" and not hasattr(Task, "retry_on_worker_lost"):
-        pytest.skip("this version of Celery sends none")
-    site = start(store=store.url)
-    if what == "a retry":
-        site.tasks.die_once.delay(key)
-        site.journal.wait(key)
-    store.pause()
-    if what == "a retry":
-        site.journal.open(key)
-    else:
-        site.tasks.die.apply_async(link_error=site.tasks.note_call.s(key))
-    site.workers[0].wait_log("waits 0.25 s for it", timeout=30.0)
-    assert_awake(site, f"{key}-quick")
-    store.resume()
-
-    wait_until(lambda: "failed" in site.journal.read(key), timeout=60.0, what="what was sent")
-    site.tasks.work.delay(key, "later").get(timeout=60)
-    assert site.journal.read(key).count("failed") == 1
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
