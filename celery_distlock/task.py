@@ -1,6 +1,5 @@
 """`LockedTask`: the class that a task is declared with."""
 
-import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -123,10 +122,8 @@ class LockedTask(_Task):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task under its lock, for the worker, ``apply()`` and direct calls alike."""
-        runtime = Runtime.of(self.app)
-        if runtime.errbacks is not None and runtime.errbacks.takes(args):
-            return runtime.errbacks.submit(functools.partial(self, *args, **kwargs))
         nested = note_call(self)
+        runtime = Runtime.of(self.app)
         plan = runtime.plan_of(self)
         keys: tuple[Key, ...] = ()
         if plan is not None and runtime.settings.enabled:

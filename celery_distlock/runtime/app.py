@@ -97,7 +97,6 @@ class Runtime:
         self.drop_reserved: Callable[[Callable[[], Iterable[WokenTask]]], None] | None = None
         self.parking_thread: Any = None  # parks messages that arrive for a taken key
         self.inspection_thread: Any = None  # inspects the keys of those that are not parked
-        self.errbacks: Any = None  # calls those that are not for the worker's main process
         self.trust = Trust(app, self.plans, lambda: self.settings.secret)
         self.relay = Relay(app, lambda: self.store)
         self._imported = False

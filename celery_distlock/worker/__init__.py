@@ -12,7 +12,6 @@ from celery_distlock.telemetry.observer import observe
 from . import control
 from .bootsteps import LockStep, ReaperStep
 from .delivery import DeliveryStep
-from .errbacks import ErrbackStep
 from .options import add_options
 from .parking import ParkingStep
 
@@ -43,6 +42,5 @@ def install(app: Celery) -> None:
     add_options(app)
     app.steps["worker"].add(LockStep)
     app.steps["worker"].add(ReaperStep)
-    app.steps["worker"].add(ErrbackStep)
     app.steps["consumer"].add(DeliveryStep)
     app.steps["consumer"].add(ParkingStep)

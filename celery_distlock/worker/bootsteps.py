@@ -20,7 +20,7 @@ from .reaper import Reaper
 from .start_error import StartError
 from .ticker import Ticker
 
-__all__ = ["LockStep", "ReaperStep", "forks"]
+__all__ = ["LockStep", "ReaperStep"]
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class LockStep(bootsteps.StartStopStep):
     def _check_abilities(self, parent: Any) -> None:
         store = self._runtime.store
         where = store.address
-        if Ability.SHARE not in store.abilities and forks(parent):
+        if Ability.SHARE not in store.abilities and _forks(parent):
             raise ConfigurationError(
                 f"{where} cannot lock between the processes of a prefork pool: use a Redis, or"
                 " --pool threads"
@@ -132,8 +132,7 @@ class LockStep(bootsteps.StartStopStep):
                 )
 
 
-def forks(parent: Any) -> bool:
-    """Return whether the worker's tasks run in processes of a prefork pool."""
+def _forks(parent: Any) -> bool:
     pool = parent.pool_cls
     return "prefork" in (pool if isinstance(pool, str) else pool.__module__)
 
@@ -149,7 +148,9 @@ class ReaperStep(bootsteps.StartStopStep):
         super().__init__(parent, **options)
         self._reaper: Reaper | None = None
         # Now, because the pool may start before this step: its processes inherit the table.
-        self._shared_holds = defaults.shared_holds = _make_shared_holds() if forks(parent) else None
+        self._shared_holds = defaults.shared_holds = (
+            _make_shared_holds() if _forks(parent) else None
+        )
 
     def include_if(self, parent: Any) -> bool:
         """Whether there are processes to look after."""

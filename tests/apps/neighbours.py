@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from typing import Any
 
 from celery_distlock import LockedTask, install
@@ -31,17 +30,6 @@ def work(self: Any, key: str, note: Any = None, gate: str = "", freight: str = "
 @app.task(base=LockedTask, lock_key="{key}", lock_on_conflict="skip", shared=False)
 def skip(key: str) -> str:
     return "ran"
-
-
-@app.task(shared=False)
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@app.task(base=LockedTask, lock_key="{key}", shared=False)
-def note_failure(request: Any, error: BaseException, traceback: Any, key: str) -> None:
-    """An errback, which Celery calls in the main process if the task's own has died."""
-    journal.write(key, type(error).__name__)
 
 
 @app.task(ignore_result=True, shared=False)

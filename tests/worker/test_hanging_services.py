@@ -158,19 +158,6 @@ def test_a_lock_store_that_hangs_holds_up_only_locked_tasks(start, store, key):
     assert sorted(site.journal.read(key), key=str) == sorted([*range(22), "holder"], key=str)
 
 
-def test_an_errback_whose_key_is_taken_waits_for_it_beside_the_loop(start, key):
-    site = start()
-    hold(site, key)
-    errback = site.tasks.note_failure.s(key)
-    results = [site.tasks.die.apply_async(link_error=errback) for _ in range(2)]
-    wait_until(lambda: all(result.state == "FAILURE" for result in results), what="two deaths")
-    for number in range(2):
-        assert_awake(site, f"{key}-{number}")
-    site.journal.open(key)
-
-    assert site.journal.wait(key, 3) == ["holder", "WorkerLostError", "WorkerLostError"]
-
-
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_lock_store_that_hangs_while_the_pool_is_full_does_not_stop_the_worker(
     start, store, key, pool
