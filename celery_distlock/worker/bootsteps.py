@@ -138,11 +138,7 @@ def _forks(parent: Any) -> bool:
 
 
 class ReaperStep(bootsteps.StartStopStep):
-    """
-    Releases the keys of a prefork pool's processes as soon as they are gone.
-
-    Does not require the pool, and so ends after it, when the last of its processes is gone.
-    """
+    """Releases the keys of a prefork pool's processes as soon as they are gone."""
 
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
@@ -155,6 +151,13 @@ class ReaperStep(bootsteps.StartStopStep):
     def include_if(self, parent: Any) -> bool:
         """Whether there are processes to look after."""
         return self._shared_holds is not None and any(Runtime.of(parent.app).plans.values())
+
+    def include(self, parent: Any) -> bool:
+        """Be the first of the steps, and so the last to end, after the pool's processes."""
+        included: bool = super().include(parent)
+        if included:
+            parent.steps.insert(0, parent.steps.pop())
+        return included
 
     def start(self, parent: Any) -> None:
         """Start the reaper."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -81,6 +82,21 @@ def test_warm(stage, key, late):
     assert [result.get(timeout=30) for result in parked] == list(range(PARKED))
     wait_end(worker)
     check(scene, key, worker, ["holder", *range(PARKED)])
+
+
+def test_warm_and_the_process_is_killed(stage, key):
+    scene = stage(workers=1)
+    (worker,) = scene.workers
+    scene.tasks.work.delay(key, "holder", key)
+    (holder,) = scene.wait_begun(key)
+
+    stop(worker, signal.SIGTERM)
+    wait_until(lambda: scene.channels() == 0, what="the channel to be closed")
+    wait_until(lambda: not scene.consumes(worker), what="the last message to be asked for")
+    os.kill(holder["pid"], signal.SIGKILL)
+
+    wait_until(lambda: not scene.look(key).owner, timeout=SOON, what="the key to be free")
+    wait_end(worker)
 
 
 @LATE
