@@ -44,6 +44,7 @@ from .server_errors import describe_info, is_transient, parse_info
 from .topology import Topology
 
 __all__ = [
+    "INFO",
     "QUESTIONS",
     "SHARED",
     "SWEEP_BATCH",
@@ -74,8 +75,9 @@ SCAN_BATCH = 1000  # records that the server looks at, a round trip
 _PLACES = (("queue", "p:"), ("woken", ""), ("later", ""))  # of runs, with what goes before them
 EXACT = 2**53  # microseconds; no number beyond it is a time or a token of ours
 
-# What a server is asked for `told`.
-QUESTIONS = [command(b"", *words) for words in (("INFO",), ("CONFIG", "GET", "save"), ("TIME",))]
+# What a server is asked for `parse_info`, and for `told`.
+INFO = [command(b"", "INFO"), command(b"", "CONFIG", "GET", "save")]
+QUESTIONS = [*INFO, command(b"", "TIME")]
 _GLOB = re.compile(r"[\\*?\[\]]")
 _LIMIT = re.compile(r"(-|\d{1,15})(?:/(\S*))? (\d{1,15}) (\d{1,16}) (.*)", re.DOTALL)
 _SHARE = re.compile(r"\d+ (\d{1,9}) (-?\d{1,9}) \d+ (\d{1,16}) (.*)", re.DOTALL)  # as in units.lua

@@ -51,12 +51,10 @@ class Records:
         call = self.call_without_key(_INDEX, name, action)
         return call._replace(replicas=self._replicas) if action == "add" else call
 
-    def index_is_whole(self, seconds: float) -> Command:
-        """Return what notes for *seconds* that the index has all; refused while that is noted."""
-        whole = (
-            f"{self._prefix}:{{{self._prefix}:parked}}:whole"  # at the index's node: lost with it
-        )
-        return command(whole.encode(), "SET", whole, 1, "NX", "PX", milliseconds(seconds))
+    def index_is_whole(self, seconds: float, only: str) -> Command:
+        """Return what notes for *seconds* that nobody has to mend the index; *only*: NX or XX."""
+        whole = f"{self._prefix}:{{{self._prefix}:parked}}:whole"  # at its node, and lost with it
+        return command(whole.encode(), "SET", whole, 1, only, "PX", milliseconds(seconds))
 
 
 _INDEX = scripts.load("index")

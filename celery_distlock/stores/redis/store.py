@@ -53,7 +53,7 @@ from .connections import (
 )
 from .delivery import RedisDelivery
 from .inspection import (
-    QUESTIONS,
+    INFO,
     SWEEP_BATCH,
     KeysWith,
     RedisInspection,
@@ -84,6 +84,7 @@ MOST_LEFT = 10_000  # runs that are known to have been left to others
 TURN = 0.9  # of the interval between sweeps: for so long the sweepers' turn is one's own
 REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
 MENDED = 600.0  # seconds for which a cluster's index is taken for whole
+MENDER = 60.0  # seconds after which another mends it, if who has begun does not go on
 MENDING = 0.2  # seconds of a sweep, at most: a cluster may have many keys that are not ours
 SLOW_BATCH = 1.0  # seconds that a round trip takes at most: what is more was no work, but an outage
 
@@ -443,31 +444,47 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
 
     def _go_on_mending(self, *, begins: bool) -> None:
         """Mend the index for a moment; begin with it if nobody has of late."""
-        whole = self._records.index_is_whole(MENDED)
-        if self._mending is None and begins and self._requests.attempt_beside([whole]) == [b"OK"]:
+        if self._mending is None:
+            if not begins or not self._take_for_whole(MENDER, "NX"):
+                return
             self._mending = self._mend_index()
         until = clock.monotonic() + MENDING
-        for _ in self._mending or ():
+        for _ in self._mending:
             if clock.monotonic() > until:
-                return
+                if self._take_for_whole(MENDER, "XX"):
+                    return
+                break  # it has been lost meanwhile: begin again
         self._mending = None
 
     def _mend_index(self) -> Iterator[None]:
         """
         Note again at which keys somebody may be parked, some at a time.
 
-        The index's node may have lost some of it, or all, and the keys' nodes nothing. Keys of one
-        that is away are noted the next time.
+        The index's node may have lost some of it, or all, and the keys' nodes nothing. Where one
+        is away, it is done again soon.
         """
+        away: list[Exception] = []
 
         def ask(scan: Command) -> Any:
             (answer,) = self._requests.attempt_beside([scan])
-            return (b"0", ()) if isinstance(answer, Exception) else answer
+            if not isinstance(answer, Exception):
+                return answer
+            away.append(answer)
+            return b"0", ()
 
         parked = KeysWith(self._records.stem, record="tasks")
         for names in names_at(self._servers, parked, ask, self._requests.reading):
-            self._requests.attempt_beside([self._records.index("add", name) for name in names])
+            calls = [self._records.index("add", name) for name in names]
+            noted = self._requests.attempt_beside(calls)
+            away.extend(each for each in noted if isinstance(each, Exception))
             yield
+        if not away:
+            self._take_for_whole(MENDED, "XX")
+
+    def _take_for_whole(self, seconds: float, only: str) -> bool:
+        """Note that nobody has to mend the index; only where that is not noted (NX), or is (XX)."""
+        note = self._records.index_is_whole(seconds, only)
+        return self._requests.attempt_beside([note]) == [b"OK"]
 
     def wake_next(self, key: str) -> Iterator[WokenTask]:
         names = [slot_name(key)]
@@ -548,8 +565,8 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
 
     def _examined(self) -> Iterator[Finding]:
         """Say why servers may not keep the locks that they are given; which, if not all of them."""
-        nodes, questions = self._servers.nodes(), QUESTIONS[:2]
-        asked = [call._replace(node=node) for node in nodes for call in questions]
+        nodes = self._servers.nodes()
+        asked = [call._replace(node=node) for node in nodes for call in INFO]
         answers = self._requests.attempt_beside(asked)
         found: dict[str, tuple[Finding, list[Any]]] = {}
         for node, info, save in zip(nodes, answers[::2], answers[1::2], strict=True):

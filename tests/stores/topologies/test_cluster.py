@@ -505,6 +505,25 @@ def test_who_is_missing_in_the_index_is_found_by_and_by(cluster, store, prefix, 
     assert wait_until(lambda: swept(store), what="a sweep")[0].run == "run"
 
 
+def test_an_index_that_is_lost_while_it_is_mended_is_mended_anew(
+    cluster, store, prefix, monkeypatch
+):
+    monkeypatch.setattr(redis_store, "MENDING", 0.0)  # a sweep mends one part only
+    index = cluster.node_of(f"{prefix}:parked")
+    keys = [key for each in cluster.masters for key in keys_on(cluster, each, 2)]
+    for key in keys:
+        send(store, key, "run", delay=0.5)
+    assert swept(store) == []
+    for name in (f"{prefix}:parked", f"{prefix}:{{{prefix}:parked}}:whole"):
+        index.ask("DEL", name)
+
+    found: set[str] = set()
+    wait_until(
+        lambda: found.update(woken.name for woken in swept(store)) or len(found) == len(keys),
+        what="all of them",
+    )
+
+
 def test_any_node_will_do_to_begin_with(cluster, prefix):
     first, *_ = cluster.url.removeprefix("redis+cluster://").split("/")[0].split(",")
     with closing(RedisStore(f"redis+cluster://localhost:1,{first}/0", prefix)) as store:

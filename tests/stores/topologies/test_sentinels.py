@@ -155,15 +155,17 @@ def test_a_living_master_is_replaced_without_a_loss(sentinels, prefix, replicas,
     with closing(RedisStore(f"{sentinels.url()}&replicas={replicas}", prefix)) as store:
         sender = threading.Thread(target=go_on, args=[store])
         sender.start()
-        wait_until(lambda: len(sent) > 10, what="calls")
-        if paused:
-            sentinels.master.ask("CLIENT", "PAUSE", 10_000, "WRITE")
-            copied_by_all(sentinels)
-        sentinels.fail_over()
-        before = len(sent)
-        wait_until(lambda: len(sent) > before, what="calls at the new master")
-        ends.set()
-        sender.join(60)
+        try:
+            wait_until(lambda: len(sent) > 10, what="calls")
+            if paused:
+                sentinels.master.ask("CLIENT", "PAUSE", 10_000, "WRITE")
+                copied_by_all(sentinels)
+            sentinels.fail_over()
+            before = len(sent)
+            wait_until(lambda: len(sent) > before, what="calls at the new master")
+        finally:
+            ends.set()
+            sender.join(60)
 
         assert [key for key in sent if not store.inspect(key).later] == []
 
