@@ -229,9 +229,14 @@ validate.__annotations__ = {"about": Keyed, "return": Keyed}  # Celery 5.5 reads
 work_validated = locked(name="work_validated", lock_key="{about.key}", pydantic=True)(validate)
 
 
-@locked(lock_key="{about.key}:{things}", pydantic=True)
-def work_validated_by_anything(self: Any, about: Keyed, things: Any) -> str:
+def validate_beside(self: Any, about: Keyed, things: Any) -> str:
     return self.lock.key
+
+
+validate_beside.__annotations__ = {"about": Keyed}
+work_validated_by_anything = locked(
+    name="work_validated_by_anything", lock_key="{about.key}:{things}", pydantic=True
+)(validate_beside)
 
 
 @locked(lock_on_conflict="skip")
