@@ -27,7 +27,7 @@ from celery_distlock.errors import LockLostError
 from celery_distlock.naming import shown
 from celery_distlock.process.greenlets import eventlet_patched, gevent_patched
 
-from .entry import has_just_entered, throw_into, time_in_call
+from .entry import frame_of, has_just_entered, throw_into, time_in_call
 from .hold import Hold, HoldState
 from .loops import Main, task_beside, wake_loop
 
@@ -274,7 +274,7 @@ class _ByAsyncException:
         self._sent = True
         self._guard.raised = loss = _without_arguments(self._guard.loss())
         rests = self._rests()
-        frame = sys._current_frames().get(self._thread)
+        frame = frame_of(self._thread)
         self._guard.tell_loop(frame)
         sent = throw_into(self._thread, loss, anyway=rests)
         if sent is None:

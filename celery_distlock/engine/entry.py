@@ -8,13 +8,15 @@ the block yet (CPython's gh-148874; 3.15 does not): a mutex that was just taken 
 
 import ctypes
 import dis
+import gc
 import sys
 import time
 from types import FrameType
 
-__all__ = ["has_just_entered", "throw_into", "time_in_call"]
+__all__ = ["frame_of", "has_just_entered", "throw_into", "time_in_call"]
 
 _CONCERNED = sys.version_info[:2] == (3, 14)
+_COLLECTS = sys.version_info[:2] == (3, 11)
 _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
@@ -42,6 +44,24 @@ def has_just_entered(frame: FrameType | None) -> bool:
     )
 
 
+def frame_of(thread: int) -> FrameType | None:
+    """
+    Return the frame that *thread* is in.
+
+    Python 3.11 may collect garbage while it looks for that and has its list of threads locked
+    (CPython's gh-106883). If a finalizer then lets another thread go on that starts one, all stand
+    still for ever.
+    """
+    collects = _COLLECTS and gc.isenabled()
+    try:
+        if collects:
+            gc.disable()
+        return sys._current_frames().get(thread)
+    finally:
+        if collects:
+            gc.enable()
+
+
 def throw_into(thread: int, error: type[BaseException], *, anyway: bool) -> bool | None:
     """
     Have *error* raised in *thread* soon; return whether there is such a thread.
@@ -51,8 +71,8 @@ def throw_into(thread: int, error: type[BaseException], *, anyway: bool) -> bool
     next call or turn.
     """
     target, exception = ctypes.c_ulong(thread), ctypes.py_object(error)
-    frame = sys._current_frames().get(thread)
-    if frame is not None and _CONCERNED and not anyway:
+    frame = sys._current_frames().get(thread) if _CONCERNED and not anyway else None
+    if frame is not None:
         instruction = frame.f_lasti
         if _may_enter_next(frame):
             return None

@@ -10,6 +10,8 @@ import os
 import queue
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -361,3 +363,21 @@ def test_an_error_that_comes_with_a_loss_in_a_group_is_not_hidden():
 
     with pytest.raises(ExceptionGroup):
         Guard((hold,)).run(work)
+
+
+def test_garbage_that_is_collected_meanwhile_stops_nobody():
+    code = """
+import gc, threading, time
+from celery_distlock.engine.entry import frame_of
+
+def start_threads():
+    while True:
+        threading.Thread(target=int).start()
+
+gc.callbacks.append(lambda *_: time.sleep(0.001))  # others go on
+gc.set_threshold(1)
+threading.Thread(target=start_threads, daemon=True).start()
+for _ in range(300):
+    frame_of(threading.get_ident())
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
