@@ -237,10 +237,6 @@ class SharedHolds:
         entries = sum(1 << index for index in indexes)
         head.renewal = _Renewal(until, stalled.version, entries)
 
-    def pages_taken(self) -> int:
-        """Return how many pages belong to a child, or did until it died."""
-        return sum(head.pid != 0 for head in self._heads)
-
     def close(self) -> None:
         """Give the memory back; only where no child needs the table any more."""
         self._heads.clear()

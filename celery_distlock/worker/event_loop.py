@@ -134,10 +134,6 @@ class BoundedCaller:
         """End, after what was asked for until now; does not wait for it."""
         self._background.stop()
 
-    def finish(self, timeout: float) -> None:
-        """End, and wait *timeout* seconds at most until what was asked for is done."""
-        self._background.finish(timeout)
-
 
 def _resolve(future: Future[T], work: Callable[[], T]) -> None:
     try:

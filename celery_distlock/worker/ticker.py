@@ -14,7 +14,6 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable
 
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of
@@ -37,15 +36,10 @@ AFTER_YOU = 4.0  # seconds for which one who cannot send leaves it to others
 
 
 class Ticker:
-    """
-    A thread that is the ticker of *store*, or looks whether somebody else is.
+    """A thread that is the ticker of *store*, or looks whether somebody else is."""
 
-    *on_woken* is called for each task that it sends itself.
-    """
-
-    def __init__(self, store: TimedStore, *, on_woken: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, store: TimedStore) -> None:
         self._store = store
-        self._on_woken = on_woken
         self._who = f"{os.getpid()}@{socket.gethostname()}:{uuid.uuid4().hex[:8]}"
         self._inbox: Inbox | None = None
         self._stopped = threading.Event()
@@ -118,12 +112,9 @@ class Ticker:
 
     def _send(self, wake: WokenTask) -> bool:
         """Whether this process can send what it wakes, as far as that is known."""
-        sent = functools.partial(self._note_sent, wake)
+        run, key = shown(wake.run), shown(key_of(wake.name))
+        sent = functools.partial(logger.debug, "%r may enter %r now", run, key)
         return self._store.dispatch(wake, on_sent=sent) is not Sending.PENDING
-
-    def _note_sent(self, wake: WokenTask) -> None:
-        logger.debug("%r may enter %r now", shown(wake.run), shown(key_of(wake.name)))
-        self._on_woken()
 
     def _resign(self) -> None:
         try:

@@ -31,7 +31,7 @@ def helpers():
 
     yield make
     for helper in made:
-        helper.finish(10.0)
+        helper._background.finish(10.0)
 
 
 def turn(hub, done):

@@ -411,7 +411,7 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
         self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 1)], wake.name)
 
     def sweep(self, interval: float) -> Iterator[WokenTask]:
-        who, begin, paused, worked = uuid.uuid4().hex, clock.monotonic(), 0.0, 0.0
+        who, begin, worked = uuid.uuid4().hex, clock.monotonic(), 0.0
         keep = self._turn(who, interval * TURN)
         is_ours = bool(self._requests.ask([keep], "the sweeper's turn").answers[0])
         if not self._servers.in_order:
@@ -428,10 +428,8 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
             worked += min(kept_at - worked_at, SLOW_BATCH)
             opens: dict[str, float | None] = {}
             for wake in self._swept(names, answers, opens):
-                given_at = clock.monotonic()
                 yield wake
                 now = clock.monotonic()
-                paused += now - given_at  # it was being sent
                 if now > kept_at + interval * TURN / 2:
                     (ours,), kept_at = self._requests.ask([keep], "the sweepers' turn").answers, now
             self._note_opens(opens)
