@@ -1,4 +1,4 @@
-"""What a lock store is: the contract that every one keeps, and the words that it answers with."""
+"""What a lock store is: the contract that every one keeps."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -60,8 +60,9 @@ class Store(ABC):
 
     Six methods are what every store has; the defaults of the others are right for a store that
     does not know better. What goes beyond, each is an interface of its own:
-    :class:`~celery_distlock.stores.ParkingStore`, :class:`~celery_distlock.stores.ListingStore` and
-    :class:`~celery_distlock.stores.CountingStore`.
+    :class:`~celery_distlock.stores.ListingStore`, :class:`~celery_distlock.stores.CountingStore`,
+    :class:`~celery_distlock.stores.CapacityStore`, :class:`~celery_distlock.stores.ParkingStore`,
+    and :class:`~celery_distlock.stores.SendingStore`, which is one of those.
 
     Every request may be repeated: an owner names one acquisition, not a process, so a request
     whose answer was lost is simply sent again. Every method raises

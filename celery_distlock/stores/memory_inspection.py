@@ -1,4 +1,4 @@
-"""What a store in memory tells of its keys: see :class:`.listing.CountingStore`."""
+"""What a store in memory tells of its keys, and counts: see :mod:`.listing`."""
 
 import threading
 from collections import Counter

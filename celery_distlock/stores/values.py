@@ -272,7 +272,7 @@ class Route(NamedTuple):
 
 class WokenTask(NamedTuple):
     """
-    A parked run whose turn it is. Whoever is given one sends its envelope, then says `sent`.
+    A parked run whose turn it is. Who is given one sends it, then calls `mark_published`.
 
     If there is a route, it comes without one, and may need more keys: it is for `Store.ready`.
     Where one request has woken several, the others are `also` in it, and are to be sent as well.
@@ -368,7 +368,7 @@ class KeyState(NamedTuple):
             themselves.
         due: In how many seconds the first of them does.
         opens: In how many seconds time alone lets the first enter who waits; None: it does not.
-        identities: How many calls are known by an identity, see `SendingStore.identities`.
+        identities: How many calls are known by an identity, see `SendingStore.bearers`.
     """
 
     owner: str

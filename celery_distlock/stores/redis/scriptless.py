@@ -71,10 +71,10 @@ logger = logging.getLogger(__name__)
 
 TURNS = 5  # times that a record may change between a look at it and what is done to it
 UNSETTLED_MS = 1000  # at least, for the second round trip of a grant
-CLAIM = 5.0  # seconds that a run has at least to be settled; these are as in lua/queue.lua
+CLAIM = 5.0  # seconds that a run has at least to be settled; these are as in scripts/queue.lua
 DONE_MS = 3600000
-COUNTS_S = 30 * 86400  # as in lua/count.lua
-FENCE_MS = 3600000  # as in lua/grant.lua: a token only has to outlive a clock that was set back
+COUNTS_S = 30 * 86400  # as in scripts/count.lua
+FENCE_MS = 3600000  # as in scripts/grant.lua: a token only has to outlive a clock that was set back
 PROBE_MS = 5000
 LONGEST = 1e10
 REMEMBERED = 10_000  # records that this process need not look up

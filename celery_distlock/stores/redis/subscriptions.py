@@ -140,7 +140,7 @@ class WaiterSubscriptions:
                 del self._reader[None]
 
     def _hand_on(self) -> None:
-        """WokenTask one who waits, if nobody reads for those who do."""
+        """Wake one who waits, if nobody reads for those who do."""
         if self._inboxes and not self._reader:
             for inbox in self._present():
                 if inbox.attends:
@@ -214,7 +214,6 @@ class PubSubInbox(Attendant, Inbox):
     An inbox that is called by the server that has the key.
 
     Args:
-        address: The channel that this process subscribed to, for any key.
         owner: Who waits.
         find: Returns the subscriptions at the server that has the key now, and where it pushes to.
     """

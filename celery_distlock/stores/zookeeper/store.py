@@ -83,7 +83,7 @@ class _Departure:
 
 
 class ZooKeeperStore(ListingStore):
-    """See the module; *url* as :func:`~celery_distlock.stores.ensembles.locate` takes it."""
+    """See the module; *url* as :func:`.ensembles.locate` takes it."""
 
     abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE, Ability.SEVERAL})
 
