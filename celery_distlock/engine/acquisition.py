@@ -61,8 +61,6 @@ def acquire(
     *,
     timeout: float | None = 0.0,
     park: ParkRequest | None = None,
-    redelivered: bool = False,
-    retain: bool = False,
 ) -> Reply:
     """
     Ask for the key of *hold*; begin to hold and to renew it if it is granted.
@@ -71,8 +69,6 @@ def acquire(
         hold: A new hold.
         timeout: Seconds to wait for the key; 0 does not wait, None waits for ever.
         park: Leave the run in the key's queue instead of waiting.
-        redelivered: See :class:`~celery_distlock.stores.AcquireRequest`.
-        retain: Likewise.
 
     Returns:
         The store's last answer. If it is not ``GRANTED`` nothing is left behind but what was
@@ -87,11 +83,11 @@ def acquire(
         while True:
             record(hold, at_once=not waits)
             if waits and hold.store.subscribed(hold.key):  # one request to be granted or to queue
-                reply = _wait(hold, deadline, redelivered, retain, answered=False)
+                reply = _wait(hold, deadline, answered=False)
             else:
-                reply = ask(hold, park, redelivered, retain)
+                reply = ask(hold, park)
                 if waits and reply.status is Status.BUSY:
-                    reply = _wait(hold, deadline, redelivered, retain, answered=True)
+                    reply = _wait(hold, deadline, answered=True)
             concluded = conclude(hold, reply, deadline if park is None else float("inf"))
             if concluded is not None:
                 return concluded
@@ -117,12 +113,11 @@ def conclude(hold: Hold, reply: Reply, deadline: float) -> Reply | None:
     return None
 
 
-def acquire_all(holds: Sequence[Hold], *, redelivered: bool = False, retain: bool = False) -> bool:
+def acquire_all(holds: Sequence[Hold]) -> bool:
     """
     Ask for the keys of *holds*, of one store and run, in one step; begin to hold all or none.
 
-    False: not all of them can be had, or this store takes only one at a time. *redelivered* and
-    *retain* as in :meth:`~celery_distlock.stores.Store.acquire_all`.
+    False: not all of them can be had, or this store takes only one at a time.
 
     Raises:
         StoreError: Also then, what the store may have granted is given back in the background.
@@ -136,8 +131,8 @@ def acquire_all(holds: Sequence[Hold], *, redelivered: bool = False, retain: boo
             [hold.owner for hold in holds],
             first.terms.lease,
             run=first.run,
-            redelivered=redelivered,
-            retain=retain,
+            redelivered=first.redelivered,
+            retain=first.retain,
             **_wants_of(holds),
         )
         if replies is None:
@@ -208,12 +203,7 @@ def _erase(hold: Hold, owner: str | None = None) -> None:
         defaults.shared_holds.erase(owner or hold.owner)
 
 
-def ask(
-    hold: Hold,
-    queue: Inbox | ParkRequest | None,
-    redelivered: bool = False,
-    retain: bool = False,
-) -> Reply:
+def ask(hold: Hold, queue: Inbox | ParkRequest | None) -> Reply:
     """Ask for the key once; begin to hold and to renew it if it is granted."""
     reply = hold.store.acquire(
         AcquireRequest(
@@ -222,8 +212,8 @@ def ask(
             hold.terms.lease,
             queue=queue,
             run=hold.run,
-            redelivered=redelivered,
-            retain=retain,
+            redelivered=hold.redelivered,
+            retain=hold.retain,
             arrival=hold.arrival,
             want=hold.want,
         )
@@ -242,8 +232,6 @@ class Waiter:
     Args:
         hold: For whose key.
         deadline: Until when, by the local clock.
-        redelivered: See :class:`~celery_distlock.stores.AcquireRequest`.
-        retain: Likewise.
         answered: Whether the store has said that the key is taken: then it may fall silent for a
             while.
 
@@ -252,20 +240,11 @@ class Waiter:
         pause: Seconds after which it asks again, though nobody calls.
     """
 
-    def __init__(
-        self,
-        hold: Hold,
-        deadline: float,
-        redelivered: bool = False,
-        retain: bool = False,
-        *,
-        answered: bool,
-    ) -> None:
+    def __init__(self, hold: Hold, deadline: float, *, answered: bool) -> None:
         self.inbox = hold.store.inbox(hold.key, hold.owner)
         self.pause = 0.0
         self._hold = hold
         self._deadline = deadline
-        self._more = redelivered, retain
         self._answered = answered
         self._silent_since: float | None = None
 
@@ -278,7 +257,7 @@ class Waiter:
         """
         hold, pause = self._hold, OUTAGE_PAUSE
         try:
-            reply = ask(hold, self.inbox, *self._more)
+            reply = ask(hold, self.inbox)
             self._silent_since, self._answered = None, True
         except StoreUnavailableError:
             if not self._answered:
@@ -301,8 +280,8 @@ class Waiter:
         return None
 
 
-def _wait(hold: Hold, deadline: float, redelivered: bool, retain: bool, *, answered: bool) -> Reply:
-    waiter = Waiter(hold, deadline, redelivered, retain, answered=answered)
+def _wait(hold: Hold, deadline: float, *, answered: bool) -> Reply:
+    waiter = Waiter(hold, deadline, answered=answered)
     try:
         while (reply := waiter.ask()) is None:
             waiter.inbox.wait(waiter.pause)

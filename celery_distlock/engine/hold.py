@@ -123,6 +123,8 @@ class Hold:
         label: Who asks, for people who look at the lock later.
         run: Names the task run that asks, see :meth:`Store.acquire`.
         waited: Seconds for which it has waited already, elsewhere.
+        redelivered: As in :class:`~celery_distlock.stores.AcquireRequest`.
+        retain: Likewise.
         on_event: Told what happens: a name of :mod:`celery_distlock.signals` and its facts.
 
     Attributes:
@@ -158,6 +160,8 @@ class Hold:
         "own_channel",
         "owner",
         "pid",
+        "redelivered",
+        "retain",
         "run",
         "sharing",
         "slot",
@@ -185,6 +189,8 @@ class Hold:
         label: str,
         run: str = "",
         waited: float = 0.0,
+        redelivered: bool = False,
+        retain: bool = False,
         on_event: Callable[..., None] = ignore_event,
     ) -> None:
         self.store = store
@@ -200,6 +206,8 @@ class Hold:
         self.begun = False
         self.terms = terms
         self.run = run
+        self.redelivered = redelivered
+        self.retain = retain
         self.label = label
         self.owner = new_owner(label)
         self.pid = os.getpid()

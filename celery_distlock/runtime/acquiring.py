@@ -135,12 +135,11 @@ class KeyAcquisition:
     def _take_at_once(self, keys: list[Key]) -> bool:
         """Whether all of *keys* were free, or kept for this run, and are taken now; or none is."""
         invocation = self._invocation
-        again = invocation.redelivered
-        if again and not invocation.header.woken:  # nothing is kept for it
+        if invocation.redelivered and not invocation.header.woken:  # nothing is kept for it
             return False
         holds = [invocation.new_hold(key) for key in keys]
         try:
-            if not acquire_all(holds, redelivered=again, retain=invocation.retained):
+            if not acquire_all(holds):
                 return False
         except StoreUnavailableError as error:
             self._requeueing.on_outage(error)
@@ -196,13 +195,10 @@ class KeyAcquisition:
 
         *arrival* is where it stands, if an answer has told that.
         """
-        invocation = self._invocation
-        hold = invocation.new_hold(key)
+        hold = self._invocation.new_hold(key)
         hold.arrival = arrival or hold.arrival
         try:
-            reply = acquire(
-                hold, redelivered=invocation.redelivered, retain=invocation.retained, **how
-            )
+            reply = acquire(hold, **how)
         except StoreUnavailableError as error:
             self._requeueing.on_outage(error)
             return None, Reply(Status.GRANTED, 0.0)

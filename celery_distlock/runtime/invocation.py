@@ -146,6 +146,8 @@ class Invocation:
             label=self.report.name,
             run=self.execution_id,
             waited=max(0.0, time.time() - self.header.since) if self.header.since else 0.0,
+            redelivered=self.redelivered,
+            retain=self.retained,
             on_event=self.report.event,
         )
         if self.has_message:
