@@ -177,19 +177,9 @@ def _release_later(
     inbox: Inbox | None = None,
     rest: tuple[str, float] | None = None,
 ) -> None:
-    owner = hold.owner
+    request = hold.release_request(ended, inbox=inbox, keep_for=rest)
     record(hold)  # nobody is to renew it any more
-    release_later(
-        hold.store,
-        hold.key,
-        owner,
-        run=hold.run,
-        ended=ended,
-        inbox=inbox,
-        on_done=lambda: _erase(hold, owner),
-        rest=rest,
-        started=hold.started,
-    )
+    release_later(hold.store, request, lambda: _erase(hold, request.owner))
 
 
 def record(hold: Hold, *, at_once: bool = False) -> None:
@@ -270,14 +260,17 @@ class Waiter:
             if reply.status is not Status.BUSY:
                 return reply
             if clock.monotonic() >= self._deadline:
-                request = ReleaseRequest(
-                    hold.key, hold.owner, inbox=self.inbox, started=hold.started
-                )
-                hold.store.dispatch(hold.store.release(request).wake)
+                hold.store.dispatch(hold.store.release(self.departure).wake)
                 return reply
             pause = _backstop(reply, hold.run)
         self.pause = max(0.0, min(pause, self._deadline - clock.monotonic()))
         return None
+
+    @property
+    def departure(self) -> ReleaseRequest:
+        """What the store is told when it waits no more."""
+        hold = self._hold
+        return ReleaseRequest(hold.key, hold.owner, inbox=self.inbox, started=hold.started)
 
 
 def _wait(hold: Hold, deadline: float, *, answered: bool) -> Reply:
@@ -287,7 +280,7 @@ def _wait(hold: Hold, deadline: float, *, answered: bool) -> Reply:
             waiter.inbox.wait(waiter.pause)
         return reply
     except BaseException:
-        release_later(hold.store, hold.key, hold.owner, inbox=waiter.inbox, started=hold.started)
+        release_later(hold.store, waiter.departure)
         raise
     finally:
         waiter.inbox.close()
@@ -338,7 +331,10 @@ def give_back(
         return before  # in a forked child, the hold is the parent's
     ours = True
     try:
-        ours = hold.give_back(ended, keep_for or rest, dispatch)
+        request = hold.release_request(ended, keep_for=keep_for or rest)
+        released = hold.store.release(request._replace(own_channel=hold.own_channel))
+        (dispatch or hold.store.dispatch)(released.wake)
+        ours = released.released
     except StoreError as error:
         logger.warning("%r is given back later, or its lease ends: %s", shown(hold.key), error)
         _release_later(hold, ended, rest=rest)

@@ -27,6 +27,7 @@ from celery_distlock.key import MAX_REST, Key
 from celery_distlock.naming import RESTING, shown
 from celery_distlock.stores import CapacityStore, ReleaseRequest
 from celery_distlock.stores.base import Store
+from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.values import (
     Ability,
@@ -37,7 +38,6 @@ from celery_distlock.stores.values import (
     Reply,
     Status,
     Want,
-    WokenTask,
 )
 
 from .wants import want_of
@@ -501,30 +501,23 @@ class Hold:
             before, self.state = self.state, HoldState.ENDED
             return before
 
-    def give_back(
+    def release_request(
         self,
-        ended: Completion = Completion.NO,
+        completion: Completion = Completion.NO,
+        *,
+        inbox: Inbox | None = None,
         keep_for: tuple[str, float] | None = None,
-        dispatch: Callable[[WokenTask | None], object] | None = None,
-    ) -> bool:
-        """
-        Tell the store that the key is free, and send what that wakes; may be repeated.
-
-        False: the key was not ours any more.
-        """
-        released = self.store.release(
-            ReleaseRequest(
-                self.key,
-                self.owner,
-                run=self.run,
-                completion=ended,
-                keep_for=keep_for,
-                started=self.started,
-                own_channel=self.own_channel,
-            )
+    ) -> ReleaseRequest:
+        """Return what the store is told so that this owner has nothing of the key, nor waits."""
+        return ReleaseRequest(
+            self.key,
+            self.owner,
+            run=self.run,
+            completion=completion,
+            inbox=inbox,
+            keep_for=keep_for,
+            started=self.started,
         )
-        (dispatch or self.store.dispatch)(released.wake)
-        return released.released
 
 
 def believed(lease: float) -> float:

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
@@ -24,8 +23,6 @@ from celery_distlock.process.forks import ExitStage, ForkStage, PerProcess, at_e
 from celery_distlock.process.log_lines import say
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
-from celery_distlock.stores.channels import Inbox
-from celery_distlock.stores.values import Completion
 
 __all__ = ["release_later"]
 
@@ -42,34 +39,29 @@ class _PendingRelease:
     due: float
     number: int
     store: Store = field(compare=False)
-    key: str = field(compare=False)
-    owner: str = field(compare=False)
-    run: str = field(compare=False)
-    ended: Completion = field(compare=False)
-    inbox: Inbox | None = field(default=None, compare=False)
+    request: ReleaseRequest = field(compare=False)
     on_done: Callable[[], None] | None = field(default=None, compare=False)
-    rest: tuple[str, float] | None = field(default=None, compare=False)  # until when
-    started: bool | None = field(default=None, compare=False)
     attempts: int = field(default=0, compare=False)
     answers: int = field(default=0, compare=False)
     unfinished: bool = field(default=True, compare=False)
 
+    def __post_init__(self) -> None:
+        self.made_at = self.due
+
+    def request_by_now(self) -> ReleaseRequest:
+        """Return the request; what the key is kept for lasts from when that was made."""
+        if self.request.keep_for is None:
+            return self.request
+        run, seconds = self.request.keep_for
+        left = self.made_at + seconds - clock.monotonic()
+        return self.request._replace(keep_for=(run, left) if left > 0 else None)
+
 
 def _attempt(release: _PendingRelease) -> None:
     try:
-        released = release.store.release(
-            ReleaseRequest(
-                release.key,
-                release.owner,
-                run=release.run,
-                completion=release.ended,
-                inbox=release.inbox,
-                keep_for=_rest_left(release),
-                started=release.started,
-            )
-        )
+        released = release.store.release(release.request_by_now())
     except StoreError as error:
-        logger.debug("%r is not released yet: %s", shown(release.key), error)
+        logger.debug("%r is not released yet: %s", shown(release.request.key), error)
     else:
         release.answers += 1
         release.store.dispatch(released.wake)
@@ -86,16 +78,8 @@ def _attempt_safely(release: _PendingRelease) -> None:
         _attempt(release)
     except Exception:  # noqa: BLE001  # it is said
         text = "unexpected error while releasing %r; it stays locked until its lease ends"
-        say(logger, logging.ERROR, text, shown(release.key), exc_info=True)
+        say(logger, logging.ERROR, text, shown(release.request.key), exc_info=True)
         release.unfinished = False
-
-
-def _rest_left(release: _PendingRelease) -> tuple[str, float] | None:
-    if release.rest is None:
-        return None
-    nobody, until = release.rest
-    left = until - clock.monotonic()
-    return (nobody, left) if left > 0 else None
 
 
 class _ReleaseThread:
@@ -137,8 +121,11 @@ class _PendingReleases:
         self._threads: dict[int, _ReleaseThread] = {}  # by the store's id
         self._unfinished: set[int] = set()
 
-    def add(self, store: Store, *release: Any) -> None:
-        made = _PendingRelease(clock.monotonic(), next(self._numbers), store, *release)
+    def add(
+        self, store: Store, request: ReleaseRequest, on_done: Callable[[], None] | None = None
+    ) -> None:
+        number = next(self._numbers)
+        made = _PendingRelease(clock.monotonic(), number, store, request, on_done)
         self._unfinished.add(made.number)
         with self._mutex:
             thread = self._threads.get(id(store))
@@ -177,26 +164,15 @@ class _PendingReleases:
 
 
 def release_later(
-    store: Store,
-    key: str,
-    owner: str,
-    *,
-    run: str = "",
-    ended: Completion = Completion.NO,
-    inbox: Inbox | None = None,
-    on_done: Callable[[], None] | None = None,
-    rest: tuple[str, float] | None = None,
-    started: bool | None = None,
+    store: Store, request: ReleaseRequest, on_done: Callable[[], None] | None = None
 ) -> None:
     """
-    Release *key*, if *owner* has it or comes to have it, until the store has answered.
+    Release a key, if the owner has it or comes to have it, until the store has answered.
 
-    The arguments are those of :meth:`Store.release`; *on_done* is called when it has, or when
-    there is nothing more to try. *rest* is for whom, nobody, and for how many seconds from now the
-    key stays taken then.
+    Its `keep_for` is in seconds from now. *on_done* is called when the store has answered, or when
+    there is nothing more to try.
     """
-    until = None if rest is None else (rest[0], clock.monotonic() + rest[1])
-    _pending.value.add(store, key, owner, run, ended, inbox, on_done, until, started)
+    _pending.value.add(store, request, on_done)
 
 
 def finish() -> None:

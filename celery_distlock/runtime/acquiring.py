@@ -272,7 +272,7 @@ class KeyAcquisition:
             self.taken.remove(hold)  # not before: until then it is to be released in any case
             held_here().pop((store.identity, key), None)
             if reply.status not in (Status.RESERVED, Status.PARKED):  # it stands nowhere
-                release_later(store, key, hold.owner, run=run, started=hold.started)
+                release_later(store, hold.release_request())
             return reply
         except StoreUnavailableError as error:
             self._requeueing.on_outage(error)

@@ -330,8 +330,7 @@ def _settle(hold: Hold) -> None:
     except StoreError:
         settled = False
     if not settled:  # the release itself may not have come to the store yet
-        ended = Completion.YES_AND_MAY_COME_AGAIN
-        release_later(hold.store, hold.key, hold.owner, run=hold.run, ended=ended)
+        release_later(hold.store, hold.release_request(Completion.YES_AND_MAY_COME_AGAIN))
 
 
 task_postrun.connect(_release_and_settle, weak=False)

@@ -18,7 +18,14 @@ from celery_distlock.errors import LockKeyError, StoreError, StoreUnavailableErr
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.policies import Conflict
-from celery_distlock.stores import Ability, ParkingStore, SendingStore, StandRequest, Store
+from celery_distlock.stores import (
+    Ability,
+    ParkingStore,
+    ReleaseRequest,
+    SendingStore,
+    StandRequest,
+    Store,
+)
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.several_keys import begin_at_first_key
@@ -321,8 +328,8 @@ class Requeueing:
         """Let what ends now not run later: the store has it, or was asked to and did not answer."""
         run = self._invocation.execution_id
         for key in self._keys if run else ():
-            owner = new_owner(self._report.name)
-            release_later(self._store, key.template, owner, run=run, ended=Completion.YES)
+            owner, ended = new_owner(self._report.name), Completion.YES
+            release_later(self._store, ReleaseRequest(key.template, owner, run, ended))
 
     def _publish(self, envelope: bytes, delay: float, *, may_give_back: bool = False) -> None:
         envelope = with_eta(envelope, delay) if delay else envelope

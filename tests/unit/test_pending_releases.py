@@ -8,9 +8,9 @@ import pytest
 
 from celery_distlock.engine import pending_releases
 from celery_distlock.errors import StoreUnavailableError
-from celery_distlock.stores import AcquireRequest
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.memory import MemoryStore
-from celery_distlock.stores.values import Completion, ParkRequest
+from celery_distlock.stores.values import ParkRequest
 from tests.handlers import hangs_of
 from tests.waiting import wait_until
 
@@ -46,7 +46,7 @@ def test_a_key_is_given_back_even_if_it_is_granted_after_the_first_release():
 
     store = Late()
 
-    pending_releases.release_later(store, "k", "a")
+    pending_releases.release_later(store, ReleaseRequest("k", "a"))
 
     wait_until(lambda: store.releases == 2, what="the second release")
     wait_until(lambda: not store.inspect("k").token, what="the key to be free")
@@ -56,7 +56,7 @@ def test_it_is_tried_again_until_the_store_answers():
     store = Store(failures=3)
     store.acquire(AcquireRequest("k", "a", 60.0))
 
-    pending_releases.release_later(store, "k", "a")
+    pending_releases.release_later(store, ReleaseRequest("k", "a"))
 
     wait_until(lambda: not store.inspect("k").token, what="the key to be free")
     assert store.releases >= 4
@@ -64,11 +64,11 @@ def test_it_is_tried_again_until_the_store_answers():
 
 def test_a_store_that_never_answers_is_let_go():
     store = Store(failures=100)
-    pending_releases.release_later(store, "k", "a")
+    pending_releases.release_later(store, ReleaseRequest("k", "a"))
     wait_until(lambda: store.releases == 8, what="every attempt")
     other = Store()
 
-    pending_releases.release_later(other, "k", "a")
+    pending_releases.release_later(other, ReleaseRequest("k", "a"))
 
     wait_until(lambda: other.releases == 2, what="the next errand")
     assert store.releases == 8
@@ -81,7 +81,7 @@ def test_whoever_is_next_is_sent():
     store.acquire(AcquireRequest("k", "a", 60.0))
     store.acquire(AcquireRequest("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run"))
 
-    pending_releases.release_later(store, "k", "a")
+    pending_releases.release_later(store, ReleaseRequest("k", "a"))
 
     wait_until(lambda: sent, what="the next one")
     assert [wake.envelope for wake in sent] == [b"envelope"]
@@ -91,7 +91,7 @@ def test_somebody_elses_key_is_left_alone():
     store = Store()
     store.acquire(AcquireRequest("k", "b", 60.0))
 
-    pending_releases.release_later(store, "k", "a")
+    pending_releases.release_later(store, ReleaseRequest("k", "a"))
 
     wait_until(lambda: store.releases == 2, what="the errand")
     assert store.inspect("k").owner == "b"
@@ -108,10 +108,10 @@ def test_an_errand_that_comes_later_does_not_wait_for_one_that_is_retried(monkey
     monkeypatch.setattr(gone, "release", fail)
     monkeypatch.setattr(pending_releases, "PAUSES", (600.0,))
     made = pending_releases._PendingReleases()
-    made.add(gone, "k", "a", "", Completion.NO)
+    made.add(gone, ReleaseRequest("k", "a"))
     assert tried.wait(10.0)
 
-    made.add(store, "k", "a", "", Completion.NO)
+    made.add(store, ReleaseRequest("k", "a"))
 
     wait_until(lambda: store.releases, timeout=10.0, what="the errand that is due")
 
@@ -124,7 +124,7 @@ def test_an_errand_that_is_done_keeps_nothing_alive():
     on_done = Done()
     kept = weakref.ref(on_done)
 
-    pending_releases._pending.value.add(Store(), "k", "a", "", Completion.NO, None, on_done)
+    pending_releases._pending.value.add(Store(), ReleaseRequest("k", "a"), on_done)
     del on_done
 
     wait_until(lambda: gc.collect() >= 0 and kept() is None, what="it to be forgotten")
@@ -140,10 +140,10 @@ def test_a_store_that_hangs_holds_up_no_other():
         raise StoreUnavailableError("gone")
 
     hangs.release = hang
-    pending_releases.release_later(hangs, "k", "a")
+    pending_releases.release_later(hangs, ReleaseRequest("k", "a"))
     assert asked.wait(30.0)
 
-    pending_releases.release_later(store, "k", "a")
+    pending_releases.release_later(store, ReleaseRequest("k", "a"))
 
     wait_until(lambda: store.releases == 2, what="the other store's errand")
     answer.set()
@@ -154,7 +154,7 @@ def test_a_store_that_has_nothing_to_be_done_has_no_thread(monkeypatch):
     made, stores = pending_releases._PendingReleases(), [Store()]
     kept = weakref.ref(stores[0])
     for number in range(1, 4):
-        made.add(stores[0], "k", "a", "", Completion.NO)
+        made.add(stores[0], ReleaseRequest("k", "a"))
         wait_until(lambda n=number: stores[0].releases == 2 * n, what="the errand")
         wait_until(lambda: not made._threads, what="the thread's end")
     stores.clear()
@@ -166,8 +166,8 @@ def test_a_signal_s_handler_may_give_up_a_key_while_its_thread_does():
     store = Store()
 
     hangs = hangs_of(
-        lambda: pending_releases.release_later(store, "k", "a"),
-        lambda: pending_releases.release_later(store, "l", "b"),
+        lambda: pending_releases.release_later(store, ReleaseRequest("k", "a")),
+        lambda: pending_releases.release_later(store, ReleaseRequest("l", "b")),
         {"add"},
         before=pending_releases.forget,
     )
@@ -183,6 +183,6 @@ def test_a_key_is_given_back_at_once_where_there_can_be_no_thread(monkeypatch):
     store = Store()
     store.acquire(AcquireRequest("k", "a", 60.0))
 
-    pending_releases.release_later(store, "k", "a")
+    pending_releases.release_later(store, ReleaseRequest("k", "a"))
 
     assert store.inspect("k").token == 0

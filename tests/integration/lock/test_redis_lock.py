@@ -891,7 +891,7 @@ def test_a_hanging_store_does_not_keep_the_leases_of_another_from_being_renewed(
     with Lock("k", store=redis_store, lease=3.0) as lease:
         server.pause()
         try:
-            release_later(store, "unanswered", "somebody")
+            release_later(store, ReleaseRequest("unanswered", "somebody"))
 
             until = clock.monotonic() + 3.4
             while clock.monotonic() < until:
@@ -909,7 +909,7 @@ def test_a_release_that_hangs_does_not_keep_a_loss_from_being_reported(server, s
     lost.acquire()
     server.pause()
     try:
-        release_later(store, "unanswered", "somebody")
+        release_later(store, ReleaseRequest("unanswered", "somebody"))
         lease = lost.lease
         wait_until(lambda: not lease.held, what="the lease's end")
 
