@@ -229,7 +229,7 @@ class KeyAcquisition:
         return self._acquire(key, timeout=None)
 
     def _park(self, key: Key, reply: Reply) -> tuple[Hold | None, Reply]:
-        request = self._requeueing.park_request(key.template)
+        request = self._requeueing.park_request(slot_name(key.template))
         if not self._invocation.is_second_delivery(reply):
             # Before it is parked: from then on it may run elsewhere and end before we write.
             self._invocation.states.parked(key.template, reply.holder, reply.place)
@@ -246,8 +246,7 @@ class KeyAcquisition:
             The last key at which it stands now, and the store's reply there.
         """
         route = self._requeueing.route(self._wanted)
-        request: ParkRequest | None
-        request = self._requeueing.park_request(self._wanted[0].template, *route.names)
+        request: ParkRequest | None = self._requeueing.park_request(*route.names)
         self._invocation.states.parked(key.template, reply.holder, reply.place)  # as in `_park`
         self._requeueing.asked_to_park = True
         arrival = reply.arrival or self._invocation.received.arrival or 0

@@ -17,6 +17,7 @@ from celery_distlock.stores.values import OwnChannel, Reply
 from .app import Plan, Runtime
 from .current import Task
 from .lock_header import LockHeader
+from .messages import seal
 from .received import Received
 from .reporting import Report
 from .states import TaskStates
@@ -56,13 +57,11 @@ class Invocation:
         names = tuple(slot_name(key.template) for key in keys) if self.header.woken else ()
         if names and not set(self.header.places).intersection(names):
             self.header = self._header_elsewhere(names)
-        retries = request.retries or 0
-        self.execution_id = self.execution_id_for(retries) if self.has_message else ""
+        self.execution_id = self.execution_id_for(self.header.number) if self.has_message else ""
 
-    def execution_id_for(self, retries: int, number: int | None = None) -> str:
-        """Return the id of its execution with that many *retries*, put back *number* times."""
-        number = self.header.number if number is None else number
-        nesting = self.request.replaced_task_nesting or 0
+    def execution_id_for(self, number: int) -> str:
+        """Return the id of the execution of this attempt that was put back *number* times."""
+        retries, nesting = self.request.retries or 0, self.request.replaced_task_nesting or 0
         return str(ExecutionId(str(self.request.id), retries, number, nesting))
 
     def _header_elsewhere(self, names: tuple[str, ...]) -> LockHeader:
@@ -72,14 +71,8 @@ class Invocation:
         It is another execution. The one that was parked has ended there, so that a second delivery
         is recognised; and this one may come back, as where its key is taken back.
         """
-        header = replace(
-            self.header,
-            parked_at=names[0],
-            names=names if len(names) > 1 else (),
-            postponed=self.header.postponed + 1,
-        )
-        retries = self.request.retries or 0
-        return replace(header, run=self.execution_id_for(retries, header.number))
+        run = self.execution_id_for(self.header.number + 1)
+        return self.header.parked(names, run, postponed=self.header.postponed + 1)
 
     @property
     def redelivered(self) -> bool:
@@ -157,10 +150,10 @@ class Invocation:
                 hold.own_channel = OwnChannel(received.delivery_address, received.destination)
         return hold
 
-    def sign(self, key: str, execution_id: str, envelope: bytes) -> bytes:
-        """Return *envelope*, to be parked at *key*, signed if there is a secret."""
+    def seal(self, header: LockHeader) -> bytes:
+        """Return its message to be parked as *header* says, signed if there is a secret."""
         trust = Runtime.of(self.task.app).trust
-        return trust.sign(slot_name(key), execution_id, envelope)
+        return trust.sign(header.parked_at, header.run, seal(self.request, header))
 
 
 def _header_of(request: Any) -> LockHeader:

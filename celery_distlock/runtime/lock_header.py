@@ -1,7 +1,7 @@
 """What a message says of its way so far because of its lock: the header ``distlock``."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,24 +63,33 @@ class LockHeader:
         values, deaths = headers.get(HEADER), _deaths(headers.get("x-death"))
         if not isinstance(values, Mapping):
             return cls(deaths=deaths) if deaths else _NOTHING
-        deaths += _whole(values.get("deaths"))
-        requeues, postponed = _whole(values.get("requeues")), _whole(values.get("postponed"))
-        if values.get("retries") != (headers.get("retries") or 0):
-            return cls(requeues=requeues, postponed=postponed, deaths=deaths)
-        return cls(
+        header = cls(
             woken=bool(values.get("woken")),
             run=str(values.get("run") or ""),
             parked_at=str(values.get("parked_at") or ""),
             names=_texts(values.get("names")),
             attempts=_whole(values.get("attempts")),
             outages=_whole(values.get("outages")),
-            requeues=requeues,
+            requeues=_whole(values.get("requeues")),
             since=_number(values.get("since")),
             sent=bool(values.get("sent")),
-            postponed=postponed,
+            postponed=_whole(values.get("postponed")),
             returned=bool(values.get("returned")),
-            deaths=deaths,
+            deaths=deaths + _whole(values.get("deaths")),
         )
+        is_copy = values.get("retries") != (headers.get("retries") or 0)
+        return header.of_next() if is_copy else header
+
+    def of_next(self, **changes: Any) -> "LockHeader":
+        """Return what counts for the next execution, too: how often it was put back."""
+        kept = LockHeader(requeues=self.requeues, postponed=self.postponed, deaths=self.deaths)
+        return dataclasses.replace(kept, **changes)
+
+    def parked(self, names: Sequence[str], run: str, **changes: Any) -> "LockHeader":
+        """Return what the message says when it is woken that is parked as *run* at these keys."""
+        all_names = tuple(names) if len(names) > 1 else ()
+        changes = {"run": run, "parked_at": names[0], "names": all_names, **changes}
+        return dataclasses.replace(self, woken=True, **changes)
 
     @property
     def number(self) -> int:

@@ -74,20 +74,12 @@ class Requeueing:
 
     # At keys that are taken
 
-    def park_request(self, key: str, *names: str) -> ParkRequest:
-        """Return what is parked at *key*, for a run that needs the others of those *names*, too."""
+    def park_request(self, *names: str) -> ParkRequest:
+        """Return what is parked at the first of the keys of these slot names, which it needs."""
         invocation = self._invocation
-        header = replace(
-            invocation.header,
-            woken=True,
-            run=invocation.execution_id,
-            parked_at=slot_name(key),
-            names=names,
-            since=invocation.waiting_since,
-            sent=False,
-        )
-        envelope = seal(invocation.request, header)
-        return self._request_for(invocation.sign(key, invocation.execution_id, envelope))
+        since, run = invocation.waiting_since, invocation.execution_id
+        header = invocation.header.parked(names, run, since=since, sent=False)
+        return self._request_for(invocation.seal(header))
 
     def route(self, keys: Iterable[Key]) -> Route:
         """Return the way of a run through *keys*, in their order."""
@@ -135,19 +127,11 @@ class Requeueing:
             return None
         if header.requeues >= invocation.plan.settings.max_requeues:
             return None
-        run = self._next_execution_id()
+        return self._seal_next(header.of_next(requeues=header.requeues + 1), taken)
+
+    def _seal_next(self, header: LockHeader, taken: Sequence[Hold]) -> bytes:
         route = self.route(hold.wanted for hold in taken)
-        names = route.names if len(route.names) > 1 else ()
-        next_header = LockHeader(
-            woken=True,
-            run=run,
-            parked_at=route.names[0],
-            names=names,
-            requeues=header.requeues + 1,
-            postponed=header.postponed,
-            deaths=header.deaths,
-        )
-        return invocation.sign(taken[0].key, run, seal(invocation.request, next_header))
+        return self._invocation.seal(header.parked(route.names, self._next_execution_id()))
 
     def requeue(self, sealed: bytes, taken: Sequence[Hold], error: Exception) -> None:
         """
@@ -208,8 +192,7 @@ class Requeueing:
             self._publish(sealed, 0.0)
 
     def _next_execution_id(self) -> str:
-        retries = self._invocation.request.retries or 0
-        return self._invocation.execution_id_for(retries, self._invocation.header.number + 1)
+        return self._invocation.execution_id_for(self._invocation.header.number + 1)
 
     # At the task's own wish
 
@@ -232,20 +215,8 @@ class Requeueing:
             Postponed: That is done.
         """
         invocation, header = self._invocation, self._invocation.header
-        route = self.route(hold.wanted for hold in taken)
-        next_header = LockHeader(
-            woken=True,
-            run=self._next_execution_id(),
-            parked_at=route.names[0],
-            names=route.names if len(route.names) > 1 else (),
-            requeues=header.requeues,
-            postponed=header.postponed + 1,
-            deaths=header.deaths,
-            since=time.time(),
-        )
-        key = taken[0].key
-        envelope = seal(invocation.request, next_header)
-        sealed = invocation.sign(key, self._next_execution_id(), envelope)
+        next_header = header.of_next(postponed=header.postponed + 1, since=time.time())
+        sealed, key = self._seal_next(next_header, taken), taken[0].key
         words = "postponed for {delay:.1f} s, in which {key!r} rests"
         self._report.info(words, delay=seconds, key=key)
         invocation.states.parked(key, taken[0].owner, 0)

@@ -128,14 +128,9 @@ class StoreProducer:
     def _send(
         self, run: str, headers: Mapping[str, Any], content: Content, how: Mapping[str, Any]
     ) -> Any:
-        call, before = self._call, LockHeader.of(headers)
-        kept = LockHeader(
-            requeues=before.requeues,
-            postponed=before.postponed,
-            deaths=before.deaths,
-            since=time.time() + call.delay,
-        )
-        header = replace(kept, woken=True, run=run, parked_at=call.name, sent=True)
+        call = self._call
+        kept = LockHeader.of(headers).of_next(since=time.time() + call.delay)
+        header = kept.parked([call.name], run, sent=True)
         exchange, routing_key = how.get("exchange") or "", how.get("routing_key") or ""
         exchange = str(getattr(exchange, "name", exchange))
         where, declared = (exchange, routing_key), how.get("declare") or ()

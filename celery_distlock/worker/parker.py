@@ -2,7 +2,6 @@
 
 import functools
 import logging
-from dataclasses import replace
 from typing import Any
 
 from celery.app.task import Context
@@ -147,7 +146,8 @@ class Parker:
 
     def _send_request(self, arrival: Arrival) -> Reply:
         store = ParkingStore.of(self._runtime.store)
-        request, run, names = self._sealed(arrival)
+        request, run = self._sealed(arrival)
+        names = arrival.names
         if len(names) == 1:
             want = arrival.wants[names[0]]
             more: dict[str, Want] = {} if want == ALONE else {"want": want}
@@ -157,21 +157,15 @@ class Parker:
         stand = StandRequest(names[0], run, route, arrival.stamp, request)
         return begin_at_first_key(store, stand._replace(timeout=PATIENCE))
 
-    def _sealed(self, arrival: Arrival) -> tuple[ParkRequest, str, tuple[str, ...]]:
-        """Return what is parked, the execution's id, and the slot names of its keys."""
-        headers = arrival.message.headers
-        header, run, names = LockHeader.of(headers), execution_id(headers), arrival.names
+    def _sealed(self, arrival: Arrival) -> tuple[ParkRequest, str]:
+        """Return what is parked, and the execution's id."""
+        headers, runtime = arrival.message.headers, self._runtime
+        header, run = LockHeader.of(headers), execution_id(headers)
         since = header.since or clock.wall()
-        header = replace(header, woken=True, run=run, parked_at=names[0], since=since, sent=False)
-        if len(names) > 1:
-            header = replace(header, names=names)
+        header = header.parked(arrival.names, run, since=since, sent=False)
         sealed = seal_message(arrival.message, header)
-        envelope = self._runtime.trust.sign(names[0], run, sealed)
-        return (
-            ParkRequest(envelope, self._runtime.delivery_address, str(arrival.task.name)),
-            run,
-            names,
-        )
+        envelope = runtime.trust.sign(header.parked_at, run, sealed)
+        return ParkRequest(envelope, runtime.delivery_address, str(arrival.task.name)), run
 
 
 def _context_of(message: Any) -> Context:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 from kombu.message import Message
 
 from celery_distlock import Key, clock
+from celery_distlock.runtime.lock_header import LockHeader
 from celery_distlock.runtime.received import Received
 from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.memory import MemoryStore
@@ -98,6 +100,19 @@ def test_its_state_goes_to_who_waits_for_the_result(parked):
     assert (request.reply_to, request.correlation_id) == ("caller", "a")
     assert (request.id, request.args, request.kwargs) == ("a", ["a"], {"b": 1})
     assert (request.group, request.retries) == ("g", 1)
+
+
+def test_of_the_keys_at_which_it_stood_before_it_names_only_where_it_is_parked_now(store, parker):
+    """Its task was deployed with other keys, after the broker got what the store had kept."""
+    arrival = arrive("a")
+    way = LockHeader(parked_at="former", names=("former", "other"), attempts=1)
+    arrival.message.headers["distlock"] = way.to_header(1)
+
+    assert parker.handle(arrival)
+
+    ((key, run),) = store.find_parked("a")
+    sealed = LockHeader.of(json.loads(store.parked(key, run).envelope)["headers"])
+    assert (sealed.places, sealed.attempts) == (("k",), 1)
 
 
 def test_one_that_another_worker_may_have_by_now_is_doubtful_and_not_redelivered(parker):
