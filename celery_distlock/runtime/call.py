@@ -53,7 +53,6 @@ class Call:
 
     def send(
         self,
-        run: str,
         header: LockHeader,
         content: Content,
         how: Mapping[str, Any],
@@ -62,11 +61,11 @@ class Call:
     ) -> Sent:
         """Give the message to the store, and let in whom that lets in besides."""
         envelope = seal_call(content, how, header)
-        signed = self.runtime.trust.sign(self.name, run, envelope)
+        signed = self.runtime.trust.sign(self.name, header.run, envelope)
         park_request = ParkRequest(signed, task=str(self.task.name), destination=destination)
         request = SendRequest(
             self.key.template,
-            run,
+            header.run,
             park_request,
             want_of(self.key),
             self.delay,

@@ -163,11 +163,6 @@ class Content(NamedTuple):
     encoding: str
     body: Any
 
-    @classmethod
-    def of(cls, serialized: Sequence[Any]) -> "Content":
-        """Return what kombu has serialized."""
-        return cls(*serialized)
-
 
 def seal_call(content: Content, how: Mapping[str, Any], lock_header: LockHeader) -> bytes:
     """

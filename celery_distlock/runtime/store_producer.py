@@ -102,15 +102,12 @@ class StoreProducer:
         """Send the call, or publish what comes after it, as an event about it."""
         if self._is_sent:
             return self._real.publish(body, **how)
-        headers = how["headers"]
-        if "id" not in headers:
+        if "id" not in how["headers"]:
             raise ConfigurationError(
                 f"task {self._call.task.name}: lock_via='store' needs Celery's task_protocol 2"
             )
-        run = execution_id(headers)
         serializer = how.pop("serializer", None) or self._real.serializer
-        content = Content.of(dumps(body, serializer=serializer))
-        result = self._send(run, headers, content, how)
+        result = self._send(Content(*dumps(body, serializer=serializer)), how)
         self._is_sent = True
         if self._call.task.app.conf.task_send_sent_event:
             self._acquire_for_event()
@@ -125,25 +122,22 @@ class StoreProducer:
         with contextlib.suppress(*broker_errors(self.connection)):  # the call is accepted
             self._real  # noqa: B018
 
-    def _send(
-        self, run: str, headers: Mapping[str, Any], content: Content, how: Mapping[str, Any]
-    ) -> Any:
-        call = self._call
+    def _send(self, content: Content, how: Mapping[str, Any]) -> Any:
+        call, headers = self._call, how["headers"]
         kept = LockHeader.of(headers).of_next(since=time.time() + call.delay)
-        header = kept.parked([call.name], run, sent=True)
+        header = kept.parked([call.name], execution_id(headers), sent=True)
         exchange, routing_key = how.get("exchange") or "", how.get("routing_key") or ""
         exchange = str(getattr(exchange, "name", exchange))
         where, declared = (exchange, routing_key), how.get("declare") or ()
         if not call.runtime.trust.knows_route(str(call.task.name), *where, declared=declared):
-            return self._publish(content, how, self._in_time(headers))  # nobody would wake it
+            return self._publish_in_time(content, how)  # nobody would wake it
         by_broker = replace(kept, outages=1)  # so that nobody takes it for a second call
         if self._store_is_away:
-            return self._publish(content, how, self._in_time(headers), by_broker)
+            return self._publish_in_time(content, how, by_broker)
         try:
-            destination = destination_of(*where)
-            sent = call.send(run, header, content, how, self._identity, destination)
+            sent = call.send(header, content, how, self._identity, destination_of(*where))
         except StoreUnavailableError as error:
-            if self._identity is not None and self._identity.replaces == run:
+            if self._identity is not None and self._identity.replaces == header.run:
                 raise  # by the broker it would be a second delivery of what it was to replace
             rule = call.plan.unique
             raises = rule.on_outage == "raise" if rule else call.plan.settings.on_outage == "fail"
@@ -156,58 +150,42 @@ class StoreProducer:
                 error,
             )
             # The store may have it all the same: then the second one is recognised.
-            return self._publish(content, how, self._in_time(headers), by_broker)
+            return self._publish_in_time(content, how, by_broker)
         if sent is Sent.CHANGED:
             raise ChangedError
         if sent is Sent.GO:
-            self._start(run, content, how, {**headers}, header)
+            self._start(content, how, header)
         return None
 
-    def _start(
-        self,
-        run: str,
-        content: Content,
-        how: Mapping[str, Any],
-        headers: dict[str, Any],
-        header: LockHeader,
-    ) -> None:
+    def _start(self, content: Content, how: Mapping[str, Any], header: LockHeader) -> None:
         """Publish what may start; if that fails, the next sweep does."""
         call = self._call
         try:
-            self._publish(content, how, headers, header)
+            self._publish(content, how, header)
         except Exception as error:
             if not isinstance(error, broker_errors(self.connection)):
                 raise
             logger.warning(
                 "%s[%s] is accepted, and a worker sends it later, the broker does not take it: %s",
                 call.task.name,
-                headers["id"],
+                how["headers"]["id"],
                 broker_reason(error),
             )
         else:
-            call.runtime.published.note(WokenTask(call.name, run, b""))
+            call.runtime.published.note(WokenTask(call.name, header.run, b""))
 
-    def _publish(
-        self,
-        content: Content,
-        how: Mapping[str, Any],
-        headers: dict[str, Any],
-        header: LockHeader | None = None,
+    def _publish_in_time(
+        self, content: Content, how: Mapping[str, Any], header: LockHeader | None = None
     ) -> Any:
+        """Publish it with the delay that the store would have kept."""
+        delay = self._call.delay
+        headers = {**how["headers"], "eta": when(delay)} if delay else how["headers"]
+        return self._publish(content, {**how, "headers": headers}, header)
+
+    def _publish(self, content: Content, how: Mapping[str, Any], header: LockHeader | None) -> Any:
+        headers = dict(how["headers"])
         if header is not None:
             headers = without_deaths(headers)
             headers[HEADER] = header.to_header(headers.get("retries") or 0)
-        return self._real.publish(
-            content.body,
-            **{
-                **how,
-                "headers": headers,
-                "content_type": content.kind,
-                "content_encoding": content.encoding,
-            },
-        )
-
-    def _in_time(self, headers: Mapping[str, Any]) -> dict[str, Any]:
-        """Return *headers* with the time that the store would have kept."""
-        delay = self._call.delay
-        return {**headers, "eta": when(delay)} if delay else {**headers}
+        kind = {"content_type": content.kind, "content_encoding": content.encoding}
+        return self._real.publish(content.body, **{**how, **kind, "headers": headers})
