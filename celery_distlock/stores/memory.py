@@ -493,10 +493,29 @@ class MemoryStore(MemoryInspection, MemorySending, MemoryCapacity, SeveralKeys):
 
     def release(self, request: ReleaseRequest) -> Release:
         key, owner, run, ended, inbox, keep_for, started, _ = request
+        name = slot_name(key)
         with self._mutex:
+            state = self._entered(name)
             if started is False:
-                self._known(slot_name(key)).log.refund(owner)
-            return self._release(slot_name(key), owner, run, ended, inbox, keep_for)
+                state.log.refund(owner)
+            self._note_end(state, run, ended)
+            waited = inbox is not None and state.leave_queue(f"b:{owner}")
+            share, wake = state.shares.get(owner), None
+            if keep_for is not None and share is not None and state.put_first(keep_for[0]):
+                keep_for = None  # its message came before, and nobody else would send it
+            elif keep_for is not None and state.holds(keep_for[0]) not in ("", owner):
+                keep_for = None  # that run has its part already
+            if share is not None and keep_for is not None:
+                kept_run, seconds = keep_for
+                state.log.leave(f"parked:{kept_run}")
+                state.pass_on(owner, f"parked:{kept_run}", kept_run, 0.0)
+                state.shares[f"parked:{kept_run}"].until = clock.monotonic() + seconds
+            elif share is not None or waited:  # those behind one who waited may fit
+                state.leave(owner)
+                wake = self._hand_on(name, state)[1]
+            self._note_opening(name, state)
+            self._forget_if_idle(name, state)
+            return Release(share is not None or wake is not None, wake)
 
     def drop(self, wake: WokenTask, *, mark: bool = True) -> Release:
         with self._mutex:
@@ -517,36 +536,6 @@ class MemoryStore(MemoryInspection, MemorySending, MemoryCapacity, SeveralKeys):
         self._note_opening(name, state)
         self._forget_if_idle(name, state)
         return Release(True, wake)
-
-    def _release(
-        self,
-        name: str,
-        owner: str,
-        run: str,
-        ended: Completion,
-        inbox: Inbox | None = None,
-        keep_for: tuple[str, float] | None = None,
-    ) -> Release:
-        state = self._entered(name)
-        self._note_end(state, run, ended)
-        waited = inbox is not None and state.leave_queue(f"b:{owner}")
-        share = state.shares.get(owner)
-        released, wake = share is not None, None
-        if keep_for is not None and share is not None and state.put_first(keep_for[0]):
-            keep_for = None  # its message came before, and nobody else would send it
-        elif keep_for is not None and state.holds(keep_for[0]) not in ("", owner):
-            keep_for = None  # that run has its part already
-        if share is not None and keep_for is not None:
-            kept_run, seconds = keep_for
-            state.log.leave(f"parked:{kept_run}")
-            state.pass_on(owner, f"parked:{kept_run}", kept_run, 0.0)
-            state.shares[f"parked:{kept_run}"].until = clock.monotonic() + seconds
-        elif share is not None or waited:  # those behind one who waited may fit
-            state.leave(owner)
-            wake = self._hand_on(name, state)[1]
-        self._note_opening(name, state)
-        self._forget_if_idle(name, state)
-        return Release(released or wake is not None, wake)
 
     def _note_end(self, state: MemoryKey, run: str, ended: Completion) -> None:
         holder = state.holds(run)
