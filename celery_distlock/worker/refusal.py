@@ -14,6 +14,8 @@ Looks at the key of a ``"skip"`` or ``"fail"`` task when its message arrives.
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from celery.worker import state
@@ -83,6 +85,17 @@ class _Delivery(NamedTuple):
     reject: Callable[..., Any]
 
 
+@dataclass
+class _Lookup:
+    """One look at the keys of a message, and its result."""
+
+    message: Any
+    keys: Sequence[Key]
+    delivery: _Delivery
+    found: Taken | None = None
+    used: dict[str, int] = field(default_factory=dict)  # units of keys that several may hold
+
+
 class _EarlyRefusal:
     """Decides which messages for one task find their key taken. Used by the event loop."""
 
@@ -102,10 +115,9 @@ class _EarlyRefusal:
             return self._let_run(message, keys, delivery)
         if (taken := _queued_before(message, keys)) is not None:
             return self._refuse(taken, delivery, message)
-        lookup = _Lookup(self, message, keys, delivery)
-        arrival = Arrival(
-            self._task, message, (keys[0],), _nothing, lookup.settle, look=lookup.look
-        )
+        lookup = _Lookup(message, keys, delivery)
+        look, settle = partial(self._look, lookup), partial(self._settle, lookup)
+        arrival = Arrival(self._task, message, (keys[0],), _nothing, settle, look=look)
         return looking.take(arrival)
 
     def _keys(self, message: Any) -> Sequence[Key]:
@@ -149,18 +161,20 @@ class _EarlyRefusal:
 
     # In the thread
 
-    def look(self, lookup: "_Lookup") -> Taken | None:
-        """Return what of its keys is taken, as far as the store answers."""
+    def _look(self, lookup: _Lookup) -> None:
+        """Find out which of its keys is taken, as far as the store answers."""
         if clock.monotonic() < self._store_away_until:
-            return None
+            return
         message = lookup.message
         try:
             for key, want in zip(lookup.keys, wants_of(lookup.keys).values(), strict=True):
                 now = self._runtime.store.inspect(key.template, PATIENCE)
                 if _leaves_room(now, want, execution_id(message.headers)):
                     lookup.used[key.template] = now.used
-                else:
-                    return Taken(key.template, now.owner, now.run, now.remaining or now.rest)
+                    continue
+                left = now.remaining or now.rest
+                lookup.found = Taken(key.template, now.owner, now.run, left)
+                return
         except Exception as error:  # noqa: BLE001  # the pool asks again, and says what is wrong
             words = (
                 "the key of task %s[%s] was not looked at on arrival; its process looks, and so do"
@@ -169,39 +183,16 @@ class _EarlyRefusal:
             name, identity = self._task.name, message.headers["id"]
             logger.info(words, name, identity, STORE_PAUSE, error)
             self._store_away_until = clock.monotonic() + STORE_PAUSE
-        return None
 
     # In the event loop again
 
-    def settle(self, lookup: "_Lookup") -> Any:
+    def _settle(self, lookup: _Lookup) -> Any:
         """Hand the message to the pool, with what was found."""
         # An earlier task may have been in the thread, too, when this one came.
         taken = lookup.found or _queued_before(lookup.message, lookup.keys, lookup.used)
         if taken is not None:
             return self._refuse(taken, lookup.delivery, lookup.message)
         return self._let_run(lookup.message, lookup.keys, lookup.delivery)
-
-
-class _Lookup:
-    """One look at the keys of a message, and its result."""
-
-    def __init__(
-        self, early_refusal: _EarlyRefusal, message: Any, keys: Sequence[Key], delivery: _Delivery
-    ) -> None:
-        self._early_refusal = early_refusal
-        self.message = message
-        self.keys = keys
-        self.delivery = delivery
-        self.found: Taken | None = None
-        self.used: dict[str, int] = {}  # units of keys that several may hold, by key
-
-    def look(self) -> None:
-        """Ask; in the thread."""
-        self.found = self._early_refusal.look(self)
-
-    def settle(self) -> Any:
-        """Go on, in the event loop."""
-        return self._early_refusal.settle(self)
 
 
 def _leaves_room(now: KeyState, want: Want, run: str) -> bool:
