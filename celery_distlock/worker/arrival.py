@@ -10,15 +10,14 @@ from celery.worker import state
 from celery_distlock import clock
 from celery_distlock.engine.wants import want_of
 from celery_distlock.key import Key
-from celery_distlock.keys import slot_name
+from celery_distlock.keys import KeyRule, slot_name
 from celery_distlock.runtime.times import seconds_until
 from celery_distlock.stores.values import Want
 
 __all__ = [
-    "LARGE_BODY",
     "PLAIN_CONTENT",
     "Arrival",
-    "in_order",
+    "keys_of",
     "may_run_at_once",
     "wants_of",
 ]
@@ -77,9 +76,15 @@ class Arrival:
         return wants_of(self.keys)
 
 
-def in_order(keys: Iterable[Key]) -> tuple[Key, ...]:
-    """Return *keys* in the order in which they are acquired."""
-    return tuple(sorted(keys, key=lambda key: key.template))
+def keys_of(message: Any, rule: KeyRule) -> tuple[Key, ...]:
+    """Return the keys of *message* in the order in which they are acquired; none: ask the pool."""
+    if len(message.body) > LARGE_BODY or message.content_type not in PLAIN_CONTENT:
+        return ()
+    try:
+        args, kwargs, _ = message.payload
+        return tuple(sorted(rule.keys(args, kwargs), key=lambda key: key.template))
+    except Exception:  # noqa: BLE001  # whatever is wrong with it, the task is to fail with it
+        return ()
 
 
 def wants_of(keys: Iterable[Key]) -> dict[str, Want]:

@@ -15,14 +15,7 @@ from celery_distlock.runtime.lock_header import LockHeader
 from celery_distlock.stores import Ability
 from celery_distlock.stores.values import ALONE, Want
 
-from .arrival import (
-    LARGE_BODY,
-    PLAIN_CONTENT,
-    Arrival,
-    in_order,
-    may_run_at_once,
-    wants_of,
-)
+from .arrival import Arrival, keys_of, may_run_at_once, wants_of
 from .in_flight import in_flight
 
 __all__ = ["strategy"]
@@ -88,14 +81,8 @@ class _ParkingStrategy:
         return {name: wants.get(name, ALONE) for name in header.places}
 
     def keys(self, message: Any) -> tuple[Key, ...]:
-        """Return the keys of *message*, sorted; none: it is for the pool to make them."""
-        if len(message.body) > LARGE_BODY or message.content_type not in PLAIN_CONTENT:
-            return ()
-        try:
-            args, kwargs, _ = message.payload
-            return in_order(self._plan.rule.keys(args, kwargs))
-        except Exception:  # noqa: BLE001  # whatever is wrong with it, the task is to fail with it
-            return ()
+        """Return the keys of *message*; see `keys_of`."""
+        return keys_of(message, self._plan.rule)
 
     def has_to_wait(self, message: Any, wants: Mapping[str, Want]) -> bool:
         """

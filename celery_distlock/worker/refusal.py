@@ -31,13 +31,7 @@ from celery_distlock.stores.identities import is_own
 from celery_distlock.stores.values import KeyState, Want
 
 from . import parking_strategy
-from .arrival import (
-    LARGE_BODY,
-    PLAIN_CONTENT,
-    Arrival,
-    in_order,
-    wants_of,
-)
+from .arrival import Arrival, keys_of, wants_of
 from .in_flight import has_room, in_flight
 from .parker import PATIENCE, STORE_PAUSE
 from .parking import MOST_HELD
@@ -127,15 +121,9 @@ class _EarlyRefusal:
             headers.get("eta")  # who knows what is then
             or (message.delivery_info or {}).get("redelivered")  # it may have the key itself
             or LockHeader.of(headers).woken
-            or len(message.body) > LARGE_BODY
-            or message.content_type not in PLAIN_CONTENT
         ):
             return ()
-        try:
-            args, kwargs, _ = message.payload
-            return in_order(self._plan.rule.keys(args, kwargs))
-        except Exception:  # noqa: BLE001  # whatever is wrong with it, the task is to fail with it
-            return ()
+        return keys_of(message, self._plan.rule)
 
     def _waits(self) -> bool:
         """Whether a task that comes now waits for others to end."""
