@@ -15,9 +15,9 @@ from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.values import PeerChannel, WokenTask
 
 from . import scripts
+from .answers import text
 from .connections import Command, command, milliseconds, script_call
 from .delivery_channel import PubSubChannel, woken_task_of
-from .inspection import text
 from .records import Records
 from .request_runner import RequestRunner
 from .server_errors import is_transient

@@ -1,13 +1,10 @@
 """What a store over Redis tells of all its keys: the half of it that looks, and counts."""
 
-import contextlib
 import json
 import logging
-import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -21,8 +18,6 @@ from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.listing import CountingStore, ListingStore
 from celery_distlock.stores.values import (
-    ALONE,
-    FIRST,
     UNREADABLE,
     Holder,
     KeyState,
@@ -30,58 +25,43 @@ from celery_distlock.stores.values import (
     Route,
     Starts,
     Waiter,
-    Want,
     WokenTask,
     read_rates,
 )
 
 from . import scripts
+from .answers import (
+    each_woken,
+    is_ours,
+    seconds_of,
+    since_of,
+    sum_counters,
+    text,
+    token_of,
+    unreadable,
+    want_of,
+)
 from .connections import ANSWERLESS, TIMEOUT, Command, command, time_left
-from .reading import NOT_READ, REMEDY, Reading
+from .reading import NOT_READ, REMEDY
 from .records import Records
 from .request_runner import Answered, RequestRunner
+from .scanning import SCAN_BATCH, Cursor, KeysWith, keys_of, literal, names_at
 from .server_errors import describe_info, is_transient, parse_info
 from .topology import Topology
 
-__all__ = [
-    "INFO",
-    "QUESTIONS",
-    "SHARED",
-    "SWEEP_BATCH",
-    "KeysWith",
-    "RedisInspection",
-    "describe_server",
-    "each_woken",
-    "keys_of",
-    "micros_of",
-    "names_at",
-    "seconds_of",
-    "since_of",
-    "sum_counters",
-    "text",
-    "together",
-    "token_of",
-    "told",
-    "wake_of",
-    "wakes_of",
-    "want_of",
-]
+__all__ = ["INFO", "QUESTIONS", "SWEEP_BATCH", "RedisInspection", "describe_server", "told"]
 
 logger = logging.getLogger(__name__)
 
 SHARED = "several:"  # the owner in the record of a key that several hold
 SWEEP_BATCH = 100  # keys a round trip
-SCAN_BATCH = 1000  # records that the server looks at, a round trip
 _PLACES = (("queue", "p:"), ("woken", ""), ("later", ""))  # of runs, with what goes before them
-EXACT = 2**53  # microseconds; no number beyond it is a time or a token of ours
 
 # What a server is asked for `parse_info`, and for `told`.
 INFO = [command(b"", "INFO"), command(b"", "CONFIG", "GET", "save")]
 QUESTIONS = [*INFO, command(b"", "TIME")]
-_GLOB = re.compile(r"[\\*?\[\]]")
 _LIMIT = re.compile(r"(-|\d{1,15})(?:/(\S*))? (\d{1,15}) (\d{1,16}) (.*)", re.DOTALL)
 _SHARE = re.compile(r"\d+ (\d{1,9}) (-?\d{1,9}) \d+ (\d{1,16}) (.*)", re.DOTALL)  # as in units.lua
-_PLAIN = re.compile(r"[\w:.,;/*-]*", re.ASCII)  # a pattern that a server reads as fnmatch does
 
 
 class RedisInspection(ListingStore, CountingStore):
@@ -121,7 +101,7 @@ class RedisInspection(ListingStore, CountingStore):
     def _waited_for(self) -> Iterator[list[str]]:
         try:
             for names in self._waiting_names():
-                yield [name for name in names if _is_ours(name)]
+                yield [name for name in names if is_ours(name)]
         except StoreUnavailableError as error:
             if self._servers.in_order:
                 raise
@@ -135,7 +115,7 @@ class RedisInspection(ListingStore, CountingStore):
 
     def _waiting_names(self) -> Iterator[list[str]]:
         """Return the names that the index has, of keys with parked tasks; some have none now."""
-        for cursor in _Cursor():
+        for cursor in Cursor():
             scan = self._records.command("parked", "ZSCAN", "{}", cursor.at, "COUNT", SWEEP_BATCH)
             answer = self._requests.ask([scan], "the names of parked tasks").answers[0]
             with self._requests.reading("ZSCAN", answer) as (cursor.at, found):
@@ -200,7 +180,7 @@ class RedisInspection(ListingStore, CountingStore):
             return [_waiter(*each, woken=number < woken) for number, each in enumerate(found)]
 
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
-        mask = _GLOB.sub(r"\\\g<0>", f"{task_id}:") + "*"
+        mask = literal(f"{task_id}:") + "*"
         for names in self._waiting_names() if key is None else [[slot_name(key)]]:
             for place in _PLACES:  # one after the other: a run may go on to the next one meanwhile
                 for name, run in self._runs_like(mask, names, *place):
@@ -302,135 +282,6 @@ def told(answers: Sequence[Any], at: float) -> Iterator[Finding]:
         yield from describe_info(facts, ahead)
 
 
-class KeysWith:
-    """
-    How to find the keys that have a record: a lock, if they are held.
-
-    Args:
-        stem: Returns what the names of a key's records begin with.
-        pattern: Of the keys; more may be found, see `keys_of`.
-        record: Which of their records.
-    """
-
-    def __init__(
-        self, stem: Callable[[str], str], pattern: str = "*", record: str = "lock"
-    ) -> None:
-        head, tail = (_GLOB.sub(r"\\\g<0>", part) for part in stem("\0").split("\0"))
-        self._mask = f"{head}{pattern if _PLAIN.fullmatch(pattern) else '*'}{tail}{record}"
-        self._first, self._last = len(stem("")) - 2, -len(f"}}:{record}")
-
-    def scan(self, cursor: bytes) -> Command:
-        """Return a call for the next of them; the first cursor is ``0``, and the last one, too."""
-        return command(b"", "SCAN", cursor, "MATCH", self._mask, "COUNT", SCAN_BATCH)
-
-    def found(self, answer: tuple[bytes, Sequence[bytes]]) -> tuple[bytes, list[str]]:
-        """Return the cursor of *answer*, and the names of the keys that have its records."""
-        cursor, records = answer
-        found = []
-        for record in records:
-            with contextlib.suppress(UnicodeDecodeError):  # else it is not one of ours
-                found.append(record.decode()[self._first : self._last])
-        return cursor, found
-
-
-def names_at(
-    servers: Topology,
-    keys: KeysWith,
-    ask: Callable[[Command], Any],
-    reading: Callable[[str, Any], Reading],
-) -> Iterator[list[str]]:
-    """Return the names of all such *keys* at *servers*; some may come twice."""
-    for node in servers.nodes():
-        for cursor in _Cursor():
-            answer = ask(keys.scan(cursor.at)._replace(node=node))
-            with reading("SCAN", answer):
-                cursor.at, names = keys.found(answer)
-            yield names
-
-
-def keys_of(found: Iterable[Sequence[str]], pattern: str) -> Iterator[list[str]]:
-    """Return the keys of the names that were *found*, each once, if they are like *pattern*."""
-    seen: set[int] = set()  # a fourth of what the keys themselves would take
-    for names in found:
-        keys = dict.fromkeys(key_of(name) for name in names)
-        new = [key for key in keys if hash(key) not in seen and fnmatchcase(key, pattern)]
-        if new:
-            seen.update(map(hash, new))
-            yield new
-
-
-def sum_counters(found: Sequence[bytes]) -> dict[str, float]:
-    """Return what the record of counters says; what is no number of ours is left out."""
-    sums = {}
-    for what, by in zip(found[::2], found[1::2], strict=True):
-        with contextlib.suppress(ValueError):
-            if _is_ours(name := text(what)) and math.isfinite(number := float(by)):
-                sums[name] = number
-    return sums
-
-
-class _Cursor:
-    """Iterates until the server has set it to 0 again."""
-
-    def __init__(self) -> None:
-        self.at = b""
-
-    def __iter__(self) -> "_Cursor":
-        return self
-
-    def __next__(self) -> "_Cursor":
-        if self.at == b"0":
-            raise StopIteration
-        self.at = self.at or b"0"
-        return self
-
-
-def text(value: bytes | None) -> str:
-    """
-    Return what a server says as text; of nothing, the empty one.
-
-    What is no UTF-8 was written by somebody else. It goes back as it came, so that it can be
-    released and dropped.
-    """
-    return value.decode("utf-8", "surrogateescape") if value else ""
-
-
-def wake_of(name: str, run: bytes, envelope: bytes | list[bytes]) -> WokenTask:
-    """
-    Return whom a script has woken.
-
-    One that needs several keys comes with their names, and one that has come before with that.
-    """
-    if isinstance(envelope, list):
-        told, *came = envelope
-        if came:
-            return WokenTask(name, text(run), told, returned=True)
-        return WokenTask(name, text(run), b"", Route.read(text(told)))
-    return WokenTask(name, text(run), envelope)
-
-
-def each_woken(name: str, woken: Sequence[Any]) -> list[WokenTask]:
-    """Return all whom a script has woken at one key: a run, what is to be sent of it, and so on."""
-    pairs = zip(woken[::2], woken[1::2], strict=True)
-    return [wake_of(name, run, envelope) for run, envelope in pairs if run]
-
-
-def wakes_of(name: str, woken: Sequence[Any]) -> WokenTask | None:
-    """Return those of `each_woken` as one."""
-    return together(each_woken(name, woken))
-
-
-def opens_in(woken: Sequence[Any]) -> float | None:
-    """Return in how many seconds time alone lets somebody enter, if a script has told so."""
-    told = [said for run, said in zip(woken[::2], woken[1::2], strict=True) if not run and said]
-    return min(told) / 1000 if told else None
-
-
-def together(wakes: Sequence[WokenTask]) -> WokenTask | None:
-    """Return those who were woken as one."""
-    return wakes[0]._replace(also=tuple(wakes[1:])) if wakes else None
-
-
 def _limit(written: bytes) -> Limit | None:
     """Return the limit that limit.lua has written, if it has not ended."""
     match = _LIMIT.fullmatch(text(written))
@@ -470,62 +321,12 @@ def _shared(state: KeyState, shares: Sequence[Any], used: int, capacity: bytes) 
     )
 
 
-def _is_ours(name: str) -> bool:
-    return name.isascii() or not any("\ud800" <= character < "\ue000" for character in name)
-
-
-def token_of(value: bytes | None) -> int:
-    """Return the token that a record tells; 0 if it tells none, `UNREADABLE` if it is spoilt."""
-    if not value:
-        return 0
-    if value.isdigit() and len(value) <= len(str(EXACT)) and (token := int(value)) < EXACT:
-        return token
-    return UNREADABLE
-
-
-def since_of(value: bytes | float | None) -> float:
-    """Return the seconds of a time in microseconds; 0: there is none that is one of anything."""
-    try:
-        micros = float(value or 0)
-    except ValueError:
-        return 0.0
-    return micros / 1e6 if FIRST < micros < EXACT else 0.0
-
-
-def micros_of(now: Sequence[bytes]) -> int:
-    """Return the time that a server tells (``TIME``), in µs."""
-    seconds, rest = now
-    return int(seconds) * 1_000_000 + int(rest)
-
-
-def seconds_of(now: Sequence[bytes]) -> float:
-    """Return the time that a server tells, in seconds."""
-    return micros_of(now) / 1e6
-
-
-def unreadable(address: str, key: str, token: bytes | None) -> str:
-    """Say that a lock's token cannot be read, and what to do."""
-    return (
-        f"{address}: the record of lock {shown(key)!r} is spoilt: its token is"
-        f" {shown(text(token))!r}; `celery locks release --force` frees the key"
-    )
-
-
 def _waiter(member: bytes, arrival: bytes, task: bytes, want: bytes, *, woken: bool) -> Waiter:
-    return _one_who_waits(member, arrival, task, woken=woken)._replace(want=want_of(want))
-
-
-def want_of(written: bytes | None) -> Want:
-    """Return how much one wants that waits, as units.lua has written it."""
-    return Want.read(text(written)) or ALONE
-
-
-def _one_who_waits(member: bytes, arrival: bytes, task: bytes, *, woken: bool) -> Waiter:
     kind, _, who = text(member).partition(":")
-    since = since_of(arrival)
+    since, wants = since_of(arrival), want_of(want)
     if kind == "p":
-        return Waiter("", who, since, b"", woken, text(task))
-    return Waiter(who.partition(" ")[2], "", since)
+        return Waiter("", who, since, b"", woken, text(task), want=wants)
+    return Waiter(who.partition(" ")[2], "", since, want=wants)
 
 
 _COUNT, _INSPECT, _ROUSE, _SWEEP, _WAITERS = map(

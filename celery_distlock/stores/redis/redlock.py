@@ -57,21 +57,13 @@ from celery_distlock.stores.values import (
 )
 
 from . import scripts
+from .answers import seconds_of, sum_counters, text, token_of
 from .connections import Command, NodeSettings, command, milliseconds, time_left
-from .inspection import (
-    QUESTIONS,
-    SWEEP_BATCH,
-    KeysWith,
-    keys_of,
-    seconds_of,
-    sum_counters,
-    text,
-    token_of,
-    told,
-)
+from .inspection import QUESTIONS, SWEEP_BATCH, told
 from .quorum import ANSWER, Answers, QuorumClient
 from .reading import Reading
 from .records import Records
+from .scanning import KeysWith, keys_of
 from .server_errors import memory_findings, parse_info, said
 from .urls import explained, node_settings, split
 

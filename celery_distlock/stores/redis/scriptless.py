@@ -48,20 +48,12 @@ from celery_distlock.stores.values import (
     WokenTask,
 )
 
+from .answers import EXACT, micros_of, sum_counters, token_of
 from .connections import TIMEOUT, Command, command, milliseconds, time_left
-from .inspection import (
-    EXACT,
-    SWEEP_BATCH,
-    KeysWith,
-    describe_server,
-    keys_of,
-    micros_of,
-    names_at,
-    sum_counters,
-    token_of,
-)
+from .inspection import SWEEP_BATCH, describe_server
 from .records import Records
 from .request_runner import RequestRunner
+from .scanning import KeysWith, keys_of, names_at
 from .server_errors import is_of_other_type, is_transient, memory_findings, parse_info
 from .urls import locate
 

@@ -12,8 +12,9 @@ from celery_distlock.stores.sending import Bearer, SendingStore, SendReply, Sent
 from celery_distlock.stores.values import ALONE, Waiter, WokenTask
 
 from . import scripts
+from .answers import text, want_of
 from .connections import TIMEOUT, Command, milliseconds
-from .inspection import SWEEP_BATCH, text, want_of
+from .inspection import SWEEP_BATCH
 from .timing import RedisTiming
 from .topology import Topology
 

@@ -42,6 +42,7 @@ from celery_distlock.stores.values import (
 )
 
 from . import scripts
+from .answers import each_woken, micros_of, opens_in, text, together, token_of, unreadable, wake_of
 from .capacity import RedisCapacity
 from .connections import (
     TIMEOUT,
@@ -52,24 +53,11 @@ from .connections import (
     time_left,
 )
 from .delivery import RedisDelivery
-from .inspection import (
-    INFO,
-    SWEEP_BATCH,
-    KeysWith,
-    RedisInspection,
-    each_woken,
-    micros_of,
-    names_at,
-    opens_in,
-    text,
-    together,
-    token_of,
-    unreadable,
-    wake_of,
-)
+from .inspection import INFO, SWEEP_BATCH, RedisInspection
 from .permissions import IN_A_CLUSTER, REHEARSAL, lacking
 from .records import Records
 from .request_runner import LONE_NODE, Answered, RequestRunner
+from .scanning import KeysWith, names_at
 from .sending import RedisSending
 from .server_errors import memory_findings, parse_info
 from .subscriptions import PubSubInbox, WaiterSubscriptions

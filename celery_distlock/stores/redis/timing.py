@@ -11,8 +11,9 @@ from celery_distlock.stores.timing import NOTHING, Claim, Dues, Settled, TimedSt
 from celery_distlock.stores.values import WokenTask
 
 from . import scripts
+from .answers import opens_in, text, wakes_of
 from .connections import TIMEOUT, Command, milliseconds, script_call
-from .inspection import SWEEP_BATCH, opens_in, text, wakes_of
+from .inspection import SWEEP_BATCH
 from .records import Records
 from .request_runner import RequestRunner
 
