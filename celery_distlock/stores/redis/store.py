@@ -54,10 +54,10 @@ from .connections import (
 )
 from .delivery import RedisDelivery
 from .inspection import INFO, SWEEP_BATCH, RedisInspection
+from .mending import IndexMender
 from .permissions import IN_A_CLUSTER, REHEARSAL, lacking
 from .records import Records
 from .request_runner import LONE_NODE, Answered, RequestRunner
-from .scanning import KeysWith, names_at
 from .sending import RedisSending
 from .server_errors import memory_findings, parse_info
 from .subscriptions import PubSubInbox, WaiterSubscriptions
@@ -71,9 +71,6 @@ logger = logging.getLogger(__name__)
 MOST_LEFT = 10_000  # runs that are known to have been left to others
 TURN = 0.9  # of the interval between sweeps: for so long the sweepers' turn is one's own
 REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
-MENDED = 600.0  # seconds for which a cluster's index is taken for whole
-MENDER = 60.0  # seconds after which another mends it, if who has begun does not go on
-MENDING = 0.2  # seconds of a sweep, at most: a cluster may have many keys that are not ours
 SLOW_BATCH = 1.0  # seconds that a round trip takes at most: what is more was no work, but an outage
 
 
@@ -104,7 +101,7 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
         """Drop what a fork inherited, without a word to the server: it is the parent's."""
         self._inbox_channel = f"{self._prefix}:inbox:{uuid.uuid4().hex}"
         self._subscriptions: dict[Hashable, WaiterSubscriptions] = {}
-        self._mending: Iterator[None] | None = None  # the index
+        self._mender = IndexMender(self._servers, self._requests, self._records)
         if forked:
             self._delivery = None
             self._servers.after_fork()
@@ -403,7 +400,7 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
         keep = self._turn(who, interval * TURN)
         is_ours = bool(self._requests.ask([keep], "the sweeper's turn").answers[0])
         if not self._servers.in_order:
-            self._go_on_mending(begins=is_ours)
+            self._mender.go_on(begins=is_ours)
         if not is_ours:
             return
         self._gives_way = False
@@ -427,50 +424,6 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
         least = 0.0 if self._gives_way else interval * TURN - (clock.monotonic() - begin)
         rest = max(least, REST * worked)
         self._requests.ask([self._turn(who, rest)], "the sweeper's turn")
-
-    def _go_on_mending(self, *, begins: bool) -> None:
-        """Mend the index for a moment; begin with it if nobody has of late."""
-        if self._mending is None:
-            if not begins or not self._take_for_whole(MENDER, "NX"):
-                return
-            self._mending = self._mend_index()
-        until = clock.monotonic() + MENDING
-        for _ in self._mending:
-            if clock.monotonic() > until:
-                if self._take_for_whole(MENDER, "XX"):
-                    return
-                break  # it has been lost meanwhile: begin again
-        self._mending = None
-
-    def _mend_index(self) -> Iterator[None]:
-        """
-        Note again at which keys somebody may be parked, some at a time.
-
-        The index's node may have lost some of it, or all, and the keys' nodes nothing. Where one
-        is away, it is done again soon.
-        """
-        away: list[Exception] = []
-
-        def ask(scan: Command) -> Any:
-            (answer,) = self._requests.attempt_beside([scan])
-            if not isinstance(answer, Exception):
-                return answer
-            away.append(answer)
-            return b"0", ()
-
-        parked = KeysWith(self._records.stem, record="tasks")
-        for names in names_at(self._servers, parked, ask, self._requests.reading):
-            calls = [self._records.index("add", name) for name in names]
-            noted = self._requests.attempt_beside(calls)
-            away.extend(each for each in noted if isinstance(each, Exception))
-            yield
-        if not away:
-            self._take_for_whole(MENDED, "XX")
-
-    def _take_for_whole(self, seconds: float, only: str) -> bool:
-        """Note that nobody has to mend the index; only where that is not noted (NX), or is (XX)."""
-        note = self._records.index_is_whole(seconds, only)
-        return self._requests.attempt_beside([note]) == [b"OK"]
 
     def wake_next(self, key: str) -> Iterator[WokenTask]:
         names = [slot_name(key)]

@@ -14,7 +14,7 @@ from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.rate import Rate
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
-from celery_distlock.stores.redis import cluster_nodes, request_runner
+from celery_distlock.stores.redis import cluster_nodes, mending, request_runner
 from celery_distlock.stores.redis import store as redis_store
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.scriptless import ScriptlessStore
@@ -497,7 +497,7 @@ def test_who_waits_is_found_though_the_node_with_the_index_comes_back_empty(clus
 
 
 def test_who_is_missing_in_the_index_is_found_by_and_by(cluster, store, prefix, monkeypatch):
-    monkeypatch.setattr(redis_store, "MENDED", 0.5)
+    monkeypatch.setattr(mending, "MENDED", 0.5)
     assert swept(store) == []
     send(store, "k", "run", delay=0.5)
     cluster.node_of(f"{prefix}:parked").ask("ZREM", f"{prefix}:parked", "k")
@@ -508,7 +508,7 @@ def test_who_is_missing_in_the_index_is_found_by_and_by(cluster, store, prefix, 
 def test_an_index_that_is_lost_while_it_is_mended_is_mended_anew(
     cluster, store, prefix, monkeypatch
 ):
-    monkeypatch.setattr(redis_store, "MENDING", 0.0)  # a sweep mends one part only
+    monkeypatch.setattr(mending, "MENDING", 0.0)  # a sweep mends one part only
     index = cluster.node_of(f"{prefix}:parked")
     keys = [key for each in cluster.masters for key in keys_on(cluster, each, 2)]
     for key in keys:
