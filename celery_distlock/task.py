@@ -11,9 +11,10 @@ from .engine.lease import Lease
 from .errors import ConfigurationError
 from .key import Key
 from .runtime import call_rules, sending
-from .runtime.app import UNSET, Runtime
+from .runtime.app import Runtime
 from .runtime.current import lease_of, unlocked
 from .runtime.execution import Execution, drop_reservations, leave_former_keys, note_call
+from .runtime.plans import UNSET
 from .runtime.requeueing import Postponed
 from .worker import install
 from .worker.start_error import told_by_commands

@@ -12,10 +12,11 @@ from celery_distlock.stores import ParkRequest, SendingStore, SendRequest, Sent
 from celery_distlock.stores.requests import Identity
 from celery_distlock.unique import Throttle
 
-from .app import Plan, Runtime
+from .app import Runtime
 from .current import Task
 from .lock_header import LockHeader
 from .messages import Content, seal_call
+from .plans import Plan
 
 __all__ = ["Call"]
 

@@ -33,11 +33,12 @@ from celery_distlock.telemetry import events
 
 from . import hold_times
 from .acquiring import KeyAcquisition
-from .app import Plan, Runtime
+from .app import Runtime
 from .body import Body
 from .current import Task, here
 from .invocation import Invocation
 from .lock_header import LockHeader, execution_id
+from .plans import Plan
 from .received import HEADER
 from .reporting import Report
 from .requeueing import Requeueing, drop, drop_at

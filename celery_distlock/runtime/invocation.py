@@ -14,10 +14,11 @@ from celery_distlock.stores import Store
 from celery_distlock.stores.identities import ExecutionId, is_own
 from celery_distlock.stores.values import OwnChannel, Reply
 
-from .app import Plan, Runtime
+from .app import Runtime
 from .current import Task
 from .lock_header import LockHeader
 from .messages import seal
+from .plans import Plan
 from .received import Received
 from .reporting import Report
 from .states import TaskStates

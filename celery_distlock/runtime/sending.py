@@ -19,10 +19,11 @@ from celery_distlock.settings import check_via
 from celery_distlock.stores import Ability, SendingStore
 from celery_distlock.stores.requests import Identity
 
-from .app import UNSET, Plan, Runtime
+from .app import Runtime
 from .call import Call
 from .call_rules import OBLIGING, send_once, terms_of
 from .current import Task
+from .plans import UNSET, Plan
 from .store_producer import StoreProducer
 from .times import seconds_left
 

@@ -10,8 +10,9 @@ from celery.worker.strategy import default
 from celery_distlock.engine.wants import want_of
 from celery_distlock.key import Key
 from celery_distlock.policies import Requeue
-from celery_distlock.runtime.app import Plan, Runtime
+from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.lock_header import LockHeader
+from celery_distlock.runtime.plans import Plan
 from celery_distlock.stores import Ability
 from celery_distlock.stores.values import ALONE, Want
 

@@ -24,8 +24,9 @@ from celery.worker.strategy import default
 from celery_distlock import clock
 from celery_distlock.key import Key
 from celery_distlock.policies import Fail, Skip
-from celery_distlock.runtime.app import Plan, Runtime
+from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.lock_header import LockHeader, execution_id
+from celery_distlock.runtime.plans import Plan
 from celery_distlock.runtime.received import Received, Taken
 from celery_distlock.stores.identities import is_own
 from celery_distlock.stores.values import KeyState, Want

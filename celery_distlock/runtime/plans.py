@@ -1,0 +1,206 @@
+"""How each task is locked: its plan, made of what it declares and what its app sets."""
+
+import inspect
+from dataclasses import dataclass, replace
+from typing import Any
+
+from celery_distlock.engine.hold import Terms
+from celery_distlock.engine.wants import abilities_for
+from celery_distlock.errors import ConfigurationError
+from celery_distlock.keys import KeyRule
+from celery_distlock.policies import Fail, Policy, Requeue, Skip, Wait, resolve
+from celery_distlock.rate import Rate
+from celery_distlock.settings import TASK_ONLY, TASK_OPTIONS, Layer, Settings, meant
+from celery_distlock.stores import Ability, Store
+from celery_distlock.unique import CallRule, Throttle, rule_of
+
+from .call_identity import CallIdentity
+from .validation import Validation
+
+__all__ = ["OPTIONS", "UNSET", "Plan", "make_plan"]
+
+UNSET: Any = type("Unset", (), {"__repr__": lambda _: "<not set>"})()
+OPTIONS = (*TASK_OPTIONS, *TASK_ONLY)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one task is locked; made when it is declared."""
+
+    settings: Settings
+    rule: KeyRule
+    policy: Policy
+    terms: Terms
+    sends: bool = False  # its calls go through the store
+    unique: CallRule | None = None
+    identity: CallIdentity | None = None  # as `unique` says
+
+    def needs(self, store: Store) -> list[tuple[str, Ability]]:
+        """Return what of it needs which abilities that *store* has not."""
+        needed = [(repr(key), each) for key in self.rule.declared for each in abilities_for(key)]
+        needed += [(repr(self.policy), each) for each in self.policy.needs]
+        needed += [("lock_via='store'", Ability.SEND)] if self.sends else []
+        return [(what, ability) for what, ability in needed if ability not in store.abilities]
+
+    @property
+    def why_not_sent(self) -> str:
+        """Why calls cannot go through the store; empty: they can."""
+        needed = _why_not_sent(self.rule, self.policy)
+        return f"lock_via='store' needs {needed}" if needed else ""
+
+
+def make_plan(
+    task: type[Any], name: str, flags: Layer, configured: Layer, *, annotated: bool
+) -> Plan:
+    """
+    Return the plan of *task*, which has this *name*; its class may have none.
+
+    Args:
+        flags: Of the worker.
+        configured: The settings of the app.
+        annotated: Celery may have set some of its options, by ``task_annotations``.
+
+    Raises:
+        ConfigurationError: An option is unknown or wrong; the message says which and where.
+    """
+    where = f"task {name}"
+    options = _options(task, where)
+    layer = Layer(f"{where}: lock_*", options)
+    settings = Settings.from_layers(layer, flags, configured)
+    policy_name = f"{where}: lock_on_conflict"
+    if "on_conflict" not in options:
+        flag = "on_conflict" in flags.values
+        policy_name = f"{'worker flag --' if flag else 'setting '}distlock_on_conflict"
+    policy = resolve(policy_name, settings.on_conflict)
+    unique = rule_of(f"{where}: lock_unique", options.get("unique"))
+    if not annotated:
+        _refuse_idle(where, _own(task, flags, configured), settings, policy, unique)
+    rate = unique.rate if isinstance(unique, Throttle) else None
+    rule = _key_rule(settings.key, task, name, rate)
+    wanted_by = "lock_via='store'" if "via" in options else ""
+    if unique is not None:
+        settings = replace(settings, via="store")
+        wanted_by = "lock_unique"
+    return Plan(
+        settings,
+        rule,
+        policy,
+        Terms(settings.lease, watchdog=settings.watchdog, max_hold=settings.max_hold),
+        _sends(where, settings, rule, policy, wanted_by),
+        unique,
+        _call_identity(unique, rule, task, name),
+    )
+
+
+def _own(task: type[Any], *layers: Layer) -> set[str]:
+    """Return what stands in the declaration of *task*, or is a default for all tasks."""
+    own = {name for name, value in vars(task).items() if value is not UNSET}
+    if not any("lease" in layer.values for layer in layers):
+        own.add("lock_lease")
+    return own
+
+
+def _options(task: type[Any], where: str) -> dict[str, Any]:
+    """Return the lock options that *task*, its bases or annotations set."""
+    options = {}
+    for attribute in dir(task):
+        name = attribute.removeprefix("lock_")
+        if name == attribute:
+            continue
+        if name not in OPTIONS:
+            known = [f"lock_{option}" for option in OPTIONS]
+            raise ConfigurationError(
+                f"{where}: unknown option {attribute}; {meant(attribute, known)}"
+            )
+        value = inspect.getattr_static(task, attribute)
+        if isinstance(value, staticmethod):
+            value = value.__func__
+        if value is not UNSET:
+            options[name] = value
+    return options
+
+
+def _refuse_idle(
+    where: str, own: set[str], settings: Settings, policy: Policy, unique: CallRule | None
+) -> None:
+    """
+    Raise for what would change nothing, or not what it says.
+
+    Only where the declaration of *task*, which has *own*, says both: its bases, the app's settings
+    and a worker's flags are for many tasks, and must not keep a worker from starting.
+    """
+    if {"lock_wait", "lock_on_conflict"} <= own:
+        if isinstance(policy, Skip | Fail):
+            raise ConfigurationError(
+                f"{where}: lock_wait is never waited, for its policy is {policy!r}; to wait before"
+                f" that, write lock_on_conflict = policies.Wait(then={policy!r})"
+            )
+        if isinstance(policy, Wait) and policy.timeout is not None:
+            raise ConfigurationError(
+                f"{where}: lock_wait is {settings.wait:g} s, and {policy!r} waits its own timeout"
+            )
+    if {"lock_max_hold", "lock_watchdog"} <= own and not settings.watchdog and settings.max_hold:
+        raise ConfigurationError(
+            f"{where}: lock_max_hold is {settings.max_hold:g} s, and with lock_watchdog=False no"
+            " lease is renewed: a key is held until lock_lease is over"
+        )
+    longest = settings.max_hold if {"lock_max_hold", "lock_lease"} <= own else None
+    if longest is not None and settings.watchdog and longest < settings.lease:
+        raise ConfigurationError(
+            f"{where}: lock_max_hold is {longest:g} s and lock_lease"
+            f" {settings.lease:g} s, and no key is held for less than its lease: shorten the lease"
+        )
+    if {"lock_via", "lock_unique"} <= own and unique is not None and settings.via != "store":
+        raise ConfigurationError(
+            f"{where}: lock_via={settings.via!r} would change nothing, for calls with"
+            " lock_unique go through the store; leave one of the two out"
+        )
+
+
+def _sends(where: str, settings: Settings, rule: KeyRule, policy: Policy, wanted_by: str) -> bool:
+    """Whether calls go through the store; raise if an option of the task's own wants it in vain."""
+    why_not = _why_not_sent(rule, policy) if settings.via == "store" else ""
+    if why_not and wanted_by:
+        raise ConfigurationError(f"{where}: {wanted_by} needs {why_not}")
+    return settings.via == "store" and not why_not
+
+
+def _why_not_sent(rule: KeyRule, policy: Policy) -> str:
+    """Return what calls would need to go through the store; empty: they can."""
+    if type(policy) is not Requeue:
+        return f"lock_on_conflict='requeue': its calls wait in the store; not {policy!r}"
+    if len(rule.declared) > 1:
+        return f"one key to wait at, and lock_key names {len(rule.declared)}"
+    return ""
+
+
+def _key_rule(rule: Any, task: type[Any], name: str, rate: Rate | None = None) -> KeyRule:
+    run = inspect.getattr_static(task, "run")
+    bound = not isinstance(run, staticmethod)
+    function = run if bound else run.__func__
+    validated = Validation.is_made_by(function)
+    return KeyRule(
+        rule,
+        task=name,
+        signature=_signature(function, bound=bound),
+        validate=Validation(function, f"task {name}", bound=bound) if validated else None,
+        rate=rate,
+    )
+
+
+def _call_identity(
+    unique: CallRule | None, rule: KeyRule, task: type[Any], name: str
+) -> CallIdentity | None:
+    if unique is None:
+        return None
+    try:
+        by = _key_rule(unique.by, task, name) if unique.by else None
+    except ConfigurationError as error:  # it speaks of a key
+        raise ConfigurationError(str(error).replace("lock_key", "lock_unique: by", 1)) from error
+    return CallIdentity(rule, by, all_are=unique.all_alike)
+
+
+def _signature(function: Any, *, bound: bool) -> inspect.Signature:
+    """Return the signature of a task's function as the task's callers see it."""
+    signature = inspect.signature(function)
+    return signature.replace(parameters=list(signature.parameters.values())[bound:])
