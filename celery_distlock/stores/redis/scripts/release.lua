@@ -114,18 +114,17 @@ if keep_ms ~= '0' then
         pass_on(owner, share, kept, keep_run, keep_ms, now)
         if rests then
             redis.call('HSET', LOCK, 'rests', 1)
-            look_ahead(now)
         end
-        return also[1] and { '', '', unpack(also) } or 1
+    else
+        -- First: a full server refuses what begins with HSET.
+        redis.call('HDEL', LOCK, 'was', 'start:' .. owner)
+        redis.call('HSET', LOCK, 'owner', kept, 'run', keep_run)
+        if limit_at(now).rates then
+            redis.pcall('HSET', LOCK, 'rated', 1)
+        end
+        redis.call('PEXPIRE', LOCK, keep_ms)
+        outlive_rest(now)
     end
-    -- First: a full server refuses what begins with HSET.
-    redis.call('HDEL', LOCK, 'was', 'start:' .. owner)
-    redis.call('HSET', LOCK, 'owner', kept, 'run', keep_run)
-    if limit_at(now).rates then
-        redis.pcall('HSET', LOCK, 'rated', 1)
-    end
-    redis.call('PEXPIRE', LOCK, keep_ms)
-    outlive_rest(now)
     if rests then
         look_ahead(now)
     end
