@@ -1,7 +1,6 @@
 """What a store over Redis does with keys that several hold, beyond granting and releasing them."""
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 from celery_distlock.errors import StoreUnavailableError
@@ -14,32 +13,23 @@ from celery_distlock.stores.values import (
     Release,
     Reply,
     Status,
-    WokenTask,
     write_rates,
 )
 
 from . import scripts
 from .connections import milliseconds, time_left
-from .records import Records
-from .request_runner import RequestRunner
+from .timing import RedisTiming
 
 __all__ = ["RedisCapacity"]
 
 logger = logging.getLogger(__name__)
 
 
-class RedisCapacity(CapacityStore):
+class RedisCapacity(RedisTiming, CapacityStore):
     """See the module. What it needs is set by the class that inherits from it."""
-
-    _records: Records
-    _requests: RequestRunner
 
     def _reply(self, key: str, answer: Any, asked_at: float) -> Reply:
         """Return what a script has said of a request for a key."""
-        raise NotImplementedError
-
-    def _noting(self, name: str, woken: Sequence[Any]) -> WokenTask | None:
-        """Return whom a script has woken; note when time lets others enter, if it told so."""
         raise NotImplementedError
 
     def upgrade(self, key: str, owner: str, lease: float, inbox: Inbox | None = None) -> Reply:

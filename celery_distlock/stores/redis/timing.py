@@ -45,6 +45,7 @@ class RedisTiming(TimedStore):
         raise NotImplementedError
 
     def _noting(self, name: str, woken: Sequence[Any]) -> WokenTask | None:
+        """Return whom a script has woken; note when time lets others enter, if it told so."""
         opening = opens_in(woken)
         if opening is not None:
             self.note_due({name: opening})
