@@ -8,7 +8,8 @@ from redis.exceptions import NoPermissionError, ResponseError
 from celery_distlock.errors import QuorumError, StoreError
 from celery_distlock.stores import Severity
 from celery_distlock.stores.redis.connections import NotRedisError
-from celery_distlock.stores.redis.server_errors import describe_info, parse_info, remedy_for
+from celery_distlock.stores.redis.server_errors import remedy_for
+from celery_distlock.stores.redis.server_reports import describe_info, parse_info
 
 
 def described(ahead: float = 0.0, **facts: str):

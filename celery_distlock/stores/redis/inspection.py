@@ -3,8 +3,7 @@
 import json
 import logging
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,7 +13,7 @@ from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.naming import shown
 from celery_distlock.stores.base import Complaints, batches
-from celery_distlock.stores.findings import Finding, Severity
+from celery_distlock.stores.findings import Finding
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.listing import CountingStore, ListingStore
 from celery_distlock.stores.values import (
@@ -33,7 +32,6 @@ from . import scripts
 from .answers import (
     each_woken,
     is_ours,
-    seconds_of,
     since_of,
     sum_counters,
     text,
@@ -41,15 +39,15 @@ from .answers import (
     unreadable,
     want_of,
 )
-from .connections import ANSWERLESS, TIMEOUT, Command, command, time_left
-from .reading import NOT_READ, REMEDY
+from .connections import TIMEOUT, Command, command, time_left
 from .records import Records
-from .request_runner import Answered, RequestRunner
+from .request_runner import RequestRunner
 from .scanning import SCAN_BATCH, Cursor, KeysWith, keys_of, literal, names_at
-from .server_errors import describe_info, is_transient, parse_info
+from .server_errors import is_transient
+from .server_reports import describe_server
 from .topology import Topology
 
-__all__ = ["INFO", "QUESTIONS", "SWEEP_BATCH", "RedisInspection", "describe_server", "told"]
+__all__ = ["SWEEP_BATCH", "RedisInspection"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +55,6 @@ SHARED = "several:"  # the owner in the record of a key that several hold
 SWEEP_BATCH = 100  # keys a round trip
 _PLACES = (("queue", "p:"), ("woken", ""), ("later", ""))  # of runs, with what goes before them
 
-# What a server is asked for `parse_info`, and for `told`.
-INFO = [command(b"", "INFO"), command(b"", "CONFIG", "GET", "save")]
-QUESTIONS = [*INFO, command(b"", "TIME")]
 _LIMIT = re.compile(r"(-|\d{1,15})(?:/(\S*))? (\d{1,15}) (\d{1,16}) (.*)", re.DOTALL)
 _SHARE = re.compile(r"\d+ (\d{1,9}) (-?\d{1,9}) \d+ (\d{1,16}) (.*)", re.DOTALL)  # as in units.lua
 
@@ -248,38 +243,6 @@ class RedisInspection(ListingStore, CountingStore):
 
     def describe(self) -> Iterator[Finding]:
         return describe_server(self._servers, self._requests.attempt)
-
-
-def describe_server(
-    servers: Topology, attempt: Callable[[Sequence[Command]], Answered]
-) -> Iterator[Finding]:
-    """Describe *servers*, as `Store.describe` does, by what they answer to *attempt*."""
-    for node in servers.nodes():
-        asked_at = time.time()
-        answers = attempt([call._replace(node=node) for call in QUESTIONS]).answers
-        silence = next((each for each in answers if isinstance(each, ANSWERLESS)), None)
-        if silence is not None:
-            message, remedy = f"does not answer: {silence}", "start it: its keys cannot be taken"
-            yield Finding(Severity.DOUBT, "server", message, remedy)
-        else:
-            yield from told(answers, (asked_at + time.time()) / 2)
-
-
-def told(answers: Sequence[Any], at: float) -> Iterator[Finding]:
-    """Describe a server by its answers to `QUESTIONS`, which it gave *at* about that time."""
-    info, save, now = answers
-    failures = [each for each in (info, now) if isinstance(each, Exception)]
-    if failures:
-        yield Finding(Severity.OK, "server", f"does not tell of itself: {failures[0]}")
-        return
-    try:
-        ahead = seconds_of(now) - at
-        facts = parse_info(info, save)
-    except NOT_READ:
-        message = f"does not tell of itself: {shown(repr((info, now)))}"
-        yield Finding(Severity.DOUBT, "server", message, REMEDY)
-    else:
-        yield from describe_info(facts, ahead)
 
 
 def _limit(written: bytes) -> Limit | None:

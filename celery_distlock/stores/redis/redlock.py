@@ -59,12 +59,13 @@ from celery_distlock.stores.values import (
 from . import scripts
 from .answers import seconds_of, sum_counters, text, token_of
 from .connections import Command, NodeSettings, command, milliseconds, time_left
-from .inspection import QUESTIONS, SWEEP_BATCH, told
+from .inspection import SWEEP_BATCH
 from .quorum import ANSWER, Answers, QuorumClient
 from .reading import Reading
 from .records import Records
 from .scanning import KeysWith, keys_of
-from .server_errors import memory_findings, parse_info, said
+from .server_errors import said
+from .server_reports import QUESTIONS, memory_findings, parse_info, told
 from .urls import explained, node_settings, split
 
 __all__ = ["RedlockStore"]

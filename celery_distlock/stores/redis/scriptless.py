@@ -50,11 +50,12 @@ from celery_distlock.stores.values import (
 
 from .answers import EXACT, micros_of, sum_counters, token_of
 from .connections import TIMEOUT, Command, command, milliseconds, time_left
-from .inspection import SWEEP_BATCH, describe_server
+from .inspection import SWEEP_BATCH
 from .records import Records
 from .request_runner import RequestRunner
 from .scanning import KeysWith, keys_of, names_at
-from .server_errors import is_of_other_type, is_transient, memory_findings, parse_info
+from .server_errors import is_of_other_type, is_transient
+from .server_reports import describe_server, memory_findings, parse_info
 from .urls import locate
 
 __all__ = ["ScriptlessStore"]

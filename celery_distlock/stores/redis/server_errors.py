@@ -1,7 +1,6 @@
-"""Which of a server's refusals pass by themselves, and what its own report says of it."""
+"""Which of a server's refusals pass by themselves, and what is to be set against them."""
 
 import re
-from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from redis.exceptions import (
@@ -17,17 +16,12 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from celery_distlock.stores.findings import Finding, Severity, clock_finding
-
 from .connections import ANSWERLESS, NotRedisError, TurnedAwayError
 from .permissions import missing
 
 __all__ = [
-    "describe_info",
     "is_of_other_type",
     "is_transient",
-    "memory_findings",
-    "parse_info",
     "remedy_for",
     "said",
 ]
@@ -146,77 +140,3 @@ def remedy_for(failure: Exception) -> str:
     remedies = (each.remedy for each in _DIAGNOSES if each.words.search(words))
     other = _OTHER_USER if re.search("NOPERM|Authentication", words) else ""
     return next(filter(None, remedies), other)
-
-
-def parse_info(info: bytes, save: object = None) -> dict[str, str]:
-    """Return what a server answers to INFO, by name; and to CONFIG GET save, if it may be asked."""
-    text = info.decode(errors="replace")  # paths are what they are
-    facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    if isinstance(save, list) and len(save) == 2:
-        facts["save"] = save[1].decode()
-    return facts
-
-
-def memory_findings(facts: Mapping[str, str]) -> Iterator[Finding]:
-    """Say why a server may not keep the locks that it is given."""
-    policy = facts.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        yield Finding(
-            Severity.DOUBT,
-            "memory",
-            f"maxmemory-policy is {policy}: the server may evict locks and parked tasks when it is"
-            " full; noeviction keeps them",
-            "CONFIG SET maxmemory-policy noeviction, there and in its configuration file; caches go"
-            " to another server",
-        )
-    if facts.get("role") == "slave":
-        yield Finding(
-            Severity.DOUBT,
-            "server",
-            "this is a replica: locks cannot be taken here",
-            "name its master, or the sentinels that know who that is",
-        )
-
-
-def describe_info(facts: Mapping[str, str], ahead: float) -> Iterator[Finding]:
-    """
-    Describe a server.
-
-    Args:
-        facts: Its answer to INFO.
-        ahead: Seconds by which its clock is before ours.
-    """
-    name = "Valkey" if "valkey_version" in facts else "Redis"
-    version = facts.get("valkey_version") or facts.get("redis_version", "?")
-    role = "master" if facts.get("role") == "master" else "replica"
-    server = f"{name} {version}, {role}, port {facts.get('tcp_port', '?')}"
-    yield Finding(Severity.OK, "server", server)
-    limit = facts.get("maxmemory", "0")
-    limit = "no limit" if limit == "0" else f"limit {facts.get('maxmemory_human', limit)}"
-    policy = facts.get("maxmemory_policy", "?")
-    used = facts.get("used_memory_human", "?")
-    yield Finding(Severity.OK, "memory", f"{used} used, {limit}, {policy}")
-    yield _persistence(facts)
-    yield Finding(Severity.OK, "replicas", facts.get("connected_slaves", "?"))
-    yield clock_finding(ahead)
-
-
-def _persistence(facts: Mapping[str, str]) -> Finding:
-    writes = {}
-    if facts.get("aof_enabled") == "1":
-        writes["append-only file"] = facts.get("aof_last_write_status", "?")
-    if facts.get("save"):
-        writes["snapshots"] = facts.get("rdb_last_bgsave_status", "?")
-    if not writes and "save" not in facts:
-        message = "no append-only file; whether there are snapshots, it does not tell"
-        return Finding(Severity.OK, "persistence", message)
-    message = " and ".join(f"{way} ({status})" for way, status in writes.items()) or "none"
-    if not any(status.startswith("err") for status in writes.values()):
-        return Finding(Severity.OK, "persistence", message)
-    return Finding(
-        Severity.DOUBT,
-        "persistence",
-        message,
-        "the server's last write to its disk failed: see its log; it may refuse to take any lock"
-        " until one succeeds",
-    )

@@ -8,7 +8,6 @@ import logging
 import math
 import uuid
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from redis.exceptions import (
@@ -25,7 +24,6 @@ from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.several_keys import SeveralKeys
-from celery_distlock.stores.urls import host_and_port
 from celery_distlock.stores.values import (
     ALONE,
     Ability,
@@ -53,13 +51,13 @@ from .connections import (
     time_left,
 )
 from .delivery import RedisDelivery
-from .inspection import INFO, SWEEP_BATCH, RedisInspection
+from .inspection import SWEEP_BATCH, RedisInspection
 from .mending import IndexMender
 from .permissions import IN_A_CLUSTER, REHEARSAL, lacking
 from .records import Records
-from .request_runner import LONE_NODE, Answered, RequestRunner
+from .request_runner import Answered, RequestRunner
 from .sending import RedisSending
-from .server_errors import memory_findings, parse_info
+from .server_reports import examine
 from .subscriptions import PubSubInbox, WaiterSubscriptions
 from .topology import PushTarget
 from .urls import locate
@@ -488,7 +486,7 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
             raise
         if reply.status is not Status.GRANTED:
             raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
-        findings = list(self._examined())
+        findings = list(examine(self._servers, self._requests))
         if rights:
             findings.append(rights)
         tell = self._records.command("probe", "PUBLISH", "{}", "")
@@ -501,24 +499,6 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
             remedy = "give that right to the user in the URL"
             findings.append(Finding(Severity.DOUBT, "publish", message, remedy))
         return findings + self._servers.check()
-
-    def _examined(self) -> Iterator[Finding]:
-        """Say why servers may not keep the locks that they are given; which, if not all of them."""
-        nodes = self._servers.nodes()
-        asked = [call._replace(node=node) for node in nodes for call in INFO]
-        answers = self._requests.attempt_beside(asked)
-        found: dict[str, tuple[Finding, list[Any]]] = {}
-        for node, info, save in zip(nodes, answers[::2], answers[1::2], strict=True):
-            facts = parse_info(info, save) if isinstance(info, bytes) else {}
-            for finding in _server_findings(facts):
-                found.setdefault(finding.message, (finding, []))[1].append(node)
-            if self._servers.in_order and facts.get("cluster_enabled") == "1":
-                remedy = "begin the URL with redis+cluster://"
-                yield Finding(Severity.DOUBT, "server", f"this is {LONE_NODE}", remedy)
-        for finding, of in found.values():
-            where = ", ".join(host_and_port(*node) for node in of) if len(of) < len(nodes) else ""
-            message = f"{where}: {finding.message}" if where else finding.message
-            yield replace(finding, message=message)
 
     def _missing_rights(self) -> Finding | None:
         """Return which rights are missing; None if none are, or nothing can be learnt."""
@@ -540,30 +520,6 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
         self._servers.close()
         for each in list(subscriptions.values()):
             each.close()
-
-
-def _server_findings(facts: Mapping[str, str]) -> Iterator[Finding]:
-    yield from memory_findings(facts)
-    if facts.get("aof_enabled") == "0" and facts.get("save") == "":
-        yield Finding(
-            Severity.DOUBT,
-            "persistence",
-            "nothing is persisted: parked tasks end with the server",
-            "CONFIG SET appendonly yes, there and in its configuration file; or lock_on_conflict ="
-            ' "retry", which keeps nothing there',
-        )
-    version = facts.get("valkey_version") or facts.get("redis_version", "")
-    if "valkey_version" not in facts and version and _version(version) < (6, 2):
-        yield Finding(
-            Severity.DOUBT,
-            "server",
-            f"Redis {version} is older than 6.2, the oldest that is supported",
-            "use Redis 6.2 or later, or Valkey 7.2 or later",
-        )
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
 
 
 def _plain(value: Any) -> int | None:
