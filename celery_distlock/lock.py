@@ -14,9 +14,7 @@ from .engine.lease import Lease
 from .engine.owners import AnyTask, current_task, is_held_beside
 from .engine.upgrading import conflict, leave, upgrade
 from .errors import LockError, LockNotOwnedError
-from .key import UNSAID, Key
 from .naming import shown
-from .rate import RateLike
 from .stores import Store
 
 __all__ = ["Lock"]
@@ -60,33 +58,6 @@ class Lock(KeyLock):
         ConfigurationError: An argument is of the wrong type or out of range; or, when the lock is
             first acquired, its store cannot let several hold a key, or count units.
     """
-
-    def __init__(
-        self,
-        key: str | Key,
-        *,
-        capacity: int | None = UNSAID,
-        weight: int = 1,
-        shared: bool = False,
-        rate: RateLike | None = None,
-        lease: float = 30.0,
-        watchdog: bool = True,
-        store: Store | str | None = None,
-        prefix: str | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        super().__init__(
-            key,
-            capacity=capacity,
-            weight=weight,
-            shared=shared,
-            rate=rate,
-            lease=lease,
-            watchdog=watchdog,
-            store=store,
-            prefix=prefix,
-            timeout=timeout,
-        )
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """

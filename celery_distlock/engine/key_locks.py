@@ -4,7 +4,7 @@ import threading
 from typing import Any, NamedTuple
 
 from celery_distlock.errors import ConfigurationError, LockConflictError, LockNotOwnedError
-from celery_distlock.key import Key
+from celery_distlock.key import UNSAID, Key
 from celery_distlock.naming import shown
 from celery_distlock.rate import RateLike
 from celery_distlock.settings import DEFAULT_PREFIX, check_lease, check_wait
@@ -50,15 +50,15 @@ class KeyLock:
         self,
         key: str | Key,
         *,
-        capacity: int | None,
-        weight: int,
-        shared: bool,
-        rate: RateLike | None,
-        lease: float,
-        watchdog: bool,
-        store: Store | str | None,
-        prefix: str | None,
-        timeout: float | None,
+        capacity: int | None = UNSAID,
+        weight: int = 1,
+        shared: bool = False,
+        rate: RateLike | None = None,
+        lease: float = 30.0,
+        watchdog: bool = True,
+        store: Store | str | None = None,
+        prefix: str | None = None,
+        timeout: float | None = None,
     ) -> None:
         self.wanted = key_wanted(type(self).__name__, key, capacity, weight, shared, rate)
         if not isinstance(watchdog, bool):
