@@ -2,6 +2,7 @@
 
 import functools
 import queue
+import re
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -15,12 +16,23 @@ from celery_distlock.stores.urls import host_and_port
 from .cluster_map import ClusterMap
 from .cluster_nodes import ClusterNodes, named_by
 from .cluster_slots import SLOTS, slot_of, tag_of
-from .connections import ANSWERLESS, ASKING, TIMEOUT, Command, ConnectionFactory, NodeSettings
+from .connections import (
+    ANSWERLESS,
+    ASKING,
+    TIMEOUT,
+    Command,
+    ConnectionFactory,
+    NodeSettings,
+    command,
+)
 from .topology import HostPort, PushTarget, Topology
 
 __all__ = ["Cluster"]
 
+_OPEN = re.compile(rb"\[(\d+)-[<>]-")  # a slot that a node sends to another, or gets from it
+
 REDIRECTIONS = 5  # that one request follows, as clients of a cluster do
+NAMED = 3  # slots that a finding names
 BRIEF = 0.1  # seconds that a silent node may keep those waiting who have asked others, too
 
 
@@ -203,13 +215,24 @@ class Cluster(Topology):
         return len(set(map(slot_of, keys))) == 1
 
     def check(self) -> list[Finding]:
-        missing = self._map.get().owners.count(None)
-        if not missing:
-            return []
-        message = f"{missing} of the cluster's {SLOTS} slots have no node"
-        remedy = "mend the cluster: keys of those slots cannot be taken"
-        figures = {"slots_without_node": missing}
-        return [Finding(Severity.DOUBT, "server", message, remedy, figures)]
+        found = []
+        if missing := self._map.get().owners.count(None):
+            message = f"{missing} of the cluster's {SLOTS} slots have no node"
+            remedy = "mend the cluster: keys of those slots cannot be taken"
+            figures = {"slots_without_node": missing}
+            found.append(Finding(Severity.DOUBT, "server", message, remedy, figures))
+        if moving := sorted(self._moving()):
+            some = ", ".join(map(str, moving[:NAMED])) + (", …" if len(moving) > NAMED else "")
+            message = f"slots that are being moved: {some}; their keys cannot be taken meanwhile"
+            remedy = "if nobody moves them any more, redis-cli --cluster fix ends that"
+            found.append(Finding(Severity.DOUBT, "server", message, remedy))
+        return found
+
+    def _moving(self) -> set[int]:
+        """Return the slots that nodes say are on their way; of those that may be asked for it."""
+        ask = command(b"", "CLUSTER", "NODES")._replace(brief=True)
+        told = self.exchange([ask._replace(node=node) for node in self.nodes()], TIMEOUT)
+        return {int(slot) for each in told if type(each) is bytes for slot in _OPEN.findall(each)}
 
 
 class _Patience:

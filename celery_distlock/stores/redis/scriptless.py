@@ -54,7 +54,7 @@ from .inspection import SWEEP_BATCH
 from .records import Records
 from .request_runner import RequestRunner
 from .scanning import KeysWith, keys_of, names_at
-from .server_errors import is_of_other_type, is_transient
+from .server_errors import is_of_other_type, is_transient, said
 from .server_reports import describe_server, memory_findings, parse_info
 from .urls import locate
 
@@ -273,7 +273,8 @@ class ScriptlessStore(ListingStore, CountingStore):
         answers = self._servers.exchange(calls, left)
         failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
         if failure is not None:
-            log(logger, logging.WARNING, "%s did not answer a renewal: %s", self.address, failure)
+            why = said(failure, self._prefix)
+            log(logger, logging.WARNING, "%s did not answer a renewal: %s", self.address, why)
             self._notice([failure])
         return answers
 

@@ -112,6 +112,11 @@ _DIAGNOSES = (
     ),
     _Diagnosis(re.compile(r"^MOVED "), "no node of the cluster admits to having the key's slot"),
     _Diagnosis(
+        re.compile(r"rehashing of slot"),
+        "the cluster is moving the key's slot",
+        "if nobody moves it any more, redis-cli --cluster fix ends that",
+    ),
+    _Diagnosis(
         re.compile(r"max number of clients"),
         "its setting 'maxclients' says how many it serves",
     ),

@@ -57,6 +57,7 @@ from .permissions import IN_A_CLUSTER, REHEARSAL, lacking
 from .records import Records
 from .request_runner import Answered, RequestRunner
 from .sending import RedisSending
+from .server_errors import said
 from .server_reports import examine
 from .subscriptions import PubSubInbox, WaiterSubscriptions
 from .topology import PushTarget
@@ -316,7 +317,8 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
             answers = [error] * len(holds)
         failure = next((answer for answer in answers if isinstance(answer, Exception)), None)
         if failure is not None:
-            log(logger, logging.WARNING, "%s did not answer a renewal: %s", self.address, failure)
+            why = said(failure, self._prefix)
+            log(logger, logging.WARNING, "%s did not answer a renewal: %s", self.address, why)
         return [(_RENEWALS.get(_plain(a), RenewOutcome.UNKNOWN), asked_at) for a in answers]
 
     def release(self, request: ReleaseRequest) -> Release:

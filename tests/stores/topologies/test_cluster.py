@@ -208,6 +208,16 @@ def test_a_slot_half_way_can_be_renewed_and_given_up(cluster, store):
     assert store.acquire(AcquireRequest(free, "b", 60.0)).status is Status.GRANTED
 
 
+def test_a_slot_whose_move_was_broken_off_is_told_with_what_ends_that(cluster, store):
+    with cluster.moving(slot("k"), other(cluster, "k")):
+        with pytest.raises(StoreUnavailableError, match=r"moving the key's slot") as caught:
+            store.inspect("k", 5.0)
+        assert "redis-cli --cluster fix" in caught.value.remedy
+        (told,) = [found for found in store.check() if "being moved" in found.message]
+        assert str(slot("k")) in told.message
+    assert not [found for found in store.check() if "being moved" in found.message]
+
+
 RATED = (Rate(1000, 1.0),)
 
 

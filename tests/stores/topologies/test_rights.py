@@ -421,6 +421,19 @@ def test_a_right_that_scripts_lack_is_an_outage(opened, one_server_as_admin, pre
         opened(url).acquire(AcquireRequest("k", "a", 5.0))
 
 
+def test_a_right_that_a_renewal_lacks_is_named_in_the_log(
+    opened, one_server_as_admin, prefix, caplog
+):
+    server, url = one_server_as_admin
+    set_user(server, EXACT, prefix)
+    store = opened(url)
+    store.acquire(AcquireRequest("k", "a", 60.0))
+    set_user(server, f"{EXACT} -pexpire", prefix)
+
+    assert store.renew([Ownership("k", "a", 60.0)], 5.0)[0][0] is RenewOutcome.UNKNOWN
+    wait_until(lambda: "this user lacks +pexpire" in caplog.text, what="what is lacking")
+
+
 class Rights:
     """A user who may do all that locks need, but for what is taken away for a while."""
 
