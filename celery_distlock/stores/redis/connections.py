@@ -80,6 +80,10 @@ _SHUT_OVER_TLS = (
     " ssl_keyfile)"
 )
 _NO_TLS = "(if it can be reached, it may have no TLS: its URL begins with redis:// then)"
+MUCH = 1_000_000  # bytes; a server's limits of what is sent to it are not below that
+_TOO_MUCH = (
+    "(it was sent {} MB: its proto-max-bulk-len or client-query-buffer-limit may be below that)"
+)
 _NO_FILE = "(a file for TLS that the URL or its options name)"
 
 
@@ -256,6 +260,7 @@ class ConnectionPool:
             connection.send_packed_command(self._request(calls), check_health=False)
         except BaseException as error:
             self._spoil(connection, error)
+            _explain(error, calls)
             raise
         return connection
 
@@ -300,6 +305,7 @@ class ConnectionPool:
                 refusals = [answer for answer in answers if isinstance(answer, ResponseError)]
         except BaseException as error:
             self._spoil(connection, error)
+            _explain(error, calls)
             raise
         if not refusals or self._is_fit(refusals):
             self._keep(connection)
@@ -391,6 +397,14 @@ def _has_ended(connection: Connection) -> bool:
         return connection.can_read(0)
     except (RedisError, OSError):
         return True
+
+
+def _explain(error: BaseException, calls: Sequence[Command]) -> None:
+    """Raise what says why a server has hung up on *calls*, if they are large."""
+    if type(error) is RedisConnectionError and _HUNG_UP.search(str(error)):
+        sent = sum(len(each) for call in calls for each in call.arguments if type(each) is bytes)
+        if sent > MUCH:
+            raise RedisConnectionError(f"{error} {_TOO_MUCH.format(sent // MUCH)}") from error
 
 
 def _is_no_masters(refusal: ResponseError) -> bool:

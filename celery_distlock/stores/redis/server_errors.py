@@ -26,9 +26,10 @@ __all__ = [
     "said",
 ]
 
-# The server starts, fails over, is full, or has no place for us. redis-py takes the code away from
-# some of them and makes it their class. Redis 7.0 has none for a right that a script lacks, and
-# finds a call too long before it asks for a password.
+# The server starts, fails over, is full, or has no place for us, or for so large a message, whose
+# task needs none when its key is free. redis-py takes the code away from some of them and makes it
+# their class. Redis 7.0 has none for a right that a script lacks, and finds a call too long before
+# it asks for a password.
 _PASSING_KINDS = (
     AuthenticationError,
     AuthorizationError,
@@ -44,7 +45,7 @@ _PASSING_KINDS = (
 _PASSING = re.compile(
     r"LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|MOVED|ASK |BUSY |OOM|MISCONF|NOREPLICAS"
     r"|UNBLOCKED|NOAUTH|WRONGPASS|NOPERM|ACL failure|max number of clients"
-    r"|The user executing the script|unauthenticated"
+    r"|The user executing the script|unauthenticated|invalid bulk length"
 )
 
 
@@ -115,6 +116,10 @@ _DIAGNOSES = (
         re.compile(r"rehashing of slot"),
         "the cluster is moving the key's slot",
         "if nobody moves it any more, redis-cli --cluster fix ends that",
+    ),
+    _Diagnosis(
+        re.compile(r"invalid bulk length"),
+        "a message that was sent is larger than its setting 'proto-max-bulk-len'",
     ),
     _Diagnosis(
         re.compile(r"max number of clients"),

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_distlock.errors import QuorumError, StoreUnavailableError
-from celery_distlock.stores import AcquireRequest
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.redis import request_runner
 from celery_distlock.stores.redis.connections import TurnedAwayError
 from celery_distlock.stores.redis.server_errors import said
+from celery_distlock.stores.values import ParkRequest
 from tests import servers
 from tests.topologies import TlsFront
 
@@ -84,6 +85,17 @@ def as_user(server, *rights: str, database: int = 0) -> str:
 
 def test_a_database_that_is_not_there(ask, server):
     ask(server.url.removesuffix("0") + "99", "no database of that number")
+
+
+@pytest.mark.parametrize("limit", ["proto-max-bulk-len", "client-query-buffer-limit"])
+def test_a_message_that_is_larger_than_a_servers_limit_names_it(opened, private_server, limit):
+    store = opened(private_server(options={limit: "1mb"}).url)
+    store.acquire(AcquireRequest("k", "a", 60.0))
+    queue = ParkRequest(b"." * 1_500_000)
+
+    with pytest.raises(StoreUnavailableError, match=limit):
+        store.acquire(AcquireRequest("k", "", 60.0, queue=queue, run="run"))
+    assert store.release(ReleaseRequest("k", "a")).released
 
 
 def test_a_database_that_is_not_there_of_most_servers_of_several(opened, server):
