@@ -18,6 +18,7 @@ import uuid
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
+from celery_distlock.process.dispatcher import UNSENT
 from celery_distlock.process.log_lines import say
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.timing import NOTHING, Claim, Settled, TimedStore
@@ -114,7 +115,8 @@ class Ticker:
         """Whether this process can send what it wakes, as far as that is known."""
         run, key = shown(wake.run), shown(key_of(wake.name))
         sent = functools.partial(logger.debug, "%r may enter %r now", run, key)
-        return self._store.dispatch(wake, on_sent=sent) is not Sending.PENDING
+        became = self._store.dispatch(wake, on_sent=sent, patience=UNSENT)
+        return became is not Sending.PENDING
 
     def _resign(self) -> None:
         try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_distlock.process import dispatcher
 from celery_distlock.stores import AcquireRequest, ParkRequest, ReleaseRequest, Status
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.worker import ticker
@@ -132,6 +133,25 @@ def test_it_goes_on_after_an_outage(
             break
 
     wait_until(lambda: len(served) == 3, what="all of them")
+
+
+def test_one_that_sends_slowly_goes_on(
+    store: RedisStore, tickers: Callable[[RedisStore], Ticker]
+) -> None:
+    served: list[float] = []
+
+    def publish(wake: WokenTask) -> bool:
+        time.sleep(2 * dispatcher.PATIENCE)  # a broker, or a store, that is far away
+        served.append(time.monotonic())
+        return True
+
+    store.add_publisher(publish)
+    tickers(store)
+    for number in range(4):
+        rest(store, f"k{number}", 0.3)
+
+    wait_until(lambda: len(served) == 4, what="all of them")
+    assert served[-1] - served[0] < ticker.AFTER_YOU
 
 
 def test_one_that_cannot_send_leaves_it_to_another_one(
