@@ -32,6 +32,7 @@ STALLS = 1.0  # seconds; a third of a short lease, which is when a renewal is du
 NAMED = 3  # tasks that a finding names
 MOST_PARKED = 200  # tasks whose messages are looked at: a round trip each
 PARKED_AT_A_KEY = 10
+LOOKS_FOR = 2.0  # seconds for each of what may take long: a probe waits for the end
 LATE = 5.0  # seconds: a ticker that dies is followed within four
 
 _STATUS = {Severity.OK: 0, Severity.DOUBT: 1, Severity.BAD: 2}
@@ -123,13 +124,16 @@ def _with_facts(store: Store, doubts: list[Finding]) -> Iterator[Finding]:
 
 
 def _latency(store: Store, key: str, samples: int) -> Finding:
-    took = []
+    took: list[float] = []
+    until = time.perf_counter() + LOOKS_FOR
     for _ in range(samples):
         began = time.perf_counter()
+        if took and began > until:
+            break
         store.inspect(key)
         took.append(time.perf_counter() - began)
     median, worst = statistics.median(took), max(took)
-    found = f"median {median * 1000:.1f} ms, worst {worst * 1000:.1f} ms of {samples} looks"
+    found = f"median {median * 1000:.1f} ms, worst {worst * 1000:.1f} ms of {len(took)} looks"
     if median <= SLOW and worst < STALLS:
         return Finding(Severity.OK, "latency", found)
     return Finding(Severity.DOUBT, "latency", found, _SLOW_REMEDY)
@@ -141,6 +145,9 @@ def _seen(runtime: Runtime) -> list[Finding]:
     try:
         keys = Keys.of(store)
         found = [*_left(runtime, keys.parked), *_paused(keys.paused)]
+        if keys.seen:
+            words = f"{keys.seen} were looked at, and there may be more: it takes long to see all"
+            found.append(Finding(Severity.OK, "keys", words))
         return [*found, _ticker(store)] if isinstance(store, TimedStore) else found
     except StoreError as error:
         found_no = f"what is parked cannot be looked at: {error}"
@@ -150,27 +157,33 @@ def _seen(runtime: Runtime) -> list[Finding]:
 @dataclass(frozen=True, slots=True)
 class Keys:
     """
-    What there is to say of the keys, all of which were looked through once.
+    What there is to say of the keys, which were looked through once.
 
     Attributes:
         parked: Runs that are parked, the first ones of each key, and not of all keys.
         paused: Keys that an operator has paused.
+        seen: How many were looked at, if that took so long that it was left off; else 0.
     """
 
     parked: list[WokenTask]
     paused: list[str]
+    seen: int = 0
 
     @classmethod
     def of(cls, store: ParkingStore) -> Self:
         """Look through the keys of *store*."""
-        keys = cls([], [])
+        keys, seen = cls([], []), 0
+        until = time.monotonic() + LOOKS_FOR
         for names in store.find_keys():
             for key, state in zip(names, store.inspect_many(names), strict=True):
                 if state.limit and state.limit.pauses:
                     keys.paused.append(key)
                 left = MOST_PARKED - len(keys.parked)
-                if left > 0 and (state.waiting or state.woken):
+                if left > 0 and (state.waiting or state.woken) and time.monotonic() < until:
                     keys.parked.extend(itertools.islice(_parked(store, key), left))
+            seen += len(names)
+            if time.monotonic() > until:
+                return replace(keys, seen=seen)
         return keys
 
 

@@ -12,8 +12,9 @@ import redis
 
 from celery_distlock import Key, LockedTask
 from celery_distlock.keys import slot_name
+from celery_distlock.ops.cli import doctor
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.stores import CapacityStore, open_store
+from celery_distlock.stores import AcquireRequest, CapacityStore, open_store
 from celery_distlock.stores.timing import TimedStore
 from celery_distlock.stores.values import Limit
 from tests import servers
@@ -384,6 +385,19 @@ def test_what_is_parked_and_not_sent_is_counted_with_the_reasons(
         "this process knows no such queue": "ok",
     }
     assert any(found.startswith("2 of 6 are left to others") for found in told)
+
+
+def test_the_doctor_leaves_off_what_takes_long(examine, private_server, bare_site, monkeypatch):
+    monkeypatch.setattr(doctor, "LOOKS_FOR", 0.0)
+    server = private_server(options=PERSISTENT)
+    with closing(open_store(server.url, bare_site.app.conf.distlock_prefix)) as store:
+        store.acquire(AcquireRequest("k", "a", 60.0))
+
+    status, found = examine(server.url)
+
+    assert status == 0
+    assert found["latency"]["found"].endswith("of 1 looks")
+    assert re.fullmatch(r"\d+ were looked at, and there may be more: .*", found["keys"]["found"])
 
 
 def test_the_doctor_looks_at_a_sample_of_what_is_parked_only(
