@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import uuid
 from contextlib import closing
 
 import pytest
+import redis
 
 from celery_distlock import clock
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest, open_store
@@ -206,6 +208,13 @@ def test_the_check_doubts_a_server_that_may_evict_locks(private_server):
     store = RedisStore(server.url, servers.new_prefix())
 
     assert any("maxmemory-policy is allkeys-lru" in doubt.message for doubt in store.check())
+    with server.client() as client:
+        client.set("somebody's", "x")
+        client.config_set("maxmemory", "1mb")
+        with pytest.raises(redis.OutOfMemoryError):  # when there is nothing left to evict
+            client.set("more", "x")
+        client.config_set("maxmemory", "64mb")
+    assert any(re.search(r"; \d+ records were, since", doubt.message) for doubt in store.check())
     store.close()
 
 

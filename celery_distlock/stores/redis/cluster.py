@@ -208,6 +208,10 @@ class Cluster(Topology):
             return self._seeds[:1]  # the request says what is wrong
         return list(dict.fromkeys(owner for owner in known.owners if owner))
 
+    def replicas(self) -> Sequence[Hashable]:
+        known = self._map.get()
+        return [node for node in known.nodes if node not in known.owners]
+
     def has(self, node: Any) -> bool:
         return self._map.has(node)
 

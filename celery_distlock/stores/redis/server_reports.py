@@ -64,12 +64,15 @@ def told(answers: Sequence[Any], at: float) -> Iterator[Finding]:
 
 def examine(servers: Topology, requests: RequestRunner) -> Iterator[Finding]:
     """Say why servers may not keep the locks that they are given; which, if not all of them."""
-    nodes = servers.nodes()
+    replicas = servers.replicas()
+    nodes = [*servers.nodes(), *replicas]
     asked = [call._replace(node=node) for node in nodes for call in INFO]
     answers = requests.attempt_beside(asked)
     found: dict[str, tuple[Finding, list[Any]]] = {}
     for node, info, save in zip(nodes, answers[::2], answers[1::2], strict=True):
         facts = parse_info(info, save) if isinstance(info, bytes) else {}
+        if node in replicas:
+            facts.pop("role", None)  # which is as it should be
         for finding in _server_findings(facts):
             found.setdefault(finding.message, (finding, []))[1].append(node)
         if servers.in_order and facts.get("cluster_enabled") == "1":
@@ -94,11 +97,13 @@ def memory_findings(facts: Mapping[str, str]) -> Iterator[Finding]:
     """Say why a server may not keep the locks that it is given."""
     policy = facts.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
+        evicted = facts.get("evicted_keys", "0")
+        so_far = f"; {evicted} records were, since its start" if evicted != "0" else ""
         yield Finding(
             Severity.DOUBT,
             "memory",
             f"maxmemory-policy is {policy}: the server may evict locks and parked tasks when it is"
-            " full; noeviction keeps them",
+            f" full{so_far}; noeviction keeps them",
             "CONFIG SET maxmemory-policy noeviction, there and in its configuration file; caches go"
             " to another server",
         )

@@ -64,6 +64,10 @@ class Topology(ABC):
         """Return the servers that have keys, as a :class:`PushTarget` names them."""
         return (None,)
 
+    def replicas(self) -> Sequence[Hashable]:
+        """Return those that may take the place of one of them, where that is known."""
+        return ()
+
     def has(self, node: Hashable) -> bool:
         """Return whether *node*, as in a :class:`PushTarget`, is one of them, as far as known."""
         return True
