@@ -6,7 +6,7 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError
 
-__all__ = ["IN_A_CLUSTER", "REHEARSAL", "lacking", "missing"]
+__all__ = ["IN_A_CLUSTER", "REHEARSAL", "lacking", "missing", "unknown"]
 
 # Every command that a store and its scripts use on records, each on one that is gone in the end.
 # Scripts run with the rights of their user, so what is refused here is refused in them.
@@ -31,6 +31,13 @@ def lacking(answers: Sequence[Any], prefix: str) -> list[str]:
     refusals = [answer for answer in answers if isinstance(answer, NoPermissionError)]
     rights = [missing(str(refusal), prefix) for refusal in refusals]
     return list(dict.fromkeys(right for right in rights if right))
+
+
+def unknown(answers: Sequence[Any]) -> list[str]:
+    """Return the commands that there are not, by *answers*, as where a server hides some."""
+    refusals = [str(answer) for answer in answers if isinstance(answer, Exception)]
+    found = (re.search(r"unknown command ['`]([\w|-]+)", refusal) for refusal in refusals)
+    return [command[1] for command in found if command]
 
 
 def missing(refusal: str, prefix: str = "<prefix>") -> str:

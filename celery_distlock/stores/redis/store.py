@@ -53,7 +53,7 @@ from .connections import (
 from .delivery import RedisDelivery
 from .inspection import SWEEP_BATCH, RedisInspection
 from .mending import IndexMender
-from .permissions import IN_A_CLUSTER, REHEARSAL, lacking
+from .permissions import IN_A_CLUSTER, REHEARSAL, lacking, unknown
 from .records import Records
 from .request_runner import Answered, RequestRunner
 from .sending import RedisSending
@@ -481,10 +481,13 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
         try:
             reply = self.acquire(AcquireRequest(probe, "probe", 1.0))
             self.release(ReleaseRequest(probe, "probe"))
-        except StoreUnavailableError as error:
+        except StoreError as error:
             if rights:
-                remedy = error.remedy or rights.remedy
-                raise StoreUnavailableError(f"{error}; {rights.message}", remedy=remedy) from error
+                passes = isinstance(error, StoreUnavailableError)
+                told, remedy = f"{error}; {rights.message}", error.remedy or rights.remedy
+                raise (StoreUnavailableError if passes else StoreError)(
+                    told, remedy=remedy
+                ) from error
             raise
         if reply.status is not Status.GRANTED:
             raise StoreError(f"{self.address}: the test lock was not granted but {reply.status}")
@@ -508,9 +511,14 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
         if not self._servers.in_order:
             calls += [self._records.command("rights", *words) for words in IN_A_CLUSTER]
         try:
-            rights = lacking(self._requests.exchange(calls, TIMEOUT), self._prefix)
+            answers = self._requests.exchange(calls, TIMEOUT)
         except RedisError:
             return None
+        if hidden := unknown(answers[: len(REHEARSAL)]):
+            message = f"this server has no {' '.join(hidden)}"
+            remedy = "see its configuration, which may have given them other names (rename-command)"
+            return Finding(Severity.DOUBT, "rights", message, remedy)
+        rights = lacking(answers, self._prefix)
         if not rights:
             return None
         message = f"this user lacks the rights {' '.join(rights)}"

@@ -132,6 +132,19 @@ def test_rights_that_are_missing_are_named_with_their_cure(examine, private_serv
     assert "ACL SETUSER" in found["locks"]["cure"]
 
 
+@pytest.mark.parametrize(
+    ("command", "subject"), [("HINCRBY", "rights"), ("TIME", "locks")], ids=["seldom", "always"]
+)
+def test_a_command_that_a_server_hides_is_named(examine, private_server, command, subject):
+    server = private_server(options={**PERSISTENT, "rename-command": f'{command} ""'})
+
+    status, found = examine(server.url)
+
+    assert status == (2 if subject == "locks" else 1)
+    assert f"this server has no {command}" in found[subject]["found"]
+    assert "rename-command" in found[subject]["cure"]
+
+
 def test_a_password_that_is_missing_is_asked_for(examine, private_server, ask):
     server = private_server()
     ask(server).config_set("requirepass", "secret")
