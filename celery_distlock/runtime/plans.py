@@ -39,8 +39,13 @@ class Plan:
         """Return what of it needs which abilities that *store* has not."""
         needed = [(repr(key), each) for key in self.rule.declared for each in abilities_for(key)]
         needed += [(repr(self.policy), each) for each in self.policy.needs]
-        needed += [("lock_via='store'", Ability.SEND)] if self.sends else []
+        needed += [(self.sent_by, Ability.SEND)] if self.sends else []
         return [(what, ability) for what, ability in needed if ability not in store.abilities]
+
+    @property
+    def sent_by(self) -> str:
+        """What it is that sends its calls through the store, for messages."""
+        return "lock_via='store'" if self.unique is None else "lock_unique"
 
     @property
     def why_not_sent(self) -> str:

@@ -127,14 +127,14 @@ def _call_of(
         return None
     if len(keys) > 1:
         raise ConfigurationError(
-            f"task {task.name}: lock_via='store' waits at one key, and lock_key returned"
+            f"task {task.name}: {plan.sent_by} waits at one key, and lock_key returned"
             f" {len(keys)}; have it return one, or send the task by lock_via='broker'"
         )
     store = runtime.store
     ensure_able(store, keys, f"task {task.name}")
     if not isinstance(store, SendingStore) or Ability.SEND not in store.abilities:
         raise ConfigurationError(
-            f"task {task.name}: lock_via='store' needs a store that can {Ability.SEND.value};"
+            f"task {task.name}: {plan.sent_by} needs a store that can {Ability.SEND.value};"
             f" {store.address} cannot"
         )
     delay, by_celery = _delay(options), _is_sent_by_celery(options)

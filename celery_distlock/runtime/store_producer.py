@@ -104,7 +104,8 @@ class StoreProducer:
             return self._real.publish(body, **how)
         if "id" not in how["headers"]:
             raise ConfigurationError(
-                f"task {self._call.task.name}: lock_via='store' needs Celery's task_protocol 2"
+                f"task {self._call.task.name}: {self._call.plan.sent_by} needs Celery's"
+                " task_protocol 2"
             )
         serializer = how.pop("serializer", None) or self._real.serializer
         result = self._send(Content(*dumps(body, serializer=serializer)), how)

@@ -201,14 +201,19 @@ def test_who_waits_for_a_producer_for_an_event_keeps_nobody_from_sending_theirs(
         check_sent_meanwhile(task, producer, lambda: store.inspect("k").waiting)
 
 
-def test_a_store_that_cannot_is_named_by_who_sends(app, monkeypatch):
-    task = app.task(base=LockedTask, bind=True, lock_key="{key}", lock_via="store")(keys_of)
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"lock_via": "store"}, "lock_via='store'"), ({"lock_unique": "started"}, "lock_unique")],
+)
+def test_a_store_that_cannot_is_named_by_who_sends(app, monkeypatch, options, named):
+    task = app.task(base=LockedTask, bind=True, lock_key="{key}", **options)(keys_of)
     runtime = Runtime.of(app)
     app.finalize()
     lacking = runtime.store.abilities - {Ability.SEND}
     monkeypatch.setattr(runtime.store, "abilities", lacking, raising=False)
 
-    with pytest.raises(ConfigurationError, match=r"take in calls as they are sent; memory://"):
+    needed = f"{named} needs a store that can take in calls as they are sent; memory://"
+    with pytest.raises(ConfigurationError, match=needed):
         task.delay("k")
 
 
