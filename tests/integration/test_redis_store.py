@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from celery_distlock import clock
+from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest, open_store
 from celery_distlock.stores.redis import connections
 from celery_distlock.stores.redis.connections import ConnectionPool, command, script_call
@@ -60,6 +61,23 @@ def send(store):
     store.inherit("q", Identity("same"), "known")
     store.delayed("q")
     store.bearers("q", 10)
+
+
+def test_calls_that_come_one_after_the_other_wait_for_a_silent_server_but_once(private_server):
+    server = private_server()
+    with closing(RedisStore(server.url, "p")) as store:
+        store.peek("k", "same")
+        server.pause()
+        with pytest.raises(StoreUnavailableError):
+            store.peek("k", "same")
+        began = clock.monotonic()
+        for run in ("one", "two", "three"):
+            with pytest.raises(StoreUnavailableError):
+                store.send(SendRequest("k", run, ParkRequest(b"envelope")))
+
+        assert clock.monotonic() - began < connections.TIMEOUT
+        server.resume()
+        assert store.send(SendRequest("k", "four", ParkRequest(b"envelope"))).sent in Sent
 
 
 RELEASES = {("release", number) for number in (3, 5, 8)}

@@ -1,9 +1,11 @@
 """How a store over Redis takes in calls; see :mod:`celery_distlock.stores.sending`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.stores.base import batches
@@ -20,18 +22,25 @@ from .topology import Topology
 
 __all__ = ["RedisSending"]
 
+HURRY = 0.5  # seconds for an answer, after a silence
+REMEMBERED = 30.0  # seconds for which a silence is
+
 
 class RedisSending(RedisTiming, SendingStore):
     """See the module. What it needs is set by the class that inherits from it."""
 
     _servers: Topology
+    _silent_at = -math.inf  # the local clock when a call was not answered
 
     def send(self, request: SendRequest) -> SendReply:
         name = slot_name(request.key)
-        try:
-            answer = self._ask_to_send(name, request, repeated=False)
-        except StoreUnavailableError:  # there may have been no answer only
-            answer = self._ask_to_send(name, request, repeated=True)
+        with self._patience() as patience:
+            try:
+                answer = self._ask_to_send(name, request, patience, repeated=False)
+            except StoreUnavailableError:  # there may have been no answer only
+                if patience < TIMEOUT:
+                    raise
+                answer = self._ask_to_send(name, request, repeated=True)
         if answer == b"go":
             return SendReply(Sent.GO)
         with self._requests.reading(_SEND, answer):
@@ -44,7 +53,8 @@ class RedisSending(RedisTiming, SendingStore):
 
     def peek(self, key: str, identity: str) -> Bearer | None:
         look = self._records.call(_PEEK, slot_name(key), identity)
-        found = self._requests.ask([look], key, TIMEOUT).answers[0]
+        with self._patience() as patience:
+            found = self._requests.ask([look], key, patience).answers[0]
         with self._requests.reading(_PEEK, found):
             return _bearer(*found) if found else None
 
@@ -76,7 +86,25 @@ class RedisSending(RedisTiming, SendingStore):
     def _published(self, wakes: Sequence[WokenTask]) -> list[Command]:
         return [self._records.call(_SENT, wake.name, wake.run, 0) for wake in wakes]
 
-    def _ask_to_send(self, name: str, request: SendRequest, *, repeated: bool) -> Any:
+    @contextmanager
+    def _patience(self) -> Iterator[float]:
+        """
+        Yield how long to wait for an answer in this block.
+
+        Who makes one call after the other, as a beat does, waits for a silent server but once.
+        """
+        began = clock.monotonic()
+        try:
+            yield HURRY if began - self._silent_at < REMEMBERED else TIMEOUT
+        except StoreUnavailableError:
+            now = clock.monotonic()
+            if now - began >= HURRY / 2:  # else it has refused at once, and may be asked again
+                self._silent_at = now
+            raise
+
+    def _ask_to_send(
+        self, name: str, request: SendRequest, patience: float = TIMEOUT, *, repeated: bool
+    ) -> Any:
         park_request, want = request.park_request, request.want
         send = self._records.call(
             _SEND,
@@ -101,7 +129,7 @@ class RedisSending(RedisTiming, SendingStore):
             # What is told beside comes last: if a server does not know a script, all after that is
             # made again.
             every = [*calls, *beside] if send in calls else calls
-            asked = self._requests.ask(every, request.key, None if repeated else TIMEOUT)
+            asked = self._requests.ask(every, request.key, None if repeated else patience)
         return asked.answers[calls.index(send)]
 
 
