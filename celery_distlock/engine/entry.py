@@ -10,13 +10,17 @@ import ctypes
 import dis
 import gc
 import sys
+import threading
 import time
 from types import FrameType
+
+from celery_distlock.process.forks import ForkStage, PerProcess
 
 __all__ = ["frame_of", "has_just_entered", "throw_into", "time_in_call"]
 
 _CONCERNED = sys.version_info[:2] == (3, 14)
 _COLLECTS = sys.version_info[:2] == (3, 11)
+_looking = PerProcess(threading.RLock, ForkStage.IDENTITY)  # who has no garbage collected
 _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
@@ -52,14 +56,16 @@ def frame_of(thread: int) -> FrameType | None:
     (CPython's gh-106883). If a finalizer then lets another thread go on that starts one, all stand
     still for ever.
     """
-    collects = _COLLECTS and gc.isenabled()
-    try:
-        if collects:
-            gc.disable()
+    if not _COLLECTS:
         return sys._current_frames().get(thread)
-    finally:
-        if collects:
-            gc.enable()
+    with _looking.value:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames().get(thread)
+        finally:
+            if collects:
+                gc.enable()
 
 
 def throw_into(thread: int, error: type[BaseException], *, anyway: bool) -> bool | None:

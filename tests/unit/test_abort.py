@@ -14,11 +14,12 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_distlock.engine import abort
+from celery_distlock.engine import abort, entry
 from celery_distlock.engine.abort import Guard
 from celery_distlock.engine.hold import Hold, HoldState, Terms
 from celery_distlock.errors import LockLostError
@@ -381,3 +382,28 @@ for _ in range(300):
     frame_of(threading.get_ident())
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_who_has_looked_for_a_frame_has_no_garbage_collected_while_another_looks(monkeypatch):
+    begun, both = threading.Event(), threading.Event()
+    collects = []
+
+    def look():
+        if not begun.is_set():
+            begun.set()
+            both.wait(0.2)
+        else:
+            both.set()
+            first.join()
+            collects.append(gc.isenabled())
+        return {}
+
+    monkeypatch.setattr(entry, "_COLLECTS", True)
+    monkeypatch.setattr(entry, "sys", SimpleNamespace(_current_frames=look))
+    first = threading.Thread(target=entry.frame_of, args=(1,))
+    first.start()
+    begun.wait()
+    entry.frame_of(2)
+
+    assert collects == [False]
+    assert gc.isenabled()
