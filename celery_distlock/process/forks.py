@@ -84,7 +84,7 @@ class PerProcess(Generic[T]):
 
 _in_child: dict[ForkStage, list[Callback]] = {stage: [] for stage in ForkStage}
 _last: dict[ExitStage, list[Callback]] = {stage: [] for stage in ExitStage}
-_busy: dict[int, float] = {}  # threads, by their identifiers, and since when
+_busy: dict[int, float] = {}  # threads, by their identifiers, and until when a fork waits for them
 _gate = threading.Lock()  # closed while somebody forks
 _fork = threading.local()
 
@@ -111,11 +111,11 @@ def _call_all(stages: dict[Any, list[Callback]]) -> None:
 
 
 @contextmanager
-def no_fork() -> Iterator[None]:
-    """Let no other thread fork in this block, but for a quarter of a second at most."""
+def no_fork(patience: float | None = None) -> Iterator[None]:
+    """Let no other thread fork in this block, for *patience* seconds at most; None: `PATIENCE`."""
     thread = threading.get_ident()
     with _gate:
-        _busy[thread] = time.monotonic()
+        _busy[thread] = time.monotonic() + (PATIENCE if patience is None else patience)
     try:
         yield
     finally:
@@ -123,16 +123,16 @@ def no_fork() -> Iterator[None]:
 
 
 def _before_fork() -> None:
-    until = time.monotonic() + PATIENCE
     _fork.closed_gate = _gate.acquire(timeout=PATIENCE)
+    until = max(_busy.copy().values(), default=0.0)
     while _is_busy() and time.monotonic() < until:
         time.sleep(_POLL)
 
 
 def _is_busy() -> bool:
     """Whether a thread is in a block that may soon be left: one that hangs is not waited for."""
-    here, since = threading.get_ident(), time.monotonic() - PATIENCE
-    return any(began > since for thread, began in _busy.copy().items() if thread != here)
+    here, now = threading.get_ident(), time.monotonic()
+    return any(until > now for thread, until in _busy.copy().items() if thread != here)
 
 
 def _after_in_parent() -> None:

@@ -104,6 +104,7 @@ _SCHEMES = {
     "memory": "memory:MemoryStore",
 }
 _OTHERS = "celery_distlock.stores"  # the entry points of stores that other packages bring
+IMPORT = 5.0  # seconds that a fork waits for it; on a busy machine it takes one or two
 _open: dict[Hashable, Store] = {}
 # A thread of the parent's may have held it; and a signal's handler may come while its thread does.
 _mutex = PerProcess(threading.RLock, ForkStage.CONNECTIONS)
@@ -132,7 +133,8 @@ def open_store(
     with _mutex.value:
         store = _open.get(which)
         if store is None:
-            with no_fork():  # a child could not import what a thread of its parent was importing
+            # A child could not import what a thread of its parent was importing.
+            with no_fork(IMPORT):
                 store = _open.setdefault(which, _new_store(url, prefix, options))
         return store
 

@@ -124,6 +124,13 @@ def test_a_fork_waits_until_a_thread_is_out(work, monkeypatch):
     assert can_hold_off()
 
 
+def test_a_fork_waits_longer_for_a_thread_that_imports_a_store(monkeypatch):
+    monkeypatch.setattr(forks, "PATIENCE", 0.01)
+    with Busy(open_a_store) as busy:
+        threading.Timer(0.3, busy.may_leave.set).start()
+        assert in_a_child(lambda: not busy.inside)
+
+
 def test_a_thread_that_stays_does_not_keep_the_process_from_forking(monkeypatch):
     monkeypatch.setattr(forks, "PATIENCE", 0.01)
     with Busy(hold_off) as busy:
