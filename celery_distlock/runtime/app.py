@@ -243,6 +243,17 @@ class Runtime:
             if task.name not in self.plans and any(hasattr(task, option) for option in ours):
                 yield task.name
 
+    def without_results(self, tasks: Iterable[Any]) -> Iterator[str]:
+        """Yield the names of *tasks* of whose joined calls nobody gets the result."""
+        # There it is a message to the process of the call that runs.
+        if str(self._app.conf.result_backend or "").partition(":")[0] != "rpc":
+            return
+        for task in tasks:
+            plan = self.plans.get(task.name)
+            joins = plan is not None and plan.unique and plan.unique.duplicate != "raise"
+            if joins and not task.ignore_result:
+                yield task.name
+
     @functools.cached_property
     def _layers(self) -> tuple[Layer, Layer]:
         return self._read_layers()

@@ -114,6 +114,13 @@ class LockStep(bootsteps.StartStopStep):
                 " declare it with base=LockedTask",
                 name,
             )
+        for name in self._runtime.without_results(app.tasks.values()):
+            logger.warning(
+                "locks: task %s has lock_unique, and with rpc:// nobody gets the result of a call"
+                " that is joined to another one: its get() waits for ever; use another result"
+                " backend, or ignore_result=True",
+                name,
+            )
 
     def _check_abilities(self, parent: Any) -> None:
         store = self._runtime.store

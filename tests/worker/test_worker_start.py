@@ -339,6 +339,15 @@ def test_a_task_with_lock_options_that_is_no_locked_task_is_named(worker):
     assert process.log().count("is no LockedTask") == 1
 
 
+def test_a_task_whose_joined_calls_get_no_result_is_named(worker, redis_url):
+    rpc = {"DISTLOCK_TEST_BACKEND": "rpc://", "DISTLOCK_TEST_STORE": redis_url}
+    unique = {"lock_unique": "started", "lock_on_conflict": "requeue"}
+    options = {"DISTLOCK_TEST_OPTIONS": json.dumps(unique)}
+    process = worker(APP, pool="solo", env={**rpc, **options})
+
+    assert "has lock_unique, and with rpc:// nobody gets the result" in process.log()
+
+
 def test_a_wrong_flag_is_said_in_one_line(worker):
     log = fails_to_start(worker, args=["--distlock-lease", "-3"])
 

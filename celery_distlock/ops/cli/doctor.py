@@ -269,6 +269,10 @@ def _needs(runtime: Runtime, tasks: Iterable[Any]) -> Iterator[Finding]:
         found = f"{_some(detoured)}: the __call__ of {classes} seems not to call LockedTask's"
         remedy = "have it return super().__call__(*args, **kwargs): else there is no lock"
         yield Finding(Severity.DOUBT, "tasks", found, remedy)
+    if waiting := sorted(runtime.without_results(tasks)):
+        found = f"{_some(waiting)}: lock_unique, and with rpc:// get() of a joined call never ends"
+        remedy = "another result backend, or ignore_result=True"
+        yield Finding(Severity.DOUBT, "tasks", found, remedy)
     if satisfied or not (lacking or baseless or detoured):
         what = "tasks have what they need"
         if satisfied == 1:

@@ -334,6 +334,17 @@ def test_a_task_whose_call_seems_to_take_no_lock_is_a_doubt(examine, private_ser
     assert "super().__call__" in found["tasks"]["cure"]
 
 
+def test_tasks_whose_joined_calls_get_no_result_are_a_doubt(
+    examine, private_server, bare_site, monkeypatch
+):
+    monkeypatch.setattr(bare_site.app.conf, "result_backend", "rpc://")
+
+    status, found = examine(private_server(options=PERSISTENT).url)
+
+    assert (status, found["tasks"]["verdict"]) == (1, "doubt")
+    assert "lock_unique, and with rpc://" in found["tasks"]["found"]
+
+
 def test_a_table_has_a_line_for_each_finding(locks):
     done = locks("doctor", "--samples", "3")
 
