@@ -91,16 +91,19 @@ class RedisSending(RedisTiming, SendingStore):
         """
         Yield how long to wait for an answer in this block.
 
-        Who makes one call after the other, as a beat does, waits for a silent server but once.
+        Who makes one call after the other, as a beat does, waits for a silent server but once in a
+        while. What fails in a hurry proves no silence, and does not make that longer.
         """
         began = clock.monotonic()
+        hurries = began - self._silent_at < REMEMBERED
         try:
-            yield HURRY if began - self._silent_at < REMEMBERED else TIMEOUT
+            yield HURRY if hurries else TIMEOUT
         except StoreUnavailableError:
             now = clock.monotonic()
-            if now - began >= HURRY / 2:  # else it has refused at once, and may be asked again
+            if not hurries and now - began >= HURRY:  # else it has refused at once
                 self._silent_at = now
             raise
+        self._silent_at = -math.inf
 
     def _ask_to_send(
         self, name: str, request: SendRequest, patience: float = TIMEOUT, *, repeated: bool
