@@ -209,7 +209,10 @@ class Cluster(Topology):
         return list(dict.fromkeys(owner for owner in known.owners if owner))
 
     def replicas(self) -> Sequence[Hashable]:
-        known = self._map.get()
+        try:
+            known = self._map.renew()  # they come and go, and nothing else asks for them
+        except ANSWERLESS:
+            return ()
         return [node for node in known.nodes if node not in known.owners]
 
     def has(self, node: Any) -> bool:

@@ -488,6 +488,8 @@ def test_sweeps_go_on_while_a_master_is_gone(private_topology, prefix):
 
 
 def test_each_node_that_may_evict_is_named(cluster, store):
+    count = len(cluster.servers) - len(cluster.masters)
+    wait_until(lambda: len(store._servers.replicas()) == count, what="replicas to be known")
     assert not [found for found in store.check() if "replica" in found.message]
     for each in cluster.servers:  # also those that may be masters soon
         each.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")

@@ -421,17 +421,15 @@ def test_a_right_that_scripts_lack_is_an_outage(opened, one_server_as_admin, pre
         opened(url).acquire(AcquireRequest("k", "a", 5.0))
 
 
-def test_a_right_that_a_renewal_lacks_is_named_in_the_log(
-    opened, one_server_as_admin, prefix, caplog
-):
+def test_what_a_renewal_lacks_is_named_in_the_log(opened, one_server_as_admin, prefix, caplog):
     server, url = one_server_as_admin
     set_user(server, EXACT, prefix)
     store = opened(url)
     store.acquire(AcquireRequest("k", "a", 60.0))
-    set_user(server, f"{EXACT} -pexpire", prefix)
+    set_user(server, f"{EXACT} -evalsha", prefix)
 
     assert store.renew([Ownership("k", "a", 60.0)], 5.0)[0][0] is RenewOutcome.UNKNOWN
-    wait_until(lambda: "this user lacks +pexpire" in caplog.text, what="what is lacking")
+    wait_until(lambda: "this user lacks +evalsha" in caplog.text, what="what is lacking")
 
 
 class Rights:
