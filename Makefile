@@ -29,7 +29,7 @@ LATER := $(patsubst %,tests/integration/%,plugin web test_embedded_server.py tes
   hanging_services order orphaned_holds pools retries several_keys several_keys_and_workers threads \
   trust trust_certificates trust_signed worker_start)
 
-# Four at a time, also on two cores: they wait for servers more than they compute.
+# Four at a time, also on two cores: while some wait for servers, others compute.
 TOGETHER := -n 4 --dist loadscope
 
 test: $(READY) $(TRIO)  ## run the tests that every change needs, in minutes
