@@ -396,11 +396,6 @@ class KeyState(NamedTuple):
         """The runs that have it, or that it is kept for, of those who are told of."""
         return (self.run, *(holder.run for holder in self.holders))
 
-    @property
-    def waking(self) -> bool:
-        """Whether the key is kept for a parked run that is on its way to it."""
-        return self.owner.startswith("parked:")
-
 
 class Waiter(NamedTuple):
     """
