@@ -1,11 +1,9 @@
 """How a store over Redis takes in calls; see :mod:`celery_distlock.stores.sending`."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.stores.base import batches
@@ -17,24 +15,22 @@ from . import scripts
 from .answers import text, want_of
 from .connections import TIMEOUT, Command, milliseconds
 from .inspection import SWEEP_BATCH
+from .silence import Silence
 from .timing import RedisTiming
 from .topology import Topology
 
 __all__ = ["RedisSending"]
-
-HURRY = 0.5  # seconds for an answer, after a silence
-REMEMBERED = 30.0  # seconds for which a silence is
 
 
 class RedisSending(RedisTiming, SendingStore):
     """See the module. What it needs is set by the class that inherits from it."""
 
     _servers: Topology
-    _silent_at = -math.inf  # the local clock when a call was not answered
+    _silence: Silence
 
     def send(self, request: SendRequest) -> SendReply:
         name = slot_name(request.key)
-        with self._patience() as patience:
+        with self._silence.patience() as patience:
             try:
                 answer = self._ask_to_send(name, request, patience, repeated=False)
             except StoreUnavailableError:  # there may have been no answer only
@@ -53,7 +49,7 @@ class RedisSending(RedisTiming, SendingStore):
 
     def peek(self, key: str, identity: str) -> Bearer | None:
         look = self._records.call(_PEEK, slot_name(key), identity)
-        with self._patience() as patience:
+        with self._silence.patience() as patience:
             found = self._requests.ask([look], key, patience).answers[0]
         with self._requests.reading(_PEEK, found):
             return _bearer(*found) if found else None
@@ -85,25 +81,6 @@ class RedisSending(RedisTiming, SendingStore):
 
     def _published(self, wakes: Sequence[WokenTask]) -> list[Command]:
         return [self._records.call(_SENT, wake.name, wake.run, 0) for wake in wakes]
-
-    @contextmanager
-    def _patience(self) -> Iterator[float]:
-        """
-        Yield how long to wait for an answer in this block.
-
-        Who makes one call after the other, as a beat does, waits for a silent server but once in a
-        while. What fails in a hurry proves no silence, and does not make that longer.
-        """
-        began = clock.monotonic()
-        hurries = began - self._silent_at < REMEMBERED
-        try:
-            yield HURRY if hurries else TIMEOUT
-        except StoreUnavailableError:
-            now = clock.monotonic()
-            if not hurries and now - began >= HURRY:  # else it has refused at once
-                self._silent_at = now
-            raise
-        self._silent_at = -math.inf
 
     def _ask_to_send(
         self, name: str, request: SendRequest, patience: float = TIMEOUT, *, repeated: bool

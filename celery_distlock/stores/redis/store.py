@@ -59,6 +59,7 @@ from .request_runner import Answered, RequestRunner
 from .sending import RedisSending
 from .server_errors import said
 from .server_reports import examine
+from .silence import Silence
 from .subscriptions import PubSubInbox, WaiterSubscriptions
 from .topology import PushTarget
 from .urls import locate
@@ -100,6 +101,7 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
         """Drop what a fork inherited, without a word to the server: it is the parent's."""
         self._inbox_channel = f"{self._prefix}:inbox:{uuid.uuid4().hex}"
         self._subscriptions: dict[Hashable, WaiterSubscriptions] = {}
+        self._silence = Silence()
         self._mender = IndexMender(self._servers, self._requests, self._records)
         if forked:
             self._delivery = None
@@ -514,11 +516,12 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
             answers = self._requests.exchange(calls, TIMEOUT)
         except RedisError:
             return None
-        if hidden := unknown(answers[: len(REHEARSAL)]):
+        hidden, rights = unknown(answers[: len(REHEARSAL)]), lacking(answers, self._prefix)
+        if hidden:
             message = f"this server has no {' '.join(hidden)}"
+            message += f", and this user lacks the rights {' '.join(rights)}" if rights else ""
             remedy = "see its configuration, which may have given them other names (rename-command)"
             return Finding(Severity.DOUBT, "rights", message, remedy)
-        rights = lacking(answers, self._prefix)
         if not rights:
             return None
         message = f"this user lacks the rights {' '.join(rights)}"
