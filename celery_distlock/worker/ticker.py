@@ -13,6 +13,7 @@ import math
 import os
 import socket
 import threading
+import time
 import uuid
 
 from celery_distlock.errors import StoreError
@@ -95,10 +96,13 @@ class Ticker:
         claim = self._claim(NOTHING)
         while claim.leads and claim.names:
             again: dict[str, float | None] = {}
+            claimed_at = time.monotonic()
             for wake in self._store.wake_due(claim.names, again):
                 if not self._send(wake):
                     self._resign()
                     return -AFTER_YOU
+                if time.monotonic() > claimed_at + UNSENT:
+                    break  # by now the others are a sweep's, or another ticker's
             claim = self._claim(Settled(claim.number, again))
         if not claim.leads:
             return -min(LOOK, claim.pause + SHORTEST)

@@ -154,6 +154,32 @@ def test_one_that_sends_slowly_goes_on(
     assert served[-1] - served[0] < ticker.AFTER_YOU
 
 
+def test_one_that_sends_slowly_says_in_time_that_it_goes_on(
+    store: RedisStore, tickers: Callable[[RedisStore], Ticker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[bytes] = []
+    said: list[float] = []
+    claim_due = store.claim_due
+
+    def claim(*args: Any) -> Any:
+        said.append(time.monotonic())
+        return claim_due(*args)
+
+    def publish(wake: WokenTask) -> bool:
+        time.sleep(0.4)
+        served.append(wake.envelope)
+        return True
+
+    store.add_publisher(publish)
+    monkeypatch.setattr(store, "claim_due", claim)
+    for number in range(16):
+        rest(store, f"k{number}", 1.0)
+    tickers(store)
+
+    wait_until(lambda: len(served) == 16, what="all of them")
+    assert max(later - sooner for sooner, later in itertools.pairwise(said)) < 5.0
+
+
 def test_one_that_cannot_send_leaves_it_to_another_one(
     store: RedisStore, tickers: Callable[[RedisStore], Ticker]
 ) -> None:
