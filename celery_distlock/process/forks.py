@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Generic, TypeVar
 
 __all__ = ["ExitStage", "ForkStage", "PerProcess", "at_exit", "begin_anew", "no_fork"]
@@ -114,12 +114,16 @@ def _call_all(stages: dict[Any, list[Callback]]) -> None:
 def no_fork(patience: float | None = None) -> Iterator[None]:
     """Let no other thread fork in this block, for *patience* seconds at most; None: `PATIENCE`."""
     thread = threading.get_ident()
-    with _gate:
-        _busy[thread] = time.monotonic() + (PATIENCE if patience is None else patience)
+    outer = _busy.get(thread)  # who forks waits for that, and may have closed the gate
+    with _gate if outer is None else nullcontext():
+        until = time.monotonic() + (PATIENCE if patience is None else patience)
+        _busy[thread] = max(until, outer or 0.0)
     try:
         yield
     finally:
         _busy.pop(thread, None)
+        if outer is not None:
+            _busy[thread] = outer
 
 
 def _before_fork() -> None:

@@ -97,6 +97,20 @@ def open_a_store(busy):
         stores.open_store(f"memory://{id(busy)}")
 
 
+def hold_off_twice(busy):
+    with forks.no_fork():
+        with forks.no_fork():
+            pass
+        busy.stay()
+
+
+def hold_off_again(busy):
+    with forks.no_fork():
+        busy.stay()
+        with forks.no_fork():
+            pass
+
+
 def in_a_child(check):
     """Fork, and return whether *check* is true in the child."""
     pid = os.fork()
@@ -110,9 +124,12 @@ def can_hold_off():
         return True
 
 
-@pytest.mark.parametrize("work", [hold_off, send_a_task, send_an_event, open_a_store])
+@pytest.mark.parametrize(
+    "work", [hold_off, hold_off_twice, hold_off_again, send_a_task, send_an_event, open_a_store]
+)
 def test_a_fork_waits_until_a_thread_is_out(work, monkeypatch):
     monkeypatch.setattr(forks, "PATIENCE", 60.0)
+    began = time.monotonic()
     with Busy(work) as busy:
 
         def let_go():
@@ -122,6 +139,7 @@ def test_a_fork_waits_until_a_thread_is_out(work, monkeypatch):
         threading.Thread(target=let_go).start()
         assert in_a_child(lambda: not busy.inside and can_hold_off())
     assert can_hold_off()
+    assert time.monotonic() - began < 60.0
 
 
 def test_a_fork_waits_longer_for_a_thread_that_imports_a_store(monkeypatch):
