@@ -25,7 +25,7 @@ class ListingStore(Store):
     @abstractmethod
     def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
         """
-        Find the keys that are held or waited for, in batches and in no order.
+        Find the keys that are held or waited for, in batches and in no order; some may be empty.
 
         Harmless to a server with many keys, and not a snapshot: what changes meanwhile may be there
         or not. A key that its name does not tell comes as a :class:`~celery_distlock.keys.Name`.

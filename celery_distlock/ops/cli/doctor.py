@@ -145,7 +145,7 @@ def _seen(runtime: Runtime) -> list[Finding]:
     try:
         keys = Keys.of(store)
         found = [*_left(runtime, keys.parked), *_paused(keys.paused)]
-        if keys.seen:
+        if keys.seen is not None:
             words = f"{keys.seen} were looked at, and there may be more: it takes long to see all"
             found.append(Finding(Severity.OK, "keys", words))
         return [*found, _ticker(store)] if isinstance(store, TimedStore) else found
@@ -162,12 +162,12 @@ class Keys:
     Attributes:
         parked: Runs that are parked, the first ones of each key, and not of all keys.
         paused: Keys that an operator has paused.
-        seen: How many were looked at, if that took so long that it was left off; else 0.
+        seen: How many were looked at, if that took so long that it was left off.
     """
 
     parked: list[WokenTask]
     paused: list[str]
-    seen: int = 0
+    seen: int | None = None
 
     @classmethod
     def of(cls, store: ParkingStore) -> Self:

@@ -71,14 +71,17 @@ def names_at(
 
 
 def keys_of(found: Iterable[Sequence[str]], pattern: str) -> Iterator[list[str]]:
-    """Return the keys of the names that were *found*, each once, if they are like *pattern*."""
+    """
+    Return the keys of the names that were *found*, each once, if they are like *pattern*.
+
+    A batch without any is returned, too: who looks for a time only sees that it passes.
+    """
     seen: set[int] = set()  # a fourth of what the keys themselves would take
     for names in found:
         keys = dict.fromkeys(key_of(name) for name in names)
         new = [key for key in keys if hash(key) not in seen and fnmatchcase(key, pattern)]
-        if new:
-            seen.update(map(hash, new))
-            yield new
+        seen.update(map(hash, new))
+        yield new
 
 
 class Cursor:

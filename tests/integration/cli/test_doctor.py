@@ -145,6 +145,15 @@ def test_a_command_that_a_server_hides_is_named(examine, private_server, command
     assert "rename-command" in found[subject]["cure"]
 
 
+def test_rights_that_are_missing_beside_a_hidden_command_are_named(examine, private_server, ask):
+    server = private_server(options={**PERSISTENT, "rename-command": 'HINCRBY ""'})
+    ask(server).execute_command("ACL", "SETUSER", "default", "-zscan")
+
+    _, found = examine(server.url)
+
+    assert "no HINCRBY, and this user lacks the rights +zscan" in found["rights"]["found"]
+
+
 def test_a_password_that_is_missing_is_asked_for(examine, private_server, ask):
     server = private_server()
     ask(server).config_set("requirepass", "secret")
@@ -422,6 +431,16 @@ def test_the_doctor_leaves_off_what_takes_long(examine, private_server, bare_sit
     assert status == 0
     assert found["latency"]["found"].endswith("of 1 looks")
     assert re.fullmatch(r"\d+ were looked at, and there may be more: .*", found["keys"]["found"])
+
+
+def test_the_doctor_leaves_off_among_records_of_others(examine, private_server, ask, monkeypatch):
+    monkeypatch.setattr(doctor, "LOOKS_FOR", 0.0)
+    server = private_server(options=PERSISTENT)
+    ask(server).mset({f"other:{number}": "" for number in range(5000)})
+
+    _, found = examine(server.url)
+
+    assert found["keys"]["found"].startswith("0 were looked at")
 
 
 def test_the_doctor_looks_at_a_sample_of_what_is_parked_only(
