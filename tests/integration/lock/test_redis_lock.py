@@ -963,7 +963,12 @@ def test_a_free_key_is_taken_at_once_where_nothing_may_be_pushed(server, store):
 def test_a_store_that_is_closed_while_somebody_waits_serves_him_all_the_same(server, store):
     held, served = Lock("k", store=store), threading.Event()
     held.acquire()
-    waiter = threading.Thread(target=lambda: (Lock("k", store=store).acquire(), served.set()))
+
+    def wait():
+        with Lock("k", store=store):
+            served.set()
+
+    waiter = threading.Thread(target=wait)
     waiter.start()
     wait_until(lambda: store.inspect("k").waiting, what="the waiter to queue")
 

@@ -48,12 +48,18 @@ def hand_over(store: Store, key: str) -> None:
     """Release a key that another thread waits for."""
     lock, got = Lock(key, store=store), threading.Event()
     lock.acquire()
-    waiter = threading.Thread(target=lambda: (Lock(key, store=store).acquire(), got.set()))
+    waiter = threading.Thread(target=take_once, args=[store, key, got])
     waiter.start()
     wait_until(lambda: store.inspect(key).waiting, what="the waiter to queue")
     lock.release()
     assert got.wait(60)
     waiter.join(60)
+
+
+def take_once(store: Store, key: str, got: threading.Event) -> None:
+    """Wait for a key, say that it is taken, and give it back."""
+    with Lock(key, store=store):
+        got.set()
 
 
 def push(store: Store, key: str) -> None:

@@ -293,7 +293,7 @@ def test_a_release_that_is_broken_off_while_its_slot_moves_leaves_the_key_its_re
 def test_a_waiter_is_told_though_its_slot_has_moved(cluster, store):
     lock, got = Lock("k", store=store, lease=60.0), threading.Event()
     lock.acquire()
-    waiter = threading.Thread(target=lambda: (Lock("k", store=store).acquire(), got.set()))
+    waiter = threading.Thread(target=drill.take_once, args=[store, "k", got])
     waiter.start()
     wait_until(lambda: store.inspect("k").waiting, what="the waiter to queue")
 
@@ -308,7 +308,7 @@ def test_locks_waiters_and_parked_runs_outlast_their_master(cluster, store):
     old = node(cluster, "k")
     lock, got = Lock("k", store=store, lease=60.0), threading.Event()
     lock.acquire()
-    waiter = threading.Thread(target=lambda: (Lock("k", store=store).acquire(), got.set()))
+    waiter = threading.Thread(target=drill.take_once, args=[store, "k", got])
     waiter.start()
     wait_until(lambda: store.inspect("k").waiting, what="the waiter to queue")
     parked = keys_on(cluster, old, 3)

@@ -108,7 +108,7 @@ def test_a_killed_master_is_survived(sentinels, store):
 def test_waiters_outlast_a_failover(sentinels, store):
     lock, served = Lock("k", store=store, lease=60.0), threading.Event()
     lock.acquire()
-    waiter = threading.Thread(target=lambda: (Lock("k", store=store).acquire(), served.set()))
+    waiter = threading.Thread(target=drill.take_once, args=[store, "k", served])
     waiter.start()
     wait_until(lambda: store.inspect("k").waiting, what="the waiter to queue")
     copied(sentinels)
