@@ -121,8 +121,9 @@ def no_fork(patience: float | None = None) -> Iterator[None]:
     try:
         yield
     finally:
-        _busy.pop(thread, None)
-        if outer is not None:
+        if outer is None:
+            _busy.pop(thread, None)
+        else:
             _busy[thread] = outer
 
 
