@@ -382,7 +382,7 @@ class ConnectionPool:
 
 def _hint(error: BaseException, *, over_tls: bool) -> str:
     """Return what is to be added to why a server could not be connected to."""
-    if type(error) is RedisConnectionError and _HUNG_UP.search(str(error)):
+    if _has_hung_up(error):
         return _SHUT_OVER_TLS if over_tls else _SHUT
     if over_tls and isinstance(error, RedisTimeoutError):
         return _NO_TLS
@@ -399,9 +399,14 @@ def _has_ended(connection: Connection) -> bool:
         return True
 
 
+def _has_hung_up(error: BaseException) -> bool:
+    """Whether *error* says that the server has ended the connection."""
+    return type(error) is RedisConnectionError and bool(_HUNG_UP.search(str(error)))
+
+
 def _explain(error: BaseException, calls: Sequence[Command]) -> None:
     """Raise what says why a server has hung up on *calls*, if they are large."""
-    if type(error) is RedisConnectionError and _HUNG_UP.search(str(error)):
+    if _has_hung_up(error):
         sent = sum(len(each) for call in calls for each in call.arguments if type(each) is bytes)
         if sent > MUCH:
             raise RedisConnectionError(f"{error} {_TOO_MUCH.format(sent // MUCH)}") from error
