@@ -83,7 +83,7 @@ class RedisSending(RedisTiming, SendingStore):
         return [self._records.call(_SENT, wake.name, wake.run, 0) for wake in wakes]
 
     def _ask_to_send(
-        self, name: str, request: SendRequest, patience: float = TIMEOUT, *, repeated: bool
+        self, name: str, request: SendRequest, patience: float | None = None, *, repeated: bool
     ) -> Any:
         park_request, want = request.park_request, request.want
         send = self._records.call(
@@ -109,7 +109,7 @@ class RedisSending(RedisTiming, SendingStore):
             # What is told beside comes last: if a server does not know a script, all after that is
             # made again.
             every = [*calls, *beside] if send in calls else calls
-            asked = self._requests.ask(every, request.key, None if repeated else patience)
+            asked = self._requests.ask(every, request.key, patience)
         return asked.answers[calls.index(send)]
 
 
