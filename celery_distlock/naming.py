@@ -1,10 +1,12 @@
 """How keys and other names are told to people: in log lines, states, events, spans and errors."""
 
 import hashlib
+from collections.abc import Sequence
 
-__all__ = ["RESTING", "SHOWN_LENGTH", "is_resting", "shown"]
+__all__ = ["NAMED", "RESTING", "SHOWN_LENGTH", "is_resting", "shown", "some_of"]
 
 SHOWN_LENGTH = 200  # characters
+NAMED = 3  # of many, that are named
 RESTING = "resting:"  # what the run's name begins with for which a key is kept that rests
 
 
@@ -24,3 +26,8 @@ def shown(name: str) -> str:
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         name = f"{name[: SHOWN_LENGTH - 21]}... #{digest}"
     return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return the first of *names*, and whether there are more."""
+    return ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")

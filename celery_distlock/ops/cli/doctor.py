@@ -14,6 +14,7 @@ from rich.text import Text
 
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
+from celery_distlock.naming import NAMED, some_of
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.trust import Reason, RefusedError
 from celery_distlock.stores import Ability, ParkingStore, Store
@@ -29,7 +30,6 @@ __all__ = ["doctor_", "examine"]
 
 SLOW = 0.05  # seconds; a task asks at least twice
 STALLS = 1.0  # seconds; a third of a short lease, which is when a renewal is due
-NAMED = 3  # tasks that a finding names
 MOST_PARKED = 200  # tasks whose messages are looked at: a round trip each
 PARKED_AT_A_KEY = 10
 LOOKS_FOR = 2.0  # seconds for each of what may take long: a probe waits for the end
@@ -206,9 +206,8 @@ def _left(runtime: Runtime, parked: list[WokenTask]) -> Iterator[Finding]:
                 f"{refusal.detail} ({task_id_of(wake.run)})"
             )
     for reason, details in refused.items():
-        shown = ", ".join(details[:NAMED]) + (", …" if len(details) > NAMED else "")
         are = "is" if len(details) == 1 else "are"
-        why = f"because {reason.value}: {shown}"
+        why = f"because {reason.value}: {some_of(details)}"
         found = f"{len(details)} of {seen} {are} left to others, {why}"
         # It was not given the queues that the workers consume.
         severity = Severity.OK if reason is Reason.ROUTE else Severity.DOUBT

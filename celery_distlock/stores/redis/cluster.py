@@ -10,6 +10,7 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_distlock import clock
+from celery_distlock.naming import some_of
 from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.urls import host_and_port
 
@@ -32,7 +33,6 @@ __all__ = ["Cluster"]
 _OPEN = re.compile(rb"\[(\d+)-[<>]-")  # a slot that a node sends to another, or gets from it
 
 REDIRECTIONS = 5  # that one request follows, as clients of a cluster do
-NAMED = 3  # slots that a finding names
 BRIEF = 0.1  # seconds that a silent node may keep those waiting who have asked others, too
 
 
@@ -229,7 +229,7 @@ class Cluster(Topology):
             figures = {"slots_without_node": missing}
             found.append(Finding(Severity.DOUBT, "server", message, remedy, figures))
         if moving := sorted(self._moving()):
-            some = ", ".join(map(str, moving[:NAMED])) + (", …" if len(moving) > NAMED else "")
+            some = some_of([str(slot) for slot in moving])
             message = f"slots that are being moved: {some}; their keys cannot be taken meanwhile"
             remedy = "if nobody moves them any more, redis-cli --cluster fix ends that"
             found.append(Finding(Severity.DOUBT, "server", message, remedy))
