@@ -18,7 +18,7 @@ A driver's exception never leaves the package: it is the ``__cause__`` of one of
 survive pickling, so they can be the result of a Celery task.
 """
 
-from .naming import is_resting, shown
+from .naming import is_resting, shown, taken_by
 
 __all__ = [
     "ConfigurationError",
@@ -80,13 +80,12 @@ class LockConflictError(LockError):
         self.wait = wait
 
     def __str__(self) -> str:
+        lock = f"lock {shown(self.key)!r}"
         if is_resting(self.holder):
-            return f"lock {shown(self.key)!r} rests, for {self.remaining:.1f} s more"
+            return f"{lock} rests, for {self.remaining:.1f} s more"
         if self.wait is not None:
-            return f"lock {shown(self.key)!r} lets nobody in for {self.wait:.1f} s more"
-        by = f" by {shown(self.holder)}" if self.holder else ""
-        left = f"{self.remaining:.1f} s more unless renewed"
-        return f"lock {shown(self.key)!r} is held{by}, for {left}"
+            return f"{lock} admits no holder for {self.wait:.1f} s more"
+        return f"{lock} {taken_by(self.holder)}, for {self.remaining:.1f} s more unless renewed"
 
 
 class DuplicateTaskError(LockError):

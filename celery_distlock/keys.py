@@ -22,7 +22,7 @@ from typing import Any
 
 from .errors import ConfigurationError, LockKeyError
 from .key import Key
-from .naming import shown
+from .naming import shown, unescaped
 from .rate import Rate
 
 __all__ = [
@@ -458,14 +458,13 @@ def _slot_name(key: str) -> str:
 
 
 _HASHED = re.compile(r".{80}%#[0-9a-f]{64}", re.DOTALL)
-_ESCAPE = re.compile(r"%(?:u([0-9A-F]{4})|([0-9A-F]{2}))")
 
 
 def key_of(name: str) -> str:
     """Return the key whose :func:`slot_name` is *name*; of one that it does not tell, a `Name`."""
     if _HASHED.fullmatch(name):
         return Name(name)
-    return _ESCAPE.sub(lambda match: chr(int(match[1] or match[2], 16)), name)
+    return unescaped(name)
 
 
 def as_key(text: str) -> str:

@@ -1,18 +1,51 @@
 """How keys and other names are told to people: in log lines, states, events, spans and errors."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 
-__all__ = ["NAMED", "RESTING", "SHOWN_LENGTH", "is_resting", "shown", "some_of"]
+__all__ = [
+    "NAMED",
+    "PARKED",
+    "RESTING",
+    "SHOWN_LENGTH",
+    "holder_name",
+    "is_resting",
+    "shown",
+    "some_of",
+    "taken_by",
+    "unescaped",
+]
 
 SHOWN_LENGTH = 200  # characters
 NAMED = 3  # of many, that are named
+PARKED = "parked:"  # what the owner of a key that is reserved for a parked run begins with
 RESTING = "resting:"  # what the run's name begins with for which a key is kept that rests
 
 
 def is_resting(owner: str) -> bool:
     """Whether *owner* stands for nobody: its key rests, and is kept for a run that never comes."""
-    return owner.startswith(f"parked:{RESTING}")
+    return owner.startswith(PARKED + RESTING)
+
+
+def holder_name(owner: str) -> str:
+    """Return the task or thread that the text of an owner names, with its host and process."""
+    if owner.startswith(PARKED):
+        return f"task {shown(owner.removeprefix(PARKED).rsplit(':', 3)[0])}"
+    parts = owner.split("|")
+    if len(parts) != 4:
+        return shown(owner)
+    host, pid, label, _ = map(unescaped, parts)
+    return shown(f"{label if label.endswith(']') else f'thread {label}'} on {host}, process {pid}")
+
+
+def taken_by(owner: str) -> str:
+    """Return the end of a sentence about a key that *owner* has; empty: not known to whom."""
+    if is_resting(owner):
+        return "rests"
+    if owner.startswith(PARKED):
+        return f"is reserved for {holder_name(owner)}"
+    return f"is held by {holder_name(owner)}" if owner else "is held"
 
 
 def shown(name: str) -> str:
@@ -31,3 +64,11 @@ def shown(name: str) -> str:
 def some_of(names: Sequence[str]) -> str:
     """Return the first of *names*, and whether there are more."""
     return ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
+
+
+def unescaped(name: str) -> str:
+    """Return the text that was written in a record with escapes for what records cannot have."""
+    return _ESCAPE.sub(lambda match: chr(int(match[1] or match[2], 16)), name)
+
+
+_ESCAPE = re.compile(r"%(?:u([0-9A-F]{4})|([0-9A-F]{2}))")

@@ -247,6 +247,13 @@ def resolve(where: str, value: Any) -> Policy:
     )
 
 
+def may_refuse(policy: Policy) -> bool:
+    """Whether a conflict may fail the task under *policy*; assumed of one that is not ours."""
+    if isinstance(policy, Wait):
+        return may_refuse(resolve("Wait(then)", policy.then))
+    return not isinstance(policy, Requeue | Retry | Skip)
+
+
 def _check_number(where: str, value: Any, low: float, high: float) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:

@@ -167,7 +167,7 @@ class KeyAcquisition:
             return None
         if reply.status is Status.PARKED:
             if self._invocation.is_second_delivery(reply):
-                self._report.set_aside(key.template)
+                self._report.deferred(key.template)
             else:
                 rated = bool(want_of(key).rates)
                 self._report.parking(key.template, reply, rated=rated, begun=True)

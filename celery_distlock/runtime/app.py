@@ -16,6 +16,7 @@ from celery_distlock import signals
 from celery_distlock.engine.acquisition import defaults
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import told_by
+from celery_distlock.policies import may_refuse
 from celery_distlock.process.forks import ForkStage, begin_anew
 from celery_distlock.settings import TASK_ONLY, TASK_OPTIONS, Layer, Settings, meant
 from celery_distlock.stores import (
@@ -28,6 +29,7 @@ from celery_distlock.stores import (
 )
 from celery_distlock.stores.values import WokenTask
 
+from .conflict_errors import expect_conflicts
 from .location import StoreLocation, derive_store_location
 from .masking import mask_urls
 from .messages import MalformedError
@@ -234,7 +236,9 @@ class Runtime:
             return
         # Celery sets annotations on the class as well: what is its own is not known then.
         annotated = bool(self._app.conf.task_annotations)
-        self.plans[name] = make_plan(task, name, *self._layers, annotated=annotated)
+        self.plans[name] = plan = make_plan(task, name, *self._layers, annotated=annotated)
+        if may_refuse(plan.policy):
+            expect_conflicts(task)
 
     def without_base(self, tasks: Iterable[Any]) -> Iterator[str]:
         """Yield the names of *tasks* that have ``lock_`` options and are no `LockedTask`."""

@@ -86,7 +86,7 @@ class Conflicts:
         if Ability.PARK in invocation.store.abilities:
             return policies.Park()
         attempts = invocation.header.attempts
-        self._report.set_aside(key)
+        self._report.deferred(key)
         return SET_ASIDE.decide(Conflict(key, reply.holder, reply.remaining, attempts))
 
     def _when_due(self, reply: Reply, resend: policies.Resend) -> policies.Resend | None:

@@ -35,6 +35,7 @@ from . import hold_times
 from .acquiring import KeyAcquisition
 from .app import Runtime
 from .body import Body
+from .conflict_errors import fail
 from .current import Task, here
 from .invocation import Invocation
 from .lock_header import LockHeader, execution_id
@@ -65,6 +66,7 @@ class Execution:
         ensure_able(store, keys, f"task {task.name}")
         self.task = task
         self._store = store
+        self._nested = nested
         in_order = tuple(sorted(keys, key=_text))  # the same for all: no two wait for each other
         self._invocation = invocation = Invocation(task, plan, store, in_order, nested=nested)
         if invocation.has_message:
@@ -108,8 +110,11 @@ class Execution:
         """Take the keys, or return what the policy says; a run that it ends is not sent again."""
         try:
             decision = self._keys.take_all()
-        except LockConflictError:
-            self._forget_parked()
+        except (LockConflictError, StoreError) as error:
+            if isinstance(error, LockConflictError):
+                self._forget_parked()
+            if not self._nested:
+                fail(self.task, error)
             raise
         if isinstance(decision, policies.Answer):
             self._forget_parked()

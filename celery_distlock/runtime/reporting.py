@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery_distlock import signals
-from celery_distlock.naming import is_resting, shown
+from celery_distlock.naming import is_resting, shown, taken_by
 from celery_distlock.stores import Store
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.values import Reply
@@ -79,29 +79,32 @@ class Report:
 
     def conflict_ended(self, words: str, key: str, reply: Reply, **facts: Any) -> None:
         """Report, as `info` does, what becomes of a task, and what kept it from its key."""
-        self.info(f"{words}: {{key!r}} {_why(reply)}", key=key, holder=reply.holder, **facts)
+        facts = {"key": key, "holder": reply.holder, **facts}
+        self.info(f"{words}: {{key!r}} {{why}}", why=_why(reply), **facts)
 
-    def parking(self, key: str, reply: Reply, *, rated: bool = False, begun: bool = False) -> None:
+    def parking(
+        self, key: str, reply: Reply, *, rated: bool = False, begun: bool = False, behind: str = ""
+    ) -> None:
         """
         Report that the task is parked.
 
         Args:
             key: Where.
             reply: The store's answer.
-            rated: The key may be taken only so often.
-            begun: Celery will say that it ignores the task.
+            rated: The key has a rate.
+            begun: A pool process has started the task, so Celery will log it as ignored.
+            behind: Tasks of this worker that are to have the key first, if nobody holds it yet.
         """
         facts = {"key": key, "holder": reply.holder, "place": reply.place}
-        why = _why(reply, rated=rated, asked=begun)
-        after = "; it runs later, what Celery ignores is this attempt" if begun else ""
-        self.info(f"parked: {{key!r}} {why}, {{place}} before it{after}", **facts)
+        line = f"{reply.place} ahead of it" if reply.place else "first in line"
+        after = "; it runs when its turn comes, Celery ignores this attempt only" if begun else ""
+        why = _why(reply, rated=rated, behind=behind)
+        self.info(f"parked: {{key!r}} {{why}}; {line}{after}", why=why, **facts)
         self.event("task_parked", **facts)
 
-    def set_aside(self, key: str) -> None:
-        """Report that this is a second delivery, and comes again when the first may have ended."""
-        self.info(
-            "set aside: the first delivery of its message has {key!r}, and still runs", key=key
-        )
+    def deferred(self, key: str) -> None:
+        """Report that this is a second delivery, which waits until the first has ended."""
+        self.info("deferred: an earlier delivery of its message runs under {key!r}", key=key)
 
 
 _MAY_BE_LONG = {"key", "holder"}
@@ -112,19 +115,15 @@ _DEBUG_LINES = {
 }
 
 
-def _why(reply: Reply, *, rated: bool = False, asked: bool = True) -> str:
-    """Return what keeps a task from its key, which was *asked* for, or not to be passed by it."""
-    if is_resting(reply.holder):
-        return "rests"
-    if reply.due:
-        return f"may be taken{' by its rate' if rated else ''} in {reply.due:.1f} s"
-    if rated and reply.place:
-        return "goes to those before it, as its rate allows"
-    if reply.holder:
-        return "is held by {holder}"
+def _why(reply: Reply, *, rated: bool = False, behind: str = "") -> str:
+    """Return why a task does not get its key now, as the end of a sentence about the key."""
+    if reply.due and not is_resting(reply.holder):
+        return f"opens{' by its rate' if rated else ''} in {reply.due:.1f} s"
+    if reply.holder and not (rated and reply.place):
+        return taken_by(reply.holder)
     if reply.place:
-        return "goes to those before it"
-    return "lets nobody in for now" if asked else "goes to an earlier task of this worker"
+        return f"has earlier waiters{', and a rate' if rated else ''}"
+    return f"goes first to {behind}" if behind else "admits no holder for now"
 
 
 def _plain(value: Any) -> Any:

@@ -92,6 +92,12 @@ class InFlightKeys:
         """Return the ids of such tasks."""
         return set(self._wants(name))
 
+    def first_of(self, name: str, but: str) -> str:
+        """Return the name and id of the first such task, except *but*; empty: there is none."""
+        found = (state.requests.get(each) for each in self._wants(name) if each != but)
+        first = next((each for each in found if each is not None), None)
+        return "" if first is None else f"{first.name}[{first.id}] of this worker"
+
     def wants(self, name: str, identities: Iterable[str]) -> list[Want]:
         """Return what those of such tasks want that have these *identities*."""
         wants = self._wants(name)

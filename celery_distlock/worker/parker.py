@@ -23,6 +23,7 @@ from celery_distlock.stores.several_keys import begin_at_first_key
 from celery_distlock.stores.values import ALONE, ParkRequest, Reply, Status, Want
 
 from .arrival import Arrival, may_run_at_once
+from .in_flight import in_flight
 
 __all__ = ["PATIENCE", "STORE_PAUSE", "Parker"]
 
@@ -186,4 +187,6 @@ def _report(store: Store, arrival: Arrival, reply: Reply) -> None:
     # Signals run users' code, so this is neither for the event loop nor for the parking thread.
     report = Report(arrival.task, arrival.identity, store)
     report.conflict(arrival.message.headers, arrival.key, reply)
-    report.parking(arrival.key, reply, rated=bool(arrival.wants[arrival.names[0]].rates))
+    name = arrival.names[0]
+    behind = in_flight.first_of(name, but=arrival.identity)
+    report.parking(arrival.key, reply, rated=bool(arrival.wants[name].rates), behind=behind)

@@ -19,7 +19,7 @@ from celery import Celery
 from celery_distlock import clock, signals
 from celery_distlock.engine.shared_holds import OrphanedHold, SharedHolds, StalledHolds
 from celery_distlock.errors import StoreError
-from celery_distlock.naming import shown
+from celery_distlock.naming import holder_name, shown
 from celery_distlock.process.background import BackgroundNotifier
 from celery_distlock.process.log_lines import say
 from celery_distlock.runtime.app import Runtime
@@ -143,7 +143,7 @@ class Reaper:
             logger.warning(
                 "freed %r, whose holder %s is gone",
                 shown(orphan.key),
-                orphan.owner,
+                holder_name(orphan.owner),
                 extra={"lock_key": orphan.key, "lock_holder": orphan.owner},
             )
         self._store.dispatch(released.wake)

@@ -74,6 +74,25 @@ work_by_own_request = locked(name="work_by_own_request", Request=f"{__name__}:Ow
 work_silently = locked(name="work_silently", ignore_result=True)(work)
 work_untold = locked(name="work_untold", send_events=False)(work)
 work_fail = locked(name="work_fail", lock_on_conflict="fail")(work)
+work_retry_conflicts = locked(
+    name="work_retry_conflicts",
+    lock_on_conflict="fail",
+    autoretry_for=(LockConflictError,),
+    retry_backoff=True,
+    max_retries=None,
+)(work)
+work_retry_conflicts_once = locked(
+    name="work_retry_conflicts_once",
+    lock_on_conflict=policies.Wait(0.1, then="fail"),
+    autoretry_for=(Exception,),
+    retry_kwargs={"max_retries": 1, "countdown": 0.1},
+)(work)
+work_retry_other_errors = locked(
+    name="work_retry_other_errors",
+    lock_on_conflict="fail",
+    autoretry_for=(Exception,),
+    dont_autoretry_for=(LockConflictError,),
+)(work)
 work_skip = locked(name="work_skip", lock_on_conflict="skip")(work)
 work_skip_with_result = locked(
     name="work_skip_with_result", lock_on_conflict=policies.Skip(result={"busy": True})

@@ -87,7 +87,7 @@ def test_a_conflict_says_who_holds_the_key_and_for_how_long():
     error = errors.LockConflictError("stock:tee", holder="web1|7|main|a", remaining=12.34)
 
     assert str(error) == (
-        "lock 'stock:tee' is held by web1|7|main|a, for 12.3 s more unless renewed"
+        "lock 'stock:tee' is held by thread main on web1, process 7, for 12.3 s more unless renewed"
     )
     assert (error.key, error.holder, error.remaining) == ("stock:tee", "web1|7|main|a", 12.34)
 
@@ -95,7 +95,7 @@ def test_a_conflict_says_who_holds_the_key_and_for_how_long():
 def test_a_conflict_with_time_alone_says_for_how_long():
     error = errors.LockConflictError("k", holder="a", remaining=9.0, wait=0.44)
 
-    assert str(error) == "lock 'k' lets nobody in for 0.4 s more"
+    assert str(error) == "lock 'k' admits no holder for 0.4 s more"
     assert (error.wait, errors.LockConflictError("k").wait) == (0.44, None)
     assert (error.args, errors.LockConflictError("k").args) == (
         ("k", "a", 9.0, 0.44),

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import pytest
+
 from celery_distlock.errors import LockConflictError, LockLostError
 from celery_distlock.keys import slot_name
 from celery_distlock.lock import Lock
-from celery_distlock.naming import SHOWN_LENGTH, shown
+from celery_distlock.naming import SHOWN_LENGTH, holder_name, shown
+from celery_distlock.ops.looks import Holder
 from celery_distlock.runtime.reporting import Report
 from celery_distlock.stores import Reply, Status, open_store
+from celery_distlock.stores.identities import new_owner
 
 LONG = "customer:" + "x" * 1_000_000
 
@@ -13,6 +17,27 @@ LONG = "customer:" + "x" * 1_000_000
 def test_a_short_name_is_shown_as_it_is():
     for name in ("", "stock:42", "ä€😀", "x" * SHOWN_LENGTH):
         assert shown(name) == name
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        ("vm|12|shop.reserve[4d65]|ab1", "shop.reserve[4d65] on vm, process 12"),
+        ("web%7C1|7|MainThread|ab1", "thread MainThread on web|1, process 7"),
+        ("parked:4d65:0:1:0", "task 4d65"),
+        ("of another form", "of another form"),
+        ("a|b", "a|b"),
+    ],
+)
+def test_a_holder_is_named_by_its_task_or_thread_host_and_process(owner, name):
+    assert holder_name(owner) == name
+
+
+def test_a_holder_is_named_as_the_command_line_names_it():
+    owner = new_owner("shop.reserve[4d65]")
+    assert holder_name(owner) == str(Holder.of(owner))
+    owner = new_owner("MainThread")
+    assert holder_name(owner) == str(Holder.of(owner))
 
 
 def test_a_long_name_is_cut_and_told_from_others_by_its_digest():
@@ -57,13 +82,13 @@ def test_a_task_that_is_parked_behind_one_without_the_key_yet_says_so(caplog):
     caplog.set_level("INFO")
     report = Report(Task(), "id", open_store("memory://"))
     report.parking("k", Reply(Status.PARKED, 0.0, holder="a"))
-    report.parking("k", Reply(Status.PARKED, 0.0))
+    report.parking("k", Reply(Status.PARKED, 0.0), behind="f[id] of this worker")
     report.parking("k", Reply(Status.PARKED, 0.0, holder="a"), begun=True)
 
     held, waited_for, begun = (record.getMessage() for record in caplog.records)
-    assert held.endswith("parked: 'k' is held by a, 0 before it")
-    assert waited_for.endswith("parked: 'k' goes to an earlier task of this worker, 0 before it")
-    assert begun.endswith("0 before it; it runs later, what Celery ignores is this attempt")
+    assert held.endswith("parked: 'k' is held by a; first in line")
+    assert waited_for.endswith("parked: 'k' goes first to f[id] of this worker; first in line")
+    assert begun.endswith("; it runs when its turn comes, Celery ignores this attempt only")
 
 
 def test_a_task_that_finds_a_paused_key_is_said_to_wait_for_nobody(caplog):
@@ -76,8 +101,8 @@ def test_a_task_that_finds_a_paused_key_is_said_to_wait_for_nobody(caplog):
     report.conflict_ended("skipped", "k", Reply(Status.BUSY, 0.0))
 
     parked, skipped = (record.getMessage() for record in caplog.records)
-    assert "parked: 'k' lets nobody in for now, 0 before it;" in parked
-    assert skipped.endswith("skipped: 'k' lets nobody in for now")
+    assert "parked: 'k' admits no holder for now; first in line;" in parked
+    assert skipped.endswith("skipped: 'k' admits no holder for now")
 
 
 def test_a_task_that_waits_for_its_rate_is_said_to_wait_for_nobody(caplog):
@@ -96,11 +121,11 @@ def test_a_task_that_waits_for_its_rate_is_said_to_wait_for_nobody(caplog):
 
     told = [record.getMessage().removeprefix("Task shop.call[id] ") for record in caplog.records]
     assert told == [
-        "parked: 'k' may be taken by its rate in 0.4 s, 0 before it",
-        "parked: 'k' may be taken in 0.4 s, 0 before it",
-        "parked: 'k' goes to those before it, as its rate allows, 2 before it",
-        "parked: 'k' goes to those before it, 2 before it",
-        "is sent again in 1.0 s: 'k' may be taken in 0.4 s",
+        "parked: 'k' opens by its rate in 0.4 s; first in line",
+        "parked: 'k' opens in 0.4 s; first in line",
+        "parked: 'k' has earlier waiters, and a rate; 2 ahead of it",
+        "parked: 'k' has earlier waiters; 2 ahead of it",
+        "is sent again in 1.0 s: 'k' opens in 0.4 s",
         "skipped: 'k' is held by a",
     ]
     assert caplog.records[4].lock_delay == 1.0

@@ -15,6 +15,7 @@ from celery import chain, chord
 
 from celery_distlock import Lock
 from celery_distlock.errors import LockConflictError
+from celery_distlock.naming import holder_name
 from tests.waiting import wait_until
 from tests.worker.conftest import staffed
 
@@ -115,7 +116,7 @@ def test_who_comes_while_the_key_is_free_runs(site, key, busy):
 def test_it_is_told_as_any_conflict_is(site, key, busy):
     watched = f"watched-{key}"
     with site.held(watched):
-        holder = site.look(watched).owner
+        holder = holder_name(site.look(watched).owner)
         late = site.tasks.work_skip.delay(watched)
         received(site, late)
     site.journal.open(key)

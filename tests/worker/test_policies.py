@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from celery.result import AsyncResult
 
 from celery_distlock.errors import LockConflictError
+from celery_distlock.naming import holder_name
 from tests.waiting import wait_until
 
 
@@ -257,8 +259,53 @@ def test_fail_fails_with_who_holds_the_key(site, key):
     assert caught.value.key == key
     assert caught.value.holder == holder
     assert 0 < caught.value.remaining <= 30.0
-    assert str(caught.value).startswith(f"lock '{key}' is held by {holder}, for ")
+    assert str(caught.value).startswith(f"lock '{key}' is held by {holder_name(holder)}, for ")
     assert site.journal.read(key) == []
+
+
+def test_fail_is_one_line_in_the_log(site, key):
+    with site.held(key):
+        result = site.tasks.work_fail.delay(key)
+        with pytest.raises(LockConflictError):
+            result.get(timeout=30)
+
+    wait_until(lambda: f"[{result.id}] raised expected: LockConflictError(" in site.log())
+    assert f"[{result.id}] raised unexpected" not in site.log()
+
+
+def test_a_conflict_that_autoretry_for_names_is_retried(site, key):
+    with site.held(key):
+        result = site.tasks.work_retry_conflicts.delay(key)
+        wait_until(lambda: result.state == "RETRY", what="it to be retried")
+
+    assert result.get(timeout=30) > 0
+    assert site.journal.read(key) == [None]
+
+
+def test_a_conflict_is_retried_as_often_as_other_errors(site, key):
+    with site.held(key):
+        result = site.tasks.work_retry_conflicts_once.delay(key)
+        with pytest.raises(LockConflictError):
+            result.get(timeout=30)
+
+    retried = f"work_retry_conflicts_once[{result.id}] retry: Retry in"
+    assert site.log().count(retried) == 1
+
+
+def test_a_conflict_that_dont_autoretry_for_names_is_not_retried(site, key):
+    with site.held(key):
+        result = site.tasks.work_retry_other_errors.delay(key)
+        with pytest.raises(LockConflictError):
+            result.get(timeout=30)
+
+    assert f"[{result.id}] retry" not in site.log()
+
+
+def test_a_conflict_of_a_direct_call_is_raised(site, key):
+    with site.held(key), ThreadPoolExecutor(1) as elsewhere:  # this thread has the key
+        called = elsewhere.submit(site.tasks.work_retry_conflicts, key)
+        with pytest.raises(LockConflictError):
+            called.result(30)
 
 
 def test_a_conflict_from_the_result_backend_can_be_pickled(site, key):

@@ -88,7 +88,7 @@ def test_who_waits_for_a_rate_is_said_to_wait_for_nobody(site, key):
 
     def said():
         lines = [line for line in site.log().splitlines() if result.id in line]
-        return [line for line in lines if f"parked: '{key}' may be taken by its rate in 3" in line]
+        return [line for line in lines if f"parked: '{key}' opens by its rate in 3" in line]
 
     wait_until(said, what="its worker to say why")
 
@@ -99,7 +99,7 @@ def test_a_lock_that_gives_up_says_when_its_rate_lets_it_in(site, key):
 
     with lock():
         pass
-    with pytest.raises(LockConflictError, match="lets nobody in for 3") as caught:
+    with pytest.raises(LockConflictError, match="admits no holder for 3") as caught:
         lock().__enter__()
     assert 3000 < caught.value.wait <= 3600
 

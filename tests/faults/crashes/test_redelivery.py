@@ -81,7 +81,7 @@ def test_a_first_delivery_that_the_second_has_overtaken_is_dropped(scene, key):
         stalled.resume()
 
     # The other's result is there a moment before its end is noted.
-    ways = [f"[{result.id}] {way}" for way in ("dropped: a second delivery", "set aside")]
+    ways = [f"[{result.id}] {way}" for way in ("dropped: a second delivery", "deferred")]
     wait_until(lambda: any(way in stalled.log() for way in ways), what="it to be seen through")
     check(scene, key, "task")
 

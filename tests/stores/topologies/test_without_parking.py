@@ -89,7 +89,7 @@ def test_a_second_delivery_comes_again_until_the_first_has_ended(tasks, worker, 
 
     task.apply_async(("key", "gate"), task_id=first.id)  # as a broker that delivers it once more
     told = f"{name}[{first.id}]"
-    wait_until(lambda: f"{told} set aside" in process.log(), what="the second to be set aside")
+    wait_until(lambda: f"{told} deferred" in process.log(), what="the second to be set aside")
     tasks.journal.open("gate")
 
     dropped = f"{told} dropped: a second delivery"
