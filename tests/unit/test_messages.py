@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from kombu import Exchange, Producer, Queue
 from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 
-from celery_distlock.runtime import requeueing, routing
+from celery_distlock.runtime import messages, requeueing, routing
 from celery_distlock.runtime.lock_header import LockHeader, execution_id
 from celery_distlock.runtime.messages import seal
 from celery_distlock.runtime.publishing import broker_reason, publish
@@ -261,3 +262,10 @@ def test_how_often_a_message_was_rejected_is_known_when_it_was_sent_again_and_is
     assert execution_id(message["headers"]) == execution_id(request.__dict__)
     back = {**message["headers"], "x-death": [rejected]}  # RabbitMQ counts anew
     assert LockHeader.of(back).deaths == 2
+
+
+def test_every_option_of_publishing_is_known():
+    """One that is not would be stored as a property of the message, and sent as one."""
+    known = inspect.signature(inspect.unwrap(Producer.publish)).parameters
+
+    assert known.keys() <= messages._OPTIONS
