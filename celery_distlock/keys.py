@@ -13,6 +13,7 @@ import inspect
 import json
 import re
 import string
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -26,6 +27,7 @@ from .naming import shown, unescaped
 from .rate import Rate
 
 __all__ = [
+    "AS_TEXT",
     "DEFAULT_TEMPLATE",
     "Arguments",
     "KeyRule",
@@ -51,6 +53,14 @@ told_by: dict[type[Any], Callable[[Any], Any]] = {
     decimal.Decimal: str,
     TracebackType: lambda _: None,  # beside its exception it tells nothing more
 }
+# From Python 3.14 on annotations are evaluated when asked for, and may name what is imported for
+# type checkers alone.
+AS_TEXT: dict[str, Any] = {}
+if sys.version_info >= (3, 14):
+    import annotationlib
+
+    AS_TEXT = {"annotation_format": annotationlib.Format.STRING}
+
 WIDEST = 10_000  # characters that a format in a template may ask for
 SLOT_NAME_LENGTH = 160  # characters of a key that are stored readable; a longer one is hashed
 
@@ -71,6 +81,8 @@ class KeyRule:
         task: The task's name, for ``{task}`` and for messages.
         signature: The signature of the task's function, without ``self``.
         validate: What makes of a call's arguments those that the function gets, if they differ.
+        any_keywords: A call may have keywords that are no parameters: a base of the task takes them
+            away before the function is called. They are no part of a key.
         rate: How often each of the keys may be taken besides what *rule* says.
 
     Attributes:
@@ -89,6 +101,7 @@ class KeyRule:
         task: str,
         signature: inspect.Signature,
         validate: Callable[[Sequence[Any], Mapping[str, Any]], Arguments] | None = None,
+        any_keywords: bool = False,
         rate: Rate | None = None,
     ) -> None:
         self.task = task
@@ -96,6 +109,10 @@ class KeyRule:
         self._signature = signature
         self._validate = validate
         parameters = signature.parameters.values()
+        kinds = {parameter.kind for parameter in parameters}
+        any_named = inspect.Parameter.VAR_KEYWORD in kinds
+        self._takes_any = any_named and inspect.Parameter.VAR_POSITIONAL in kinds
+        self._drops_keywords = any_keywords and not any_named
         by_place = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
         # The parameters' names, if a call may give all of them by their place.
         self._by_place = tuple(signature.parameters) if by_place else None
@@ -138,8 +155,7 @@ class KeyRule:
             LockKeyError: A key cannot be made from these arguments, or one text is asked for in two
                 ways.
         """
-        if self._validate is not None:
-            args, kwargs = self._validate(args, kwargs)
+        args, kwargs = self._arguments(args, kwargs)
         if self._callable is not None:
             self._bind(args, kwargs)
             return self._call(self._callable, args, kwargs)
@@ -154,9 +170,15 @@ class KeyRule:
             TypeError: As :meth:`keys`.
             LockKeyError: A value has no stable form.
         """
-        if self._validate is not None:
-            args, kwargs = self._validate(args, kwargs)
+        args, kwargs = self._arguments(args, kwargs)
         return digest(self._bound(args, kwargs), task=self.task)
+
+    def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+        """Return the arguments that the function gets."""
+        if self._drops_keywords:
+            known = self._signature.parameters
+            kwargs = {name: value for name, value in kwargs.items() if name in known}
+        return (args, kwargs) if self._validate is None else self._validate(args, kwargs)
 
     def _distinct(self, keys: list[Key]) -> tuple[Key, ...]:
         """Return *keys* without repetitions."""
@@ -213,9 +235,11 @@ class KeyRule:
 
     def _check_callable(self, rule: Callable[..., Any]) -> None:
         try:
-            accepted = inspect.signature(rule)
+            accepted = inspect.signature(rule, **AS_TEXT)
         except (TypeError, ValueError):  # a builtin that does not tell: its call will
             return
+        # A function that takes any arguments leaves to the callable to say which there are.
+        bind = accepted.bind_partial if self._takes_any else accepted.bind
         required = [
             p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
             for p in self._signature.parameters.values()
@@ -228,7 +252,7 @@ class KeyRule:
             probes.append(_probe(self._signature, names))
         for args, kwargs in probes:
             try:
-                accepted.bind(*args, **kwargs)
+                bind(*args, **kwargs)
             except TypeError as error:
                 raise ConfigurationError(
                     f"task {self.task}: lock_key{accepted} cannot be called with the task's own"

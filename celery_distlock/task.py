@@ -94,6 +94,7 @@ class LockedTask(_Task):
             with told_by_commands():
                 install(app)
                 runtime = Runtime.of(app)
+                _refuse_strategy(cls, name)
                 runtime.detours[name] = _detour(cls, name)
                 runtime.declare(cls, name)
 
@@ -172,6 +173,17 @@ def _names(task: type[LockedTask], app: Celery) -> list[str]:
     registered: Mapping[str, Any] = app._tasks  # type: ignore[attr-defined]
     names = [each.name for each in list(registered.values()) if type(each) is task]
     return names or ([] if name is None else [name])
+
+
+def _refuse_strategy(task: type[LockedTask], name: str) -> None:
+    """Raise if a base of *task* receives its messages in another way than one by one."""
+    for base in task.__mro__:
+        if base not in (LockedTask, Task) and "Strategy" in vars(base):
+            raise ConfigurationError(
+                f"task {name}: the Strategy of {base.__qualname__} receives messages past the lock,"
+                " as that of celery-batches does; declare the task without LockedTask, and take the"
+                " key in its body: with Lock(...): ..."
+            )
 
 
 def _detour(task: type[LockedTask], name: str) -> str:

@@ -55,6 +55,7 @@ class Runtime:
         self._flags = Layer(WORKER_FLAG, {})
         self.plans: dict[str, Plan | None] = {}
         self.detours: dict[str, str] = {}  # classes whose __call__ seems to take no lock, by task
+        self.pending: set[str] = set()  # tasks that have returned what has not ended, and said so
         # Set by the worker's bootsteps while it consumes:
         self.delivery_address = ""  # where it takes woken tasks; empty: nowhere
         self.delivery_queues: Collection[str] = ()  # the broker's queues whose tasks it takes so

@@ -12,10 +12,12 @@ from celery_distlock.settings import MAX_LEASE
 from celery_distlock.stores.values import Completion
 
 from .acquiring import KeyAcquisition
+from .app import Runtime
 from .invocation import Invocation
 from .lock_header import execution_id
 from .requeueing import Requeueing
 from .sending import as_they_arrive
+from .task_function import is_pending
 from .times import seconds_until
 
 __all__ = ["Body"]
@@ -84,7 +86,22 @@ class Body:
             raise
         self.completion = with_result
         self.succeeded = True
+        if is_pending(result):
+            self._report_pending(result)
         return result
+
+    def _report_pending(self, result: Any) -> None:
+        """Log, once for each task, that its key is released before its work is done."""
+        task = self._invocation.task
+        reported = Runtime.of(task.app).pending
+        if task.name not in reported:
+            reported.add(str(task.name))
+            words = (
+                "has returned a {kind}, which has not ended, and its key is released now: whatever"
+                " it still does runs WITHOUT the lock; have the body end it, by asyncio.run(...) or"
+                " list(...), and return what comes out"
+            )
+            self._invocation.report.error(words, kind=type(result).__qualname__)
 
     def _guard(self) -> Guard:
         return Guard(self._keys.holds if self._settings.on_lost != "warn" else ())

@@ -9,13 +9,12 @@ from celery_distlock.engine.wants import abilities_for
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import KeyRule
 from celery_distlock.policies import Fail, Policy, Requeue, Skip, Wait, resolve
-from celery_distlock.rate import Rate
 from celery_distlock.settings import TASK_ONLY, TASK_OPTIONS, Layer, Settings, meant
 from celery_distlock.stores import Ability, Store
 from celery_distlock.unique import CallRule, Throttle, rule_of
 
 from .call_identity import CallIdentity
-from .validation import Validation
+from .task_function import TaskFunction
 
 __all__ = ["OPTIONS", "UNSET", "Plan", "make_plan"]
 
@@ -34,6 +33,7 @@ class Plan:
     sends: bool = False  # its calls go through the store
     unique: CallRule | None = None
     identity: CallIdentity | None = None  # as `unique` says
+    seems_pending: bool = False  # its function seems to return a coroutine
 
     def needs(self, store: Store) -> list[tuple[str, Ability]]:
         """Return what of it needs which abilities that *store* has not."""
@@ -80,8 +80,10 @@ def make_plan(
     unique = rule_of(f"{where}: lock_unique", options.get("unique"))
     if not annotated:
         _refuse_idle(where, _own(task, flags, configured), settings, policy, unique)
+    function = TaskFunction(task, name)
+    function.ensure_ends_with_its_call()
     rate = unique.rate if isinstance(unique, Throttle) else None
-    rule = _key_rule(settings.key, task, name, rate)
+    rule = function.key_rule(settings.key, rate=rate)
     wanted_by = "lock_via='store'" if "via" in options else ""
     if unique is not None:
         settings = replace(settings, via="store")
@@ -93,7 +95,8 @@ def make_plan(
         Terms(settings.lease, watchdog=settings.watchdog, max_hold=settings.max_hold),
         _sends(where, settings, rule, policy, wanted_by),
         unique,
-        _call_identity(unique, rule, task, name),
+        _call_identity(unique, rule, function),
+        function.seems_pending,
     )
 
 
@@ -179,33 +182,13 @@ def _why_not_sent(rule: KeyRule, policy: Policy) -> str:
     return ""
 
 
-def _key_rule(rule: Any, task: type[Any], name: str, rate: Rate | None = None) -> KeyRule:
-    run = inspect.getattr_static(task, "run")
-    bound = not isinstance(run, staticmethod)
-    function = run if bound else run.__func__
-    validated = Validation.is_made_by(function)
-    return KeyRule(
-        rule,
-        task=name,
-        signature=_signature(function, bound=bound),
-        validate=Validation(function, f"task {name}", bound=bound) if validated else None,
-        rate=rate,
-    )
-
-
 def _call_identity(
-    unique: CallRule | None, rule: KeyRule, task: type[Any], name: str
+    unique: CallRule | None, rule: KeyRule, function: TaskFunction
 ) -> CallIdentity | None:
     if unique is None:
         return None
     try:
-        by = _key_rule(unique.by, task, name) if unique.by else None
+        by = function.key_rule(unique.by) if unique.by else None
     except ConfigurationError as error:  # it speaks of a key
         raise ConfigurationError(str(error).replace("lock_key", "lock_unique: by", 1)) from error
     return CallIdentity(rule, by, all_are=unique.all_alike)
-
-
-def _signature(function: Any, *, bound: bool) -> inspect.Signature:
-    """Return the signature of a task's function as the task's callers see it."""
-    signature = inspect.signature(function)
-    return signature.replace(parameters=list(signature.parameters.values())[bound:])

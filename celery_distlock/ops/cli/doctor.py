@@ -248,7 +248,8 @@ def _needs(runtime: Runtime, tasks: Iterable[Any]) -> Iterator[Finding]:
     """Yield which of *tasks* have no lock, or cannot have what they need: no worker starts then."""
     satisfied = 0
     lacking: dict[str, list[str]] = {}
-    for name, plan in sorted(runtime.plans.items()):
+    plans = sorted(runtime.plans.items())
+    for name, plan in plans:
         if plan is None:
             continue
         missing = plan.needs(runtime.store)
@@ -268,11 +269,15 @@ def _needs(runtime: Runtime, tasks: Iterable[Any]) -> Iterator[Finding]:
         found = f"{_some(detoured)}: the __call__ of {classes} seems not to call LockedTask's"
         remedy = "have it return super().__call__(*args, **kwargs): else there is no lock"
         yield Finding(Severity.DOUBT, "tasks", found, remedy)
+    if pending := sorted(name for name, plan in plans if plan and plan.seems_pending):
+        found = f"{_some(pending)}: a decorator seems to return its coroutine, which has not run"
+        remedy = "have it return asyncio.run(...): else the body runs WITHOUT its lock"
+        yield Finding(Severity.DOUBT, "tasks", found, remedy)
     if waiting := sorted(runtime.without_results(tasks)):
         found = f"{_some(waiting)}: lock_unique, and with rpc:// get() of a joined call never ends"
         remedy = "another result backend, or ignore_result=True"
         yield Finding(Severity.DOUBT, "tasks", found, remedy)
-    if satisfied or not (lacking or baseless or detoured):
+    if satisfied or not (lacking or baseless or detoured or pending):
         what = "tasks have what they need"
         if satisfied == 1:
             what = "task has what it needs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import time
@@ -341,6 +342,34 @@ def test_a_task_whose_call_seems_to_take_no_lock_is_a_doubt(examine, private_ser
     assert (status, found["tasks"]["verdict"]) == (1, "doubt")
     assert found["tasks"]["found"].startswith(f"{past_lock}: the __call__ of ")
     assert "super().__call__" in found["tasks"]["cure"]
+
+
+@pytest.fixture
+def returns_its_coroutine(bare_site):
+    """A task whose decorator returns the coroutine that it wraps."""
+
+    async def work(key): ...
+
+    @bare_site.app.task(base=LockedTask, name="pending", lock_key="k", shared=False)
+    @functools.wraps(work)
+    def task(*args, **kwargs):
+        return work(*args, **kwargs)
+
+    bare_site.app.finalize()
+    yield task.name
+    bare_site.app.tasks.pop(task.name)
+    for declared in (Runtime.of(bare_site.app).plans, Runtime.of(bare_site.app).detours):
+        del declared[task.name]
+
+
+def test_a_task_that_seems_to_return_a_coroutine_is_a_doubt(
+    examine, private_server, returns_its_coroutine
+):
+    status, found = examine(private_server(options=PERSISTENT).url)
+
+    assert (status, found["tasks"]["verdict"]) == (1, "doubt")
+    assert found["tasks"]["found"].startswith(f"{returns_its_coroutine}: a decorator seems to")
+    assert "asyncio.run(...)" in found["tasks"]["cure"]
 
 
 def test_tasks_whose_joined_calls_get_no_result_are_a_doubt(

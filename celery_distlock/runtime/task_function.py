@@ -1,0 +1,161 @@
+"""What Celery calls when a task runs: its signature, and whether it has ended when it returns."""
+
+import concurrent.futures
+import contextlib
+import functools
+import inspect
+import re
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterator
+from types import MethodType
+from typing import Any
+
+from celery_distlock.errors import ConfigurationError
+from celery_distlock.keys import AS_TEXT, KeyRule
+
+from .validation import Validation
+
+__all__ = ["TaskFunction", "is_pending"]
+
+_WRAPPERS = (vars(contextlib), vars(functools))  # where wrappers are made that hand on all they get
+_PENDING = (Awaitable, Generator, AsyncGenerator, concurrent.futures.Future)
+_RUNS = re.compile("^run|sync|await")  # names in code that runs a coroutine
+
+_KINDS = {
+    "a coroutine function": inspect.iscoroutinefunction,
+    "an async generator function": inspect.isasyncgenfunction,
+    "a generator function": inspect.isgeneratorfunction,
+}
+_ASYNC_WAY = (
+    "declare a plain function whose body is asyncio.run(...), which has the key until the coroutine"
+    " has ended; or declare the task without LockedTask, and take AsyncLock in the coroutine"
+)
+_GENERATOR_WAY = "declare a plain function that does the work, or returns list(...) of it"
+
+
+class TaskFunction:
+    """
+    The function of a task, as Celery calls it.
+
+    If a decorator has wrapped it, this is the wrapper, which may add arguments and take others
+    away. Wrappers of the standard library, and Celery's own for Pydantic, hand on what they get:
+    the function in them counts.
+    """
+
+    def __init__(self, task: type[Any], name: str) -> None:
+        self._task = name
+        self._typed = task.typing is not False
+        run = inspect.getattr_static(task, "run")
+        called: Any = run.__get__(object(), task) if hasattr(type(run), "__get__") else run
+        self._bound = inspect.ismethod(called)
+        self._function: Any = called.__func__ if self._bound else called
+        self._validated = Validation.is_made_by(self._function)
+
+    def key_rule(self, rule: Any, **more: Any) -> KeyRule:
+        """
+        Return how keys are made from the arguments of the task, as *rule* says.
+
+        Raises:
+            ConfigurationError: As `KeyRule`.
+        """
+        signature = self._signature()
+        validate = None
+        if self._validated:
+            validate = Validation(self._function, f"task {self._task}", bound=self._bound)
+        try:
+            return KeyRule(
+                rule,
+                task=self._task,
+                signature=signature,
+                validate=validate,
+                any_keywords=not self._typed,
+                **more,
+            )
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}{self._on_wrappers(signature)}") from error.__cause__
+
+    def _signature(self) -> inspect.Signature:
+        function = _inner(self._function)
+        if self._bound:
+            function = MethodType(function, object())
+        try:
+            # Celery's wrapper for Pydantic binds arguments by what this follows.
+            return inspect.signature(function, follow_wrapped=self._validated, **AS_TEXT)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"task {self._task}: which arguments its function takes is not known: {error}"
+            ) from error
+
+    def _on_wrappers(self, signature: inspect.Signature) -> str:
+        function = _inner(self._function)
+        if not hasattr(function, "__wrapped__") or self._validated:
+            return ""
+        return (
+            f"; its parameters are {signature}, those of a decorator's wrapper around"
+            f" {_name(function)}: if the wrapper hands on what it gets, have the decorator set"
+            " wrapper.__signature__ = inspect.signature(function); else make lock_key a callable"
+            " that takes the arguments as they are sent"
+        )
+
+    def ensure_ends_with_its_call(self) -> None:
+        """Raise :exc:`ConfigurationError` if the body runs only after the function has returned."""
+        function = _inner(self._function)
+        while isinstance(function, functools.partial):
+            function = function.func
+        if kind := _kind(function):
+            raise ConfigurationError(
+                f"task {self._task}: {_name(function)} is {kind}, whose body runs after its call"
+                " has returned: the key would be released before; "
+                f"{_ASYNC_WAY if 'async' in kind or 'coroutine' in kind else _GENERATOR_WAY}"
+            )
+
+    @property
+    def seems_pending(self) -> bool:
+        """Whether it seems to return a coroutine: it wraps one, and nothing there runs it."""
+        wrappers = list(_wrappers(self._function))
+        inner = wrappers.pop()
+        is_async = inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner)
+        return is_async and not any(map(_may_run, wrappers))
+
+
+def is_pending(result: Any) -> bool:
+    """Whether *result* stands for work that has not ended: a coroutine, a generator, a future."""
+    if not issubclass(type(result), _PENDING):
+        return False
+    done = getattr(result, "done", None)
+    return not (callable(done) and done())
+
+
+def _inner(function: Any) -> Any:
+    while _hands_on(function):
+        function = function.__wrapped__
+    return function
+
+
+def _hands_on(function: Any) -> bool:
+    made_in = getattr(function, "__globals__", None)
+    known = any(made_in is each for each in _WRAPPERS) or Validation.is_made_by(function)
+    return known and hasattr(function, "__wrapped__")
+
+
+def _wrappers(function: Any) -> Iterator[Any]:
+    """Yield *function* and what it wraps, the innermost last."""
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def _may_run(wrapper: Any) -> bool:
+    code = getattr(wrapper, "__code__", None)
+    return code is None or any(map(_RUNS.search, (*code.co_names, *code.co_freevars)))
+
+
+def _kind(function: Any) -> str:
+    """Return what kind of function it is, if its call does not run its body."""
+    call = inspect.getattr_static(type(function), "__call__", None)  # of an object
+    kinds = (kind for kind, is_one in _KINDS.items() if is_one(function) or is_one(call))
+    return next(kinds, "")
+
+
+def _name(function: Any) -> str:
+    found = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
+    return str(found or repr(function))
