@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
@@ -49,25 +50,25 @@ def _in_time(command: Callable[..., Any]) -> Callable[..., Any]:
 def locks(state: Any, pattern: str = "*", **_: Any) -> Any:
     """List the locks that the worker's tasks hold, those whose key is like PATTERN."""
     store = Runtime.of(state.app).store
-    held = {key: owner for key, owner in _held_here(store) if fnmatchcase(key, pattern)}
+    held = defaultdict(set)
+    for key, owner in _held_here(store):
+        if fnmatchcase(key, pattern):
+            held[key].add(owner)
     try:
         until = clock.monotonic() + PATIENCE
-        looks = [
-            (key, owner, store.inspect(key, max(0.01, until - clock.monotonic())))
-            for key, owner in held.items()
-        ]
+        looks = {key: store.inspect(key, max(0.01, until - clock.monotonic())) for key in held}
     except DistlockError as error:
         return {"error": printable(str(error))}
     return [
         _described(key, info, hold)
-        for key, owner, info in ((key, owner, lock_info(key, now)) for key, owner, now in looks)
+        for key, info in ((key, lock_info(key, state)) for key, state in looks.items())
         for hold in info.holds
-        if hold.who.owner == owner
+        if hold.who.owner in held[key]
     ]
 
 
 def _held_here(store: Store) -> Iterator[tuple[str, str]]:
-    """Yield key and holder of what this worker's processes hold in *store*, or ask for."""
+    """Yield key and owner of each hold of this worker's processes in *store*; perhaps twice."""
     for hold in watchdog(store).holds():
         yield hold.key, hold.owner
     if defaults.shared_holds is not None:

@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, Reject
 from celery.worker.request import Request
 from pydantic import BaseModel
 
-from celery_distlock import Lock, LockedTask, install, policies, signals
+from celery_distlock import Key, Lock, LockedTask, install, policies, signals
 from celery_distlock.errors import LockConflictError, LockLostError
 from celery_distlock.unique import Debounce, Throttle, Unique
 from tests.apps import make_app
@@ -97,6 +97,9 @@ work_skip = locked(name="work_skip", lock_on_conflict="skip")(work)
 work_skip_with_result = locked(
     name="work_skip_with_result", lock_on_conflict=policies.Skip(result={"busy": True})
 )(work)
+
+
+work_beside = locked(name="work_beside", lock_key=Key("{key}", capacity=5))(work)
 
 
 work_once = {

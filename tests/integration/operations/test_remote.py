@@ -147,6 +147,25 @@ def test_one_of_several_holders_is_listed_where_it_runs(site, key):
     site.store.release(ReleaseRequest(key, other.owner))
 
 
+def test_every_holder_of_one_key_is_listed_by_the_worker_that_it_runs_in(site, celery, key):
+    gate = f"{key}:gate"
+    running = [site.tasks.work_beside.delay(key, n, gate) for n in range(4)]  # two in each worker
+    wait_until(lambda: len(site.look(key).holders) == 4, timeout=60, what="four holders")
+
+    def ask():
+        told = celery("inspect", "locks", key)
+        return told if all(isinstance(each, list) for each in told.values()) else None
+
+    told = wait_until(ask, timeout=60, what="every worker's list")
+
+    listed = [lock for locks in told.values() for lock in locks]
+    assert sorted(lock["task_id"] for lock in listed) == sorted(result.id for result in running)
+    assert sorted(lock["slot"] for lock in listed) == [0, 1, 2, 3]
+    site.journal.open(gate)
+    for result in running:
+        result.get(timeout=30)
+
+
 def test_a_free_key_is_said_to_be_free(site, celery, key):
     answers = [answer["ok"] for answer in celery("control", "release_lock", key).values()]
 
