@@ -162,6 +162,15 @@ class LockInfo:
         """Whether an operator lets nobody in."""
         return self.limit is not None and self.limit.pauses
 
+    @property
+    def may_open_sooner(self) -> bool:
+        """Whether the first waiter may enter before `opens` is over, if holders end before."""
+        if self.opens is None or not self.holds or self.paused or self.rest > 0:
+            return False
+        is_full = self.most is not None and self.units >= self.most
+        has_rates = bool(self.starts or (self.limit and self.limit.rates))
+        return self.mode == "shared" and (is_full or not has_rates)
+
 
 @dataclass(frozen=True, slots=True)
 class WaiterInfo:

@@ -18,7 +18,8 @@ from celery_distlock.ops.cli.ranges import Duration
 from celery_distlock.ops.cli.single import in_use
 from celery_distlock.ops.cli.top import View
 from celery_distlock.ops.looks import holds_named, is_of_interest, lock_info, waiter_info
-from celery_distlock.stores.values import Holder, KeyState, Limit, Waiter, Want
+from celery_distlock.rate import Rate
+from celery_distlock.stores.values import Holder, KeyState, Limit, Starts, Waiter, Want
 
 NOW = 1_800_000_000.0
 COLUMNS = ("key", "holder", "worker", "held", "age", "lease", "token", "waiting", "woken", "notes")
@@ -277,6 +278,23 @@ def test_calls_that_come_later_and_what_time_lets_in_are_notes():
     assert row(FREE._replace(opens=0.0, later=1, waiting=1))["notes"] == (
         "next in 0.0s, 1 later, in 0.0s"
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        ({"limit": Limit(2, NOW + 3540)}, "next in 59m00s at the latest"),  # it is full
+        ({"limit": Limit(4, NOW + 3540)}, "next in 59m00s at the latest"),  # too much is wanted
+        ({"limit": Limit(0, NOW + 3540)}, "next in 59m00s"),
+        ({"limit": Limit(4, rates=(Rate(1),))}, "next in 59m00s"),
+        ({"starts": (Starts(5, 60.0, 5),)}, "next in 59m00s"),
+        ({"limit": Limit(2), "starts": (Starts(5, 60.0, 5),)}, "next in 59m00s at the latest"),
+    ],
+)
+def test_what_lets_in_sooner_if_a_holder_ends_is_said_to_be_the_latest(change, note):
+    state = shared(holder(1, units=2))._replace(waiting=1, opens=3540.0, **change)
+
+    assert row(state)["notes"].rpartition(", ")[2] == note
 
 
 def test_the_record_tells_times_only_where_there_are_any():

@@ -41,6 +41,7 @@ __all__ = [
     "lock_cells",
     "lock_record",
     "moment",
+    "opens_label",
     "printable",
     "since",
     "units_label",
@@ -267,9 +268,16 @@ def _notes(info: LockInfo) -> Iterator[str]:
     if info.rest > 0:
         yield f"rests {duration(info.rest)}"
     elif info.opens is not None and info.state != "resting":
-        yield f"next in {duration(info.opens)}"
+        yield f"next {opens_label(info)}"
     if info.later:
         yield f"{info.later} later, in {duration(info.due)}"
+
+
+def opens_label(info: LockInfo) -> str:
+    """Return when time alone lets the first waiter in; empty if that is not for time to do."""
+    if info.opens is None:
+        return ""
+    return f"in {duration(info.opens)}{' at the latest' if info.may_open_sooner else ''}"
 
 
 def wants_label(want: Want) -> str:

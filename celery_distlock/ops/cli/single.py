@@ -28,6 +28,7 @@ from .display import (
     hold_cells,
     limit_label,
     lock_record,
+    opens_label,
     printable,
     since,
     waiter_cells,
@@ -149,7 +150,8 @@ def _described(info: LockInfo, now: float) -> list[tuple[str, str]]:
         waiting += first
     facts += [("waiting", waiting), ("woken", str(info.woken))]
     if info.opens is not None:
-        facts.append(("next", f"in {duration(info.opens)}, by time alone"))
+        alone = "" if info.may_open_sooner else ", by time alone"
+        facts.append(("next", f"{opens_label(info)}{alone}"))
     if info.later:
         facts.append(("later", f"{info.later}, the first in {duration(info.due)}"))
     if info.identities:

@@ -251,6 +251,7 @@ def _lock(lock: LockInfo, now: float) -> dict[str, Any]:
         "woken": lock.woken,
         "waited": max(0.0, now - lock.oldest) if lock.oldest else 0.0,
         "opens": lock.opens,
+        "sooner": lock.may_open_sooner,
         "later": lock.later,
         "due": lock.due,
         "identities": lock.identities,

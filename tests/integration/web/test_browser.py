@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_distlock import Lock
-from celery_distlock.stores.values import Want
+from celery_distlock.stores import AcquireRequest
+from celery_distlock.stores.values import ParkRequest, Want
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def test_the_page_says_how_old_it_is(shown, hold):
     expect(key(shown, "stock:1")).to_be_visible()
     expect(shown.get_by_text("updated now", exact=True)).to_be_visible()
 
-    shown.get_by_role("button", name="Pause").click()
+    shown.get_by_role("button", name="Pause updates").click()
 
     expect(shown.get_by_text(re.compile(r"^updated \d+ s ago$"))).to_be_visible()
 
@@ -81,14 +82,16 @@ def test_a_key_appears_as_it_is_taken_and_goes_as_it_is_given_back(shown, admin)
 def test_a_pause_holds_the_page_still(shown, hold):
     hold("before")
     expect(key(shown, "before")).to_be_visible()
-    shown.get_by_role("button", name="Pause").click()
-    expect(shown.get_by_role("button", name="Paused")).to_have_attribute("aria-pressed", "true")
+    shown.get_by_role("button", name="Pause updates").click()
+    go_on = shown.get_by_role("button", name="Resume updates")
+    expect(go_on).to_be_visible()
 
     hold("after")
 
     shown.wait_for_timeout(1000)  # five times as long as a look is apart from the next
     expect(key(shown, "after")).to_be_hidden()
-    shown.get_by_role("button", name="Paused").click()
+    go_on.click()
+    expect(shown.get_by_role("button", name="Pause updates")).to_be_visible()
     expect(key(shown, "after")).to_be_visible()
 
 
@@ -184,6 +187,24 @@ def test_a_paused_key_says_who_has_paused_it(shown, share, admin):
     expect(details.get_by_text("0: paused, by <b>ann</b>@vm, since ")).to_be_visible()
     admin.limit("tenant:7", None)
     expect(key(shown, "tenant:7")).to_be_hidden()
+
+
+def test_what_a_holder_may_let_in_sooner_comes_at_the_latest_when_the_limit_ends(
+    shown, share, admin
+):
+    for task in ("one", "two", "three"):
+        share("tenant:7", task, Want(1, 5))
+    admin.limit("tenant:7", 2, seconds=3540.0)
+    park = AcquireRequest("tenant:7", "", 60.0, ParkRequest(b""), run="t:0:0:0", want=Want(1, 5))
+    admin.store.acquire(park)
+    row = shown.get_by_role("row").filter(has=key(shown, "tenant:7"))
+    expect(row.get_by_text(re.compile(r"^next in 5\d min \d+ s at the latest$"))).to_be_visible()
+
+    details = choose(shown, "tenant:7")
+
+    expect(details.get_by_text(re.compile(r"^in 5\d min \d+ s at the latest$"))).to_be_visible()
+    admin.store.cancel("tenant:7", "t:0:0:0")
+    admin.limit("tenant:7", None)
 
 
 def test_a_key_says_how_often_an_operator_lets_it_be_taken(shown, share, admin):

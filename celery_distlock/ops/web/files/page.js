@@ -73,14 +73,18 @@ const of = (units, most) => `${count(units)} of ${most === null ? "any number of
 const allowed = ({ units, rates }) => [...(units === null ? [] : [count(units)]), ...rates];
 
 /** What keeps others out of a key that may have room for them. */
-function notes({ state, limit, rest, opens, later, due }) {
+function notes(lock) {
+  const { state, limit, rest, opens, later, due } = lock;
   const said = [];
   if (limit) said.push(limit.units === 0 ? "paused" : `limit ${allowed(limit).join(" ")}`);
   if (rest) said.push(`rests ${seconds(rest)}`);
-  else if (opens !== null && state !== "resting") said.push(`next in ${seconds(opens)}`);
+  else if (opens !== null && state !== "resting") said.push(`next ${opening(lock)}`);
   if (later) said.push(`${count(later)} later, in ${seconds(due)}`);
   return said;
 }
+
+/** When time lets the first waiter in, if no holder ends before. */
+const opening = ({ opens, sooner }) => `in ${seconds(opens)}${sooner ? " at the latest" : ""}`;
 
 function somewhere(who) {
   return who.host ? `${named(who)} on ${who.host}, process ${who.pid}` : named(who);
@@ -296,7 +300,7 @@ function showDetails(details) {
   if (lock.rest) facts.push(["Rests", `${seconds(lock.rest)} more; nobody is let in`]);
   const waits = lock.waiting + lock.woken;
   facts.push(["Waiting", waits ? `${count(waits)}, the first for ${seconds(lock.waited)}` : "nobody"]);
-  if (lock.opens !== null) facts.push(["Next", `in ${seconds(lock.opens)}, by time alone`]);
+  if (lock.opens !== null) facts.push(["Next", opening(lock) + (lock.sooner ? "" : ", by time alone")]);
   if (lock.later) facts.push(["Later", `${count(lock.later)}, the first in ${seconds(lock.due)}`]);
   if (lock.identities) facts.push(["Known calls", known(details.calls, lock.identities)]);
   showFacts(facts, lock.state);
@@ -720,8 +724,7 @@ function listen() {
   });
   at("pause").addEventListener("click", () => {
     now.paused = !now.paused;
-    at("pause").setAttribute("aria-pressed", String(now.paused));
-    put(at("pause"), now.paused ? "Paused" : "Pause");
+    put(at("pause"), now.paused ? "Resume updates" : "Pause updates");
     if (!now.paused) refresh();
     else clearTimeout(timer);
   });
