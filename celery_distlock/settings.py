@@ -79,6 +79,9 @@ class Settings:
         replicas: How many replicas have to confirm a grant, a renewal and a parked task; up to 100.
         sweep_interval: Seconds between looks for what a crash has left in the queues. Less finds it
             sooner; of all workers one looks in each interval.
+        start_without_store: True: a worker starts although the store turns it away, as for a wrong
+            password. One that does not answer never keeps a worker from starting.
+        warn_held: Seconds after which a worker warns that a task still holds its keys. None: never.
         secret: Signs what is parked; then nothing else is sent or run. All that park tasks or
             release locks need the same. A list while it is changed: the first one signs, all are
             believed, and with a None at its end what is not signed is, too.
@@ -102,6 +105,8 @@ class Settings:
     enabled: bool = True
     replicas: int = 0
     sweep_interval: float = 2.0
+    start_without_store: bool = False
+    warn_held: float | None = None
     secret: Any = field(default=(), repr=False)
 
     @classmethod
@@ -246,11 +251,24 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "enabled": _flag,
     "replicas": _count(MAX_REPLICAS),
     "sweep_interval": _seconds(0.05, 3600.0),
+    "start_without_store": _flag,
+    "warn_held": _seconds_or_none(MIN_LEASE, MAX_LEASE),
     "secret": _secrets,
 }
 assert list(_CHECKS) == [each.name for each in fields(Settings)]
 
-APP_ONLY = frozenset({"url", "prefix", "enabled", "replicas", "sweep_interval", "secret"})
+APP_ONLY = frozenset(
+    {
+        "url",
+        "prefix",
+        "enabled",
+        "replicas",
+        "sweep_interval",
+        "start_without_store",
+        "warn_held",
+        "secret",
+    }
+)
 TASK_OPTIONS = tuple(name for name in _CHECKS if name not in APP_ONLY)
 TASK_ONLY = ("unique",)  # without a default for the whole app
 

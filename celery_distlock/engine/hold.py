@@ -69,16 +69,23 @@ class Terms:
             pauses of the process; less lets others in sooner after a crash.
         watchdog: Whether the lease is renewed while it is held.
         max_hold: Seconds after which it is renewed no more, or None.
+        warn_held: Seconds after which the log says that it is still held, or None.
     """
 
-    __slots__ = ("lease", "max_hold", "watchdog")
+    __slots__ = ("lease", "max_hold", "warn_held", "watchdog")
 
     def __init__(
-        self, lease: float = 30.0, *, watchdog: bool = True, max_hold: float | None = None
+        self,
+        lease: float = 30.0,
+        *,
+        watchdog: bool = True,
+        max_hold: float | None = None,
+        warn_held: float | None = None,
     ) -> None:
         self.lease = lease
         self.watchdog = watchdog
         self.max_hold = max_hold
+        self.warn_held = warn_held
 
 
 class Keeper(Protocol):

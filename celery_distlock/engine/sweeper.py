@@ -37,10 +37,11 @@ class Sweeper:
         self._interval = interval
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distlock-sweeper", daemon=True)
-        self._failing = False
+        self._failing_since = 0.0  # by the local clock; 0: it is not failing
 
-    def start(self) -> None:
-        """Begin to sweep."""
+    def start(self, *, away: bool = False) -> None:
+        """Begin to sweep; *away*: the store does not answer at present."""
+        self._failing_since = clock.monotonic() if away else 0.0
         self._thread.start()
 
     def stop(self) -> None:
@@ -54,17 +55,27 @@ class Sweeper:
             try:
                 if self._sweep():
                     patience = AFTER_YOU
-            except Exception as error:  # noqa: BLE001  # it is said
-                # Said once an outage, not every two seconds of it.
-                level = logging.DEBUG if self._failing else logging.WARNING
-                where = self._store.identity
-                say(logger, level, "the queues of %s cannot be swept: %s", where, error)
-                if not isinstance(error, StoreError):
-                    text = "unexpected error in a sweep; the next one is not put off"
-                    say(logger, logging.ERROR, text, exc_info=True)
-                self._failing = True
+            except Exception as error:  # noqa: BLE001  # it is logged
+                self._note_failure(error)
             else:
-                self._failing = False
+                self._note_success()
+
+    def _note_failure(self, error: Exception) -> None:
+        # At WARNING once an outage, not every two seconds of it.
+        level = logging.DEBUG if self._failing_since else logging.WARNING
+        text = "the queues in the lock store %s cannot be swept: %s"
+        say(logger, level, text, self._store.address, error)
+        if not isinstance(error, StoreError):
+            text = "unexpected error in a sweep; the next one takes place as planned"
+            say(logger, logging.ERROR, text, exc_info=True)
+        self._failing_since = self._failing_since or clock.monotonic()
+
+    def _note_success(self) -> None:
+        if self._failing_since:
+            seconds = clock.monotonic() - self._failing_since
+            text = "the lock store %s is back after %.0f s; its queues are swept again"
+            say(logger, logging.WARNING, text, self._store.address, seconds)
+        self._failing_since = 0.0
 
     def _sweep(self) -> bool:
         """Whether something was found that this process could not send."""

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeAlias
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from celery_distlock import clock
 from celery_distlock.errors import LockLostError
@@ -65,6 +65,7 @@ class Watchdog:
     def __init__(self) -> None:
         # By weak reference: a hold that nobody has is not renewed, whatever became of its owner.
         self._due: dict[_Watched, float] = {}
+        self._warned: WeakSet[Hold] = WeakSet()  # of those that are held for long
         self._looks_at = float("inf")  # the local clock's time when the thread looks again
         # Taken as such: a time limit's exception inside a Condition's own `with` leaves it locked.
         # A signal's handler, or a finalizer, may take a lock while its thread has this.
@@ -116,9 +117,20 @@ class Watchdog:
 
     def _period(self, hold: Hold) -> float:
         if not hold.renewable:
-            return max(0.0, hold.valid_until - clock.monotonic())
-        third = hold.terms.lease / 3
-        return third * clock.jitter(0.85, 1.0)
+            period = max(0.0, hold.valid_until - clock.monotonic())
+        else:
+            period = hold.terms.lease / 3 * clock.jitter(0.85, 1.0)
+        after = hold.terms.warn_held
+        if after is None or hold in self._warned:
+            return period
+        return min(period, max(0.0, after - hold.held_for))
+
+    def _warn_if_held_for_long(self, hold: Hold) -> None:
+        after = hold.terms.warn_held
+        if after is not None and hold.held_for >= after and hold not in self._warned:
+            self._warned.add(hold)
+            text = "%s still holds %r after %.1f s"
+            log(logger, logging.WARNING, text, hold.label, shown(hold.key), hold.held_for)
 
     def _run(self) -> None:
         while True:
@@ -150,13 +162,14 @@ class Watchdog:
             if not hold.lasts(now):
                 self._lost(hold, _why(hold))
                 continue
+            self._warn_if_held_for_long(hold)
             ends_at = min(ends_at, hold.valid_until)
             if hold.renewable:
                 shortest = min(shortest, hold.terms.lease)
             if due <= now + GATHER * hold.terms.lease / 3 and hold.renewable:
                 renewals.append(hold)
             elif due <= now:
-                self._due[reference] = hold.valid_until
+                self._due[reference] = now + self._period(hold)
         for batch in _batches(renewals):
             self._renew(batch, ends_at, shortest / ANSWER_SHARE)
 

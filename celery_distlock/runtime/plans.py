@@ -92,7 +92,12 @@ def make_plan(
         settings,
         rule,
         policy,
-        Terms(settings.lease, watchdog=settings.watchdog, max_hold=settings.max_hold),
+        Terms(
+            settings.lease,
+            watchdog=settings.watchdog,
+            max_hold=settings.max_hold,
+            warn_held=settings.warn_held,
+        ),
         _sends(where, settings, rule, policy, wanted_by),
         unique,
         _call_identity(unique, rule, function),

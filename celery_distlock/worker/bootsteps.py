@@ -5,11 +5,18 @@ import logging
 from typing import Any
 
 from celery import bootsteps
+from celery.exceptions import WorkerShutdown
+from celery.platforms import EX_FAILURE
 
 from celery_distlock.engine.acquisition import defaults
 from celery_distlock.engine.shared_holds import SharedHolds
 from celery_distlock.engine.sweeper import Sweeper
-from celery_distlock.errors import ConfigurationError, StoreError, StoreUnavailableError
+from celery_distlock.errors import (
+    ConfigurationError,
+    QuorumError,
+    StoreError,
+    StoreUnavailableError,
+)
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability, ParkingStore
 from celery_distlock.stores.timing import TimedStore
@@ -64,20 +71,38 @@ class LockStep(bootsteps.StartStopStep):
             settings.lease,
             settings.on_conflict,
         )
-        try:
-            for finding in store.check():
-                logger.warning("locks: %s", finding.message)
-        except StoreError as error:
-            away = isinstance(error, StoreUnavailableError)
-            become = "do as lock_on_outage says" if away else "fail"
-            logger.warning("locks: %s; until it can, tasks %s", error, become)
+        away = not self._check_store()
         if isinstance(store, ParkingStore):
             count = functools.partial(observe, "swept", parent.app, store, {})
             self._sweeper = Sweeper(store, settings.sweep_interval, on_swept=count)
-            self._sweeper.start()
+            self._sweeper.start(away=away)
         if isinstance(store, TimedStore):
             self._ticker = Ticker(store)
             self._ticker.start()
+
+    def _check_store(self) -> bool:
+        """
+        Log what the store's check finds; return whether the store can serve.
+
+        Raises:
+            WorkerShutdown: The store turns this worker away, and only other settings change that.
+        """
+        settings = self._runtime.settings
+        try:
+            for finding in self._runtime.store.check():
+                logger.warning("locks: %s", finding.message)
+        except StoreError as error:
+            if _is_refusal(error) and not settings.start_without_store:
+                remedy = f"; {error.remedy}" if error.remedy else ""
+                words = "; to start all the same, set distlock_start_without_store"
+                logger.critical("locks: %s%s%s", error, remedy, words)
+                raise WorkerShutdown(EX_FAILURE) from error
+            away = isinstance(error, StoreUnavailableError)
+            become = _ON_OUTAGE[settings.on_outage] if away else "fail"
+            own = ", except those with a lock_on_outage of their own" if away else ""
+            logger.warning("locks: %s; until it can serve, tasks %s%s", error, become, own)
+            return False
+        return True
 
     def info(self, parent: Any) -> Any:
         """Return what ``celery inspect stats`` shows."""
@@ -137,6 +162,20 @@ class LockStep(bootsteps.StartStopStep):
                 raise ConfigurationError(
                     f"task {name}: {what} needs a store that can {ability.value}; {where} cannot"
                 )
+
+
+_ON_OUTAGE = {
+    "retry": "are sent again every few seconds",
+    "fail": "fail",
+    "run": "run WITHOUT their locks",
+}
+
+
+def _is_refusal(error: StoreError) -> bool:
+    """Whether the store has answered, and will answer the same until settings change."""
+    if isinstance(error, StoreUnavailableError):
+        return bool(error.remedy) and not isinstance(error, QuorumError)
+    return True
 
 
 def _forks(parent: Any) -> bool:

@@ -108,8 +108,9 @@ class Registration:
             say(
                 logger,
                 logging.DEBUG if self._failing else logging.INFO,
-                "this worker is not registered for woken tasks, which may come through the broker"
-                " alone until it is; retrying in %g s: %s",
+                "the lock store %s cannot push tasks to this worker now, so they come through the"
+                " broker, later; trying again every %g s: %s",
+                self._store.address,
                 INTERVAL,
                 error,
             )
@@ -118,6 +119,9 @@ class Registration:
                 say(logger, logging.ERROR, text, exc_info=True)
             self._failing = True
         else:
+            if self._failing:
+                text = "the lock store %s can push tasks to this worker again"
+                say(logger, logging.INFO, text, self._store.address)
             self._failing = False
 
     def _register(self) -> None:

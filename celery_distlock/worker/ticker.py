@@ -66,7 +66,7 @@ class Ticker:
             except Exception as error:  # noqa: BLE001  # it is said
                 # Said once an outage, not every second of it.
                 level = logging.DEBUG if self._failing else logging.WARNING
-                say(logger, level, "who waits for time to pass is looked after late: %s", error)
+                say(logger, level, "tasks that wait for time to pass start late: %s", error)
                 if not isinstance(error, StoreError):
                     say(
                         logger,

@@ -35,6 +35,25 @@ def held(store: Patience, lease: float) -> Hold:
     return hold
 
 
+@pytest.mark.parametrize("watchdog", [True, False])
+def test_a_hold_is_warned_of_once_when_its_time_is_over(caplog, watchdog):
+    store, dog = Patience(), Watchdog()
+    terms = Terms(60.0, watchdog=watchdog, warn_held=10.0)
+    hold = Hold(store, "k", terms, label="shop.reserve[id]")
+    assert hold.take(Reply(Status.GRANTED, clock.monotonic(), token=1))
+    assert 9 < dog._period(hold) <= 10
+
+    dog._due[_Watched(hold)] = clock.monotonic()
+    dog._pass()
+    hold.held_since -= 10.0
+    for _ in range(2):
+        dog._pass()
+    wait_until(lambda: "still holds" in caplog.text, what="the warning")
+
+    assert caplog.text.count("shop.reserve[id] still holds 'k' after 10.0 s") == 1
+    assert dog._period(hold) > 10
+
+
 @pytest.mark.parametrize("due", [60.0, 6.0])
 def test_no_renewal_is_waited_for_longer_than_the_shortest_lease_can_bear(due):
     store, dog = Patience(), Watchdog()

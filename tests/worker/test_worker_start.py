@@ -206,10 +206,45 @@ def test_tasks_do_as_they_say_while_the_store_is_away(tasks, worker, private_ser
     server.start()
     assert later.get(timeout=60) > 0
     assert tasks.journal.read(key) == [None]
+    process.wait_log(f"the lock store {url} is back after ")
+
+
+def test_a_key_that_is_held_for_long_is_a_warning(tasks, worker, key):
+    conf = {"distlock_lease": 30, "distlock_warn_held": 0.3}
+    process = worker(APP, concurrency=1, env={"DISTLOCK_TEST_CONF": json.dumps(conf)})
+
+    running = tasks.look.delay(key, key)
+    process.wait_log(f"look[{running.id}] still holds '{key}' after 0.")
+    tasks.journal.open(key)
+    running.get(timeout=30)
+
+    assert process.log().count("still holds") == 1
+
+
+@pytest.mark.parametrize("wrong", ["database", "password", "right", "cluster"])
+def test_a_store_that_turns_the_worker_away_ends_its_start(worker, private_server, wrong):
+    server = private_server()
+    url, remedy = server.url, "set a password in the URL"
+    with server.client() as client:
+        if wrong == "database":
+            url, remedy = url.removesuffix("0") + "99", "correct the number at the end"
+        elif wrong == "password":
+            client.config_set("requirepass", "secret")
+        elif wrong == "right":
+            client.execute_command("ACL", "SETUSER", "default", "-select")
+            url, remedy = url.removesuffix("0") + "1", "that right by ACL SETUSER"
+        else:
+            url, remedy = url.replace("redis://", "redis+cluster://"), "redis:// instead of"
+        log = fails_to_start(worker, {"distlock_url": url}, pool="threads")
+
+    assert remedy in log
+    assert "to start all the same, set distlock_start_without_store" in log
+    assert "ready." not in log
+    assert "Traceback" not in log
 
 
 @pytest.mark.parametrize("wrong", ["database", "password", "right"])
-def test_a_store_that_turns_the_worker_away_is_an_outage_as_the_worker_says(
+def test_a_worker_may_start_though_its_store_turns_it_away(
     tasks, worker, private_server, key, wrong
 ):
     server = private_server()
@@ -223,10 +258,11 @@ def test_a_store_that_turns_the_worker_away_is_an_outage_as_the_worker_says(
         else:
             client.execute_command("ACL", "SETUSER", "default", "-select")
             url, words = url.removesuffix("0") + "1", "this user lacks +select"
-        env = {"DISTLOCK_TEST_CONF": json.dumps({"distlock_url": url})}
+        conf = {"distlock_url": url, "distlock_start_without_store": True}
+        env = {"DISTLOCK_TEST_CONF": json.dumps(conf)}
         process = worker(APP, pool="threads", concurrency=2, env=env)
         assert words in process.log()
-        assert "until it can, tasks do as lock_on_outage says" in process.log()
+        assert "until it can serve, tasks are sent again every few seconds" in process.log()
 
         later = tasks.look.delay(key)
         failed = tasks.fail_on_outage.delay(key).get(timeout=30, propagate=False)

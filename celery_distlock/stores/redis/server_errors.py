@@ -91,7 +91,16 @@ _DIAGNOSES = (
         "a password is missing in the URL",
         "set a password in the URL, as in redis://user:password@host:6379/0",
     ),
-    _Diagnosis(re.compile(r"without any password configured"), "the URL has a password too many"),
+    _Diagnosis(
+        re.compile(r"without any password configured"),
+        "the URL has a password too many",
+        "remove the password from distlock_url",
+    ),
+    _Diagnosis(
+        re.compile(r"cluster support disabled"),
+        "a URL with redis:// finds a single server",
+        "begin distlock_url with redis:// instead of redis+cluster://",
+    ),
     _Diagnosis(
         re.compile(r"username-password|WRONGPASS|invalid password"),
         "user and password in the URL are not the server's",
@@ -105,6 +114,7 @@ _DIAGNOSES = (
     _Diagnosis(
         re.compile(r"SELECT is not allowed"),
         "a cluster has the database 0 only, and a URL with redis+cluster:// finds all of it",
+        "begin distlock_url with redis+cluster://",
     ),
     _Diagnosis(
         re.compile(r"is not an integer or out of range|is not a valid float|invalid expire time"),
@@ -114,8 +124,8 @@ _DIAGNOSES = (
     _Diagnosis(re.compile(r"^MOVED "), "no node of the cluster admits to having the key's slot"),
     _Diagnosis(
         re.compile(r"rehashing of slot"),
-        "the cluster is moving the key's slot",
-        "if nobody moves it any more, redis-cli --cluster fix ends that",
+        "the cluster is moving the key's slot; if that was interrupted, redis-cli --cluster fix"
+        " ends it",
     ),
     _Diagnosis(
         re.compile(r"invalid bulk length"),
