@@ -214,6 +214,7 @@ def _detours(task: type[LockedTask]) -> Iterator[type[Any]]:
 
 
 def _code_of(base: type[Any]) -> Any:
-    """Return the code of a class's own ``__call__``; None: it has none, or none in Python."""
+    """Return the code of a class's own ``__call__``; None: it has none, or an agent replaced it."""
     call = vars(base).get("__call__")
-    return getattr(inspect.unwrap(call), "__code__", None) if call else None
+    code = getattr(inspect.unwrap(call), "__code__", None) if call else None
+    return code if code is not None and code.co_name == "__call__" else None

@@ -1,5 +1,5 @@
 """
-Patches Celery and kombu as agents for monitoring do.
+Patches Celery, kombu, redis and asyncio as agents for monitoring do.
 
 ``DISTLOCK_TEST_PATCHES="sentry before"`` names one of `AGENTS`, and whether it comes before this
 package is imported, as ``ddtrace-run`` has it, or after, as in ``sentry_sdk.init()`` at the end of
@@ -8,11 +8,13 @@ an app's module.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import redis
 import wrapt
 from celery import Celery, Task, local, signals
 from celery.app import trace
@@ -23,7 +25,7 @@ from kombu import Producer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["AGENTS", "calls", "patch"]
+__all__ = ["AGENTS", "WRAPPERS", "calls", "patch"]
 
 VARIABLE = "DISTLOCK_TEST_PATCHES"
 
@@ -37,6 +39,12 @@ TARGETS = [
     (Signature, "apply_async"),
     (Scheduler, "apply_entry"),
     (trace, "build_tracer"),
+    (asyncio.BaseEventLoop, "run_until_complete"),
+    (asyncio.Handle, "_run"),
+    (asyncio.Runner, "run"),
+    (redis.Redis, "execute_command"),
+    (redis.client.Pipeline, "execute"),
+    *((redis.Connection, name) for name in ("send_command", "send_packed_command")),
 ]
 
 # What `kombu.Producer.publish` takes, and what it takes them to be.
@@ -73,6 +81,13 @@ def _like(real: Any) -> Any:
     return functools.wraps(real)(_bare(real))
 
 
+def _proxy(real: Any) -> Any:
+    return wrapt.FunctionWrapper(real, lambda wrapped, _, args, kwargs: wrapped(*args, **kwargs))
+
+
+WRAPPERS = (_bare, _like, _proxy)
+
+
 def _proxied(owner: Any, name: str, wrapper: Any = None) -> None:
     def count(wrapped: Any, _instance: Any, args: Any, kwargs: Any) -> Any:
         calls[name] += 1
@@ -82,17 +97,17 @@ def _proxied(owner: Any, name: str, wrapper: Any = None) -> None:
 
 
 def bare() -> None:
-    """Everything, by functions that hide what they call."""
+    """Replace everything by functions that hide what they call."""
     _with(_bare, *TARGETS)
 
 
 def like() -> None:
-    """Everything, by functions that look like what they call."""
+    """Replace everything by functions that look like what they call."""
     _with(_like, *TARGETS)
 
 
 def proxied() -> None:
-    """Everything, by object proxies."""
+    """Replace everything by object proxies."""
     for owner, name in TARGETS:
         _proxied(owner, name)
 

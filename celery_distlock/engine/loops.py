@@ -15,9 +15,10 @@ __all__ = ["Main", "task_beside", "wake_loop"]
 
 Main: TypeAlias = asyncio.Future[Any]
 
-_RUNS_A_TASK = asyncio.BaseEventLoop.run_until_complete.__code__
-_RUNS_A_STEP = asyncio.Handle._run.__code__
-_RUNS_ANY_LOOP = asyncio.Runner.run.__code__  # that of asyncio.run, and of uvloop.run
+# By name: an agent that monitors asyncio replaces the functions, and calls them.
+_RUNS_A_TASK = ("run_until_complete", asyncio.AbstractEventLoop)
+_RUNS_A_STEP = ("_run", asyncio.Handle)
+_RUNS_ANY_LOOP = ("run", asyncio.Runner)  # that of asyncio.run, and of uvloop.run
 
 
 def task_beside(
@@ -32,10 +33,10 @@ def task_beside(
     """
     in_step = False
     for frame in _frames(innermost, is_outermost):
-        in_step = in_step or frame.f_code is _RUNS_A_STEP
-        if frame.f_code is _RUNS_A_TASK:
-            return _beside(frame.f_locals["future"]) if in_step else None
-        if frame.f_code is _RUNS_ANY_LOOP:
+        in_step = in_step or _is_in(frame, *_RUNS_A_STEP)
+        if _is_in(frame, *_RUNS_A_TASK):
+            return _beside(frame.f_locals.get("future")) if in_step else None
+        if _is_in(frame, *_RUNS_ANY_LOOP):
             return _beside(frame.f_locals.get("task"))
     return None
 
@@ -43,10 +44,15 @@ def task_beside(
 def wake_loop(innermost: FrameType | None, is_outermost: Callable[[FrameType], bool]) -> None:
     """Have the loop that waits in *innermost*, if any, go on at once: in C code nothing strikes."""
     for frame in _frames(innermost, is_outermost):
-        if frame.f_code is _RUNS_A_TASK:
+        if _is_in(frame, *_RUNS_A_TASK):
             with contextlib.suppress(RuntimeError):  # it is closed meanwhile
                 frame.f_locals["self"].call_soon_threadsafe(_go_on)
             return
+
+
+def _is_in(frame: FrameType, method: str, kind: type[Any]) -> bool:
+    """Whether *frame* is that of a method of this name of an object of this kind."""
+    return frame.f_code.co_name == method and isinstance(frame.f_locals.get("self"), kind)
 
 
 def _frames(

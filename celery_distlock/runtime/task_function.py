@@ -16,6 +16,7 @@ from .validation import Validation
 
 __all__ = ["TaskFunction", "is_pending"]
 
+_RUN = "_distlock_run"  # among a task class's attributes
 _WRAPPERS = (vars(contextlib), vars(functools))  # where wrappers are made that hand on all they get
 _PENDING = (Awaitable, Generator, AsyncGenerator, concurrent.futures.Future)
 _RUNS = re.compile("^run|sync|await")  # names in code that runs a coroutine
@@ -44,7 +45,7 @@ class TaskFunction:
     def __init__(self, task: type[Any], name: str) -> None:
         self._task = name
         self._typed = task.typing is not False
-        run = inspect.getattr_static(task, "run")
+        run = _declared_run(task)
         called: Any = run.__get__(object(), task) if hasattr(type(run), "__get__") else run
         self._bound = inspect.ismethod(called)
         self._function: Any = called.__func__ if self._bound else called
@@ -123,6 +124,13 @@ def is_pending(result: Any) -> bool:
         return False
     done = getattr(result, "done", None)
     return not (callable(done) and done())
+
+
+def _declared_run(task: type[Any]) -> Any:
+    """Return the ``run`` of *task* as it was declared: an agent may have replaced it since then."""
+    if _RUN not in vars(task):
+        setattr(task, _RUN, inspect.getattr_static(task, "run"))
+    return vars(task)[_RUN]
 
 
 def _inner(function: Any) -> Any:

@@ -4,6 +4,7 @@ Locked tasks beside an agent for monitoring, and all ways to send them.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -82,6 +83,25 @@ def replaced(self: Any, key: str, note: Any) -> Any:
     return self.replace(plain.si(f"{key}:next", note))
 
 
+@locked(lock_lease=1.0)
+def loses(self: Any, key: str, note: Any) -> Any:
+    """Lose the key in a coroutine that is not awaited yet: asyncio would keep the error."""
+
+    async def lose() -> None:
+        journal.delete(f"{app.conf.distlock_prefix}:{{{key}}}:lock")
+        wait_until(lambda: False)
+
+    async def main() -> None:
+        beside = asyncio.create_task(lose())
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.gather(beside, return_exceptions=True)
+
+    asyncio.run(main())
+    return note
+
+
 class Calling(LockedTask):
     """Calls another locked task in a handler, which is no part of its own run."""
 
@@ -146,6 +166,11 @@ def _by_beat(key: str) -> Any:
     return journal.wait(key)[0]
 
 
+def _lost(key: str) -> str:
+    result = loses.delay(key, 1)
+    return type(result.get(timeout=30, propagate=False)).__name__
+
+
 def _twice(task: Any, key: str) -> list[Any]:
     return [each.get(timeout=30) for each in (task.delay(key, 1), task.delay(key, 1))]
 
@@ -183,6 +208,7 @@ WAYS: dict[str, Any] = {
     "stored": (lambda key: _behind(key, once, once), [0, 1]),
     "waiting": (lambda key: _behind(key, waits, plain), [0, 1]),
     "sent again": (lambda key: _behind(key, resent), [0]),
+    "lost": (_lost, "LockLostError"),
     "unlocked": (lambda _: _get(unlocked.delay(1)), 1),
 }
 
