@@ -98,12 +98,13 @@ $(DRIVERS:%=test-%): test-%: .venvs/%/.ready
 	@echo "With $*"
 	@.venvs/$*/bin/python -m pytest -n 4 --dist worksteal $(WITHOUT_OWN) $(DRIVER_TESTS)
 
-# The folder's name says what is in it: the second and the fourth word are versions.
+# The folder's name says what is in it: the second and the fourth word are versions. celery-batches 0.11 needs
+# a Celery before 5.7.
 .venvs/%/.ready: pyproject.toml | $(READY)
 	@echo "Installing $* into $(@D) (once)"
 	@rm -rf $(@D) && $(or $(PYTHON),$(BIN)/python) -m venv $(@D)
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e . $(DRIVER_TOOLS) \
-	  'celery==$(word 2,$(subst -, ,$*)).*' 'redis==$(word 4,$(subst -, ,$*)).*'
+	  celery-batches 'celery==$(word 2,$(subst -, ,$*)).*' 'redis==$(word 4,$(subst -, ,$*)).*'
 	@touch $@
 
 # Newer Pythons and a newer Redis than an older Debian has.
