@@ -13,7 +13,8 @@ from .key import Key
 from .runtime import call_rules, sending
 from .runtime.app import Runtime
 from .runtime.current import lease_of, unlocked
-from .runtime.execution import Execution, drop_reservations, leave_former_keys, note_call
+from .runtime.execution import Execution, drop_reservations, note_call
+from .runtime.former_keys import at_former_key
 from .runtime.plans import UNSET
 from .runtime.requeueing import Postponed
 from .worker import install
@@ -136,14 +137,17 @@ class LockedTask(_Task):
                     drop_reservations(self, runtime, ())
                 raise
         run = super().__call__
-        try:
-            if not nested:
-                leave_former_keys(self, runtime, plan, keys)
+
+        def run_under_keys() -> Any:
             if plan is None or not keys:
                 with unlocked(self):
                     return run(*args, **kwargs)
             execution = Execution(self, plan, runtime.store, keys, nested=nested)
             return execution.run(lambda: run(*args, **kwargs))
+
+        try:
+            former = None if nested else at_former_key(self, runtime, plan, keys)
+            return run_under_keys() if former is None else former.run(run_under_keys)
         except Postponed as postponed:
             # Celery copies and formats its traceback, frame by frame, for nobody.
             raise postponed.with_traceback(None) from None

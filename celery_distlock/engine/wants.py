@@ -7,7 +7,7 @@ from celery_distlock.key import Key
 from celery_distlock.stores import Ability, Store
 from celery_distlock.stores.values import ALONE, Want
 
-__all__ = ["abilities_for", "ensure_able", "want_of"]
+__all__ = ["abilities_for", "ensure_able", "key_wanting", "want_of"]
 
 
 def want_of(key: Key) -> Want:
@@ -16,6 +16,13 @@ def want_of(key: Key) -> Want:
         return ALONE
     capacity = 0 if key.shared or key.capacity is None else key.capacity
     return Want(key.weight, capacity, key.rates, key.cost)
+
+
+def key_wanting(text: str, want: Want) -> Key:
+    """Return the key *text* with a capacity, weight, rates and cost that ask for *want* of it."""
+    weight = want.units if want.capacity > 1 else 1
+    capacity, cost = want.capacity or None, want.cost if want.rates else 1
+    return Key(text, capacity=capacity, weight=weight, rate=want.rates or None, cost=cost)
 
 
 def abilities_for(key: Key) -> list[Ability]:

@@ -44,7 +44,7 @@ from .received import HEADER
 from .reporting import Report
 from .requeueing import Requeueing, drop, drop_at
 
-__all__ = ["Execution", "drop_reservations", "leave_former_keys", "note_call"]
+__all__ = ["Execution", "drop_reservations", "is_woken", "note_call"]
 
 _CALLED = "_distlock_called"  # stands in a request
 # Of a task; any other state is that of a process that ends, and says nothing.
@@ -217,46 +217,21 @@ def drop_reservations(task: Task, runtime: Runtime, keys: tuple[Key, ...]) -> No
 
     Its key function may return others than when it was parked, or may have failed.
     """
-    _leave_places(_former_places(task, keys), task, runtime)
-
-
-def leave_former_keys(
-    task: Task, runtime: Runtime, plan: Plan | None, keys: tuple[Key, ...]
-) -> None:
-    """
-    Free them as :func:`drop_reservations` does; but lose no message that lies at one of them.
-
-    Raises:
-        Postponed: The store was to keep the message until the task has ended, at a key that is none
-            of its *keys*: it was given to the broker, which keeps it so.
-        Reject: The broker does not take it; the store has it.
-    """
-    former = _former_places(task, keys)
-    # With several keys, the message lies at the first of them.
-    if plan and former and LockHeader.of(task.request.__dict__).places[0] in former:
-        invocation = Invocation(task, plan, runtime.store, (), nested=False)
-        if invocation.retained:
-            Requeueing(invocation, keys).move_to_broker()
-    _leave_places(former, task, runtime)
-
-
-def _leave_places(names: set[str], task: Task, runtime: Runtime) -> None:
+    if not is_woken(task):
+        return
     header = LockHeader.of(task.request.__dict__)
+    former = set(header.places).difference(slot_name(key.template) for key in keys)
     # A run that goes on at some of its keys has not ended at the others, to which it may come back;
     # nor has one that is acknowledged late: its message comes here again if its process dies.
-    ends = names.issuperset(header.places) and not task.acks_late
-    drop_at(runtime.store, names, header.run, mark=ends)
+    ends = former.issuperset(header.places) and not task.acks_late
+    drop_at(runtime.store, former, header.run, mark=ends)
 
 
-def _former_places(task: Task, keys: tuple[Key, ...]) -> set[str]:
-    """Return the slot names of what is reserved for a woken task and is none of its *keys*."""
-    request = task.request
-    if HEADER not in request.__dict__ or request.called_directly:
-        return set()
-    header = LockHeader.of(request.__dict__)
-    if not header.woken:
-        return set()
-    return set(header.places).difference(slot_name(key.template) for key in keys)
+def is_woken(task: Task) -> bool:
+    """Whether the message of the task's request was parked, so that keys are reserved for it."""
+    facts = task.request.__dict__
+    is_call = HEADER not in facts or task.request.called_directly
+    return not is_call and LockHeader.of(facts).woken
 
 
 def _release_and_settle(sender: Task, state: str | None = None, **ended: Any) -> None:

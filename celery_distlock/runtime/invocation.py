@@ -56,7 +56,7 @@ class Invocation:
         self.received = Received.of(request)
         self.header = _header_of(request) if self.has_message else LockHeader()
         names = tuple(slot_name(key.template) for key in keys) if self.header.woken else ()
-        if names and not set(self.header.places).intersection(names):
+        if names and self.header.places[0] not in names:
             self.header = self._header_elsewhere(names)
         self.execution_id = self.execution_id_for(self.header.number) if self.has_message else ""
 
@@ -67,10 +67,10 @@ class Invocation:
 
     def _header_elsewhere(self, names: tuple[str, ...]) -> LockHeader:
         """
-        Return the header of a run that was parked at keys of which it takes none any more.
+        Return the header of a run that was parked at another key than these.
 
-        It is another execution. The one that was parked has ended there, so that a second delivery
-        is recognised; and this one may come back, as where its key is taken back.
+        It is another execution, which runs inside the one that was parked; so it may come back to
+        the former key, where that one has ended by then.
         """
         run = self.execution_id_for(self.header.number + 1)
         return self.header.parked(names, run, postponed=self.header.postponed + 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 from kombu import Queue
 
-from celery_distlock import LockedTask, install
+from celery_distlock import Key, LockedTask, install
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
@@ -32,25 +32,37 @@ def brief(self: Any, key: str, number: int) -> None:
 
 
 MOVED = os.environ.get("DISTLOCK_TEST_DEPLOYS_MOVED", "{key}")
+TERMS = json.loads(os.environ.get("DISTLOCK_TEST_DEPLOYS_TERMS", "{}"))
+POLICY = os.environ.get("DISTLOCK_TEST_DEPLOYS_POLICY", "requeue")
 
 
-def moved(key: str) -> str | None:
-    return MOVED.format(key=key) or None
+def moved(key: str) -> Key | None:
+    return Key(MOVED.format(key=key), **TERMS) if MOVED else None
+
+
+def note_and_wait(self: Any, key: str) -> None:
+    journal.write(key, list(self.lock.keys))
+    journal.pass_gate(key)
+    journal.write(f"{key}:end", None)
 
 
 @app.task(
     base=LockedTask,
     bind=True,
     lock_key=moved,
+    lock_on_conflict=POLICY,
     lock_lease=5.0,
     acks_late=True,
     reject_on_worker_lost=True,
     shared=False,
 )
 def at_another_key(self: Any, key: str) -> None:
-    journal.write(key, list(self.lock.keys))
-    journal.pass_gate(key)
-    journal.write(f"{key}:end", None)
+    note_and_wait(self, key)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=moved, lock_lease=5.0, shared=False)
+def early_at_another_key(self: Any, key: str) -> None:
+    note_and_wait(self, key)
 
 
 def both(key: str) -> list[str]:
@@ -65,7 +77,7 @@ def at_other_keys(self: Any, key: str) -> None:
 @app.task(
     base=LockedTask,
     lock_key="{key}",
-    lock_on_conflict=os.environ.get("DISTLOCK_TEST_DEPLOYS_POLICY", "requeue"),
+    lock_on_conflict=POLICY,
     shared=False,
 )
 def of_another_policy(key: str) -> None:

@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 from tests.workers import WorkerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import ModuleType
 
@@ -195,6 +195,29 @@ def site(
     workers = getattr(request.module, "WORKERS", TWO_PREFORK_WORKERS)
     with staffed(bare_site, tmp_path_factory.mktemp("workers"), workers) as site:
         yield site
+
+
+@pytest.fixture
+def start(bare_site: Site, tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
+    """A function that starts a worker of the site; all of them are gone after the test."""
+    app, started = bare_site.tasks.__name__, list[WorkerProcess]()
+
+    def begin(**arguments: Any) -> WorkerProcess:
+        env = {**bare_site.env, **arguments.pop("env", {})}
+        worker = WorkerProcess(app, folder=tmp_path, env=env, **arguments)
+        started.append(worker)
+        worker.start()
+        return worker
+
+    yield begin
+    for worker in started:
+        if worker.running:
+            worker.process.terminate()
+    for worker in started:
+        worker.stop(warm=2.0, cold=5.0)
+    bare_site.tasks.app.control.purge()
+    for worker in started:
+        print(f"---- {worker.name}\n{worker.log()[-3000:]}")  # noqa: T201
 
 
 @pytest.fixture(autouse=True)

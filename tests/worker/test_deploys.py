@@ -10,7 +10,6 @@ import uuid
 import pytest
 
 from tests.waiting import wait_until
-from tests.workers import WorkerProcess
 
 APP = "tests.apps.deploys"
 KNOWS_MORE = "DISTLOCK_TEST_DEPLOYS_KNOWS_MORE"
@@ -20,29 +19,6 @@ MOVED = "DISTLOCK_TEST_DEPLOYS_MOVED"
 ENV = {KNOWS_MORE: "1"}
 MANY = 20
 MOST = 5.0  # seconds; on a calm machine a tenth of that
-
-
-@pytest.fixture
-def start(bare_site, tmp_path):
-    """Start a worker of the site; all of them are gone after the test."""
-    started: list[WorkerProcess] = []
-
-    def begin(**arguments):
-        env = {**bare_site.env, **arguments.pop("env", {})}
-        worker = WorkerProcess(APP, folder=tmp_path, env=env, **arguments)
-        started.append(worker)
-        worker.start()
-        return worker
-
-    yield begin
-    for worker in started:
-        if worker.running:
-            worker.process.terminate()
-    for worker in started:
-        worker.stop(warm=2.0, cold=5.0)
-    bare_site.tasks.app.control.purge()
-    for worker in started:
-        print(f"---- {worker.name}\n{worker.log()[-3000:]}")  # noqa: T201
 
 
 def park(site, key, *, count=MANY, **options):
@@ -239,7 +215,7 @@ def test_a_late_acknowledged_task_whose_key_a_deploy_has_changed_outlives_its_pr
         doomed = start(env=new)
         old.stop()
     (keys,) = site.journal.wait(key)
-    assert keys == ([moved.format(key=key)] if moved else [])
+    assert keys == [moved.format(key=key) or key]
     (child,) = doomed.children()
     os.kill(child, signal.SIGKILL)
     site.journal.open(key)
