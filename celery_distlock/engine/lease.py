@@ -166,9 +166,10 @@ class Lease:
 
     def downgrade(self) -> None:
         """
-        Share what is held alone with any number of others that share; one round trip.
+        Share what is held alone with any number of others that share; one round trip a key.
 
         Never refused, and without a gap in which others have the key alone. There is a new token.
+        Of several keys, those that the task declares exclusive stay so, unless all are.
 
         Raises:
             LockLostError: The key was lost.

@@ -253,8 +253,8 @@ def upgrade_all(holds: Sequence[Hold], timeout: float | None) -> None:
 
 
 def downgrade_all(holds: Sequence[Hold]) -> None:
-    """Share those of *holds* that are held alone; see :meth:`Lease.downgrade`."""
-    for hold in holds:
+    """Share those of *holds* that were declared shared, or all if none was; see `Lease`."""
+    for hold in [hold for hold in holds if not hold.wanted.alone] or holds:
         hold.ensure_held()
         if hold.want.alone or hold.unconfirmed:
             downgrade(hold)

@@ -150,3 +150,22 @@ def test_a_downgrade_that_is_refused_leaves_the_key_held_alone(new_hold, store):
         Lease((hold,)).downgrade()
 
     assert hold.want == ALONE
+
+
+def test_a_downgrade_leaves_alone_what_was_declared_so(new_hold):
+    account, index = new_hold("account"), new_hold(Key("index", shared=True))
+    lease = Lease((account, index))
+
+    lease.upgrade(timeout=1.0)
+    lease.downgrade()
+
+    assert account.want == ALONE
+    assert index.want == Want(1, 0)
+
+
+def test_a_downgrade_shares_all_where_all_were_declared_alone(new_hold):
+    holds = new_hold("first"), new_hold("second")
+
+    Lease(holds).downgrade()
+
+    assert [hold.want for hold in holds] == [Want(1, 0), Want(1, 0)]
