@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import sys
 from typing import Any
 
 from celery.app.task import Context
@@ -49,10 +50,12 @@ class Parker:
     Args:
         runtime: The app's.
         stale_after: Seconds after which the broker may have given the message to another worker.
+        hostname: The worker's, which is stored with the state.
     """
 
-    def __init__(self, runtime: Runtime, stale_after: float) -> None:
+    def __init__(self, runtime: Runtime, stale_after: float, hostname: str = "") -> None:
         self._runtime = runtime
+        self._hostname = hostname
         self._stale_after = stale_after
         self._store_away_until = self._backend_away_until = 0.0
         self._stopped = False
@@ -134,7 +137,7 @@ class Parker:
             with forks.no_fork():
                 if is_aborted(task, arrival.identity):
                     return
-                request = _context_of(message)
+                request = _context_of(message, self._hostname)
                 task.backend.store_result(arrival.identity, info, PARKED, request=request)
         except Exception as error:  # noqa: BLE001  # only a state to look at: the task matters more
             words = (
@@ -144,6 +147,7 @@ class Parker:
             name, identity = task.name, arrival.identity
             logger.warning(words, PARKED, name, identity, BACKEND_PAUSE, error)
             self._backend_away_until = clock.monotonic() + BACKEND_PAUSE
+            _close_broken_connections()
 
     def _send_request(self, arrival: Arrival) -> Reply:
         store = ParkingStore.of(self._runtime.store)
@@ -169,7 +173,14 @@ class Parker:
         return ParkRequest(envelope, runtime.delivery_address, str(arrival.task.name)), run
 
 
-def _context_of(message: Any) -> Context:
+def _close_broken_connections() -> None:
+    """Have Django connect again: a thread keeps what a restart of the database has broken."""
+    db: Any = sys.modules.get("django.db")
+    if db is not None:
+        db.close_old_connections()
+
+
+def _context_of(message: Any, hostname: str) -> Context:
     """Return what a backend reads of a task: where its caller waits, its arguments, its group."""
     args, kwargs, _ = message.payload
     properties = message.properties
@@ -180,6 +191,7 @@ def _context_of(message: Any) -> Context:
         delivery_info=message.delivery_info,
         reply_to=properties.get("reply_to"),
         correlation_id=properties.get("correlation_id"),
+        hostname=hostname,
     )
 
 

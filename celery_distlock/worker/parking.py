@@ -95,7 +95,8 @@ class Parking:
         self._consumer = consumer
         options = consumer.app.conf.broker_transport_options or {}
         visible = float(options.get("visibility_timeout", STALE_AFTER))
-        self._parker = Parker(runtime, stale_after=min(STALE_AFTER, visible / 2))
+        stale_after = min(STALE_AFTER, visible / 2)
+        self._parker = Parker(runtime, stale_after, str(consumer.hostname))
         self._thread = BoundedCaller("distlock-parking", patience=LOOP_WAIT, pause=NO_WAIT)
         self._calls = LoopCalls(consumer.hub, consumer.call_soon)
         self._times = ArrivalTimes(runtime.store)

@@ -29,7 +29,7 @@ def store():
 def parker(store):
     trust = SimpleNamespace(sign=lambda name, run, sealed: sealed)
     runtime = SimpleNamespace(store=store, delivery_address="", trust=trust)
-    return Parker(runtime, stale_after=60.0)
+    return Parker(runtime, stale_after=60.0, hostname="celery@web1")
 
 
 class Backend:
@@ -100,6 +100,46 @@ def test_its_state_goes_to_who_waits_for_the_result(parked):
     assert (request.reply_to, request.correlation_id) == ("caller", "a")
     assert (request.id, request.args, request.kwargs) == ("a", ["a"], {"b": 1})
     assert (request.group, request.retries) == ("g", 1)
+    assert request.hostname == "celery@web1"
+
+
+class DatabaseBackend(Backend):
+    """Stores results by Django's connection of the thread, as django-celery-results does."""
+
+    def __init__(self, database):
+        super().__init__()
+        self._database = database
+
+    def store_result(self, task_id, result, state, traceback=None, request=None):
+        with self._database.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        super().store_result(task_id, result, state, request=request)
+
+
+@pytest.fixture
+def database(tmp_path):
+    django = pytest.importorskip("django")
+    conf = pytest.importorskip("django.conf")
+    if not conf.settings.configured:
+        sqlite = {"ENGINE": "django.db.backends.sqlite3", "NAME": tmp_path / "results.db"}
+        conf.settings.configure(DATABASES={"default": sqlite}, LOGGING_CONFIG=None)
+        django.setup()
+    db = pytest.importorskip("django.db")
+    yield db.connection
+    db.connection.close()
+
+
+def test_states_are_stored_again_after_the_database_has_restarted(parker, parked, database):
+    backend = DatabaseBackend(database)
+    parked("a", backend=backend)
+    database.connection.close()  # as a server does that goes
+    parked("b", backend=backend)
+    assert [stored[0] for stored in backend.stored] == ["a"]
+
+    parker._backend_away_until = 0.0  # the pause is over
+    parked("c", backend=backend)
+
+    assert [stored[0] for stored in backend.stored] == ["a", "c"]
 
 
 def test_of_the_keys_at_which_it_stood_before_it_names_only_where_it_is_parked_now(store, parker):

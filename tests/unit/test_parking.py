@@ -19,6 +19,7 @@ class Consumer:
 
     hub = None
     timer = None
+    hostname = "celery@test"
 
     def __init__(self) -> None:
         self.app = Celery("parking", set_as_current=False)
