@@ -364,10 +364,11 @@ class QuorumClient:
         question = _Request(calls, poll.asked_at + timeout, poll.tell, owed)
         with self._mutex:  # one order at all nodes, lest threads of one process split the votes
             silent = poll.put(question, asked)
-        poll.listen(question.until, enough)
+        # Time is left for the silent nodes: they may be back, while another begins to hang.
+        poll.listen(poll.asked_at + timeout / 2 if silent else question.until, enough)
         if silent and timeout and not poll.found.is_majority:
-            # Somebody has to find out whether the silent ones are back.
             poll.put(question._replace(urgent=True), silent)
+        if silent and not enough(poll.found):
             poll.listen(question.until, enough)
         return poll.found
 

@@ -175,6 +175,19 @@ def test_a_node_that_is_back_votes_again(masters, store, broken):
     wait_until(lambda: owners(masters, "another key") == ["b"] * 5, what="all votes")
 
 
+def test_nodes_that_are_back_vote_at_once_where_another_begins_to_hang(masters, store, monkeypatch):
+    monkeypatch.setattr(quorum, "PROBES", (60.0, 60.0))  # it is this request that has to find out
+    for node in masters.servers[:2]:
+        kill(node)
+    take(store, "a")
+    wait_until(lambda: len(store._nodes.failures()) == 2, what="the nodes to be known as silent")
+    for node in masters.servers[:2]:
+        node.start()
+    hang(masters.servers[2])
+
+    take(store, "b", "another key")
+
+
 # Too many are away
 
 
