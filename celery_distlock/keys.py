@@ -7,9 +7,11 @@ Knows nothing of Celery: a task is a name and a signature here.
 import dataclasses
 import datetime
 import decimal
+import dis
 import functools
 import hashlib
 import inspect
+import itertools
 import json
 import re
 import string
@@ -88,6 +90,7 @@ class KeyRule:
     Attributes:
         declared: The keys that *rule* names itself, with their templates; of a callable it is not
             known.
+        most: How many keys one call may have, as far as that is known now.
 
     Raises:
         ConfigurationError: *rule* is of another type, a template does not parse or names no
@@ -126,9 +129,11 @@ class KeyRule:
             self._templates = [_Template(each, task, signature) for each in named]
             self.declared = tuple(template.key for template in self._templates)
             self._check_declared()
+            self.most = len(self.declared)
         elif callable(rule):
             self._callable = rule
             self._check_callable(rule)
+            self.most = _most_returned(rule)
         else:
             raise ConfigurationError(f"task {task}: lock_key must be {_RULE}, not {rule!r}")
 
@@ -359,6 +364,20 @@ def _check_spec(spec: str) -> None:
         raise ValueError(f"the format {spec!r} is made from an argument; write the number itself")
     if any(int(number) > WIDEST for number in re.findall(r"\d+", spec)):
         raise ValueError(f"the format {spec!r} is wider than {WIDEST} characters")
+
+
+def _most_returned(function: Any) -> int:
+    """Return the length of the longest list or tuple that a ``return`` of *function* spells out."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    steps = [] if code is None else list(dis.get_instructions(code))
+    return max(
+        (
+            step.arg or 0
+            for step, next_step in itertools.pairwise(steps)
+            if step.opname in ("BUILD_LIST", "BUILD_TUPLE") and next_step.opname == "RETURN_VALUE"
+        ),
+        default=0,
+    )
 
 
 def _probe(signature: inspect.Signature, names: Iterable[str]) -> tuple[list[Any], dict[str, Any]]:

@@ -30,7 +30,7 @@ class Call:
 
     Attributes:
         delay: Seconds before which it is not to start.
-        by_celery: It is a link or a retry, sent as the task before it ends.
+        must_go: It is sent whatever the rules say: a link, a retry, or with ``lock_unique=None``.
         terms: The identity that it is to have.
     """
 
@@ -40,7 +40,7 @@ class Call:
     store: SendingStore
     key: Key
     delay: float
-    by_celery: bool
+    must_go: bool
     terms: Identity = _NONE
 
     @property

@@ -39,7 +39,7 @@ def send_once(call: Call, rule: CallRule, send: Callable[..., Any]) -> Any:
         replaces = bearer.run if bearer is not None and _gives_way(bearer, rule, call) else ""
         if bearer is not None and not replaces:
             task_id = task_id_of(bearer.run)
-            if rule.duplicate == "raise" and not call.by_celery:
+            if rule.duplicate == "raise" and not call.must_go:
                 raise DuplicateTaskError(task_id)
             call.tell("task_joined", task_id)
             return _joined(call.task, task_id, silent=bearer.silent)

@@ -182,8 +182,9 @@ def _why_not_sent(rule: KeyRule, policy: Policy) -> str:
     """Return what calls would need to go through the store; empty: they can."""
     if type(policy) is not Requeue:
         return f"lock_on_conflict='requeue': its calls wait in the store; not {policy!r}"
-    if len(rule.declared) > 1:
-        return f"one key to wait at, and lock_key names {len(rule.declared)}"
+    if rule.most > 1:
+        verb = "names" if rule.declared else "returns"
+        return f"one key to wait at, and lock_key {verb} {rule.most}"
     return ""
 
 

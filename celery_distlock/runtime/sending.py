@@ -61,7 +61,7 @@ def apply_async(
         LockKeyError: No key can be made of the arguments.
         StoreUnavailableError: The store does not answer, and `lock_on_outage` is ``"fail"``.
 
-    A link, and a retry, is sent by the broker instead of these, see `_is_sent_by_celery`.
+    A link, a retry, and a call with ``lock_unique=None``, is sent by the broker instead of these.
     """
     via, unique = options.pop("lock_via", UNSET), options.pop("lock_unique", UNSET)
     runtime = Runtime.of(task.app)
@@ -74,14 +74,15 @@ def apply_async(
             " rule where the task is declared"
         )
     rule = None if unique is None else plan.unique
+    must_go = _is_sent_by_celery(options) or (unique is None and via is UNSET)
     try:
         arguments = as_they_arrive(task, args, kwargs, options)
-        call = _call_of(task, runtime, plan, arguments, options)
+        call = _call_of(task, runtime, plan, arguments, options, must_go=must_go)
         if call is not None and rule is not None and plan.identity is not None:
             name = plan.identity.of(*arguments)
             call = replace(call, terms=terms_of(task, rule, name, options))
     except (LockKeyError, ConfigurationError):
-        if not _is_sent_by_celery(options):
+        if not must_go:
             raise
         call = None  # its own run says so
     if call is None:
@@ -108,7 +109,7 @@ def apply_async(
     try:
         return send_once(call, rule, send)
     except StoreUnavailableError as error:
-        if rule.on_outage == "raise" and not call.by_celery:
+        if rule.on_outage == "raise" and not call.must_go:
             raise
         logger.warning("%s is sent in any case, the lock store is away: %s", task.name, error)
         return send(None, away=True)
@@ -120,15 +121,18 @@ def _call_of(
     plan: Plan,
     arguments: tuple[Sequence[Any], Mapping[str, Any]],
     options: Mapping[str, Any],
+    *,
+    must_go: bool,
 ) -> Call | None:
     """Return a call, which has no identity yet; None: it needs no key."""
     keys = plan.rule.keys(*arguments)
     if not keys:
         return None
     if len(keys) > 1:
+        other = "lock_unique=None" if plan.unique else "lock_via='broker'"
         raise ConfigurationError(
             f"task {task.name}: {plan.sent_by} waits at one key, and lock_key returned"
-            f" {len(keys)}; have it return one, or send the task by lock_via='broker'"
+            f" {len(keys)}; have it return one, or send the call with {other}"
         )
     store = runtime.store
     ensure_able(store, keys, f"task {task.name}")
@@ -137,8 +141,7 @@ def _call_of(
             f"task {task.name}: {plan.sent_by} needs a store that can {Ability.SEND.value};"
             f" {store.address} cannot"
         )
-    delay, by_celery = _delay(options), _is_sent_by_celery(options)
-    return Call(task, runtime, plan, store, keys[0], delay, by_celery)
+    return Call(task, runtime, plan, store, keys[0], _delay(options), must_go)
 
 
 def _is_sent_by_celery(options: Mapping[str, Any]) -> bool:

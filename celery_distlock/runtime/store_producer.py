@@ -142,7 +142,7 @@ class StoreProducer:
                 raise  # by the broker it would be a second delivery of what it was to replace
             rule = call.plan.unique
             raises = rule.on_outage == "raise" if rule else call.plan.settings.on_outage == "fail"
-            if raises and not call.by_celery:  # else it fails itself, if the store is still away
+            if raises and not call.must_go:  # else it fails itself, if the store is still away
                 raise
             logger.warning(
                 "%s[%s] is sent by the broker, the lock store is away: %s",

@@ -126,6 +126,13 @@ once_for_all = locked(
 )(work)
 
 
+work_once_split = locked(
+    name="work_once_split",
+    lock_key=lambda key, note=None, gate="": key.split(),
+    lock_unique="started",
+)(work)
+
+
 class ContextTask(Task):
     """Has a task's function called with something around it, as Flask's application context is."""
 

@@ -561,6 +561,8 @@ def test_a_task_whose_declaration_was_interrupted_is_locked_when_it_is_used_agai
         ({"lock_on_conflict": "skip"}, "lock_on_conflict='requeue'.* not Skip"),
         ({"lock_on_conflict": policies.Wait()}, "lock_on_conflict='requeue'.* not Wait"),
         ({"lock_key": ["{a}", "{b}"]}, "one key to wait at, and lock_key names 2"),
+        ({"lock_key": lambda a, b: [a, b]}, "one key to wait at, and lock_key returns 2"),
+        ({"lock_key": lambda a, b: (a, b, f"{a}{b}")}, "one key .* lock_key returns 3"),
     ],
 )
 @pytest.mark.parametrize("by", [{"lock_via": "store"}, {"lock_unique": "started"}], ids=str)
@@ -572,6 +574,16 @@ def test_what_cannot_be_sent_through_the_store_is_refused(app, options, why, by)
     with pytest.raises(ConfigurationError, match=words) as caught:
         app.finalize()
     assert next(iter(by)) in str(caught.value)
+
+
+def test_a_callable_that_may_return_one_key_may_have_its_calls_sent_through_the_store(app):
+    def one(a, b):
+        return [f"{[a, b]}"]
+
+    @app.task(base=LockedTask, name="work", lock_unique="started", lock_key=one)
+    def work(a, b): ...
+
+    app.finalize()
 
 
 def test_a_way_that_the_rule_for_calls_does_not_take_is_refused(app):

@@ -271,8 +271,10 @@ def test_an_unknown_way_is_refused(site, key):
 
 
 def test_several_keys_cannot_be_waited_for_so(site, key):
-    with pytest.raises(ConfigurationError, match="returned 2"):
-        site.tasks.work_two_keys.delay(key)
+    with pytest.raises(ConfigurationError, match="lock_key returns 2"):
+        site.tasks.work_two_keys.apply_async((key,), lock_via="store")
+
+    site.tasks.work_two_keys.delay(key).get(timeout=30)
 
 
 # The broker is away

@@ -76,6 +76,16 @@ def test_a_call_is_refused_while_the_store_is_away_if_the_task_is_to_fail_then(
     assert messages(redis_url, prefix) == []
 
 
+def test_a_call_that_is_sent_in_any_case_is_sent_while_the_store_is_away(
+    tasks, redis_url, prefix, key
+):
+    tasks.server.stop()
+
+    tasks.fail_on_outage.apply_async((key,), lock_unique=None)
+
+    assert len(messages(redis_url, prefix)) == 1
+
+
 def test_a_link_fails_by_itself_while_the_store_is_away_if_it_is_to_fail_then(tasks, start, key):
     tasks.server.stop()
     start()

@@ -421,6 +421,18 @@ def test_a_call_may_be_sent_in_any_case(site, key):
         task.apply_async((key, 1), lock_unique="started")
 
 
+def test_a_call_of_several_keys_is_sent_if_it_is_sent_in_any_case(site, key):
+    task, keys = site.tasks.work_once_split, f"{key}:a {key}:b"
+    with pytest.raises(ConfigurationError, match=r"lock_key returned 2; .*lock_unique=None"):
+        task.delay(keys, 1)
+    with site.held(f"{key}:b"):
+        result = task.apply_async((keys, 1), lock_unique=None)
+        site.wait_queued(f"{key}:b")
+
+    assert result.get(timeout=30) == 0
+    assert site.journal.read(keys) == [1]
+
+
 def test_a_chord_of_equal_members_completes(site, key):
     once = site.tasks.square_once
 
