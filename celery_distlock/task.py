@@ -28,7 +28,37 @@ else:
     _Task = Task
 
 
-class LockedTask(_Task):
+class Sending(_Task):
+    """
+    Sends the calls of locked tasks, as the last class before Celery's.
+
+    So a base that changes a call, or defers it until a transaction is committed, comes before,
+    wherever it is among the bases of a task.
+    """
+
+    abstract = True
+
+    if not TYPE_CHECKING:  # it has the types of Celery's
+
+        def apply_async(  # noqa: PLR0917  # Celery's order
+            self,
+            args=None,
+            kwargs=None,
+            task_id=None,
+            producer=None,
+            link=None,
+            link_error=None,
+            shadow=None,
+            **options,
+        ):
+            """Send a call: by the broker, or through the lock store, as ``lock_via`` says."""
+            options.update(task_id=task_id, link=link, link_error=link_error, shadow=shadow)
+            apply = super().apply_async
+            result = sending.apply_async(self, apply, args, kwargs, producer, options)
+            return call_rules.with_joined(result)
+
+
+class LockedTask(Sending):
     """
     A task that runs only while it holds a lock whose key is made from its own arguments.
 
@@ -87,6 +117,13 @@ class LockedTask(_Task):
     lock_via: str = UNSET
     lock_unique: Any = UNSET
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Put `Sending`, and Celery's class, behind every base that sends calls or runs them."""
+        super().__init_subclass__(**options)
+        behind = {*cls.__mro__[cls.__mro__.index(Sending) + 1 :]} - {Task, object}
+        if any(vars(base).keys() & {"apply_async", "__call__"} for base in behind):
+            cls.__bases__ = (*cls.__bases__, Sending)
+
     @classmethod
     def on_bound(cls, app: Celery) -> None:
         """Check the options; Celery calls this when the task is declared."""
@@ -103,25 +140,6 @@ class LockedTask(_Task):
     def lock(self) -> Lease:
         """What this task holds while it runs; false, and without keys, if that is nothing."""
         return lease_of(self)
-
-    if not TYPE_CHECKING:  # it has the types of Celery's
-
-        def apply_async(  # noqa: PLR0917  # Celery's order
-            self,
-            args=None,
-            kwargs=None,
-            task_id=None,
-            producer=None,
-            link=None,
-            link_error=None,
-            shadow=None,
-            **options,
-        ):
-            """Send a call: by the broker, or through the lock store, as ``lock_via`` says."""
-            options.update(task_id=task_id, link=link, link_error=link_error, shadow=shadow)
-            apply = super().apply_async
-            result = sending.apply_async(self, apply, args, kwargs, producer, options)
-            return call_rules.with_joined(result)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task under its lock, for the worker, ``apply()`` and direct calls alike."""

@@ -58,7 +58,7 @@ def send_once(call: Call, rule: CallRule, send: Callable[..., Any]) -> Any:
         except ChangedError:
             continue
         if updates:
-            call.tell("task_updated", str(result.id))
+            call.tell("task_updated", more["task_id"])
         return _said(result, joined=updates)
     logger.warning("%s is sent in any case, what is there changes all the time", call.task.name)
     return send(None)

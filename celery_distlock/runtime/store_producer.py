@@ -34,7 +34,7 @@ class StoreProducer:
     Gives the first message, a call's, to the store; in all else it is the *real* producer.
 
     That one is acquired when it is needed: a call that waits in the store needs none, and no
-    connection of the app's pool.
+    connection of the app's pool. It is released at the end of the ``with`` block.
 
     Args:
         call: What is sent.
@@ -57,6 +57,7 @@ class StoreProducer:
         self._identity = identity
         self._store_is_away = store_is_away
         self._is_sent = False
+        self._is_over = False  # Celery's `apply_async` has returned
         self._acquired = contextlib.ExitStack()
         self._producer: Any = None
         self._given = producer
@@ -67,6 +68,7 @@ class StoreProducer:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._is_over, self._producer = True, None
         self._acquired.__exit__(*exc_info)  # type: ignore[arg-type]
 
     @property
@@ -99,7 +101,29 @@ class StoreProducer:
         return getattr(self._real, name)
 
     def publish(self, body: Any, **how: Any) -> Any:
-        """Send the call, or publish what comes after it, as an event about it."""
+        """
+        Send the call, or publish what comes after it, as an event about it.
+
+        Raises:
+            ConfigurationError: The call has an identity, and `apply_async` has returned: what the
+                store was asked then may have changed.
+        """
+        if not self._is_over:
+            return self._publish_next(body, how)
+        if self._is_sent:
+            # An event. Celery has its mutex for events here, and callers that have all producers of
+            # the pool may wait for that.
+            return None
+        if self._identity is not None:
+            raise ConfigurationError(
+                f"task {self._call.task.name}: with lock_unique a call is published before"
+                " apply_async returns, and this app's send_task defers it; defer it in the"
+                " apply_async of a base class of the task"
+            )
+        with self:
+            return self._publish_next(body, how)
+
+    def _publish_next(self, body: Any, how: dict[str, Any]) -> Any:
         if self._is_sent:
             return self._real.publish(body, **how)
         if "id" not in how["headers"]:

@@ -7,6 +7,7 @@ import re
 import threading
 import uuid
 from functools import partial
+from typing import ClassVar
 from unittest.mock import Mock
 
 import pytest
@@ -526,13 +527,60 @@ def test_a_base_whose_call_would_run_the_task_past_its_lock_is_refused(app):
         app.finalize()
 
 
-@pytest.mark.parametrize("bases", [(LockedTask, RunsItself), (GoesOn, LockedTask)])
+@pytest.mark.parametrize(
+    "bases", [(LockedTask, RunsItself), (GoesOn, LockedTask), (LockedTask, GoesOn)]
+)
 def test_a_base_whose_call_leaves_the_lock_to_its_task_is_not_refused(app, bases):
     @app.task(base=type("Base", bases, {"abstract": True}), bind=True, lock_key="k")
     def seen(self):
         return bool(self.lock)
 
     assert seen()
+
+
+def nothing(): ...
+
+
+class Notes:
+    """A mixin that is no task."""
+
+    noted: ClassVar[list] = []
+
+    def apply_async(self, *args, **options):
+        self.noted.append("sent")
+        return super().apply_async(*args, **options)
+
+    def __call__(self, *args, **kwargs):
+        self.noted.append(bool(self.lock))
+        return super().__call__(*args, **kwargs)
+
+
+@pytest.mark.parametrize("order", ["before", "behind"])
+def test_a_mixin_that_is_no_task_comes_before_celery_on_both_sides(app, order):
+    bases = (Notes, LockedTask) if order == "before" else (LockedTask, Notes)
+    app.conf.task_always_eager = True
+    Notes.noted.clear()
+
+    app.task(base=type("Base", bases, {"abstract": True}), lock_key="k")(nothing).delay()
+
+    assert Notes.noted == ["sent", order == "behind"]
+
+
+def test_bases_of_bases_come_before_celery_as_well(app):
+    class First(LockedTask, RunsItself):
+        abstract = True
+
+    class Second(First, Notes):
+        abstract = True
+
+    class Third(First):
+        abstract = True
+
+    class Both(Third, Second):
+        abstract = True
+
+    names = [base.__name__ for base in Both.__mro__]
+    assert names[-6:] == ["LockedTask", "RunsItself", "Notes", "Sending", "Task", "object"]
 
 
 def test_a_wrong_declaration_is_refused_whenever_the_task_is_used(app):
