@@ -146,6 +146,11 @@ class Retry(Policy):
         _check_number("Retry(delay)", self.delay, 0, MAX_LEASE)
         _check_number("Retry(factor)", self.factor, 1, MAX_FACTOR)
         _check_number("Retry(max_delay)", self.max_delay, 0, MAX_LEASE)
+        if self.delay > self.max_delay:
+            raise ConfigurationError(
+                f"Retry(delay) is {self.delay:g} s, more than Retry(max_delay),"
+                f" {self.max_delay:g} s"
+            )
         _check_flag("Retry(jitter)", self.jitter)
         _check_flag("Retry(turns)", self.turns)
 

@@ -64,7 +64,11 @@ class KeyLock:
         if not isinstance(watchdog, bool):
             raise ConfigurationError(f"watchdog must be True or False, not {watchdog!r}")
         if store is not None and not isinstance(store, str | Store):
-            raise ConfigurationError(f"store must be a URL, a store or None, not {store!r}")
+            kind = type(store)
+            raise ConfigurationError(
+                "store must be a URL such as redis://localhost:6379/0, a store of"
+                f" celery_distlock.stores or None, not a {kind.__module__}.{kind.__qualname__}"
+            )
         if prefix is not None and not isinstance(store, str):
             raise ConfigurationError("prefix goes with a store's URL; a store has its own")
         self.key = self.wanted.template
@@ -184,6 +188,10 @@ class KeyLock:
     def _conflict(self, reply: Reply) -> LockConflictError:
         """Return the error that says who holds the key."""
         return conflict(self.key, reply)
+
+
+# Python names it where an argument is wrong; `AsyncLock` has its own.
+KeyLock.__init__.__qualname__ = "Lock.__init__"
 
 
 def key_wanted(kind: str, key: Any, capacity: Any, weight: Any, shared: Any, rate: Any) -> Key:

@@ -175,6 +175,11 @@ def _installed(scheme: str, url: str) -> Callable[..., Store]:
     """Return what another package makes stores of this scheme with."""
     others = entry_points(group=_OTHERS)
     if scheme not in others.names:
+        if scheme in ("valkey", "valkeys"):
+            right = "rediss" if scheme == "valkeys" else "redis"
+            raise ConfigurationError(
+                f"no lock store for {redact(url)!r}: the URL of a Valkey begins with {right}://"
+            )
         raise ConfigurationError(
             f"no lock store for {redact(url)!r}, scheme {redact(scheme)!r}:"
             f" {closest(scheme, [*_SCHEMES, *others.names])}"

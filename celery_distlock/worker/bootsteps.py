@@ -159,8 +159,10 @@ class LockStep(bootsteps.StartStopStep):
             if plan is None:
                 continue
             for what, ability in plan.needs(store):
+                other = "; lock_on_conflict='retry' needs none" if ability is Ability.PARK else ""
                 raise ConfigurationError(
                     f"task {name}: {what} needs a store that can {ability.value}; {where} cannot"
+                    f"{other}"
                 )
 
 

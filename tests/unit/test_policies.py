@@ -46,7 +46,7 @@ def test_a_holder_who_is_late_is_left_alone_for_longer_each_time(attempts, least
 
 
 def test_what_is_longer_than_the_most_is_not_waited():
-    assert decided(Retry(delay=10.0, max_delay=2.0, jitter=False), 9) == Resend(2.0, (2.0, 2.0))
+    assert decided(Retry(delay=1.5, max_delay=2.0, jitter=False), 9) == Resend(2.0, (1.5, 2.0))
 
 
 def test_jitter_is_between_half_and_all():
@@ -63,6 +63,7 @@ def test_jitter_is_between_half_and_all():
         (Retry, {"delay": 10**400}, "Retry(delay) must be a number"),
         (Retry, {"delay": math.nan}, "Retry(delay) must be a number"),
         (Retry, {"delay": True}, "Retry(delay) must be a number"),
+        (Retry, {"max_delay": 0.5}, "Retry(delay) is 1 s, more than Retry(max_delay), 0.5 s"),
         (Retry, {"max_delay": math.inf}, "Retry(max_delay) must be a number"),
         (Retry, {"factor": 0.5}, "Retry(factor) must be a number from 1 to 1000"),
         (Retry, {"factor": 1e200}, "Retry(factor) must be a number"),  # no float has its square

@@ -583,7 +583,9 @@ def test_a_url_names_a_store(redis_url):
         ({"lease": None}, "lease must be"),
         ({"watchdog": 1}, "watchdog must be True or False"),
         ({"watchdog": None}, "watchdog must be True or False"),
-        ({"store": 7}, "store must be a URL, a store or None"),
+        ({"store": 7}, "store must be a URL such as .* or None, not a builtins.int"),
+        ({"store": "valkey://localhost"}, "the URL of a Valkey begins with redis://"),
+        ({"store": "valkeys://localhost"}, "the URL of a Valkey begins with rediss://"),
         ({"store": "nosuch://"}, "no lock store"),
         ({"prefix": ""}, "a prefix must be a text"),
         ({"prefix": 0}, "a prefix must be a text"),
@@ -592,6 +594,11 @@ def test_a_url_names_a_store(redis_url):
 def test_a_wrong_argument_is_refused_at_once(arguments, said):
     with pytest.raises(ConfigurationError, match=said):
         Lock(**{"key": "k", "store": "memory://", **arguments})
+
+
+def test_an_argument_of_other_locks_is_refused_by_the_name_of_this_one():
+    with pytest.raises(TypeError, match=r"^Lock\.__init__\(\) got .* 'blocking'"):
+        Lock("k", store="memory://", blocking=False)
 
 
 def test_only_the_key_is_positional():

@@ -123,4 +123,6 @@ def test_what_needs_to_park_is_refused_when_the_worker_starts(tasks, worker, mon
     process = worker(APP, wait=False)
 
     assert process.process.wait(60) != 0
-    assert "needs a store that can keep tasks until the key is free" in process.log()
+    log = process.log()
+    assert "needs a store that can keep tasks until the key is free" in log
+    assert "lock_on_conflict='retry' needs none" in log
