@@ -128,7 +128,7 @@ class LockLostError(LockError):
         key: The lost key.
         token: The fencing token of the lost grant: a resource that compares tokens refuses writes
             made under it as soon as it has seen a later one.
-        reason: How the loss was noticed.
+        reason: How the loss was noticed; of a key that an operator has taken, who, when and why.
     """
 
     def __init__(self, key: str = "", token: int = 0, reason: str = "") -> None:

@@ -61,6 +61,13 @@ def shown(name: str) -> str:
     return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
 
 
+def printable(text: str) -> str:
+    """Return *text* on one line, without anything that a terminal would obey."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def some_of(names: Sequence[str]) -> str:
     """Return the first of *names*, and whether there are more."""
     return ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")

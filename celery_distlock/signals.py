@@ -17,7 +17,7 @@ signal              further arguments
 ``lock_renewed``    ``token``, ``holder``
 ``lock_lost``       ``token``, ``holder``, ``reason``, ``held`` (seconds)
 ``lock_released``   ``token``, ``holder``, ``held`` (seconds)
-``lock_freed``      ``holder``, ``reason``; by somebody else: its process is gone, or an operator
+``lock_freed``      ``holder``, ``reason``; not by its holder: its process is gone, or an operator
 ``task_parked``     ``task_id``, ``holder``, ``place`` (0 is next)
 ``task_woken``      ``task_id``, ``waited`` (seconds); it has its key and is about to run
 ``task_dropped``    ``task_id``; an operator has taken it out of the queue

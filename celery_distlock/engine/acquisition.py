@@ -20,7 +20,7 @@ from celery_distlock.stores.values import (
     WokenTask,
 )
 
-from .hold import Hold, HoldState
+from .hold import GLANCE, Hold, HoldState
 from .owners import held_here
 from .pending_releases import release_later
 from .shared_holds import SharedHolds
@@ -346,7 +346,8 @@ def give_back(
     finally:
         watchdog(hold.store).forget(hold)
     if before is HoldState.HELD and not ours:
-        hold.find_lost("the store no longer knew it when it was given up")
+        late = "the store no longer knew it when it was given up"
+        hold.find_lost(hold.why_lost(late, patience=GLANCE))
         return HoldState.LOST
     if before is HoldState.HELD:
         hold.tell_released()

@@ -42,11 +42,14 @@ from celery_distlock.stores.values import (
 
 from .wants import want_of
 
-__all__ = ["Hold", "HoldState", "Keeper", "Terms", "believed"]
+__all__ = ["GLANCE", "GONE", "Hold", "HoldState", "Keeper", "Terms", "believed"]
 
 # Redlock's allowance for two clocks that do not run at one speed (redis.io, "Distributed locks").
 DRIFT_SHARE = 0.01
 DRIFT_SECONDS = 0.002
+
+GONE = "the store no longer knows it"  # why a key is lost that is not known to be another's
+GLANCE = 0.5  # seconds for a look at why it was lost, in a thread that does nothing else
 
 SHORTEST_REST = 0.001  # seconds; what is shorter is over when the store is told
 
@@ -417,9 +420,9 @@ class Hold:
                 self.keeper.heartbeat()
             tell(self._report("lock_renewed"))
         elif outcome is RenewOutcome.HELD:
-            self.lose("somebody else holds it", tell)
+            self.lose(self.why_lost("somebody else holds it"), tell)
         elif outcome is RenewOutcome.LOST:
-            self.lose("the store no longer knows it", tell)
+            self.lose(self.why_lost(GONE), tell)
         # UNKNOWN changes nothing: the lease holds until `valid_until`, and only until then.
 
     def lose(self, reason: str, tell: Teller = at_once) -> None:
@@ -436,6 +439,10 @@ class Hold:
                 on_lost(self)
         finally:
             tell(self._report("lock_lost", reason=reason, held=held))
+
+    def why_lost(self, otherwise: str, *, patience: float = 0.0) -> str:
+        """Return which operator has taken the key, as `Store.why_lost` has it, or *otherwise*."""
+        return self.store.why_lost(self.key, self.owner, patience) or otherwise
 
     def find_lost(self, reason: str) -> None:
         """Report that the key was lost, which is noticed only after the hold has ended."""
@@ -477,7 +484,7 @@ class Hold:
         if not isinstance(self.store, CapacityStore) and self.want.alone:
             self._rests_until = max(self._rests_until, clock.monotonic() + seconds)
         elif not CapacityStore.of(self.store).rest(self.key, self.owner, seconds):
-            self.lose("the store no longer knows it")
+            self.lose(self.why_lost(GONE, patience=GLANCE))
             raise self.loss()
 
     def rest(self, *, succeeded: bool) -> tuple[str, float] | None:

@@ -17,7 +17,7 @@ from celery_distlock.stores import CapacityStore
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.values import ALONE, Reply, Status, Want
 
-from .hold import Hold
+from .hold import GLANCE, GONE, Hold
 from .owners import current_task
 
 __all__ = [
@@ -329,5 +329,5 @@ def conflict(key: str, reply: Reply) -> LockConflictError:
 
 
 def _lost(hold: Hold) -> Exception:
-    hold.lose("the store no longer knows it")
+    hold.lose(hold.why_lost(GONE, patience=GLANCE))
     return hold.loss()

@@ -7,8 +7,9 @@ Everything here asks the lock store; no worker has to answer.
 import itertools
 import logging
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from celery import Celery
@@ -25,6 +26,7 @@ from celery_distlock.runtime.lock_header import LockHeader
 from celery_distlock.runtime.messages import to_message
 from celery_distlock.runtime.trust import Reason, RefusedError
 from celery_distlock.stores import (
+    Action,
     ListingStore,
     NotOursError,
     ParkingStore,
@@ -37,6 +39,7 @@ from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.values import Ability, Limit, Waiter, WokenTask
 
+from .acts import Act
 from .looks import (
     CallInfo,
     Holder,
@@ -69,7 +72,6 @@ logger = logging.getLogger(__name__)
 
 PATIENCE = 2.0  # seconds for the store to tell its time
 PAGE = 1000  # waiters that are asked for at once
-DROPPED = "dropped from the queue of its lock by an operator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,10 @@ class Admin:
             for name, bearer in found
         ]
 
+    def actions(self, key: str) -> list[Action]:
+        """Return what operators did to *key* recently, the last first; empty if not recorded."""
+        return self.store.actions(as_key(key))
+
     def release(
         self,
         key: str,
@@ -213,6 +219,8 @@ class Admin:
         token: int = 0,
         owners: Collection[str] = (),
         all_holders: bool = False,
+        author: str = "",
+        reason: str = "",
     ) -> Released:
         """
         Take *key* from whoever holds it, and give it to the next in its queue.
@@ -228,10 +236,14 @@ class Admin:
             owners: If they are given, who is to lose it: nothing is done to others.
             all_holders: If several hold it, all of them lose it: those who hold it now, not who is
                 let in instead of them.
+            author: The operator, for the record and for the error of the holder; this process's
+                user and host, if it is empty.
+            reason: Why, likewise.
 
         Raises:
             DistlockError: Several hold it, and it was not said which of them is to lose it.
         """
+        act = Act("release", author, reason)
         Runtime.of(self._app).import_tasks()  # only one that is known is sent
         key, store = as_key(key), self.store
         state = store.inspect(key)
@@ -240,9 +252,11 @@ class Admin:
         if state.token and token in (0, state.token):
             held = before.holds if owners else holds_named(before, many=all_holders)
             losing = [hold for hold in held if not owners or hold.who.owner in owners]
+        if losing:  # first: a holder that notices is to find it
+            act.record(store, key, _those(losing), [hold.who.owner for hold in losing])
         lost = tuple(hold for hold in losing if self._take(store, key, hold))
         for hold in lost:
-            facts = {"holder": hold.who.owner, "reason": "an operator has released it"}
+            facts = {"holder": hold.who.owner, "reason": f"released by {act}"}
             signals.send("lock_freed", self._app, store, key=before.key, **facts)
         return Released(bool(lost), before, self.show(key), lost)
 
@@ -259,6 +273,7 @@ class Admin:
         rate: RateLike | None = None,
         seconds: float = 0.0,
         author: str = "",
+        reason: str = "",
     ) -> Limited:
         """
         Let at most *capacity* units of *key* be in use, whatever tasks and locks ask with.
@@ -274,13 +289,16 @@ class Admin:
                 :class:`~celery_distlock.Key`. None: as often as is asked with; without *capacity*,
                 there is no limit any more.
             seconds: After which the limit ends by itself; 0: when it is taken back.
-            author: Who sets it, for those who look at the key.
+            author: The operator, as in `release`.
+            reason: Likewise.
 
         Raises:
-            ValueError: *capacity* or *seconds* is no such number.
+            ValueError: *capacity* or *seconds* is no such number, or a text is too long.
             ConfigurationError: *rate* is none; or the store counts no starts.
         """
         _check_limit(key, capacity, seconds)
+        clears = capacity is None and not rate
+        act = Act("resume" if clears else "limit" if capacity or rate else "pause", author, reason)
         rates = rates_in(rate, f"the limit of {shown(key)!r}")
         Runtime.of(self._app).import_tasks()  # only one that is known is sent
         key, store = as_key(key), CapacityStore.of(self.store)
@@ -290,11 +308,13 @@ class Admin:
             raise ConfigurationError(f"{store.address} cannot {Ability.RATE.value}")
         if capacity is not None or rates:
             until = _store_time(store) + seconds if seconds else 0.0
-            limit = Limit(capacity, until, author, rates=rates)
+            limit = Limit(capacity, until, act.author, rates=rates)
+        if limit or before.limit:
+            act.record(store, key, _terms(limit))
         store.dispatch(store.set_limit(key, limit).wake)
         return Limited(before, self.show(key))
 
-    def wake(self, key: str) -> int:
+    def wake(self, key: str, *, author: str = "", reason: str = "") -> int:
         """
         Send on what waits for *key* and should be on its way; return how many were sent.
 
@@ -305,6 +325,7 @@ class Admin:
             DistlockError: The broker did not take one; a worker's sweep sends it again. Or nothing
                 of it is for this process to send, see :mod:`celery_distlock.runtime.trust`.
         """
+        act = Act("wake", author, reason)
         Runtime.of(self._app).import_tasks()  # likewise
         sent = 0
         store, refusal = ParkingStore.of(self.store), None
@@ -316,6 +337,8 @@ class Admin:
                 sent += 1
             except (NotOursError, UnsendableError) as error:  # the others are to go on
                 refusal = error
+        if sent:
+            act.record(store, as_key(key), _many(sent, "task"))
         if refusal is not None and not sent:
             raise DistlockError(
                 f"what waits for {shown(key)!r} is not for this process to send:"
@@ -338,7 +361,15 @@ class Admin:
             ) from error
         store.mark_published(wake)
 
-    def drop(self, task_id: str, key: str | None = None, *, force: bool = False) -> list[Dropped]:
+    def drop(
+        self,
+        task_id: str,
+        key: str | None = None,
+        *,
+        force: bool = False,
+        author: str = "",
+        reason: str = "",
+    ) -> list[Dropped]:
         """
         Take a task that waits out of its queue for good; its state is ``REVOKED`` then.
 
@@ -352,6 +383,8 @@ class Admin:
             key: Where it is parked, if that is known: it is not searched for then.
             force: Drop it also if it is no locked task of this app. What it says is not believed
                 then, so a chord that waits for it goes on waiting.
+            author: The operator, for the record and for the task's result, as in `release`.
+            reason: Likewise.
 
         Returns:
             What was dropped; nothing if it is not parked.
@@ -360,12 +393,16 @@ class Admin:
             DistlockError: It is no locked task of this app, and is where it was. Or it was dropped,
                 and its result could not be stored.
         """
+        act = Act("drop", author, reason)
         Runtime.of(self._app).import_tasks()  # how its result is stored, its task says
         store = ParkingStore.of(self.store)
         found = list(store.find_parked(task_id, None if key is None else as_key(key)))
-        return [dropped for at, run in found if (dropped := self._drop(store, at, run, force))]
+        dropped = (self._drop(store, at, run, act, force=force, alone=True) for at, run in found)
+        return list(filter(None, dropped))
 
-    def drop_all(self, key: str, *, force: bool = False) -> list[Dropped]:
+    def drop_all(
+        self, key: str, *, force: bool = False, author: str = "", reason: str = ""
+    ) -> list[Dropped]:
         """
         Take every task out of the queue of *key* for good, as `drop` does.
 
@@ -375,12 +412,16 @@ class Admin:
         Raises:
             DistlockError: Likewise, of the first of those; the others were dropped.
         """
+        act = Act("drop", author, reason)
         Runtime.of(self._app).import_tasks()  # likewise
         store, refusal = ParkingStore.of(self.store), None
         dropped: list[Dropped] = []
-        for run in self._runs_at(store, as_key(key)):
+        runs = self._runs_at(store, as_key(key))
+        if runs:
+            act.record(store, as_key(key), f"all: {_many(len(runs), 'task')}")
+        for run in runs:
             try:
-                done = self._drop(store, as_key(key), run, force)
+                done = self._drop(store, as_key(key), run, act, force=force)
             except StoreError:
                 raise
             except DistlockError as error:
@@ -401,7 +442,16 @@ class Admin:
             pages += _delayed(store, key)
         return [waiter.run for page in pages for waiter in page if waiter.run]
 
-    def _drop(self, store: ParkingStore, key: str, run: str, force: bool) -> Dropped | None:
+    def _drop(
+        self,
+        store: ParkingStore,
+        key: str,
+        run: str,
+        act: Act,
+        *,
+        force: bool,
+        alone: bool = False,
+    ) -> Dropped | None:
         waiter = store.parked(key, run)
         if waiter is None:
             return None
@@ -414,10 +464,12 @@ class Admin:
         removed = store.cancel(key, run)
         if not removed.released:
             return None  # it has come to its key meanwhile
+        if alone:
+            act.record(store, key, f"{parked.task}[{task_id_of(run)}]")
         store.dispatch(removed.wake)
         for name in (parked.names or names)[1:]:
             store.dispatch(store.cancel(key_of(name), run).wake)
-        self._revoke(task_id_of(run), parked, key)
+        self._revoke(task_id_of(run), parked, key, act)
         dropped = Dropped(key_of(slot_name(key)), parked.task, task_id_of(run))
         sender = self._app.tasks.get(parked.task, self._app)
         facts = {"key": dropped.key, "task_id": dropped.task_id}
@@ -453,19 +505,38 @@ class Admin:
         request = Context({**headers, **embedded, "args": args, "kwargs": kwargs})
         return _ParkedMessage(name, request, bool(ignored), LockHeader.of(headers).names)
 
-    def _revoke(self, task_id: str, parked: "_ParkedMessage", key: str) -> None:
+    def _revoke(self, task_id: str, parked: "_ParkedMessage", key: str, act: Act) -> None:
         """Store the state ``REVOKED``, for those who wait for the task's result."""
         task = self._app.tasks.get(parked.task)
         backend: Any = task.backend if task is not None else self._app.backend
+        why = f"dropped from the queue of its lock by {act}"
         try:
             backend.mark_as_revoked(
-                task_id, DROPPED, request=parked.request, store_result=not parked.ignored
+                task_id, why, request=parked.request, store_result=not parked.ignored
             )
         except Exception as error:
             raise DistlockError(
                 f"task {parked.task}[{task_id}] was dropped from the queue of {shown(key)!r}, but"
                 f" its result could not be stored, so whoever waits for it does not know: {error}"
             ) from error
+
+
+def _those(holds: Sequence[HoldInfo]) -> str:
+    if len(holds) > 1:
+        return f"from {_many(len(holds), 'holder')}"
+    return f"from {holds[0].who}" if str(holds[0].who) else "from no holder, as it rests"
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _terms(limit: Limit | None) -> str:
+    if limit is None:
+        return ""
+    much = [_many(limit.capacity, "unit")] if limit.capacity else []
+    until = datetime.fromtimestamp(limit.until, UTC).isoformat(timespec="seconds")
+    return ", ".join([*much, *map(str, limit.rates), *([f"until {until}"] if limit.until else ())])
 
 
 def _waiting(store: ListingStore, key: str) -> Iterator[list[Waiter]]:

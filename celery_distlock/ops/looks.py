@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from celery_distlock.errors import DistlockError
 from celery_distlock.keys import key_of, slot_name
-from celery_distlock.naming import is_resting, shown
+from celery_distlock.naming import is_resting, printable, shown
 from celery_distlock.stores.identities import Owner, task_id_of
 from celery_distlock.stores.values import ALONE, KeyState, Limit, Starts, Waiter, Want
 from celery_distlock.stores.values import Holder as HolderRecord
@@ -215,13 +215,6 @@ class CallInfo:
 def known_time(seconds: float) -> float:
     """Return a time since the epoch; 0, not known, for what no calendar has."""
     return seconds if 0 < seconds < LATEST else 0.0
-
-
-def printable(text: str) -> str:
-    """Return *text* on one line, without anything that a terminal would obey."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def is_of_interest(state: KeyState) -> bool:

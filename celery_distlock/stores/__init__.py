@@ -23,6 +23,7 @@ from .urls import normalize, redact
 from .values import (
     ALONE,
     Ability,
+    Action,
     Completion,
     Holder,
     KeyState,
@@ -47,6 +48,7 @@ __all__ = [
     "ALONE",
     "Ability",
     "AcquireRequest",
+    "Action",
     "CapacityStore",
     "Completion",
     "CountingStore",

@@ -3,6 +3,7 @@
 import enum
 import re
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import NamedTuple, Self
 
 from celery_distlock import clock
@@ -17,6 +18,7 @@ __all__ = [
     "MOST_SLOTS",
     "UNREADABLE",
     "Ability",
+    "Action",
     "Completion",
     "Holder",
     "KeyState",
@@ -196,6 +198,33 @@ class Holder(NamedTuple):
     since: float
     remaining: float
     task: str = ""
+
+
+class Action(NamedTuple):
+    """
+    What an operator does, or has done, to a key.
+
+    Attributes:
+        name: ``release``, ``drop``, ``wake``, ``limit``, ``pause`` or ``resume``.
+        author: The operator, as ``user@host``.
+        reason: Why, as the operator says; empty where that is not said.
+        about: What it is done to, or the terms of a limit, in words.
+        owners: The owners that lose the key.
+        at: When, in seconds since the epoch by the store's clock; 0: not yet.
+    """
+
+    name: str
+    author: str = ""
+    reason: str = ""
+    about: str = ""
+    owners: tuple[str, ...] = ()
+    at: float = 0.0
+
+    @property
+    def loss(self) -> str:
+        """Why the owners have lost the key, for errors and log lines."""
+        at = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="seconds")
+        return f"taken by {self.author} at {at}{self.reason and f': {self.reason}'}"
 
 
 class Status(enum.Enum):

@@ -13,6 +13,7 @@ from celery_distlock import clock
 from celery_distlock.engine.acquisition import defaults
 from celery_distlock.engine.watchdog import watchdog
 from celery_distlock.errors import DistlockError
+from celery_distlock.ops.acts import this_user
 from celery_distlock.ops.admin import Admin, HoldInfo, LockInfo, printable
 from celery_distlock.ops.looks import lock_info
 from celery_distlock.runtime.app import Runtime
@@ -93,11 +94,12 @@ def _described(key: str, info: LockInfo, hold: HoldInfo) -> dict[str, Any]:
     }
 
 
-@control_command(args=[("key", str)], signature="KEY")
+@control_command(args=[("key", str), ("reason", str)], signature="KEY [REASON]")
 @_in_time
-def release_lock(state: Any, key: str, **_: Any) -> dict[str, str]:
-    """Take KEY from whoever holds it, wherever that is; once, however many workers are asked."""
+def release_lock(state: Any, key: str, reason: str = "", **_: Any) -> dict[str, str]:
+    """Take KEY from its holder, wherever that is; once, however many workers are asked."""
     admin = Admin(state.app)
+    author = f"remote control, carried out by {getattr(state, 'hostname', '') or this_user()}"
     try:
         seen = admin.store.inspect(key, PATIENCE)  # before what is asked with more patience
         if not seen.token:
@@ -107,8 +109,8 @@ def release_lock(state: Any, key: str, **_: Any) -> dict[str, str]:
         )
         if turn.status is not Status.GRANTED:
             return {"ok": "another worker sees to it, or has just done so"}
-        done = admin.release(key, token=seen.token)
-    except DistlockError as error:
+        done = admin.release(key, token=seen.token, author=author, reason=reason)
+    except (DistlockError, ValueError) as error:
         return {"error": printable(str(error))}
     if not done.done:
         return {"ok": f"nobody holds {key!r}"}

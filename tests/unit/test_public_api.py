@@ -62,6 +62,7 @@ PUBLIC = {
         "ALONE",
         "Ability",
         "AcquireRequest",
+        "Action",
         "CapacityStore",
         "Completion",
         "CountingStore",

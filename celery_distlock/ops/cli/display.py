@@ -25,15 +25,18 @@ from celery_distlock.ops.admin import (
     WaiterInfo,
     printable,
 )
-from celery_distlock.stores.values import Limit, Want
+from celery_distlock.stores.values import Action, Limit, Want
 
 __all__ = [
+    "ACTION_COLUMNS",
     "CALL_COLUMNS",
     "HOLD_COLUMNS",
     "LOCK_COLUMNS",
     "OPTIONAL",
     "WAITER_COLUMNS",
     "Screen",
+    "action_cells",
+    "action_record",
     "call_cells",
     "duration",
     "hold_cells",
@@ -66,6 +69,7 @@ LOCK_COLUMNS = (
 )
 HOLD_COLUMNS = ("holder", "id", "worker", "units", "slot", "since", "lease")
 WAITER_COLUMNS = ("place", "kind", "task", "id", "worker", "waits", "wants")
+ACTION_COLUMNS = ("action", "by", "when", "what", "reason")
 CALL_COLUMNS = ("identity", "id", "where")
 NUMBERS = frozenset({"held", "units", "slot", "age", "lease", "token", "waiting", "woken", "place"})
 OPTIONAL = frozenset({"held", "notes", "wants"})  # not in a table that has nothing to say there
@@ -382,6 +386,18 @@ def waiter_cells(waiter: WaiterInfo, now: float) -> list[str]:
 def call_cells(call: CallInfo) -> list[str]:
     """Return a row under `CALL_COLUMNS`."""
     return [printable(shown(call.identity)), printable(call.task_id), call.where]
+
+
+def action_cells(action: Action, now: float) -> list[str]:
+    """Return a row under `ACTION_COLUMNS`; *now* in seconds since the epoch."""
+    return [action.name, action.author, since(action.at, now), action.about, action.reason]
+
+
+def action_record(action: Action) -> dict[str, Any]:
+    """Return the JSON form of what an operator did."""
+    name, author, reason, about, owners, at = action
+    words = {"action": name, "author": author, "reason": reason, "about": about}
+    return {**words, "owners": owners, **_time("at", at)}
 
 
 def _time(name: str, seconds: float) -> dict[str, Any]:

@@ -1,8 +1,5 @@
 """``celery locks limit``, ``pause`` and ``resume``: how much of one key may be in use."""
 
-import getpass
-import os
-import socket
 import time
 
 import click
@@ -16,7 +13,14 @@ from celery_distlock.stores import Ability
 from . import command
 from .display import duration, limit_label, lock_record, printable, write_json
 from .ranges import DAY, UNITS, Duration, StartRate
-from .single import admin_of, in_use, json_option, key_argument
+from .single import (
+    admin_of,
+    in_use,
+    json_option,
+    key_argument,
+    reason_option,
+    warn_unrecorded,
+)
 
 __all__ = ["limit_", "pause_", "resume_"]
 
@@ -43,6 +47,7 @@ for_option = click.option(
 )
 @for_option
 @click.option("--clear", is_flag=True, help="Take the limit back.")
+@reason_option
 @json_option
 def limit_(
     obj: CLIContext,
@@ -52,6 +57,7 @@ def limit_(
     rate: tuple[Rate, ...],
     seconds: float | None,
     clear: bool,
+    reason: str,
     as_json: bool,
 ) -> None:
     """
@@ -69,38 +75,40 @@ def limit_(
     if clear and (units is not None or seconds is not None or rate):
         raise click.UsageError("--clear takes the limit back: it takes no N, --rate or --for")
     if clear:
-        _take_back(obj, key, as_json=as_json)
+        _take_back(obj, key, reason, as_json=as_json)
     elif units is None and not rate:
         raise click.UsageError(
             "say how many, or how often: limit KEY N, limit KEY --rate 10/s; or limit KEY --clear"
         )
     else:
-        _set(obj, key, units, seconds, rate=rate, as_json=as_json)
+        _set(obj, key, units, seconds, reason, rate=rate, as_json=as_json)
 
 
 @command("pause")
 @key_argument
 @for_option
+@reason_option
 @json_option
-def pause_(obj: CLIContext, key: str, seconds: float | None, as_json: bool) -> None:
+def pause_(obj: CLIContext, key: str, seconds: float | None, *, reason: str, as_json: bool) -> None:
     """
     Let nobody have KEY any more; those who have it go on.
 
     Tasks that come wait as for a key that is held, each as its policy says. It is a limit of 0.
     """
-    _set(obj, key, 0, seconds, as_json=as_json)
+    _set(obj, key, 0, seconds, reason, as_json=as_json)
 
 
 @command("resume")
 @key_argument
+@reason_option
 @json_option
-def resume_(obj: CLIContext, key: str, as_json: bool) -> None:
+def resume_(obj: CLIContext, key: str, reason: str, as_json: bool) -> None:
     """
     Take back what limit or pause has set for KEY.
 
     Who fits is woken at once. The exit status is 1 if there was no limit.
     """
-    _take_back(obj, key, as_json=as_json)
+    _take_back(obj, key, reason, as_json=as_json)
 
 
 def _set(
@@ -108,15 +116,17 @@ def _set(
     key: str,
     units: int | None,
     seconds: float | None,
+    reason: str,
     *,
     rate: tuple[Rate, ...] = (),
     as_json: bool,
 ) -> None:
     admin = admin_of(obj, Ability.WEIGH)
     try:
-        done = admin.limit(key, units, rate=rate or None, seconds=seconds or 0.0, author=_author())
+        done = admin.limit(key, units, rate=rate or None, seconds=seconds or 0.0, reason=reason)
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from error
+    warn_unrecorded(obj, admin, reason)
     if as_json:
         _write(done)
         return
@@ -131,8 +141,10 @@ def _set(
     obj.echo(f"{said}{until}.{_going_on(done.after)}")
 
 
-def _take_back(obj: CLIContext, key: str, *, as_json: bool) -> None:
-    done = admin_of(obj, Ability.WEIGH).limit(key, None)
+def _take_back(obj: CLIContext, key: str, reason: str, *, as_json: bool) -> None:
+    admin = admin_of(obj, Ability.WEIGH)
+    done = admin.limit(key, None, reason=reason)
+    warn_unrecorded(obj, admin, reason)
     before = done.before.limit
     if as_json:
         _write(done)
@@ -156,12 +168,3 @@ def _going_on(info: LockInfo) -> str:
 def _write(done: Limited) -> None:
     now = time.time()
     write_json({"before": lock_record(done.before, now), "after": lock_record(done.after, now)})
-
-
-def _author() -> str:
-    """Return who sets a limit: ``user@host``."""
-    try:
-        user = getpass.getuser()
-    except (ImportError, KeyError, OSError):  # a container's user may have no name
-        user = f"uid {os.getuid()}" if hasattr(os, "getuid") else "somebody"
-    return f"{user}@{socket.gethostname()}"

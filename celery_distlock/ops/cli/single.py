@@ -11,6 +11,7 @@ import click
 from celery.bin.base import CLIContext
 
 from celery_distlock.errors import DistlockError, StoreError
+from celery_distlock.ops.acts import Act
 from celery_distlock.ops.admin import Admin, Dropped, Holder, HoldInfo, LockInfo, Released
 from celery_distlock.ops.looks import holds_named
 from celery_distlock.runtime.app import Runtime
@@ -19,10 +20,13 @@ from celery_distlock.stores import Ability, ParkingStore
 from . import CommandError, command
 from .completion import complete_key
 from .display import (
+    ACTION_COLUMNS,
     CALL_COLUMNS,
     HOLD_COLUMNS,
     WAITER_COLUMNS,
     Screen,
+    action_cells,
+    action_record,
     call_cells,
     duration,
     hold_cells,
@@ -47,9 +51,11 @@ __all__ = [
     "json_option",
     "key_argument",
     "queue_",
+    "reason_option",
     "release_",
     "show_",
     "wake_",
+    "warn_unrecorded",
 ]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -61,8 +67,22 @@ def _not_empty(_ctx: click.Context, param: click.Parameter, value: str | None) -
     return value
 
 
+def _not_too_long(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    try:
+        return Act("", "", value).reason
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 key_argument: Decorator = click.argument("key", callback=_not_empty, shell_complete=complete_key)
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="A JSON document.")
+reason_option: Decorator = click.option(
+    "--reason",
+    default="",
+    callback=_not_too_long,
+    metavar="TEXT",
+    help="Why, for those who look at the key, and for those who lose it.",
+)
 force_option: Decorator = click.option(
     "--force", "--yes", "-y", "force", is_flag=True, help="Do not ask."
 )
@@ -86,6 +106,13 @@ def admin_of(obj: CLIContext, *needs: Ability) -> Admin:
     return Admin(obj.app)
 
 
+def warn_unrecorded(obj: CLIContext, admin: Admin, reason: str) -> None:
+    """Say that *reason* is kept nowhere, if that is so."""
+    if reason and not admin.store.records_actions:
+        where = admin.store.address
+        obj.error(f"{where} keeps no record of what operators do: the reason is not kept there.")
+
+
 @command("show")
 @key_argument
 @json_option
@@ -93,17 +120,20 @@ def show_(obj: CLIContext, key: str, as_json: bool) -> None:
     """
     Show who holds KEY, how much of it, and how many wait for it.
 
-    With the first of those who join its queue later, and the calls that others like them join. The
-    exit status is 1 if it is free; what rests, though nobody has it, is not.
+    With the first of those who join its queue later, the calls that others like them join, and what
+    operators did to it recently. The exit status is 1 if it is free; what rests is not, though it
+    has no holder.
     """
     admin = admin_of(obj)
     info, now = admin.show(key), time.time()
     delayed = admin.delayed(key, limit=MOST_TOLD) if info.later else []
     calls = admin.calls(key, limit=MOST_TOLD) if info.identities else []
+    actions = admin.actions(key)
     if as_json:
         more = {
             "delayed": [waiter_record(waiter) for waiter in delayed],
             "calls": [asdict(call) for call in calls],
+            "actions": list(map(action_record, actions)),
         }
         write_json({**lock_record(info, now), **more})
     else:
@@ -114,6 +144,7 @@ def show_(obj: CLIContext, key: str, as_json: bool) -> None:
             screen.table(HOLD_COLUMNS, (hold_cells(hold, now) for hold in info.holds))
         screen.table(WAITER_COLUMNS, (waiter_cells(waiter, now) for waiter in delayed))
         screen.table(CALL_COLUMNS, map(call_cells, calls))
+        screen.table(ACTION_COLUMNS, (action_cells(action, now) for action in actions))
     if info.state == "free":
         click.get_current_context().exit(1)
 
@@ -224,9 +255,12 @@ def queue_(obj: CLIContext, key: str, first: int, limit: int, as_json: bool) -> 
     metavar="PID|TASK_ID|OWNER|TOKEN",
     help="Of several who hold it, who is to lose it; of one, only if it is this one.",
 )
+@reason_option
 @force_option
 @json_option
-def release_(obj: CLIContext, key: str, holder: str | None, force: bool, as_json: bool) -> None:
+def release_(
+    obj: CLIContext, key: str, holder: str | None, *, reason: str, force: bool, as_json: bool
+) -> None:
     """
     Take KEY from its holder, and give it to the next in its queue.
 
@@ -246,7 +280,8 @@ def release_(obj: CLIContext, key: str, holder: str | None, force: bool, as_json
     if meant or force:
         seen = 0 if force else before.token
         owners = [hold.who.owner for hold in meant] if holder or not force else ()
-        done = admin.release(key, token=seen, owners=owners, all_holders=force)
+        done = admin.release(key, token=seen, owners=owners, all_holders=force, reason=reason)
+    warn_unrecorded(obj, admin, reason)
     if as_json:
         now = time.time()
         record = {"released": done.done, "before": lock_record(done.before, now)}
@@ -294,8 +329,9 @@ def _having(info: LockInfo) -> str:
 
 @command("wake")
 @key_argument
+@reason_option
 @json_option
-def wake_(obj: CLIContext, key: str, as_json: bool) -> None:
+def wake_(obj: CLIContext, key: str, reason: str, as_json: bool) -> None:
     """
     Send on what waits for KEY and should be on its way.
 
@@ -303,7 +339,9 @@ def wake_(obj: CLIContext, key: str, as_json: bool) -> None:
     for a broker that has lost its messages. It does no harm: a task that comes twice is recognised.
     The exit status is 1 if there was nothing to send.
     """
-    sent = admin_of(obj, Ability.PARK).wake(key)
+    admin = admin_of(obj, Ability.PARK)
+    sent = admin.wake(key, reason=reason)
+    warn_unrecorded(obj, admin, reason)
     if as_json:
         write_json({"key": key, "sent": sent})
     else:
@@ -316,10 +354,18 @@ def wake_(obj: CLIContext, key: str, as_json: bool) -> None:
 @click.argument("task_id", required=False)
 @click.option("--key", callback=_not_empty, shell_complete=complete_key, help="Where it is parked.")
 @click.option("--all", "all_", is_flag=True, help="All that wait for --key, or come later.")
+@reason_option
 @force_option
 @json_option
 def drop_(
-    obj: CLIContext, task_id: str | None, key: str | None, *, all_: bool, force: bool, as_json: bool
+    obj: CLIContext,
+    task_id: str | None,
+    key: str | None,
+    *,
+    all_: bool,
+    reason: str,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """
     Take a parked task out of its queue for good.
@@ -339,7 +385,8 @@ def drop_(
     admin = admin_of(obj, Ability.PARK)
     if not force:
         _ask_to_drop(admin, task_id, key)
-    dropped = _dropped(admin, task_id, key, force)
+    dropped = _dropped(admin, task_id, key, reason, force=force)
+    warn_unrecorded(obj, admin, reason)
     if as_json:
         records = [{"key": d.key, "task": d.task, "task_id": d.task_id} for d in dropped]
         write_json({"dropped": records})
@@ -368,11 +415,13 @@ def _ask_to_drop(admin: Admin, task_id: str | None, key: str | None) -> None:
         _ask(f"{printable(task_id)} is parked at {where}. It will never run.\nDrop it?")
 
 
-def _dropped(admin: Admin, task_id: str | None, key: str | None, force: bool) -> list[Dropped]:
+def _dropped(
+    admin: Admin, task_id: str | None, key: str | None, reason: str, *, force: bool
+) -> list[Dropped]:
     try:
         if task_id is None:
-            return admin.drop_all(str(key), force=force)
-        return admin.drop(task_id, key, force=force)
+            return admin.drop_all(str(key), force=force, reason=reason)
+        return admin.drop(task_id, key, force=force, reason=reason)
     except DistlockError:
         raise
     except Exception as error:

@@ -20,9 +20,10 @@ from starlette.staticfiles import StaticFiles
 from celery_distlock import clock
 from celery_distlock.errors import DistlockError, StoreError, StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
+from celery_distlock.ops.acts import MOST_TEXT, this_user
 from celery_distlock.ops.admin import Admin, CallInfo, Holder, HoldInfo, LockInfo, WaiterInfo
 from celery_distlock.settings import closest
-from celery_distlock.stores.values import UNREADABLE, Limit
+from celery_distlock.stores.values import UNREADABLE, Action, Limit
 
 from .guard import SESSION_TIME, Json, Sessions
 from .history import Grant
@@ -155,7 +156,7 @@ class Views:
         asked = _query(request, "name", "first")
         key = _key(asked.get("name", ""))
         first = _number("first", asked.get("first", "0"), 0, FURTHEST)
-        lock, queue, calls, seen = await run_in_threadpool(self._look_at, key, first)
+        lock, queue, calls, actions, seen = await run_in_threadpool(self._look_at, key, first)
         now = clock.wall()
         return Json(
             {
@@ -165,6 +166,7 @@ class Views:
                 "page": QUEUE_PAGE,
                 "queue": [_waiter(waiter, now) for waiter in queue],
                 "calls": [asdict(call) for call in calls],
+                "actions": [_action(action) for action in actions],
                 "seen": seen,
             }
         )
@@ -182,11 +184,12 @@ class Views:
 
     def _look_at(
         self, key: str, first: int
-    ) -> tuple[LockInfo, list[WaiterInfo], list[CallInfo], dict[str, Any]]:
+    ) -> tuple[LockInfo, list[WaiterInfo], list[CallInfo], list[Action], dict[str, Any]]:
         lock = self._admin.show(key)
         queue = self._admin.queue(key, first=first, limit=QUEUE_PAGE)
         calls = self._admin.calls(key, limit=MOST_CALLS) if lock.identities else []
-        return lock, queue, calls, self._seen(lock, clock.wall())
+        actions = self._admin.actions(key)
+        return lock, queue, calls, actions, self._seen(lock, clock.wall())
 
     async def release(self, request: Request) -> Response:
         """
@@ -194,11 +197,16 @@ class Views:
 
         Of several, `holder` is the owner of that one.
         """
-        body = await _body(request, "name", "token", "holder")
+        body = await _body(request, "name", "token", "holder", "reason")
         key, told = _key(_text(body, "name")), _text(body, "token")
         token = UNREADABLE if told == str(UNREADABLE) else _number("token", told, 1, 10**30)
         owners = (_text(body, "holder"),) if "holder" in body else ()
-        released = await self._do(lambda: self._admin.release(key, token=token, owners=owners))
+        author, reason = _operator(request, body)
+        released = await self._do(
+            lambda: self._admin.release(
+                key, token=token, owners=owners, author=author, reason=reason
+            )
+        )
         if not released.done:
             logger.info("%s released nothing: %r has gone on", _who(request), key)
             raise HTTPException(409, "nothing was released: another holds the key now, or nobody")
@@ -208,16 +216,21 @@ class Views:
 
     async def wake(self, request: Request) -> Response:
         """Send on what waits for a key and should be on its way."""
-        key = _key(_text(await _body(request, "name"), "name"))
-        sent = await self._do(lambda: self._admin.wake(key))
+        body = await _body(request, "name", "reason")
+        key = _key(_text(body, "name"))
+        author, reason = _operator(request, body)
+        sent = await self._do(lambda: self._admin.wake(key, author=author, reason=reason))
         logger.warning("%s woke %d at %r", _who(request), sent, key)
         return Json({"sent": sent})
 
     async def drop(self, request: Request) -> Response:
         """Take a task out of a key's queue."""
-        body = await _body(request, "name", "task_id")
+        body = await _body(request, "name", "task_id", "reason")
         key, task_id = _key(_text(body, "name")), _task_id(body)
-        dropped = await self._do(lambda: self._admin.drop(task_id, key))
+        author, reason = _operator(request, body)
+        dropped = await self._do(
+            lambda: self._admin.drop(task_id, key, author=author, reason=reason)
+        )
         if not dropped:
             logger.info("%s dropped nothing: %r waits no more", _who(request), task_id)
             raise HTTPException(409, "nothing was dropped: the task does not wait any more")
@@ -287,6 +300,11 @@ def _limit(limit: Limit) -> dict[str, Any]:
     }
 
 
+def _action(action: Action) -> dict[str, Any]:
+    facts = action._asdict()
+    return {name: facts[name] for name in ("name", "author", "reason", "about", "at")}
+
+
 def _grant(grant: Grant, lock: LockInfo) -> dict[str, Any]:
     """Return when a grant was, with the least and the most that it may have lasted."""
     now = {hold.who.owner for hold in lock.holds if hold.state == "held"}
@@ -326,6 +344,15 @@ def _waiter(waiter: WaiterInfo, now: float) -> dict[str, Any]:
 
 def _who(request: Request) -> str:
     return f"{request.client.host}:{request.client.port}" if request.client else "somebody"
+
+
+def _operator(request: Request, body: dict[str, Any]) -> tuple[str, str]:
+    """Return the operator behind a change, and the reason, for the store's record."""
+    reason = body.get("reason", "")
+    if not isinstance(reason, str) or len(reason) > MOST_TEXT:
+        raise HTTPException(400, f"reason must be a text of at most {MOST_TEXT} characters")
+    host = request.client.host if request.client else "unknown"
+    return f"{host} by the page of {this_user()}"[:MOST_TEXT], reason
 
 
 def _query(request: Request, *known: str) -> dict[str, str]:

@@ -40,6 +40,7 @@ from celery_distlock.stores.values import (
 )
 
 from . import scripts
+from .actions import RedisActions
 from .answers import each_woken, micros_of, opens_in, text, together, token_of, unreadable, wake_of
 from .capacity import RedisCapacity
 from .connections import (
@@ -74,7 +75,9 @@ REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
 SLOW_BATCH = 1.0  # seconds that a round trip takes at most: what is more was no work, but an outage
 
 
-class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, SeveralKeys):
+class RedisStore(
+    RedisInspection, RedisSending, RedisCapacity, RedisDelivery, RedisActions, SeveralKeys
+):
     """See the module; *url* as :func:`~celery_distlock.stores.redis.urls.locate` takes it."""
 
     abilities = frozenset(
@@ -93,6 +96,7 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
         self._delivery = None
         self._complaints = Complaints()
         self._left: set[tuple[str, str]] = set()
+        self._causes: dict[str, str] = {}
         self._gives_way = False  # what this sweep has left is for another one to look at
         self.forget_connections(forked=False)
         forget_after_fork(self)
@@ -321,7 +325,14 @@ class RedisStore(RedisInspection, RedisSending, RedisCapacity, RedisDelivery, Se
         if failure is not None:
             why = said(failure, self._prefix)
             log(logger, logging.WARNING, "%s did not answer a renewal: %s", self.address, why)
-        return [(_RENEWALS.get(_plain(a), RenewOutcome.UNKNOWN), asked_at) for a in answers]
+        outcomes = map(self._renewal, holds, answers)
+        return [(outcome, asked_at) for outcome in outcomes]
+
+    def _renewal(self, hold: Ownership, answer: Any) -> RenewOutcome:
+        if isinstance(answer, list) and answer:
+            answer, *actions = answer
+            self._note_cause(hold.owner, actions)
+        return _RENEWALS.get(_plain(answer), RenewOutcome.UNKNOWN)
 
     def release(self, request: ReleaseRequest) -> Release:
         key, owner, run, completion, inbox, keep_for, started, own_channel = request

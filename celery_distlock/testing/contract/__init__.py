@@ -11,6 +11,7 @@ from .listing import Listing
 from .parking import Parking
 from .rate_limits import RateLimits
 from .rates import Rates
+from .recording import Recording
 from .releasing import Releasing
 from .renewing import Renewing
 from .resting import Resting
@@ -59,6 +60,7 @@ class StoreContract(
     Sending,
     Identities,
     Delayed,
+    Recording,
 ):
     """
     Tests that hold a store to the contract of :class:`~celery_distlock.stores.Store`.

@@ -95,6 +95,9 @@ several = needs_ability(Ability.SEVERAL)
 weighs = needs_ability(Ability.WEIGH)
 rates = needs_ability(Ability.RATE)
 fair = needs("the store serves whoever asks first (fair = False)", lambda given, _: given.fair)
+records = needs(
+    "the store keeps no record of what operators do", lambda _, store: store.records_actions
+)
 loose = needs("an owner is one process's here (bound = True)", lambda given, _: not given.bound)
 bound = needs("an owner is no process's here (bound = False)", lambda given, _: given.bound)
 

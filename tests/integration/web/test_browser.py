@@ -131,10 +131,15 @@ def test_a_release_asks_names_the_holder_and_releases(shown, hold, admin):
     expect(dialog).to_contain_text(f"process {pid}")
     expect(dialog).to_contain_text("two may run")
     assert admin.show("stuck").state == "held"
+    dialog.get_by_role("textbox", name="Reason").fill("INC-1 <b>hangs</b>")
     dialog.get_by_role("button", name="Release it").click()
 
     expect(shown.get_by_role("status")).to_contain_text("Released: thread the-test")
     assert admin.show("stuck").state == "free"
+    details.get_by_text("Operators (1)").click()
+    acts = details.get_by_role("list", name="Operators")
+    expect(acts).to_contain_text("release from thread the-test")
+    expect(acts).to_contain_text(": INC-1 <b>hangs</b>")
     expect(details.get_by_text("free", exact=True)).to_be_visible()
 
 

@@ -384,3 +384,19 @@ def test_a_hundred_thousand_keys_are_searched_at_once(start_page, locked, redis_
     page.get("/api/locks", sort="key")
     assert time.monotonic() - began < 30, "it is not usable"
     admin.store.release(ReleaseRequest("pattern", "vm|1|task[id]|00"))
+
+
+def test_who_releases_and_drops_on_the_page_and_why_is_recorded(page_process, share, admin):
+    share("tenant:7", "one", Want(2, 5))
+    lock = page_process.find("tenant:7")
+    body = {"name": lock["name"], "token": lock["token"], "reason": "INC-1"}
+    owner = page_process.get("/api/lock", name=lock["name"])["holds"][0]["owner"]
+
+    assert page_process.post("/api/release", {**body, "holder": owner}).status_code == 200
+    refused = page_process.post("/api/release", {**body, "reason": "x" * 201})
+
+    (action,) = page_process.get("/api/lock", name=lock["name"])["actions"]
+    assert action["author"].startswith("127.0.0.1 by the page of ")
+    assert (action["name"], action["reason"]) == ("release", "INC-1")
+    assert admin.actions("tenant:7")[0].author == action["author"]
+    assert (refused.status_code, "200 characters" in refused.json()["error"]) == (400, True)

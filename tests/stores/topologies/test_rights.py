@@ -24,6 +24,7 @@ from celery_distlock.stores.sending import Sent
 from celery_distlock.stores.timing import Settled, TimedStore
 from celery_distlock.stores.values import (
     ALONE,
+    Action,
     Completion,
     Ownership,
     ParkRequest,
@@ -192,6 +193,18 @@ def let_time_pass(store: Store) -> None:
     assert store.dues() == ("", 0, 0.0)
 
 
+def record(store: Store) -> None:
+    """Take a key from its holder, as an operator does."""
+    store.subscribed("taken")
+    store.check_want("taken", Want(2, 3))
+    assert store.acquire(AcquireRequest("taken", "a", 60.0)).status is Status.GRANTED
+    assert store.record_action("taken", Action("release", "ann@ops", owners=("a",)))
+    assert store.release(ReleaseRequest("taken", "a")).released
+    assert store.renew([Ownership("taken", "a", 60.0)], 30.0)[0][0] is RenewOutcome.LOST
+    assert store.why_lost("taken", "a").startswith("taken by ann@ops")
+    assert [action.name for action in store.actions("taken")] == ["release"]
+
+
 def every_request(store: Store) -> None:
     """Ask *store* all that it can be asked, and look what comes of it."""
     names = noting(store)
@@ -199,6 +212,7 @@ def every_request(store: Store) -> None:
     assert [found for found in store.check() if found.subject != "persistence"] == []
     drill.hand_over(store, "handed over")
     drill.push(store, "pushed")
+    record(store)
 
     assert store.acquire(AcquireRequest("k", "a", 60.0, run="t1:0:0:0")).status is Status.GRANTED
     assert store.renew([Ownership("k", "a", 60.0)], 30.0)[0][0] is RenewOutcome.RENEWED
@@ -258,8 +272,6 @@ def every_request(store: Store) -> None:
     store.count({"acquired||t": 2.0})
     assert store.counts()["acquired||t"] == 2.0
     assert not [fact for fact in store.describe() if "does not tell of itself" in fact.message]
-    store.subscribed("k")
-    store.check_want("k", Want(2, 3))
     store.close()
 
     assert names == METHODS

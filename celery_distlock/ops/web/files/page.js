@@ -310,6 +310,7 @@ function showDetails(details) {
   showHolds(details);
   showQueue(details);
   showSeen(details);
+  showActions(details);
 }
 
 /** Calls that others like them are second ones to. */
@@ -450,6 +451,19 @@ function showSeen({ seen }) {
   );
 }
 
+/** What operators did to the key, as the store has recorded it. */
+function showActions({ actions }) {
+  const items = actions.map(({ name, author, reason, about, at: when }) => {
+    const item = make("li");
+    item.append(make("div", "", about ? `${name} ${about}` : name));
+    item.append(make("div", "soft", `${clock(when)}, by ${author}${reason ? `: ${reason}` : ""}`));
+    return item;
+  });
+  at("acted").hidden = !items.length;
+  put(at("actions-title"), `Operators (${count(items.length)})`);
+  at("acts").replaceChildren(...items);
+}
+
 function lasted({ least, most, has }) {
   if (has) return `has had it for ${seconds(least)}`;
   if (most === null) return `had it for ${seconds(least)} or more`;
@@ -466,6 +480,7 @@ function confirm(title, lines, yes, change) {
   at("confirm-text").replaceChildren(...lines);
   put(at("yes"), yes);
   agreed = change;
+  at("reason").value = "";
   at("confirm").showModal();
   at("no").focus();
 }
@@ -501,8 +516,10 @@ function confirmRelease(lock, hold) {
       paragraph(next + others),
     ],
     "Release it",
-    () =>
-      change("/api/release", asked, () => `Released: ${named(holder) || "what rests"} has lost ${lock.key}.`),
+    (reason) =>
+      change("/api/release", { ...asked, reason }, () => {
+        return `Released: ${named(holder) || "what rests"} has lost ${lock.key}.`;
+      }),
   );
 }
 
@@ -515,8 +532,8 @@ function confirmDrop(lock, waiter) {
       paragraph("It will not run. Its state is REVOKED then, and a chord that waits for it fails."),
     ],
     "Drop it",
-    () =>
-      change("/api/drop", { name: lock.name, task_id: waiter.who.id }, () => {
+    (reason) =>
+      change("/api/drop", { name: lock.name, task_id: waiter.who.id, reason }, () => {
         return `Dropped: ${named(waiter.who)} will not run.`;
       }),
   );
@@ -672,6 +689,7 @@ function forget() {
   at("holders").replaceChildren();
   at("queue").replaceChildren();
   at("seen").replaceChildren();
+  at("acts").replaceChildren();
   put(at("details-key"), "");
   if (at("confirm").open) at("confirm").close();
 }
@@ -736,7 +754,7 @@ function listen() {
   at("no").addEventListener("click", () => at("confirm").close());
   at("yes").addEventListener("click", () => {
     at("confirm").close();
-    agreed();
+    agreed(at("reason").value);
   });
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && wish.lock && !at("confirm").open) unchoose();

@@ -1,7 +1,16 @@
 -- renew.lua: push the end of a lease that we still hold. Never makes a lock anew.
--- KEYS lock
+-- KEYS lock actions
 -- ARGV owner lease_ms
--- returns 1 renewed | 0 held by somebody else | -1 gone
+-- returns 1 renewed | 0 held by another | -1 gone | {0 or -1, entry, ...}: the same, and what operators
+--         did to the key recently, as act.lua writes it
+
+local function lost(how)
+    local entries = redis.pcall('ZRANGE', KEYS[2], 0, -1) -- a spoilt record says nothing
+    if entries.err or #entries == 0 then
+        return how
+    end
+    return { how, unpack(entries) }
+end
 
 local holder = redis.call('HGET', KEYS[1], 'owner')
 if holder == ARGV[1] then
@@ -17,7 +26,7 @@ if holder == 'several:' then
     local entry = redis.call('HGET', KEYS[1], 'h:' .. ARGV[1]) or ''
     local ends, others = string.match(entry, '^(%d+)( .*)$')
     if not ends or tonumber(ends) <= now_ms then
-        return -1
+        return lost(-1)
     end
     ends = math.max(tonumber(ends), now_ms + ARGV[2])
     -- First: a full server refuses what begins with HSET.
@@ -25,7 +34,4 @@ if holder == 'several:' then
     redis.call('HSET', KEYS[1], 'h:' .. ARGV[1], string.format('%.0f', ends) .. others)
     return 1
 end
-if holder then
-    return 0
-end
-return -1
+return lost(holder and 0 or -1)

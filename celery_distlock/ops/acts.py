@@ -1,0 +1,67 @@
+"""Who acts on locks, and why: what an operator leaves in the store's record, or not."""
+
+import getpass
+import logging
+import os
+import socket
+from collections.abc import Sequence
+
+from celery_distlock.errors import StoreError
+from celery_distlock.naming import shown
+from celery_distlock.stores import Action, Store
+
+__all__ = ["MOST_TEXT", "Act", "this_user"]
+
+logger = logging.getLogger(__name__)
+
+MOST_TEXT = 200  # characters of a reason, and of an author
+
+
+class Act:
+    """
+    One thing that an operator does to keys.
+
+    Args:
+        name: What, as in :class:`~celery_distlock.stores.Action`.
+        author: The operator; empty: this process's user and host.
+        reason: Why.
+
+    Raises:
+        ValueError: *author* or *reason* is longer than `MOST_TEXT`.
+    """
+
+    def __init__(self, name: str, author: str, reason: str) -> None:
+        self.name = name
+        self.author = _checked("author", author) or this_user()
+        self.reason = _checked("reason", reason)
+
+    def __str__(self) -> str:
+        return f"{self.author}{self.reason and f': {self.reason}'}"
+
+    def record(self, store: Store, key: str, about: str = "", owners: Sequence[str] = ()) -> None:
+        """Have *store* record it; a refusal is logged, and keeps no operator from acting."""
+        action = Action(self.name, self.author, self.reason, about, tuple(owners))
+        try:
+            store.record_action(key, action)
+        except StoreError as error:
+            text = "the store does not record who does this to %r, and why: %s"
+            logger.warning(text, shown(key), error)
+
+
+def _checked(what: str, text: str) -> str:
+    """Return *text* on one line."""
+    if len(text) > MOST_TEXT:
+        raise ValueError(
+            f"{what} has {len(text)} characters, and may have {MOST_TEXT}: refer to the rest, as in"
+            " 'INC-4711: the import hangs'"
+        )
+    return " ".join(text.split())
+
+
+def this_user() -> str:
+    """Return who runs this process: ``user@host``."""
+    try:
+        user = getpass.getuser()
+    except (ImportError, KeyError, OSError):  # a container's user may have no name
+        user = f"uid {os.getuid()}" if hasattr(os, "getuid") else "unknown"
+    return f"{user}@{socket.gethostname()}"[:MOST_TEXT]

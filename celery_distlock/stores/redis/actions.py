@@ -1,0 +1,89 @@
+"""The record of what operators do to a key, in a store over Redis."""
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+
+from celery_distlock.errors import StoreError
+from celery_distlock.keys import slot_name
+from celery_distlock.naming import printable, shown
+from celery_distlock.stores.base import Store
+from celery_distlock.stores.values import Action
+
+from . import scripts
+from .answers import text
+from .connections import command
+from .records import Records
+from .request_runner import RequestRunner
+
+__all__ = ["RedisActions"]
+
+MOST_REMEMBERED = 1000  # losses whose causes are known and were not asked for
+_ENTRY = re.compile(r"(\d{1,16}) (\{.*\})", re.DOTALL)  # as in act.lua
+
+
+class RedisActions(Store):
+    """See the module. What it needs is set by the class that inherits from it."""
+
+    records_actions = True
+    _records: Records
+    _requests: RequestRunner
+    _causes: dict[str, str]  # of losses, by owner
+
+    def record_action(self, key: str, action: Action) -> bool:
+        name, author, reason, about, owners, _ = action
+        facts = {"name": name, "author": author, "reason": reason, "about": about}
+        entry = json.dumps({**facts, "owners": owners, "id": secrets.token_hex(8)})
+        call = self._records.call(_ACT, slot_name(key), entry, " ".join(owners))
+        return bool(self._requests.ask([call], key).answers[0])
+
+    def actions(self, key: str, timeout: float | None = None) -> list[Action]:
+        name = f"{self._records.stem(slot_name(key))}actions"
+        call = command(name.encode("utf-8", "surrogateescape"), "ZRANGE", name, 0, -1)
+        if timeout is None:
+            answers = self._requests.ask([call], key).answers
+        else:
+            answers = self._requests.ask_once([call], timeout)
+        with self._requests.reading("ZRANGE", answers[0]) as entries:
+            return _read(entries)[::-1]
+
+    def why_lost(self, key: str, owner: str, patience: float = 0.0) -> str:
+        known = self._causes.pop(owner, "")
+        if known or not patience:
+            return known
+        try:
+            return _cause(owner, self.actions(key, patience))
+        except StoreError:
+            return ""
+
+    def _note_cause(self, owner: str, entries: Sequence[bytes]) -> None:
+        """Remember why *owner* has lost its key, for `why_lost`."""
+        if cause := _cause(owner, _read(entries)[::-1]):
+            if len(self._causes) >= MOST_REMEMBERED:
+                self._causes.clear()
+            self._causes[owner] = cause
+
+
+def _cause(owner: str, actions: Sequence[Action]) -> str:
+    return next((action.loss for action in actions if owner in action.owners), "")
+
+
+def _read(entries: Sequence[bytes]) -> list[Action]:
+    """Return the actions of *entries*, without those that are not ours."""
+    found = (_ENTRY.fullmatch(text(entry)) for entry in entries)
+    return [action for each in found if each and (action := _action(int(each[1]), each[2]))]
+
+
+def _action(micros: int, written: str) -> Action | None:
+    try:
+        facts = json.loads(written)
+        words = (facts["name"], facts["author"], facts["reason"], facts["about"])
+        owners = tuple(map(str, facts["owners"]))
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+    name, author, reason, about = (shown(printable(str(word))) for word in words)
+    return Action(name, author, reason, about, owners, micros / 1e6)
+
+
+_ACT = scripts.load("act")
