@@ -69,6 +69,7 @@ class Key:
         given: Mapping[str, Any] = {name: getattr(self, name) for name in self.__slots__}
         if not isinstance(given["template"], str) or not self.template:
             raise ConfigurationError(f"Key() takes a text that is not empty, not {self.template!r}")
+        object.__setattr__(self, "template", str.__str__(self.template))  # of an enum its value
         self._check_counts(given)
         if not isinstance(given["shared"], bool):
             raise ConfigurationError(self._wrong("shared must be True or False", "shared"))

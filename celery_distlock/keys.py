@@ -4,29 +4,22 @@ From a task's arguments to the name of its lock, and from that to a name that is
 Knows nothing of Celery: a task is a name and a signature here.
 """
 
-import dataclasses
-import datetime
-import decimal
 import dis
 import functools
 import hashlib
 import inspect
 import itertools
-import json
 import re
-import string
 import sys
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from difflib import get_close_matches
-from types import TracebackType
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
+from .arguments import digest
 from .errors import ConfigurationError, LockKeyError
 from .key import Key
 from .naming import shown, unescaped
 from .rate import Rate
+from .templates import Template, has_address
 
 __all__ = [
     "AS_TEXT",
@@ -34,27 +27,17 @@ __all__ = [
     "Arguments",
     "KeyRule",
     "Name",
+    "Receive",
     "as_key",
-    "digest",
     "key_of",
     "slot_name",
-    "told_by",
 ]
 
 DEFAULT_TEMPLATE = "{task}:{digest}"
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+Receive = Callable[[Any], Any]  # returns what a worker receives of an argument
 
-# What tells objects of a type apart in a digest. Others add types that this ring does not know.
-told_by: dict[type[Any], Callable[[Any], Any]] = {
-    datetime.datetime: datetime.datetime.isoformat,  # before what it is a kind of
-    datetime.date: datetime.date.isoformat,
-    datetime.time: datetime.time.isoformat,
-    datetime.timedelta: datetime.timedelta.total_seconds,
-    uuid.UUID: str,
-    decimal.Decimal: str,
-    TracebackType: lambda _: None,  # beside its exception it tells nothing more
-}
 # From Python 3.14 on annotations are evaluated when asked for, and may name what is imported for
 # type checkers alone.
 AS_TEXT: dict[str, Any] = {}
@@ -63,11 +46,9 @@ if sys.version_info >= (3, 14):
 
     AS_TEXT = {"annotation_format": annotationlib.Format.STRING}
 
-WIDEST = 10_000  # characters that a format in a template may ask for
 SLOT_NAME_LENGTH = 160  # characters of a key that are stored readable; a longer one is hashed
 
 _RULE = "a template, a Key, a list of them, or a callable with the task's own parameters"
-_ROOT = re.compile(r"[^.\[]*")
 
 
 class KeyRule:
@@ -119,16 +100,14 @@ class KeyRule:
         by_place = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
         # The parameters' names, if a call may give all of them by their place.
         self._by_place = tuple(signature.parameters) if by_place else None
-        self._templates: list[_Template] = []
+        self._templates: list[Template] = []
         self._callable: Callable[..., Any] | None = None
         self.declared: tuple[Key, ...] = ()
         named = _as_list(rule)
-        if named and rate is not None:
-            named = [_limited(each, rate) for each in named]
         if named:
-            self._templates = [_Template(each, task, signature) for each in named]
-            self.declared = tuple(template.key for template in self._templates)
-            self._check_declared()
+            self._templates = [Template(each, task, signature) for each in named]
+            self._read = {name for template in self._templates for name in template.reads}
+            self._check_declared([template.key for template in self._templates])
             self.most = len(self.declared)
         elif callable(rule):
             self._callable = rule
@@ -137,9 +116,10 @@ class KeyRule:
         else:
             raise ConfigurationError(f"task {task}: lock_key must be {_RULE}, not {rule!r}")
 
-    def _check_declared(self) -> None:
+    def _check_declared(self, keys: list[Key]) -> None:
+        self.declared = tuple(self._limited(keys))
         try:
-            self._distinct(list(self.declared))
+            self._distinct(keys)
         except LockKeyError as error:  # so it would be of every call
             raise ConfigurationError(str(error)) from None
 
@@ -148,11 +128,18 @@ class KeyRule:
         """Whether keys are made by templates alone, without calling a function of the user's."""
         return self._callable is None and self._validate is None
 
-    def keys(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, ...]:
+    def keys(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], receive: Receive | None = None
+    ) -> tuple[Key, ...]:
         """
         Return the keys of one call, without repetitions; none means: run unlocked.
 
         The `template` of each is the key itself.
+
+        Args:
+            args: The call's.
+            kwargs: Likewise.
+            receive: What the worker receives of an argument; None: these have been received.
 
         Raises:
             TypeError: The arguments do not fit the task's signature, said as Python says it, with
@@ -160,14 +147,22 @@ class KeyRule:
             LockKeyError: A key cannot be made from these arguments, or one text is asked for in two
                 ways.
         """
-        args, kwargs = self._arguments(args, kwargs)
+        return self._limited(self.own_keys(args, kwargs, receive))
+
+    def own_keys(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], receive: Receive | None = None
+    ) -> tuple[Key, ...]:
+        """Return the same without the *rate* that is added to them."""
         if self._callable is not None:
+            args, kwargs = self._as_the_function(args, kwargs, receive)
             self._bind(args, kwargs)
             return self._call(self._callable, args, kwargs)
-        arguments = self._bound(args, kwargs)
-        return self._distinct([template.render(arguments) for template in self._templates])
+        arguments = self._bound(args, kwargs, receive, self._read)
+        return self._distinct([template.fill(arguments) for template in self._templates])
 
-    def digest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    def digest(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], receive: Receive | None = None
+    ) -> str:
         """
         Return the digest of one call's arguments, with those that have defaults.
 
@@ -175,15 +170,12 @@ class KeyRule:
             TypeError: As :meth:`keys`.
             LockKeyError: A value has no stable form.
         """
-        args, kwargs = self._arguments(args, kwargs)
-        return digest(self._bound(args, kwargs), task=self.task)
+        arguments = self._bound(args, kwargs, receive, self._signature.parameters)
+        return digest(arguments, task=self.task, instead="lock_unique=Unique(by={})")
 
-    def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-        """Return the arguments that the function gets."""
-        if self._drops_keywords:
-            known = self._signature.parameters
-            kwargs = {name: value for name, value in kwargs.items() if name in known}
-        return (args, kwargs) if self._validate is None else self._validate(args, kwargs)
+    def _limited(self, keys: Sequence[Key]) -> tuple[Key, ...]:
+        """Return *keys* with the rate that is added to them."""
+        return tuple(keys if self._rate is None else [key.at_most(self._rate) for key in keys])
 
     def _distinct(self, keys: list[Key]) -> tuple[Key, ...]:
         """Return *keys* without repetitions."""
@@ -200,12 +192,45 @@ class KeyRule:
                 )
         return tuple(found.values())
 
-    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the arguments by the names of the parameters, with those that have defaults."""
+    def _as_the_function(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], receive: Receive | None
+    ) -> Arguments:
+        """Return the arguments as the task's function gets them in a worker."""
+        kwargs = self._known(kwargs)
+        if receive is not None:
+            args = [receive(each) for each in args]
+            kwargs = {name: receive(each) for name, each in kwargs.items()}
+        return (args, kwargs) if self._validate is None else self._validate(args, kwargs)
+
+    def _known(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return those keywords that are not for a base of the task."""
+        if not self._drops_keywords:
+            return kwargs
+        known = self._signature.parameters
+        return {name: value for name, value in kwargs.items() if name in known}
+
+    def _bound(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        receive: Receive | None,
+        read: Container[str],
+    ) -> Mapping[str, Any]:
+        """
+        Return the arguments by the names of the parameters, with those that have defaults.
+
+        Of those that are not *read* it does not matter what a worker receives.
+        """
+        if self._validate is not None:
+            (args, kwargs), receive = self._as_the_function(args, kwargs, receive), None
+        kwargs = self._known(kwargs)
         names = self._by_place
         if not kwargs and names is not None and len(args) == len(names):  # as most calls are
-            return dict(zip(names, args, strict=True))
+            given = dict(zip(names, args, strict=True))
+            return given if receive is None else _received(given, receive, read)
         bound = self._bind(args, kwargs)
+        if receive is not None:  # not the defaults, which are in no message
+            bound.arguments = _received(bound.arguments, receive, read)
         bound.apply_defaults()
         return bound.arguments
 
@@ -233,10 +258,20 @@ class KeyRule:
                 f" not {made!r}",
                 task=self.task,
             )
-        found = [key if isinstance(key, Key) else Key(_checked(key, self.task)) for key in keys]
-        if self._rate is not None:
-            found = [key.at_most(self._rate) for key in found]
-        return self._distinct(found)
+        return self._distinct([self._returned(key) for key in keys])
+
+    def _returned(self, key: str | Key) -> Key:
+        """Return what a callable has named, as a key."""
+        if not key:
+            raise LockKeyError(f"task {self.task}: lock_key gave an empty key", task=self.task)
+        made = key if isinstance(key, Key) else Key(key)
+        if has_address(made.template):
+            raise LockKeyError(
+                f"task {self.task}: lock_key returned {shown(made.template)!r}, and an address"
+                " differs in each process; name what identifies the object, as in order.id",
+                task=self.task,
+            )
+        return made
 
     def _check_callable(self, rule: Callable[..., Any]) -> None:
         try:
@@ -273,97 +308,8 @@ def _as_list(rule: Any) -> Sequence[str | Key] | None:
     return rule if is_list else None
 
 
-def _limited(named: str | Key, rate: Rate) -> str | Key:
-    """Return *named* with a rate besides; not what is no key, which is complained of later."""
-    if isinstance(named, str):
-        if not named:
-            return named
-        named = Key(named)
-    return named.at_most(rate)
-
-
-class _Template:
-    """One parsed template; see :class:`KeyRule`."""
-
-    def __init__(self, named: str | Key, task: str, signature: inspect.Signature) -> None:
-        text = named.template if isinstance(named, Key) else named
-        self._text = text
-        self._task = task
-        self._parameters = set(signature.parameters)
-        roots = self._roots(text)
-        self._wants_digest = "digest" in roots and "digest" not in self._parameters
-        unknown = roots - self._parameters - {"task", "digest"}
-        if unknown:
-            raise ConfigurationError(self._unknown(min(unknown)))
-        if not text:
-            raise ConfigurationError(f"task {task}: lock_key is an empty template")
-        self.key = named if isinstance(named, Key) else Key(text)
-
-    def _roots(self, text: str) -> set[str]:
-        roots = set()
-        try:
-            for _, field, spec, conversion in string.Formatter().parse(text):
-                if field is not None:
-                    _check_field(field, conversion)
-                    _check_spec(spec or "")
-                    roots.add(_ROOT.match(field)[0])  # type: ignore[index]  # matches always
-        except ValueError as error:
-            raise ConfigurationError(
-                f"task {self._task}: lock_key {text!r} does not parse: {error}"
-            ) from None
-        return roots
-
-    def _unknown(self, field: str) -> str:
-        known = sorted(self._parameters | {"task", "digest"})
-        close = get_close_matches(field, known, n=1)
-        hint = f"did you mean {{{close[0]}}}?" if close else f"it can name {', '.join(known)}"
-        what = f"{{{field}}}" if field else "a field without a name"
-        return (
-            f"task {self._task}: lock_key {self._text!r} names {what}, which is no parameter of the"
-            f" task; {hint}"
-        )
-
-    def render(self, arguments: Mapping[str, Any]) -> Key:
-        values: dict[str, Any] = {"task": self._task}
-        if self._wants_digest:
-            values["digest"] = digest(arguments, task=self._task)
-        values.update(arguments)
-        try:
-            key = self._text.format_map(values)
-        except Exception as error:  # attribute access and __format__ run users' code
-            raise LockKeyError(
-                f"task {self._task}: lock_key {self._text!r} cannot be made from these arguments:"
-                f" {type(error).__name__}: {error}",
-                task=self._task,
-            ) from error
-        return self.key.of(_checked(key, self._task))
-
-
-class _Anything:
-    """Has every attribute and every item."""
-
-    def __getattr__(self, name: str) -> "_Anything":
-        return self
-
-    def __getitem__(self, item: Any) -> "_Anything":
-        return self
-
-
-def _check_field(field: str, conversion: str | None) -> None:
-    """Raise :exc:`ValueError` for what `str.format` could not make of any argument."""
-    root = _ROOT.match(field)[0]  # type: ignore[index]  # matches always
-    if root:
-        string.Formatter().get_field(f"_{field}", (), {f"_{root}": _Anything()})
-    if conversion is not None and conversion not in ("r", "s", "a"):
-        raise ValueError(f"there is no conversion !{conversion}")
-
-
-def _check_spec(spec: str) -> None:
-    """Raise :exc:`ValueError` for what would let a call's arguments, or a slip, fill the memory."""
-    if "{" in spec:
-        raise ValueError(f"the format {spec!r} is made from an argument; write the number itself")
-    if any(int(number) > WIDEST for number in re.findall(r"\d+", spec)):
-        raise ValueError(f"the format {spec!r} is wider than {WIDEST} characters")
+def _received(given: Mapping[str, Any], receive: Receive, read: Container[str]) -> dict[str, Any]:
+    return {name: receive(each) if name in read else each for name, each in given.items()}
 
 
 def _most_returned(function: Any) -> int:
@@ -390,83 +336,6 @@ def _probe(signature: inspect.Signature, names: Iterable[str]) -> tuple[list[Any
         elif parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             args.append(None)
     return args, kwargs
-
-
-def _checked(key: str, task: str) -> str:
-    if not key:
-        raise LockKeyError(f"task {task}: lock_key gave an empty key", task=task)
-    return key
-
-
-def digest(value: Any, *, task: str = "") -> str:
-    """
-    Return a short digest that is equal for values that mean the same to a message's receiver.
-
-    The order of dictionary keys does not matter, and types that JSON folds together (tuples and
-    lists, keys 1 and "1") fold together, so that a call has one digest before and after its
-    message has travelled. 128 bits of SHA-256.
-
-    Raises:
-        LockKeyError: A value has no stable form, an object without ``__json__`` for example.
-    """
-    try:
-        text = json.dumps(_canonical(value, task), sort_keys=True, separators=(",", ":"))
-    except LockKeyError:
-        raise
-    except Exception as error:  # users' own __json__, or a value that contains itself
-        where = f"task {task}: " if task else ""
-        raise LockKeyError(
-            f"{where}{{digest}} cannot be made of these arguments: {type(error).__name__}: {error}",
-            task,
-        ) from error
-    return hashlib.sha256(text.encode()).hexdigest()[:32]  # JSON is ASCII here
-
-
-def _canonical(value: Any, task: str) -> Any:
-    # A float keeps its point: JSON does, so 1 and 1.0 are two values on both sides.
-    if isinstance(value, str):
-        return str.__str__(value)
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {_field_name(k): _canonical(v, task) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_canonical(item, task) for item in value]
-    if isinstance(value, AbstractSet):
-        items = [_canonical(item, task) for item in value]
-        return {"\0set": sorted(items, key=lambda item: json.dumps(item, sort_keys=True))}
-    return _tagged(value, task)
-
-
-def _tagged(value: Any, task: str) -> Any:
-    if isinstance(value, bytes | bytearray | memoryview):
-        return {"\0bytes": bytes(value).hex()}
-    if isinstance(value, BaseException):
-        return {f"\0{type(value).__qualname__}": str(value)}
-    for kind, told in told_by.items():
-        if isinstance(value, kind):
-            return {f"\0{kind.__name__}": _canonical(told(value), task)}
-    if callable(getattr(value, "__json__", None)):
-        return _canonical(value.__json__(), task)
-    if callable(getattr(value, "model_dump", None)):
-        return _canonical(value.model_dump(), task)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return _canonical(fields, task)
-    where = f"task {task}: " if task else ""
-    raise LockKeyError(
-        f"{where}{{digest}} cannot stand for a {type(value).__name__}: name what identifies it in"
-        f" lock_key, as in 'order:{{order.id}}'",
-        task=task,
-    )
-
-
-def _field_name(name: Any) -> str:
-    if isinstance(name, str):
-        return str.__str__(name)
-    if name is None or isinstance(name, bool | float):
-        return json.dumps(name)
-    return str(name)
 
 
 _ESCAPED = {c: f"%{ord(c):02X}" for c in "{}%"} | {chr(c): f"%{c:02X}" for c in (*range(33), 127)}

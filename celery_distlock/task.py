@@ -8,7 +8,7 @@ from celery import Celery, Task
 from celery.signals import task_prerun
 
 from .engine.lease import Lease
-from .errors import ConfigurationError
+from .errors import ConfigurationError, LockKeyError
 from .key import Key
 from .runtime import call_rules, sending
 from .runtime.app import Runtime
@@ -16,6 +16,7 @@ from .runtime.current import lease_of, unlocked
 from .runtime.execution import Execution, drop_reservations, note_call
 from .runtime.former_keys import at_former_key
 from .runtime.plans import UNSET
+from .runtime.receiving import receive_of_call, receive_of_request
 from .runtime.requeueing import Postponed
 from .worker import install
 from .worker.start_error import told_by_commands
@@ -141,6 +142,41 @@ class LockedTask(Sending):
         """What this task holds while it runs; false, and without keys, if that is nothing."""
         return lease_of(self)
 
+    def key_for(self, *args: Any, **kwargs: Any) -> str | Key:
+        """
+        Return the key that a call with these arguments takes, as a `Lock` takes it.
+
+        Asks neither store nor broker. The key is the same however the call is sent. Of the terms it
+        has those that `lock_key` says, so a plain key is a text: not the period of a
+        :class:`~celery_distlock.unique.Throttle`. The prefix is the store's, and not in it.
+
+        Raises:
+            TypeError: The arguments do not fit the task.
+            LockKeyError: No key can be made of them; or the call takes several, or none.
+        """
+        keys = self.keys_for(*args, **kwargs)
+        if len(keys) != 1:
+            takes = f"{len(keys)} keys" if keys else "no key, and runs unlocked"
+            raise LockKeyError(
+                f"task {self.name}: a call with these arguments takes {takes}; use keys_for()",
+                task=str(self.name),
+            )
+        return keys[0]
+
+    def keys_for(self, *args: Any, **kwargs: Any) -> list[str | Key]:
+        """
+        Return the keys that a call with these arguments takes, in the order of their texts.
+
+        That is the order in which to take them one by one, too. Empty: the call runs unlocked. Each
+        is as :meth:`key_for` returns it, and so are the errors.
+        """
+        plan = Runtime.of(self.app).plan_of(self)
+        if plan is None:
+            return []
+        keys = plan.rule.own_keys(args, kwargs, receive_of_call(self))
+        in_order = sorted(keys, key=lambda key: key.template)
+        return [key.template if key == Key(key.template) else key for key in in_order]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task under its lock, for the worker, ``apply()`` and direct calls alike."""
         nested = note_call(self)
@@ -149,7 +185,7 @@ class LockedTask(Sending):
         keys: tuple[Key, ...] = ()
         if plan is not None and runtime.settings.enabled:
             try:
-                keys = plan.rule.keys(args, kwargs)
+                keys = plan.rule.keys(args, kwargs, receive_of_request(self, nested=nested))
             except Exception:
                 if not nested:
                     drop_reservations(self, runtime, ())

@@ -13,9 +13,9 @@ from celery import Celery, _state
 from celery.app.task import Context
 
 from celery_distlock import signals
+from celery_distlock.arguments import told_by
 from celery_distlock.engine.acquisition import defaults
 from celery_distlock.errors import ConfigurationError
-from celery_distlock.keys import told_by
 from celery_distlock.policies import may_refuse
 from celery_distlock.process.forks import ForkStage, begin_anew
 from celery_distlock.settings import TASK_ONLY, TASK_OPTIONS, Layer, Settings, meant

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
+from kombu.serialization import dumps, loads
 
 from celery_distlock.engine.abort import Guard
 from celery_distlock.engine.lease import PostponeRequest
@@ -15,8 +16,8 @@ from .acquiring import KeyAcquisition
 from .app import Runtime
 from .invocation import Invocation
 from .lock_header import execution_id
+from .receiving import receive_of_call
 from .requeueing import Requeueing
-from .sending import as_they_arrive
 from .task_function import is_pending
 from .times import seconds_until
 
@@ -130,9 +131,10 @@ class Body:
         if not plan.rule.runs_no_code:
             return held
         try:
-            given = signature.args, signature.kwargs, signature.options
-            arguments = as_they_arrive(self._invocation.task, *given)
-            wanted = {key.template for key in plan.rule.keys(*arguments)}
+            task, given = self._invocation.task, (signature.args or (), signature.kwargs or {})
+            _ensure_readable(given, signature.options.get("serializer") or task.serializer)
+            keys = plan.rule.keys(*given, receive_of_call(task, signature.options))
+            wanted = {key.template for key in keys}
         except Exception:  # noqa: BLE001  # it is sent, and will fail, and come for no key
             return set()
         return held & wanted
@@ -141,3 +143,9 @@ class Body:
         """Whether a task that has failed, or has *lost* its lock, is requeued."""
         settings = self._settings
         return settings.on_failure == "requeue" or (lost and settings.on_lost == "requeue")
+
+
+def _ensure_readable(given: Any, serializer: str) -> None:
+    """Raise what its receiver would for arguments that cannot be written, or not read again."""
+    kind, encoding, body = dumps(given, serializer=serializer)
+    loads(body, kind, encoding, accept=[kind])

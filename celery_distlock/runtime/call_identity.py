@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from celery_distlock.keys import KeyRule, slot_name
+from celery_distlock.keys import KeyRule, Receive, slot_name
 
 __all__ = ["CallIdentity"]
 
@@ -23,16 +23,20 @@ class CallIdentity:
         self._by = by
         self._all_are = all_are
 
-    def of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    def of(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], receive: Receive | None = None
+    ) -> str:
         """
         Return the identity of one call: no other task's is the same.
+
+        The arguments are those of :meth:`KeyRule.keys <celery_distlock.keys.KeyRule.keys>`.
 
         Raises:
             LockKeyError: None can be made of these arguments.
         """
         parts = [self._rule.task.replace("%", "%25").replace(":", "%3A")]  # the first : ends it
         if self._by is not None:
-            parts.append(self._by.keys(args, kwargs)[0].template)
+            parts.append(self._by.keys(args, kwargs, receive)[0].template)
         elif not self._all_are:
-            parts.append(self._rule.digest(args, kwargs))
+            parts.append(self._rule.digest(args, kwargs, receive))
         return slot_name(":".join(parts))

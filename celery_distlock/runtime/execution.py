@@ -8,7 +8,7 @@ sends it again; what they have in common is an :mod:`.invocation`.
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import CellType, FrameType
 from typing import Any
 
@@ -41,6 +41,7 @@ from .invocation import Invocation
 from .lock_header import LockHeader, execution_id
 from .plans import Plan
 from .received import HEADER
+from .receiving import receive_of_request
 from .reporting import Report
 from .requeueing import Requeueing, drop, drop_at
 
@@ -272,7 +273,7 @@ def _settle_uncalled(task: Task, state: str, ended: Mapping[str, Any]) -> None:
     drop_reservations(task, runtime, ())
     if plan.settings.hold_on_retry and task.request.retries:
         _free_what_was_kept(task, runtime, plan, ended)
-    if state == states.SUCCESS and _wants_a_key(plan, ended["args"], ended["kwargs"]):
+    if state == states.SUCCESS and _wants_a_key(task, plan, ended):
         words = (
             "ran WITHOUT its lock: the __call__ of {of} does not call LockedTask's; have it return"
             " super().__call__(*args, **kwargs)"
@@ -285,7 +286,7 @@ def _free_what_was_kept(task: Task, runtime: Runtime, plan: Plan, ended: Mapping
     """Free the keys that the attempt before has left to this one, which did not come for them."""
     run = execution_id(task.request.__dict__)
     try:
-        keys = plan.rule.keys(ended["args"], ended["kwargs"])
+        keys = plan.rule.keys(ended["args"], ended["kwargs"], receive_of_request(task))
     except Exception:  # noqa: BLE001  # it has failed for that, perhaps, and said so
         return
     for key in keys:
@@ -293,9 +294,9 @@ def _free_what_was_kept(task: Task, runtime: Runtime, plan: Plan, ended: Mapping
             drop(runtime.store, slot_name(key.template), run)
 
 
-def _wants_a_key(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _wants_a_key(task: Task, plan: Plan, ended: Mapping[str, Any]) -> bool:
     try:
-        return bool(plan.rule.keys(args, kwargs))
+        return bool(plan.rule.keys(ended["args"], ended["kwargs"], receive_of_request(task)))
     except Exception:  # noqa: BLE001  # its body may have changed them
         return True
 

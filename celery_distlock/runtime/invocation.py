@@ -20,6 +20,7 @@ from .lock_header import LockHeader
 from .messages import seal
 from .plans import Plan
 from .received import Received
+from .receiving import receive_of_request
 from .reporting import Report
 from .states import TaskStates
 
@@ -40,6 +41,8 @@ class Invocation:
         header: What the message has been through because of its lock; empty without a message.
         received: What the worker's main process has told about the message.
         execution_id: Names the execution to the store; empty without a message.
+        receive: What the worker receives of an argument, for keys and identities; None: these have
+            been received.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Invocation:
         self.report = Report(task, request.id, store)
         self.states = TaskStates(task, request, self.report)
         self.received = Received.of(request)
+        self.receive = receive_of_request(task, nested=nested)
         self.header = _header_of(request) if self.has_message else LockHeader()
         names = tuple(slot_name(key.template) for key in keys) if self.header.woken else ()
         if names and self.header.places[0] not in names:

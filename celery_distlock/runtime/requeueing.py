@@ -178,7 +178,7 @@ class Requeueing:
         ignored = invocation.task.ignore_result
         silent = bool(ignored if request.ignore_result is None else request.ignore_result)
         with contextlib.suppress(StoreError, LockKeyError, TypeError):  # it is another one then
-            name = invocation.plan.identity.of(*arguments_that_came(request))
+            name = invocation.plan.identity.of(*arguments_that_came(request), invocation.receive)
             identity = Identity(name, unique.until, silent=silent)
             SendingStore.of(self._store).inherit(key, identity, run)
 

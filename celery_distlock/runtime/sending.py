@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kombu.serialization import dumps, loads
-
 from celery_distlock.engine.wants import ensure_able
 from celery_distlock.errors import ConfigurationError, LockKeyError, StoreUnavailableError
+from celery_distlock.key import Key
 from celery_distlock.settings import check_via
 from celery_distlock.stores import Ability, SendingStore
 from celery_distlock.stores.requests import Identity
@@ -24,15 +23,15 @@ from .call import Call
 from .call_rules import OBLIGING, send_once, terms_of
 from .current import Task
 from .plans import UNSET, Plan
+from .receiving import receive_of_call
 from .store_producer import StoreProducer
 from .times import seconds_left
 
-__all__ = ["apply_async", "as_they_arrive"]
+__all__ = ["apply_async"]
 
 logger = logging.getLogger(__name__)
 
 KEEPS = "*"  # who has the identity keeps it, and this one goes without
-_SCALARS = frozenset({str, int, float, bool, type(None)})  # arrive as they were sent
 
 
 def apply_async(
@@ -76,10 +75,10 @@ def apply_async(
     rule = None if unique is None else plan.unique
     must_go = _is_sent_by_celery(options) or (unique is None and via is UNSET)
     try:
-        arguments = as_they_arrive(task, args, kwargs, options)
-        call = _call_of(task, runtime, plan, arguments, options, must_go=must_go)
+        given = tuple(args or ()), dict(kwargs or {}), receive_of_call(task, options)
+        call = _call_of(task, runtime, plan, plan.rule.keys(*given), options, must_go=must_go)
         if call is not None and rule is not None and plan.identity is not None:
-            name = plan.identity.of(*arguments)
+            name = plan.identity.of(*given)
             call = replace(call, terms=terms_of(task, rule, name, options))
     except (LockKeyError, ConfigurationError):
         if not must_go:
@@ -119,13 +118,12 @@ def _call_of(
     task: Task,
     runtime: Runtime,
     plan: Plan,
-    arguments: tuple[Sequence[Any], Mapping[str, Any]],
+    keys: tuple[Key, ...],
     options: Mapping[str, Any],
     *,
     must_go: bool,
 ) -> Call | None:
     """Return a call, which has no identity yet; None: it needs no key."""
-    keys = plan.rule.keys(*arguments)
     if not keys:
         return None
     if len(keys) > 1:
@@ -163,28 +161,6 @@ def _is_for_the_store(
         return False
     # The key of such a retry stays locked for it, and nobody is woken before it.
     return not (plan.settings.hold_on_retry and options.get("retries"))
-
-
-def as_they_arrive(
-    task: Task,
-    args: Sequence[Any] | None,
-    kwargs: Mapping[str, Any] | None,
-    options: Mapping[str, Any],
-) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return the arguments as the worker gets them, of which it makes the key."""
-    args, kwargs = tuple(args or ()), dict(kwargs or {})
-    if all(type(each) in _SCALARS for each in (*args, *kwargs.values())):
-        return args, kwargs
-    serializer = options.get("serializer") or task.serializer
-    fields_of = getattr(task, "_dump_pydantic_arguments", None)  # from Celery 5.7 on
-    try:
-        if fields_of is not None and serializer != "pickle":
-            args, kwargs = fields_of(args, kwargs)
-        kind, encoding, body = dumps((args, kwargs), serializer=serializer)
-    except Exception:  # noqa: BLE001  # Celery says what is wrong with them
-        return args, kwargs
-    arrived: tuple[Sequence[Any], Mapping[str, Any]] = loads(body, kind, encoding, accept=[kind])
-    return arrived
 
 
 def _delay(options: Mapping[str, Any]) -> float:

@@ -35,7 +35,7 @@ def answer_second_call(invocation: Invocation, key: Key) -> Decision | None:
         return None
     if rule.duplicate == "update" or _is_waited_for(request):  # or it may be what is newest
         return None
-    name = identity.of(request.args or (), request.kwargs or {})
+    name = identity.of(request.args or (), request.kwargs or {}, invocation.receive)
     bearer = SendingStore.of(invocation.store).peek(key.template, name)
     if bearer is None or task_id_of(bearer.run) == request.id or is_over(bearer, rule):
         return None

@@ -11,6 +11,7 @@ from celery import Task
 from celery_distlock import clock
 from celery_distlock.engine.acquisition import defaults
 from celery_distlock.engine.key_locks import with_an_apps_prefix
+from celery_distlock.key import Key
 from celery_distlock.naming import is_resting
 from celery_distlock.stores import ListingStore, ParkingStore, Store, open_store
 from celery_distlock.stores.identities import Owner, task_id_of
@@ -23,12 +24,12 @@ SHOWN = 5  # waiters, and holders, that a message names
 POLL = 0.02  # seconds
 
 
-def assert_locked(key: str, store: Store | str | None = None, *, within: float = 0.0) -> None:
+def assert_locked(key: str | Key, store: Store | str | None = None, *, within: float = 0.0) -> None:
     """
     Fail unless somebody holds *key*.
 
     Args:
-        key: The key.
+        key: The key, or a :class:`~celery_distlock.Key` of it, as a task's `key_for` returns it.
         store: A URL, a store, or None for the current app's. A URL that is where an app locks means
             that app's prefix, as it does for a :class:`~celery_distlock.Lock`.
         within: Real seconds in which it may still come true.
@@ -37,12 +38,12 @@ def assert_locked(key: str, store: Store | str | None = None, *, within: float =
         AssertionError: Nobody holds it; the message says who waits for it.
     """
     __tracebackhide__ = True
-    place = _store(store)
+    key, place = _text(key), _store(store)
     if not _comes_true(lambda: bool(place.inspect(key).token), within):
         _fail(f"{key!r} is not locked: {_situation(place, key)}")
 
 
-def assert_free(key: str, store: Store | str | None = None, *, within: float = 0.0) -> None:
+def assert_free(key: str | Key, store: Store | str | None = None, *, within: float = 0.0) -> None:
     """
     Fail if anybody holds *key*; arguments as for :func:`assert_locked`.
 
@@ -50,13 +51,13 @@ def assert_free(key: str, store: Store | str | None = None, *, within: float = 0
         AssertionError: The message says who holds it, since when, and who waits for it.
     """
     __tracebackhide__ = True
-    place = _store(store)
+    key, place = _text(key), _store(store)
     if not _comes_true(lambda: not place.inspect(key).token, within):
         _fail(f"{key!r} is not free: {_situation(place, key)}")
 
 
 def assert_units(
-    key: str, units: int, store: Store | str | None = None, *, within: float = 0.0
+    key: str | Key, units: int, store: Store | str | None = None, *, within: float = 0.0
 ) -> None:
     """
     Fail unless so many *units* of *key* are in use, by those who hold it beside each other.
@@ -68,7 +69,7 @@ def assert_units(
         AssertionError: The message says how many are, and who holds it or waits for it.
     """
     __tracebackhide__ = True
-    place = _store(store)
+    key, place = _text(key), _store(store)
     if not _comes_true(lambda: place.inspect(key).used == units, within):
         state = place.inspect(key)
         used = "it is held alone" if state.token and not state.holders else f"{state.used} are"
@@ -77,7 +78,11 @@ def assert_units(
 
 
 def assert_parked(
-    task: Any, key: str | None = None, store: Store | str | None = None, *, within: float = 0.0
+    task: Any,
+    key: str | Key | None = None,
+    store: Store | str | None = None,
+    *,
+    within: float = 0.0,
 ) -> None:
     """
     Fail unless *task* is parked: in a key's queue, and its turn has not come.
@@ -93,7 +98,7 @@ def assert_parked(
         TypeError: *task* is a task, and no *key* is given.
     """
     __tracebackhide__ = True
-    place = _store(store)
+    key, place = None if key is None else _text(key), _store(store)
     if key is None and isinstance(task, Task):
         raise TypeError(f"assert_parked({task.name}) needs the key, or the id of one call")
     wanted, what = _wanted(task)
@@ -105,6 +110,10 @@ def assert_parked(
     if not _comes_true(is_parked, within):
         situation = "its id is in no key's queue" if key is None else _situation(place, key)
         _fail(f"task {what} is not parked{f' at {key!r}' if key else ''}: {situation}")
+
+
+def _text(key: str | Key) -> str:
+    return key.template if isinstance(key, Key) else key
 
 
 def _keys_of_parked(store: Store, task_id: str) -> list[str]:

@@ -78,22 +78,24 @@ class Locks:
         finally:
             release(hold)
 
-    def assert_locked(self, key: str, *, within: float = 0.0) -> None:
+    def assert_locked(self, key: str | Key, *, within: float = 0.0) -> None:
         """Fail unless somebody holds *key*; see :func:`celery_distlock.testing.assert_locked`."""
         __tracebackhide__ = True
         assert_locked(key, self.store, within=within)
 
-    def assert_free(self, key: str, *, within: float = 0.0) -> None:
+    def assert_free(self, key: str | Key, *, within: float = 0.0) -> None:
         """Fail if anybody holds *key*; see :func:`celery_distlock.testing.assert_free`."""
         __tracebackhide__ = True
         assert_free(key, self.store, within=within)
 
-    def assert_units(self, key: str, units: int, *, within: float = 0.0) -> None:
+    def assert_units(self, key: str | Key, units: int, *, within: float = 0.0) -> None:
         """Fail unless so many are in use; see :func:`celery_distlock.testing.assert_units`."""
         __tracebackhide__ = True
         assert_units(key, units, self.store, within=within)
 
-    def assert_parked(self, task: Any, key: str | None = None, *, within: float = 0.0) -> None:
+    def assert_parked(
+        self, task: Any, key: str | Key | None = None, *, within: float = 0.0
+    ) -> None:
         """Fail unless *task* is parked; see :func:`celery_distlock.testing.assert_parked`."""
         __tracebackhide__ = True
         assert_parked(task, key, self.store, within=within)

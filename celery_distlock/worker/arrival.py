@@ -11,11 +11,11 @@ from celery_distlock import clock
 from celery_distlock.engine.wants import want_of
 from celery_distlock.key import Key
 from celery_distlock.keys import KeyRule, slot_name
+from celery_distlock.runtime.receiving import PLAIN_CONTENT
 from celery_distlock.runtime.times import seconds_until
 from celery_distlock.stores.values import Want
 
 __all__ = [
-    "PLAIN_CONTENT",
     "Arrival",
     "keys_of",
     "may_run_at_once",
@@ -23,9 +23,6 @@ __all__ = [
 ]
 
 LARGE_BODY = 64 * 1024  # bytes; the key of a larger message is made in the pool
-
-# What decodes to plain values: others may run users' code when a template looks into them.
-PLAIN_CONTENT = frozenset({"application/json", "application/x-msgpack"})
 
 
 @dataclass

@@ -15,13 +15,12 @@ from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.lock_header import LockHeader, execution_id
 from celery_distlock.runtime.messages import destination_of, header_names
 from celery_distlock.runtime.received import HEADER, Received
+from celery_distlock.runtime.receiving import PLAIN_CONTENT
 from celery_distlock.runtime.requeueing import Postponed
 from celery_distlock.runtime.routing import copied_queue, exchange_type, queue_names
 from celery_distlock.runtime.times import seconds_until
 from celery_distlock.stores.values import WokenTask
 from celery_distlock.telemetry import events
-
-from .arrival import PLAIN_CONTENT
 
 __all__ = ["LockedRequest", "locked_request", "pushed_requests"]
 

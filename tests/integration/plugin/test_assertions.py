@@ -55,6 +55,16 @@ def test_what_is_so_is_let_pass(store):
         assert_parked("43", "k", store)
 
 
+def test_a_key_may_be_named_with_its_terms_as_a_task_tells_it(store):
+    key = Key("k", capacity=5, weight=2)
+    assert_free(key, store)
+    with Lock(key, store=store):
+        assert_locked(key, store)
+        assert_units(key, 2, store)
+        park(store, "43")
+        assert_parked("43", key, store)
+
+
 def test_not_free_says_who_holds_it_since_when_and_who_waits(store):
     with held(store):
         park(store, "43")

@@ -1,0 +1,216 @@
+"""
+One form for each argument of a call, whichever way it came: by a message of any serializer, or not.
+
+Serializers fold types together: JSON makes a list of a tuple, and a text of an enum that is one. A
+key does not depend on that. Knows nothing of Celery.
+"""
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import hashlib
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from types import TracebackType
+from typing import Any
+
+from .errors import LockKeyError
+
+__all__ = ["SCALARS", "digest", "item", "plain", "told_by"]
+
+SCALARS = frozenset({str, int, float, bool, type(None)})  # every serializer keeps them
+
+# What tells objects of a type apart in a digest. Others add types that this ring does not know.
+told_by: dict[type[Any], Callable[[Any], Any]] = {
+    datetime.datetime: datetime.datetime.isoformat,  # before what it is a kind of
+    datetime.date: datetime.date.isoformat,
+    datetime.time: datetime.time.isoformat,
+    datetime.timedelta: datetime.timedelta.total_seconds,
+    uuid.UUID: str,
+    decimal.Decimal: str,
+    TracebackType: lambda _: None,  # beside its exception it tells nothing more
+}
+
+
+def _moment(value: datetime.datetime) -> datetime.datetime:
+    """Return the same moment with its offset in the place of a zone, which no message has."""
+    return datetime.datetime(
+        value.year,
+        value.month,
+        value.day,
+        value.hour,
+        value.minute,
+        value.second,
+        value.microsecond,
+        _zone(value.utcoffset()),
+    )
+
+
+def _zone(offset: datetime.timedelta | None) -> datetime.timezone | None:
+    return None if offset is None else datetime.timezone(offset)
+
+
+# By the type of which a value is a kind, what makes of it an object of just that type.
+_PLAIN: dict[type[Any], Callable[[Any], Any]] = {
+    datetime.datetime: _moment,
+    datetime.date: lambda value: datetime.date(value.year, value.month, value.day),
+    datetime.time: lambda value: datetime.time(
+        value.hour, value.minute, value.second, value.microsecond, _zone(value.utcoffset())
+    ),
+    datetime.timedelta: lambda value: datetime.timedelta(
+        value.days, value.seconds, value.microseconds
+    ),
+    uuid.UUID: lambda value: uuid.UUID(int=value.int),
+    decimal.Decimal: decimal.Decimal,
+}
+
+
+class _Set(list[Any]):
+    """A set's items in an order that is the same in every process."""
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(map(repr, self))}}}"
+
+
+def plain(value: Any) -> Any:
+    """
+    Return *value* in the one form that all serializers agree on.
+
+    An enum is its value, and an object of a subclass one of the type itself, with the same content.
+    Tuples, named ones too, are lists. The keys of a dictionary are texts, in order, as in JSON. An
+    object with ``__json__`` is what that returns, and a dataclass without a ``__str__`` of its own
+    its fields. Other objects stay.
+    """
+    if type(value) in SCALARS:
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int | float):
+        return int.__int__(value) if isinstance(value, int) else float.__float__(value)
+    if isinstance(value, enum.Enum):
+        return plain(value.value)
+    if isinstance(value, Mapping):
+        return dict(sorted((name, plain(each)) for name, each in _by_names(value).items()))
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, AbstractSet):
+        return _Set(sorted(map(plain, value), key=repr))
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    return _plain_object(value)
+
+
+def _plain_object(value: Any) -> Any:
+    if isinstance(value, type):
+        return value
+    if callable(getattr(value, "__json__", None)):
+        return plain(value.__json__())
+    for kind, exact in _PLAIN.items():
+        if isinstance(value, kind):
+            return exact(value)
+    if dataclasses.is_dataclass(value) and not _tells_itself(type(value)):
+        return plain(_fields(value))
+    return value
+
+
+def _tells_itself(kind: type[Any]) -> bool:
+    own: Any = (kind.__str__, kind.__format__)
+    return bool(own != (object.__str__, object.__format__))
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+
+
+def _by_names(value: Mapping[Any, Any]) -> dict[str, Any]:
+    return {_name(key): each for key, each in value.items()}
+
+
+def _name(key: Any) -> str:
+    """Return a dictionary's *key* as JSON has it."""
+    key = plain(key)
+    return json.dumps(key) if key is None or isinstance(key, bool | float) else str(key)
+
+
+def item(value: Any, key: str | int) -> Any:
+    """Return ``value[key]``; of a dictionary, what is there after any serializer."""
+    return _by_names(value)[str(key)] if isinstance(value, Mapping) else value[key]
+
+
+def digest(value: Any, *, task: str = "", instead: str = "lock_key={}") -> str:
+    """
+    Return a short digest that is equal for values that mean the same to a message's receiver.
+
+    So is what `plain` makes of them, and 1, ``"1"`` and 1.0 are three values. 128 bits of SHA-256.
+
+    Args:
+        value: A call's arguments by their names, or anything else.
+        task: The task's name, for messages.
+        instead: What to write instead, for messages, with ``{}`` for a template.
+
+    Raises:
+        LockKeyError: A value has no stable form, an object without ``__json__`` for example. Of a
+            dictionary, as of a call's arguments, it says the name.
+    """
+    try:
+        text = json.dumps(_told(plain(value)), sort_keys=True, separators=(",", ":"))
+    except Exception as error:  # users' own __json__, or a value that contains itself
+        where = f"task {task}: " if task else ""
+        raise LockKeyError(f"{where}{{digest}} {_why_not(value, error, instead)}", task) from error
+    return hashlib.sha256(text.encode()).hexdigest()[:32]  # JSON is ASCII here
+
+
+class _FormlessError(TypeError):
+    """An object is of a type that tells nothing of itself."""
+
+
+def _told(value: Any) -> Any:
+    # A float keeps its point: JSON does, so 1 and 1.0 are two values on both sides.
+    if type(value) in SCALARS:
+        return value
+    if isinstance(value, _Set):
+        return {"\0set": [_told(each) for each in value]}
+    if isinstance(value, list):
+        return [_told(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _told(each) for name, each in value.items()}
+    return _tagged(value)
+
+
+def _tagged(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"\0bytes": value.hex()}
+    if isinstance(value, BaseException):
+        return {f"\0{type(value).__qualname__}": str(value)}
+    for kind, told in told_by.items():
+        if isinstance(value, kind):
+            return {f"\0{kind.__name__}": _told(plain(told(value)))}
+    if not isinstance(value, type):
+        if callable(getattr(value, "model_dump", None)):
+            return _told(plain(value.model_dump()))
+        if dataclasses.is_dataclass(value):
+            return _told(plain(_fields(value)))
+    raise _FormlessError(type(value).__name__)
+
+
+def _why_not(value: Any, error: Exception, instead: str) -> str:
+    if not isinstance(error, _FormlessError):
+        return f"cannot be made of these arguments: {type(error).__name__}: {error}"
+    named = value.items() if isinstance(value, Mapping) else ()
+    name = next((str(name) for name, each in named if _is_formless(each)), "")
+    template = f"'order:{{{name or 'order'}.id}}'"
+    return (
+        f"cannot stand for {f'{name}, ' if name else ''}a {error}: name what identifies it, as in"
+        f" {instead.format(template)}"
+    )
+
+
+def _is_formless(value: Any) -> bool:
+    try:
+        _told(plain(value))
+    except _FormlessError:
+        return True
+    return False
