@@ -53,7 +53,7 @@ class Unique:
         duplicate: ``"join"``: the caller gets the result of the one that is there. ``"update"``:
             likewise, and if that waits it gets this call's arguments, headers, expiry and delay,
             and keeps its id and its place; if it is on its way already, or has been, this one is
-            sent.
+            sent. What comes while it runs is judged by `until`.
             ``"raise"``: :exc:`~celery_distlock.errors.DuplicateTaskError`.
         by: What is alike among the task's calls for one key: a template over its parameters. None:
             where calls are updated, all of them; else those with equal arguments.

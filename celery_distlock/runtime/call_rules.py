@@ -7,6 +7,8 @@ import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from celery._state import get_current_task
+
 from celery_distlock.errors import DuplicateTaskError
 from celery_distlock.stores.identities import ExecutionId, task_id_of
 from celery_distlock.stores.requests import Identity
@@ -41,6 +43,7 @@ def send_once(call: Call, rule: CallRule, send: Callable[..., Any]) -> Any:
             task_id = task_id_of(bearer.run)
             if rule.duplicate == "raise" and not call.must_go:
                 raise DuplicateTaskError(task_id)
+            _warn_of_itself(call, task_id)
             call.tell("task_joined", task_id)
             return _joined(call.task, task_id, silent=bearer.silent)
         waits = bearer is not None and bearer.where is Where.WAITING
@@ -64,15 +67,28 @@ def send_once(call: Call, rule: CallRule, send: Callable[..., Any]) -> Any:
     return send(None)
 
 
+def _warn_of_itself(call: Call, task_id: str) -> None:
+    """Log that the task which makes *call* is the one that has its identity."""
+    caller = get_current_task()
+    if caller is not None and caller.request.id == task_id:
+        logger.warning(
+            "Task %s[%s] called itself, and that call is this run, which is unique until it has"
+            ' finished: nothing is sent; use lock_unique="started", or'
+            " apply_async(..., lock_unique=None)",
+            call.task.name,
+            task_id,
+        )
+
+
 def _gives_way(bearer: Bearer, rule: CallRule, call: Call) -> bool:
     """Whether the run that is there is updated; or, as it is on its way, another one is sent."""
     if isinstance(rule, Debounce) or is_over(bearer, rule):
         return True
     waits, comes = bearer.where is Where.WAITING, bearer.where is Where.COMING
-    if rule.duplicate == "update" and (waits or (comes and rule.until != "finished")):
-        return True
-    if rule.duplicate == "raise" or not (waits or comes):
+    if not (waits or comes):
         return False
+    if rule.duplicate != "join":
+        return rule.duplicate == "update"
     # It may expire, and this one would go with it; or it ignores the result that this one wants.
     expires_first = bearer.expires < LASTS_AS_LONG * call.terms.expires
     return expires_first or (bearer.silent and not call.terms.silent)

@@ -10,7 +10,7 @@ from celery.exceptions import Ignore, Reject
 from kombu.exceptions import OperationalError
 
 from celery_distlock import clock, policies
-from celery_distlock.engine.acquisition import acquire, release
+from celery_distlock.engine.acquisition import acquire, release_by
 from celery_distlock.engine.hold import Hold
 from celery_distlock.engine.pending_releases import release_later
 from celery_distlock.engine.wants import want_of
@@ -156,15 +156,13 @@ class Requeueing:
         self, taken: Sequence[Hold], sealed: bytes, delay: float, arrival: int = 0
     ) -> None:
         """Park the next execution at its keys; by the broker after *delay*, if that fails."""
-        run = self._next_execution_id()
+        run, route = self._next_execution_id(), self.route(hold.wanted for hold in taken)
+        stand = StandRequest(route.names[0], run, route, arrival, self._request_for(sealed))
         try:
             if len(taken) == 1:
-                self._requeue_at(taken[0].wanted, run, sealed, arrival)
+                self._park_at(taken[0].wanted, stand)
                 self._pass_identity_on(taken[0].key, run)
             else:
-                route = self.route(hold.wanted for hold in taken)
-                request = self._request_for(sealed)
-                stand = StandRequest(route.names[0], run, route, arrival, request)
                 begin_at_first_key(ParkingStore.of(self._store), stand)
         except StoreUnavailableError:
             self._publish(sealed, delay)
@@ -182,14 +180,15 @@ class Requeueing:
             identity = Identity(name, unique.until, silent=silent)
             SendingStore.of(self._store).inherit(key, identity, run)
 
-    def _requeue_at(self, key: Key, run: str, sealed: bytes, arrival: int) -> None:
-        terms = self._invocation.plan.terms
+    def _park_at(self, key: Key, stand: StandRequest) -> None:
+        """Park a run at its only key; put it on its way at once if that has room."""
+        terms, run = self._invocation.plan.terms, stand.run
         hold = Hold(self._store, key, terms, label=self._report.name, run=run)
-        hold.arrival = arrival
-        reply = acquire(hold, park=self._request_for(sealed))
-        if reply.status is Status.GRANTED:  # ours was lost meanwhile, or there is room beside it
-            release(hold)
-            self._publish(sealed, 0.0)
+        hold.arrival = stand.arrival
+        reply = acquire(hold, park=stand.park_request)
+        if reply.status is Status.GRANTED:  # ours was lost meanwhile, or there is room for both
+            store, stand = ParkingStore.of(self._store), stand._replace(owner=hold.owner)
+            release_by(hold, lambda: begin_at_first_key(store, stand))
 
     def _next_execution_id(self) -> str:
         return self._invocation.execution_id_for(self._invocation.header.number + 1)

@@ -110,6 +110,7 @@ work_once = {
         ("seconds", 60.0),
         ("two seconds", 2.0),
         ("update", Unique(duplicate="update", by="{task}")),
+        ("update until finished", Unique("finished", duplicate="update", by="{task}")),
         ("raise", Unique(duplicate="raise")),
         ("result", Unique(until="finished", result="there was one")),
         ("debounce", Debounce(1.0)),
@@ -201,6 +202,24 @@ def fail_once_for_all(self: Any, key: str, gate: str) -> str:
         raise ValueError("the first time")
     journal.pass_gate(gate)
     return "done"
+
+
+@locked(lock_key=Key("{key}", shared=True), lock_unique="finished", lock_on_failure="requeue")
+def fail_once_where_there_is_room(self: Any, key: str, gate: str) -> str:
+    """Wait at a gate for each time, and fail the first time."""
+    journal.write(key, self.request.id)
+    times = len(journal.read(key))
+    journal.pass_gate(f"{gate}:{times}")
+    if times == 1:
+        raise ValueError("the first time")
+    return "done"
+
+
+@locked(lock_unique="finished")
+def send_itself(self: Any, key: str) -> list[bool]:
+    """Say of a call of its own whether that is this one."""
+    result = self.delay(key)
+    return [result.joined, result.id == self.request.id]
 
 
 @locked(lock_unique="finished")

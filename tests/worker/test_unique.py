@@ -82,6 +82,16 @@ def test_a_call_to_a_queue_that_this_process_has_not_configured_is_compared(site
     assert runs(site, key) == [1]
 
 
+def test_queue_and_priority_are_not_compared(site, key):
+    task = site.tasks.work_once["started"]
+    with site.held(key):
+        first = task.delay(key, 1)
+        second = task.apply_async((key, 1), queue=f"not-consumed-{key}", priority=9)
+
+    assert (second.id, second.joined) == (first.id, True)
+    assert second.get(timeout=30) == 0
+
+
 def test_of_many_calls_while_one_runs_one_more_runs(site, key):
     task = site.tasks.work_once["started"]
     running = task.delay(key, "same", key)
@@ -120,6 +130,13 @@ def test_of_calls_at_once_one_is_sent(site, key):
 
 
 # Until it has finished
+
+
+def test_a_task_that_calls_itself_says_that_it_is_joined_to_itself(site, key):
+    result = site.tasks.send_itself.delay(key)
+
+    assert result.get(timeout=30) == [True, True]
+    assert f"[{result.id}] called itself, and that call is this run" in site.log()
 
 
 def test_a_call_while_one_runs_is_that_one(site, key):
