@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task
+from celery.app.task import Context
 from celery.signals import task_prerun
 
 from .engine.lease import Lease
@@ -15,6 +16,7 @@ from .runtime.app import Runtime
 from .runtime.current import lease_of, unlocked
 from .runtime.execution import Execution, drop_reservations, note_call
 from .runtime.former_keys import at_former_key
+from .runtime.lock_header import HEADER, without_ours
 from .runtime.plans import UNSET
 from .runtime.receiving import receive_of_call, receive_of_request
 from .runtime.requeueing import Postponed
@@ -86,7 +88,8 @@ class LockedTask(Sending):
             a second delivery of it that waits runs.
         lock_on_failure: ``"release"``, or ``"requeue"``: a failed task goes back to the end of its
             key's queue.
-        lock_max_requeues: How often a task that lost its lock, or failed, may go back there.
+        lock_max_requeues: How often a task that lost its lock, or failed, may go back there; each
+            attempt of ``self.retry()`` as often.
         lock_on_outage: The lock store does not answer: ``"retry"`` later, ``"fail"``, or
             ``"run"`` unlocked.
         lock_hold_on_retry: True: the key stays locked between the attempts of ``self.retry()``.
@@ -177,6 +180,15 @@ class LockedTask(Sending):
         in_order = sorted(keys, key=lambda key: key.template)
         return [key.template if key == Key(key.template) else key for key in in_order]
 
+    if not TYPE_CHECKING:  # it has the types of Celery's
+
+        def push_request(self, *args, **kwargs):
+            """Push a copy of the request with the same headers: Celery makes some of attributes."""
+            headers = self.request.headers
+            super().push_request(*args, **kwargs)
+            if headers is None:
+                self.request.headers = Context(*args, **kwargs).headers
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task under its lock, for the worker, ``apply()`` and direct calls alike."""
         nested = note_call(self)
@@ -213,9 +225,13 @@ def _leave_keys(sender: Any, **_: Any) -> None:
 
     Its message has been there, by a process that knew the task as a locked one.
     """
-    runtime = None if isinstance(sender, LockedTask) else Runtime.known(sender.app)
-    if runtime is not None:
-        drop_reservations(sender, runtime, ())
+    request, runtime = sender.request, Runtime.known(sender.app)
+    if isinstance(sender, LockedTask) or runtime is None or HEADER not in vars(request):
+        return
+    drop_reservations(sender, runtime, ())
+    del vars(request)[HEADER]
+    if HEADER in (request.headers or {}):
+        request.headers = without_ours(request.headers) or None
 
 
 task_prerun.connect(_leave_keys, weak=False)

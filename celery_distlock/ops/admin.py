@@ -22,7 +22,7 @@ from celery_distlock.keys import as_key, key_of, slot_name
 from celery_distlock.naming import shown
 from celery_distlock.rate import RateLike, rates_in
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.lock_header import LockHeader
+from celery_distlock.runtime.lock_header import LockHeader, without_ours
 from celery_distlock.runtime.messages import to_message
 from celery_distlock.runtime.trust import Reason, RefusedError
 from celery_distlock.stores import (
@@ -502,7 +502,7 @@ class Admin:
         ignored = headers.get("ignore_result")
         if ignored is None:
             ignored = task is not None and task.ignore_result
-        request = Context({**headers, **embedded, "args": args, "kwargs": kwargs})
+        request = Context({**without_ours(headers), **embedded, "args": args, "kwargs": kwargs})
         return _ParkedMessage(name, request, bool(ignored), LockHeader.of(headers).names)
 
     def _revoke(self, task_id: str, parked: "_ParkedMessage", key: str, act: Act) -> None:

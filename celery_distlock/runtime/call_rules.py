@@ -17,8 +17,6 @@ from celery_distlock.unique import CallRule, Debounce
 
 from .call import Call
 from .current import Task
-from .lock_header import LockHeader
-from .received import HEADER
 from .store_producer import ChangedError
 from .times import seconds_left
 
@@ -116,10 +114,7 @@ def _as_attempt(run: str) -> dict[str, Any]:
         options["retries"] = execution.retries
     if execution.nesting:
         options["replaced_task_nesting"] = execution.nesting
-    if execution.requeues:
-        header = LockHeader(postponed=execution.requeues)
-        options["headers"] = {HEADER: header.to_header(execution.retries)}
-    return options
+    return {**options, "number": execution.requeues}
 
 
 def _joined(task: Task, task_id: str, *, silent: bool) -> Any:

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from weakref import WeakSet
 
 from celery import Task as _Task
 
@@ -40,12 +41,14 @@ class _Running:
         unlocked: The locked tasks that run without a lock because they were told to.
         unsettled: Holds of runs that have ended and whose results are not stored yet, each with
             the exception that was being handled where its task was called.
+        called: The requests whose own call came to where its lock is taken.
     """
 
     def __init__(self) -> None:
         self.stack: list[UnderWay] = []
         self.unlocked: tuple[Task, ...] = ()
         self.unsettled: list[tuple[Hold, BaseException | None]] = []
+        self.called: WeakSet[Any] = WeakSet()
 
     @property
     def in_a_body(self) -> bool:

@@ -38,16 +38,15 @@ from .body import Body
 from .conflict_errors import fail
 from .current import Task, here
 from .invocation import Invocation
-from .lock_header import LockHeader, execution_id
+from .lock_header import execution_id
 from .plans import Plan
-from .received import HEADER
+from .received import Received
 from .receiving import receive_of_request
 from .reporting import Report
 from .requeueing import Requeueing, drop, drop_at
 
 __all__ = ["Execution", "drop_reservations", "is_woken", "note_call"]
 
-_CALLED = "_distlock_called"  # stands in a request
 # Of a task; any other state is that of a process that ends, and says nothing.
 _ENDS = frozenset(
     {states.SUCCESS, states.FAILURE, states.IGNORED, states.RETRY, states.REJECTED, states.REVOKED}
@@ -171,17 +170,17 @@ def _text(key: Key) -> str:
 
 def note_call(task: Task) -> bool:
     """
-    Note in the request of *task* that it came to where its lock is taken.
+    Note that the request of *task* came to where its lock is taken.
 
     Returns:
-        Whether it is not the request's own call: a locked task runs here, or one of the task's
-        handlers (`before_start`, `on_success`, `after_return`) calls it.
+        Whether it is not the request's own call: there is none, a locked task runs here, or one of
+        the task's handlers (`before_start`, `on_success`, `after_return`) calls it.
     """
-    facts = task.request.__dict__
-    if _is_in_before_start(task):
+    request, running = task.request, here()
+    if request.called_directly or _is_in_before_start(task):
         return True
-    nested = here().in_a_body or _CALLED in facts
-    facts[_CALLED] = True
+    nested = running.in_a_body or request in running.called
+    running.called.add(request)
     return nested
 
 
@@ -220,7 +219,7 @@ def drop_reservations(task: Task, runtime: Runtime, keys: tuple[Key, ...]) -> No
     """
     if not is_woken(task):
         return
-    header = LockHeader.of(task.request.__dict__)
+    header = Received.of(task.request).header
     former = set(header.places).difference(slot_name(key.template) for key in keys)
     # A run that goes on at some of its keys has not ended at the others, to which it may come back;
     # nor has one that is acknowledged late: its message comes here again if its process dies.
@@ -230,9 +229,7 @@ def drop_reservations(task: Task, runtime: Runtime, keys: tuple[Key, ...]) -> No
 
 def is_woken(task: Task) -> bool:
     """Whether the message of the task's request was parked, so that keys are reserved for it."""
-    facts = task.request.__dict__
-    is_call = HEADER not in facts or task.request.called_directly
-    return not is_call and LockHeader.of(facts).woken
+    return Received.of(task.request).header.woken and not task.request.called_directly
 
 
 def _release_and_settle(sender: Task, state: str | None = None, **ended: Any) -> None:
@@ -253,7 +250,7 @@ def _release_and_settle(sender: Task, state: str | None = None, **ended: Any) ->
         if sys.exc_info()[1] is around:
             _settle(hold)
     running.unlocked = ()
-    if _CALLED not in sender.request.__dict__ and state in _ENDS:
+    if sender.request not in running.called and state in _ENDS:
         _settle_uncalled(sender, state, ended)
 
 
@@ -284,7 +281,7 @@ def _settle_uncalled(task: Task, state: str, ended: Mapping[str, Any]) -> None:
 
 def _free_what_was_kept(task: Task, runtime: Runtime, plan: Plan, ended: Mapping[str, Any]) -> None:
     """Free the keys that the attempt before has left to this one, which did not come for them."""
-    run = execution_id(task.request.__dict__)
+    run = execution_id(task.request.__dict__, Received.of(task.request).header)
     try:
         keys = plan.rule.keys(ended["args"], ended["kwargs"], receive_of_request(task))
     except Exception:  # noqa: BLE001  # it has failed for that, perhaps, and said so

@@ -17,8 +17,8 @@ from celery_distlock.stores import ParkingStore, Store
 from .app import Runtime
 from .current import Task
 from .execution import Execution, drop_reservations, is_woken
-from .lock_header import LockHeader
 from .plans import Plan
+from .received import Received
 
 __all__ = ["at_former_key"]
 
@@ -33,7 +33,7 @@ def at_former_key(
     """
     if not is_woken(task):
         return None
-    header = LockHeader.of(task.request.__dict__)
+    header = Received.of(task.request).header
     name = header.places[0]
     parks = isinstance(runtime.store, ParkingStore) and runtime.settings.enabled
     if plan is None or not parks or name in {slot_name(key.template) for key in keys}:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from celery_distlock import clock
 from celery_distlock.engine.hold import Hold
@@ -53,16 +52,21 @@ class Invocation:
         self.plan = plan
         self.store = store
         self.request = request
-        self.has_message = not (request.called_directly or request.is_eager or nested)
+        self.received = Received.of(request)
+        self.has_message = self.received.headers is not None and not nested
         self.report = Report(task, request.id, store)
         self.states = TaskStates(task, request, self.report)
-        self.received = Received.of(request)
         self.receive = receive_of_request(task, nested=nested)
-        self.header = _header_of(request) if self.has_message else LockHeader()
+        self.header = self._header_that_came() if self.has_message else LockHeader()
         names = tuple(slot_name(key.template) for key in keys) if self.header.woken else ()
         if names and self.header.places[0] not in names:
             self.header = self._header_elsewhere(names)
         self.execution_id = self.execution_id_for(self.header.number) if self.has_message else ""
+
+    def _header_that_came(self) -> LockHeader:
+        """Return what its header says, and the broker, if that has delivered it before."""
+        again = (self.request.delivery_info or {}).get("redelivered")
+        return replace(self.received.header, returned=True) if again else self.received.header
 
     def execution_id_for(self, number: int) -> str:
         """Return the id of the execution of this attempt that was put back *number* times."""
@@ -159,10 +163,3 @@ class Invocation:
         """Return its message to be parked as *header* says, signed if there is a secret."""
         trust = Runtime.of(self.task.app).trust
         return trust.sign(header.parked_at, header.run, seal(self.request, header))
-
-
-def _header_of(request: Any) -> LockHeader:
-    """Return the header of a message, and of what its broker has delivered before that it is so."""
-    header = LockHeader.of(request.__dict__)
-    again = (request.delivery_info or {}).get("redelivered")
-    return replace(header, returned=True) if again else header

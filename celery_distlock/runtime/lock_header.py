@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from celery_distlock.stores.identities import ExecutionId
+from celery_distlock.stores.identities import ExecutionId, task_id_of
 
-from .received import HEADER
+__all__ = ["ADDRESSEE", "HEADER", "LockHeader", "addressee_of", "execution_id", "without_ours"]
 
-__all__ = ["ADDRESSEE", "LockHeader", "addressee_of", "execution_id"]
-
+HEADER = "distlock"  # the one header of ours
 # Beside them in the header, of one sending alone: the queue whose copy is the only one to count.
 ADDRESSEE = "addressee"
 
@@ -54,16 +53,11 @@ class LockHeader:
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> "LockHeader":
-        """
-        Read it from a message's headers, or a request's facts.
-
-        ``self.retry()`` copies the header into the message of the next attempt. There only the
-        numbers of requeues, postponements and deaths count; the rest was about the attempt before.
-        """
-        values, deaths = headers.get(HEADER), _deaths(headers.get("x-death"))
-        if not isinstance(values, Mapping):
+        """Read it from a message's headers; that of another message counts for nothing."""
+        values, deaths = _values_of(headers), _deaths(headers.get("x-death"))
+        if values is None:
             return cls(deaths=deaths) if deaths else _NOTHING
-        header = cls(
+        return cls(
             woken=bool(values.get("woken")),
             run=str(values.get("run") or ""),
             parked_at=str(values.get("parked_at") or ""),
@@ -77,8 +71,6 @@ class LockHeader:
             returned=bool(values.get("returned")),
             deaths=deaths + _whole(values.get("deaths")),
         )
-        is_copy = values.get("retries") != (headers.get("retries") or 0)
-        return header.of_next() if is_copy else header
 
     def of_next(self, **changes: Any) -> "LockHeader":
         """Return what counts for the next execution, too: how often it was put back."""
@@ -101,15 +93,30 @@ class LockHeader:
         """The slot names of all keys that may be reserved for it."""
         return self.names or (self.parked_at,)
 
-    def to_header(self, retries: int) -> dict[str, Any]:
-        """Return the header of a message that has been retried that often."""
-        return {**{name: getattr(self, name) for name in _FACTS}, "retries": retries}
+    def to_header(self, headers: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the header of the message with these other *headers*, which it names."""
+        message = {"id": headers.get("id"), "retries": headers.get("retries") or 0}
+        return {**{name: getattr(self, name) for name in _FACTS}, **message}
 
 
 _NOTHING = LockHeader()
 
 
 _FACTS = tuple(field.name for field in dataclasses.fields(LockHeader))
+
+
+def _values_of(headers: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """
+    Return what the header says; None: there is none, or it is not for this message.
+
+    A task may hand all the headers of its message on to another call. One that was parked by code
+    before 0.1.0 names its message by its run alone.
+    """
+    values = headers.get(HEADER)
+    if not isinstance(values, Mapping) or values.get("retries") != (headers.get("retries") or 0):
+        return None
+    named = str(values.get("id") or ""), task_id_of(str(values.get("run") or ""))
+    return values if {*named, ""} <= {str(headers.get("id")), ""} else None
 
 
 def _deaths(told: Any) -> int:
@@ -131,21 +138,24 @@ def _number(value: Any) -> float:
     return float(value) if known else 0.0
 
 
+def without_ours(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *headers* as their sender knows them."""
+    return {name: value for name, value in headers.items() if name != HEADER}
+
+
 def addressee_of(headers: Mapping[str, Any]) -> str:
     """Return the queue that a message is for, of all that get a copy of it; empty: for each."""
-    values = headers.get(HEADER)
-    if not isinstance(values, Mapping) or values.get("retries") != (headers.get("retries") or 0):
-        return ""
+    values = _values_of(headers)
     # One that is dead has left that queue.
-    return "" if "x-death" in headers else str(values.get(ADDRESSEE) or "")
+    return "" if values is None or "x-death" in headers else str(values.get(ADDRESSEE) or "")
 
 
-def execution_id(headers: Mapping[str, Any]) -> str:
-    """Return the id of the execution that a message with these *headers* is for."""
-    execution = ExecutionId(
-        headers["id"],
-        headers.get("retries") or 0,
-        LockHeader.of(headers).number,
-        headers.get("replaced_task_nesting") or 0,
-    )
-    return str(execution)
+def execution_id(headers: Mapping[str, Any], lock_header: LockHeader | None = None) -> str:
+    """
+    Return the id of the execution that a message with these *headers* is for.
+
+    *lock_header*: that of the message, if it is not among them.
+    """
+    header = LockHeader.of(headers) if lock_header is None else lock_header
+    retries, nesting = headers.get("retries") or 0, headers.get("replaced_task_nesting") or 0
+    return str(ExecutionId(headers["id"], retries, header.number, nesting))

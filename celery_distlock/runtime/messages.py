@@ -8,7 +8,7 @@ count a retry, drop the compression, and lose routing. This keeps everything but
 import base64
 import functools
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from celery import Celery
@@ -20,8 +20,8 @@ from kombu.serialization import loads as deserialize
 from kombu.serialization import prepare_accept_content, registry  # type: ignore[attr-defined]
 from kombu.utils.json import dumps, loads
 
-from .lock_header import ADDRESSEE, LockHeader
-from .received import HEADER, Received
+from .lock_header import ADDRESSEE, HEADER, LockHeader
+from .received import PROPERTY, Received
 from .times import when
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "addressed",
     "arguments_that_came",
     "destination_of",
-    "header_names",
     "publishing_of",
     "seal",
     "seal_call",
@@ -54,31 +53,9 @@ _OPTIONS = frozenset(
 
 _TEXTS = ("correlation_id", "reply_to", "message_id", "type", "user_id", "app_id", "cluster_id")
 
-# What celery.worker.request and celery.app.trace put beside the headers in a task's request.
-_NOT_HEADERS = frozenset(
-    [
-        "args",
-        "kwargs",
-        "callbacks",
-        "errbacks",
-        "chain",
-        "chord",
-        "properties",
-        "reply_to",
-        "correlation_id",
-        "hostname",
-        "delivery_info",
-        "is_eager",
-        "called_directly",
-        "headers",
-        "time_limit",
-        "soft_time_limit",
-    ]
-)
-
 _NOT_PROPERTIES = frozenset(
     {
-        *("delivery_info", "delivery_tag", "body_encoding", HEADER),
+        *("delivery_info", "delivery_tag", "body_encoding", PROPERTY),
         *("content_type", "content_encoding", "application_headers"),  # AMQP has them among these
         # What SQS was told of one sending: it takes no second message of such an id in five
         # minutes, without a word, and would delay again what has come.
@@ -101,8 +78,8 @@ def seal(request: Any, lock_header: LockHeader) -> bytes:
     """
     Return the message that *request* came with, and *lock_header* in its header.
 
-    Its content type, its body, and which of the request's facts are headers come from the worker's
-    main process, see :mod:`celery_distlock.worker.request`.
+    Its content type, its body and its headers come from the worker's main process, see
+    :mod:`celery_distlock.worker.request`.
     """
     properties = dict(request.properties or {})
     received = Received.of(request)
@@ -115,34 +92,9 @@ def seal(request: Any, lock_header: LockHeader) -> bytes:
         }
         payload = (request.args, request.kwargs, embedded)
         _, _, body = serialize(payload, serializer=registry.type_to_name[content_type])
-    headers = _headers_of(request, received)
-    rest = properties, (content_type, encoding, body), request.delivery_info or {}, lock_header
-    try:
-        return _sealed(headers, *rest)
-    except (TypeError, ValueError):  # users' code has put something else into the request
-        headers = {name: value for name, value in headers.items() if _can_be_sent(value)}
-        return _sealed(headers, *rest)
-
-
-def header_names(headers: Iterable[str]) -> tuple[str, ...]:
-    """Return which of a message's *headers* are to be found in its task's request."""
-    return tuple(name for name in headers if name not in _NOT_HEADERS)
-
-
-def _headers_of(request: Any, received: Received) -> dict[str, Any]:
-    facts = request.__dict__
-    names = received.headers
-    if names is None:  # no worker has made it
-        names = header_names(name for name in facts if name[0] != "_")
-    return {name: facts[name] for name in names if name in facts}
-
-
-def _can_be_sent(value: Any) -> bool:
-    try:
-        dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
+    content = content_type, encoding, body
+    headers, delivery = dict(received.headers or {}), request.delivery_info or {}
+    return _sealed(headers, properties, content, delivery, lock_header)
 
 
 def arguments_that_came(request: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -211,7 +163,7 @@ def _sealed(
     message = {
         "headers": {
             **without_deaths(headers),
-            HEADER: lock_header.to_header(headers.get("retries") or 0),
+            HEADER: lock_header.to_header(headers),
         },
         "properties": {k: v for k, v in properties.items() if k not in _NOT_PROPERTIES},
         "content_type": content_type,

@@ -5,9 +5,11 @@ from typing import Any, NamedTuple
 
 from kombu.message import Message
 
-__all__ = ["HEADER", "Received", "Taken"]
+from .lock_header import LockHeader
 
-HEADER = "distlock"  # the one header, and the one property, of ours
+__all__ = ["PROPERTY", "Received", "Taken"]
+
+PROPERTY = "distlock"  # of a message, in the main process
 
 
 class Taken(NamedTuple):
@@ -31,13 +33,19 @@ class _Noted(dict[str, Any]):
     """Marks what this process has noted on a message; nothing that comes by a wire is one."""
 
 
+class _Properties(dict[str, Any]):
+    """The properties of a message as they came; as an attribute, what its worker knows of it."""
+
+    received: "Received"
+
+
 class Received(NamedTuple):
     """
     Facts about one message, from its arrival in the worker to the process that runs its task.
 
-    They travel as a plain dictionary in ``properties["distlock"]``. What a sender puts there is not
-    believed: in the main process only what was noted by :meth:`note` counts, and a request's own
-    entry is always written by :class:`~celery_distlock.worker.request.LockedRequest`.
+    They travel as an attribute of the properties of the task's request, where its body does not see
+    them, and come from :class:`~celery_distlock.worker.request.LockedRequest` alone. Of a message's
+    properties only what :meth:`note` has put there is read.
 
     Attributes:
         pushed: It came from the lock store, not from the broker.
@@ -53,8 +61,8 @@ class Received(NamedTuple):
         content_type: How its body is serialized.
         content_encoding: The body's character set.
         body: The body as it came; None: it is made of the arguments again.
-        headers: The names of the message's headers, among all that stands in its task's request;
-            None: not from a worker.
+        headers: The message's headers as they came, but for ours; None: not from a worker.
+        header: What ours says.
         delivery_address: Where this worker takes woken tasks; empty: it takes none.
         destination: Where it was sent, as `messages.destination_of` has it; empty: this worker
             takes no more that is sent there.
@@ -73,7 +81,8 @@ class Received(NamedTuple):
     content_type: str | None = None
     content_encoding: str | None = None
     body: Any = None
-    headers: tuple[str, ...] | None = None
+    headers: Mapping[str, Any] | None = None
+    header: LockHeader = LockHeader()
     delivery_address: str = ""
     destination: str = ""
     received_at: float | None = None
@@ -81,36 +90,29 @@ class Received(NamedTuple):
 
     @classmethod
     def of(cls, request: Any) -> "Received":
-        """Read what came with *request*, in the process that runs its task."""
-        return cls._read((request.properties or {}).get(HEADER))
+        """Return what came with *request*, in the process that runs its task."""
+        properties = request.properties
+        if isinstance(properties, _Properties):
+            return properties.received
+        return cls(header=LockHeader.of(request.__dict__))  # Celery's, of a task without a lock
 
     @classmethod
     def noted_on(cls, message: Message) -> "Received":
         """Read what this process has noted on *message*."""
-        noted = message.properties.get(HEADER)
-        return cls._read(noted if isinstance(noted, _Noted) else None)
-
-    @classmethod
-    def _read(cls, facts: Any) -> "Received":
-        if not isinstance(facts, Mapping):
-            return cls()
-        received = cls(**{name: facts[name] for name in cls._fields if name in facts})
-        return (
-            received if received.taken is None else received._replace(taken=Taken(*received.taken))
-        )
+        noted = message.properties.get(PROPERTY)
+        return cls(**noted) if isinstance(noted, _Noted) else cls()
 
     @staticmethod
     def note(message: Message, **facts: Any) -> None:
         """Note *facts*, some of the attributes, on *message*, beside those noted before."""
         properties: dict[str, Any] = message.properties
-        noted = properties.get(HEADER)
+        noted = properties.get(PROPERTY)
         if not isinstance(noted, _Noted):
-            noted = properties[HEADER] = _Noted()
+            noted = properties[PROPERTY] = _Noted()
         noted.update(facts)
 
-    def to_properties(self) -> dict[str, Any]:
-        """Return what stands in ``properties["distlock"]``."""
-        facts = {name: value for name, value in self._asdict().items() if value is not None}
-        if self.taken is not None:
-            facts["taken"] = tuple(self.taken)
-        return facts
+    def attach_to(self, properties: Mapping[str, Any]) -> dict[str, Any]:
+        """Return *properties* for the task's request, with these facts as an attribute."""
+        made = _Properties({k: v for k, v in properties.items() if k != PROPERTY})
+        made.received = self
+        return made

@@ -92,13 +92,18 @@ def apply_async(
     )
 
     def send(
-        identity: Identity | None, delay: float | None = None, *, away: bool = False, **more: Any
+        identity: Identity | None,
+        delay: float | None = None,
+        *,
+        away: bool = False,
+        number: int = 0,
+        **more: Any,
     ) -> Any:
         ours = {**options, "countdown": None, "eta": None, **more}
-        if "headers" in more:
-            ours["headers"] = {**(options.get("headers") or {}), **more["headers"]}
         this = call if delay is None else replace(call, delay=delay)
-        with StoreProducer(this, identity, producer, connection, store_is_away=away) as through:
+        with StoreProducer(
+            this, identity, producer, connection, store_is_away=away, number=number
+        ) as through:
             return apply(args, kwargs, **ours, producer=through)
 
     if rule is None:

@@ -14,10 +14,9 @@ from celery_distlock.stores import Sent, WokenTask
 from celery_distlock.stores.requests import Identity
 
 from .call import Call
-from .lock_header import LockHeader, execution_id
+from .lock_header import HEADER, LockHeader, execution_id
 from .messages import Content, destination_of, without_deaths
 from .publishing import broker_errors, broker_reason
-from .received import HEADER
 from .times import when
 
 __all__ = ["ChangedError", "StoreProducer"]
@@ -42,6 +41,7 @@ class StoreProducer:
         producer: The real one, if the caller has given it.
         connection: Whose producer it is, likewise.
         store_is_away: The call goes to the broker.
+        number: As `LockHeader.number` of the run whose place it takes.
     """
 
     def __init__(
@@ -52,10 +52,12 @@ class StoreProducer:
         connection: Any,
         *,
         store_is_away: bool,
+        number: int = 0,
     ) -> None:
         self._call = call
         self._identity = identity
         self._store_is_away = store_is_away
+        self._number = number
         self._is_sent = False
         self._is_over = False  # Celery's `apply_async` has returned
         self._acquired = contextlib.ExitStack()
@@ -149,8 +151,10 @@ class StoreProducer:
 
     def _send(self, content: Content, how: Mapping[str, Any]) -> Any:
         call, headers = self._call, how["headers"]
-        kept = LockHeader.of(headers).of_next(since=time.time() + call.delay)
-        header = kept.parked([call.name], execution_id(headers), sent=True)
+        kept = replace(
+            LockHeader.of(headers), postponed=self._number, since=time.time() + call.delay
+        )
+        header = kept.parked([call.name], execution_id(headers, kept), sent=True)
         exchange, routing_key = how.get("exchange") or "", how.get("routing_key") or ""
         exchange = str(getattr(exchange, "name", exchange))
         where, declared = (exchange, routing_key), how.get("declare") or ()
@@ -211,6 +215,6 @@ class StoreProducer:
         headers = dict(how["headers"])
         if header is not None:
             headers = without_deaths(headers)
-            headers[HEADER] = header.to_header(headers.get("retries") or 0)
+            headers[HEADER] = header.to_header(headers)
         kind = {"content_type": content.kind, "content_encoding": content.encoding}
         return self._real.publish(content.body, **{**how, **kind, "headers": headers})

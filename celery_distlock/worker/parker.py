@@ -13,7 +13,7 @@ from celery_distlock.naming import shown
 from celery_distlock.process import forks
 from celery_distlock.process.background import BackgroundNotifier
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.lock_header import LockHeader, execution_id
+from celery_distlock.runtime.lock_header import LockHeader, execution_id, without_ours
 from celery_distlock.runtime.messages import seal_message
 from celery_distlock.runtime.received import Received
 from celery_distlock.runtime.reporting import Report
@@ -185,7 +185,7 @@ def _context_of(message: Any, hostname: str) -> Context:
     args, kwargs, _ = message.payload
     properties = message.properties
     return Context(
-        message.headers,
+        without_ours(message.headers),
         args=args,
         kwargs=kwargs,
         delivery_info=message.delivery_info,

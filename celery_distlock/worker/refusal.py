@@ -214,7 +214,7 @@ def _queued_before(
         if others and not has_room(want, others, (used or {}).get(key.template, 0)):
             identity, request = next(iter(queued.items()))
             who = f"{request.name}[{identity}], which waits for a process"
-            return Taken(key.template, who, execution_id(request.request_dict), 0.0)
+            return Taken(key.template, who, request.run, 0.0)
     return None
 
 

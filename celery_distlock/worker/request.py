@@ -1,7 +1,9 @@
 """A request that hands what the main process knows of its message to the process that runs it."""
 
+import copy
 import functools
 import logging
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -12,9 +14,9 @@ from celery_distlock import clock
 from celery_distlock.errors import LockKeyError
 from celery_distlock.keys import slot_name
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.lock_header import LockHeader, execution_id
-from celery_distlock.runtime.messages import destination_of, header_names
-from celery_distlock.runtime.received import HEADER, Received
+from celery_distlock.runtime.lock_header import HEADER, LockHeader, execution_id, without_ours
+from celery_distlock.runtime.messages import destination_of
+from celery_distlock.runtime.received import Received
 from celery_distlock.runtime.receiving import PLAIN_CONTENT
 from celery_distlock.runtime.requeueing import Postponed
 from celery_distlock.runtime.routing import copied_queue, exchange_type, queue_names
@@ -47,7 +49,9 @@ class LockedRequest(Request):
         where = facts["delivery_info"]
         place = exchange, _ = where.get("exchange") or "", where.get("routing_key") or ""
         kind = exchange_type(app, exchange)
-        if LockHeader.of(facts).returned:
+        header = LockHeader.of(facts)
+        facts.pop(HEADER, None)  # else the task would see it, and hand it on
+        if header.returned:
             where["redelivered"] = True  # as a broker says of what came back to it
         noted = Received.noted_on(message)
         self._received = received = noted._replace(
@@ -58,14 +62,15 @@ class LockedRequest(Request):
             content_type=message.content_type,
             content_encoding=message.content_encoding,
             body=self._kept_body(message, decoded=options.get("decoded", False)),
-            headers=header_names(options.get("headers") or message.headers),
+            headers=_as_they_came(options.get("headers") or message.headers),
+            header=header,
             delivery_address=self._runtime.delivery_address,
             destination=self._destination(app, *place),
             received_at=clock.monotonic(),
             events=_event_source(options),
         )
         events.set_source(app, received.events)
-        facts["properties"] = {**facts["properties"], HEADER: received.to_properties()}
+        facts["properties"] = received.attach_to(facts["properties"])
         if received.pushed:
             self._forget_a_past_eta()
             pushed_requests[message.delivery_tag] = self
@@ -147,8 +152,13 @@ class LockedRequest(Request):
             drop(self._reserved)
 
     @property
+    def run(self) -> str:
+        """Its execution's id."""
+        return execution_id(self.request_dict, self._received.header)
+
+    @property
     def _was_woken(self) -> bool:
-        return LockHeader.of(self.request_dict).woken
+        return self._received.header.woken
 
     @property
     def _may_be_kept_for(self) -> bool:
@@ -164,10 +174,8 @@ class LockedRequest(Request):
 
     def _reserved(self) -> list[WokenTask]:
         """Return its run at each of the keys that may be reserved for it."""
-        facts = self.request_dict
-        header, run = LockHeader.of(facts), execution_id(facts)
-        names = header.places if header.woken else self._own_names()
-        return [WokenTask(name, run, b"") for name in names]
+        names = self._received.header.places if self._was_woken else self._own_names()
+        return [WokenTask(name, self.run, b"") for name in names]
 
     def _own_names(self) -> list[str]:
         """Return the slot names of its keys, by its template."""
@@ -186,6 +194,14 @@ def locked_request(kind: type[Request]) -> type[Request]:
     if issubclass(kind, LockedRequest):
         return kind
     return type(kind.__name__, (LockedRequest, kind), {})
+
+
+def _as_they_came(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *headers* but for ours; a task changes none of what they hold."""
+    return {
+        name: copy.deepcopy(value) if isinstance(value, dict | list) else value
+        for name, value in without_ours(headers).items()
+    }
 
 
 def _event_source(options: dict[str, Any]) -> str:

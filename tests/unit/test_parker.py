@@ -146,7 +146,7 @@ def test_of_the_keys_at_which_it_stood_before_it_names_only_where_it_is_parked_n
     """Its task was deployed with other keys, after the broker got what the store had kept."""
     arrival = arrive("a")
     way = LockHeader(parked_at="former", names=("former", "other"), attempts=1)
-    arrival.message.headers["distlock"] = way.to_header(1)
+    arrival.message.headers["distlock"] = way.to_header(arrival.message.headers)
 
     assert parker.handle(arrival)
 

@@ -15,8 +15,7 @@ from kombu import Exchange, Queue, binding
 
 from celery_distlock import LockedTask
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.lock_header import LockHeader
-from celery_distlock.runtime.received import HEADER
+from celery_distlock.runtime.lock_header import HEADER, LockHeader
 from celery_distlock.runtime.signing import is_signed, is_signed_with, sign
 from celery_distlock.runtime.trust import Reason, RefusedError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, parking
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SECRET, OTHER = "correct horse battery", "staple of another kind"
-WAY = LockHeader(woken=True, run="i:0:0:0", parked_at="sku").to_header(0)
+WAY = LockHeader(woken=True, run="i:0:0:0", parked_at="sku").to_header({"id": "i"})
 ENVELOPE = b'{"headers": {}, "body": "e30="}'
 
 

@@ -12,8 +12,8 @@ import redis
 
 from celery_distlock.keys import slot_name
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.lock_header import LockHeader
-from celery_distlock.runtime.received import HEADER
+from celery_distlock.runtime.lock_header import HEADER, LockHeader
+from celery_distlock.stores.identities import task_id_of
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -53,8 +53,9 @@ def envelope(task: str, *args: Any, **other: Any) -> bytes:
 def parked_as(run: str, key: str, envelope: bytes) -> bytes:
     """Return *envelope* as a worker parks it, as *run* at *key*."""
     message = json.loads(envelope)
+    message["headers"]["id"] = task_id_of(run)
     way = LockHeader(woken=True, run=run, parked_at=slot_name(key))
-    message["headers"][HEADER] = way.to_header(message["headers"]["retries"])
+    message["headers"][HEADER] = way.to_header(message["headers"])
     return json.dumps(message).encode()
 
 
