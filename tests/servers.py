@@ -104,16 +104,23 @@ def bring_nearer(url: str, prefix: str, seconds: float) -> None:
             if record.endswith((b":woken", b":done", b":due", b":later")):
                 for run in client.zrange(record, 0, -1):
                     client.zincrby(record, -1000 * seconds, run)
+                _expire_sooner(client, record, seconds)
             elif record.endswith(b":lock"):
                 _bring_ends_nearer(client, record, seconds)
-                left = client.pttl(record)  # last: a field that is set after its end makes another
-                client.pexpire(record, max(0, left - int(1000 * seconds)))
+                # Last: a field that is set after its end makes another.
+                _expire_sooner(client, record, seconds)
             elif record.endswith(b":calls"):
                 _bring_identities_nearer(client, record, seconds)
             elif record.endswith(b":tasks"):
                 _bring_the_limit_nearer(client, record, seconds)
             elif record.endswith(b":rate"):
                 _bring_starts_nearer(client, record, seconds)
+
+
+def _expire_sooner(client: redis.Redis, record: bytes, seconds: float) -> None:
+    left = client.pttl(record)
+    if left > 0:
+        client.pexpire(record, max(0, left - int(1000 * seconds)))
 
 
 def _bring_ends_nearer(client: redis.Redis, lock: bytes, seconds: float) -> None:

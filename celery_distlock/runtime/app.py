@@ -11,6 +11,7 @@ from weakref import WeakSet, finalize, ref
 
 from celery import Celery, _state
 from celery.app.task import Context
+from kombu.message import Message
 
 from celery_distlock import signals
 from celery_distlock.arguments import told_by
@@ -27,16 +28,21 @@ from celery_distlock.stores import (
     UnsendableError,
     open_store,
 )
+from celery_distlock.stores.parking import AwaitedError
 from celery_distlock.stores.values import WokenTask
 
+from .backlog import Backlog
 from .conflict_errors import expect_conflicts
 from .location import StoreLocation, derive_store_location
+from .lock_header import LockHeader
 from .masking import mask_urls
-from .messages import MalformedError
+from .messages import MalformedError, destination_of
 from .plans import OPTIONS, UNSET, Plan, make_plan
 from .published import Published
 from .publishing import publish
+from .received import Received
 from .relay import Relay
+from .routing import queue_names
 from .trust import Reason, RefusedError, Trust
 
 __all__ = ["Runtime", "spelt"]
@@ -61,10 +67,13 @@ class Runtime:
         self.delivery_queues: Collection[str] = ()  # the broker's queues whose tasks it takes so
         # Drops runs in the store, by a thread, which also finds them.
         self.drop_reserved: Callable[[Callable[[], Iterable[WokenTask]]], None] | None = None
+        # Is told of each woken task that the broker has given to this worker, with its message.
+        self.fetched: Callable[[WokenTask, Message], None] | None = None
         self.parking_thread: Any = None  # parks messages that arrive for a taken key
         self.inspection_thread: Any = None  # inspects the keys of those that are not parked
         self.trust = Trust(app, self.plans, lambda: self.settings.secret)
         self.relay = Relay(app, lambda: self.store)
+        self._backlog = Backlog(app)
         self._imported = False
         self._settled = False  # the settings count as they were read
         # A signal's handler may take a lock, or call a task, while its thread has this.
@@ -127,15 +136,23 @@ class Runtime:
         """
         Send a woken task; true: straight to a worker, false: by the broker.
 
+        What the broker was given is given to it again, and to no worker: so it passes nothing that
+        was sent before. True also then: it is noted already, lest there be a copy that is not.
+
         Raises:
+            AwaitedError: It may still be in the broker's queue.
             NotOursError: This process may not send it.
             UnsendableError: Nobody can send it: its envelope is spoilt.
         """
         try:
-            if self.relay.push(woken, self.trust.check(woken)):
+            message = self.trust.check(woken)
+            if woken.published:
+                self._ensure_missing(message)
+                ParkingStore.of(self.store).mark_published(woken)
+            elif self.relay.push(woken, message):
                 return True
             publish(self._app, woken.envelope, returned=woken.returned)
-            return False
+            return woken.published
         except MalformedError as error:
             raise UnsendableError(str(error)) from error
         except RefusedError as refusal:
@@ -143,6 +160,17 @@ class Runtime:
                 raise UnsendableError(str(refusal)) from refusal
             report = functools.partial(self.trust.refuse, woken, refusal)
             raise NotOursError(str(refusal), report) from refusal
+
+    def keep_fetched(self, message: Message, header: LockHeader) -> None:
+        """Keep a woken task from being sent again, whose *message* has come by the broker."""
+        if self.fetched is not None and not Received.noted_on(message).pushed:
+            self.fetched(WokenTask(header.parked_at, header.run, b""), message)
+
+    def _ensure_missing(self, message: Mapping[str, Any]) -> None:
+        """Raise `AwaitedError` if the broker may still have *message*."""
+        where = message["exchange"], message["routing_key"]
+        if self._backlog.is_in(queue_names(self._app, *where)):
+            raise AwaitedError(destination_of(*where))
 
     def import_tasks(self) -> None:
         """

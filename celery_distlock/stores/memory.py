@@ -525,8 +525,7 @@ class MemoryStore(MemoryInspection, MemorySending, MemoryCapacity, SeveralKeys):
                 return Release(False)
             state.unpark(wake.run)
             if mark:
-                state.unsettled.pop(wake.run, None)
-                state.done[wake.run] = clock.monotonic()
+                state.note_end(wake.run)
             return self._free(wake.name, state, f"parked:{wake.run}")
 
     def _free(self, name: str, state: MemoryKey, owner: str) -> Release:
@@ -550,8 +549,7 @@ class MemoryStore(MemoryInspection, MemorySending, MemoryCapacity, SeveralKeys):
             parked = state.unpark(run)
             again = any(share.again for share in state.shares.values() if share.run == run)
             if parked or again or ended is Completion.YES_AND_MAY_COME_AGAIN:
-                state.done[run] = now
-                state.unsettled.pop(run, None)
+                state.note_end(run)
         elif holder and not state.is_alone and run in state.woken:
             state.woken[run] = now  # what was set aside as its second delivery
 
@@ -559,6 +557,7 @@ class MemoryStore(MemoryInspection, MemorySending, MemoryCapacity, SeveralKeys):
         now = clock.monotonic()
         state.done = {run: at for run, at in state.done.items() if at > now - DONE}
         state.unsettled = {run: at for run, at in state.unsettled.items() if at > now}
+        state.copies = {run: at for run, at in state.copies.items() if at > now}
         known = state.calls or state.later or state.done or state.unsettled or state.log.in_use
         if not (state.in_use or state.woken or known):
             self._keys.pop(name, None)
@@ -573,6 +572,14 @@ class MemoryStore(MemoryInspection, MemorySending, MemoryCapacity, SeveralKeys):
                 times = state.sends[wake.run] = state.sends.get(wake.run, 0) + 1
                 pause = RESEND * 2 ** (times - 1) if times <= RESENDS else DAY
                 state.woken[wake.run] = clock.monotonic() + pause
+                if times > 1:
+                    state.expect_copy(wake.run)
+
+    def mark_awaited(self, wake: WokenTask, destination: str) -> None:
+        with self._mutex:
+            state = self._known(wake.name)
+            if wake.run in state.woken:
+                state.woken[wake.run] = clock.monotonic() + RESEND
 
     def mark_left(self, wake: WokenTask) -> None:
         with self._mutex:
@@ -622,7 +629,11 @@ class MemoryStore(MemoryInspection, MemorySending, MemoryCapacity, SeveralKeys):
                 state.unpark(run)
                 continue
             state.woken[run] = now + UNSENT
-            yield WokenTask(name, run, state.envelopes[run], returned=run in state.begun)
+            returned, published = run in state.begun, run in state.sends
+            if not published:
+                state.expect_copy(run)
+            envelope = state.envelopes[run]
+            yield WokenTask(name, run, envelope, returned=returned, published=published)
         for run in sorted(state.later, key=state.later.__getitem__):
             if state.later[run] > now:
                 break
@@ -639,10 +650,13 @@ class MemoryStore(MemoryInspection, MemorySending, MemoryCapacity, SeveralKeys):
         name = slot_name(key)
         with self._mutex:
             state = self._known(name)
+            may_come = run in state.sends
             if state.holds(run) or state.knows_end(run) or not state.unpark(run):
                 return Release(False)
             free_identity(state, run)
-            state.done[run] = clock.monotonic()
+            if may_come:
+                state.expect_copy(run)
+            state.note_end(run)
             return self._free(name, state, f"parked:{run}")
 
     def wake_again(self, key: str) -> Iterator[WokenTask]:

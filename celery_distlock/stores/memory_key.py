@@ -51,6 +51,7 @@ CLAIM = 5.0
 DOUBLINGS = 2
 UNSENT = 2.0
 DONE = 3600.0
+COPIES = 31 * 86400.0
 LOOK = 1.0
 SOONER = 0.01
 AHEAD = 1_000_000  # µs
@@ -145,6 +146,8 @@ class MemoryKey:
     calls: dict[str, Call] = field(default_factory=dict)
     done: dict[str, float] = field(default_factory=dict)
     unsettled: dict[str, float] = field(default_factory=dict)  # until when they are held back
+    # Until when the end must be known of those of which the broker may have another message.
+    copies: dict[str, float] = field(default_factory=dict)
     log: StartLog = field(default_factory=StartLog)
 
     def prune(self) -> "MemoryKey":
@@ -394,6 +397,16 @@ class MemoryKey:
     def knows_end(self, run: str) -> bool:
         """Whether a run has ended, or its result is being stored."""
         return run in self.done or clock.monotonic() < self.unsettled.get(run, -math.inf)
+
+    def note_end(self, run: str) -> None:
+        """Remember that a run has ended."""
+        now = clock.monotonic()
+        self.done[run] = max(now, self.copies.pop(run, now))
+        self.unsettled.pop(run, None)
+
+    def expect_copy(self, run: str) -> None:
+        """Note that the broker may have another message of a run, which may come after its end."""
+        self.copies[run] = clock.monotonic() + COPIES
 
     def keep(self, run: str, park_request: ParkRequest) -> None:
         """Keep a run's message."""

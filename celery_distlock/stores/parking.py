@@ -29,7 +29,7 @@ from .values import (
     WokenTask,
 )
 
-__all__ = ["NotOursError", "ParkingStore", "Publisher", "UnsendableError"]
+__all__ = ["AwaitedError", "NotOursError", "ParkingStore", "Publisher", "UnsendableError"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,19 @@ class NotOursError(Exception):
     def __init__(self, why: str = "", report: Callable[[], object] = lambda: None) -> None:
         super().__init__(why)
         self.report = report
+
+
+class AwaitedError(Exception):
+    """
+    A run is not sent again: the broker was given its message, and the queue is not empty.
+
+    Args:
+        destination: As `ParkRequest.destination`.
+    """
+
+    def __init__(self, destination: str) -> None:
+        super().__init__(f"there are messages in the queue of {destination}")
+        self.destination = destination
 
 
 class UnsendableError(Exception):
@@ -70,8 +83,8 @@ class ParkingStore(ListingStore):
     Attributes:
         publishers: What sends the envelope of a woken run: one for each app of this process that
             uses the store. Each returns true if it has pushed the run to a worker (see `push`), and
-            not given it to the broker; raises `NotOursError` for a run that others have to send,
-            and `UnsendableError` for one that nobody can.
+            not given it to the broker, or has noted that; raises `NotOursError` for a run that
+            others have to send, `UnsendableError` for one that nobody can, and `AwaitedError`.
     """
 
     _ability: ClassVar[Ability | None] = Ability.PARK
@@ -153,6 +166,14 @@ class ParkingStore(ListingStore):
     @abstractmethod
     def mark_published(self, wake: WokenTask) -> None:
         """Note that a woken run's message is with the broker."""
+
+    def mark_awaited(self, wake: WokenTask, destination: str) -> None:
+        """
+        Note that a run's message may still be in the broker's queue.
+
+        A sweep finds it again later, and for some seconds nothing else that the broker was given
+        for this *destination*. Asked of a store whose woken runs say that they were `published`.
+        """
 
     @abstractmethod
     def mark_left(self, wake: WokenTask) -> None:
@@ -292,9 +313,10 @@ class ParkingStore(ListingStore):
 
     def publish(self, wake: WokenTask) -> bool | None:
         """
-        Have the publisher whose task it is send *wake*; true: it was pushed to a worker.
+        Have the publisher whose task it is send *wake*; true: nothing more has to be noted.
 
         Raises:
+            AwaitedError: It may still be in the broker's queue.
             NotOursError: None of them may send it.
             UnsendableError: Nobody can.
         """
@@ -317,6 +339,9 @@ class ParkingStore(ListingStore):
                 pushed, on_sent = False, None
             if not pushed:
                 self.mark_published(wake)
+        except AwaitedError as error:
+            self._note_awaited(wake, error.destination)
+            return Sending.SENT
         except NotOursError as refusal:
             refusal.report()
             self._note_left(wake)
@@ -331,6 +356,12 @@ class ParkingStore(ListingStore):
         if on_sent is not None:
             on_sent()
         return Sending.SENT
+
+    def _note_awaited(self, wake: WokenTask, destination: str) -> None:
+        try:
+            self.mark_awaited(wake, destination)
+        except StoreError as error:
+            logger.debug("that %r is awaited was not noted: %s", shown(wake.run), error)
 
     def _note_left(self, wake: WokenTask) -> None:
         try:

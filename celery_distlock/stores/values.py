@@ -315,6 +315,7 @@ class WokenTask(NamedTuple):
         givers: Likewise, the runs that gave its keys up for it, as far as that is known.
         also: What else was woken.
         returned: It has come for its key before, and has not ended, as far as that is known.
+        published: The broker was given its message, and it has not come.
     """
 
     name: str
@@ -325,6 +326,7 @@ class WokenTask(NamedTuple):
     givers: tuple[str, ...] = ()
     also: tuple["WokenTask", ...] = ()
     returned: bool = False
+    published: bool = False
 
 
 class Reply(NamedTuple):

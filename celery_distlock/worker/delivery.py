@@ -80,11 +80,12 @@ class DeliveryStep(bootsteps.StartStopStep):
         if self._channel:
             self._registration = Registration(parent, store, self._channel.address)
             self._runtime.delivery_queues = self._registration.queues
+            self._runtime.fetched = self._registration.add_fetched
 
     def stop(self, parent: Any) -> None:
         """Close the channel: tasks woken from now on go elsewhere, or through the broker."""
         self._runtime.delivery_address, self._runtime.delivery_queues = "", ()
-        self._runtime.drop_reserved = None
+        self._runtime.drop_reserved = self._runtime.fetched = None
         for part in (self._registration, self._channel, self._calls, self._ack_worker):
             if part is not None:
                 part.close()

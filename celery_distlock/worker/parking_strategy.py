@@ -29,20 +29,28 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
     handle: Callable[..., Any] = default(task, app, consumer, **options)
     runtime = Runtime.of(app)
     plan = runtime.plans.get(task.name)
-    if plan is None or not runtime.settings.enabled or not _may_park(task, plan, runtime):
+    if plan is None or not runtime.settings.enabled:
         return handle
+    may_park = _may_park(task, plan, runtime)
     parking_strategy = _ParkingStrategy(task, plan, runtime)
+
+    def on_woken(message: Any, header: LockHeader, go_on: Callable[[], Any]) -> Any:
+        parking = runtime.parking_thread
+        if may_park and parking is not None:
+            answer = parking.start_woken(parking_strategy.places(message, header), message, go_on)
+        else:
+            answer = go_on()
+        runtime.keep_fetched(message, header)
+        return answer
 
     def on_message(
         message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **more: Any
     ) -> Any:
         parking = runtime.parking_thread
-        if body is None and parking is not None:
-            go_on = functools.partial(handle, message, body, ack, reject, callbacks, **more)
-            header = LockHeader.of(message.headers)
-            if header.woken:  # its turn has come
-                places = parking_strategy.places(message, header)
-                return parking.start_woken(places, message, go_on)
+        go_on = functools.partial(handle, message, body, ack, reject, callbacks, **more)
+        if body is None and (header := LockHeader.of(message.headers)).woken:  # its turn has come
+            return on_woken(message, header, go_on)
+        if body is None and parking is not None and may_park:
             keys = parking_strategy.keys(message)
             wants = wants_of(keys)
             if parking_strategy.has_to_wait(message, wants):
@@ -50,7 +58,7 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
                 return parking.take(Arrival(task, message, keys, acknowledge, go_on))
             with in_flight.entering(wants, message.headers["id"]):
                 return go_on()
-        return handle(message, body, ack, reject, callbacks, **more)
+        return go_on()
 
     return on_message
 

@@ -6,19 +6,23 @@ Once a second a thread tells the store
 - which broker queues the worker consumes, so that woken tasks of these queues come to its delivery
   channel, and how many slots are free; but for queues with a single active consumer;
 - which woken tasks wait here, for a slot or because Celery's rate limit or an ETA delays them:
-  nobody else sends those, unless this worker dies.
+  nobody else sends those, unless this worker dies. Of those that came by the broker, which gives
+  them to others then, it says so less often.
 
-A task that waits for a slot here is given to another worker as well, where that takes from the same
-queue and has a free one. Whoever starts it second finds that it has ended.
+A pushed task that waits for a slot here is given to another worker as well, where that takes from
+the same queue and has a free one. Whoever starts it second finds that it has ended.
 """
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from celery.worker import state
 
+from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.process.log_lines import say
 from celery_distlock.runtime.relay import by_room
@@ -27,7 +31,7 @@ from celery_distlock.stores import ParkingStore
 from celery_distlock.stores.values import PeerChannel, WokenTask
 
 from .in_flight import in_flight
-from .request import LockedRequest, pushed_requests
+from .request import LockedRequest, woken_requests
 
 __all__ = ["Registration"]
 
@@ -36,18 +40,23 @@ logger = logging.getLogger(__name__)
 INTERVAL = 1.0  # seconds between registrations
 VALID_FOR = 4.0  # seconds of a registration; a push to a closed channel costs little
 KEPT_FOR = 2.5  # seconds for which a task is left to a worker that is not heard of
+FETCHED_FOR = 60.0  # the same for a task that came by the broker
+FETCHED_AGAIN = 20.0  # seconds after which the store is asked to do so again
 
 
-class _Taken(NamedTuple):
-    """A woken task, and the message that Celery was given."""
+@dataclass(slots=True)
+class _Taken:
+    """A woken task, and the message that Celery was given; until when it is kept for us."""
 
     wake: WokenTask
     message: Any
+    pushed: bool
+    kept_until: float = -math.inf
 
     @property
     def request(self) -> LockedRequest | None:
         """What Celery has made of the message; None: nothing yet, or it has dropped that."""
-        return pushed_requests.get(self.message.delivery_tag)
+        return woken_requests.get(self.message.delivery_tag)
 
     @property
     def waits(self) -> bool:
@@ -89,7 +98,11 @@ class Registration:
 
     def add(self, wake: WokenTask, message: Any) -> None:
         """Keep *wake* for this worker until the task of *message*, which Celery has, has begun."""
-        self._waiting[wake.name, wake.run] = _Taken(wake, message)
+        self._waiting[wake.name, wake.run] = _Taken(wake, message, pushed=True)
+
+    def add_fetched(self, wake: WokenTask, message: Any) -> None:
+        """Keep *wake* as `add` does, where *message* came by the broker."""
+        self._waiting[wake.name, wake.run] = _Taken(wake, message, pushed=False)
 
     def close(self) -> None:
         """Withdraw; does not wait for the store."""
@@ -136,14 +149,26 @@ class Registration:
 
     def _keep(self) -> None:
         waiting = self._still_waiting()
-        self._store.keep_reserved([each.wake for each in waiting], KEPT_FOR)
+        pushed = [each for each in waiting if each.pushed]
+        self._store.keep_reserved([each.wake for each in pushed], KEPT_FOR)
+        self._keep_fetched([each for each in waiting if not each.pushed])
         # Not those that wait for earlier tasks of this worker, or that would wait there, too.
-        self._pass_on([each for each in waiting if each.waits_for_a_slot])
+        self._pass_on([each for each in pushed if each.waits_for_a_slot])
+
+    def _keep_fetched(self, fetched: list[_Taken]) -> None:
+        """Have those not taken for lost that are no more in the broker's queue."""
+        now = clock.monotonic()
+        due = [each for each in fetched if each.kept_until < now + FETCHED_FOR - FETCHED_AGAIN]
+        if due:
+            self._store.keep_reserved([each.wake for each in due], FETCHED_FOR)
+        for each in due:
+            each.kept_until = now + FETCHED_FOR
 
     def _withdraw_all(self) -> None:
         self._withdraw(self.queues)
         # Celery has forgotten its tasks by now. The store knows which of them have begun.
-        self._store.keep_reserved([each.wake for each in self._waiting.values()], 0.0)
+        pushed = [each.wake for each in self._waiting.values() if each.pushed]
+        self._store.keep_reserved(pushed, 0.0)
 
     def _withdraw(self, queues: Iterable[str]) -> None:
         gone = sorted(queues)

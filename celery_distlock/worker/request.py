@@ -24,7 +24,7 @@ from celery_distlock.runtime.times import seconds_until
 from celery_distlock.stores.values import WokenTask
 from celery_distlock.telemetry import events
 
-__all__ = ["LockedRequest", "locked_request", "pushed_requests"]
+__all__ = ["LockedRequest", "locked_request", "woken_requests"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +35,9 @@ _SERIALIZED_AGAIN = frozenset(
 )
 
 
-# By delivery tag, those that the lock store has pushed and that Celery still has. Its own table
-# lacks those that wait for a rate limit, and is by task id, which second deliveries share.
-pushed_requests: "WeakValueDictionary[str, LockedRequest]" = WeakValueDictionary()
+# By delivery tag, those of woken tasks that Celery still has. Its own table lacks those that wait
+# for a rate limit, and is by task id, which second deliveries share.
+woken_requests: "WeakValueDictionary[Any, LockedRequest]" = WeakValueDictionary()
 
 
 class LockedRequest(Request):
@@ -73,7 +73,8 @@ class LockedRequest(Request):
         facts["properties"] = received.attach_to(facts["properties"])
         if received.pushed:
             self._forget_a_past_eta()
-            pushed_requests[message.delivery_tag] = self
+        if self._was_woken:
+            woken_requests[message.delivery_tag] = self
 
     def _kept_body(self, message: Any, *, decoded: bool) -> Any:
         if not decoded:

@@ -11,6 +11,7 @@ from celery.worker import state
 
 from celery_distlock.runtime.messages import to_message
 from celery_distlock.stores.values import PeerChannel, WokenTask
+from celery_distlock.testing import FakeClock
 from celery_distlock.worker.in_flight import in_flight
 from celery_distlock.worker.registration import Registration
 from celery_distlock.worker.request import LockedRequest
@@ -24,11 +25,13 @@ class Store:
 
     def __init__(self):
         self.kept = []
+        self.seconds = []
         self.pushed = []
         self.peers = []
 
     def keep_reserved(self, wakes, seconds):
         self.kept.append([wake.run for wake in wakes])
+        self.seconds.append(seconds)
 
     def find_channels(self, queues):
         assert queues == ("celery",)
@@ -51,6 +54,7 @@ def registration(app, store):
     registration.close()
     registration._thread.join(30.0)
     store.kept.clear()
+    store.seconds.clear()
     return registration
 
 
@@ -89,6 +93,34 @@ def test_what_waits_for_a_rate_limit_is_given_to_nobody(store, registration, mes
     state.task_reserved(*bucket)
     registration._keep()
     assert store.pushed == [WAKE.run]
+
+
+def test_what_the_broker_gave_is_kept_for_long_and_given_to_nobody(
+    store, registration, message, receive
+):
+    request = receive()
+    state.task_reserved(request)
+    registration.add_fetched(WAKE, message)
+    store.peers = [PeerChannel("other", 4)]
+
+    with FakeClock().running() as clock:
+        for _ in range(40):
+            registration._keep()
+            clock.advance(1.0)
+
+    kept = [seconds for runs, seconds in zip(store.kept, store.seconds, strict=True) if runs]
+    assert kept == [60.0, 60.0]  # each time for three times as long as until the next
+    assert store.pushed == []
+
+
+def test_what_the_broker_gave_is_not_given_up_at_the_end(store, registration, message, receive):
+    request = receive()
+    registration.add_fetched(WAKE, message)
+
+    registration._withdraw_all()
+
+    assert store.kept == [[]]
+    assert request.waits
 
 
 def test_what_has_begun_is_kept_no_longer(store, registration, message, receive):

@@ -82,12 +82,13 @@ def wake_of(name: str, run: bytes, envelope: bytes | list[bytes]) -> WokenTask:
     """
     Return whom a script has woken.
 
-    One that needs several keys comes with their names, and one that has come before with that.
+    One that needs several keys comes with their names; others with letters, as sweep.lua has them.
     """
     if isinstance(envelope, list):
-        told, *came = envelope
-        if came:
-            return WokenTask(name, text(run), told, returned=True)
+        told, *letters = envelope
+        if letters:
+            returned, published = (letter in letters[0] for letter in (b"r", b"b"))
+            return WokenTask(name, text(run), told, returned=returned, published=published)
         return WokenTask(name, text(run), b"", Route.read(text(told)))
     return WokenTask(name, text(run), envelope)
 

@@ -69,6 +69,7 @@ __all__ = ["RedisStore"]
 
 logger = logging.getLogger(__name__)
 
+BACKLOG = 5.0  # seconds for which a broker's queue that has messages is not looked at again
 MOST_LEFT = 10_000  # runs that are known to have been left to others
 TURN = 0.9  # of the interval between sweeps: for so long the sweepers' turn is one's own
 REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
@@ -97,6 +98,7 @@ class RedisStore(
         self._complaints = Complaints()
         self._left: set[tuple[str, str]] = set()
         self._causes: dict[str, str] = {}
+        self._backlogs: dict[str, float] = {}
         self._gives_way = False  # what this sweep has left is for another one to look at
         self.forget_connections(forked=False)
         forget_after_fork(self)
@@ -396,6 +398,10 @@ class RedisStore(
     def mark_published(self, wake: WokenTask) -> None:
         self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 0)], wake.name)
 
+    def mark_awaited(self, wake: WokenTask, destination: str) -> None:
+        self._backlogs[destination] = clock.monotonic() + BACKLOG
+        self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 3)], wake.name)
+
     def mark_left(self, wake: WokenTask) -> None:
         if (wake.name, wake.run) not in self._left:
             # Whoever looks next may know it; else it would be up to chance who gets the turn.
@@ -459,7 +465,10 @@ class RedisStore(
         return self._records.call_without_key(_TURN, who, milliseconds(max(0.0, seconds)))
 
     def _sweep_calls(self, names: Sequence[str]) -> list[Command]:
-        return [self._records.call(_SWEEP, name, SWEEP_BATCH) for name in names]
+        now = clock.monotonic()
+        self._backlogs = {each: ends for each, ends in self._backlogs.items() if ends > now}
+        more = ["\n".join(self._backlogs)] if self._backlogs else []
+        return [self._records.call(_SWEEP, name, SWEEP_BATCH, *more) for name in names]
 
     def _swept(
         self, names: Sequence[str], answers: Sequence[Any], opens: dict[str, float | None]

@@ -3,7 +3,7 @@
 -- ARGV run
 -- returns 1 struck | 0 it is not parked, or has come | {wake_run, wake_envelope}: struck, and the
 --         next is to be sent
--- USES grant units queue calls
+-- USES grant lining units queue calls
 
 local BATCH = 1000 -- identities
 
@@ -37,8 +37,12 @@ if holds(run, now) or redis.call('ZSCORE', DONE, '~' .. run) then
     return 0 -- it runs, or its result is being stored
 end
 local noted = redis.call('HGET', TASKS, 'i:' .. run)
+local may_come = is_with_broker(run)
 if not unpark(run) then
     return 0
+end
+if may_come then
+    expect_copy(run)
 end
 redis.call('ZREM', LATER, run)
 free_identity(run, noted)

@@ -12,7 +12,8 @@
 --                which it was sent, if it has not come from there, t:<run> its task's name,
 --                n:<run> how often it was sent; of one that has come for its key since, -1 less
 --                that. i:<run> the identity that it was sent with. d:<run> how often it was pushed to
---                a worker that had not parked it, and that did not take it. Of one that stands at several
+--                a worker that had not parked it, and that did not take it; PUSHES if the broker was
+--                given it, or its caller publishes it. Of one that stands at several
 --                keys, as it cannot be sent yet: at each of them k:<run> their names, with its task's, and
 --                l:<run> once the key was kept for it; its envelope is at the first, else empty
 -- woken  zset    runs on their way, by the time (ms) at which they are sent again; also runs that
@@ -21,7 +22,8 @@
 -- rate   hash    how often the key was taken of late, as rates.lua has it
 -- done   zset    runs that have ended and whose message may come again, by their end (ms); as
 --                "~<run>" those whose result is not stored yet, by the time (ms) when they are
---                taken for dead
+--                taken for dead; as "+<run>" those of which the broker may have another message, by
+--                the time (ms) until which their end must be known
 
 local RECORDS = 7 -- of each key
 local LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]

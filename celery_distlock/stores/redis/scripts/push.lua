@@ -2,11 +2,10 @@
 -- come for its key, the next sweep finds it.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run
--- returns 1 it may be pushed | 0 it has come already | 2 it was pushed in vain, again and again: the
---         broker is to have it
--- USES grant units queue
+-- returns 1 it may be pushed | 0 it has come already | 2 it is for the broker: that was given it, or no
+--         worker took it, again and again
+-- USES grant lining units queue
 
-local PUSHES = 5 -- whoever has heard it so often may not know its task
 local BEHIND = 100 -- in the queue, whose channels are looked at
 local run = ARGV[1]
 if not on_its_way(run) then

@@ -400,13 +400,15 @@ end
 local function note_end(member, now_ms, at_ms)
     redis.call('ZREMRANGEBYSCORE', DONE, '-inf', integer(now_ms - DONE_MS))
     redis.pcall('ZADD', DONE, integer(at_ms), member)
-    redis.call('PEXPIRE', DONE, DONE_MS)
+    local left_ms = math.max(DONE_MS, at_ms - now_ms, redis.call('PTTL', DONE))
+    redis.call('PEXPIRE', DONE, integer(left_ms))
 end
 
 local function record_end(run)
     local now_ms = microseconds() / 1000
-    redis.call('ZREM', DONE, '~' .. run)
-    note_end(run, now_ms, now_ms)
+    local until_ms = tonumber(redis.call('ZSCORE', DONE, '+' .. run) or 0) or 0
+    redis.call('ZREM', DONE, '~' .. run, '+' .. run)
+    note_end(run, now_ms, math.max(now_ms, until_ms))
 end
 
 -- Keeps a second delivery from running while the first one's result is on its way to be stored: for

@@ -12,7 +12,9 @@ local roused = 0
 for _, run in ipairs(redis.call('ZRANGE', WOKEN, 0, ARGV[1] - 1)) do
     if not holds(run, now) and not redis.call('ZSCORE', DONE, '~' .. run) then
         redis.call('ZADD', WOKEN, 'XX', 0, run)
-        redis.call('HDEL', TASKS, 'd:' .. run)
+        if not is_with_broker(run) then
+            redis.call('HDEL', TASKS, 'd:' .. run)
+        end
         note_sent(run, 0)
         roused = roused + 1
     end

@@ -6,7 +6,8 @@
 --         that lets in besides; beside an empty run, in how many ms time alone lets the first enter, or
 --         a run join | {changed}: nothing was done, for another run has the identity than was thought
 --
--- go        it is on its way, and who sent it publishes its message; if he dies, a sweep does
+-- go        it is on its way: its caller publishes the message, or a sweep does if that process dies.
+--           It comes by the broker alone, so that it passes no earlier work
 -- sent_to   the destination of its message
 -- want      as in acquire.lua
 -- delay_ms  0: it waits for nothing but its turn
@@ -67,7 +68,7 @@ if is_free and not (identity ~= '' and taken_by(redis.call('HGET', CALLS, identi
         return refused
     end
     redis.call('HSET', LOCK, 'due', integer(now))
-    redis.call('HSET', TASKS, 's:' .. run, integer(now), unpack(fields))
+    redis.call('HSET', TASKS, 's:' .. run, integer(now), 'd:' .. run, PUSHES, unpack(fields))
     redis.call('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), run)
     forget_ended()
     if identity ~= '' then
@@ -104,6 +105,7 @@ local function let_in(status)
     for i = 1, #woken, 2 do
         if woken[i] == run then
             answer[1] = 'go' -- its message need not come back to who has sent it
+            redis.call('HSET', TASKS, 'd:' .. run, PUSHES)
         else
             answer[#answer + 1] = woken[i]
             answer[#answer + 1] = woken[i + 1]
