@@ -67,6 +67,7 @@ class KeyRule:
         any_keywords: A call may have keywords that are no parameters: a base of the task takes them
             away before the function is called. They are no part of a key.
         rate: How often each of the keys may be taken besides what *rule* says.
+        option: The task's option that *rule* is, for messages.
 
     Attributes:
         declared: The keys that *rule* names itself, with their templates; of a callable it is not
@@ -87,8 +88,10 @@ class KeyRule:
         validate: Callable[[Sequence[Any], Mapping[str, Any]], Arguments] | None = None,
         any_keywords: bool = False,
         rate: Rate | None = None,
+        option: str = "lock_key",
     ) -> None:
         self.task = task
+        self._named = f"task {task}: {option}"  # in messages
         self._rate = rate
         self._signature = signature
         self._validate = validate
@@ -105,7 +108,7 @@ class KeyRule:
         self.declared: tuple[Key, ...] = ()
         named = _as_list(rule)
         if named:
-            self._templates = [Template(each, task, signature) for each in named]
+            self._templates = [Template(each, task, signature, option) for each in named]
             self._read = {name for template in self._templates for name in template.reads}
             self._check_declared([template.key for template in self._templates])
             self.most = len(self.declared)
@@ -114,7 +117,7 @@ class KeyRule:
             self._check_callable(rule)
             self.most = _most_returned(rule)
         else:
-            raise ConfigurationError(f"task {task}: lock_key must be {_RULE}, not {rule!r}")
+            raise ConfigurationError(f"task {task}: {option} must be {_RULE}, not {rule!r}")
 
     def _check_declared(self, keys: list[Key]) -> None:
         self.declared = tuple(self._limited(keys))
@@ -186,7 +189,7 @@ class KeyRule:
             other = found.setdefault(key.template, key)
             if other != key:
                 raise LockKeyError(
-                    f"task {self.task}: lock_key wants {shown(key.template)!r} in two ways,"
+                    f"{self._named} wants {shown(key.template)!r} in two ways,"
                     f" {other!r} and {key!r}; name it once",
                     task=self.task,
                 )
@@ -247,15 +250,15 @@ class KeyRule:
             made = rule(*args, **kwargs)
         except Exception as error:
             raise LockKeyError(
-                f"task {self.task}: lock_key raised {type(error).__name__}: {error}", task=self.task
+                f"{self._named} raised {type(error).__name__}: {error}",
+                task=self.task,
             ) from error
         if made is None:
             return ()
         keys = _as_list(made)
         if keys is None:
             raise LockKeyError(
-                f"task {self.task}: lock_key must return a string, a Key, a list of them or None,"
-                f" not {made!r}",
+                f"{self._named} must return a string, a Key, a list of them or None, not {made!r}",
                 task=self.task,
             )
         return self._distinct([self._returned(key) for key in keys])
@@ -263,11 +266,11 @@ class KeyRule:
     def _returned(self, key: str | Key) -> Key:
         """Return what a callable has named, as a key."""
         if not key:
-            raise LockKeyError(f"task {self.task}: lock_key gave an empty key", task=self.task)
+            raise LockKeyError(f"{self._named} gave an empty key", task=self.task)
         made = key if isinstance(key, Key) else Key(key)
         if has_address(made.template):
             raise LockKeyError(
-                f"task {self.task}: lock_key returned {shown(made.template)!r}, and an address"
+                f"{self._named} returned {shown(made.template)!r}, and an address"
                 " differs in each process; name what identifies the object, as in order.id",
                 task=self.task,
             )
@@ -295,7 +298,7 @@ class KeyRule:
                 bind(*args, **kwargs)
             except TypeError as error:
                 raise ConfigurationError(
-                    f"task {self.task}: lock_key{accepted} cannot be called with the task's own"
+                    f"{self._named}{accepted} cannot be called with the task's own"
                     f" parameters {self._signature}: {error}"
                 ) from None
 

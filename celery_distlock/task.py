@@ -17,9 +17,9 @@ from .runtime.current import lease_of, unlocked
 from .runtime.execution import Execution, drop_reservations, note_call
 from .runtime.former_keys import at_former_key
 from .runtime.lock_header import HEADER, without_ours
-from .runtime.plans import UNSET
 from .runtime.receiving import receive_of_call, receive_of_request
 from .runtime.requeueing import Postponed
+from .runtime.task_options import UNSET, take_call_options
 from .worker import install
 from .worker.start_error import told_by_commands
 
@@ -59,6 +59,11 @@ class Sending(_Task):
             apply = super().apply_async
             result = sending.apply_async(self, apply, args, kwargs, producer, options)
             return call_rules.with_joined(result)
+
+        def apply(self, *args, **options):
+            """Run a call here, as Celery's `apply` does; there is nothing to send."""
+            take_call_options(self, options, by_celery=False)
+            return super().apply(*args, **options)
 
 
 class LockedTask(Sending):

@@ -3,6 +3,7 @@
 import inspect
 import re
 import string
+import warnings
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -11,11 +12,17 @@ from .arguments import SCALARS, digest, item, plain
 from .errors import ConfigurationError, LockKeyError
 from .key import Key
 
-__all__ = ["Template", "has_address"]
+__all__ = ["Template", "has_address", "unfilled_in"]
 
 WIDEST = 10_000  # characters that a format in a template may ask for
 
 _ROOT = re.compile(r"[^.\[]*")
+# What other languages, and slips, write for a field; with its name, if it has one.
+_UNFILLED = re.compile(
+    r"\{([^\W\d]\w*)(?:[.\[!:][^{}]*)?\}"  # of an f-string, or of doubled braces
+    r"|%\((\w+)\)[a-z]|%[sdr](?!\w)"
+    r"|\$\{?([^\W\d]\w*)|<([^\W\d]\w*)>"
+)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")  # in the text of an object without one
 _CONVERSIONS: Mapping[str | None, Callable[[Any], Any]] = {
     None: lambda value: value,
@@ -69,6 +76,7 @@ class Template:
         named: The template, or a `Key` of it.
         task: The task's name, for ``{task}`` and for messages.
         signature: That of the task's function, without ``self``.
+        option: The task's option that it is, for messages.
 
     Attributes:
         key: The template with its terms.
@@ -78,16 +86,19 @@ class Template:
         ConfigurationError: It does not parse, or names no parameter of the task.
     """
 
-    def __init__(self, named: str | Key, task: str, signature: inspect.Signature) -> None:
+    def __init__(
+        self, named: str | Key, task: str, signature: inspect.Signature, option: str = "lock_key"
+    ) -> None:
         text = named.template if isinstance(named, Key) else named
         self._text = text
         self._task = task
+        self._named = f"task {task}: {option}"  # in messages
         parameters = set(signature.parameters)
         try:
             self._fields = [_field(*piece) for piece in string.Formatter().parse(text)]
         except ValueError as error:
             raise ConfigurationError(
-                f"task {task}: lock_key {text!r} does not parse: {error}"
+                f"task {task}: {option} {text!r} does not parse: {error}"
             ) from None
         roots = {field.root for field in self._fields if field.name is not None}
         self._wants_digest = "digest" in roots - parameters
@@ -96,8 +107,24 @@ class Template:
         if unknown:
             raise ConfigurationError(self._unknown(min(unknown), parameters))
         if not text:
-            raise ConfigurationError(f"task {task}: lock_key is an empty template")
+            raise ConfigurationError(f"task {task}: {option} is an empty template")
         self.key = named if isinstance(named, Key) else Key(text)
+        self._warn_of_unfilled(list(signature.parameters))
+
+    def _warn_of_unfilled(self, parameters: list[str]) -> None:
+        """Warn of what looks as a field and is none, so that more calls than meant have one key."""
+        pieces = (each.text + ("" if each.name is None else "\0") for each in self._fields)
+        matches = _UNFILLED.finditer("".join(pieces))
+        found = [(match[0], match[match.lastindex or 0]) for match in matches]
+        named = [(shape, name) for shape, name in found if name in parameters]
+        shape, name = next(iter(named or ([] if self.reads else found)), ("", ""))
+        if shape and parameters:
+            right = name if name in parameters else parameters[0]
+            warnings.warn(
+                f"{self._named} {self._text!r} has {shape!r} in every key, as a text: to put an"
+                f" argument there, write {{{right}}}",
+                stacklevel=2,
+            )
 
     def _unknown(self, field: str, parameters: set[str]) -> str:
         known = sorted(parameters | {"task", "digest"})
@@ -105,8 +132,7 @@ class Template:
         hint = f"did you mean {{{close[0]}}}?" if close else f"it can name {', '.join(known)}"
         what = f"{{{field}}}" if field else "a field without a name"
         return (
-            f"task {self._task}: lock_key {self._text!r} names {what}, which is no parameter of the"
-            f" task; {hint}"
+            f"{self._named} {self._text!r} names {what}, which is no parameter of the task; {hint}"
         )
 
     def fill(self, arguments: Mapping[str, Any]) -> Key:
@@ -128,7 +154,7 @@ class Template:
                 raise LockKeyError(self._failed(field, values, error), self._task) from error
         key = "".join(made)
         if not key:
-            raise LockKeyError(f"task {self._task}: lock_key gave an empty key", self._task)
+            raise LockKeyError(f"{self._named} gave an empty key", self._task)
         return self.key.of(key)
 
     def _failed(self, field: _Field, values: Mapping[str, Any], error: Exception) -> str:
@@ -136,15 +162,18 @@ class Template:
         arrives = _ARRIVES_AS.get(type(values[field.root])) if field.steps else None
         if arrives is not None and isinstance(error, AttributeError):
             words += f"; {arrives % field.root}"
-        return (
-            f"task {self._task}: lock_key {self._text!r} cannot be made from these arguments:"
-            f" {words}"
-        )
+        return f"{self._named} {self._text!r} cannot be made from these arguments: {words}"
 
 
 def has_address(text: str) -> bool:
     """Whether *text* has that of an object without one, which differs in each process."""
     return _ADDRESS.search(text) is not None
+
+
+def unfilled_in(key: str) -> str:
+    """Return what looks as a field of a template in a *key*, which is none; or nothing."""
+    match = _UNFILLED.search(key) if "{" in key or "%" in key else None
+    return match[0] if match and match[0][0] in "{%" else ""
 
 
 def _field(text: str, name: str | None, spec: str | None, conversion: str | None) -> _Field:

@@ -1,6 +1,7 @@
 """What `Lock` and `AsyncLock` have in common: arguments, the store, and who enters again."""
 
 import threading
+import warnings
 from typing import Any, NamedTuple
 
 from celery_distlock.errors import ConfigurationError, LockConflictError, LockNotOwnedError
@@ -10,6 +11,7 @@ from celery_distlock.rate import RateLike
 from celery_distlock.settings import DEFAULT_PREFIX, check_lease, check_wait
 from celery_distlock.stores import Ability, Store, open_store
 from celery_distlock.stores.values import Reply
+from celery_distlock.templates import has_address, unfilled_in
 
 from .acquisition import defaults
 from .hold import Hold, Terms
@@ -61,6 +63,7 @@ class KeyLock:
         timeout: float | None = None,
     ) -> None:
         self.wanted = key_wanted(type(self).__name__, key, capacity, weight, shared, rate)
+        self._warn_of_what_nothing_fills_in()
         if not isinstance(watchdog, bool):
             raise ConfigurationError(f"watchdog must be True or False, not {watchdog!r}")
         if store is not None and not isinstance(store, str | Store):
@@ -79,6 +82,19 @@ class KeyLock:
         if isinstance(store, str):
             named = DEFAULT_PREFIX if prefix is None else prefix
             self._named_store = open_store(store, named)
+
+    def _warn_of_what_nothing_fills_in(self) -> None:
+        text = self.wanted.template
+        if not unfilled_in(text) and not has_address(text):
+            return
+        kind = type(self).__name__
+        own_init = type(self).__init__ is not KeyLock.__init__
+        # Without the key: of each text Python would keep a note.
+        warnings.warn(
+            f"{kind}() takes the key as it is, and this one has a field of a template in it, or an"
+            f' object\'s address: write {kind}(f"stock:{{sku}}"), or {kind}(task.key_for(sku))',
+            stacklevel=4 if own_init else 3,
+        )
 
     @property
     def lease(self) -> Lease | None:

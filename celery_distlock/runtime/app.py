@@ -37,12 +37,13 @@ from .location import StoreLocation, derive_store_location
 from .lock_header import LockHeader
 from .masking import mask_urls
 from .messages import MalformedError, destination_of
-from .plans import OPTIONS, UNSET, Plan, make_plan
+from .plans import Plan, make_plan
 from .published import Published
 from .publishing import publish
 from .received import Received
 from .relay import Relay
 from .routing import queue_names
+from .task_options import OPTIONS, UNSET, hint_for
 from .trust import Reason, RefusedError, Trust
 
 __all__ = ["Runtime", "spelt"]
@@ -351,7 +352,7 @@ def _refuse_unknown(app: Celery) -> None:
             continue
         if name not in known:
             names = [spelt(each, namespace) for each in known]
-            hint = meant(spelt(name, namespace), names)
+            hint = hint_for(name.removeprefix("distlock_")) or meant(spelt(name, namespace), names)
             raise ConfigurationError(f"unknown setting {key}; {hint}")
         right = spelt(name, namespace)
         if key not in (name, right):

@@ -1,6 +1,5 @@
 """How each task is locked: its plan, made of what it declares and what its app sets."""
 
-import inspect
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,17 +8,15 @@ from celery_distlock.engine.wants import abilities_for
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import KeyRule
 from celery_distlock.policies import Fail, Policy, Requeue, Skip, Wait, resolve
-from celery_distlock.settings import TASK_ONLY, TASK_OPTIONS, Layer, Settings, meant
+from celery_distlock.settings import Layer, Settings
 from celery_distlock.stores import Ability, Store
 from celery_distlock.unique import CallRule, Throttle, rule_of
 
 from .call_identity import CallIdentity
 from .task_function import TaskFunction
+from .task_options import UNSET, options_of
 
-__all__ = ["OPTIONS", "UNSET", "Plan", "make_plan"]
-
-UNSET: Any = type("Unset", (), {"__repr__": lambda _: "<not set>"})()
-OPTIONS = (*TASK_OPTIONS, *TASK_ONLY)
+__all__ = ["Plan", "make_plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,7 @@ def make_plan(
         ConfigurationError: An option is unknown or wrong; the message says which and where.
     """
     where = f"task {name}"
-    options = _options(task, where)
+    options = options_of(task, where)
     layer = Layer(f"{where}: lock_*", options)
     settings = Settings.from_layers(layer, flags, configured)
     policy_name = f"{where}: lock_on_conflict"
@@ -111,26 +108,6 @@ def _own(task: type[Any], *layers: Layer) -> set[str]:
     if not any("lease" in layer.values for layer in layers):
         own.add("lock_lease")
     return own
-
-
-def _options(task: type[Any], where: str) -> dict[str, Any]:
-    """Return the lock options that *task*, its bases or annotations set."""
-    options = {}
-    for attribute in dir(task):
-        name = attribute.removeprefix("lock_")
-        if name == attribute:
-            continue
-        if name not in OPTIONS:
-            known = [f"lock_{option}" for option in OPTIONS]
-            raise ConfigurationError(
-                f"{where}: unknown option {attribute}; {meant(attribute, known)}"
-            )
-        value = inspect.getattr_static(task, attribute)
-        if isinstance(value, staticmethod):
-            value = value.__func__
-        if value is not UNSET:
-            options[name] = value
-    return options
 
 
 def _refuse_idle(
@@ -193,8 +170,5 @@ def _call_identity(
 ) -> CallIdentity | None:
     if unique is None:
         return None
-    try:
-        by = function.key_rule(unique.by) if unique.by else None
-    except ConfigurationError as error:  # it speaks of a key
-        raise ConfigurationError(str(error).replace("lock_key", "lock_unique: by", 1)) from error
+    by = function.key_rule(unique.by, option="lock_unique: by") if unique.by else None
     return CallIdentity(rule, by, all_are=unique.all_alike)

@@ -22,9 +22,10 @@ from .app import Runtime
 from .call import Call
 from .call_rules import OBLIGING, send_once, terms_of
 from .current import Task
-from .plans import UNSET, Plan
+from .plans import Plan
 from .receiving import receive_of_call
 from .store_producer import StoreProducer
+from .task_options import UNSET, take_call_options
 from .times import seconds_left
 
 __all__ = ["apply_async"]
@@ -62,16 +63,11 @@ def apply_async(
 
     A link, a retry, and a call with ``lock_unique=None``, is sent by the broker instead of these.
     """
-    via, unique = options.pop("lock_via", UNSET), options.pop("lock_unique", UNSET)
+    via, unique = take_call_options(task, options, by_celery=_is_sent_by_celery(options))
     runtime = Runtime.of(task.app)
     plan = runtime.plan_of(task)
     if plan is None or not _is_for_the_store(task, runtime, plan, via, options):
         return apply(args, kwargs, producer=producer, **options)
-    if unique is not UNSET and unique is not None:
-        raise ConfigurationError(
-            f"task {task.name}: of one call lock_unique can only be None, not {unique!r}; say the"
-            " rule where the task is declared"
-        )
     rule = None if unique is None else plan.unique
     must_go = _is_sent_by_celery(options) or (unique is None and via is UNSET)
     try:

@@ -77,6 +77,15 @@ def test_a_chain_whose_every_link_is_parked_goes_on(site, key):
     assert result.get(timeout=30) == 11
 
 
+def test_a_link_with_an_option_that_no_call_takes_runs_and_the_log_says_so(site, key):
+    second = site.tasks.increase.s(key).set(lock_on_conflict="fail")
+
+    assert chain(site.tasks.square.s(key, 3), second).delay().get(timeout=30) == 10
+    assert any(
+        "a call does not take lock_on_conflict; it takes" in worker.log() for worker in site.workers
+    )
+
+
 def test_a_link_whose_key_cannot_be_made_fails_by_itself(site, key):
     link = chain(site.tasks.add.si(1, 2), site.tasks.miss_attribute.si(key))()
 
