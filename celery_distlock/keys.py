@@ -131,6 +131,11 @@ class KeyRule:
         """Whether keys are made by templates alone, without calling a function of the user's."""
         return self._callable is None and self._validate is None
 
+    @property
+    def compares_calls(self) -> bool:
+        """Whether a key has a digest of all arguments."""
+        return any(template.wants_digest for template in self._templates)
+
     def keys(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], receive: Receive | None = None
     ) -> tuple[Key, ...]:

@@ -81,6 +81,7 @@ class Template:
     Attributes:
         key: The template with its terms.
         reads: The parameters that it is filled in with.
+        wants_digest: It has a digest of all arguments.
 
     Raises:
         ConfigurationError: It does not parse, or names no parameter of the task.
@@ -101,8 +102,8 @@ class Template:
                 f"task {task}: {option} {text!r} does not parse: {error}"
             ) from None
         roots = {field.root for field in self._fields if field.name is not None}
-        self._wants_digest = "digest" in roots - parameters
-        self.reads = parameters if self._wants_digest else roots & parameters
+        self.wants_digest = "digest" in roots - parameters
+        self.reads = parameters if self.wants_digest else roots & parameters
         unknown = roots - parameters - {"task", "digest"}
         if unknown:
             raise ConfigurationError(self._unknown(min(unknown), parameters))
@@ -143,7 +144,7 @@ class Template:
             LockKeyError: It cannot be made of them.
         """
         values: dict[str, Any] = {"task": self._task}
-        if self._wants_digest:
+        if self.wants_digest:
             values["digest"] = digest(arguments, task=self._task)
         values.update(arguments)
         made = []

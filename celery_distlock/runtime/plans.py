@@ -171,4 +171,6 @@ def _call_identity(
     if unique is None:
         return None
     by = function.key_rule(unique.by, option="lock_unique: by") if unique.by else None
+    if by is None and not unique.all_alike:
+        function.ensure_calls_compare("lock_unique")
     return CallIdentity(rule, by, all_are=unique.all_alike)

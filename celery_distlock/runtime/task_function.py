@@ -6,11 +6,13 @@ import functools
 import inspect
 import re
 from collections.abc import AsyncGenerator, Awaitable, Generator, Iterator
+from inspect import Parameter
 from types import MethodType
 from typing import Any
 
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import AS_TEXT, KeyRule
+from celery_distlock.rate import Rate
 
 from .validation import Validation
 
@@ -51,36 +53,60 @@ class TaskFunction:
         self._function: Any = called.__func__ if self._bound else called
         self._validated = Validation.is_made_by(self._function)
 
-    def key_rule(self, rule: Any, **more: Any) -> KeyRule:
+    def key_rule(self, rule: Any, *, option: str = "lock_key", rate: Rate | None = None) -> KeyRule:
         """
-        Return how keys are made from the arguments of the task, as *rule* says.
+        Return how keys are made from the arguments of the task, as *rule*, its *option*, says.
 
         Raises:
             ConfigurationError: As `KeyRule`.
         """
-        signature = self._signature()
-        validate = None
+        signature, validate = self._signature(), None
         if self._validated:
             validate = Validation(self._function, f"task {self._task}", bound=self._bound)
         try:
-            return KeyRule(
+            made = KeyRule(
                 rule,
                 task=self._task,
                 signature=signature,
                 validate=validate,
                 any_keywords=not self._typed,
-                **more,
+                rate=rate,
+                option=option,
             )
         except ConfigurationError as error:
             raise ConfigurationError(f"{error}{self._on_wrappers(signature)}") from error.__cause__
+        if made.compares_calls:
+            self.ensure_calls_compare(f"{{digest}} in {option}")
+        return made
+
+    def ensure_calls_compare(self, what: str) -> None:
+        """
+        Raise if one call, written by position and by keyword, would be two for *what*.
+
+        Raises:
+            ConfigurationError: A wrapper takes any arguments for a function that names them.
+        """
+        signature = self._signature()
+        hint = self._on_wrappers(signature)
+        if not hint or not {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD} <= _kinds(signature):
+            return
+        wrapped = self._seen_by_callers(_inner(self._function), follow_wrapped=True)
+        if Parameter.POSITIONAL_OR_KEYWORD in _kinds(wrapped):
+            raise ConfigurationError(
+                f"task {self._task}: {what} compares all arguments, and of one call, written by"
+                f" position and by keyword, it would make two{hint}"
+            )
 
     def _signature(self) -> inspect.Signature:
-        function = _inner(self._function)
+        # Celery's wrapper for Pydantic binds arguments by what it wraps, whatever that is.
+        return self._seen_by_callers(_inner(self._function), follow_wrapped=self._validated)
+
+    def _seen_by_callers(self, function: Any, *, follow_wrapped: bool) -> inspect.Signature:
+        """Return the signature of *function*, without the task."""
         if self._bound:
             function = MethodType(function, object())
         try:
-            # Celery's wrapper for Pydantic binds arguments by what this follows.
-            return inspect.signature(function, follow_wrapped=self._validated, **AS_TEXT)
+            return inspect.signature(function, follow_wrapped=follow_wrapped, **AS_TEXT)
         except ValueError as error:
             raise ConfigurationError(
                 f"task {self._task}: which arguments its function takes is not known: {error}"
@@ -93,8 +119,8 @@ class TaskFunction:
         return (
             f"; its parameters are {signature}, those of a decorator's wrapper around"
             f" {_name(function)}: if the wrapper hands on what it gets, have the decorator set"
-            " wrapper.__signature__ = inspect.signature(function); else make lock_key a callable"
-            " that takes the arguments as they are sent"
+            " wrapper.__signature__ = inspect.signature(function); else lock_key may be a"
+            " callable that takes the arguments as they are sent"
         )
 
     def ensure_ends_with_its_call(self) -> None:
@@ -155,6 +181,10 @@ def _wrappers(function: Any) -> Iterator[Any]:
 def _may_run(wrapper: Any) -> bool:
     code = getattr(wrapper, "__code__", None)
     return code is None or any(map(_RUNS.search, (*code.co_names, *code.co_freevars)))
+
+
+def _kinds(signature: inspect.Signature) -> set[Any]:
+    return {parameter.kind for parameter in signature.parameters.values()}
 
 
 def _kind(function: Any) -> str:

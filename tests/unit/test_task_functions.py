@@ -16,7 +16,7 @@ from celery_distlock import LockedTask
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.task_function import is_pending
-from celery_distlock.unique import Unique
+from celery_distlock.unique import Debounce, Unique
 
 
 @pytest.fixture
@@ -44,6 +44,14 @@ def identity(app, *args, **kwargs):
 # The signature is that of what Celery calls
 
 
+def hands_out(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
 def injects(function):
     @functools.wraps(function)
     def wrapper(*args, **kwargs):
@@ -68,6 +76,9 @@ def takes_away(function):
 
 
 def touch(session, user=None): ...
+
+
+def count_by_name(*, a): ...
 
 
 @pytest.mark.parametrize("lock_key", ["u:{user}", ["all", "u:{user}"]])
@@ -109,11 +120,52 @@ def test_a_callable_is_held_to_the_parameters_of_the_wrapper(app):
         declare(app, takes_away(touch), lock_key=lambda *, user: user)
 
 
-def test_calls_are_alike_as_the_wrapper_is_called(app):
-    declare(app, takes_away(touch), lock_key="k", lock_unique="finished")
+def says_its_parameters(function):
+    wrapper = hands_out(function)
+    wrapper.__signature__ = inspect.signature(function)
+    return wrapper
 
-    assert identity(app, "acme") == identity(app, tenant="acme")
-    assert identity(app, "acme", "s") != identity(app, "other", "s")
+
+@pytest.mark.parametrize("bind", [False, True])
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({}, r"\{digest\} in lock_key"),
+        ({"lock_key": ["all", "u:{digest}"]}, r"\{digest\} in lock_key"),
+        ({"lock_key": "k", "lock_unique": "finished"}, "lock_unique"),
+    ],
+)
+def test_a_wrapper_that_takes_anything_is_refused_where_calls_are_compared(
+    app, options, what, bind
+):
+    with pytest.raises(ConfigurationError, match=rf"task work: {what} compares.*__signature__"):
+        declare(app, hands_out(touch), bind=bind, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lock_key": "k", "lock_unique": Unique(by="{task}")},
+        {"lock_key": "k", "lock_unique": Debounce(5.0)},
+        {"lock_key": lambda *args, **kwargs: "k"},
+    ],
+)
+def test_a_wrapper_that_takes_anything_will_do_where_no_arguments_are_compared(app, options):
+    declare(app, hands_out(touch), **options)
+
+
+@pytest.mark.parametrize("function", [lambda: None, lambda *args, **kwargs: None, count_by_name])
+def test_a_wrapper_around_what_can_be_called_in_one_way_will_do(app, function):
+    function.__name__ = "function"
+
+    declare(app, hands_out(function))
+
+
+def test_a_wrapper_that_says_its_parameters_has_one_key_for_a_call(app):
+    declare(app, says_its_parameters(touch), lock_unique="finished")
+
+    assert key(app, "s") == key(app, session="s", user=None)
+    assert identity(app, "s") == identity(app, session="s", user=None)
 
 
 def test_the_standard_library_s_wrappers_hand_on_what_they_get(app):
@@ -283,14 +335,6 @@ def test_a_wrapper_that_runs_a_coroutine_is_no_coroutine(app):
     assert declare(app, runs, lock_key="{a}")(7) is None
 
 
-def hands_out(function):
-    @functools.wraps(function)
-    def wrapper(*args, **kwargs):
-        return function(*args, **kwargs)
-
-    return wrapper
-
-
 def runs(function):
     @functools.wraps(function)
     def wrapper(*args, **kwargs):
@@ -342,7 +386,8 @@ def test_what_has_not_ended_is_known(kind):
 
 def test_a_body_that_returns_what_has_not_ended_is_an_error_in_the_log_once(app, caplog):
     task = declare(app, hands_out(generator), lock_key="k")
-    other = app.task(hands_out(async_generator), base=LockedTask, name="other", shared=False)
+    options = {"base": LockedTask, "lock_key": "k", "shared": False}
+    other = app.task(hands_out(async_generator), name="other", **options)
 
     for each in (task, task, other, task):
         each(7)
