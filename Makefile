@@ -5,6 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 RIVALS := .venv/.rivals
 TRIO := .venvs/trio/.ready
+TRACERS := .venvs/tracers/.ready
 
 .PHONY: help demo docs test test-unit test-all test-oldest test-drivers test-redis-6.2 smoke-compose chaos lint bench clean
 
@@ -27,7 +28,7 @@ LATER := $(patsubst %,tests/integration/%,plugin web test_embedded_server.py tes
   $(patsubst %,tests/integration/lock/test_%.py,interruptions lives) \
   $(patsubst %,tests/integration/async_lock/test_%.py,cancellations many_waiters) $(patsubst %,tests/worker/test_%.py,capacity_in_threads deploys fidelity full_pool \
   hanging_services order orphaned_holds pools retries several_keys several_keys_and_workers threads \
-  trust trust_certificates trust_signed worker_start)
+  traces trust trust_certificates trust_signed worker_start)
 
 # Four at a time, also on two cores: while some wait for servers, others compute.
 TOGETHER := -n 4 --dist loadscope
@@ -35,7 +36,7 @@ TOGETHER := -n 4 --dist loadscope
 test: $(READY) $(TRIO)  ## run the tests that every change needs, in minutes
 	@$(BIN)/pytest $(TOGETHER) -m "not exhaustive" $(LATER:%=--ignore %) $(CORE)
 
-test-all: $(READY) $(TRIO)  ## run all the tests: faults, topologies, other stores, documentation, browser
+test-all: $(READY) $(TRIO) $(TRACERS)  ## run all the tests: faults, topologies, other stores, documentation, browser
 	@$(BIN)/pytest $(TOGETHER)
 
 # The oldest and the newest of what is supported are in test-oldest and test-all; these are between them.
@@ -59,7 +60,7 @@ WITHOUT_OWN := -m "not exhaustive" $(OWN:%=--ignore %)
 OLDEST_TESTS := $(DRIVER_TESTS) tests/integration/web tests/integration/plugin \
   tests/contract/test_topologies.py tests/contract/test_zookeeper.py tests/stores/zookeeper/test_configuration.py
 
-test-oldest: $(OLDEST)/.ready  ## run most tests with the oldest version of every dependency
+test-oldest: $(OLDEST)/.ready $(TRACERS)  ## run most tests with the oldest version of every dependency
 	@$(OLDEST)/bin/python -m pytest -n 4 --dist worksteal $(WITHOUT_OWN) \
 	  --ignore tests/integration/web/test_browser.py $(OLDEST_TESTS)
 
@@ -175,6 +176,13 @@ $(READY): pyproject.toml
 $(TRIO): | $(READY)
 	@echo "Installing trio into $(@D), where eventlet does not see it (once)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade --target $(@D) trio
+	@touch $@
+
+# ddtrace has no wheel for Python 3.15 yet.
+$(TRACERS): | $(READY)
+	@echo "Installing sentry-sdk and ddtrace into $(@D), where no other test sees them (once)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade --only-binary ddtrace \
+	  --target $(@D) sentry-sdk 'ddtrace; python_version < "3.15"'
 	@touch $@
 
 # What cannot be installed is left out of the comparison, which says so.

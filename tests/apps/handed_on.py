@@ -1,14 +1,21 @@
-"""Tasks that write down what their request says, and send children with its headers."""
+"""
+Tasks that write down what their request says, and send children with its headers.
+
+As a process it sends, for each line of its input, one of them from within a trace of its own.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from typing import Any
 
 from celery import signals
 
 from celery_distlock import LockedTask, install, policies
 from celery_distlock.unique import Unique
+from tests import tracing
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
@@ -20,6 +27,7 @@ app.conf.update(
     task_reject_on_worker_lost=True,
 )
 install(app)
+tracing.instrument()
 journal = Journal.of_environment()
 
 
@@ -35,6 +43,7 @@ def seen(request: Any) -> dict[str, Any]:
         "headers": request.headers,
         "names": sorted(name for name in facts if name != "_children"),
         "marked": "distlock" in repr(facts),
+        "trace": tracing.ids(),
     }
 
 
@@ -109,3 +118,17 @@ plain_sender = app.task(bind=True, name="plain_sender", shared=False)(send)
 locked_sender = app.task(
     bind=True, name="locked_sender", base=LockedTask, lock_key="{key}", shared=False
 )(send)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        name, args, options = json.loads(line)
+        tracing.finished.clear()
+        with tracing.trace():
+            result = app.tasks[name].apply_async(args, **options)
+            facts = {"id": result.id, "trace": tracing.ids()}
+        print(json.dumps({**facts, "spans": tracing.finished}), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
