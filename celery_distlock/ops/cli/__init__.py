@@ -108,12 +108,15 @@ def locks(ctx: click.Context, url: str | None, prefix: str | None, **_preload: A
 
     Everything is asked of the lock store; no worker and no broker has to answer.
 
-    The exit status is 0 when all is done, and of doctor when all is fine; 1 when there is nothing
-    like that (the key is free, nobody waits, the task is not parked, there is no limit) or you said
-    no, and of doctor when there are doubts; 2 when the command is wrong, or the store cannot be
-    reached or does not do this, of web and exporter when a package is missing or they cannot listen
-    where they are told, and of doctor when there can be no locks; 141 when whoever reads the output
-    ends before it does, as head in a pipe.
+    \b
+    EXIT STATUS
+      0   done; doctor: all is fine
+      1   nothing to do: the key is free, has no waiter or no limit, the task is
+          not parked; or you said no; doctor: there are doubts
+      2   the command is wrong, or the store cannot be reached, or cannot do it;
+          web, exporter: no package, or no address to listen at;
+          doctor: there can be no locks
+      141 the reader of the output ended first, as head does in a pipe
     """
     from celery_distlock.runtime.app import Runtime
 
