@@ -247,8 +247,8 @@ def test_nothing_in_an_author_moves_the_cursor():
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("90", 90.0),
         ("90s", 90.0),
+        ("1.5h", 5400.0),
         ("15m", 900.0),
         ("1h30m", 5400.0),
         ("2d", 172_800.0),
@@ -260,11 +260,36 @@ def test_times_are_read_as_people_write_them(text, seconds):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "h", "1x", "-1h", "1.5h", "30m1h", "nan", "inf", "0", "0s", "366d", "٣h", "9" * 20]
+    "text",
+    [
+        "",
+        "h",
+        "1x",
+        "-1h",
+        "1.h",
+        "90",
+        "8",
+        "30m1h",
+        "nan",
+        "inf",
+        "0",
+        "0s",
+        "366d",
+        "٣h",
+        "9" * 20,
+    ],
 )
 def test_what_is_no_such_time_is_refused(text):
     with pytest.raises(click.BadParameter):
         Duration(1.0, 365 * 86400.0).convert(text, None, None)
+
+
+def test_a_number_without_a_unit_says_how_to_write_it():
+    with pytest.raises(click.BadParameter, match="'8' has no unit: say 8s, 8m, 8h or 8d"):
+        Duration(1.0, 86400.0).convert("8", None, None)
+
+    assert Duration(0.0, 86400.0).convert("0", None, None) == 0
+    assert Duration(0.1, 86400.0).convert("0.2s", None, None) == 0.2
 
 
 def test_calls_that_come_later_and_what_time_lets_in_are_notes():

@@ -15,7 +15,7 @@ from celery_distlock.settings import closest
 from celery_distlock.stores import Ability
 
 from . import CommandError
-from .ranges import DAY, PORT, Seconds
+from .ranges import DAY, PORT, Duration
 from .single import admin_of
 
 __all__ = ["exporter", "only_metrics"]
@@ -29,10 +29,11 @@ _ENDS = re.compile(r"_(total|created|bucket|sum|count)$")
 @click.option("--port", type=PORT, default=9750, show_default=True, help="The port; 0: a free one.")
 @click.option(
     "--every",
-    type=Seconds(0.0, DAY),
-    default=5.0,
+    type=Duration(0.0, DAY),
+    default="5s",
     show_default=True,
-    help="Seconds between looks at the store, at least.",
+    metavar="TIME",
+    help="Between two looks at the store, at least: 0.5s, 10s, 1m.",
 )
 @click.pass_context
 def exporter(ctx: click.Context, host: str, port: int, every: float) -> None:

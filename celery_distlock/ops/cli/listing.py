@@ -14,7 +14,7 @@ from celery_distlock.stores import Ability
 from . import command
 from .completion import complete_key
 from .display import LOCK_COLUMNS, SORTERS, Screen, chosen, lock_cells, lock_record, write_json
-from .ranges import COUNT, DAY, Seconds
+from .ranges import COUNT, DAY, Duration
 from .single import admin_of
 
 __all__ = ["list_"]
@@ -27,10 +27,10 @@ __all__ = ["list_"]
 @click.option("--limited", is_flag=True, help="Only keys that an operator has limited or paused.")
 @click.option(
     "--older-than",
-    type=Seconds(0.0, 10_000 * DAY),
-    default=0.0,
-    metavar="SECONDS",
-    help="Only keys that have been held for so long.",
+    type=Duration(0.0, 10_000 * DAY),
+    default="0",
+    metavar="TIME",
+    help="Only keys that have been held for so long: 90s, 15m, 1h30m, 2d.",
 )
 @click.option("--limit", type=COUNT, metavar="N", help="N keys at most.")
 @click.option(

@@ -1,6 +1,5 @@
 """The numbers and times that the command line takes."""
 
-import math
 import re
 from typing import Any
 
@@ -10,7 +9,7 @@ from celery_distlock.errors import ConfigurationError
 from celery_distlock.key import MAX_CAPACITY
 from celery_distlock.rate import Rate
 
-__all__ = ["COUNT", "DAY", "PLACE", "PORT", "UNITS", "Duration", "Seconds", "StartRate"]
+__all__ = ["COUNT", "DAY", "PLACE", "PORT", "UNITS", "Duration", "StartRate"]
 
 DAY = 86_400.0  # seconds
 
@@ -20,29 +19,13 @@ COUNT = click.IntRange(1, 10**9)
 UNITS = click.IntRange(0, MAX_CAPACITY)
 
 _PARTS = {"d": DAY, "h": 3600.0, "m": 60.0, "s": 1.0}  # seconds
-_DURATION = re.compile("".join(rf"(?:(?P<{unit}>\d{{1,9}}){unit})?" for unit in _PARTS), re.ASCII)
-
-
-class Seconds(click.FloatRange):
-    """Finite seconds from *least* to *most*; to click alone, nan is in every range."""
-
-    name = "seconds"
-
-    def __init__(self, least: float, most: float) -> None:
-        super().__init__(least, most)
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return *value* as a number; raise :exc:`click.BadParameter` if it is none of them."""
-        number: float = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
-        return number
+_DIGITS = r"\d{1,9}(?:\.\d{1,9})?"
+_NUMBER = re.compile(_DIGITS, re.ASCII)
+_DURATION = re.compile("".join(rf"(?:(?P<{unit}>{_DIGITS}){unit})?" for unit in _PARTS), re.ASCII)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
-    """A time as ``90s``, ``15m``, ``1h30m``, ``2d``, or plain seconds, from *least* to *most*."""
+    """A time with its unit, as ``0.5s``, ``90s``, ``15m``, ``1h30m`` or ``2d``; or ``0``."""
 
     name = "time"
 
@@ -54,10 +37,14 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes no
     ) -> float:
         """Return *value* in seconds; raise :exc:`click.BadParameter` if it is no such time."""
         text = str(value).strip().lower()
-        found = _DURATION.fullmatch(f"{text}s" if text.isascii() and text.isdigit() else text)
+        if _NUMBER.fullmatch(text) and float(text):
+            units = ", ".join(f"{text}{unit}" for unit in "smh")
+            self.fail(f"{value!r} has no unit: say {units} or {text}d.", param, ctx)
+        found = _DURATION.fullmatch("0s" if _NUMBER.fullmatch(text) else text)
         if not found or not text:
-            self.fail(f"{value!r} is no time such as 90s, 15m, 1h30m or 2d.", param, ctx)
-        seconds = sum(int(number or 0) * _PARTS[unit] for unit, number in found.groupdict().items())
+            self.fail(f"{value!r} is no time such as 0.5s, 90s, 15m, 1h30m or 2d.", param, ctx)
+        parts = found.groupdict().items()
+        seconds = sum(float(number or 0) * _PARTS[unit] for unit, number in parts)
         if not self._least <= seconds <= self._most:
             least, most = f"{self._least:g}s", f"{self._most / DAY:g}d"
             self.fail(f"{value!r} is not from {least} to {most}.", param, ctx)

@@ -22,7 +22,7 @@ from celery_distlock.stores import Ability
 
 from . import command
 from .display import LOCK_COLUMNS, SORTERS, Screen, filled, lock_cells, printable
-from .ranges import DAY, Seconds
+from .ranges import DAY, Duration
 from .single import admin_of
 
 __all__ = ["top_"]
@@ -34,11 +34,11 @@ GLANCE = 100  # keys between two looks whether somebody has pressed a key
 @command("top")
 @click.option(
     "--interval",
-    type=Seconds(0.1, DAY),
-    default=2.0,
+    type=Duration(0.1, DAY),
+    default="2s",
     show_default=True,
-    metavar="SECONDS",
-    help="Between two looks.",
+    metavar="TIME",
+    help="Between two looks: 0.5s, 10s, 1m.",
 )
 @click.option("--sort", type=click.Choice(list(SORTERS)), default="waiting", show_default=True)
 def top_(obj: CLIContext, interval: float, sort: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from celery_distlock.ops.cli import CommandError
-from celery_distlock.ops.cli.ranges import DAY, PORT, Seconds
+from celery_distlock.ops.cli.ranges import DAY, PORT, Duration
 from celery_distlock.ops.cli.single import admin_of
 from celery_distlock.stores import Ability
 
@@ -64,10 +64,11 @@ def _checked_names(
 @click.option("--read-only", is_flag=True, help="Show, and change nothing.")
 @click.option(
     "--interval",
-    type=Seconds(0.2, DAY),
-    default=2.0,
+    type=Duration(0.2, DAY),
+    default="2s",
     show_default=True,
-    help="Seconds between two looks at the store.",
+    metavar="TIME",
+    help="Between two looks at the store: 0.5s, 10s, 1m.",
 )
 @click.pass_obj
 def web(

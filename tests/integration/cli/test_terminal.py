@@ -151,7 +151,7 @@ def test_nothing_in_a_key_moves_the_cursor(bare_site, terminal, key):
 
 def test_top_is_refreshed_until_somebody_types_q(bare_site, terminal, key):
     with bare_site.held(f"{key}-1"):
-        screen = terminal("top", "--interval", "0.2")
+        screen = terminal("top", "--interval", "0.2s")
         screen.wait(f"{key}-1")
         assert "1 held, 0 waiting, 0 on their way" in screen.text
         with bare_site.held(f"{key}-2"):
@@ -164,7 +164,7 @@ def test_top_is_refreshed_until_somebody_types_q(bare_site, terminal, key):
 
 
 def test_top_ends_with_ctrl_c_as_with_q(bare_site, terminal):
-    screen = terminal("top", "--interval", "600")
+    screen = terminal("top", "--interval", "10m")
     screen.wait("q quits")
 
     screen.process.send_signal(signal.SIGINT)
@@ -181,7 +181,7 @@ def looks(text: str) -> list[str]:
 @pytest.mark.faults
 def test_top_says_that_the_store_is_away_and_goes_on_when_it_is_back(terminal, private_server):
     server = private_server()
-    screen = terminal("--url", server.url, "top", "--interval", "0.2")
+    screen = terminal("--url", server.url, "top", "--interval", "0.2s")
     screen.wait("0 held")
 
     server.kill()

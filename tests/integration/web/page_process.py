@@ -32,7 +32,7 @@ class PageProcess:
         args = args if "--port" in args else ["--port", "0", *args]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                die_with_parent([*command, "--interval", "0.2", *args], signal.SIGTERM),
+                die_with_parent([*command, "--interval", "0.2s", *args], signal.SIGTERM),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
