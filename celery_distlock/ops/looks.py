@@ -163,6 +163,12 @@ class LockInfo:
         return self.limit is not None and self.limit.pauses
 
     @property
+    def is_in_use(self) -> bool:
+        """Whether it has a holder, a waiter, a limit or a rest, or was used by a rate or a call."""
+        waits = self.waiting or self.woken or self.later or self.identities
+        return bool(self.holder or waits or self.limit or self.rest > 0 or self.starts)
+
+    @property
     def may_open_sooner(self) -> bool:
         """Whether the first waiter may enter before `opens` is over, if holders end before."""
         if self.opens is None or not self.holds or self.paused or self.rest > 0:

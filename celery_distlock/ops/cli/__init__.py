@@ -116,8 +116,9 @@ def locks(ctx: click.Context, url: str | None, prefix: str | None, **_preload: A
       2   the command is wrong, or the store cannot be reached, or cannot do it;
           web, exporter: no package, or no address to listen at;
           doctor: there can be no locks
+      3   limit, pause: done, at a key without holder, waiter or limit (a typo?)
       141 the reader of the output ended first, as head does in a pipe
-    """
+    """  # noqa: D301  # click's mark for lines that are kept
     from celery_distlock.runtime.app import Runtime
 
     _log_to_stderr(ctx)

@@ -1,6 +1,7 @@
 """``celery locks limit``, ``pause`` and ``resume``: how much of one key may be in use."""
 
 import time
+from collections.abc import Sequence
 
 import click
 from celery.bin.base import CLIContext
@@ -19,6 +20,7 @@ from .single import (
     json_option,
     key_argument,
     reason_option,
+    suggest,
     warn_unrecorded,
 )
 
@@ -35,6 +37,12 @@ for_option = click.option(
 )
 
 
+idle_option = click.option(
+    "--idle", is_flag=True, help="It is meant that the key has no holder or waiter now."
+)
+UNUSED = 3  # exit status: done, at a key that nothing uses
+
+
 @command("limit")
 @key_argument
 @click.argument("units", metavar="[N]", type=UNITS, required=False)
@@ -47,6 +55,7 @@ for_option = click.option(
 )
 @for_option
 @click.option("--clear", is_flag=True, help="Take the limit back.")
+@idle_option
 @reason_option
 @json_option
 def limit_(
@@ -57,6 +66,7 @@ def limit_(
     rate: tuple[Rate, ...],
     seconds: float | None,
     clear: bool,
+    idle: bool,
     reason: str,
     as_json: bool,
 ) -> None:
@@ -70,7 +80,8 @@ def limit_(
     nothing. 0 lets nobody in, as pause. It takes the place of the limit before: say N and --rate at
     once for both.
 
-    With --clear, the exit status is 1 if there was no limit.
+    With --clear, the exit status is 1 if there was no limit. It is 3 if the limit is set, and the
+    key had no holder, waiter or limit: another one may be meant. --idle says that it is this one.
     """
     if clear and (units is not None or seconds is not None or rate):
         raise click.UsageError("--clear takes the limit back: it takes no N, --rate or --for")
@@ -81,21 +92,25 @@ def limit_(
             "say how many, or how often: limit KEY N, limit KEY --rate 10/s; or limit KEY --clear"
         )
     else:
-        _set(obj, key, units, seconds, reason, rate=rate, as_json=as_json)
+        _set(obj, key, units, seconds, reason, rate=rate, idle=idle, as_json=as_json)
 
 
 @command("pause")
 @key_argument
 @for_option
+@idle_option
 @reason_option
 @json_option
-def pause_(obj: CLIContext, key: str, seconds: float | None, *, reason: str, as_json: bool) -> None:
+def pause_(
+    obj: CLIContext, key: str, seconds: float | None, *, idle: bool, reason: str, as_json: bool
+) -> None:
     """
     Let nobody have KEY any more; those who have it go on.
 
-    Tasks that come wait as for a key that is held, each as its policy says. It is a limit of 0.
+    Tasks that come wait as for a key that is held, each as its policy says. It is a limit of 0. The
+    exit status is 3 if the key had no holder, waiter or limit, as with limit.
     """
-    _set(obj, key, 0, seconds, reason, as_json=as_json)
+    _set(obj, key, 0, seconds, reason, idle=idle, as_json=as_json)
 
 
 @command("resume")
@@ -119,6 +134,7 @@ def _set(
     reason: str,
     *,
     rate: tuple[Rate, ...] = (),
+    idle: bool,
     as_json: bool,
 ) -> None:
     admin = admin_of(obj, Ability.WEIGH)
@@ -129,7 +145,19 @@ def _set(
     warn_unrecorded(obj, admin, reason)
     if as_json:
         _write(done)
-        return
+    else:
+        obj.echo(_said(done, units, rate, seconds))
+    if not (idle or done.before.is_in_use):
+        name = printable(done.after.key)
+        obj.error(
+            f"{name} had no holder, waiter or limit. If another key is meant, resume this one; if"
+            " not, --idle says so."
+        )
+        suggest(obj, admin, key)
+        click.get_current_context().exit(UNUSED)
+
+
+def _said(done: Limited, units: int | None, rate: Sequence[Rate], seconds: float | None) -> str:
     until = f" for {duration(seconds)}" if seconds else ""
     name = printable(done.after.key)
     often = " and ".join(map(str, sorted(rate, key=lambda each: each.per)))
@@ -138,7 +166,7 @@ def _set(
         said = f"{name} is taken {often} at most"
     elif rate:
         said += f", and it is taken {often} at most"
-    obj.echo(f"{said}{until}.{_going_on(done.after)}")
+    return f"{said}{until}.{_going_on(done.after)}"
 
 
 def _take_back(obj: CLIContext, key: str, reason: str, *, as_json: bool) -> None:
@@ -154,6 +182,8 @@ def _take_back(obj: CLIContext, key: str, reason: str, *, as_json: bool) -> None
         was = f"{printable(done.before.key)} has no limit any more"
         obj.echo(f"{was} (it had: {limit_label(before, time.time())}).{_going_on(done.after)}")
     if before is None:
+        if not (as_json or done.before.is_in_use):
+            suggest(obj, admin, key)
         click.get_current_context().exit(1)
 
 

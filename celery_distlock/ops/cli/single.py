@@ -14,6 +14,7 @@ from celery_distlock.errors import DistlockError, StoreError
 from celery_distlock.ops.acts import Act
 from celery_distlock.ops.admin import Admin, Dropped, Holder, HoldInfo, LockInfo, Released
 from celery_distlock.ops.looks import holds_named
+from celery_distlock.ops.similar import similar_keys
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability, ParkingStore
 
@@ -54,6 +55,7 @@ __all__ = [
     "reason_option",
     "release_",
     "show_",
+    "suggest",
     "wake_",
     "warn_unrecorded",
 ]
@@ -113,6 +115,13 @@ def warn_unrecorded(obj: CLIContext, admin: Admin, reason: str) -> None:
         obj.error(f"{where} keeps no record of what operators do: the reason is not kept there.")
 
 
+def suggest(obj: CLIContext, admin: Admin, key: str) -> None:
+    """Name keys in use that are spelt like *key*, which is not in use."""
+    similar = similar_keys(admin.store, key)
+    if similar:
+        obj.error(f"Similar keys: {', '.join(map(printable, similar))}.")
+
+
 @command("show")
 @key_argument
 @json_option
@@ -146,6 +155,8 @@ def show_(obj: CLIContext, key: str, as_json: bool) -> None:
         screen.table(CALL_COLUMNS, map(call_cells, calls))
         screen.table(ACTION_COLUMNS, (action_cells(action, now) for action in actions))
     if info.state == "free":
+        if not (as_json or info.is_in_use):
+            suggest(obj, admin, key)
         click.get_current_context().exit(1)
 
 
@@ -243,6 +254,8 @@ def queue_(obj: CLIContext, key: str, first: int, limit: int, as_json: bool) -> 
     else:
         Screen(obj).table(WAITER_COLUMNS, (waiter_cells(waiter, now) for waiter in waiters))
     if not waiters:
+        if not (as_json or admin.show(key).is_in_use):
+            suggest(obj, admin, key)
         click.get_current_context().exit(1)
 
 
@@ -290,6 +303,8 @@ def release_(
     else:
         obj.echo(_outcome(done))
     if not done.done:
+        if not (as_json or done.before.is_in_use):
+            suggest(obj, admin, key)
         click.get_current_context().exit(1)
 
 
@@ -347,6 +362,8 @@ def wake_(obj: CLIContext, key: str, reason: str, as_json: bool) -> None:
     else:
         obj.echo(f"{sent} sent on." if sent else f"Nothing at {printable(key)} is to be sent.")
     if not sent:
+        if not (as_json or admin.show(key).is_in_use):
+            suggest(obj, admin, key)
         click.get_current_context().exit(1)
 
 
@@ -398,6 +415,8 @@ def drop_(
             who = "Nothing" if task_id is None else printable(task_id)
             verb = "waits" if task_id is None else "is not parked"
             obj.echo(f"{who} {verb}{f' at {printable(key)}' if key else ''}.")
+            if key and not admin.show(key).is_in_use:
+                suggest(obj, admin, key)
         click.get_current_context().exit(1)
 
 

@@ -172,7 +172,7 @@ def test_nobody_enters_above_a_limit_and_nobody_is_thrown_out(bare_site, invoke,
 
 
 def test_a_key_is_taken_only_so_often_while_an_operator_says_so(bare_site, invoke, key):
-    done = invoke("limit", key, "--rate", "2/h", "--rate", "1/10m", "--for", "1d")
+    done = invoke("limit", key, "--rate", "2/h", "--rate", "1/10m", "--for", "1d", "--idle")
 
     assert done.stdout == f"{key} is taken 1/10m and 2/h at most for 1d00h.\n"
     with taken(bare_site, key, "one", ALONE):
@@ -226,7 +226,7 @@ def test_a_limit_that_is_none_is_refused(invoke, key, words, said):
 
 
 def test_tasks_start_as_often_as_an_operator_says(site, locks, key):
-    assert locks("limit", key, "--rate", "1/2s").returncode == 0
+    assert locks("limit", key, "--rate", "1/2s", "--idle").returncode == 0
     results = [site.tasks.work_requeue.delay(key, number) for number in range(3)]
     begun = time.monotonic()
     results[0].get(timeout=60)
@@ -248,7 +248,7 @@ def test_a_limit_ends_by_itself(bare_site, invoke, key, three):
 
 
 def test_a_paused_key_that_nobody_holds_is_listed_until_it_is_resumed(invoke, key):
-    assert invoke("pause", key).stdout == f"{key} is paused.\n"
+    assert invoke("pause", key, "--idle").stdout == f"{key} is paused.\n"
 
     (row,) = rows(invoke("list", key).stdout)
     assert (row["HOLDER"], row["HELD"], row["NOTES"]) == ("-", "-", "paused")
@@ -291,7 +291,7 @@ def test_who_fits_into_a_higher_limit_is_let_in_at_once(bare_site, invoke, key, 
 
 @pytest.mark.parametrize("words", [["resume"], ["limit", "--clear"]], ids=" ".join)
 def test_tasks_of_a_paused_key_wait_and_run_when_it_is_resumed(site, locks, key, words):
-    assert locks("pause", key).returncode == 0
+    assert locks("pause", key, "--idle").returncode == 0
     parked = site.tasks.work_requeue.delay(key)
     wait_parked(site, key, parked.id)
     (row,) = rows(locks("list", key).stdout)
@@ -431,7 +431,7 @@ def unattended(load_app, worker):
     module = load_app("tests.apps.locked")
     key = f"key-{uuid.uuid4().hex[:8]}"
     process = worker("tests.apps.locked")
-    assert run_here(module.app, "pause", key).exit_code == 0
+    assert run_here(module.app, "pause", key, "--idle").exit_code == 0
     result = module.work_requeue.delay(key)
     store = Runtime.of(module.app).store
     wait_until(lambda: list(store.find_parked(result.id)), timeout=60, what="it to be parked")
@@ -464,3 +464,56 @@ def test_show_says_how_often_a_key_was_taken(bare_site, key, invoke):
     assert [(each["limit"], each["per"]) for each in record["starts"]] == [(5, 1.0), (100, 60.0)]
     assert record["starts"][1]["begun"] == 4
     assert "4 of 100 starts in the last 1m00s" in told
+
+
+# Keys that are not in use
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["pause"], "is paused.\n"), (["limit", "2"], "may be in use.\n")],
+    ids=["pause", "limit"],
+)
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_limit_of_a_key_that_is_not_in_use_is_set_and_questioned(
+    bare_site, invoke, key, words, said, idle
+):
+    command, *rest = words
+    name = key.upper()
+    with bare_site.held(key):
+        done = invoke(command, name, *rest, *(["--idle"] if idle else []))
+
+    assert bare_site.look(name).limit is not None
+    assert (done.exit_code, said in done.stdout) == (0 if idle else 3, True)
+    assert (f"Similar keys: {key}." in done.stderr) is not idle
+    assert (f"{name} had no holder, waiter or limit." in done.stderr) is not idle
+    assert invoke("resume", name).exit_code == 0
+
+
+def test_a_key_in_use_is_not_questioned(bare_site, invoke, key):
+    with bare_site.held(key):
+        assert (invoke("pause", key).exit_code, invoke("pause", key).stderr) == (0, "")
+    assert (invoke("limit", key, "1").exit_code, invoke("resume", key).exit_code) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show", "{}"],
+        ["queue", "{}"],
+        ["release", "{}", "--force"],
+        ["wake", "{}"],
+        ["drop", "--all", "--key", "{}", "--force"],
+        ["drop", "some-id", "--key", "{}", "--force"],
+        ["resume", "{}"],
+        ["limit", "{}", "--clear"],
+    ],
+    ids=" ".join,
+)
+def test_what_finds_nothing_at_a_key_names_similar_ones(bare_site, invoke, key, words):
+    slip = key[:-1] + ("x" if key[-1] != "x" else "y")
+    with bare_site.held(key), bare_site.held(f"{uuid.uuid4()}"):
+        done = invoke(*(word.format(slip) for word in words))
+
+    assert done.exit_code == 1
+    assert done.stderr == f"Similar keys: {key}.\n"

@@ -1,0 +1,45 @@
+"""Which keys are spelt like one that is not in use: what may have been meant."""
+
+import contextlib
+import heapq
+from collections.abc import Iterator
+from difflib import SequenceMatcher
+
+from celery_distlock import clock
+from celery_distlock.errors import StoreError
+from celery_distlock.stores import ListingStore, Store
+
+__all__ = ["similar_keys"]
+
+MOST = 3
+LIKE = 0.75  # of two texts, as difflib has it: most slips of a finger, and other cases
+PATIENCE = 1.0  # seconds that a look takes at most
+
+
+def similar_keys(store: Store, key: str) -> list[str]:
+    """
+    Return at most `MOST` keys in use that are spelt like *key*, the most similar first.
+
+    Of very many keys, those that are found within `PATIENCE`; none where the store lists none.
+    """
+    if not isinstance(store, ListingStore):
+        return []
+    found: dict[str, float] = {}
+    with contextlib.suppress(StoreError):  # what was to be done is done
+        found.update(_similar(store, key))
+    return heapq.nlargest(MOST, found, key=lambda each: (found[each], each))
+
+
+def _similar(store: ListingStore, key: str) -> Iterator[tuple[str, float]]:
+    until = clock.monotonic() + PATIENCE
+    matcher = SequenceMatcher(b=key.casefold(), autojunk=False)
+    for keys in store.find_keys():
+        for each in keys:
+            matcher.set_seq1(each.casefold())
+            likely = each != key and matcher.real_quick_ratio() >= LIKE <= matcher.quick_ratio()
+            if likely and (ratio := matcher.ratio()) >= LIKE:
+                yield each, ratio + SequenceMatcher(None, each, key, autojunk=False).ratio() / 100
+            if clock.monotonic() >= until:
+                return
+        if clock.monotonic() >= until:
+            return
