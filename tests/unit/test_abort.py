@@ -129,6 +129,7 @@ def test_a_loss_that_python_has_dropped_is_raised_again(monkeypatch, where):
 
 
 @pytest.mark.usefixtures("no_callbacks_of_gc")
+@pytest.mark.usefixtures("lupa")
 def test_a_guard_that_was_left_listens_no_more_and_raises_what_pickles():
     losses, errors = Losses(), []
 
@@ -149,6 +150,7 @@ def do_nothing() -> None:
     pass
 
 
+@pytest.mark.usefixtures("lupa")
 @pytest.mark.parametrize(("where", "most"), [("the main thread", 0), ("another thread", 4)])
 def test_a_loss_leaves_hardly_any_mutex_locked(monkeypatch, where, most):
     """Another thread may go on while it is looked at: one of a thousand; without a look 60."""

@@ -124,6 +124,7 @@ def can_hold_off():
         return True
 
 
+@pytest.mark.usefixtures("lupa")
 @pytest.mark.parametrize(
     "work", [hold_off, hold_off_twice, hold_off_again, send_a_task, send_an_event, open_a_store]
 )
@@ -142,6 +143,7 @@ def test_a_fork_waits_until_a_thread_is_out(work, monkeypatch):
     assert time.monotonic() - began < 60.0
 
 
+@pytest.mark.usefixtures("lupa")
 def test_a_fork_waits_longer_for_a_thread_that_imports_a_store(monkeypatch):
     monkeypatch.setattr(forks, "PATIENCE", 0.01)
     with Busy(open_a_store) as busy:

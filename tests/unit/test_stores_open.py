@@ -210,6 +210,7 @@ def test_a_sockets_password_is_kept(new_prefix):
     assert store._servers._settings[1]["username"] == "user"
 
 
+@pytest.mark.usefixtures("lupa")
 def test_a_signal_s_handler_may_open_the_store_that_its_thread_is_opening(monkeypatch):
     opened: list[Any] = []
     new_store = stores._new_store

@@ -7,6 +7,8 @@ import pytest
 from tests.worker.units import faults, held, most_used
 
 APP = "tests.apps.shares"
+pytestmark = pytest.mark.usefixtures("lupa")
+
 ENV = {"DISTLOCK_TEST_STORE": "memory://"}
 WORKERS = [{"pool": "threads", "concurrency": 6}]
 

@@ -167,6 +167,7 @@ def test_memory_locks_are_refused_for_prefork(worker):
     assert "--pool threads" in log
 
 
+@pytest.mark.usefixtures("lupa")
 def test_memory_locks_are_accepted_for_threads(tasks, worker, key):
     conf = {"distlock_url": "memory://", "distlock_lease": 20}
     worker(APP, pool="threads", concurrency=2, env={"DISTLOCK_TEST_CONF": json.dumps(conf)})

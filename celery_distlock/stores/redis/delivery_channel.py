@@ -18,11 +18,41 @@ from .connections import ConnectionFactory
 from .pubsub import IDLE_PING, PAUSE, PubSubConnection
 from .topology import PushTarget, Topology
 
-__all__ = ["PubSubChannel", "woken_task_of"]
+__all__ = ["CLOSING", "PubSubChannel", "Pushes", "woken_task_of"]
 
 logger = logging.getLogger(__name__)
 
 CLOSING = 0.25  # seconds that a delivery channel waits at its end for the threads that listen
+
+
+class Pushes:
+    """
+    Takes what is pushed to a delivery channel.
+
+    Args:
+        address: The channel's.
+        receive: Called with each run.
+    """
+
+    def __init__(self, address: str, receive: Callable[[WokenTask], object]) -> None:
+        self._address = address
+        self._receive = receive
+
+    def take(self, payload: bytes) -> None:
+        """Hand the run in *payload* over; log what is wrong with it."""
+        try:
+            wake = _pushed(payload)
+        except ValueError as error:
+            said = shown(str(error))
+            logger.warning(
+                "what was pushed to %s is no run, and not taken: %s", self._address, said
+            )
+            return
+        try:
+            self._receive(wake)
+        except Exception:
+            name = shown(key_of(wake.name))
+            logger.exception("what was pushed for %r was not taken; the next sweep sends it", name)
 
 
 class PubSubChannel(DeliveryChannel):
@@ -33,7 +63,7 @@ class PubSubChannel(DeliveryChannel):
     ) -> None:
         self.address = channel
         self._servers = servers
-        self._receive = receive
+        self._pushes = Pushes(channel, receive)
         self._listeners: dict[Hashable, _Listener] = {}
         self._closed = False
         self._mutex = threading.Lock()
@@ -46,7 +76,7 @@ class PubSubChannel(DeliveryChannel):
                 for gone in [node for node in self._listeners if not self._servers.has(node)]:
                     self._listeners.pop(gone).close()
                 connect = self._servers.connect(place.node)
-                listener = self._listeners[place.node] = _Listener(connect, self._take)
+                listener = self._listeners[place.node] = _Listener(connect, self._pushes.take)
         if listener is not None:
             listener.want(place, patience)
 
@@ -60,19 +90,6 @@ class PubSubChannel(DeliveryChannel):
         until = clock.monotonic() + CLOSING
         for listener in listeners:
             listener.join(max(0.0, until - clock.monotonic()))
-
-    def _take(self, payload: bytes) -> None:
-        try:
-            wake = _pushed(payload)
-        except ValueError as error:
-            said = shown(str(error))
-            logger.warning("what was pushed to %s is no run, and not taken: %s", self.address, said)
-            return
-        try:
-            self._receive(wake)
-        except Exception:
-            name = shown(key_of(wake.name))
-            logger.exception("what was pushed for %r was not taken; the next sweep sends it", name)
 
 
 def woken_task_of(record: str, wake: WokenTask) -> bytes:

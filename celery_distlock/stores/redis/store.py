@@ -63,7 +63,7 @@ from .server_reports import examine
 from .silence import Silence
 from .subscriptions import PubSubInbox, WaiterSubscriptions
 from .topology import PushTarget
-from .urls import locate
+from .urls import Location, locate
 
 __all__ = ["RedisStore"]
 
@@ -86,7 +86,7 @@ class RedisStore(
     )
 
     def __init__(self, url: str, prefix: str, **options: str) -> None:
-        self._servers, self._replicas = locate(url, options)
+        self._servers, self._replicas = self._locate(url, options)
         self._prefix = prefix
         self.address = self._servers.address
         self.identity = f"{self.address}#{prefix}"
@@ -102,6 +102,9 @@ class RedisStore(
         self._gives_way = False  # what this sweep has left is for another one to look at
         self.forget_connections(forked=False)
         forget_after_fork(self)
+
+    def _locate(self, url: str, options: Mapping[str, str]) -> Location:
+        return locate(url, options)
 
     def forget_connections(self, *, forked: bool = True) -> None:
         """Drop what a fork inherited, without a word to the server: it is the parent's."""

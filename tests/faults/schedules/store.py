@@ -150,7 +150,7 @@ class Worker:
         self._mailbox = f"{store.identity}:{next(store.numbers)}"
         self._post = ToldPost(store._servers.connect(None))
         channel = PubSubChannel(self.channel, store._servers, self.pushed.append)
-        store.subscribe(self.channel, channel._take)
+        store.subscribe(self.channel, channel._pushes.take)
         store.subscribe(self._mailbox, self._post._call)
 
     def inbox(self, owner: str) -> PubSubInbox:

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from celery_distlock.rate import Rate
-
-from .values import Starts, Want
+from celery_distlock.stores.values import Starts, Want
 
 __all__ = ["StartLog"]
 

@@ -4,12 +4,11 @@ import math
 
 from celery_distlock import clock
 from celery_distlock.keys import slot_name
-
-from .capacity import CapacityStore
-from .channels import Inbox
-from .memory_key import MemoryKey
-from .memory_timing import MemoryTiming
-from .values import Limit, Release, Reply, Status
+from celery_distlock.stores.capacity import CapacityStore
+from celery_distlock.stores.channels import Inbox
+from celery_distlock.stores.values import Limit, Release, Reply, Status
+from tests.oracle.memory_key import MemoryKey
+from tests.oracle.memory_timing import MemoryTiming
 
 __all__ = ["MemoryCapacity"]
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from celery_distlock import clock
-
-from .channels import EventInbox, Inbox
-from .memory_key import MemoryKey
-from .timing import NOTHING, Claim, Dues, Settled, TimedStore
-from .values import WokenTask
+from celery_distlock.stores.channels import EventInbox, Inbox
+from celery_distlock.stores.timing import NOTHING, Claim, Dues, Settled, TimedStore
+from celery_distlock.stores.values import WokenTask
+from tests.oracle.memory_key import MemoryKey
 
 __all__ = ["MemoryInbox", "MemoryTiming"]
 

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from celery_distlock.keys import key_of, slot_name
-
-from .identities import task_id_of
-from .listing import CountingStore
-from .memory_key import MemoryKey, since_of
-from .memory_sending import count_identities
-from .values import ALONE, KeyState, Waiter
+from celery_distlock.stores.identities import task_id_of
+from celery_distlock.stores.listing import CountingStore
+from celery_distlock.stores.values import ALONE, KeyState, Waiter
+from tests.oracle.memory_key import MemoryKey, since_of
+from tests.oracle.memory_sending import count_identities
 
 __all__ = ["MemoryInspection"]
 

@@ -15,33 +15,12 @@ from typing import TypeAlias
 from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import slot_name
-
-from .channels import Inbox
-from .findings import Finding
-from .memory_capacity import MemoryCapacity
-from .memory_inspection import MemoryInspection
-from .memory_key import (
-    AHEAD,
-    CLAIM,
-    DONE,
-    DOUBLINGS,
-    GRANT,
-    LOOK,
-    UNSENT,
-    MemoryKey,
-    Standing,
-    microseconds,
-)
-from .memory_sending import (
-    MemorySending,
-    forget_ended_calls,
-    free_identity,
-)
-from .memory_timing import MemoryInbox
-from .requests import AcquireRequest, ReleaseRequest, StandRequest
-from .several_keys import SeveralKeys
-from .urls import redact
-from .values import (
+from celery_distlock.stores.channels import Inbox
+from celery_distlock.stores.findings import Finding
+from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest, StandRequest
+from celery_distlock.stores.several_keys import SeveralKeys
+from celery_distlock.stores.urls import redact
+from celery_distlock.stores.values import (
     ALONE,
     FIRST,
     Ability,
@@ -56,6 +35,26 @@ from .values import (
     Want,
     WokenTask,
 )
+from tests.oracle.memory_capacity import MemoryCapacity
+from tests.oracle.memory_inspection import MemoryInspection
+from tests.oracle.memory_key import (
+    AHEAD,
+    CLAIM,
+    DONE,
+    DOUBLINGS,
+    GRANT,
+    LOOK,
+    UNSENT,
+    MemoryKey,
+    Standing,
+    microseconds,
+)
+from tests.oracle.memory_sending import (
+    MemorySending,
+    forget_ended_calls,
+    free_identity,
+)
+from tests.oracle.memory_timing import MemoryInbox
 
 __all__ = ["MemoryStore"]
 

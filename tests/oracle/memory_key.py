@@ -10,10 +10,8 @@ from typing import NamedTuple
 
 from celery_distlock import clock
 from celery_distlock.naming import is_resting
-
-from .memory_rates import StartLog
-from .requests import AcquireRequest
-from .values import (
+from celery_distlock.stores.requests import AcquireRequest
+from celery_distlock.stores.values import (
     ALONE,
     FIRST,
     MOST_HOLDERS,
@@ -28,6 +26,7 @@ from .values import (
     Waiter,
     Want,
 )
+from tests.oracle.memory_rates import StartLog
 
 __all__ = [
     "AHEAD",

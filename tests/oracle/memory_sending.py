@@ -5,14 +5,13 @@ from itertools import islice
 
 from celery_distlock import clock
 from celery_distlock.keys import slot_name
-
-from .identities import task_id_of
-from .memory_key import Call, MemoryKey, microseconds
-from .memory_rates import counts_for
-from .memory_timing import MemoryTiming
-from .requests import Identity, SendRequest
-from .sending import Bearer, SendingStore, SendReply, Sent, Where
-from .values import ALONE, Waiter
+from celery_distlock.stores.identities import task_id_of
+from celery_distlock.stores.requests import Identity, SendRequest
+from celery_distlock.stores.sending import Bearer, SendingStore, SendReply, Sent, Where
+from celery_distlock.stores.values import ALONE, Waiter
+from tests.oracle.memory_key import Call, MemoryKey, microseconds
+from tests.oracle.memory_rates import counts_for
+from tests.oracle.memory_timing import MemoryTiming
 
 __all__ = ["MemorySending", "count_identities", "forget_ended_calls", "free_identity"]
 

@@ -1,0 +1,129 @@
+"""
+A store within one process: for eager mode, for users' own tests, and for workers without processes.
+
+It is the Redis store over a server in this process, so it keeps the whole contract; it ends with
+the process, and a forked child begins with an empty one. ``memory://`` and ``memory://name`` are
+different stores.
+"""
+
+import threading
+import uuid
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from celery_distlock import clock
+from celery_distlock.errors import ConfigurationError
+from celery_distlock.stores.channels import DeliveryChannel, EventInbox, Inbox
+from celery_distlock.stores.findings import Finding
+from celery_distlock.stores.redis.connections import Command, ConnectionFactory
+from celery_distlock.stores.redis.delivery_channel import CLOSING, Pushes
+from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores.redis.topology import PushTarget, Topology
+from celery_distlock.stores.redis.urls import Location
+from celery_distlock.stores.urls import redact
+from celery_distlock.stores.values import Ability, WokenTask
+
+from .server import Server
+
+__all__ = ["MemoryStore"]
+
+
+class MemoryStore(RedisStore):
+    """See the module; *url* only names the store."""
+
+    abilities = RedisStore.abilities - {Ability.SHARE}
+    _servers: "_InProcess"
+
+    def _locate(self, url: str, options: Mapping[str, str]) -> Location:
+        if "?" in url or options:
+            given = f" ({', '.join(options)})" if options else f", as in {redact(url)!r}"
+            raise ConfigurationError(f"a store in memory has no options{given}")
+        return Location(_InProcess(url), 0)
+
+    def _inbox_at(self, stem: str, owner: str) -> Inbox:
+        return _MemoryInbox(owner, self._servers.server)
+
+    def open_channel(self, receive: Callable[[WokenTask], object]) -> DeliveryChannel:
+        address = f"{self._prefix}:channel:{uuid.uuid4().hex}"
+        return _MemoryChannel(address, self._servers.server, receive)
+
+    def start_over(self, name: str) -> None:
+        """Become another store, and empty; what was held or waited here before, is forgotten."""
+        self.address = self._servers.address = name.partition("#")[0]
+        self.identity = name
+        self._left.clear()
+        self._servers.server = Server()
+
+    def check(self) -> list[Finding]:
+        return []
+
+    def describe(self) -> Iterator[Finding]:
+        yield from ()
+
+
+class _InProcess(Topology):
+    """The server in this process."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.server = Server()
+
+    def exchange(self, calls: Sequence[Command], timeout: float) -> list[Any]:
+        return [self.server.execute(call) for call in calls]
+
+    def place(self, key: bytes, channel: str) -> PushTarget:
+        return PushTarget(None, channel)
+
+    def connect(self, node: Hashable) -> ConnectionFactory:
+        raise NotImplementedError("there is nothing to connect to")
+
+    def close(self) -> None:
+        """Nothing to give back: what the store holds ends with the process."""
+
+    def after_fork(self) -> None:
+        self.server = Server()
+
+
+class _MemoryInbox(EventInbox):
+    """An inbox with a channel of its own."""
+
+    def __init__(self, owner: str, server: Server) -> None:
+        super().__init__(owner)
+        self._keys = server.keys
+        self._keys.subscribe(owner.encode(), self._take)
+
+    def _take(self, _: bytes) -> None:
+        self.call()
+
+    def wait(self, timeout: float) -> None:
+        if clock.wait(self.event, timeout):
+            self.event.clear()
+
+    def close(self) -> None:
+        self._keys.unsubscribe(self.address.encode(), self._take)
+
+
+class _MemoryChannel(DeliveryChannel):
+    """A delivery channel that a thread reads, as those of other stores."""
+
+    def __init__(
+        self, address: str, server: Server, receive: Callable[[WokenTask], object]
+    ) -> None:
+        self.address = address
+        self._keys = server.keys
+        self._pushes = Pushes(address, receive)
+        self._payloads: SimpleQueue[bytes | None] = SimpleQueue()
+        self._keys.subscribe(address.encode(), self._payloads.put)
+        self._thread = threading.Thread(target=self._run, name="distlock-delivery", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (payload := self._payloads.get()) is not None:
+            self._pushes.take(payload)
+
+    def close(self) -> None:
+        self._keys.unsubscribe(self.address.encode(), self._payloads.put)
+        self._payloads.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join(CLOSING)
