@@ -11,7 +11,7 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from .arguments import digest
@@ -36,6 +36,7 @@ __all__ = [
 DEFAULT_TEMPLATE = "{task}:{digest}"
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+_Bind = Callable[..., inspect.BoundArguments]
 Receive = Callable[[Any], Any]  # returns what a worker receives of an argument
 
 # From Python 3.14 on annotations are evaluated when asked for, and may name what is imported for
@@ -155,17 +156,26 @@ class KeyRule:
             LockKeyError: A key cannot be made from these arguments, or one text is asked for in two
                 ways.
         """
-        return self._limited(self.own_keys(args, kwargs, receive))
+        return self._limited(self._made(self._signature.bind, args, kwargs, receive))
 
     def own_keys(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], receive: Receive | None = None
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], receive: Receive
     ) -> tuple[Key, ...]:
-        """Return the same without the *rate* that is added to them."""
+        """
+        Return the same without the *rate* that is added to them.
+
+        Arguments that no template reads may be missing.
+        """
+        return self._made(self._signature.bind_partial, args, kwargs, receive)
+
+    def _made(
+        self, bind: _Bind, args: Sequence[Any], kwargs: Mapping[str, Any], receive: Receive | None
+    ) -> tuple[Key, ...]:
         if self._callable is not None:
             args, kwargs = self._as_the_function(args, kwargs, receive)
-            self._bind(args, kwargs)
+            self._bind(bind, args, kwargs)
             return self._call(self._callable, args, kwargs)
-        arguments = self._bound(args, kwargs, receive, self._read)
+        arguments = self._bound(bind, args, kwargs, receive, self._read)
         return self._distinct([template.fill(arguments) for template in self._templates])
 
     def digest(
@@ -178,7 +188,8 @@ class KeyRule:
             TypeError: As :meth:`keys`.
             LockKeyError: A value has no stable form.
         """
-        arguments = self._bound(args, kwargs, receive, self._signature.parameters)
+        signature = self._signature
+        arguments = self._bound(signature.bind, args, kwargs, receive, signature.parameters)
         return digest(arguments, task=self.task, instead="lock_unique=Unique(by={})")
 
     def _limited(self, keys: Sequence[Key]) -> tuple[Key, ...]:
@@ -219,15 +230,16 @@ class KeyRule:
 
     def _bound(
         self,
+        bind: _Bind,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         receive: Receive | None,
-        read: Container[str],
+        read: Collection[str],
     ) -> Mapping[str, Any]:
         """
         Return the arguments by the names of the parameters, with those that have defaults.
 
-        Of those that are not *read* it does not matter what a worker receives.
+        Those that are not *read* may be missing, if *bind* lets them, and stay as they are given.
         """
         if self._validate is not None:
             (args, kwargs), receive = self._as_the_function(args, kwargs, receive), None
@@ -236,15 +248,20 @@ class KeyRule:
         if not kwargs and names is not None and len(args) == len(names):  # as most calls are
             given = dict(zip(names, args, strict=True))
             return given if receive is None else _received(given, receive, read)
-        bound = self._bind(args, kwargs)
+        bound = self._bind(bind, args, kwargs)
         if receive is not None:  # not the defaults, which are in no message
             bound.arguments = _received(bound.arguments, receive, read)
         bound.apply_defaults()
+        for name in self._signature.parameters:
+            if name in read and name not in bound.arguments:
+                raise TypeError(f"{self.task}() missing a required argument: {name!r}")
         return bound.arguments
 
-    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+    def _bind(
+        self, bind: _Bind, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> inspect.BoundArguments:
         try:
-            return self._signature.bind(*args, **kwargs)
+            return bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self.task}() {error}") from None
 
@@ -316,7 +333,7 @@ def _as_list(rule: Any) -> Sequence[str | Key] | None:
     return rule if is_list else None
 
 
-def _received(given: Mapping[str, Any], receive: Receive, read: Container[str]) -> dict[str, Any]:
+def _received(given: Mapping[str, Any], receive: Receive, read: Collection[str]) -> dict[str, Any]:
     return {name: receive(each) if name in read else each for name, each in given.items()}
 
 

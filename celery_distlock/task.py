@@ -154,9 +154,10 @@ class LockedTask(Sending):
         """
         Return the key that a call with these arguments takes, as a `Lock` takes it.
 
-        Asks neither store nor broker. The key is the same however the call is sent. Of the terms it
-        has those that `lock_key` says, so a plain key is a text: not the period of a
-        :class:`~celery_distlock.unique.Throttle`. The prefix is the store's, and not in it.
+        Arguments that `lock_key` does not name may be left out. The key is the same however the
+        call is sent, and neither store nor broker is asked. It has the terms of `lock_key`, so a
+        plain key is a text; but not the period of a :class:`~celery_distlock.unique.Throttle`. The
+        prefix is the store's, and not in it.
 
         Raises:
             TypeError: The arguments do not fit the task.

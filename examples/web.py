@@ -61,7 +61,7 @@ def web(environ, start_response):
     """Answer ``/restock/SKU/QUANTITY``."""
     _, _, sku, quantity = environ["PATH_INFO"].split("/")
     headers = [("Content-Type", "text/plain")]
-    lock = Lock(f"stock:{sku}")
+    lock = Lock(sell.key_for(sku))
     if not lock.acquire(timeout=PATIENCE):
         start_response("503 Service Unavailable", [*headers, ("Retry-After", "1")])
         return [b"busy"]

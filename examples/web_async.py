@@ -55,7 +55,7 @@ def take_stock(sku: str) -> None:
 @web.post("/restock/{sku}/{quantity}")
 async def restock(sku: str, quantity: int, patience: float = PATIENCE) -> int:
     try:
-        async with AsyncLock(f"stock:{sku}", timeout=patience):
+        async with AsyncLock(sell.key_for(sku), timeout=patience):
             return await asyncio.to_thread(change_stock, sku, quantity)
     except LockConflictError:
         raise HTTPException(503, "busy", {"Retry-After": "1"}) from None

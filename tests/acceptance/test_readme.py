@@ -46,7 +46,7 @@ def test_readme_code_runs_its_task_under_the_lock(quickstart, monkeypatch):
 def test_readme_code_is_locked_from_other_code_as_it_says(quickstart):
     (key,) = re.findall(r"`with (Lock\(.*?\)): …`", README)
 
-    with eval(key, {"Lock": Lock}):
+    with eval(key, {"Lock": Lock, "reserve": quickstart["reserve"]}):
         assert Lock("stock:RING-L").locked()
 
 

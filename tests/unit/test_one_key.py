@@ -233,6 +233,27 @@ def test_arguments_that_do_not_fit_are_told_as_those_of_a_call(app):
         declared(app, "{value}").key_for()
 
 
+def stock(sku, quantity, *, note): ...
+
+
+@pytest.mark.parametrize(
+    "lock_key", ["stock:{sku}", ["stock:{sku}"], lambda sku, *_, **__: f"stock:{sku}"]
+)
+def test_arguments_that_the_key_does_not_name_may_be_left_out(app, lock_key):
+    task = declared(app, lock_key, stock)
+
+    assert task.key_for("tee") == task.key_for(sku="tee") == task.key_for("tee", 1) == "stock:tee"
+    assert task.key_for("tee", 1, note="x") == "stock:tee"
+
+
+@pytest.mark.parametrize("lock_key", ["{quantity}:{note}", "{sku}:{digest}"])
+def test_those_that_it_names_may_not(app, lock_key):
+    with pytest.raises(TypeError, match=r"t\d+\(\) missing a required argument: 'quantity'"):
+        declared(app, lock_key, stock).key_for("tee")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        declared(app, lock_key, stock).key_for("tee", colour="red")
+
+
 def test_a_default_is_what_it_is_in_the_worker(app):
     def pay(state=State.PAID): ...
 
