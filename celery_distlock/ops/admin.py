@@ -8,7 +8,7 @@ import itertools
 import logging
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from celery_distlock import clock, signals
 from celery_distlock.errors import ConfigurationError, DistlockError, StoreError
 from celery_distlock.key import MAX_CAPACITY
 from celery_distlock.keys import as_key, key_of, slot_name
-from celery_distlock.naming import shown
+from celery_distlock.naming import PARKED, shown
 from celery_distlock.rate import RateLike, rates_in
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.lock_header import LockHeader, without_ours
@@ -155,9 +155,24 @@ class Admin:
                     yield lock_info(key, state)
 
     def show(self, key: str) -> LockInfo:
-        """Look at one key, which may be free."""
+        """Look at one key, which may be free, and at what those wait for that it is kept for."""
         key = as_key(key)
-        return lock_info(key, self.store.inspect(key))
+        info = lock_info(key, self.store.inspect(key))
+        holds = [replace(hold, waits_for=self._waits_for(key, hold)) for hold in info.holds]
+        return replace(info, holds=tuple(holds))
+
+    def _waits_for(self, key: str, hold: HoldInfo) -> LockInfo | None:
+        """Return the key that a task of several keys waits for, where *key* is kept for it."""
+        if hold.state != "waking" or not isinstance(store := self.store, ParkingStore):
+            return None
+        run = hold.who.owner.removeprefix(PARKED)
+        waiter = store.parked(key, run)
+        names = waiter.route.names if waiter is not None and waiter.route is not None else ()
+        for name in names:
+            state = store.inspect(key_of(name))
+            if run not in state.runs:
+                return lock_info(key_of(name), state)
+        return None
 
     def queue(self, key: str, *, first: int = 0, limit: int = 100) -> list[WaiterInfo]:
         """

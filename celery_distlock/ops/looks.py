@@ -85,6 +85,8 @@ class HoldInfo:
         slot: Which of them, from 0; -1: none of its own.
         since: When it was granted, in seconds since the epoch by the store's clock; 0: not known.
         remaining: Seconds that are left of the lease; infinite if somebody has taken its end away.
+        waits_for: The key that its task waits for, where this one is kept meanwhile; None: it is on
+            its way, or `Admin.show` has not looked.
     """
 
     who: Holder
@@ -93,6 +95,7 @@ class HoldInfo:
     slot: int
     since: float
     remaining: float
+    waits_for: "LockInfo | None" = None
 
 
 @dataclass(frozen=True, slots=True)

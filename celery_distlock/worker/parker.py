@@ -1,5 +1,6 @@
 """The thread's half of parking a message: it asks the lock store and the result backend."""
 
+import contextlib
 import functools
 import logging
 import sys
@@ -9,6 +10,8 @@ from celery.app.task import Context
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
+from celery_distlock.key import Key
+from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
 from celery_distlock.process import forks
 from celery_distlock.process.background import BackgroundNotifier
@@ -21,10 +24,10 @@ from celery_distlock.runtime.requeueing import route_of
 from celery_distlock.runtime.states import PARKED, is_aborted
 from celery_distlock.stores import ParkingStore, StandRequest, Store
 from celery_distlock.stores.several_keys import begin_at_first_key
-from celery_distlock.stores.values import ALONE, ParkRequest, Reply, Status, Want
+from celery_distlock.stores.values import ALONE, KeyState, ParkRequest, Reply, Status, Want
 
 from .arrival import Arrival, may_run_at_once
-from .in_flight import in_flight
+from .in_flight import in_flight, leaves_room
 
 __all__ = ["PATIENCE", "STORE_PAUSE", "Parker"]
 
@@ -129,8 +132,8 @@ class Parker:
             return
         if clock.monotonic() < self._backend_away_until:
             return
-        now = self._runtime.store.inspect(arrival.key, PATIENCE)
-        info = {"key": shown(arrival.key), "holder": shown(now.owner), "place": now.waiting}
+        key, now = _taken_key(self._runtime.store, arrival)
+        info = {"key": shown(key.template), "holder": shown(now.owner), "place": now.waiting}
         # If it is not parked after all, whoever runs it sets its state right.
         Received.note(message, shown=True)
         try:
@@ -198,7 +201,32 @@ def _context_of(message: Any, hostname: str) -> Context:
 def _report(store: Store, arrival: Arrival, reply: Reply) -> None:
     # Signals run users' code, so this is neither for the event loop nor for the parking thread.
     report = Report(arrival.task, arrival.identity, store)
-    report.conflict(arrival.message.headers, arrival.key, reply)
-    name = arrival.names[0]
+    key = arrival.keys[0]
+    if reply.status is Status.RESERVED:  # it has the first of its keys, and waits for another one
+        with contextlib.suppress(StoreError):
+            key, reply = _where_it_waits(store, arrival)
+    report.conflict(arrival.message.headers, key.template, reply)
+    name = slot_name(key.template)
     behind = in_flight.first_of(name, but=arrival.identity)
-    report.parking(arrival.key, reply, rated=bool(arrival.wants[name].rates), behind=behind)
+    report.parking(key.template, reply, rated=bool(arrival.wants[name].rates), behind=behind)
+
+
+def _where_it_waits(store: Store, arrival: Arrival) -> tuple[Key, Reply]:
+    """Return the key that a parked task of several keys waits for, and how it finds that now."""
+    key, now = _taken_key(store, arrival)
+    reply = Reply(Status.PARKED, clock.monotonic(), place=max(0, now.waiting - 1))
+    if execution_id(arrival.message.headers) in now.runs:  # it has all of them by now
+        return key, reply._replace(place=0)
+    return key, reply._replace(holder=now.owner, holder_run=now.run, remaining=now.remaining)
+
+
+def _taken_key(store: Store, arrival: Arrival) -> tuple[Key, KeyState]:
+    """Return the first key that is taken; or else the first that unfinished tasks here use up."""
+    run, found = execution_id(arrival.message.headers), []
+    for key, want in zip(arrival.keys, arrival.wants.values(), strict=True):
+        now = store.inspect(key.template, PATIENCE)
+        if not leaves_room(now, want, run):
+            return key, now
+        found.append((key, now, in_flight.has_room(slot_name(key.template), want)))
+    key, now, _ = next((each for each in found if not each[2]), found[-1])
+    return key, now

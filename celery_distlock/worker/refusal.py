@@ -28,12 +28,10 @@ from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.lock_header import LockHeader, execution_id
 from celery_distlock.runtime.plans import Plan
 from celery_distlock.runtime.received import Received, Taken
-from celery_distlock.stores.identities import is_own
-from celery_distlock.stores.values import KeyState, Want
 
 from . import parking_strategy
 from .arrival import Arrival, keys_of, wants_of
-from .in_flight import has_room, in_flight
+from .in_flight import has_room, in_flight, leaves_room
 from .parker import PATIENCE, STORE_PAUSE
 from .parking import MOST_HELD
 
@@ -158,7 +156,7 @@ class _EarlyRefusal:
         try:
             for key, want in zip(lookup.keys, wants_of(lookup.keys).values(), strict=True):
                 now = self._runtime.store.inspect(key.template, PATIENCE)
-                if _leaves_room(now, want, execution_id(message.headers)):
+                if leaves_room(now, want, execution_id(message.headers)):
                     lookup.used[key.template] = now.used
                     continue
                 left = now.remaining or now.rest
@@ -182,22 +180,6 @@ class _EarlyRefusal:
         if taken is not None:
             return self._refuse(taken, lookup.delivery, lookup.message)
         return self._let_run(lookup.message, lookup.keys, lookup.delivery)
-
-
-def _leaves_room(now: KeyState, want: Want, run: str) -> bool:
-    """Whether a store that finds a key as it is *now* would grant *want* of it to *run*."""
-    limit = None if now.limit is None else now.limit.capacity
-    if any(is_own(each, run) for each in now.runs):
-        return True  # or it will, when the attempt that has sent it ends
-    if limit == 0:  # paused
-        return False
-    if want.alone or not now.holders:
-        return not (now.token or now.rest)
-    if now.rest or now.waiting:
-        return False
-    if limit is None:
-        return has_room(want, (), now.used)
-    return now.used + want.counted(limit) <= limit
 
 
 def _queued_before(

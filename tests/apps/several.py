@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any
 
-from celery_distlock import Lock, LockedTask, clock, install
+from celery_distlock import Lock, LockedTask, clock, install, signals
 from tests.apps import make_app
 from tests.apps.journal import Journal
 
@@ -61,6 +61,19 @@ def use_pair(self: Any, a: str, b: str, pause: float = 0.02) -> None:
 @locked(lock_key=["{a}", "{b}", "{c}"])
 def use_triple(self: Any, a: str, b: str, c: str, pause: float = 0.02) -> None:
     note(self, [a, b, c], pause)
+
+
+@locked(lock_key="{a}")
+def stay(self: Any, a: str, gate: str) -> None:
+    """Stay under one key until the gate is opened."""
+    journal.write(f"begun:{gate}", self.request.id)
+    journal.pass_gate(gate)
+    note(self, [a], 0.0)
+
+
+@signals.task_parked.connect
+def write_parked(sender: Any, key: str, task_id: str, holder: str, **_: Any) -> None:
+    journal.write(f"parked:{task_id}", [key, holder])
 
 
 @locked(acks_late=True)

@@ -13,7 +13,7 @@ from celery_distlock.runtime.invocation import Invocation
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.values import ALONE, Holder, KeyState, Reply, Status, Want
-from celery_distlock.worker.refusal import _leaves_room
+from celery_distlock.worker.in_flight import leaves_room
 
 
 @pytest.mark.parametrize("want", [ALONE, Want(1, 0), Want(2, 3)])
@@ -29,13 +29,13 @@ def test_a_key_that_rests_and_that_nobody_has_is_taken(key, want):
 
     assert not state.token
     assert state.rest > 0
-    assert not _leaves_room(state, want, "run")
+    assert not leaves_room(state, want, "run")
 
 
 @pytest.mark.parametrize("key", [Key("k"), Key("k", capacity=3)])
 def test_a_free_key_is_not_taken(key):
     state = MemoryStore("memory://", "test").inspect("k")
-    assert _leaves_room(state, want_of(key), "run")
+    assert leaves_room(state, want_of(key), "run")
 
 
 @pytest.mark.parametrize("run", ["task:1:0:0", "task:0:0:0"], ids=["kept for it", "its attempt"])
@@ -46,8 +46,8 @@ def test_what_is_for_a_retry_or_will_be_is_not_taken(run, want):
     state = KeyState("y" if alone else "x", 1, run if alone else "other:0:0:0", 0.0, 9.0, 3)
     state = state._replace(holders=() if alone else others, used=2)
 
-    assert _leaves_room(state, want, "task:1:0:0")
-    assert not _leaves_room(state, want, "another:1:0:0")
+    assert leaves_room(state, want, "task:1:0:0")
+    assert not leaves_room(state, want, "another:1:0:0")
 
 
 @pytest.mark.parametrize("want", [ALONE, Want(1, 2)], ids=["alone", "shared"])

@@ -122,6 +122,28 @@ def test_a_free_key_is_kept_for_one_that_waits_for_another(site, key):
     leave_nothing(site, [a, b])
 
 
+@pytest.mark.parametrize("by", ["template", "callable"])
+def test_the_key_is_named_that_is_waited_for(site, key, by):
+    """And its holder: by the state, the signal, the log, and for the key that is kept meanwhile."""
+    a, b = names(key, 2)
+    first = site.tasks.stay.delay(b, key)
+    site.journal.wait(f"begun:{key}")
+    holder = site.wait_held(b).owner
+    waits = site.tasks.use_pair.delay(a, b) if by == "template" else site.tasks.use.delay([a, b])
+    site.wait_queued(b)
+
+    assert waits.info == {"key": b, "holder": holder, "place": 0}
+    assert site.journal.wait(f"parked:{waits.id}") == [[b, holder]]
+    words = f"[{waits.id}] parked: {b!r} is held by {site.tasks.stay.name}[{first.id}]"
+    wait_until(lambda: words in site.log(), what=words)
+    (kept,) = wait_until(lambda: Admin(site.app).show(a).holds, what=f"{a} to be kept")
+    assert (kept.who.task_id, kept.state) == (waits.id, "waking")
+    assert kept.waits_for.key == b
+    assert kept.waits_for.holder.owner == holder
+    site.journal.open(key)
+    judge(site, [first, waits], key, 30)
+
+
 def test_a_revoked_one_gives_its_keys_to_the_next(site, key):
     a, b = names(key, 2)
     with site.held(b):

@@ -50,6 +50,7 @@ __all__ = [
     "units_label",
     "waiter_cells",
     "waiter_record",
+    "waits_label",
     "wants_label",
 ]
 
@@ -297,12 +298,20 @@ def hold_cells(hold: HoldInfo, now: float) -> list[str]:
     return [
         printable(who.name),
         printable(who.task_id),
-        _ON_THEIR_WAY.get(hold.state) or worker_label(who),
+        "(waits)" if hold.waits_for else _ON_THEIR_WAY.get(hold.state) or worker_label(who),
         str(hold.units),
         str(hold.slot) if hold.slot >= 0 else "",
         since(hold.since, now),
         duration(hold.remaining),
     ]
+
+
+def waits_label(hold: HoldInfo) -> str:
+    """Return the key that a task waits for which has this one kept meanwhile, and its holder."""
+    other = hold.waits_for
+    assert other is not None
+    holder = f", held by {printable(str(other.holder))}" if other.holder else ""
+    return f"{printable(other.key)}{holder}"
 
 
 def lock_record(info: LockInfo, now: float) -> dict[str, Any]:
@@ -337,6 +346,7 @@ def _hold_record(hold: HoldInfo, now: float) -> dict[str, Any]:
         "units": hold.units,
         "slot": hold.slot if hold.slot >= 0 else None,
         **_lasting(hold, now),
+        **({"waits_for": lock_record(hold.waits_for, now)} if hold.waits_for else {}),
     }
 
 

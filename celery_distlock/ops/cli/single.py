@@ -38,6 +38,7 @@ from .display import (
     since,
     waiter_cells,
     waiter_record,
+    waits_label,
     worker_label,
     write_json,
 )
@@ -161,7 +162,10 @@ def show_(obj: CLIContext, key: str, as_json: bool) -> None:
 
 
 def _described(info: LockInfo, now: float) -> list[tuple[str, str]]:
-    facts = [("key", printable(info.key)), ("state", _STATES[info.state])]
+    waits = {waits_label(hold) for hold in info.holds if hold.waits_for}
+    state = _STATES["waiting" if waits and info.state == "waking" else info.state]
+    facts = [("key", printable(info.key)), ("state", state)]
+    facts += [("waits for", each) for each in sorted(waits)]
     if info.mode == "shared":
         facts.append(("mode", f"shared, {in_use(info)}"))
     elif info.state == "resting":
@@ -227,6 +231,7 @@ def _lease(remaining: float) -> str:
 _STATES = {
     "held": "held",
     "waking": "kept for a parked task that is on its way",
+    "waiting": "kept for a parked task that waits for another key",
     "resting": "at rest: nobody has it, and what was held stays taken for a while",
     "free": "free",
 }
