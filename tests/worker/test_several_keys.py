@@ -124,7 +124,7 @@ def test_a_free_key_is_kept_for_one_that_waits_for_another(site, key):
 
 @pytest.mark.parametrize("by", ["template", "callable"])
 def test_the_key_is_named_that_is_waited_for(site, key, by):
-    """And its holder: by the state, the signal, the log, and for the key that is kept meanwhile."""
+    """And its holder: by the state, the signal, the log, and `show` of the other key."""
     a, b = names(key, 2)
     first = site.tasks.stay.delay(b, key)
     site.journal.wait(f"begun:{key}")

@@ -307,7 +307,7 @@ def hold_cells(hold: HoldInfo, now: float) -> list[str]:
 
 
 def waits_label(hold: HoldInfo) -> str:
-    """Return the key that a task waits for which has this one kept meanwhile, and its holder."""
+    """Return the key that the task of *hold* waits for, and the holder of that key."""
     other = hold.waits_for
     assert other is not None
     holder = f", held by {printable(str(other.holder))}" if other.holder else ""
