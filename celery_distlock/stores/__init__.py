@@ -7,6 +7,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from celery_distlock.errors import ConfigurationError
+from celery_distlock.keys import AS_TEXT
 from celery_distlock.process.forks import ForkStage, PerProcess, no_fork
 from celery_distlock.settings import DEFAULT_PREFIX, check_prefix, closest
 
@@ -156,7 +157,7 @@ def _new_store(url: str, prefix: str, options: Mapping[str, str]) -> Store:
 
 def _check_options(factory: Callable[..., Store], url: str, options: Mapping[str, str]) -> None:
     try:
-        inspect.signature(factory).bind(url, DEFAULT_PREFIX, **options)
+        inspect.signature(factory, **AS_TEXT).bind(url, DEFAULT_PREFIX, **options)
     except TypeError as error:
         raise ConfigurationError(
             f"the lock store for {redact(url)!r} does not take {', '.join(options)}: {error}"

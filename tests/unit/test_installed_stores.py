@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,17 @@ def test_an_error_inside_a_store_is_not_taken_for_an_option_that_it_does_not_tak
 
     with pytest.raises(TypeError, match="of the store itself"):
         open_store(f"sqlite://{tmp_path}/broken", options={"replicas": "1"})
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are evaluated when defined")
+def test_annotations_of_a_store_may_name_what_only_type_checkers_import(
+    installed, tmp_path, monkeypatch
+):
+    import sqlite_store
+
+    found = {"store": sqlite_store.SQLiteStore}
+    source = "def factory(url: Checked, prefix: str, **options: str): return store(url, prefix)"
+    exec(compile(source, __file__, "exec", dont_inherit=True), found)
+    monkeypatch.setattr(sqlite_store, "SQLiteStore", found["factory"])
+
+    assert open_store(f"sqlite://{tmp_path}/typed", options={"replicas": "1"})

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import functools
 import inspect
+import sys
 from collections.abc import Awaitable
 
 import pytest
@@ -236,6 +237,17 @@ def test_a_task_that_is_a_class_has_the_parameters_of_its_decorated_run(app):
 
     with pytest.raises(ConfigurationError, match=r"names \{tenant\}"):
         app.register_task(Work())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are evaluated when defined")
+def test_annotations_may_name_what_only_type_checkers_import(app):
+    source = "def work(a: Checked): ...\ndef key_of(a: Checked): return str(a)"
+    found = {"__name__": __name__}
+    exec(compile(source, __file__, "exec", dont_inherit=True), found)
+
+    declare(app, found["work"], lock_key=found["key_of"])
+
+    assert key(app, 7) == "7"
 
 
 # What a base adds to a call and takes away before the function
