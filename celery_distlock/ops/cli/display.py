@@ -76,11 +76,12 @@ NUMBERS = frozenset({"held", "units", "slot", "age", "lease", "token", "waiting"
 OPTIONAL = frozenset({"held", "notes", "wants"})  # not in a table that has nothing to say there
 ALONE = "alone"
 WHOLE = frozenset({"key", "id"})  # what is copied from a table into the next command
-SPARE = ("token", "worker", "woken", "lease")  # what gives way to that, in this order
+SPARE = ("token", "worker", "woken", "slot", "lease")  # what gives way to that, in this order
 LAST = "age"  # what gives way to them, where they go on in the next line all the same
 AT_LEAST = 2  # of `SPARE`, where what is to be whole is too long for any screen
 GAP = 2  # columns of the screen between two of a table
 NARROWEST = 12  # columns of the screen for a cell that goes on in the next line
+READABLE = 1 / 3  # of the screen, for a key that goes on in the next line
 
 Cell = str | Text
 
@@ -143,6 +144,7 @@ def filled(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) -
             justify="right" if number else "left",
             overflow="fold",
             no_wrap=number or (whole and name in WHOLE),
+            max_width=None if number or whole or name in WHOLE else NARROWEST,
         )
     places = [columns.index(name) for name in kept]
     for row in rows:
@@ -167,12 +169,15 @@ def _fitting(
         return needed[name] if name in NUMBERS | WHOLE else min(NARROWEST, needed[name])
 
     def some(name: str) -> int:
-        return needed[name] if name in NUMBERS else min(NARROWEST, needed[name])
+        narrowest = max(NARROWEST, int(width * READABLE)) if name == "key" else NARROWEST
+        return needed[name] if name in NUMBERS else min(narrowest, needed[name])
 
     for dropped in range(len(spare) + 1):
         kept = [name for name in columns if name not in spare[:dropped]]
-        wanted = least if dropped == len(spare) else needed.__getitem__
-        if sum(wanted(name) + GAP for name in kept) <= width:
+        wants = [needed.__getitem__]
+        if spare[dropped:] in ([], ["lease"]):  # sooner than that, others go on in the next line
+            wants.append(least)
+        if any(sum(wanted(name) + GAP for name in kept) <= width for wanted in wants):
             return kept, True
     spare.append(LAST)
     for dropped in range(AT_LEAST, len(spare) + 1):
@@ -213,6 +218,11 @@ def moment(seconds: float) -> str:
 def since(seconds: float, now: float) -> str:
     """Return a time since the epoch as `moment`, and how long ago that was."""
     return f"{moment(seconds)} ({duration(now - seconds)} ago)" if seconds else ""
+
+
+def ago(seconds: float, now: float) -> str:
+    """Return how long ago a time since the epoch was, for a column of a table."""
+    return f"{duration(now - seconds)} ago" if seconds else ""
 
 
 def limit_label(limit: Limit, now: float) -> str:
@@ -292,8 +302,8 @@ def wants_label(want: Want) -> str:
     return f"{want.units} of {want.capacity or 'any'}"
 
 
-def hold_cells(hold: HoldInfo, now: float) -> list[str]:
-    """Return a row under `HOLD_COLUMNS`; *now* in seconds since the epoch."""
+def hold_cells(hold: HoldInfo, now: float, *, brief: bool = False) -> list[str]:
+    """Return a row under `HOLD_COLUMNS`; *now* in seconds since the epoch; *brief*: see `ago`."""
     who = hold.who
     return [
         printable(who.name),
@@ -301,7 +311,7 @@ def hold_cells(hold: HoldInfo, now: float) -> list[str]:
         "(waits)" if hold.waits_for else _ON_THEIR_WAY.get(hold.state) or worker_label(who),
         str(hold.units),
         str(hold.slot) if hold.slot >= 0 else "",
-        since(hold.since, now),
+        ago(hold.since, now) if brief else since(hold.since, now),
         duration(hold.remaining),
     ]
 
@@ -398,9 +408,10 @@ def call_cells(call: CallInfo) -> list[str]:
     return [printable(shown(call.identity)), printable(call.task_id), call.where]
 
 
-def action_cells(action: Action, now: float) -> list[str]:
-    """Return a row under `ACTION_COLUMNS`; *now* in seconds since the epoch."""
-    return [action.name, action.author, since(action.at, now), action.about, action.reason]
+def action_cells(action: Action, now: float, *, brief: bool = False) -> list[str]:
+    """Return a row under `ACTION_COLUMNS`; *now* and *brief* as in `hold_cells`."""
+    when = ago(action.at, now) if brief else since(action.at, now)
+    return [action.name, action.author, when, action.about, action.reason]
 
 
 def action_record(action: Action) -> dict[str, Any]:

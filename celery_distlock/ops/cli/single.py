@@ -151,10 +151,14 @@ def show_(obj: CLIContext, key: str, as_json: bool) -> None:
         screen = Screen(obj)
         screen.facts(_described(info, now) + free)
         if info.mode == "shared":
-            screen.table(HOLD_COLUMNS, (hold_cells(hold, now) for hold in info.holds))
+            screen.table(
+                HOLD_COLUMNS, (hold_cells(hold, now, brief=screen.terminal) for hold in info.holds)
+            )
         screen.table(WAITER_COLUMNS, (waiter_cells(waiter, now) for waiter in delayed))
         screen.table(CALL_COLUMNS, map(call_cells, calls))
-        screen.table(ACTION_COLUMNS, (action_cells(action, now) for action in actions))
+        screen.table(
+            ACTION_COLUMNS, (action_cells(action, now, brief=screen.terminal) for action in actions)
+        )
     if info.state == "free":
         if not (as_json or info.is_in_use):
             suggest(obj, admin, key)

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 import subprocess
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from celery_distlock.ops.admin import Holder, LockInfo
-from celery_distlock.ops.cli.display import LOCK_COLUMNS, OPTIONAL, filled, lock_cells
+from celery_distlock.ops.admin import Holder, HoldInfo, LockInfo
+from celery_distlock.ops.cli.display import (
+    HOLD_COLUMNS,
+    LOCK_COLUMNS,
+    OPTIONAL,
+    filled,
+    hold_cells,
+    lock_cells,
+)
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.identities import new_owner
+from celery_distlock.stores.values import Limit, Want
 from tests.integration.cli.conftest import command, environment
 from tests.integration.cli.terminal import Terminal
 from tests.waiting import wait_until
@@ -80,6 +92,58 @@ def test_a_key_goes_on_in_a_terminal_that_is_narrow(width):
     column = slice(0, head.index("HOLDER"))
     assert "".join(line[column].strip() for line in lines) == name
     assert column.stop >= 10
+
+
+def printed(columns, rows, width):
+    """The heads of a table, and its lines."""
+    console = Console(file=io.StringIO(), width=width)
+    console.print(filled(columns, rows, width))
+    head, *lines = console.file.getvalue().splitlines()
+    return head, [line.rstrip() for line in lines]
+
+
+@pytest.mark.parametrize("length", [60, 90, 150])
+def test_a_long_key_is_readable_beside_its_notes(length):
+    name = "stock:" + "4711" * ((length - 6) // 4)
+    limit = Limit(2, since=1.0, until=3600.0, author="ann@ops-1")
+    holder = Holder("shop.reserve", "id", "worker-7.example", 3225, "owner")
+    held = LockInfo(name, "held", holder, 1.0, 30.0, 1795325354819785, 3, 0.0, 0, mode="alone")
+    shut = replace(held, limit=limit, opens=3540.0)
+
+    head, lines = printed(LOCK_COLUMNS, [lock_cells(shut, 5.0)], 80)
+
+    column = slice(0, head.index("HOLDER"))
+    assert "".join(line[column].strip() for line in lines) == name
+    assert column.stop >= 80 // 3
+    assert {"AGE", "LEASE", "WAITING", "NOTES"} <= set(head.split())
+    assert max(map(len, [head, *lines])) <= 80
+
+
+@pytest.mark.parametrize("task", ["shop.f", "shop.warehouse.reserve_and_tell"])
+def test_each_holder_of_a_shared_key_has_its_age_and_its_lease_in_80_columns(task):
+    who = Holder(task, "0f5c3a0e-21f1-4cbb-9c0d-c1d4a54f0a3d", "worker-7.example", 3226, "owner")
+    rows = [hold_cells(HoldInfo(who, "held", 2, 0, 1.0, 21.0), 5.8, brief=True)]
+
+    head, (first, *others) = printed(HOLD_COLUMNS, rows, 80)
+
+    assert {"HOLDER", "ID", "UNITS", "SINCE", "LEASE"} <= set(head.split())
+    assert first.split()[1:3] == [who.task_id, "2"]
+    assert first.split()[-3:] == ["4.8s", "ago", "21.0s"]
+    assert "".join([first.split()[0], *others]).replace(" ", "") == task
+    assert max(map(len, [head, first, *others])) <= 80
+
+
+def test_a_shared_key_s_holders_are_shown_in_a_terminal(bare_site, terminal, key):
+    task_id = "0f5c3a0e-21f1-4cbb-9c0d-c1d4a54f0a3d"
+    owner = new_owner(f"shop.f[{task_id}]")
+    bare_site.store.acquire(AcquireRequest(key, owner, 60.0, want=Want(1, 5)))
+
+    screen = terminal("show", key, columns=80)
+    assert screen.status() == 0
+
+    (row,) = [line for line in screen.text.splitlines() if f" {task_id} " in line]
+    assert re.search(r"\ds ago +\d+\.\ds$", row.rstrip())
+    bare_site.store.release(ReleaseRequest(key, owner))
 
 
 def test_top_is_printed_once_in_a_dumb_terminal(bare_site, key):
