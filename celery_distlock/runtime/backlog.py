@@ -10,19 +10,23 @@ some seconds ago. Without that, of many that are lost the first that are sent ag
 for the others.
 """
 
+import logging
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from celery import Celery
+from kombu.exceptions import OperationalError
 from kombu.transport import virtual
 
 from celery_distlock.process import forks
 
 __all__ = ["Backlog"]
 
+logger = logging.getLogger(__name__)
+
 LOOKED_FOR = 1.0  # seconds for which a queue counts as one that has messages
 EMPTY_FOR = 10.0  # likewise, as an empty one
-NOT_FOUND = 404
 
 
 class Backlog:
@@ -34,10 +38,9 @@ class Backlog:
 
     def is_in(self, queues: Iterable[str]) -> bool:
         """
-        Whether one of *queues* has messages; false also where the broker has no number of them.
+        Whether one of *queues* has messages, or may have some: the broker is away.
 
-        Raises:
-            Exception: What the broker's client raises where it is away.
+        False also where the broker keeps or shows no number of them.
         """
         return any(map(self._has_messages, queues))
 
@@ -50,18 +53,19 @@ class Backlog:
         return has_messages
 
     def _count(self, queue: str) -> int:
-        """Return how many messages are ready in *queue*; 0: the broker does not know it."""
+        """Return how many messages are ready in *queue*, as far as the broker says."""
         with forks.no_fork(), self._app.connection_or_acquire() as connection:
-            # Of its own: a broker closes the channel on which a queue was not found.
-            channel = connection.channel()
             try:
-                if isinstance(channel, virtual.Channel):
-                    # To declare it passively fails with a `global_keyprefix`, as if it were gone.
-                    return int(channel._size(queue) or 0)
-                return int(channel.queue_declare(queue=queue, passive=True).message_count or 0)
-            except connection.channel_errors as error:
-                if getattr(error, "reply_code", 0) in (NOT_FOUND, str(NOT_FOUND)):
-                    return 0
-                raise
-            finally:
-                channel.close()
+                # A channel of its own: a broker closes the one on which a queue was not found.
+                with connection.channel() as channel:
+                    return _ready(channel, queue)
+            except Exception as error:  # noqa: BLE001  # each client has its own
+                logger.debug("the broker does not say what is in queue %r: %s", queue, error)
+                return isinstance(error, (OperationalError, *connection.connection_errors))
+
+
+def _ready(channel: Any, queue: str) -> int:
+    if isinstance(channel, virtual.Channel):
+        # To declare it passively fails with a `global_keyprefix`, as if it were gone.
+        return int(channel._size(queue) or 0)
+    return int(channel.queue_declare(queue=queue, passive=True).message_count or 0)

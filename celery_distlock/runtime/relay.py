@@ -5,8 +5,12 @@ Its key is reserved and idle until it runs. So it is pushed to the delivery chan
 that consumes its broker queue. A task that releases a key pushes to its own worker, where a slot is
 about to be free. All others (web code, sweeps) push to a worker with free slots, and so does a task
 whose own worker does not take it. If none takes it, it is sent by the broker.
+
+A call that was sent through the store has not waited in the broker's queue. Where no slot is free
+for it, it does that now: thousands may be due at once, and workers get no more than they ask for.
 """
 
+import collections
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +25,7 @@ from celery_distlock.naming import shown
 from celery_distlock.stores import ParkingStore, Store
 from celery_distlock.stores.values import PeerChannel, WokenTask
 
+from .lock_header import LockHeader
 from .routing import queue_names
 
 __all__ = ["Relay", "by_room"]
@@ -28,6 +33,7 @@ __all__ = ["Relay", "by_room"]
 logger = logging.getLogger(__name__)
 
 MOST_TRIED = 3  # delivery channels that turn out to be closed, before the broker is used
+COUNTED_FOR = 1.5  # seconds until a worker's free slots are known without what was pushed to it
 
 
 class Relay:
@@ -38,6 +44,7 @@ class Relay:
         self._store = store
         # Where the worker takes woken tasks whose task this process runs, or has run last.
         self.own_address = ""
+        self._pushed: collections.deque[tuple[float, str]] = collections.deque()  # when, and where
 
     def push(self, woken: WokenTask, message: Mapping[str, Any]) -> bool:
         """
@@ -53,11 +60,24 @@ class Relay:
             store = ParkingStore.of(self._store())
             peers = by_room(store.find_channels(queues, [own] if own else []))
             peers.sort(key=lambda peer: peer.address != own)
-            return store.push(woken, [peer.address for peer in peers[:MOST_TRIED]])
+            is_call = LockHeader.of(message["headers"]).sent
+            if is_call:
+                peers = [each for each in peers if each.address == own or self._has_room(each)]
+            addresses = [peer.address for peer in peers[:MOST_TRIED]]
+            is_pushed = store.push(woken, addresses)
+            if is_pushed and is_call:
+                self._pushed.append((clock.monotonic(), addresses[0]))
+            return is_pushed
         except StoreError as error:
             words = "the task woken at %r is sent by the broker, not straight to a worker: %s"
             logger.debug(words, shown(key_of(woken.name)), error)
             return False
+
+    def _has_room(self, peer: PeerChannel) -> bool:
+        """Whether a slot is left beside what this process has pushed there just now."""
+        while self._pushed and clock.monotonic() > self._pushed[0][0] + COUNTED_FOR:
+            self._pushed.popleft()
+        return peer.free > sum(address == peer.address for _, address in self._pushed)
 
 
 def by_room(peers: Iterable[PeerChannel]) -> list[PeerChannel]:

@@ -30,9 +30,10 @@ def plain(name: str, note: Any, gate: str = "") -> None:
 
 
 def declare(name: str, **options: Any) -> Any:
-    """Declare a task whose calls each have a key of their own."""
+    """Declare a task of which each call has a key of its own, if *options* name no other."""
+    options = {"lock_key": "{name}:{number}", **options}
 
-    @app.task(name=name, base=LockedTask, lock_key="{name}:{number}", shared=False, **options)
+    @app.task(name=name, base=LockedTask, shared=False, **options)
     def sent(name: str, number: int) -> None:
         journal.write(name, number)
 
@@ -44,4 +45,5 @@ sent = {
     "finished": declare("finished", lock_unique="finished"),
     "late": declare("late", lock_via="store", acks_late=True),
     "debounce": declare("debounce", lock_unique=Debounce(0.2)),
+    "one key": declare("of_one_key", lock_key="{name}:one", lock_via="store"),
 }

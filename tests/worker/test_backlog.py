@@ -169,3 +169,41 @@ def test_a_call_that_is_dropped_does_not_run_however_late_its_message_comes(site
         let_pass(site, key, 7200.0)
     wait_empty(site, key)
     assert site.journal.read(key) == BEFORE
+
+
+def test_calls_of_one_key_stay_in_order_though_the_first_waits_at_the_broker(site, key):
+    sent = site.tasks.sent["one key"]
+    with blocked(site, key):
+        for number in range(3):
+            sent.delay(key, number)
+        wait_until(lambda: len(coming(site, key)) == 1, what="the first to be published")
+
+        # As its time to come for the key ends, the next one has its turn, and so on.
+        for many in (2, 3):
+            let_pass(site, key, 25.0)
+            wait_until(lambda many=many: len(coming(site, key)) == many, what="the next one's turn")
+    wait_empty(site, key)
+
+    assert site.journal.read(key) == [*BEFORE, 0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["store", "debounce"])
+def test_many_calls_that_are_due_at_once_are_pushed_to_no_worker_that_is_full(site, key, kind):
+    with blocked(site, key):
+        channels = site.store.find_channels
+        wait_until(
+            lambda: (found := channels(["celery"])) and not found[0].free,
+            what="the worker to tell that it is full",
+        )
+        received = site.log().count("received")
+
+        for number in range(MANY):
+            delay = {"countdown": 0.5} if kind == "store" else {}
+            site.tasks.sent[kind].apply_async((key, number), **delay)
+
+        # Those before them in the broker's queue but one, which the worker has fetched.
+        wait_until(lambda: ready(site) == len(BEFORE) - 1 + MANY, what="all to be with the broker")
+        assert site.log().count("received") - received <= 1
+    wait_empty(site, key)
+
+    assert sorted(site.journal.read(key)[len(BEFORE) :]) == list(range(MANY))
