@@ -47,6 +47,13 @@ def seen(request: Any) -> dict[str, Any]:
     }
 
 
+def _spoil(request: Any) -> None:
+    """Change what headers hold, as code may that puts its own into them."""
+    for value in (request.headers or {}).values():
+        if isinstance(value, dict):
+            value["spoilt"] = True
+
+
 def work(self: Any, key: str, how: str = "") -> None:
     times = journal.write(f"{self.request.id}:saw", seen(self.request))
     if how == "gate":
@@ -55,6 +62,8 @@ def work(self: Any, key: str, how: str = "") -> None:
         return
     if how == "retry":
         raise self.retry(countdown=0)
+    if how:
+        _spoil(self.request)
     if how == "fail":
         raise ValueError(key)
     if how == "postpone":

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
 
+from celery_distlock.keys import slot_name
+from celery_distlock.runtime.lock_header import LockHeader
 from tests import processes
 from tests.waiting import wait_until
+from tests.worker.conftest import staffed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.worker.conftest import Site
 
 APP = "tests.apps.handed_on"
-WORKERS = [{"concurrency": 4, "pool": "prefork"}]
 
 SENT: dict[str, dict[str, Any] | None] = {
     "none": None,
@@ -26,9 +32,18 @@ SENT: dict[str, dict[str, Any] | None] = {
 }
 
 
+@pytest.fixture(
+    scope="module", params=["prefork", pytest.param("threads", marks=pytest.mark.exhaustive)]
+)
+def site(request, bare_site: Site, tmp_path_factory) -> Iterator[Site]:
+    worker = {"pool": request.param, "concurrency": 4}
+    with staffed(bare_site, tmp_path_factory.mktemp("workers"), [worker]) as site:
+        yield site
+
+
 @pytest.fixture(params=SENT)
 def headers(request) -> dict[str, Any] | None:
-    return SENT[request.param]
+    return copy.deepcopy(SENT[request.param])
 
 
 def saw(site: Site, task_id: str, count: int = 1) -> dict[str, Any]:
@@ -172,6 +187,8 @@ def kill_parent(site: Site, key: str) -> None:
 
 @pytest.mark.parametrize("child", ["plain", "locked", "parked", "unique"])
 def test_a_parent_whose_child_got_its_headers_runs_again_if_its_process_is_killed(site, key, child):
+    if not site.workers[0].children():
+        pytest.skip("its worker would be killed with it")
     task, child_key = ("locked", key) if child == "parked" else (child, f"{key}:child")
     with site.held(key):
         site.tasks.parent.apply_async((key, task, child_key), headers={"x-tenant": "7"})
@@ -236,3 +253,34 @@ def test_what_was_parked_before_headers_named_their_message_runs_as_it_was_sent(
     result.get(timeout=30)
     site.wait_free(key)
     assert len(site.journal.read(f"{result.id}:saw")) == 1
+
+
+@pytest.mark.parametrize("child", ["plain", "locked", "unique"])
+def test_a_header_that_another_message_had_counts_for_nothing(site, key, child):
+    """As workers of the code before 0.1.0 let tasks hand on, while this one is deployed."""
+    with site.held(key):
+        parent = site.tasks.locked.delay(key)
+        site.wait_queued(key)
+        run = f"{parent.id}:0:0:0"
+        way = LockHeader(woken=True, run=run, parked_at=slot_name(key), requeues=1)
+        handed_on = {"x-tenant": "7", "distlock": way.to_header({"id": parent.id})}
+
+        sent = site.tasks.CHILDREN[child].apply_async((f"{key}:child",), headers=handed_on)
+        sent.get(timeout=30)
+
+        assert saw(site, sent.id)["headers"] == {"x-tenant": "7"}
+        assert site.look(key).waiting == 1
+    parent.get(timeout=30)
+    assert len(site.journal.read(f"{parent.id}:saw")) == 1
+
+
+def test_a_task_that_is_locked_no_more_does_not_see_that_it_was(site, key):
+    task_id = str(uuid.uuid4())
+    way = LockHeader(woken=True, run=f"{task_id}:0:0:0", parked_at=slot_name(key))
+    sent = {"x-tenant": "7", "distlock": way.to_header({"id": task_id})}
+
+    site.tasks.plain.apply_async((key,), task_id=task_id, headers=sent).get(timeout=30)
+
+    came = saw(site, task_id)
+    assert came["headers"] == {"x-tenant": "7"}
+    assert not came["marked"]

@@ -1,4 +1,4 @@
-"""A trace that tracers of others begin is whole, whatever way a task of it takes."""
+"""A trace of Sentry's or Datadog's is whole, however a task of it comes to run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 
 class Traced:
-    """A site whose worker has the tracer, and a web process that has it, too."""
+    """A site with a tracer in its worker, and a web process with the same."""
 
     def __init__(self, site: Site, web: subprocess.Popen[str]) -> None:
         self.site = site
