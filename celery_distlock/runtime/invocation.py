@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from celery_distlock import clock
 from celery_distlock.engine.hold import Hold
@@ -66,7 +65,8 @@ class Invocation:
     def _header_that_came(self) -> LockHeader:
         """Return what its header says, and the broker, if that has delivered it before."""
         again = (self.request.delivery_info or {}).get("redelivered")
-        return replace(self.received.header, returned=True) if again else self.received.header
+        header = self.received.header
+        return header._replace(returned=True) if again else header
 
     def execution_id_for(self, number: int) -> str:
         """Return the id of the execution of this attempt that was put back *number* times."""

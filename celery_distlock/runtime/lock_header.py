@@ -1,9 +1,7 @@
 """What a message says of its way so far because of its lock: the header ``distlock``."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_distlock.stores.identities import ExecutionId, task_id_of
 
@@ -14,8 +12,7 @@ HEADER = "distlock"  # the one header of ours
 ADDRESSEE = "addressee"
 
 
-@dataclass(frozen=True, slots=True)
-class LockHeader:
+class LockHeader(NamedTuple):
     """
     What has happened to a message because of its lock; its header ``distlock``.
 
@@ -75,13 +72,13 @@ class LockHeader:
     def of_next(self, **changes: Any) -> "LockHeader":
         """Return what counts for the next execution, too: how often it was put back."""
         kept = LockHeader(requeues=self.requeues, postponed=self.postponed, deaths=self.deaths)
-        return dataclasses.replace(kept, **changes)
+        return kept._replace(**changes)
 
     def parked(self, names: Sequence[str], run: str, **changes: Any) -> "LockHeader":
         """Return what the message says when it is woken that is parked as *run* at these keys."""
         all_names = tuple(names) if len(names) > 1 else ()
         changes = {"run": run, "parked_at": names[0], "names": all_names, **changes}
-        return dataclasses.replace(self, woken=True, **changes)
+        return self._replace(woken=True, **changes)
 
     @property
     def number(self) -> int:
@@ -96,13 +93,10 @@ class LockHeader:
     def to_header(self, headers: Mapping[str, Any]) -> dict[str, Any]:
         """Return the header of the message with these other *headers*, which it names."""
         message = {"id": headers.get("id"), "retries": headers.get("retries") or 0}
-        return {**{name: getattr(self, name) for name in _FACTS}, **message}
+        return {**self._asdict(), **message}
 
 
 _NOTHING = LockHeader()
-
-
-_FACTS = tuple(field.name for field in dataclasses.fields(LockHeader))
 
 
 def _values_of(headers: Mapping[str, Any]) -> Mapping[str, Any] | None:

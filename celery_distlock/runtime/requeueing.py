@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from celery.exceptions import Ignore, Reject
@@ -232,7 +231,7 @@ class Requeueing:
             Postponed: That is done.
             Reject: The broker refuses that, and still has the message.
         """
-        header = replace(self._header_by_broker(), outages=0)
+        header = self._header_by_broker()._replace(outages=0)
         envelope = seal(self._invocation.request, header)
         self._publish(envelope, decision.delay, may_give_back=True)
         self.leave_reservations()  # or the store, where it was parked, sends it as well
@@ -260,8 +259,7 @@ class Requeueing:
     def _header_by_broker(self) -> LockHeader:
         """Return the header of the message as it is sent again by the broker, not woken."""
         invocation = self._invocation
-        return replace(
-            invocation.header,
+        return invocation.header._replace(
             woken=False,
             attempts=invocation.header.attempts + 1,
             since=invocation.waiting_since,
@@ -290,7 +288,7 @@ class Requeueing:
         delay = OUTAGE.decide(Conflict("", "", 0.0, outages)).delay  # type: ignore[union-attr]
         words = "is sent again in {delay:.1f} s, the lock store is away: {why}"
         self._report.warning(words, delay=delay, why=error)
-        header = replace(invocation.header, outages=outages + 1)
+        header = invocation.header._replace(outages=outages + 1)
         self._publish(seal(invocation.request, header), delay, may_give_back=True)
         raise Postponed("the lock store is away") from error
 

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Self
 
 from kombu.serialization import dumps
@@ -151,16 +150,15 @@ class StoreProducer:
 
     def _send(self, content: Content, how: Mapping[str, Any]) -> Any:
         call, headers = self._call, how["headers"]
-        kept = replace(
-            LockHeader.of(headers), postponed=self._number, since=time.time() + call.delay
-        )
+        began = LockHeader.of(headers)
+        kept = began._replace(postponed=self._number, since=time.time() + call.delay)
         header = kept.parked([call.name], execution_id(headers, kept), sent=True)
         exchange, routing_key = how.get("exchange") or "", how.get("routing_key") or ""
         exchange = str(getattr(exchange, "name", exchange))
         where, declared = (exchange, routing_key), how.get("declare") or ()
         if not call.runtime.trust.knows_route(str(call.task.name), *where, declared=declared):
             return self._publish_in_time(content, how)  # nobody would wake it
-        by_broker = replace(kept, outages=1)  # so that nobody takes it for a second call
+        by_broker = kept._replace(outages=1)  # so that nobody takes it for a second call
         if self._store_is_away:
             return self._publish_in_time(content, how, by_broker)
         try:
