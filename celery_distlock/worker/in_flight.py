@@ -9,6 +9,7 @@ The unfinished tasks of this worker by key, with what they want of it; and calls
 """
 
 import collections
+import functools
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -64,6 +65,17 @@ class InFlightKeys:
         wants = self._wants(name).values()
         return not wants or has_room(want, wants)
 
+    def lets_in(self, name: str, want: Want) -> bool:
+        """
+        Whether there is room, and none of them asks for the key later than a task that comes now.
+
+        That matters where the key has a rate: the first that asks starts, the others wait. What has
+        begun longer ago than the rate's distance is not waited for, so that no start is late.
+        """
+        distance = max((rate.per / rate.limit for rate in want.rates), default=0.0)
+        asks = functools.partial(self._is_about_to_ask, within=min(ASKS_WITHIN, distance))
+        return not (distance and any(map(asks, self.ids(name)))) and self.has_room(name, want)
+
     def has_earlier(self, name: str, identity: str, arrival: int) -> bool:
         """
         Whether one of them goes before the woken task *identity*, which came at *arrival*.
@@ -83,6 +95,14 @@ class InFlightKeys:
         if identity in self._served or abs(clock.wall() - begun) > ASKS_WITHIN:
             return False
         return 0 < getattr(request, "arrival", 0) < arrival
+
+    def _is_about_to_ask(self, identity: str, within: float) -> bool:
+        """Whether a task waits for a slot, or has begun less than so many seconds ago."""
+        request = state.requests.get(identity)
+        if request is None:
+            return identity in self._entering
+        begun: float | None = request.time_start
+        return begun is None or abs(clock.wall() - begun) < within
 
     def note_served(self, identity: str) -> None:
         """Note that a task has had its key, and given it up; it may not have ended yet."""

@@ -210,7 +210,7 @@ class Parking:
             name = arrival.names[0]
             self._until_ended.put(
                 name,
-                lambda: not in_flight.has_room(name, arrival.wants[name]),
+                lambda: not in_flight.lets_in(name, arrival.wants[name]),
                 lambda: self._thread.ask(wake),
             )
 

@@ -97,13 +97,12 @@ class _ParkingStrategy:
         """
         Whether one of the keys is taken here, so that the message is parked.
 
-        That is: this worker's unfinished tasks leave no room for what it wants, or another one
-        that wants the key is being parked just now, and goes first.
+        That is: this worker's unfinished tasks leave no room for what it wants; or another one
+        goes first, which is being parked just now or, where the key has a rate, begins.
         """
         parking = self._runtime.parking_thread
         taken = any(
-            parking.holds(name) or not in_flight.has_room(name, want)
-            for name, want in wants.items()
+            parking.holds(name) or not in_flight.lets_in(name, want) for name, want in wants.items()
         )
         return taken and may_run_at_once(message) and self._returns(message)
 

@@ -195,6 +195,15 @@ often_again = locked(
 )(begin)
 
 
+def begin_in_turn(self: Any, key: str) -> None:
+    """Write down in which order it begins."""
+    journal.write(f"order:{key}", self.request.id)
+
+
+in_turn = locked(Key("{key}", shared=True, rate="2/s"), name="in_turn")(begin_in_turn)
+few_in_turn = locked(Key("{key}", capacity=3, rate="2/s"), name="few_in_turn")(begin_in_turn)
+
+
 class TooManyRequestsError(Exception):
     """A service has said 429."""
 

@@ -274,8 +274,10 @@ class MemoryStore(MemoryInspection, MemorySending, MemoryCapacity, SeveralKeys):
                 return state.put_off(request, first, asked_at)
             stands = state.arrivals.get(run) or min(arrival, microseconds() + AHEAD)
             stands = state.park(run, park_request, stands, want)
-            self._note_opening(slot_name(key), state)
             reply = state.taken(Status.PARKED, f"p:{run}", asked_at, stands)
+            if not reply.place and state.admits(want):
+                return reply  # a task comes for it, and lets this run in
+            self._note_opening(slot_name(key), state)
             return reply._replace(due=(not reply.place and state.opens_in()) or 0.0)
 
     def time(self, timeout: float) -> int:

@@ -9,7 +9,7 @@ from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.timing import TimedStore
-from celery_distlock.stores.values import ALONE, Limit, Starts, Status, Want
+from celery_distlock.stores.values import ALONE, Limit, ParkRequest, Starts, Status, Want
 
 from .actions import (
     BUSY,
@@ -396,6 +396,28 @@ class Rates(Given):
         park(store, "k", "run", want=want)
 
         assert PER - 30 < timed.dues().first <= PER + MORE
+
+    @rates
+    @parks
+    def test_a_run_that_lines_up_where_it_may_start_is_left_to_the_task_that_comes(
+        self, store: ParkingStore
+    ) -> None:
+        want = so_often(2)
+
+        reply = store.park_if_held("k", "run", ParkRequest(b"run"), PATIENCE, want=want)
+
+        assert (reply.status, reply.due) == (Status.PARKED, 0.0)
+        assert not TimedStore.of(store).dues().many
+
+    @rates
+    @parks
+    def test_it_is_noted_when_a_run_that_lines_up_may_start(self, store: ParkingStore) -> None:
+        want = so_often(1)
+        count(store, "k", want)
+
+        store.park_if_held("k", "run", ParkRequest(b"run"), PATIENCE, want=want)
+
+        assert PER - 30 < TimedStore.of(store).dues().first <= PER + MORE
 
     @rates
     @parks
