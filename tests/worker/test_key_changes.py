@@ -98,7 +98,7 @@ def test_it_does_not_run_in_the_old_worker_beside_the_new_one(bare_site, start, 
     assert site.journal.wait(key) == expected
 
     site.journal.open(gate)
-    old.wait_log("set aside: the first delivery of its message")
+    old.wait_log("deferred: an earlier delivery of its message")
     assert site.journal.read(key) == expected
     site.journal.open(key)
     site.journal.wait(f"{key}:end")
