@@ -14,6 +14,7 @@ import json
 import uuid
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from operator import itemgetter
 from types import TracebackType
 from typing import Any
 
@@ -86,16 +87,18 @@ def plain(value: Any) -> Any:
     """
     if type(value) in SCALARS:
         return value
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int | float):
         return int.__int__(value) if isinstance(value, int) else float.__float__(value)
+    if isinstance(value, Mapping):
+        return {
+            name: plain(each) for name, each in sorted(_by_names(value).items(), key=itemgetter(0))
+        }
     if isinstance(value, enum.Enum):
         return plain(value.value)
-    if isinstance(value, Mapping):
-        return dict(sorted((name, plain(each)) for name, each in _by_names(value).items()))
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
     if isinstance(value, AbstractSet):
         return _Set(sorted(map(plain, value), key=repr))
     if isinstance(value, bytes | bytearray | memoryview):
@@ -126,7 +129,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _by_names(value: Mapping[Any, Any]) -> dict[str, Any]:
-    return {_name(key): each for key, each in value.items()}
+    return {key if type(key) is str else _name(key): each for key, each in value.items()}
 
 
 def _name(key: Any) -> str:
