@@ -31,6 +31,7 @@ class Plan:
     unique: CallRule | None = None
     identity: CallIdentity | None = None  # as `unique` says
     seems_pending: bool = False  # its function seems to return a coroutine
+    by_default: bool = False  # `sends` is the app's wish, not the task's own
 
     def needs(self, store: Store) -> list[tuple[str, Ability]]:
         """Return what of it needs which abilities that *store* has not."""
@@ -99,6 +100,7 @@ def make_plan(
         unique,
         _call_identity(unique, rule, function),
         function.seems_pending,
+        by_default=not wanted_by,
     )
 
 

@@ -72,7 +72,10 @@ def apply_async(
     must_go = _is_sent_by_celery(options) or (unique is None and via is UNSET)
     try:
         given = tuple(args or ()), dict(kwargs or {}), receive_of_call(task, options)
-        call = _call_of(task, runtime, plan, plan.rule.keys(*given), options, must_go=must_go)
+        keys = plan.rule.keys(*given)
+        if len(keys) > 1 and plan.by_default and via is UNSET:
+            keys = ()  # the app's way is for what can go it
+        call = _call_of(task, runtime, plan, keys, options, must_go=must_go)
         if call is not None and rule is not None and plan.identity is not None:
             name = plan.identity.of(*given)
             call = replace(call, terms=terms_of(task, rule, name, options))
@@ -124,7 +127,7 @@ def _call_of(
     *,
     must_go: bool,
 ) -> Call | None:
-    """Return a call, which has no identity yet; None: it needs no key."""
+    """Return a call, which has no identity yet; None: it has no *keys* to wait at."""
     if not keys:
         return None
     if len(keys) > 1:

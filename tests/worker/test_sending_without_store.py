@@ -173,6 +173,17 @@ def test_an_app_wide_way_is_for_those_tasks_that_can(app, redis_url, prefix):
     assert "distlock" not in message["headers"]
 
 
+def test_an_app_wide_way_is_for_calls_of_one_key(app, redis_url, prefix):
+    task = app.task(base=LockedTask, bind=True, lock_key=lambda key: key.split())(keys_of)
+
+    task.delay("k1 k2")
+
+    (message,) = messages(redis_url, prefix)
+    assert "distlock" not in message["headers"]
+    with pytest.raises(ConfigurationError, match="lock_key returned 2"):
+        task.apply_async(("k1 k2",), lock_via="store")
+
+
 @pytest.fixture
 def producer(app):
     """The only one that the app has."""
