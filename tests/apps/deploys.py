@@ -19,8 +19,8 @@ app.conf.update(
     task_queues=[Queue("celery"), Queue("other")],
     task_default_queue="celery",
     task_ignore_result=True,
-    **json.loads(os.environ.get("DISTLOCK_TEST_DEPLOYS", "{}")),
 )
+app.conf.update(json.loads(os.environ.get("DISTLOCK_TEST_DEPLOYS", "{}")))
 install(app)
 journal = Journal.of_environment()
 

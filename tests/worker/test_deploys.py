@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -276,6 +277,41 @@ def test_a_call_through_the_store_of_a_task_that_is_locked_no_more_is_not_sent_a
 
     now = site.look(key)
     assert (now.woken, now.token) == (0, 0)
+
+
+def under_another_prefix(site):
+    prefix = f"{site.env['DISTLOCK_TEST_PREFIX']}:new"
+    return {"DISTLOCK_TEST_DEPLOYS": json.dumps({"distlock_prefix": prefix})}
+
+
+def test_workers_of_another_prefix_neither_wait_for_a_key_nor_run_what_is_parked(
+    bare_site, start, key
+):
+    site = bare_site
+    with site.held(key):
+        old = start()
+        park(site, key, count=1)
+        old.stop()
+        new = start(env=under_another_prefix(site))
+        site.tasks.brief.delay(key, 1)
+        ((number, *_),) = site.journal.wait(key)
+        assert number == 1
+    wait_until(lambda: site.look(key).woken or site.look(key).waiting, what="it to be there")
+    new.stop()
+    start()
+
+    assert [number for number, *_ in site.journal.wait(key, 2)] == [1, 0]
+
+
+def test_a_call_through_the_store_of_another_prefix_stays_there_though_it_has_run(
+    bare_site, start, key
+):
+    site = bare_site
+    site.tasks.locked_no_more.delay(key)
+    start(env=under_another_prefix(site))
+
+    assert len(site.journal.wait(key)) == 1
+    assert site.look(key).woken  # and is sent again
 
 
 def start_late(site, start, key, gate, policy):
