@@ -1,7 +1,8 @@
 """
-Every store answers alike: whatever is asked of both, in any order, is answered by both the same.
+Every store answers alike: whatever is asked of two, in any order, both answer the same.
 
-Nothing expires here, so that time makes no difference; what time does, other tests show.
+Compared is what callers can observe. Two stores in this process have one clock, which a schedule
+puts forward; beside a real server nothing expires, so that time makes no difference.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import math
 import uuid
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -21,9 +24,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+import tests.oracle.memory as oracle_memory
+from celery_distlock import clock
 from celery_distlock.rate import Rate
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, SendRequest
 from celery_distlock.stores.base import Store
+from celery_distlock.stores.channels import EventInbox
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.requests import Identity
@@ -37,10 +43,14 @@ from celery_distlock.stores.values import (
     ParkRequest,
     Reply,
     Status,
+    Waiter,
     Want,
     WokenTask,
 )
+from tests import servers
 from tests.contract.grace import lengthen
+from tests.oracle.server import OracleServer
+from tests.rewriting import RewrittenServer
 from tests.schedules import schedules
 
 if TYPE_CHECKING:
@@ -49,6 +59,7 @@ if TYPE_CHECKING:
 SETTINGS = schedules(200, steps=30)
 
 LEASE = 600.0  # seconds
+TICK = 0.001
 KEYS = st.sampled_from(["a", "b"])
 RUNS = st.sampled_from(["r1", "r2", "r3"])
 FLAGS = st.booleans()
@@ -76,10 +87,12 @@ OPERATORS_RATES = st.sampled_from([(), (), (TWO,), (FIVE, TWO)])
 class Asked:
     """Both stores as one: the same request to both, and the one answer that both have to give."""
 
-    def __init__(self, stores: list[Store]) -> None:
+    def __init__(self, stores: list[Store], tick: Callable[[], object]) -> None:
         self._stores = stores
+        self.tick = tick
 
     def __call__(self, ask: Callable[[Store, int], Any], said: Callable[[Any], Any]) -> Any:
+        self.tick()
         answers = [ask(store, number) for number, store in enumerate(self._stores)]
         told = [said(answer) for answer in answers]
         assert all(each == told[0] for each in told), told
@@ -103,12 +116,23 @@ def seen(state: KeyState) -> tuple[Any, ...]:
     return (who, times, bool(state.token), state.waiting, holders, several)
 
 
+def in_line(waiters: list[Waiter]) -> tuple[Any, ...]:
+    """Who is on its way, in any order, and who waits, in that of the queue."""
+    found = [each._replace(since=0.0) for each in waiters]
+    woken = sorted((each for each in found if each.woken), key=lambda each: each.run)
+    return woken, [each for each in found if not each.woken]
+
+
 class Agreement(RuleBasedStateMachine):
     """See the module."""
 
-    def __init__(self, stores: list[Store]) -> None:
+    def __init__(
+        self, stores: list[Store], pass_time: Callable[[float], None] | None, leases_end: bool
+    ) -> None:
         super().__init__()
-        self._asked = Asked(stores)
+        self._leases_end = leases_end
+        self._pass_time = pass_time
+        self._asked = Asked(stores, lambda: pass_time and pass_time(TICK))
         self._stores = stores
         self._world = uuid.uuid4().hex  # keys are of one schedule alone
         self._owners: list[tuple[str, str, str]] = []  # key, owner, run
@@ -327,9 +351,33 @@ class Agreement(RuleBasedStateMachine):
         else:
             self._asked(lambda store, _: getattr(store, what)(wake), lambda told: told)
 
+    @precondition(lambda self: self._leases_end)
+    @rule(seconds=st.sampled_from([0.5, 1.5, 3.0, 6.0, LEASE / 2, LEASE + 1.0, 4000.0]))
+    def time_passes(self, seconds: float) -> None:
+        self._pass_time(seconds)
+
+    @precondition(lambda self: self._leases_end)
+    @rule(key=KEYS)
+    def a_key_is_swept(self, key: str) -> None:
+        wakes = self._asked(lambda store, _: list(store.wake_next(self._name(key))), list)
+        self._wakes += wakes
+
+    @invariant()
+    def the_same_waiters_are_called(self) -> None:
+        for inboxes in self._inboxes.values():
+            if all(isinstance(inbox, EventInbox) for inbox in inboxes):  # else it takes a moment
+                called = [inbox.event.is_set() for inbox in inboxes]
+                assert len(set(called)) == 1, called
+                for inbox in inboxes:
+                    inbox.event.clear()
+
     @invariant()
     def the_keys_look_alike(self) -> None:
         for key in ("a", "b"):
+            self._asked(
+                lambda store, _, key=key: store.waiters(self._name(key)),
+                in_line,
+            )
             self._asked(
                 lambda store, _, key=key: store.inspect(self._name(key)),
                 seen,
@@ -347,17 +395,82 @@ class Agreement(RuleBasedStateMachine):
                 inbox.close()
 
 
+class Pair:
+    """Two stores to be compared, by their names; in this process, if none is a server's."""
+
+    def __init__(self, names: tuple[str, str], monkeypatch: Any, redis_url: str) -> None:
+        self.stores: list[Any] = []
+        self._now = clock.monotonic()
+        # The old store knew fewer of the cases in which a run is sent again.
+        self.leases_end = not {"server", "old store"} & set(names)
+        if "server" in names:
+            lengthen(monkeypatch, GRANT=LEASE, CLAIM=LEASE)
+            self.pass_time = None
+        else:
+            monkeypatch.setattr(clock, "monotonic", lambda: self._now)
+        prefix = servers.new_prefix()
+        self.stores = [self._open(name, prefix, redis_url) for name in names]
+
+    def _open(self, name: str, prefix: str, redis_url: str) -> Any:
+        if name == "server":
+            return RedisStore(redis_url, prefix)
+        if name == "old store":
+            return oracle_memory.MemoryStore("memory://", prefix)
+        store = MemoryStore("memory://", prefix)
+        if name == "old scripts":
+            store._servers.server = OracleServer()
+        return store
+
+    def pass_time(self, seconds: float) -> None:
+        self._now += seconds
+
+    def compare(self, schedules: Any) -> None:
+        machine = partial(Agreement, self.stores, self.pass_time, self.leases_end)
+        run_state_machine_as_test(machine, settings=schedules)
+
+    def close(self) -> None:
+        for store in self.stores:
+            store.close()
+
+
 @pytest.fixture
-def stores(redis_url, prefix, monkeypatch):
-    lengthen(monkeypatch, GRANT=LEASE, CLAIM=LEASE)
-    with (
-        closing(MemoryStore("memory://", prefix)) as memory,
-        closing(RedisStore(redis_url, prefix)) as over_redis,
-    ):
-        yield [memory, over_redis]
+def pair(request, monkeypatch, redis_url):
+    with closing(Pair(request.param, monkeypatch, redis_url)) as pair:
+        yield pair
 
 
 # Threads that other tests have left may use it meanwhile.
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
-def test_the_stores_agree(stores):
-    run_state_machine_as_test(lambda: Agreement(stores), settings=SETTINGS)
+@pytest.mark.parametrize(
+    "pair",
+    [
+        *(("memory", "server"), ("memory", "old store"), ("memory", "old scripts")),
+        ("old scripts", "old store"),
+    ],
+    indirect=True,
+    ids=lambda names: "+".join(names).replace(" ", "_"),
+)
+def test_the_stores_agree(pair):
+    pair.compare(SETTINGS)
+
+
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
+@pytest.mark.parametrize("pair", [("memory", "old scripts")], indirect=True, ids=["memory"])
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("'NX', integer(stands), member)", "'NX', integer(-stands), member)"),  # the queue's order
+        ("(of == 0 or in_use + needed", "(of == 0 or in_use - 1 + needed"),  # one unit too many
+        ("local token = integer(now)", "local token = integer(3e15 - now)"),  # tokens that rise
+        ("local given = hand_to_first(owner, run)", "local given = 0"),  # nobody is woken
+    ],
+    ids=["order", "units", "tokens", "wakes"],
+)
+def test_a_script_that_is_wrong_is_found(pair, right, wrong):
+    server = RewrittenServer((right, wrong))
+    pair.stores[0]._servers.server = server
+
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        pair.compare(settings(SETTINGS, phases=[Phase.generate], report_multiple_bugs=False))
+
+    server.check()

@@ -1,0 +1,35 @@
+-- act.lua: record what an operator does to a key; the last acts only, for a time.
+-- KEYS lock actions
+-- ARGV entry owners
+-- returns 1 recorded | 0 none of the owners holds the key (any more)
+--
+-- entry   what is done, by whom and why, as actions.py writes it; no two are the same
+-- owners  of those that lose the key, with blanks between; empty: none does
+--
+-- actions  zset  the entries, each after its time (µs) and a blank, by that time
+
+local MOST = 10 -- entries of a key
+local KEPT_MS = 30 * 86400000 -- after the last one
+
+local entry, owners = unpack(ARGV)
+local is_due = owners == ''
+for owner in string.gmatch(owners, '%S+') do
+    is_due = is_due or redis.call('HGET', KEYS[1], 'owner') == owner
+    is_due = is_due or redis.call('HEXISTS', KEYS[1], 'h:' .. owner) == 1
+end
+if not is_due then
+    return 0
+end
+for _, known in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+    if string.match(known, '^%d+ (.*)$') == entry then
+        return 1 -- asked again, as the answer was lost
+    end
+end
+local time = redis.call('TIME')
+local now = string.format('%.0f', time[1] * 1000000 + time[2])
+redis.call('ZADD', KEYS[2], now, now .. ' ' .. entry)
+for _, old in ipairs(redis.call('ZRANGE', KEYS[2], 0, -MOST - 1)) do
+    redis.call('ZREM', KEYS[2], old)
+end
+redis.call('PEXPIRE', KEYS[2], KEPT_MS)
+return 1

@@ -1,0 +1,20 @@
+-- inherit.lua: a run has the identity that an earlier execution of its task had.
+-- KEYS lock queue tasks woken fence done rate later calls
+-- ARGV identity run until_when expires_ms marks
+-- returns 1 | 0: another task has it
+--
+-- The arguments are as in send.lua.
+-- USES grant calls
+
+local identity, run, until_when, expires_ms, marks = unpack(ARGV)
+local now_ms = microseconds() / 1000
+local entry = redis.call('HGET', CALLS, identity)
+local terms, before = string.match(entry or '', '^(%S+) (.*)$')
+if before and task_of(before) == task_of(run) then
+    redis.call('HSET', CALLS, identity, terms .. ' ' .. run)
+    return 1
+elseif taken_by(entry, now_ms) then
+    return 0
+end
+note_call(identity, run, now_ms, until_when, '', tonumber(expires_ms), marks) -- struck meanwhile
+return 1

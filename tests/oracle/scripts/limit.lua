@@ -1,0 +1,23 @@
+-- limit.lua: set an operator's limit, or take it back, and let those in who fit then.
+-- KEYS lock queue tasks woken fence done rate
+-- ARGV capacity until_ms author rates
+-- returns 1 | {wake_run, wake_envelope, ...}: and to be sent
+--
+-- capacity  -: as many units as are asked with; empty: take the limit back
+-- until_ms  0: without an end
+-- rates     as rates.lua has them; empty: those that are asked with
+-- USES grant units queue
+
+local capacity, until_ms, author, rates = unpack(ARGV)
+local now = microseconds()
+prune(now)
+if capacity == '' then
+    redis.call('HDEL', TASKS, 'limit')
+else
+    local much = rates == '' and capacity or capacity .. '/' .. rates
+    redis.call('HSET', TASKS, 'limit', table.concat({ much, until_ms, integer(now), author }, ' '))
+    if rates ~= '' and redis.call('EXISTS', LOCK) == 1 then
+        redis.pcall('HSET', LOCK, 'rated', 1) -- it may be kept for one who has not started yet
+    end
+end
+return go_on(now)

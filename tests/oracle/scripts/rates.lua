@@ -1,0 +1,355 @@
+-- rates.lua: how often a key is taken. A start counts from the grant to one who has to come for it,
+-- until a little more than `per` after he has come: so in no time of that length more begin than the
+-- limit says, however long messages travel.
+-- KEYS lock queue tasks woken fence done rate
+--
+-- rate  p:<per (µs)> the starts of the last such time: when the next one
+--       is due that comes after the others at equal distances (µs), when it was asked for (µs), by
+--       which limit, and of each of a few parts of it in which there were any, when the last one was
+--       (µs) and how many.
+--       r:<owner> of one who has to come for the key: his terms
+--       looks: when the first who is blocked looks again (ms), as it was told, and its place
+-- lock  start:<owner> when he came (µs), and his terms; until he gives the key up
+--
+-- Terms are cost:limit,per,burst;limit,per,burst with per in µs, as a want has them after its capacity.
+-- USES limits
+
+local MOST_SERIES = 8 -- of different times, at one key
+local PARTS = 64 -- of such a time, whose starts are told from each other
+local CATCH_UP = 25000 -- µs for which starts may be late and are made up for
+local COMING = 1000000 -- µs until one looks again, if those fill a rate who have to come for it
+
+local log -- of the key whose records these are
+
+-- How far starts are from one another (µs). At just the limit's distance there would be as many as it
+-- allows all the time: after each pause all have to wait until it is over again, `per` later, for ever.
+local function distance_of(per, limit)
+    local more = math.min(math.floor(per * 3 / 100), 30000)
+    return (per + more * (limit - 1) / limit) / limit
+end
+
+-- For how long a start counts (µs). A task begins after it has come, some sooner than others.
+local function counts_for(per)
+    return per + math.min(math.floor(per / 200), 5000)
+end
+
+local function rates_of(terms)
+    local cost, list = string.match(terms, '^(%d+):(.*)$')
+    local rates = {}
+    for limit, per, burst in string.gmatch(list or '', '(%d+),(%d+),(%d+)') do
+        rates[#rates + 1] = { limit = tonumber(limit), per = tonumber(per), burst = tonumber(burst) }
+    end
+    return tonumber(cost or 0), rates
+end
+
+local function read_series(text, per, now)
+    local numbers = {}
+    for number in string.gmatch(text, '%d+') do
+        numbers[#numbers + 1] = tonumber(number)
+    end
+    local series = { per = per, parts = {}, count = 0 }
+    series.next, series.asked = numbers[1] or 0, numbers[2] or 0
+    series.limit = math.max(1, numbers[3] or 1)
+    if series.next > now + 2 * per then
+        series.next = now + per -- the clock was set back
+    end
+    for i = 4, #numbers - 1, 2 do
+        local last, count = math.min(numbers[i], now), numbers[i + 1]
+        if last + counts_for(per) > now then
+            series.parts[#series.parts + 1] = { last, count }
+            series.count = series.count + count
+        end
+        series.ahead = series.ahead or numbers[i] > now
+    end
+    return series
+end
+
+local function write_series(series)
+    local words = { integer(series.next), integer(series.asked), integer(series.limit) }
+    for _, part in ipairs(series.parts) do
+        words[#words + 1] = integer(part[1])
+        words[#words + 1] = integer(part[2])
+    end
+    redis.pcall('HSET', RATE, 'p:' .. integer(series.per), table.concat(words, ' '))
+end
+
+-- Whether an owner has something of the key that it has been granted and may not have come for.
+local function has_something(owner)
+    return redis.call('HGET', LOCK, 'owner') == owner or redis.call('HEXISTS', LOCK, 'h:' .. owner) == 1
+end
+
+-- Whether a start is kept for a run that has to come for it.
+local function keeps_start_for(run)
+    return redis.call('HEXISTS', RATE, 'r:parked:' .. run) == 1
+end
+
+-- Lets the next start be due earlier, by as much as one start that was none has put it off.
+local function put_forward(terms)
+    local cost, rates = rates_of(terms)
+    for _, rate in ipairs(rates) do
+        local series = log.series[rate.per]
+        if series then
+            series.next = math.max(0, series.next - cost * distance_of(rate.per, series.limit))
+            write_series(series)
+        end
+    end
+end
+
+local function read_log(now)
+    if log and log.of == RATE then
+        return
+    end
+    log = { of = RATE, series = {}, reserved = 0 }
+    local fields, lapsed = redis.call('HGETALL', RATE), {}
+    for i = 1, #fields, 2 do
+        local per, owner = string.match(fields[i], '^p:([1-9]%d*)$'), string.match(fields[i], '^r:(.*)$')
+        if per then
+            local series = read_series(fields[i + 1], tonumber(per), now)
+            log.series[series.per] = series
+            if series.ahead then
+                write_series(series)
+            end
+        elseif owner and has_something(owner) then
+            log.reserved = log.reserved + rates_of(fields[i + 1])
+        elseif owner then
+            lapsed[#lapsed + 1] = { owner, fields[i + 1] }
+        end
+    end
+    for _, each in ipairs(lapsed) do
+        redis.call('HDEL', RATE, 'r:' .. each[1])
+        put_forward(each[2])
+    end
+end
+
+local function any_order(one, other)
+    return one.per < other.per
+end
+
+local function all_series()
+    local found = {}
+    for _, series in pairs(log.series) do
+        found[#found + 1] = series
+    end
+    table.sort(found, any_order)
+    return found
+end
+
+-- The starts within a time; of one that was not asked for yet, as far as others tell.
+local function series_of(rate, now)
+    local per = rate.per
+    local series = log.series[per]
+    if series then
+        return series
+    end
+    series = { per = per, next = 0, asked = now, limit = rate.limit, parts = {}, count = 0 }
+    local known = all_series()
+    local source = known[#known]
+    for number = #known, 1, -1 do
+        source = known[number].per >= per and known[number] or source
+    end
+    for _, part in ipairs(source and source.parts or {}) do
+        if part[1] + counts_for(per) > now then
+            series.parts[#series.parts + 1] = { part[1], part[2] }
+            series.count = series.count + part[2]
+        end
+    end
+    return series
+end
+
+-- When the next start is due, at the distances of this limit, if another one was asked for before.
+local function next_by(rate, series, now)
+    if rate.limit <= series.limit then
+        return math.min(series.next, now) + math.max(0, series.next - now) * series.limit / rate.limit
+    end
+    local due, distance = 0, distance_of(rate.per, rate.limit) -- as if it had been so all the time
+    for _, part in ipairs(series.parts) do
+        due = math.max(due, part[1]) + part[2] * distance
+    end
+    if log.reserved > 0 then
+        due = math.max(due, now) + log.reserved * distance
+    end
+    return math.min(series.next, due)
+end
+
+-- In how many µs a start is not too many for one rate; 0: now.
+local function opens_for(rate, cost, now)
+    local series = series_of(rate, now)
+    local spaced = series.next - (rate.burst - 1) * distance_of(rate.per, series.limit) - now
+    if rate.limit > series.limit then -- else the factor by which next_by() stretches nearly cancels out
+        spaced = next_by(rate, series, now) - (rate.burst - 1) * distance_of(rate.per, rate.limit) - now
+    end
+    local over, at = series.count + log.reserved + cost - rate.limit, now
+    for _, part in ipairs(series.parts) do
+        if over <= 0 then
+            break
+        end
+        over, at = over - part[2], part[1] + counts_for(rate.per)
+    end
+    if over > 0 then
+        at = now + COMING
+    end
+    return math.max(0, spaced, at - now)
+end
+
+-- The terms that count: an operator's rates go before those that are asked with; nothing: there are
+-- none.
+local function in_force(terms, now)
+    local rates = limit_at(now).rates
+    if not rates then
+        return terms
+    end
+    local cost = tonumber(string.match(terms or '', '^(%d+):')) or 1
+    for limit in string.gmatch(rates, '(%d+),%d+,%d+') do
+        cost = math.min(cost, tonumber(limit)) -- else it would never start
+    end
+    return cost .. ':' .. rates
+end
+
+-- In how many µs one may start by such terms; 0: now.
+local function starts_by(terms, now)
+    if not terms then
+        return 0
+    end
+    read_log(now)
+    local cost, rates = rates_of(terms)
+    local wait = 0
+    for _, rate in ipairs(rates) do
+        wait = math.max(wait, opens_for(rate, cost, now))
+    end
+    return wait
+end
+
+-- Likewise by the terms that count.
+local function starts_in(terms, now)
+    return starts_by(in_force(terms, now), now)
+end
+
+local function forget_the_oldest_asked()
+    local known = all_series()
+    if #known <= MOST_SERIES then
+        return
+    end
+    local oldest = known[1]
+    for _, series in ipairs(known) do
+        oldest = series.asked < oldest.asked and series or oldest
+    end
+    log.series[oldest.per] = nil
+    redis.call('HDEL', RATE, 'p:' .. integer(oldest.per))
+end
+
+-- The record lives for as long as it tells something; with what is on its way.
+local function keep_log()
+    local longest = 0
+    for per in pairs(log.series) do
+        longest = math.max(longest, per)
+    end
+    redis.call('PEXPIRE', RATE, math.ceil(longest / 1000) + 60000)
+end
+
+-- Has a start take its place among the others, for one who came at `came`.
+local function space(terms, now, came)
+    read_log(now)
+    local cost, rates = rates_of(terms)
+    for _, rate in ipairs(rates) do
+        local series = series_of(rate, now)
+        log.series[rate.per] = series
+        local since = math.max(math.min(came, now), now - CATCH_UP)
+        series.next = math.max(next_by(rate, series, now), since) + cost * distance_of(rate.per, rate.limit)
+        series.asked, series.limit = now, rate.limit
+        write_series(series)
+        forget_the_oldest_asked()
+    end
+end
+
+-- Counts a start that begins now, in all that is counted.
+local function count_start(owner, terms, now)
+    local cost = rates_of(terms)
+    for _, series in pairs(log.series) do
+        local width, last = series.per / PARTS, series.parts[#series.parts]
+        if last and math.floor(last[1] / width) == math.floor(now / width) then
+            last[1], last[2] = now, last[2] + cost
+        else
+            series.parts[#series.parts + 1] = { now, cost }
+        end
+        series.count = series.count + cost
+        write_series(series)
+    end
+    keep_log()
+    redis.pcall('HSET', LOCK, 'start:' .. owner, integer(now) .. ' ' .. terms)
+end
+
+-- Lets one start at once.
+local function start(owner, terms, now, came)
+    terms = in_force(terms, now)
+    if terms then
+        space(terms, now, came)
+        count_start(owner, terms, now)
+    end
+end
+
+-- Keeps a start for one who has to come for it; false: it needs none.
+local function reserve_start(owner, terms, now, came)
+    terms = in_force(terms, now)
+    if not terms then
+        return false
+    end
+    space(terms, now, came)
+    redis.pcall('HSET', RATE, 'r:' .. owner, terms)
+    log.reserved = log.reserved + rates_of(terms)
+    keep_log()
+    return true
+end
+
+local function keep_no_longer(owner, terms, now)
+    redis.call('HDEL', RATE, 'r:' .. owner) -- first: it may have nothing of the key any more
+    if log and log.of == RATE then
+        log.reserved = math.max(0, log.reserved - rates_of(terms))
+    else
+        read_log(now)
+    end
+end
+
+-- Lets one start who has come; false: nothing was kept for it.
+local function begin_start(owner, another, now)
+    local terms = redis.call('HGET', RATE, 'r:' .. owner)
+    if not terms then
+        return false
+    end
+    keep_no_longer(owner, terms, now)
+    count_start(another, terms, now)
+    return true
+end
+
+-- Counts a start no more, or keeps it no longer, that has come to nothing.
+local function refund(owner, now)
+    local at, terms = string.match(redis.call('HGET', LOCK, 'start:' .. owner) or '', '^(%d+) (.*)$')
+    if not at then
+        return
+    end
+    redis.call('HDEL', LOCK, 'start:' .. owner)
+    read_log(now)
+    local cost = rates_of(terms)
+    for _, series in pairs(log.series) do
+        for number, part in ipairs(series.parts) do
+            if part[1] >= tonumber(at) then
+                local counted = math.min(cost, part[2])
+                part[2], series.count = part[2] - counted, series.count - counted
+                if part[2] == 0 then
+                    table.remove(series.parts, number)
+                end
+                break
+            end
+        end
+        write_series(series)
+    end
+    put_forward(terms)
+end
+
+-- Keeps a start no longer for one who does not come.
+local function leave_start(owner, now)
+    local terms = redis.call('HGET', RATE, 'r:' .. owner)
+    if terms then
+        keep_no_longer(owner, terms, now)
+        put_forward(terms)
+    end
+end

@@ -1,0 +1,87 @@
+-- return.lua: tell one who found the key taken, and does not queue, when to come again.
+-- KEYS lock queue tasks returns
+-- ARGV hold_ms least_ms most_ms
+-- returns in how many ms its turn is expected | -1: not within most_ms; none is kept for it
+--
+-- hold_ms   how long such a task had its key of late; 0: the caller does not know
+-- least_ms  for how long a holder is left alone who has had the key for longer than usual
+--
+-- Nothing is promised by a turn and nobody is kept out by one: they only keep those who come again
+-- from coming all at once, or long after the key is free.
+
+local LOCK, QUEUE, TASKS, RETURNS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local hold_ms, least_ms, most_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+
+local SHORTEST_MS = 10 -- a hold, with what a message takes to come
+local SHARE = 0.5 -- of a hold is between two turns: better two come for a key than none
+local OVERTIME = 0.75 -- of what a hold has taken is what it is given then
+local FEW = 64 -- holders that are looked through; more of them are taken for late
+local SINCE = '^%d+ %d+ %-?%d+ %d+ (%d+) ' -- in what units.lua notes of a holder
+local KEPT_MS = 60000 -- after the last turn, what is known of the key
+
+-- What somebody else has written there counts for nothing.
+local function number(value)
+    local found = tonumber(value or 0) or 0
+    return found > 0 and found < 2 ^ 53 and found or 0
+end
+
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + time[2] / 1000
+
+-- For how long the one of several has had the key who was granted it last.
+local function youngest_age_ms()
+    local last = 0
+    local fields = redis.call('HGETALL', LOCK)
+    for i = 1, #fields, 2 do
+        local since = string.sub(fields[i], 1, 2) == 'h:' and string.match(fields[i + 1], SINCE)
+        last = math.max(last, number(since))
+    end
+    return last > 0 and now_ms - last / 1000 or 0
+end
+
+local told = redis.call('HMGET', RETURNS, 'next', 'hold')
+local usual_ms = number(told[2])
+if hold_ms > 0 then
+    usual_ms = usual_ms > 0 and (usual_ms + hold_ms) / 2 or hold_ms
+end
+local hold = math.max(usual_ms, SHORTEST_MS)
+-- The token is the time of the grant. Nobody knows when one will end who has had the key for longer
+-- than usual: the longer that is, the later he is looked at again. Likewise of an operator who lets
+-- nobody enter, and does not say until when.
+local held = redis.call('HMGET', LOCK, 'token', 'owner', 'holders', 'rest')
+local holders, waiting = number(held[3]), redis.call('ZCARD', QUEUE)
+local limit = redis.call('HGET', TASKS, 'limit') or ''
+local until_ms, set_at = string.match(limit, '^0/?%S* (%d+) (%d+) ')
+local is_paused = until_ms == '0'
+local since_ms = number(is_paused and set_at or held[1]) / 1000
+local age_ms = since_ms > 0 and math.max(0, now_ms - since_ms) or 0
+local left_ms = hold - age_ms
+local opens_ms = math.max(number(until_ms), number(held[4])) - now_ms
+if is_paused then
+    left_ms, hold = math.max(OVERTIME * age_ms, least_ms), math.max(hold, age_ms)
+elseif opens_ms > 0 then
+    left_ms = math.max(left_ms, opens_ms) -- nobody enters before, whoever gives it up
+elseif string.find(held[2] or '', 'parked:resting:', 1, true) == 1 then
+    left_ms = redis.call('PTTL', LOCK) -- it rests, and nobody gives it up before
+elseif holders > 1 then
+    local youngest_ms = holders <= FEW and youngest_age_ms()
+    if youngest_ms and youngest_ms <= hold then
+        left_ms = hold / holders -- one of several ends every so often
+    else
+        left_ms = math.max(OVERTIME * (youngest_ms or 0), least_ms)
+    end
+    hold = math.max(hold, youngest_ms or 0) / holders
+elseif left_ms < 0 or (waiting > 0 and not held[2]) then
+    -- Or nobody has it, and who waits first may not enter yet, as for a rate.
+    left_ms, hold = math.max(OVERTIME * age_ms, least_ms), math.max(hold, age_ms)
+end
+local turn_ms = math.max(number(told[1]), now_ms + left_ms + waiting * hold)
+local wait_ms = math.ceil(turn_ms - now_ms)
+-- A full server refuses these; then they come when they come.
+redis.pcall('HSET', RETURNS, 'hold', string.format('%.0f', usual_ms))
+redis.call('PEXPIRE', RETURNS, most_ms + KEPT_MS)
+if wait_ms > most_ms then
+    return -1
+end
+redis.pcall('HSET', RETURNS, 'next', string.format('%.0f', turn_ms + SHARE * hold))
+return wait_ms
