@@ -333,7 +333,7 @@ def start_late(site, start, key, gate, policy):
 
 @pytest.mark.parametrize(
     ("policy", "end", "runs"),
-    [("skip", "skipped", 0), ("fail", "raised unexpected", 0), ("retry", "is sent again", 1)],
+    [("skip", "skipped", 0), ("fail", "raised expected", 0), ("retry", "is sent again", 1)],
 )
 def test_a_parked_task_that_finds_its_key_taken_under_a_new_policy_is_not_sent_by_the_store(
     bare_site, start, key, policy, end, runs
