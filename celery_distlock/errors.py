@@ -87,6 +87,9 @@ class LockConflictError(LockError):
             return f"{lock} admits no holder for {self.wait:.1f} s more"
         return f"{lock} {taken_by(self.holder)}, for {self.remaining:.1f} s more unless renewed"
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"  # which is in Celery's log lines
+
 
 class DuplicateTaskError(LockError):
     """

@@ -92,6 +92,12 @@ def test_a_conflict_says_who_holds_the_key_and_for_how_long():
     assert (error.key, error.holder, error.remaining) == ("stock:tee", "web1|7|main|a", 12.34)
 
 
+def test_a_conflict_has_the_same_words_in_a_log_line_of_celery_s():
+    error = errors.LockConflictError("stock:tee", holder="web1|7|main|a", remaining=12.34)
+
+    assert repr(error) == f"LockConflictError({str(error)!r})"
+
+
 def test_a_conflict_with_time_alone_says_for_how_long():
     error = errors.LockConflictError("k", holder="a", remaining=9.0, wait=0.44)
 

@@ -265,11 +265,13 @@ def test_fail_fails_with_who_holds_the_key(site, key):
 
 def test_fail_is_one_line_in_the_log(site, key):
     with site.held(key):
+        holder = site.look(key).owner
         result = site.tasks.work_fail.delay(key)
         with pytest.raises(LockConflictError):
             result.get(timeout=30)
 
-    wait_until(lambda: f"[{result.id}] raised expected: LockConflictError(" in site.log())
+    words = f"lock '{key}' is held by {holder_name(holder)}, for "
+    wait_until(lambda: f'[{result.id}] raised expected: LockConflictError("{words}' in site.log())
     assert f"[{result.id}] raised unexpected" not in site.log()
 
 
