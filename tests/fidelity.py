@@ -10,6 +10,7 @@ import uuid
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from celery_distlock.runtime.app import Runtime
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -101,7 +102,21 @@ def send_via_store(site: Site, way: str) -> list[str]:
             assert site.look(key).waiting == 1
             if way == "broker":
                 site.forget_channel(key)
+        if way == "channel":
+            _wait_for_a_free_slot(site)
     return [result.id for result in results]
+
+
+def _wait_for_a_free_slot(site: Site) -> None:
+    """Wait until a call would be pushed: none is to a worker that may be full."""
+    runtime = Runtime.of(site.app)
+    queues = [each["queue"] for each in ROUTES.values()]
+
+    def found() -> bool:
+        peers = [runtime.store.find_channels([queue]) for queue in queues]
+        return all(any(map(runtime.relay._has_room, each)) for each in peers)
+
+    wait_until(found, what="a free slot")
 
 
 def send_free_via_store(site: Site) -> list[str]:
