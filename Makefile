@@ -22,7 +22,7 @@ test-unit: $(READY)  ## run the tests of the code alone, in seconds
 # and real workers. LATER is left to `make test-all`: it shows the same in more pools, at more points, with
 # more keys, or of what a change seldom touches.
 CORE := tests/unit tests/chaos tests/contract/test_memory_and_redis.py \
-  $(patsubst %,tests/contract/test_%.py,memory_server redis_records stores_agree) tests/integration tests/worker
+  $(patsubst %,tests/contract/test_%.py,every_command memory_server redis_records stores_agree) tests/integration tests/worker
 LATER := $(patsubst %,tests/integration/%,plugin web test_embedded_server.py test_scaffold.py) \
   $(patsubst %,tests/integration/cli/test_%.py,acting completion scale seeing terminal) \
   $(patsubst %,tests/integration/lock/test_%.py,interruptions lives) \

@@ -311,6 +311,7 @@ if ttl_ms <= 0 or next_ms < now / 1000 + ttl_ms then
     ttl_ms = ttl_ms <= 0 and LOOK_MS or math.max(0, math.ceil(next_ms - now / 1000))
 end
 local may_open = not holder or holder == SHARED or string.find(holder, 'parked:resting:', 1, true) == 1
+may_open = may_open and not (mode == 'line' and admits(units, capacity, now, terms))
 if mode ~= 'try' and place == 0 and may_open then
     forget_looks() -- who was the first before stands behind him
     local before = #also

@@ -3,7 +3,7 @@
 -- ARGV run
 -- returns 1 struck | 0 it is not parked, or has come | {wake_run, wake_envelope}: struck, and the
 --         next is to be sent
--- USES grant lining units queue calls
+-- USES grant units queue calls
 
 local BATCH = 1000 -- identities
 

@@ -39,10 +39,10 @@ local function hand_to_waiter(head, arrival)
 end
 
 local function hand_to_parked(head, next_run, arrival, giver, envelope, channel, since)
-    if redis.call('ZSCORE', WOKEN, next_run) then
-        return nil
+    if redis.call('ZCARD', WOKEN) > 0 then
+        return nil -- this one is on its way already, or another one, which it must not pass
     end
-    local now, for_ms = microseconds(), claim_ms_of(redis.call('ZCARD', WOKEN))
+    local now, for_ms = microseconds(), claim_ms_of(0)
     if not reserve_next('parked:' .. next_run, next_run, arrival, for_ms, now) then
         return nil
     end

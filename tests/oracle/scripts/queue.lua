@@ -1,6 +1,6 @@
 -- queue.lua: the hand-over of a free key to the next in its queue.
 -- KEYS lock queue tasks woken fence done rate
--- USES times
+-- USES times lining
 
 local LAST_RESENDS = 30 -- days; then the run is forgotten, its messages are the broker's
 local LOOK_MS = 1000 -- until one looks again who waits for a key that nobody may enter
@@ -10,15 +10,33 @@ local FIRST = 1 -- µs: when one came before whom nobody is to go
 local AHEAD = 1000000 -- µs that others' clocks may be: nobody comes later than that
 local DONE_MS = 3600000 -- how long a late second delivery is recognised; longer than all resends
 
+local MOST_BEFORE = 8 -- calls that are looked at to find one before which another may not go
+
 local coming = '' -- the run for which somebody is here, where it stands in the queue itself
 local givers = '' -- the runs that give the key up, or have; a line each
+
+-- Whether the broker has an earlier call of the same destination, which this one passes unless it goes
+-- the same way. Those that it has are sent again last of all.
+local function follows_another(run, arrival, sent_to)
+    if not sent_to or redis.call('ZCARD', WOKEN) < 2 then
+        return false
+    end
+    for _, other in ipairs(redis.call('ZRANGE', WOKEN, 0, MOST_BEFORE, 'REV')) do
+        local its_arrival, its_place = unpack(redis.call('HMGET', TASKS, 's:' .. other, 'q:' .. other))
+        local is_before = (tonumber(its_arrival) or 0) < (tonumber(arrival) or 0)
+        if is_before and its_place == sent_to and is_with_broker(other) then
+            return true
+        end
+    end
+    return false
+end
 
 -- Pushes a run to the worker that parked it, or takes what is sent so; false if that is gone.
 local function push(run, envelope)
     local known = redis.call('HMGET', TASKS, 'h:' .. run, 's:' .. run, 'q:' .. run)
     local channel, arrival, sent_to = unpack(known)
     channel = channel_of(channel, sent_to)
-    if not channel or channel == '' then
+    if not channel or channel == '' or follows_another(run, arrival, sent_to) then
         return false
     end
     return deliver(channel, run, arrival, givers, envelope)

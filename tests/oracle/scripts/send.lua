@@ -25,7 +25,7 @@
 --
 -- later  zset  runs that do not join the queue before their time (ms, with a fraction for their order
 --              then); and some that have come by themselves meanwhile, until that time
--- USES grant lining calls units queue
+-- USES grant calls units queue
 
 local run, envelope, task, sent_to, want, delay_ms, repeated, identity, until_when, replaces, most_ms, paced, expires_ms, marks, beside = unpack(ARGV)
 local fields = { 'e:' .. run, envelope, 't:' .. run, task, 'q:' .. run, sent_to }

@@ -8,7 +8,7 @@
 -- again  1: it came back. 2: who was to send it leaves it to others; not first of all, or what
 --        nobody sends would keep those that were woken after it from being found. 3: there are
 --        messages in the broker's queue; look again later
--- USES grant lining units queue
+-- USES grant units queue
 
 local run, again = unpack(ARGV)
 if not redis.call('ZSCORE', WOKEN, run) then

@@ -9,7 +9,7 @@
 --
 -- backlogs  destinations, a line each, where the broker's queue has messages: what it was given for
 --           these is not sent again
--- USES grant handing calls units queue lining
+-- USES grant handing calls units queue
 
 local now = microseconds()
 local is_free = redis.call('EXISTS', LOCK, LATER, CALLS) == 0

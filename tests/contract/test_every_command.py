@@ -1,0 +1,245 @@
+"""
+Whatever befalls a request, at whichever of its commands, what is guaranteed is kept.
+
+Each scenario is played once for each command of each of its requests and each mishap. No key is
+held twice, no more units are in use than fit, tokens rise, no task is lost, none runs twice unless
+its process died; and in the end all keys are free, and nothing waits.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from celery_distlock import clock
+from celery_distlock.rate import Rate
+from celery_distlock.stores.redis import request_runner, scripts
+from celery_distlock.stores.requests import Identity
+from celery_distlock.stores.timing import Settled
+from celery_distlock.stores.values import ALONE, Action, Limit, PeerChannel, Want, WokenTask
+from tests.breaking import LEASE, BreakingServer, Fault, Mishap, Run, World
+
+AT_A_COMMAND = Mishap.ENDED, Mishap.ENDED_FOR_GOOD, Mishap.REFUSED
+
+
+def one_after_the_other(world):
+    first, second, third = (world.comes("k") for _ in range(3))
+    world.renews(first)
+    world.ends(first)
+    for run, _ in list(world.messages):
+        world.messages.remove((run, True))
+        world.begins(run, may_be_copy=True)
+    world.ends(second)
+    world.ends(third)
+
+
+def a_holder_dies(world):
+    first, _ = world.comes("k"), world.comes("k")
+    world.dies(first)
+
+
+def units(world):
+    two = Want(2, 3)
+    first, second, third = (
+        world.comes("k", want=Want(1, 3)),
+        *(world.comes("k", want=two) for _ in "ab"),
+    )
+    world.renews(first)
+    world.ends(first)
+    world.ends(second)
+    world.ends(third)
+
+
+def readers_and_a_writer(world):
+    reader, other = world.comes("k", want=Want(1, 9)), world.comes("k", want=Want(1, 9))
+    world.comes("k")
+    world.comes("k", want=Want(1, 9))
+    world.ends(reader)
+    world.ends(other)
+
+
+def rates(world):
+    want = Want(1, 2, (Rate(2, per=20.0, burst=2),))
+    for run in [world.comes("k", want=want) for _ in range(3)]:
+        world.ends(run)
+
+
+def several_keys(world):
+    first, _, third = world.comes("a"), world.comes("a", "b"), world.comes("b")
+    world.ends(first)
+    world.ends(third)
+
+
+def threads(world):
+    first, *_ = world.comes("k"), world.blocks("k"), world.comes("k"), world.blocks("k")
+    world.renews(first)
+    world.ends(first)
+
+
+def calls(world):
+    first = world.sends("k")
+    world.sends("k")
+    world.sends("k", delay=5.0)
+    world.cancels(world.sends("k"))
+    world.cancels(world.sends("k", delay=5.0))
+    for ask in (world.store.delayed, world.store.bearers, world.store.waiters):
+        world.ask(lambda ask=ask: ask("k"))
+    world.ask(lambda: world.store.peek("k", "same"))
+    world.ask(lambda: world.store.inherit("k", Identity("same", "finished"), first.name))
+
+
+def several_keys_step_by_step(world):
+    world.store.stand_at_all = lambda run, route: None  # as where they are in several slots
+    several_keys(world)
+
+
+def drops(world):
+    first, second, _ = (world.comes("k") for _ in range(3))
+    world.ends(first)
+    world.drops(second)
+
+
+def changes(world):
+    first, second, third = (world.comes("k") for _ in range(3))
+    world.shares_for_a_while(first)
+    world.cancels(third)
+    store, wake = world.store, WokenTask("k", second.name, second.name.encode())
+    for act in (
+        lambda: store.rest("k", next(iter(first.holds.values()), ""), 1.0),
+        lambda: store.record_action("k", Action("pause", "ann@ops-1", "their import")),
+        lambda: store.set_limit("k", Limit(0, store.time(1.0) / 1e6 + 5.0, "ann@ops-1")),
+        lambda: store.set_limit("k", None),
+        lambda: store.count({"granted": 1.0}),
+        lambda: store.retry_delay("k", 1.0, (1.0, 60.0), 1.0),
+        lambda: store.register_channel(["celery"], PeerChannel(f"p:channel:{'0' * 32}", 1), 9.0),
+        lambda: store.find_channels(["celery"]),
+    ):
+        world.ask(act)
+    world.ends(first)
+    for act in (
+        lambda: store.push(wake, [f"p:channel:{'0' * 32}"]),
+        lambda: store.keep_reserved([wake], 1.0),
+        lambda: store.mark_left(wake),
+        lambda: store.mark_returned(wake),
+        lambda: [world.woken(each) for each in list(store.wake_again("k"))],
+        lambda: [world.woken(each) for each in list(store.sweep(1.0))],
+        store.dues,
+    ):
+        world.ask(act)
+
+
+def times(world):
+    store, names = world.store, ["k"]
+    world.ends(world.comes("k"))
+    world.ask(lambda: store.note_due({"k": 0.0}))
+    with closing(store.ticker_inbox("t")) as inbox:
+        claim = world.ask(lambda: store.claim_due("t", inbox, 5.0))
+        world.ask(lambda: [world.woken(each) for each in list(store.wake_due(names, {}))])
+        settled = Settled(claim.number if claim else "", {"k": None})
+        world.ask(lambda: store.claim_due("t", inbox, 5.0, settled))
+
+
+def all_in_one_step(world):
+    store, runs = (
+        world.store,
+        [Run("r:0:0:0", ["a", "b"], ALONE), Run("s:0:0:0", ["a", "b"], ALONE)],
+    )
+    for run in runs:
+        owners = [f"{run.name}/a", f"{run.name}/b"]
+        world.runs[run.name] = run
+        found = world.ask(
+            lambda run=run, owners=owners: store.acquire_all("ab", owners, LEASE, run=run.name), run
+        )
+        if found:
+            world.believes(run, dict(zip("ab", owners, strict=True)))
+        else:
+            world.begins(run, may_be_copy=world.died)
+    world.ends(runs[0])
+
+
+SCENARIOS = [
+    *(threads, calls, changes, times, all_in_one_step, drops, several_keys_step_by_step),
+    one_after_the_other,
+    a_holder_dies,
+    units,
+    readers_and_a_writer,
+    rates,
+    several_keys,
+]
+
+
+@pytest.fixture
+def play(monkeypatch):
+    """Play a scenario with a fault; return the world after it."""
+    now = [clock.monotonic()]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    monkeypatch.setattr(request_runner.time, "sleep", lambda _: None)
+
+    def pass_time(seconds):
+        now[0] += seconds
+
+    def play(scenario, fault=None):
+        world = World(fault, pass_time)
+        tick = world.server.execute
+
+        def execute(call):
+            pass_time(0.001)
+            return tick(call)
+
+        world.server.execute = execute
+        scenario(world)
+        world.come_to_rest("abk")
+        return world
+
+    return play
+
+
+def faults(requests, mishaps):
+    seen = set()
+    for number, (script, *commands) in enumerate(requests):
+        if script == "inspect" or (script, *commands) in seen:
+            continue
+        seen.add((script, *commands))
+        for mishap in mishaps:
+            if mishap in AT_A_COMMAND:
+                yield from (Fault(mishap, number, at) for at in range(len(commands)))
+            else:
+                yield Fault(mishap, number)
+
+
+@pytest.mark.parametrize("mishap", Mishap, ids=lambda mishap: mishap.name.lower())
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_what_is_guaranteed_is_kept(play, scenario, mishap):
+    for fault in faults(play(scenario).server.requests, [mishap]):
+        try:
+            play(scenario, fault)
+        except Exception as error:
+            error.add_note(f"{fault}")
+            raise
+
+
+def test_a_key_that_is_held_for_ever_is_found(play, monkeypatch):
+    monkeypatch.setattr(BreakingServer, "spares_leases", False)
+    found = []
+    for fault in faults(play(a_holder_dies).server.requests, [Mishap.ENDED_FOR_GOOD]):
+        try:
+            play(a_holder_dies, fault)
+        except AssertionError as error:
+            found.append(str(error))
+
+    assert found
+    assert all("lost" in each for each in found)
+
+
+def test_every_script_takes_part(play):
+    called = {script for each in SCENARIOS for script, *_ in play(each).server.requests}
+    texts = {path.stem: path.read_text() for path in Path(scripts.__file__).parent.glob("*.lua")}
+    used = {
+        name
+        for text in texts.values()
+        for name in text.partition("USES ")[2].split("\n")[0].split()
+    }
+
+    assert texts.keys() - used - called == {"vote"}  # which is Redlock's
