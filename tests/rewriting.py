@@ -20,7 +20,7 @@ Changes = tuple[tuple[str, str], ...]  # each a text, and what it becomes
 
 @cache
 def rewritten(script: Script, changes: Changes) -> Script:
-    """Return *script* with those of *changes* whose text it has."""
+    """Return *script* with *changes* made."""
     source = script.source
     for old, new in changes:
         source = source.replace(old, new)
@@ -29,7 +29,7 @@ def rewritten(script: Script, changes: Changes) -> Script:
 
 
 class RewrittenServer(Server):
-    """A server in this process whose scripts have other lines."""
+    """A server in this process with other lines in its scripts."""
 
     def __init__(self, *changes: tuple[str, str]) -> None:
         super().__init__()

@@ -102,7 +102,7 @@ COMMAND = st.one_of(
 
 
 class Both:
-    """One request to both servers, whose answers have to be alike."""
+    """Sends a request to both servers and compares their answers."""
 
     def __init__(self, redis_url: str, prefix: str) -> None:
         self._prefix = prefix

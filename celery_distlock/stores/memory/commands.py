@@ -1,8 +1,8 @@
 """
-The commands of a server in this process: those that the scripts and the store use, and no more.
+The commands that the scripts and the store use, for a server in this process.
 
-Each does what Redis does. An exception that strikes in the middle, a time limit's for example,
-leaves a command executed or not executed: it changes the keys in one step of the interpreter.
+Each does what Redis does. It changes the keys in one step of the interpreter, so an exception that
+is raised in the middle, by a time limit for example, leaves it executed or not executed.
 """
 
 import inspect
@@ -134,7 +134,7 @@ def _options(words: Words, counts: dict[bytes, int]) -> dict[bytes, Words]:
 
 
 def _expiry(keys: Keyspace, word: bytes, unit_ms: int, name: str) -> float:
-    """Return the time (ms) that is so many units from now."""
+    """Return the time (ms) after that many units."""
     after_ms = _integer(word) * unit_ms
     if after_ms + keys.now_us // 1000 >= 2**63 or after_ms < -(2**63):
         raise RefusedError(f"invalid expire time in '{name}' command")
@@ -188,7 +188,7 @@ def scan(keys: Keyspace, cursor: bytes, *options: bytes) -> Answer:
 
 
 def _scanned(cursor: bytes, options: Words, items: Iterable[tuple[bytes, ...]] | None) -> Answer:
-    """Return those of *items* whose first word is like the pattern; all in one step."""
+    """Return the items that match the pattern by their first word; all in one step."""
     if not re.fullmatch(rb"\d{1,19}", cursor):
         raise RefusedError("invalid cursor")
     if items is None:  # options are not looked at then

@@ -13,7 +13,7 @@ Entries: TypeAlias = list[tuple[float, bytes]]  # score and member
 Listener: TypeAlias = Callable[[bytes], object]
 T = TypeVar("T")
 
-TIDY_MS = 60_000  # between two looks for keys that nobody reads any more
+TIDY_MS = 60_000  # between two searches for expired keys
 _score = itemgetter(0)
 
 
@@ -32,8 +32,8 @@ class SortedSet:
     """
     A sorted set.
 
-    An exception may strike between any two of these lines: the scores alone are the truth, and an
-    order that may not agree with them is not kept.
+    An exception may be raised between any two of these lines. So only the scores are the truth, and
+    an order that may disagree with them is not kept.
     """
 
     __slots__ = ("_order", "scores")
@@ -78,7 +78,7 @@ class SortedSet:
         return None if score is None else bisect.bisect_left(self.order(), (score, member))
 
     def between(self, low: float, low_open: bool, high: float, high_open: bool) -> Entries:
-        """Return the entries whose scores are in an interval; an open end is not part of it."""
+        """Return the entries with scores in an interval; an open end is excluded."""
         order = self.order()
         after: Callable[..., int] = bisect.bisect_right if low_open else bisect.bisect_left
         before: Callable[..., int] = bisect.bisect_left if high_open else bisect.bisect_right
@@ -148,7 +148,7 @@ class Keyspace:
         return value
 
     def put(self, name: bytes, value: object, expires_ms: float = math.inf) -> None:
-        """Let a key have that value, whatever it had before."""
+        """Set the value and the expiry of a key."""
         self._keys[name] = _Key(value, expires_ms)
 
     def remove(self, name: bytes) -> bool:

@@ -162,5 +162,5 @@ def _text(said: object) -> str:
     return said.decode(errors="replace") if isinstance(said, bytes) else str(said)
 
 
-# Before stores begin anew: a thread of the parent's may be in a script.
+# An earlier stage than that of the stores: a thread of the parent may be in a script.
 interpreter = PerProcess(Interpreter, ForkStage.IDENTITY)

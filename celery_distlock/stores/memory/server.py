@@ -35,7 +35,7 @@ class Server:
         """Return the answer to *call*; a refusal is an answer."""
         mutex = interpreter.value.mutex
         if mutex._is_owned():  # type: ignore[attr-defined]  # threading.Condition asks so, too
-            # A signal's handler in the middle of a script, which is to be executed as a whole.
+            # A signal's handler in the middle of a script, which must be executed as a whole.
             return ResponseError("BUSY a script is being executed by the thread that asks")
         try:
             with mutex:
@@ -72,7 +72,7 @@ class Server:
         return command.execute(self.keys, *words)
 
     def _deliver(self) -> None:
-        """Give listeners what was published: not within a script, whatever they do."""
+        """Give listeners what was published, outside of scripts."""
         published = self.keys.published
         while published:
             try:
