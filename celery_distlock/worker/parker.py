@@ -180,7 +180,8 @@ def _close_broken_connections() -> None:
     """Have Django connect again: a thread keeps what a restart of the database has broken."""
     db: Any = sys.modules.get("django.db")
     if db is not None:
-        db.close_old_connections()
+        with contextlib.suppress(Exception):  # it may be imported by others, and have no settings
+            db.close_old_connections()
 
 
 def _context_of(message: Any, hostname: str) -> Context:

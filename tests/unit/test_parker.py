@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -140,6 +141,18 @@ def test_states_are_stored_again_after_the_database_has_restarted(parker, parked
     parked("c", backend=backend)
 
     assert [stored[0] for stored in backend.stored] == ["a", "c"]
+
+
+def test_a_failing_backend_beside_a_django_without_settings_keeps_nothing_from_being_parked(
+    parked, monkeypatch
+):
+    def close_old_connections():
+        raise ValueError("settings are not configured")
+
+    django = SimpleNamespace(close_old_connections=close_old_connections)
+    monkeypatch.setitem(sys.modules, "django.db", django)
+
+    parked("a", backend=SimpleNamespace())  # it cannot store anything
 
 
 def test_of_the_keys_at_which_it_stood_before_it_names_only_where_it_is_parked_now(store, parker):
