@@ -154,10 +154,11 @@ class LockedTask(Sending):
         """
         Return the key that a call with these arguments takes, as a `Lock` takes it.
 
-        Arguments that `lock_key` does not name may be left out. The key is the same however the
-        call is sent, and neither store nor broker is asked. It has the terms of `lock_key`, so a
-        plain key is a text; but not the period of a :class:`~celery_distlock.unique.Throttle`. The
-        prefix is the store's, and not in it.
+        Arguments that `lock_key` does not name may be left out, unless Pydantic validates them
+        (``pydantic=True``). The key is the same however the call is sent, and neither store nor
+        broker is asked. It has the terms of `lock_key`, so a plain key is a text; but not the
+        period of a :class:`~celery_distlock.unique.Throttle`. The prefix is the store's, and not
+        in it.
 
         Raises:
             TypeError: The arguments do not fit the task.

@@ -105,3 +105,13 @@ def test_validators_do_not_run_in_the_workers_main_process(app):
 def test_a_celery_that_validates_in_another_way_is_refused():
     with pytest.raises(ConfigurationError, match="task take: how this version of Celery"):
         Validation(lambda order: None, "task take", bound=False)
+
+
+def test_a_call_is_validated_as_a_whole_for_its_key(app):
+    def take(number: int, order: Order) -> None: ...
+
+    task = app.task(take, base=LockedTask, lock_key="order:{number}", pydantic=True)
+
+    assert task.key_for("7", {"number": 8}) == "order:7"
+    with pytest.raises(TypeError, match="missing a required argument: 'order'"):
+        task.key_for("7")
