@@ -206,7 +206,8 @@ def _why_not(value: Any, error: Exception, instead: str) -> str:
     name = next((str(name) for name, each in named if _is_formless(each)), "")
     template = f"'order:{{{name or 'order'}.id}}'"
     return (
-        f"cannot stand for {f'{name}, ' if name else ''}a {error}: name what identifies it, as in"
+        f"cannot stand for {f'{name}, ' if name else ''}an object of type {error}: name what"
+        f" identifies it, as in"
         f" {instead.format(template)}"
     )
 

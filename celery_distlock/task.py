@@ -129,8 +129,7 @@ class LockedTask(Sending):
     def __init_subclass__(cls, **options: Any) -> None:
         """Put `Sending`, and Celery's class, behind every base that sends calls or runs them."""
         super().__init_subclass__(**options)
-        behind = {*cls.__mro__[cls.__mro__.index(Sending) + 1 :]} - {Task, object}
-        if any(vars(base).keys() & {"apply_async", "__call__"} for base in behind):
+        if _sends_behind(cls):
             cls.__bases__ = (*cls.__bases__, Sending)
 
     @classmethod
@@ -142,6 +141,7 @@ class LockedTask(Sending):
                 install(app)
                 runtime = Runtime.of(app)
                 _refuse_strategy(cls, name)
+                _ensure_last(cls, name)
                 runtime.detours[name] = _detour(cls, name)
                 runtime.declare(cls, name)
 
@@ -254,6 +254,22 @@ def _names(task: type[LockedTask], app: Celery) -> list[str]:
     registered: Mapping[str, Any] = app._tasks  # type: ignore[attr-defined]
     names = [each.name for each in list(registered.values()) if type(each) is task]
     return names or ([] if name is None else [name])
+
+
+def _sends_behind(task: type[LockedTask]) -> bool:
+    """Whether a base of *task* that sends calls, or runs them, comes after `Sending`."""
+    behind = {*task.__mro__[task.__mro__.index(Sending) + 1 :]} - {Task, object}
+    return any(vars(base).keys() & {"apply_async", "__call__"} for base in behind)
+
+
+def _ensure_last(task: type[LockedTask], name: str) -> None:
+    """Raise if `Sending` could not be put last among the bases of *task*."""
+    if _sends_behind(task):
+        silent = (base for base in task.__mro__ if "__init_subclass__" in vars(base))
+        raise ConfigurationError(
+            f"task {name}: the __init_subclass__ of {next(silent).__qualname__} does not call"
+            " super().__init_subclass__(**options), which LockedTask needs to send calls"
+        )
 
 
 def _refuse_strategy(task: type[LockedTask], name: str) -> None:

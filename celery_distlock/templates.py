@@ -117,12 +117,14 @@ class Template:
         pieces = (each.text + ("" if each.name is None else "\0") for each in self._fields)
         matches = _UNFILLED.finditer("".join(pieces))
         found = [(match[0], match[match.lastindex or 0]) for match in matches]
+        if not self.reads and self._text in parameters:
+            found.append((self._text, self._text))
         named = [(shape, name) for shape, name in found if name in parameters]
         shape, name = next(iter(named or ([] if self.reads else found)), ("", ""))
         if shape and parameters:
             right = name if name in parameters else parameters[0]
             warnings.warn(
-                f"{self._named} {self._text!r} has {shape!r} in every key, as a text: to put an"
+                f"{self._named} {self._text!r} has the text {shape!r} in every key: to put an"
                 f" argument there, write {{{right}}}",
                 stacklevel=2,
             )

@@ -70,8 +70,8 @@ def _warn_of_itself(call: Call, task_id: str) -> None:
     caller = get_current_task()
     if caller is not None and caller.request.id == task_id:
         logger.warning(
-            "Task %s[%s] called itself, and that call is this run, which is unique until it has"
-            ' finished: nothing is sent; use lock_unique="started", or'
+            "Task %s[%s] called itself and is unique until it has finished, so the call is a"
+            ' duplicate of this execution and is not sent; use lock_unique="started", or'
             " apply_async(..., lock_unique=None)",
             call.task.name,
             task_id,

@@ -56,7 +56,9 @@ class _Taken:
     @property
     def request(self) -> LockedRequest | None:
         """What Celery has made of the message; None: nothing yet, or it has dropped that."""
-        return woken_requests.get(self.message.delivery_tag)
+        found = woken_requests.get(self.message.delivery_tag)
+        # A broker's tags begin again with its connection.
+        return found if found is not None and found.id == self.message.headers["id"] else None
 
     @property
     def waits(self) -> bool:

@@ -191,18 +191,19 @@ def test_an_argument_may_have_any_name(app):
     "template",
     [
         *("stock:%s", "stock:%(sku)s", "stock:%d", "stock:$sku", "stock:<sku>", "stock:{{sku}}"),
-        *("stock:{{sku.id}}", "{quantity}:$sku", "{digest}:<sku>", "{{{quantity}}}:{{sku}}"),
+        *("sku", "stock:{{sku.id}}", "{quantity}:$sku", "{digest}:<sku>", "{{{quantity}}}:{{sku}}"),
     ],
 )
 @pytest.mark.parametrize("made", [str, lambda text: Key(text, capacity=2), lambda text: [text]])
 def test_a_template_that_looks_as_if_it_had_a_parameter_warns(app, template, made):
-    with pytest.warns(UserWarning, match=r"lock_key .* in every key, as a text: .* write \{sku\}"):
+    with pytest.warns(UserWarning, match=r"lock_key .* in every key: .* write \{sku\}"):
         declared(app, lock_key=made(template))
 
 
-def test_so_does_the_template_of_what_is_alike(app):
-    with pytest.warns(UserWarning, match=r"lock_unique: by '\$sku'"):
-        declared(app, lock_key="{sku}", lock_unique=Unique(by="$sku"))
+@pytest.mark.parametrize("by", ["$sku", "sku"])
+def test_so_does_the_template_of_what_is_alike(app, by):
+    with pytest.warns(UserWarning, match=f"lock_unique: by {by!r}".replace("$", r"\$")):
+        declared(app, lock_key="{sku}", lock_unique=Unique(by=by))
 
 
 @pytest.mark.parametrize(
@@ -234,3 +235,25 @@ def test_a_lock_of_a_template_warns_where_it_is_made(kind, key):
 def test_a_lock_of_any_other_text_does_not(key):
     Lock(key)
     AsyncLock(key)
+
+
+# Bases
+
+
+class Silent:
+    """Keeps from its bases that a class was made."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        pass
+
+
+class Deferring:
+    def apply_async(self, *args: Any, **options: Any) -> None: ...
+
+
+def test_a_base_that_hides_the_class_from_the_lock_is_refused_by_name(app):
+    class Base(Silent, LockedTask, Deferring):
+        abstract = True
+
+    with pytest.raises(ConfigurationError, match=r"the __init_subclass__ of Silent does not call"):
+        declared(app, base=Base, lock_key="{sku}")

@@ -182,7 +182,9 @@ def test_what_pickles_bring_can_be_looked_into(app):
 def test_the_refusal_of_a_digest_names_the_parameter(app):
     task = declared(app, "{digest}")
 
-    with pytest.raises(LockKeyError, match=r"cannot stand for value, a Order: .*value\.id"):
+    with pytest.raises(
+        LockKeyError, match=r"cannot stand for value, an object of type Order: .*value\.id"
+    ):
         task.key_for(Order(7))
 
 

@@ -136,7 +136,7 @@ def test_a_task_that_calls_itself_says_that_it_is_joined_to_itself(site, key):
     result = site.tasks.send_itself.delay(key)
 
     assert result.get(timeout=30) == [True, True]
-    assert f"[{result.id}] called itself, and that call is this run" in site.log()
+    assert f"[{result.id}] called itself and is unique until it has finished" in site.log()
 
 
 def test_a_call_while_one_runs_is_that_one(site, key):
