@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 UNSET: Any = type("Unset", (), {"__repr__": lambda _: "<not set>"})()
 OPTIONS = (*TASK_OPTIONS, *TASK_ONLY)
 
-_TERMS = tuple(each.name for each in fields(Key))[1:]
+# Without `shared`, which is also Celery's: a spawned pool process sets it as an attribute.
+_TERMS = {each.name for each in fields(Key)[1:]} - {"shared"}
 # What a name that is no option of ours is written as.
 _WRITTEN = {
     **{name: f"lock_key=Key('a:{{sku}}', {name}=2.0)" for name in ("min_hold", "cooldown")},

@@ -114,6 +114,14 @@ def test_celerys_own_options_are_let_pass(app):
     )
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_celerys_shared_may_be_an_attribute(app, shared):
+    # What @app.task() does in a pool process that is spawned.
+    task = app._task_from_fun(take, name="t", base=LockedTask, shared=shared)
+
+    assert app.tasks["t"] is task
+
+
 def test_an_attribute_that_a_base_declares_may_be_set_by_the_decorator(app):
     class Base(LockedTask):
         abstract = True
