@@ -343,9 +343,10 @@ def test_no_password_is_told_to_who_asks_for_the_settings(tasks, worker):
         APP, pool="solo", env={"DISTLOCK_TEST_CONF": json.dumps({"distlock_url": url})}
     )
 
-    inspect = tasks.app.control.inspect(destination=[process.name], timeout=30)
+    inspect = tasks.app.control.inspect(destination=[process.name], limit=1)
+    conf = wait_until(inspect.conf, what="an answer")  # asks again if it did not listen yet
 
-    assert inspect.conf()[process.name]["distlock_url"] == "redis://shop:***@127.0.0.1:1/2"
+    assert conf[process.name]["distlock_url"] == "redis://shop:***@127.0.0.1:1/2"
 
 
 def test_what_the_brokers_url_says_to_celery_alone_does_not_keep_a_worker_from_starting(
