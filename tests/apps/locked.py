@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from celery_distlock import Key, Lock, LockedTask, install, policies, signals
 from celery_distlock.errors import LockConflictError, LockLostError
+from celery_distlock.runtime.received import Received
 from celery_distlock.unique import Debounce, Throttle, Unique
 from tests.apps import make_app
 from tests.apps.journal import Journal
@@ -579,8 +580,8 @@ def look(self: Any, key: str) -> dict[str, Any]:
 @locked()
 def tell_way(self: Any, key: str) -> dict[str, Any]:
     """Tell who runs this, and whether it was pushed to that worker's channel."""
-    came = self.request.properties["distlock"]
-    return {"worker": self.request.hostname, "pushed": bool(came.get("pushed"))}
+    pushed = Received.of(self.request).pushed
+    return {"worker": self.request.hostname, "pushed": bool(pushed)}
 
 
 @locked()

@@ -15,7 +15,7 @@ from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import ParkRequest, PeerChannel
 from tests.waiting import wait_until
 
-MESSAGE = {"exchange": "", "routing_key": "celery"}
+MESSAGE = {"exchange": "", "routing_key": "celery", "headers": {}}
 
 
 @pytest.fixture
