@@ -243,7 +243,7 @@ class Store(ABC):
         Args:
             key: The key.
             owner: The owner that has lost it.
-            patience: Seconds for a look at the record. 0: only what the answer to a renewal said.
+            patience: Seconds for a look at the record. 0: only what a refused renewal has found.
         """
         return ""
 

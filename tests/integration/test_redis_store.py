@@ -27,6 +27,7 @@ from celery_distlock.stores.values import (
     Ownership,
     ParkRequest,
     PeerChannel,
+    RenewOutcome,
     Reply,
     Route,
     Want,
@@ -145,6 +146,34 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
             seen.add(call.script.name)
     assert seen == set(SCRIPTS) - {"vote"}  # which is the majority's
     assert {("acquire", 6), ("acquire", 10), ("send", 10), ("send", 15), *RELEASES} <= numbers
+
+
+@pytest.mark.parametrize("failure", [None, redis.TimeoutError("no answer"), redis.ConnectionError])
+def test_a_refused_renewal_is_known_without_the_record_of_operators(
+    redis_url, prefix, monkeypatch, failure
+):
+    exchange = ConnectionPool.exchange
+    looks = []
+
+    def fail(pool, calls):
+        if calls[0].script is None and b"ZRANGE" in calls[0].head:
+            looks.append(calls)
+            if failure is not None:
+                raise failure
+        return exchange(pool, calls)
+
+    with closing(RedisStore(redis_url, prefix)) as store:
+        with redis.Redis.from_url(redis_url) as client:
+            client.set(f"{prefix}:{{k}}:actions", "of another type")
+        store.acquire(AcquireRequest("k", "a", 30.0))
+        monkeypatch.setattr(ConnectionPool, "exchange", fail)
+
+        outcomes = store.renew([Ownership("k", "a", 30.0), Ownership("k", "b", 30.0)], 5.0)
+
+        assert [outcome for outcome, _ in outcomes] == [RenewOutcome.RENEWED, RenewOutcome.HELD]
+        assert len(looks) == 1
+        assert len(looks[0]) == 1  # of what was refused alone
+        assert store.why_lost("k", "b") == ""
 
 
 @pytest.mark.parametrize("completion", [Completion.YES, Completion.YES_AND_MAY_COME_AGAIN])

@@ -5,21 +5,25 @@ import re
 import secrets
 from collections.abc import Sequence
 
+from redis.exceptions import RedisError
+
+from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import printable, shown
 from celery_distlock.stores.base import Store
-from celery_distlock.stores.values import Action
+from celery_distlock.stores.values import Action, Ownership
 
 from . import scripts
 from .answers import text
-from .connections import command
+from .connections import Command, command
 from .records import Records
 from .request_runner import RequestRunner
 
 __all__ = ["RedisActions"]
 
 MOST_REMEMBERED = 1000  # losses whose causes are known and were not asked for
+PATIENCE = 0.5  # seconds for a look why renewals were refused
 _ENTRY = re.compile(r"(\d{1,16}) (\{.*\})", re.DOTALL)  # as in act.lua
 
 
@@ -39,8 +43,7 @@ class RedisActions(Store):
         return bool(self._requests.ask([call], key).answers[0])
 
     def actions(self, key: str, timeout: float | None = None) -> list[Action]:
-        name = f"{self._records.stem(slot_name(key))}actions"
-        call = command(name.encode("utf-8", "surrogateescape"), "ZRANGE", name, 0, -1)
+        call = self._look(key)
         if timeout is None:
             answers = self._requests.ask([call], key).answers
         else:
@@ -57,12 +60,28 @@ class RedisActions(Store):
         except StoreError:
             return ""
 
-    def _note_cause(self, owner: str, entries: Sequence[bytes]) -> None:
-        """Remember why *owner* has lost its key, for `why_lost`."""
-        if cause := _cause(owner, _read(entries)[::-1]):
-            if len(self._causes) >= MOST_REMEMBERED:
-                self._causes.clear()
-            self._causes[owner] = cause
+    def _look(self, key: str) -> Command:
+        name = f"{self._records.stem(slot_name(key))}actions"
+        return command(name.encode("utf-8", "surrogateescape"), "ZRANGE", name, 0, -1)
+
+    def _note_causes(self, lost: Sequence[Ownership], deadline: float) -> None:
+        """
+        Look up why *lost* were lost, and remember it for `why_lost`; no error, and no long wait.
+
+        It is a request of its own: while a slot is moved, one on two records is refused.
+        """
+        patience = min(PATIENCE, deadline - clock.monotonic())
+        if not lost or patience <= 0:
+            return
+        try:
+            answers = self._requests.exchange([self._look(hold.key) for hold in lost], patience)
+        except RedisError:
+            return
+        for hold, answer in zip(lost, answers, strict=True):
+            if isinstance(answer, list) and (cause := _cause(hold.owner, _read(answer)[::-1])):
+                if len(self._causes) >= MOST_REMEMBERED:
+                    self._causes.clear()
+                self._causes[hold.owner] = cause
 
 
 def _cause(owner: str, actions: Sequence[Action]) -> str:

@@ -330,14 +330,10 @@ class RedisStore(
         if failure is not None:
             why = said(failure, self._prefix)
             log(logger, logging.WARNING, "%s did not answer a renewal: %s", self.address, why)
-        outcomes = map(self._renewal, holds, answers)
+        outcomes = [_RENEWALS.get(_plain(answer), RenewOutcome.UNKNOWN) for answer in answers]
+        lost = [hold for hold, outcome in zip(holds, outcomes, strict=True) if outcome in _LOSSES]
+        self._note_causes(lost, asked_at + timeout)
         return [(outcome, asked_at) for outcome in outcomes]
-
-    def _renewal(self, hold: Ownership, answer: Any) -> RenewOutcome:
-        if isinstance(answer, list) and answer:
-            answer, *actions = answer
-            self._note_cause(hold.owner, actions)
-        return _RENEWALS.get(_plain(answer), RenewOutcome.UNKNOWN)
 
     def release(self, request: ReleaseRequest) -> Release:
         key, owner, run, completion, inbox, keep_for, started, own_channel = request
@@ -568,6 +564,7 @@ _ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE, _DROP, _STAND, _DEPART = map(
 _SENT, _SWEEP, _INSPECT, _CANCEL, _TURN, _RETURN = map(
     scripts.load, ("sent", "sweep", "inspect", "cancel", "turn", "return")
 )
+_LOSSES = (RenewOutcome.HELD, RenewOutcome.LOST)
 _RENEWALS = {
     1: RenewOutcome.RENEWED,
     0: RenewOutcome.HELD,

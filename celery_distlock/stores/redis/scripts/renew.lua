@@ -1,16 +1,7 @@
 -- renew.lua: push the end of a lease that we still hold. Never makes a lock anew.
--- KEYS lock actions
+-- KEYS lock
 -- ARGV owner lease_ms
--- returns 1 renewed | 0 held by another | -1 gone | {0 or -1, entry, ...}: the same, and what operators
---         did to the key recently, as act.lua writes it
-
-local function lost(how)
-    local entries = redis.pcall('ZRANGE', KEYS[2], 0, -1) -- a spoilt record says nothing
-    if entries.err or #entries == 0 then
-        return how
-    end
-    return { how, unpack(entries) }
-end
+-- returns 1 renewed | 0 held by another | -1 gone
 
 local holder = redis.call('HGET', KEYS[1], 'owner')
 if holder == ARGV[1] then
@@ -26,7 +17,7 @@ if holder == 'several:' then
     local entry = redis.call('HGET', KEYS[1], 'h:' .. ARGV[1]) or ''
     local ends, others = string.match(entry, '^(%d+)( .*)$')
     if not ends or tonumber(ends) <= now_ms then
-        return lost(-1)
+        return -1
     end
     ends = math.max(tonumber(ends), now_ms + ARGV[2])
     -- First: a full server refuses what begins with HSET.
@@ -34,4 +25,4 @@ if holder == 'several:' then
     redis.call('HSET', KEYS[1], 'h:' .. ARGV[1], string.format('%.0f', ends) .. others)
     return 1
 end
-return lost(holder and 0 or -1)
+return holder and 0 or -1
