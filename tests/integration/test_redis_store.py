@@ -21,6 +21,7 @@ from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.requests import Identity, SendRequest
 from celery_distlock.stores.sending import Sent
 from celery_distlock.stores.values import (
+    Action,
     Completion,
     Limit,
     OwnChannel,
@@ -44,6 +45,7 @@ def share(store):
     store.downgrade("s", "f", 30.0)
     store.rest("s", "f", 5.0)
     store.set_limit("s", Limit(3))
+    store.record_action("s", Action("limit", "ann@ops"))
 
 
 def tick(store):
