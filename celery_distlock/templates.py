@@ -110,15 +110,15 @@ class Template:
         if not text:
             raise ConfigurationError(f"task {task}: {option} is an empty template")
         self.key = named if isinstance(named, Key) else Key(text)
-        self._warn_of_unfilled(list(signature.parameters))
+        # A constant key may have any name; what is alike is named by what differs.
+        bare = option != "lock_key" and not self.reads and text in parameters
+        self._warn_of_unfilled(list(signature.parameters), [(text, text)] * bare)
 
-    def _warn_of_unfilled(self, parameters: list[str]) -> None:
+    def _warn_of_unfilled(self, parameters: list[str], bare: list[tuple[str, str]]) -> None:
         """Warn of what looks as a field and is none, so that more calls than meant have one key."""
         pieces = (each.text + ("" if each.name is None else "\0") for each in self._fields)
         matches = _UNFILLED.finditer("".join(pieces))
-        found = [(match[0], match[match.lastindex or 0]) for match in matches]
-        if not self.reads and self._text in parameters:
-            found.append((self._text, self._text))
+        found = [(match[0], match[match.lastindex or 0]) for match in matches] + bare
         named = [(shape, name) for shape, name in found if name in parameters]
         shape, name = next(iter(named or ([] if self.reads else found)), ("", ""))
         if shape and parameters:

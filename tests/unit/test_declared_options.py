@@ -199,7 +199,7 @@ def test_an_argument_may_have_any_name(app):
     "template",
     [
         *("stock:%s", "stock:%(sku)s", "stock:%d", "stock:$sku", "stock:<sku>", "stock:{{sku}}"),
-        *("sku", "stock:{{sku.id}}", "{quantity}:$sku", "{digest}:<sku>", "{{{quantity}}}:{{sku}}"),
+        *("stock:{{sku.id}}", "{quantity}:$sku", "{digest}:<sku>", "{{{quantity}}}:{{sku}}"),
     ],
 )
 @pytest.mark.parametrize("made", [str, lambda text: Key(text, capacity=2), lambda text: [text]])

@@ -128,7 +128,8 @@ def test_when_a_rate_lets_the_next_in_is_shown(page_process, admin):
         )
         admin.store.release(ReleaseRequest("rated", owner, started=True))
 
-    assert 480 < page_process.find("rated")["opens"] <= 600
+    # A start counts for up to 5 ms more.
+    assert 480 < page_process.find("rated")["opens"] <= 600.005
     admin.store.cancel("rated", "task:0:0:0")
 
 
