@@ -127,10 +127,16 @@ class Agreement(RuleBasedStateMachine):
     """See the module."""
 
     def __init__(
-        self, stores: list[Store], pass_time: Callable[[float], None] | None, leases_end: bool
+        self,
+        stores: list[Store],
+        pass_time: Callable[[float], None] | None,
+        *,
+        leases_end: bool,
+        calls_count: bool,
     ) -> None:
         super().__init__()
         self._leases_end = leases_end
+        self._calls_count = calls_count
         self._pass_time = pass_time
         self._asked = Asked(stores, lambda: pass_time and pass_time(TICK))
         self._stores = stores
@@ -362,6 +368,7 @@ class Agreement(RuleBasedStateMachine):
         wakes = self._asked(lambda store, _: list(store.wake_next(self._name(key))), list)
         self._wakes += wakes
 
+    @precondition(lambda self: self._calls_count)
     @invariant()
     def the_same_waiters_are_called(self) -> None:
         for inboxes in self._inboxes.values():
@@ -403,6 +410,8 @@ class Pair:
         self._now = clock.monotonic()
         # The old store knew fewer of the cases in which a run is sent again.
         self.leases_end = not {"server", "old store"} & set(names)
+        # After a downgrade, it does not call the waiter that must look when a rest ends.
+        self.calls_count = "old store" not in names
         if "server" in names:
             lengthen(monkeypatch, GRANT=LEASE, CLAIM=LEASE)
             self.pass_time = None
@@ -425,7 +434,13 @@ class Pair:
         self._now += seconds
 
     def compare(self, schedules: Any) -> None:
-        machine = partial(Agreement, self.stores, self.pass_time, self.leases_end)
+        machine = partial(
+            Agreement,
+            self.stores,
+            self.pass_time,
+            leases_end=self.leases_end,
+            calls_count=self.calls_count,
+        )
         run_state_machine_as_test(machine, settings=schedules)
 
     def close(self) -> None:
@@ -439,6 +454,8 @@ def pair(request, monkeypatch, redis_url):
         yield pair
 
 
+# Longer than Hypothesis shrinks what it has found, which else is reported as flaky.
+@pytest.mark.timeout(600)
 # Threads that other tests have left may use it meanwhile.
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 @pytest.mark.parametrize(
