@@ -24,7 +24,7 @@ __all__ = ["SCALARS", "digest", "item", "plain", "told_by"]
 
 SCALARS = frozenset({str, int, float, bool, type(None)})  # every serializer keeps them
 
-# What tells objects of a type apart in a digest. Others add types that this ring does not know.
+# What distinguishes objects of a type in a digest. Others add types that this ring does not know.
 told_by: dict[type[Any], Callable[[Any], Any]] = {
     datetime.datetime: datetime.datetime.isoformat,  # before what it is a kind of
     datetime.date: datetime.date.isoformat,
@@ -167,7 +167,7 @@ def digest(value: Any, *, task: str = "", instead: str = "lock_key={}") -> str:
 
 
 class _FormlessError(TypeError):
-    """An object is of a type that tells nothing of itself."""
+    """An object is of a type that has no stable form."""
 
 
 def _told(value: Any) -> Any:

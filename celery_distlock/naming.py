@@ -40,7 +40,7 @@ def holder_name(owner: str) -> str:
 
 
 def taken_by(owner: str) -> str:
-    """Return the end of a sentence about a key that *owner* has; empty: not known to whom."""
+    """Return the end of a sentence about a key that *owner* has; empty: an unknown owner."""
     if is_resting(owner):
         return "rests"
     if owner.startswith(PARKED):

@@ -1,4 +1,4 @@
-"""Who acts on locks, and why: what an operator leaves in the store's record, or not."""
+"""Records what operators do to locks: the action, its author and its reason."""
 
 import getpass
 import logging
@@ -59,7 +59,7 @@ def _checked(what: str, text: str) -> str:
 
 
 def this_user() -> str:
-    """Return who runs this process: ``user@host``."""
+    """Return this process's user and host: ``user@host``."""
     try:
         user = getpass.getuser()
     except (ImportError, KeyError, OSError):  # a container's user may have no name

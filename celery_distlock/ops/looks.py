@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from celery_distlock.errors import DistlockError
 from celery_distlock.keys import key_of, slot_name
-from celery_distlock.naming import is_resting, printable, shown
+from celery_distlock.naming import PARKED, is_resting, printable, shown
 from celery_distlock.stores.identities import Owner, task_id_of
 from celery_distlock.stores.values import ALONE, KeyState, Limit, Starts, Waiter, Want
 from celery_distlock.stores.values import Holder as HolderRecord
@@ -326,7 +326,7 @@ def _hold(record: HolderRecord, state: KeyState) -> HoldInfo:
     kind, who = "held", Holder.of(record.owner)
     if is_resting(record.owner):
         kind, who = "resting", Holder("", "", owner=record.owner)
-    elif record.owner.startswith("parked:"):
+    elif record.owner.startswith(PARKED):
         task = record.task or (state.task if record.run == state.run else "")
         kind, who = "waking", Holder(task, task_id_of(record.run), owner=record.owner)
     elif not who.task_id:

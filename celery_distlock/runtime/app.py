@@ -68,7 +68,7 @@ class Runtime:
         self.delivery_queues: Collection[str] = ()  # the broker's queues whose tasks it takes so
         # Drops runs in the store, by a thread, which also finds them.
         self.drop_reserved: Callable[[Callable[[], Iterable[WokenTask]]], None] | None = None
-        # Is told of each woken task that the broker has given to this worker, with its message.
+        # Called with each woken task that the broker has given to this worker, and its message.
         self.fetched: Callable[[WokenTask, Message], None] | None = None
         self.parking_thread: Any = None  # parks messages that arrive for a taken key
         self.inspection_thread: Any = None  # inspects the keys of those that are not parked
@@ -163,7 +163,7 @@ class Runtime:
             raise NotOursError(str(refusal), report) from refusal
 
     def keep_fetched(self, message: Message, header: LockHeader) -> None:
-        """Keep a woken task from being sent again, whose *message* has come by the broker."""
+        """Keep a woken task from being sent again: its *message* has come by the broker."""
         if self.fetched is not None and not Received.noted_on(message).pushed:
             self.fetched(WokenTask(header.parked_at, header.run, b""), message)
 

@@ -1,5 +1,5 @@
 """
-Tells whether the broker's queues have messages, so that what may be among them is not sent again.
+Finds out whether the broker's queues have messages: what may be among them is not sent again.
 
 A queue that is not empty may have any message that it was given. One that is empty has lost those
 that are with no worker; a worker keeps what it has fetched from being sent elsewhere, see
@@ -26,7 +26,7 @@ __all__ = ["Backlog"]
 logger = logging.getLogger(__name__)
 
 LOOKED_FOR = 1.0  # seconds for which a queue counts as one that has messages
-EMPTY_FOR = 10.0  # likewise, as an empty one
+EMPTY_FOR = 10.0  # seconds for which it counts as empty
 
 
 class Backlog:

@@ -74,7 +74,7 @@ class Relay:
             return False
 
     def _has_room(self, peer: PeerChannel) -> bool:
-        """Whether a slot is left beside what this process has pushed there just now."""
+        """Whether *peer* has more free slots than this process has just pushed tasks there."""
         while self._pushed and clock.monotonic() > self._pushed[0][0] + COUNTED_FOR:
             self._pushed.popleft()
         return peer.free > sum(address == peer.address for _, address in self._pushed)

@@ -185,7 +185,7 @@ class Requeueing:
         hold = Hold(self._store, key, terms, label=self._report.name, run=run)
         hold.arrival = stand.arrival
         reply = acquire(hold, park=stand.park_request)
-        if reply.status is Status.GRANTED:  # ours was lost meanwhile, or there is room for both
+        if reply.status is Status.GRANTED:  # ours was lost, or there is room for both
             store, stand = ParkingStore.of(self._store), stand._replace(owner=hold.owner)
             release_by(hold, lambda: begin_at_first_key(store, stand))
 

@@ -158,7 +158,7 @@ class StoreProducer:
         where, declared = (exchange, routing_key), how.get("declare") or ()
         if not call.runtime.trust.knows_route(str(call.task.name), *where, declared=declared):
             return self._publish_in_time(content, how)  # nobody would wake it
-        by_broker = kept._replace(outages=1)  # so that nobody takes it for a second call
+        by_broker = kept._replace(outages=1)  # so that it is not taken for a second call
         if self._store_is_away:
             return self._publish_in_time(content, how, by_broker)
         try:

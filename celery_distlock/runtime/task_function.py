@@ -145,7 +145,7 @@ class TaskFunction:
 
 
 def is_pending(result: Any) -> bool:
-    """Whether *result* stands for work that has not ended: a coroutine, a generator, a future."""
+    """Whether *result* is work that has not ended: a coroutine, a generator, a future."""
     if not issubclass(type(result), _PENDING):
         return False
     done = getattr(result, "done", None)
