@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 pytest_plugins = ["tests.topologies.fixtures"]
+pytest.register_assert_rewrite("tests.contract.parts")
 
 
 @pytest.hookimpl(wrapper=True)

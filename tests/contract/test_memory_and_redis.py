@@ -14,13 +14,13 @@ from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.memory.server import Server
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import Ability
-from celery_distlock.testing import StoreContract
 from celery_distlock.testing.contract.actions import take, take_all, work
 from tests import servers
 from tests.contract.grace import lengthen
+from tests.contract.parts import Everything
 
 
-class FullContract(StoreContract):
+class FullContract(Everything):
     """For a store that can do everything, and has its own clock in its tokens."""
 
     hands_over = True

@@ -44,9 +44,9 @@ from celery_distlock.testing.contract.actions import (
     wait_for,
     work,
 )
-from celery_distlock.testing.contract.sending import send
 from tests import servers
 from tests.contract.grace import lengthen
+from tests.contract.parts.sending import send
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -9,15 +9,15 @@ import redis
 
 from celery_distlock.stores.redis.redlock import RedlockStore
 from celery_distlock.stores.values import Ability
-from celery_distlock.testing import StoreContract
 from tests import servers
+from tests.contract.parts import Everything
 
 if TYPE_CHECKING:
     from celery_distlock.testing import EmbeddedServer
 
 
 @pytest.mark.usefixtures("patience")
-class TestRedlockStore(StoreContract):
+class TestRedlockStore(Everything):
     shortest_lease = 0.5
     fair = False
 

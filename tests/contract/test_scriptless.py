@@ -7,12 +7,12 @@ import redis
 
 from celery_distlock.stores.redis.scriptless import ScriptlessStore
 from celery_distlock.stores.values import Ability
-from celery_distlock.testing import StoreContract
 from tests import servers
+from tests.contract.parts import Everything
 
 
 @servers.needs("SET with IFEQ")
-class NativeContract(StoreContract):
+class NativeContract(Everything):
     fair = False
 
     def test_it_says_what_it_can_do(self, store):

@@ -7,12 +7,12 @@ import os
 import pytest
 
 from celery_distlock.stores.redis.store import RedisStore
-from celery_distlock.testing import StoreContract
 from tests import servers
 from tests.contract.grace import lengthen
+from tests.contract.parts import Everything
 
 
-class Contract(StoreContract):
+class Contract(Everything):
     any_text = False
     hands_over = True
     shortest_lease = 0.5  # seconds; a request takes two or three hops here

@@ -9,15 +9,15 @@ import pytest
 
 from celery_distlock import clock
 from celery_distlock.stores.zookeeper import ZooKeeperStore
-from celery_distlock.testing import StoreContract
 from celery_distlock.testing.contract.given import LONGEST_WAIT
 from tests import servers
+from tests.contract.parts import Everything
 
 if TYPE_CHECKING:
     from tests.zookeeper_server import ZooKeeperServer
 
 
-class TestZooKeeperStore(StoreContract):
+class TestZooKeeperStore(Everything):
     shortest_lease = 0.6
     longest_lease = 40.0  # the server grants no longer session
     bound = True

@@ -2,29 +2,12 @@
 
 from .acquiring import Acquiring, Tokens
 from .any_text import AnyText
-from .delayed import Delayed
-from .delivery import Delivery
-from .identities import Identities
 from .inspection import Inspection
-from .limits import Limits
 from .listing import Listing
-from .parking import Parking
-from .rate_limits import RateLimits
-from .rates import Rates
-from .recording import Recording
 from .releasing import Releasing
 from .renewing import Renewing
-from .resting import Resting
-from .retaining import Retaining
 from .second_deliveries import SecondDeliveries
-from .sending import Sending
-from .several_keys import SeveralKeys
-from .several_queues import WaitingAtSeveralKeys
 from .sharing import Sharing
-from .sweeping import Sweeping
-from .timing import Timing
-from .units import Queued, Units
-from .upgrading import Upgrading
 from .waiting import Waiting
 from .wants import Wants
 
@@ -38,29 +21,11 @@ class StoreContract(
     Tokens,
     Waiting,
     Wants,
-    Parking,
-    Retaining,
-    Delivery,
-    Sweeping,
     SecondDeliveries,
-    SeveralKeys,
-    WaitingAtSeveralKeys,
     AnyText,
     Inspection,
     Sharing,
     Listing,
-    Units,
-    Queued,
-    Upgrading,
-    Resting,
-    Limits,
-    Rates,
-    RateLimits,
-    Timing,
-    Sending,
-    Identities,
-    Delayed,
-    Recording,
 ):
     """
     Tests that hold a store to the contract of :class:`~celery_distlock.stores.Store`.

@@ -30,8 +30,8 @@ from celery_distlock.stores.values import (
     WokenTask,
 )
 from celery_distlock.testing.contract.actions import swept
-from celery_distlock.testing.contract.sending import send
 from tests import servers
+from tests.contract.parts.sending import send
 from tests.stores.topologies import drill
 from tests.topologies import Cluster
 from tests.topologies.cluster import slot_of

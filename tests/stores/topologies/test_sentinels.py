@@ -13,7 +13,7 @@ from celery_distlock.errors import LockLostError, StoreError, StoreUnavailableEr
 from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import Ownership, RenewOutcome, Status
-from celery_distlock.testing.contract.sending import send
+from tests.contract.parts.sending import send
 from tests.stores.topologies import drill
 from tests.topologies import Sentinels
 from tests.waiting import wait_until

@@ -8,8 +8,7 @@ from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.values import Release, WokenTask
-
-from .actions import (
+from celery_distlock.testing.contract.actions import (
     AGAIN,
     expire,
     fair,
@@ -27,7 +26,7 @@ from .actions import (
     wait_until,
     waits,
 )
-from .given import Given
+from celery_distlock.testing.contract.given import Given
 
 __all__ = ["SeveralKeys"]
 

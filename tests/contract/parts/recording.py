@@ -7,9 +7,15 @@ import pytest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.requests import ReleaseRequest
 from celery_distlock.stores.values import Action, RenewOutcome, Want
-
-from .actions import HOSTILE_KEYS, enter, records, renew, take, weighs
-from .given import Given
+from celery_distlock.testing.contract.actions import (
+    HOSTILE_KEYS,
+    enter,
+    records,
+    renew,
+    take,
+    weighs,
+)
+from celery_distlock.testing.contract.given import Given
 
 __all__ = ["Recording"]
 

@@ -7,8 +7,7 @@ from celery_distlock.stores.base import Store
 from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.values import RenewOutcome, Status, Want
-
-from .actions import (
+from celery_distlock.testing.contract.actions import (
     AGAIN,
     BUSY,
     DONE,
@@ -28,7 +27,7 @@ from .actions import (
     wait_until,
     weighs,
 )
-from .given import Given
+from celery_distlock.testing.contract.given import Given
 
 __all__ = ["Resting"]
 

@@ -9,8 +9,7 @@ from celery_distlock.stores.values import (
     ParkRequest,
     WokenTask,
 )
-
-from .actions import (
+from celery_distlock.testing.contract.actions import (
     PATIENCE,
     expire,
     holder,
@@ -23,7 +22,7 @@ from .actions import (
     wait_until,
     waits,
 )
-from .given import Given
+from celery_distlock.testing.contract.given import Given
 
 __all__ = ["Sweeping"]
 

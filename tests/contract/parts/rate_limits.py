@@ -9,8 +9,7 @@ import pytest
 from celery_distlock.rate import Rate
 from celery_distlock.stores.sending import Sent
 from celery_distlock.stores.values import Limit, Want
-
-from .actions import (
+from celery_distlock.testing.contract.actions import (
     BUSY,
     GRANTED,
     SHARED,
@@ -29,9 +28,9 @@ from .actions import (
     waits,
     weighs,
 )
-from .given import Given
-from .rates import MORE, PER, count, so_often
-from .sending import send, sends
+from celery_distlock.testing.contract.given import Given
+from tests.contract.parts.rates import MORE, PER, count, so_often
+from tests.contract.parts.sending import send, sends
 
 __all__ = ["RateLimits"]
 

@@ -10,8 +10,7 @@ from celery_distlock.stores.requests import Identity, ReleaseRequest, SendReques
 from celery_distlock.stores.sending import SendingStore, SendReply, Sent
 from celery_distlock.stores.timing import Claim
 from celery_distlock.stores.values import Ability, Completion, Limit, ParkRequest, Want, WokenTask
-
-from .actions import (
+from celery_distlock.testing.contract.actions import (
     AGAIN,
     DONE,
     YES,
@@ -32,8 +31,8 @@ from .actions import (
     wait_for,
     wait_until,
 )
-from .given import Given
-from .timing import claimed, wake
+from celery_distlock.testing.contract.given import Given
+from tests.contract.parts.timing import claimed, wake
 
 __all__ = ["Sending", "send", "sends"]
 

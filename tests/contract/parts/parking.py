@@ -16,8 +16,7 @@ from celery_distlock.stores.values import (
     Status,
     WokenTask,
 )
-
-from .actions import (
+from celery_distlock.testing.contract.actions import (
     BUSY,
     DONE,
     GRANTED,
@@ -43,7 +42,7 @@ from .actions import (
     weighs,
     work,
 )
-from .given import Given
+from celery_distlock.testing.contract.given import Given
 
 __all__ = ["Parking"]
 

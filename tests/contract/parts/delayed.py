@@ -11,10 +11,18 @@ from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.sending import Bearer, SendingStore, Sent, Where
 from celery_distlock.stores.values import Limit, ParkRequest, Want
-
-from .actions import ask, found_keys, leave, park, rates, swept, take, weighs
-from .given import Given
-from .sending import send, sends
+from celery_distlock.testing.contract.actions import (
+    ask,
+    found_keys,
+    leave,
+    park,
+    rates,
+    swept,
+    take,
+    weighs,
+)
+from celery_distlock.testing.contract.given import Given
+from tests.contract.parts.sending import send, sends
 
 __all__ = ["Delayed"]
 

@@ -8,8 +8,7 @@ import pytest
 from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.values import Limit, RenewOutcome, Want
-
-from .actions import (
+from celery_distlock.testing.contract.actions import (
     BUSY,
     GRANTED,
     SHARED,
@@ -32,7 +31,7 @@ from .actions import (
     waits,
     weighs,
 )
-from .given import Given
+from celery_distlock.testing.contract.given import Given
 
 __all__ = ["Limits"]
 

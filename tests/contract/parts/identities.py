@@ -8,10 +8,20 @@ from celery_distlock.keys import slot_name
 from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.sending import Bearer, SendingStore, SendReply, Sent, Where
 from celery_distlock.stores.values import Completion, Want, WokenTask
-
-from .actions import AGAIN, YES, expire, leave, park, runs_of, swept, take, wait_until, weighs
-from .given import Given
-from .sending import send, sends
+from celery_distlock.testing.contract.actions import (
+    AGAIN,
+    YES,
+    expire,
+    leave,
+    park,
+    runs_of,
+    swept,
+    take,
+    wait_until,
+    weighs,
+)
+from celery_distlock.testing.contract.given import Given
+from tests.contract.parts.sending import send, sends
 
 __all__ = ["Identities"]
 

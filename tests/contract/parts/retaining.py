@@ -11,9 +11,19 @@ from celery_distlock.stores.values import (
     RenewOutcome,
     WokenTask,
 )
-
-from .actions import YES, holder, kept, park, parks, recognises, renew, swept, take, wait_until
-from .given import Given
+from celery_distlock.testing.contract.actions import (
+    YES,
+    holder,
+    kept,
+    park,
+    parks,
+    recognises,
+    renew,
+    swept,
+    take,
+    wait_until,
+)
+from celery_distlock.testing.contract.given import Given
 
 __all__ = ["Retaining"]
 

@@ -17,10 +17,19 @@ from celery_distlock.stores.values import (
     Route,
     WokenTask,
 )
-
-from .actions import YES, any_envelope, goes_on, holder, parks, swept, take, wait_until, woken
-from .given import Given
-from .sending import sends
+from celery_distlock.testing.contract.actions import (
+    YES,
+    any_envelope,
+    goes_on,
+    holder,
+    parks,
+    swept,
+    take,
+    wait_until,
+    woken,
+)
+from celery_distlock.testing.contract.given import Given
+from tests.contract.parts.sending import sends
 
 __all__ = ["Delivery"]
 

@@ -6,8 +6,7 @@ from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.values import Limit, RenewOutcome, Status, Want
-
-from .actions import (
+from celery_distlock.testing.contract.actions import (
     BUSY,
     GRANTED,
     PATIENCE,
@@ -25,7 +24,7 @@ from .actions import (
     waits,
     weighs,
 )
-from .given import Given
+from celery_distlock.testing.contract.given import Given
 
 __all__ = ["Upgrading"]
 

@@ -16,8 +16,7 @@ from celery_distlock.stores.values import (
     Want,
     WokenTask,
 )
-
-from .actions import (
+from celery_distlock.testing.contract.actions import (
     AGAIN,
     BUSY,
     DONE,
@@ -46,7 +45,7 @@ from .actions import (
     waits,
     weighs,
 )
-from .given import Given
+from celery_distlock.testing.contract.given import Given
 
 __all__ = ["Queued", "Units"]
 

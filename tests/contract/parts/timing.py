@@ -9,9 +9,18 @@ from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.timing import Claim, Settled, TimedStore
 from celery_distlock.stores.values import Limit, Want
-
-from .actions import enter, leave, needs, park, runs_of, stand, swept, take, wait_until
-from .given import Given
+from celery_distlock.testing.contract.actions import (
+    enter,
+    leave,
+    needs,
+    park,
+    runs_of,
+    stand,
+    swept,
+    take,
+    wait_until,
+)
+from celery_distlock.testing.contract.given import Given
 
 __all__ = ["Timing"]
 

@@ -10,8 +10,7 @@ from celery_distlock.stores.values import (
     Route,
     WokenTask,
 )
-
-from .actions import (
+from celery_distlock.testing.contract.actions import (
     AGAIN,
     BUSY,
     DONE,
@@ -30,7 +29,7 @@ from .actions import (
     wait_until,
     waits,
 )
-from .given import Given
+from celery_distlock.testing.contract.given import Given
 
 __all__ = ["WaitingAtSeveralKeys"]
 

@@ -10,8 +10,7 @@ from celery_distlock.stores.base import Store
 from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.timing import TimedStore
 from celery_distlock.stores.values import ALONE, Limit, ParkRequest, Starts, Status, Want
-
-from .actions import (
+from celery_distlock.testing.contract.actions import (
     BUSY,
     DONE,
     GRANTED,
@@ -35,7 +34,7 @@ from .actions import (
     waits,
     weighs,
 )
-from .given import Given
+from celery_distlock.testing.contract.given import Given
 
 __all__ = ["Rates"]
 
