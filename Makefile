@@ -4,7 +4,6 @@ PYTHON ?=
 BIN := .venv/bin
 READY := .venv/.ready
 RIVALS := .venv/.rivals
-TRIO := .venvs/trio/.ready
 TRACERS := .venvs/tracers/.ready
 
 .PHONY: help demo docs test test-unit test-all test-oldest test-drivers test-redis-6.2 smoke-compose chaos lint bench clean
@@ -33,10 +32,10 @@ LATER := $(patsubst %,tests/integration/%,plugin web test_embedded_server.py tes
 # Four at a time, also on two cores: while some wait for servers, others compute.
 TOGETHER := -n 4 --dist loadscope
 
-test: $(READY) $(TRIO)  ## run the tests that every change needs, in minutes
+test: $(READY)  ## run the tests that every change needs, in minutes
 	@$(BIN)/pytest $(TOGETHER) -m "not exhaustive" $(LATER:%=--ignore %) $(CORE)
 
-test-all: $(READY) $(TRIO) $(TRACERS)  ## run all the tests: faults, topologies, other stores, documentation, browser
+test-all: $(READY) $(TRACERS)  ## run all the tests: faults, topologies, other stores, documentation, browser
 	@$(BIN)/pytest $(TOGETHER)
 
 # The oldest and the newest of what is supported are in test-oldest and test-all; these are between them.
@@ -171,11 +170,6 @@ $(READY): pyproject.toml
 	  echo "If the package index could not be reached: check the network, the proxy, or pip's configuration, and run make again." >&2; \
 	  exit 1; \
 	}
-	@touch $@
-
-$(TRIO): | $(READY)
-	@echo "Installing trio into $(@D), where eventlet does not see it (once)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade --target $(@D) trio
 	@touch $@
 
 # ddtrace has no wheel for Python 3.15 yet.

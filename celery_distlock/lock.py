@@ -34,7 +34,7 @@ class Lock(KeyLock):
 
     In a coroutine it blocks the event loop, and says so by a :exc:`RuntimeWarning`:
     :class:`~celery_distlock.AsyncLock` is the one for there. Its owner is the asyncio task then,
-    not the thread that runs it. In a task of trio's, too, it is that task.
+    not the thread that runs it.
 
     Args:
         key: Any text; or a :class:`~celery_distlock.Key`, which says also how much of it. After its
@@ -120,14 +120,11 @@ class Lock(KeyLock):
 
     def _blocks_itself(self, store: Store, task: AnyTask | None) -> LockError | None:
         """Return what to raise if who waits keeps another task of its loop from releasing it."""
-        if not is_held_beside(task, store.identity, self.key):
+        if task is None or not is_held_beside(task, store.identity, self.key):
             return None
-        loop, instead = "event loop", "use AsyncLock"
-        if task is None:
-            loop, instead = "trio loop", "take it in trio.to_thread.run_sync"
         return LockError(
-            f"lock {shown(self.key)!r} is held by another task of this {loop}, which cannot"
-            f" release it while Lock() blocks the loop; {instead}"
+            f"lock {shown(self.key)!r} is held by another task of this event loop, which cannot"
+            " release it while Lock() blocks the loop; use AsyncLock"
         )
 
     def _upgrade(self, hold: Hold, task: AnyTask | None, patience: float | None) -> Reply | None:

@@ -1,7 +1,7 @@
 """
-Who holds what in this process: a task of asyncio or trio, or a thread (under gevent, a greenlet).
+Know what each owner of this process holds: an asyncio task, or a thread (under gevent, a greenlet).
 
-Code that a running event loop runs as a task acts for that task, all other code for its thread.
+Code that an asyncio event loop runs as a task acts for that task, all other code for its thread.
 What an owner holds is counted here, so that taking a held key again costs no round trip and cannot
 go wrong. A task's entry goes with the task, a thread's with the thread: what nobody has released
 then is renewed no more.
@@ -10,8 +10,6 @@ then is renewed no more.
 import asyncio
 import collections
 import contextlib
-import sys
-from collections.abc import MutableMapping
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
@@ -35,7 +33,7 @@ __all__ = [
     "turns_of",
 ]
 
-Holds: TypeAlias = MutableMapping[tuple[str, str], Hold]  # by store identity and key
+Holds: TypeAlias = dict[tuple[str, str], Hold]  # by store identity and key
 AnyTask: TypeAlias = asyncio.Task[Any]
 
 # The forking thread's are the parent's, and so are its loops' tasks'.
@@ -43,17 +41,6 @@ _of_threads: "PerProcess[PerThread[Holds]]" = PerProcess(lambda: PerThread(dict)
 _of_tasks: "PerProcess[WeakKeyDictionary[AnyTask, Holds]]" = PerProcess(
     WeakKeyDictionary, ForkStage.HOLDS
 )
-_of_trio: "PerProcess[PerThread[WeakKeyDictionary[Any, Holds]]]" = PerProcess(
-    lambda: PerThread(WeakKeyDictionary), ForkStage.HOLDS
-)
-
-
-class _InALoop(collections.ChainMap[tuple[str, str], Hold]):
-    """What a task of trio's holds, and its thread around the loop: that may be entered, too."""
-
-    def __delitem__(self, name: tuple[str, str]) -> None:
-        holds = next((each for each in self.maps if name in each), self.maps[0])
-        del holds[name]
 
 
 def current_task() -> AnyTask | None:
@@ -66,27 +53,14 @@ def current_task() -> AnyTask | None:
     return None if task is None or greenlets_library() else task
 
 
-def _current_trio_task() -> Any:
-    trio: Any = sys.modules.get("trio.lowlevel")
-    try:
-        return None if trio is None else trio.current_task()
-    except (AttributeError, RuntimeError):  # it is being imported; no loop runs in this thread
-        return None
-
-
 def held_here() -> Holds:
     """Return what this code's owner holds."""
     return held_by(current_task())
 
 
 def held_by(task: AnyTask | None) -> Holds:
-    """Return what *task* holds; None: this thread, and the task of trio's that it runs."""
-    if task is not None:
-        return _of_tasks.value.setdefault(task, {})
-    holds = _of_threads.value.value
-    if (trio_task := _current_trio_task()) is not None:
-        return _InALoop(_of_trio.value.value.setdefault(trio_task, {}), holds)
-    return holds
+    """Return what *task* holds; None: this thread."""
+    return _of_threads.value.value if task is None else _of_tasks.value.setdefault(task, {})
 
 
 def tasks_that_took(taker: object) -> list[AnyTask]:
@@ -95,25 +69,14 @@ def tasks_that_took(taker: object) -> list[AnyTask]:
     return [task for task in alive if any(taker in hold.takers for hold in held_by(task).values())]
 
 
-def is_held_beside(task: AnyTask | None, identity: str, key: str) -> bool:
-    """
-    Whether another task of the loop that runs this code has the key: one that must not be blocked.
-
-    *task* is what asyncio's loop runs; None: it is trio's, or there is none.
-    """
-    return any((identity, key) in holds for holds in _held_beside(task))
-
-
-def _held_beside(task: AnyTask | None) -> list[Holds]:
-    if task is not None:
-        alive = (each() for each in _of_tasks.value.keyrefs())
-        others = [each for each in alive if each is not None and each is not task]
-        loop = task.get_loop()
-        return [held_by(each) for each in others if each.get_loop() is loop and not each.done()]
-    here = _current_trio_task()
-    if here is None:
-        return []
-    return [holds for each, holds in _of_trio.value.value.items() if each is not here]
+def is_held_beside(task: AnyTask, identity: str, key: str) -> bool:
+    """Return whether another task of *task*'s loop has the key: one that must not be blocked."""
+    alive = (each() for each in _of_tasks.value.keyrefs())
+    others = [each for each in alive if each is not None and each is not task]
+    return any(
+        each.get_loop() is task.get_loop() and not each.done() and (identity, key) in held_by(each)
+        for each in others
+    )
 
 
 def hold_here(identity: str, key: str) -> Hold | None:
