@@ -1,18 +1,24 @@
 """
-Makes the loss of a lock known to the code that runs under it, while it runs.
+Make the loss of a lock known to the code that runs under it, while it runs.
 
 In a process's main thread by a signal, which also ends a sleep or a wait for input; in another
 thread as an asynchronous exception, at its next Python instruction; in a greenlet of gevent's or
 eventlet's by throwing into it. Code inside a C call learns of it when the call returns. In Python
 3.11, a thread that the other one is just starting may get the asynchronous exception in its place.
-Python drops an exception that strikes in a finalizer or a callback of the garbage collector; then
-it is raised again. Where it would leave a mutex locked for ever, in Python 3.14, it is put off.
-Where an event loop of asyncio's keeps it, in a callback or in another task than the one that the
-loop is run for, that one is cancelled, too.
+Python drops an exception that is raised in a finalizer or a callback of the garbage collector; then
+it is raised again. Where an event loop of asyncio's keeps it, in a callback or in another task than
+the one that the loop is run for, that one is cancelled, too.
+
+In Python 3.14, an exception from outside may come after a call of ``__enter__`` and before its
+block (CPython's gh-148874; not in 3.15): a mutex that was just taken would stay locked for ever.
+There a signal's handler puts the loss off, and a thread learns of it from its event loop, at its
+next call of ``self.lock``, and at the end of the body.
 """
 
 import asyncio
 import contextlib
+import ctypes
+import dis
 import functools
 import os
 import signal
@@ -22,24 +28,22 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
-from celery_distlock import clock
 from celery_distlock.errors import LockLostError
 from celery_distlock.naming import shown
 from celery_distlock.process.greenlets import eventlet_patched, gevent_patched
 
-from .entry import frame_of, has_just_entered, throw_into, time_in_call
 from .hold import Hold, HoldState
-from .loops import Main, task_beside, wake_loop
+from .loops import Main, frame_of, task_beside, wake_loop
 
 __all__ = ["Guard"]
 
 T = TypeVar("T")
 
 AGAIN = 0.05  # seconds until what Python has dropped, or we have put off, is raised again
-# Seconds in a call without any CPU time: who waits for the interpreter's lock wakes every 5 ms.
-RESTS = 0.04
-LONGEST = 2.0  # seconds for which an abort is put off at most, but for one who waits for a mutex
 SIGNAL = signal.SIGURG  # ignored unless somebody handles it, and Celery leaves it alone
+LEAVES_MUTEXES = sys.version_info[:2] == (3, 14)  # what is raised between a call and its block
+_ENTER = bytes((dis.opmap.get("LOAD_SPECIAL", 0), 0))  # and the next instruction calls it
+_set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
 class Guard:
@@ -168,9 +172,9 @@ class Guard:
             return error
         return None
 
-    def tell_loop(self, frame: FrameType | None) -> None:
-        """Where a loop keeps what is raised in *frame*, have the task cancelled that it runs."""
-        main = task_beside(frame, self.is_around)
+    def tell_loop(self, frame: FrameType | None, *, always: bool = False) -> None:
+        """Cancel the task that a loop runs, if the loop keeps what is raised in *frame*."""
+        main = task_beside(frame, self.is_around, always=always)
         if main is not None:
             self._cancels = True
             with contextlib.suppress(RuntimeError):  # it is closed: the body goes on without it
@@ -249,7 +253,7 @@ class _BySignal:
 
     @staticmethod
     def handle(_signal: int, frame: FrameType | None) -> None:
-        if has_just_entered(frame):
+        if LEAVES_MUTEXES and _has_just_entered(frame):
             for guard in _guards_here():
                 guard.put_off()
             return
@@ -260,6 +264,28 @@ class _BySignal:
                 raise error
 
 
+def _has_just_entered(frame: FrameType | None) -> bool:
+    """Return whether an exception in *frame* now would skip an ``__exit__``."""
+    if frame is None:
+        return False
+    return frame.f_code.co_code[frame.f_lasti - 2 : frame.f_lasti] == _ENTER
+
+
+class _ByLoop:
+    """To any other thread of Python 3.14: the event loop cancels the task that it runs."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._thread = threading.get_ident()
+
+    def send(self) -> bool:
+        self._guard.tell_loop(frame_of(self._thread), always=True)
+        return False
+
+    def finish(self) -> bool:
+        return False
+
+
 class _ByAsyncException:
     """To any other thread."""
 
@@ -267,33 +293,16 @@ class _ByAsyncException:
         self._guard = guard
         self._thread = threading.get_ident()
         self._sent = False
-        self._put_off_since: float | None = None
-        self._at_call: tuple[int, float] | None = None  # its CPU time there, and since when
 
     def send(self) -> bool:
         self._sent = True
         self._guard.raised = loss = _without_arguments(self._guard.loss())
-        rests = self._rests()
         frame = frame_of(self._thread)
         self._guard.tell_loop(frame)
-        sent = throw_into(self._thread, loss, anyway=rests)
-        if sent is None:
-            self._guard.put_off()
-            return False
+        target, exception = ctypes.c_ulong(self._thread), ctypes.py_object(loss)
+        sent = bool(_set_exception(target, exception))
         wake_loop(frame, self._guard.is_around)
         return sent
-
-    def _rests(self) -> bool:
-        """Whether the thread blocks in a call, where it can be struck; or was spared for long."""
-        now, spent = clock.monotonic(), time_in_call(self._thread)
-        if self._put_off_since is None:
-            self._put_off_since = now
-        if spent is None:
-            self._at_call = None
-            return False
-        if self._at_call is None or self._at_call[0] != spent:
-            self._at_call = spent, now
-        return now - self._at_call[1] >= RESTS or now - self._put_off_since >= LONGEST
 
     def finish(self) -> bool:
         if not self._sent:
@@ -355,14 +364,14 @@ def _by_eventlet(guard: Guard) -> _ByGreenlet:
     return _ByGreenlet(guard, functools.partial(hub.schedule_call_global, 0), greenlet.throw)
 
 
-def _delivery(guard: Guard) -> _BySignal | _ByAsyncException | _ByGreenlet:
+def _delivery(guard: Guard) -> _BySignal | _ByLoop | _ByAsyncException | _ByGreenlet:
     if gevent_patched():
         return _by_gevent(guard)
     if eventlet_patched():
         return _by_eventlet(guard)
     if threading.current_thread() is threading.main_thread() and _handles_signal():
         return _BySignal()
-    return _ByAsyncException(guard)
+    return _ByLoop(guard) if LEAVES_MUTEXES else _ByAsyncException(guard)
 
 
 def _handles_signal() -> bool:

@@ -1,5 +1,5 @@
 """
-Where an event loop keeps an exception that is thrown into the thread that runs it.
+Find where an event loop keeps an exception that is thrown into the thread that runs it.
 
 What a callback raises, or a task that nobody awaits, asyncio keeps, and goes on with the rest. What
 has to reach the code around the loop must be told to the task for which the loop is run.
@@ -7,13 +7,21 @@ has to reach the code around the loop must be told to the task for which the loo
 
 import asyncio
 import contextlib
+import gc
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, TypeAlias
 
-__all__ = ["Main", "task_beside", "wake_loop"]
+from celery_distlock.process.forks import ForkStage, PerProcess
+
+__all__ = ["Main", "frame_of", "task_beside", "wake_loop"]
 
 Main: TypeAlias = asyncio.Future[Any]
+
+_COLLECTS = sys.version_info[:2] == (3, 11)
+_looking = PerProcess(threading.RLock, ForkStage.IDENTITY)  # held while no garbage is collected
 
 # By name: an agent that monitors asyncio replaces the functions, and calls them.
 _RUNS_A_TASK = ("run_until_complete", asyncio.AbstractEventLoop)
@@ -21,23 +29,45 @@ _RUNS_A_STEP = ("_run", asyncio.Handle)
 _RUNS_ANY_LOOP = ("run", asyncio.Runner)  # that of asyncio.run, and of uvloop.run
 
 
+def frame_of(thread: int) -> FrameType | None:
+    """
+    Return the frame that *thread* is in.
+
+    Python 3.11 may collect garbage while it has its list of threads locked for this (CPython's
+    gh-106883). A finalizer that then lets another thread start one would stop both for ever.
+    """
+    if not _COLLECTS:
+        return sys._current_frames().get(thread)
+    with _looking.value:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames().get(thread)
+        finally:
+            if collects:
+                gc.enable()
+
+
 def task_beside(
-    innermost: FrameType | None, is_outermost: Callable[[FrameType], bool]
+    innermost: FrameType | None,
+    is_outermost: Callable[[FrameType], bool],
+    *,
+    always: bool = False,
 ) -> Main | None:
     """
     Return the task that a loop is run for, where the loop would keep an exception in *innermost*.
 
     Only loops that are run inside of the outermost frame count. None: there is none; or it waits
-    for something to do, or does a step of that very task, and the exception ends it. A loop that is
-    no Python code, such as uvloop's, keeps it also while it waits.
+    for something to do, or does a step of that very task, and the exception ends it, unless
+    *always*. A loop that is no Python code, such as uvloop's, keeps it also while it waits.
     """
-    in_step = False
+    in_step = always
     for frame in _frames(innermost, is_outermost):
         in_step = in_step or _is_in(frame, *_RUNS_A_STEP)
         if _is_in(frame, *_RUNS_A_TASK):
-            return _beside(frame.f_locals.get("future")) if in_step else None
+            return _beside(frame.f_locals.get("future"), always) if in_step else None
         if _is_in(frame, *_RUNS_ANY_LOOP):
-            return _beside(frame.f_locals.get("task"))
+            return _beside(frame.f_locals.get("task"), always)
     return None
 
 
@@ -69,11 +99,11 @@ def _go_on() -> None:
     """There is nothing to do, but for what strikes on the way here."""
 
 
-def _beside(main: object) -> Main | None:
-    """Return what a loop is to complete, unless that is the task that it does a step of."""
+def _beside(main: object, always: bool) -> Main | None:
+    """Return what a loop must complete, unless that is the task that it does a step of."""
     if not isinstance(main, asyncio.Future):
         return None
     loop = main.get_loop()
-    if not loop.is_running() or asyncio.current_task(loop) is main:
+    if not loop.is_running() or (asyncio.current_task(loop) is main and not always):
         return None
     return main

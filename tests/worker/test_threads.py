@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from celery_distlock.engine.abort import LEAVES_MUTEXES
 from celery_distlock.errors import LockLostError
 
 WORKERS = [{"pool": "threads", "concurrency": 4}]
@@ -55,6 +56,7 @@ def test_a_task_that_loses_its_lock_is_aborted(site, key):
     assert error.value.token == token
 
 
+@pytest.mark.skipif(LEAVES_MUTEXES, reason="it is raised at the end of the body, too")
 def test_a_task_may_catch_the_loss_and_finish(site, key):
     result = site.tasks.catch_loss.delay(key)
     (token,) = site.journal.wait(key)
