@@ -1,12 +1,10 @@
 import pytest
 from sqlite_store import SQLiteStore
 
-from celery_distlock.testing import StoreContract
+from celery_distlock.testing import StoreContract, WaitContract
 
 
-class TestSQLiteStore(StoreContract):
-    fair = False  # whoever looks first has the key
-
+class TestSQLiteStore(StoreContract, WaitContract):
     @pytest.fixture
     def open_store(self, tmp_path):
         return lambda name: SQLiteStore(f"sqlite://{tmp_path}/locks", prefix=name)

@@ -1,7 +1,7 @@
 """
 What users' own tests need: assertions, a clock, a real server, the contract of every lock store.
 
-Nothing in the package imports this. Only `StoreContract` needs pytest, and so does
+Nothing in the package imports this. Only the contract needs pytest, and so does
 :mod:`celery_distlock.testing.plugin`, which has the fixtures.
 """
 
@@ -14,13 +14,27 @@ from .locks import Locks
 from .server import EmbeddedServer, die_with_parent
 
 if TYPE_CHECKING:
-    from .contract import StoreContract
+    from .contract import (
+        CountContract,
+        ListContract,
+        QueueContract,
+        RecogniseContract,
+        SeveralContract,
+        StoreContract,
+        WaitContract,
+    )
 
 __all__ = [
+    "CountContract",
     "EmbeddedServer",
     "FakeClock",
+    "ListContract",
     "Locks",
+    "QueueContract",
+    "RecogniseContract",
+    "SeveralContract",
     "StoreContract",
+    "WaitContract",
     "assert_free",
     "assert_locked",
     "assert_parked",
@@ -33,8 +47,8 @@ if "pytest" in sys.modules:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "StoreContract":
-        from .contract import StoreContract
+    if name in __all__:
+        from . import contract
 
-        return StoreContract
+        return getattr(contract, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,13 +14,75 @@ from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.memory.server import Server
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import Ability
-from celery_distlock.testing.contract.actions import take, take_all, work
+from celery_distlock.testing import (
+    CountContract,
+    ListContract,
+    QueueContract,
+    RecogniseContract,
+    SeveralContract,
+    StoreContract,
+    WaitContract,
+)
+from celery_distlock.testing.contract.actions import take, take_all
 from tests import servers
 from tests.contract.grace import lengthen
-from tests.contract.parts import Everything
+from tests.contract.parts.actions import work
+from tests.contract.parts.delayed import Delayed
+from tests.contract.parts.delivery import Delivery, Pushing
+from tests.contract.parts.identities import Identities
+from tests.contract.parts.limits import Limits
+from tests.contract.parts.parked_runs import ParkedRuns
+from tests.contract.parts.parked_text import ParkedText
+from tests.contract.parts.parking import Parking
+from tests.contract.parts.queues import Queues
+from tests.contract.parts.rate_limits import RateLimits
+from tests.contract.parts.rates import Rates
+from tests.contract.parts.recording import Recording
+from tests.contract.parts.resting import Resting
+from tests.contract.parts.retaining import Retaining
+from tests.contract.parts.second_deliveries import ParkedDeliveries
+from tests.contract.parts.sending import Sending
+from tests.contract.parts.several_keys import SeveralKeys
+from tests.contract.parts.several_queues import WaitingAtSeveralKeys
+from tests.contract.parts.sweeping import Sweeping
+from tests.contract.parts.timing import Timing
+from tests.contract.parts.units import Queued, SeveralFound, Units
+from tests.contract.parts.upgrading import Upgrading
 
 
-class FullContract(Everything):
+class FullContract(
+    StoreContract,
+    WaitContract,
+    QueueContract,
+    RecogniseContract,
+    ListContract,
+    CountContract,
+    SeveralContract,
+    Parking,
+    Queues,
+    ParkedRuns,
+    ParkedText,
+    Retaining,
+    Pushing,
+    Delivery,
+    Sweeping,
+    ParkedDeliveries,
+    SeveralKeys,
+    WaitingAtSeveralKeys,
+    Units,
+    Queued,
+    SeveralFound,
+    Upgrading,
+    Resting,
+    Limits,
+    Rates,
+    RateLimits,
+    Timing,
+    Sending,
+    Identities,
+    Delayed,
+    Recording,
+):
     """For a store that can do everything, and has its own clock in its tokens."""
 
     hands_over = True

@@ -36,16 +36,13 @@ from celery_distlock.testing.contract.actions import (
     HOSTILE_KEYS,
     holder,
     leave,
-    park,
-    stand,
-    swept,
     take,
     take_all,
     wait_for,
-    work,
 )
 from tests import servers
 from tests.contract.grace import lengthen
+from tests.contract.parts.actions import park, stand, swept, work
 from tests.contract.parts.sending import send
 from tests.waiting import wait_until
 

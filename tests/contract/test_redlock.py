@@ -9,17 +9,22 @@ import redis
 
 from celery_distlock.stores.redis.redlock import RedlockStore
 from celery_distlock.stores.values import Ability
+from celery_distlock.testing import (
+    CountContract,
+    ListContract,
+    RecogniseContract,
+    StoreContract,
+    WaitContract,
+)
 from tests import servers
-from tests.contract.parts import Everything
 
 if TYPE_CHECKING:
     from celery_distlock.testing import EmbeddedServer
 
 
 @pytest.mark.usefixtures("patience")
-class TestRedlockStore(Everything):
+class TestRedlockStore(StoreContract, WaitContract, RecogniseContract, ListContract, CountContract):
     shortest_lease = 0.5
-    fair = False
 
     @pytest.fixture
     def open_store(self, shared_masters):

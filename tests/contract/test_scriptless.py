@@ -7,14 +7,18 @@ import redis
 
 from celery_distlock.stores.redis.scriptless import ScriptlessStore
 from celery_distlock.stores.values import Ability
+from celery_distlock.testing import (
+    CountContract,
+    ListContract,
+    RecogniseContract,
+    StoreContract,
+    WaitContract,
+)
 from tests import servers
-from tests.contract.parts import Everything
 
 
 @servers.needs("SET with IFEQ")
-class NativeContract(Everything):
-    fair = False
-
+class NativeContract(StoreContract, WaitContract, RecogniseContract, ListContract, CountContract):
     def test_it_says_what_it_can_do(self, store):
         several = {Ability.SEVERAL, Ability.WEIGH, Ability.SEND, Ability.RATE}
         assert store.abilities == set(Ability) - {Ability.PARK} - several
@@ -39,7 +43,6 @@ class TestNativeStore(NativeContract):
 
 
 class TestNativeStoreOnACluster(NativeContract):
-    any_text = False
     shortest_lease = 0.5
 
     @pytest.fixture

@@ -1,25 +1,86 @@
-"""The store contract in every place that a Redis store can be in."""
+"""
+What sentinels, replicas, a cluster and TLS can change of what a Redis store promises.
+
+A script computes the same on every server, so its cases are left to `test_memory_and_redis.py`. A
+topology changes the way to it: which server is asked, whether keys share a hash slot, whether
+replicas confirm a write, which connections bring pushes, how one is opened. So each topology has:
+
+- a test for each script (`SCRIPTS`), which fails if it does not run that script;
+- the tests of what servers push: to workers' channels (`Pushing`), blocked waiters and the ticker;
+- tests of several keys, in one request or in several, and of looks and sweeps over all keys;
+- what it alone can break: messages larger than a TLS record.
+
+What becomes of all that when a server fails is in `tests/stores/topologies`.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_distlock.stores.redis import connections
+from celery_distlock.stores.redis.scripts import Script
 from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.testing import (
+    CountContract,
+    ListContract,
+    QueueContract,
+    RecogniseContract,
+    WaitContract,
+)
+from celery_distlock.testing.contract.acquiring import Acquiring
+from celery_distlock.testing.contract.actions import take
+from celery_distlock.testing.contract.renewing import Renewing
+from celery_distlock.testing.contract.sharing import Sharing
 from tests import servers
 from tests.contract.grace import lengthen
-from tests.contract.parts import Everything
+from tests.contract.parts.actions import park
+from tests.contract.parts.delayed import Delayed
+from tests.contract.parts.delivery import Delivery, Pushing
+from tests.contract.parts.identities import Identities
+from tests.contract.parts.limits import Limits
+from tests.contract.parts.parked_runs import ParkedRuns
+from tests.contract.parts.parking import Parking
+from tests.contract.parts.queues import Queues
+from tests.contract.parts.recording import Recording
+from tests.contract.parts.resting import Resting
+from tests.contract.parts.sending import Sending
+from tests.contract.parts.several_keys import SeveralKeys
+from tests.contract.parts.several_queues import WaitingAtSeveralKeys
+from tests.contract.parts.sweeping import Sweeping
+from tests.contract.parts.timing import Timing
+from tests.contract.parts.upgrading import Upgrading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
-class Contract(Everything):
-    any_text = False
+class Topology(Pushing):
     hands_over = True
     shortest_lease = 0.5  # seconds; a request takes two or three hops here
 
     @pytest.fixture(autouse=True)
     def grace(self, monkeypatch):
         lengthen(monkeypatch, GRANT=3.0)
+
+    @pytest.fixture(autouse=True)
+    def ensure_scripts_run(self, request, monkeypatch):
+        """Fail a test that does not run the scripts for which it is here."""
+        called, head = set(), connections._script_head
+
+        def recording(script, keys):
+            called.add(script.name)
+            return head(script, keys)
+
+        monkeypatch.setattr(connections, "_script_head", recording)
+        yield
+        expected = {
+            name for name, test in SCRIPTS.items() if test.__name__ == request.node.originalname
+        }
+        assert expected <= called
 
     @pytest.fixture
     def prefix(self):
@@ -38,8 +99,84 @@ class Contract(Everything):
 
         return pass_by
 
+    def test_one_that_does_not_queue_learns_when_to_come_again(self, store):
+        take(store, "k", "a")
+        park(store, "k", "run")
 
-class TestSentinels(Contract):
+        assert 1.0 <= store.retry_delay("k", 2.0, (1.0, 60.0), 10.0) <= 60.0
+
+
+SCRIPTS: dict[str, Callable[..., None]] = {
+    "acquire": Acquiring.test_keys_are_independent,
+    "acquire_all": SeveralKeys.test_free_keys_are_taken_in_one_step,
+    "act": Recording.test_a_holder_that_keeps_its_part_is_not_told_of_others,
+    "bearers": Delayed.test_who_has_an_identity_is_told_with_where_it_is,
+    "cancel": ParkedRuns.test_a_run_on_its_way_that_is_cancelled_leaves_the_key_to_the_next,
+    "channels": Delivery.test_a_channel_is_found_by_the_queues_that_it_was_registered_for,
+    "count": CountContract.test_what_is_counted_adds_up,
+    "delayed": Delayed.test_those_who_come_later_are_listed_by_their_time,
+    "depart": WaitingAtSeveralKeys.test_repeating_changes_nothing,
+    "downgrade": Upgrading.test_those_who_share_and_wait_enter_up_to_the_next_who_does_not,
+    "drop": Parking.test_a_dropped_run_gives_its_key_to_the_next,
+    "due": Timing.test_the_ticker_is_called_for_what_is_due_before_all_else,
+    "dues": Timing.test_a_rest_is_noted_if_somebody_waits,
+    "index": Queues.test_a_run_parked_by_one_process_is_woken_by_another,
+    "inherit": Identities.test_one_that_is_put_back_by_the_broker_passes_it_on,
+    "inspect": ListContract.test_several_keys_are_looked_at_as_one_by_one,
+    "limit": Limits.test_who_waits_for_a_paused_key_is_woken_when_it_goes_on,
+    "peek": Identities.test_a_waiting_run_has_its_identity,
+    "push": Pushing.test_a_run_is_pushed_to_the_first_channel_that_is_open,
+    "register": Pushing.test_a_run_that_has_come_is_not_pushed_again,
+    "release": QueueContract.test_waiters_are_served_in_the_order_of_arrival,
+    "renew": Renewing.test_each_of_many_renewals_has_its_own_outcome,
+    "rest": Resting.test_who_waits_for_a_key_that_rests_is_woken_when_it_has_rested,
+    "return": Topology.test_one_that_does_not_queue_learns_when_to_come_again,
+    "rouse": ParkedRuns.test_what_is_on_its_way_is_found_again_at_once,
+    "send": Sending.test_a_run_whose_key_is_taken_waits_its_turn,
+    "sent": Parking.test_dispatching_sends_and_notes_it,
+    "stand": WaitingAtSeveralKeys.test_it_is_sent_when_it_has_all_its_keys_and_not_before,
+    "sweep": Sweeping.test_a_sweep_finds_every_key,
+    "tend": Delivery.test_a_run_that_is_kept_reserved_is_not_swept_up,
+    "tick": Sending.test_a_run_that_is_due_goes_by_the_ticker,
+    "turn": Sweeping.test_of_all_who_sweep_in_an_interval_one_gets_to_look,
+    "upgrade": Upgrading.test_it_goes_before_all_who_queue,
+    "waiters": ParkedRuns.test_those_who_wait_are_listed_in_order_and_by_pages,
+}
+OTHERS = (
+    # Pushed to blocked waiters
+    WaitContract.test_a_release_tells_the_waiter,
+    WaitContract.test_a_waiter_learns_of_a_release_in_another_process,
+    WaitContract.test_locks_over_the_store_let_one_thread_in_at_a_time,
+    # Several keys, and all of them
+    SeveralKeys.test_keys_that_are_kept_for_a_run_are_taken_in_one_step,
+    WaitingAtSeveralKeys.test_it_has_the_same_place_in_all_queues,
+    WaitingAtSeveralKeys.test_one_whose_waker_has_died_goes_on_soon,
+    ListContract.test_many_keys_are_found_once_each,
+    # Confirmed by replicas: what must not be forgotten
+    RecogniseContract.test_a_second_delivery_of_a_finished_run_is_recognised,
+    Sharing.test_a_lease_ends_for_all,
+)
+for each in {*SCRIPTS.values(), *OTHERS}:
+    setattr(Topology, each.__name__, each)
+
+
+def test_each_script_has_a_test():
+    modules = [
+        sys.modules[name]
+        for name in list(sys.modules)
+        if name.startswith("celery_distlock.stores.redis.")
+    ]
+    loaded = {
+        each.name
+        for module in modules
+        for each in vars(module).values()
+        if isinstance(each, Script)
+    }
+
+    assert loaded - {"vote"} == SCRIPTS.keys()  # which is Redlock's
+
+
+class TestSentinels(Topology):
     @pytest.fixture(autouse=True)
     def patience(self, monkeypatch):
         monkeypatch.setattr("celery_distlock.stores.redis.sentinels.SENTINEL_TIMEOUT", 4.0)
@@ -53,7 +190,7 @@ class TestSentinels(Contract):
         return [shared_sentinels.master]
 
 
-class TestReplicas(Contract):
+class TestReplicas(Topology):
     @pytest.fixture
     def url(self, shared_replicated):
         return f"{shared_replicated.url}?replicas=1"
@@ -63,7 +200,11 @@ class TestReplicas(Contract):
         return [shared_replicated.master]
 
 
-class TestCluster(Contract):
+class TestCluster(Topology):
+    # These keys are in several hash slots; `tests/stores/topologies/test_cluster.py` takes others.
+    test_free_keys_are_taken_in_one_step = None
+    test_keys_that_are_kept_for_a_run_are_taken_in_one_step = None
+
     @pytest.fixture
     def url(self, shared_cluster):
         return shared_cluster.url
@@ -73,8 +214,12 @@ class TestCluster(Contract):
         return shared_cluster.masters
 
 
-class TestTls(Contract):
+class TestTls(Topology):
     shortest_lease = 1.0  # and there are handshakes
+
+    test_a_run_is_pushed_to_the_channel_it_was_parked_from = (
+        Delivery.test_a_run_is_pushed_to_the_channel_it_was_parked_from
+    )
 
     @pytest.fixture
     def url(self, shared_tls, monkeypatch):

@@ -9,26 +9,14 @@ from celery_distlock.engine.hold import believed
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
 
-from .actions import (
-    BUSY,
-    GRANTED,
-    expire,
-    fair,
-    holder,
-    park,
-    parks,
-    take,
-    wait_for,
-    wait_until,
-    waits,
-)
+from .actions import BUSY, GRANTED, expire, holder, take, take_all, wait_until
 from .given import Given
 
 __all__ = ["Acquiring", "Tokens"]
 
 
 class Acquiring(Given):
-    """A key is one owner's at a time."""
+    """Grant a key to one owner at a time."""
 
     def test_a_free_key_is_granted(self, store: Store) -> None:
         before = clock.monotonic()
@@ -122,9 +110,16 @@ class Acquiring(Given):
         left = store.inspect("k").remaining
         assert left == pytest.approx(self.longest_lease, rel=0.01, abs=5.0)
 
+    @pytest.mark.parametrize("taken", "klm")
+    def test_if_one_of_several_is_taken_none_is(self, store: Store, taken: str) -> None:
+        take(store, taken, "z")
+
+        assert take_all(store, "klm", "abc") is None
+        assert [holder(store, key) for key in "klm"] == ["z" * (key == taken) for key in "klm"]
+
 
 class Tokens(Given):
-    """Every grant has a higher token than those before."""
+    """Give every grant a higher token than those before."""
 
     def test_tokens_rise_with_every_grant(self, store: Store) -> None:
         tokens = []
@@ -139,29 +134,3 @@ class Tokens(Given):
         expire(store, "k")
 
         assert take(store, "k", "b") > first
-
-    @waits
-    @fair
-    def test_tokens_rise_from_waiter_to_waiter(self, store: Store) -> None:
-        tokens = [take(store, "k", "a")]
-        waiters = [wait_for(store, "k", f"w{n}") for n in range(3)]
-        before = "a"
-        for waiter in waiters:
-            store.release(ReleaseRequest("k", before))
-            before = waiter.owner
-            tokens.append(take(store, "k", before, queue=waiter.inbox))
-
-        assert tokens == sorted(set(tokens))
-
-    @waits
-    @parks
-    def test_tokens_rise_over_hand_overs(self, store: Store) -> None:
-        tokens = [take(store, "k", "a")]
-        waiter = wait_for(store, "k", "b")
-        park(store, "k", "run")
-        store.release(ReleaseRequest("k", "a"))
-        tokens.append(take(store, "k", "b", queue=waiter.inbox))
-        store.release(ReleaseRequest("k", "b"))
-        tokens.append(take(store, "k", "c", run="run"))
-
-        assert tokens == sorted(set(tokens))

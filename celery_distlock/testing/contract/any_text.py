@@ -2,36 +2,18 @@
 
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
-from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.values import (
     RenewOutcome,
 )
 
-from .actions import (
-    AGAIN,
-    BUSY,
-    DONE,
-    HOSTILE_KEYS,
-    PATIENCE,
-    hostile_keys,
-    hostile_runs,
-    park,
-    parks,
-    recognises,
-    renew,
-    swept,
-    take,
-    wait_for,
-    wait_until,
-    waits,
-)
+from .actions import BUSY, HOSTILE_KEYS, hostile_keys, hostile_runs, renew, take
 from .given import Given
 
 __all__ = ["AnyText"]
 
 
 class AnyText(Given):
-    """A key and a run may be any text."""
+    """Take keys and runs of any text."""
 
     @hostile_keys
     def test_a_key_may_hold_any_text(self, store: Store, key: str) -> None:
@@ -51,32 +33,6 @@ class AnyText(Given):
 
         assert {key: store.inspect(key).token for key in keys} == tokens
 
-    @parks
-    @hostile_keys
-    def test_a_run_can_be_parked_at_any_key(self, store: ParkingStore, key: str) -> None:
-        take(store, key, "a")
-        park(store, key, "run", b"envelope")
-
-        wake = store.release(ReleaseRequest(key, "a")).wake
-        assert wake is not None
-        assert wake.envelope == b"envelope"
-        store.mark_published(wake)
-        store.mark_returned(wake)
-        assert wait_until(lambda: swept(store), "a sweep") == [wake]
-        store.drop(wake)
-        assert not store.inspect(key).token
-
-    @waits
-    @hostile_keys
-    def test_one_can_wait_for_any_key(self, store: Store, key: str) -> None:
-        take(store, key, "a")
-        waiter = wait_for(store, key, "b")
-
-        store.release(ReleaseRequest(key, "a"))
-
-        waiter.inbox.wait(PATIENCE)
-        take(store, key, "b", queue=waiter.inbox)
-
     @hostile_runs
     def test_a_holders_run_may_have_any_name(self, store: Store, run: str) -> None:
         take(store, "k", "a", run=run)
@@ -84,19 +40,3 @@ class AnyText(Given):
         assert store.acquire(AcquireRequest("k", "b", 30.0)).holder_run == run
         assert store.inspect("k").run == run
         assert store.release(ReleaseRequest("k", "a", run=run)).released
-
-    @parks
-    @recognises
-    @hostile_runs
-    def test_a_run_may_have_any_name(self, store: Store, run: str) -> None:
-        take(store, "k", "a")
-        park(store, "k", run)
-
-        wake = store.release(ReleaseRequest("k", "a")).wake
-        assert wake is not None
-        assert wake.run == run
-        take(store, "k", "b", run=run)
-        store.release(ReleaseRequest("k", "b", run=run, completion=AGAIN))
-        assert (
-            store.acquire(AcquireRequest("k", "c", 30.0, run=run, redelivered=True)).status is DONE
-        )

@@ -1,4 +1,4 @@
-"""What every test of the contract is given: stores, and time that passes."""
+"""Fixtures of the contract: stores, and time that passes."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,35 +9,25 @@ import pytest
 
 from celery_distlock.stores.base import Store
 
-__all__ = ["LONGEST_WAIT", "Given"]
-
-LONGEST_WAIT = 2.0  # seconds that a test without a `pass_time` of its own lets pass
+__all__ = ["Given"]
 
 
 class Given:
-    """What the tests are given; see `StoreContract`."""
+    """Give stores to tests; see `StoreContract`."""
 
     shortest_lease: ClassVar[float] = 0.3
     longest_lease: ClassVar[float] = 30 * 86400.0
-    fair: ClassVar[bool] = True
     hands_over: ClassVar[bool] = False
-    bound: ClassVar[bool] = False
 
     @pytest.fixture
     def open_store(self) -> Callable[[str], Store]:
-        """Open a store; those of one name share their records. The author's to write."""
+        """Open a store; those of one name share their records. Each store's author writes it."""
         raise NotImplementedError("a StoreContract needs a fixture open_store: see its docstring")
 
     @pytest.fixture
-    def pass_time(self, store: Store) -> Callable[[float], None]:
+    def pass_time(self) -> Callable[[float], None]:
         """Let seconds pass for what the store has recorded."""
-
-        def wait(seconds: float) -> None:
-            if seconds > LONGEST_WAIT:
-                pytest.skip(f"{seconds:g} s have to pass, and there is no pass_time of its own")
-            time.sleep(seconds)
-
-        return wait
+        return time.sleep
 
     @pytest.fixture
     def store(self, open_store: Callable[[str], Store]) -> Iterator[Store]:

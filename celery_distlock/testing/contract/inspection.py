@@ -7,15 +7,16 @@ import pytest
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.findings import Severity
+from celery_distlock.stores.values import Action, RenewOutcome
 
-from .actions import expire, join_before_the_end, park, parks, take
+from .actions import expire, renew, take
 from .given import Given
 
 __all__ = ["Inspection"]
 
 
 class Inspection(Given):
-    """A look says how it is, and changes nothing."""
+    """Look at a key, and change nothing."""
 
     @pytest.mark.parametrize("timeout", [None, 10.0])
     def test_a_look_at_a_free_key(self, store: Store, timeout: float | None) -> None:
@@ -34,31 +35,12 @@ class Inspection(Given):
         assert abs(state.since - time.time()) < 60
         assert 0 < state.remaining <= 30.0
 
-    @parks
-    def test_a_look_at_a_held_key_where_somebody_waits(self, store: Store) -> None:
-        token = take(store, "k", "a", run="run")
-        park(store, "k", "b")
-
-        state = store.inspect("k")
-
-        assert (state.owner, state.token, state.run, state.waiting) == ("a", token, "run", 1)
-        assert abs(state.since - time.time()) < 60
-        assert 0 < state.remaining <= 30.0
-
     def test_looking_takes_nothing(self, store: Store) -> None:
         take(store, "k", "a", self.shortest_lease)
         expire(store, "k")
 
         assert store.inspect("k") == store.inspect("k")
         take(store, "k", "b")
-
-    @parks
-    def test_looking_changes_nothing(self, store: Store) -> None:
-        join_before_the_end(store, self.shortest_lease, lambda: park(store, "k", "run"))
-        expire(store, "k")
-
-        assert store.inspect("k") == store.inspect("k")
-        assert store.inspect("k").waiting == 1
 
     def test_a_working_store_passes_its_check(self, store: Store) -> None:
         assert all(finding.severity is not Severity.BAD for finding in store.check())
@@ -77,3 +59,11 @@ class Inspection(Given):
 
         take(store, "another key", "b")
         assert store.release(ReleaseRequest("another key", "b")).released
+
+    def test_to_record_an_action_harms_no_store(self, store: Store) -> None:
+        take(store, "k", "a")
+
+        store.record_action("k", Action("pause", "ann@ops-1", "their import"))
+
+        assert bool(store.actions("k")) is store.records_actions
+        assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.RENEWED]

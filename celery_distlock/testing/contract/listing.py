@@ -1,58 +1,32 @@
-"""Finding keys and those who wait for them; counters."""
+"""Finding keys and those that wait for them; counters."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from celery_distlock.keys import slot_name
-from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
-from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.listing import CountingStore, ListingStore
-from celery_distlock.stores.parking import ParkingStore
-from celery_distlock.stores.values import (
-    Completion,
-    Limit,
-    Release,
-    Want,
-    WokenTask,
-)
+from celery_distlock.stores.values import Ability
 
-from .actions import (
-    BUSY,
-    DONE,
-    any_envelope,
-    counts,
-    found_keys,
-    holder,
-    hostile_keys,
-    hostile_runs,
-    lists,
-    park,
-    parks,
-    recognises,
-    take,
-    wait_for,
-    weighs,
-)
+from .actions import found_keys, hostile_keys, take, wait_for
 from .given import Given
 
-__all__ = ["Listing"]
+__all__ = ["CountContract", "ListContract"]
 
 
-class Listing(Given):
-    """Finding keys, those who wait, and counters."""
+class ListContract(Given):
+    """Hold a store to finding keys and those that wait for them: ability ``LIST``."""
 
-    # Listing
+    ability = Ability.LIST
 
-    @lists
     @hostile_keys
     def test_a_held_key_is_found(self, store: ListingStore, key: str) -> None:
         take(store, key, "a")
 
         assert [slot_name(found) for found in found_keys(store)] == [slot_name(key)]
 
-    @lists
     def test_keys_are_found_by_a_pattern(self, store: ListingStore) -> None:
         for key in ("stock:1", "stock:2", "order:1", "stock"):
             take(store, key, "a")
@@ -63,7 +37,6 @@ class Listing(Given):
         assert sorted(found_keys(store, "st[o]ck:[!2]")) == ["stock:1"]
         assert found_keys(store, "Stock*") == []
 
-    @lists
     @hostile_keys
     def test_a_long_key_s_name_does_for_the_key(self, store: ListingStore, key: str) -> None:
         token = take(store, key, "a")
@@ -73,14 +46,12 @@ class Listing(Given):
         assert store.release(ReleaseRequest(found, "a")).released
         assert store.inspect(key).token == 0
 
-    @lists
     def test_a_key_that_is_free_is_not_found(self, store: ListingStore) -> None:
         take(store, "k", "a")
         store.release(ReleaseRequest("k", "a"))
 
         assert found_keys(store) == []
 
-    @lists
     def test_many_keys_are_found_once_each(self, store: ListingStore) -> None:
         names = [f"k{number}" for number in range(1500)]
         lease = min(300.0, self.longest_lease)
@@ -89,7 +60,6 @@ class Listing(Given):
 
         assert sorted(found_keys(store)) == sorted(names)
 
-    @lists
     def test_several_keys_are_looked_at_as_one_by_one(self, store: Store) -> None:
         for number in range(250):
             take(store, f"k{number}", f"o{number}")
@@ -100,127 +70,6 @@ class Listing(Given):
         assert [state.owner for state in states] == [f"o{n}" if n < 250 else "" for n in range(260)]
         assert [state.token for state in states] == [store.inspect(key).token for key in keys]
 
-    @parks
-    @any_envelope
-    def test_a_parked_run_is_among_those_who_wait(
-        self, store: ParkingStore, envelope: bytes
-    ) -> None:
-        take(store, "k", "a")
-        park(store, "k", "run", envelope)
-
-        (waiter,) = store.waiters("k")
-
-        whole = store.parked("k", "run")
-        assert whole is not None
-        assert whole.envelope == envelope
-        assert waiter == whole._replace(envelope=b"")  # which may be large
-        assert store.parked("k", "another") is None
-        assert (waiter.owner, waiter.run, waiter.task) == ("", "run", "shop.reserve")
-        assert not waiter.woken
-        assert waiter.since == pytest.approx(store.inspect("k").oldest, abs=0.01)
-
-    @parks
-    def test_those_who_wait_are_listed_in_order_and_by_pages(self, store: ListingStore) -> None:
-        take(store, "k", "a")
-        park(store, "k", "run1")
-        blocked = wait_for(store, "k", "b")
-        park(store, "k", "run2")
-
-        assert [(w.run or w.owner) for w in store.waiters("k")] == ["run1", "b", "run2"]
-        assert [(w.run or w.owner) for w in store.waiters("k", first=1, limit=1)] == ["b"]
-        assert store.waiters("k", first=3) == []
-        blocked.inbox.close()
-
-    @parks
-    def test_a_run_on_its_way_is_listed_as_woken(self, store: ParkingStore) -> None:
-        take(store, "k", "a")
-        park(store, "k", "run1")
-        park(store, "k", "run2")
-        store.release(ReleaseRequest("k", "a"))
-
-        woken, queued = store.waiters("k")
-
-        assert (woken.run, woken.woken) == ("run1", True)
-        assert (queued.run, queued.woken) == ("run2", False)
-        assert store.parked("k", "run1") == woken._replace(envelope=b"run1")
-        assert (store.inspect("k").woken, store.inspect("k").task) == (1, "shop.reserve")
-        assert found_keys(store) == ["k"]
-
-    @weighs
-    def test_runs_on_their_way_are_listed_by_pages(self, store: ListingStore) -> None:
-        CapacityStore.of(store).set_limit("k", Limit(0))
-        for number in range(6):
-            park(store, "k", f"run{number}", want=Want(1, 5))
-        CapacityStore.of(store).set_limit("k", None)
-        take(store, "k", "a", run="run1", redelivered=True, retain=True, want=Want(1, 5))
-
-        pages = [store.waiters("k", first=first, limit=2) for first in (0, 2, 4)]
-
-        told = [sorted(waiter.run for waiter in page) for page in pages]
-        woken = [run for page in pages for waiter in page if (run := waiter.run) and waiter.woken]
-        assert [len(page) for page in told] == [3, 2, 0]
-        assert sorted(woken) == ["run0", "run2", "run3", "run4"]
-        assert [waiter.run for waiter in pages[0] if not waiter.woken] == ["run5"]
-
-    @parks
-    def test_a_run_that_came_is_not_on_its_way(self, store: Store) -> None:
-        take(store, "k", "a")
-        park(store, "k", "run")
-        store.release(ReleaseRequest("k", "a"))
-
-        take(store, "k", "b", run="run", redelivered=True, retain=True)
-
-        assert store.inspect("k").woken == 0
-
-    @parks
-    def test_a_task_is_not_found_by_what_its_id_begins_with(self, store: ParkingStore) -> None:
-        take(store, "k", "a")
-        park(store, "k", "import:42:0:0:0")
-
-        assert list(store.find_parked("import")) == []
-        assert list(store.find_parked("import:42")) == [("k", "import:42:0:0:0")]
-
-    @parks
-    @hostile_runs
-    def test_a_parked_task_is_found_by_its_id(self, store: ParkingStore, run: str) -> None:
-        take(store, "k", "a")
-        take(store, "l", "a")
-        park(store, "k", f"{run}:0:0:0")
-        park(store, "l", f"{run}:1:0:0")
-        park(store, "l", f"{run}x:0:0:0")
-
-        assert list(store.find_parked(run, "k")) == [("k", f"{run}:0:0:0")]
-        assert list(store.find_parked(run, "m")) == []
-        found = sorted(store.find_parked(run))
-
-        assert found == [("k", f"{run}:0:0:0"), ("l", f"{run}:1:0:0")]
-
-    @parks
-    def test_what_is_on_its_way_is_found_again_at_once(self, store: ParkingStore) -> None:
-        take(store, "k", "a")
-        park(store, "k", "run")
-        wake = store.release(ReleaseRequest("k", "a")).wake
-        assert wake is not None
-        store.mark_published(wake)
-
-        (again,) = store.wake_again("k")
-
-        assert again == wake
-        assert list(store.find_parked("nobody")) == []
-
-    @parks
-    def test_nothing_is_woken_again_that_has_come_or_waits_for_a_holder(
-        self, store: ParkingStore
-    ) -> None:
-        take(store, "k", "a")
-        park(store, "k", "run")
-
-        assert list(store.wake_again("k")) == []
-        store.release(ReleaseRequest("k", "a"))
-        take(store, "k", "b", run="run", redelivered=True, retain=True)
-        assert list(store.wake_again("k")) == []
-
-    @lists
     def test_a_waiter_that_blocks_is_listed_or_not_known(self, store: ListingStore) -> None:
         take(store, "k", "a")
         waiters = [wait_for(store, "k", name) for name in ("b", "c")]
@@ -238,18 +87,15 @@ class Listing(Given):
         for waiter in waiters:
             waiter.inbox.close()
 
-    @lists
     def test_nobody_waits_for_a_key_that_was_never_taken(self, store: ListingStore) -> None:
         assert store.waiters("k") == []
 
-    @parks
-    def test_nothing_is_parked_at_a_key_that_was_never_taken(self, store: ParkingStore) -> None:
-        assert list(store.find_parked("task")) == []
-        assert store.parked("k", "run") is None
-        assert list(store.wake_again("k")) == []
-        assert not store.cancel("k", "run").released
 
-    @counts
+class CountContract(Given):
+    """Hold a store to adding up counters: ability ``COUNT``."""
+
+    ability = Ability.COUNT
+
     def test_what_is_counted_adds_up(self, store: CountingStore) -> None:
         assert store.counts() == {}
 
@@ -257,71 +103,3 @@ class Listing(Given):
         store.count({"a|b c": 2.0})
 
         assert store.counts() == {"a|b c": 3.0, "ü": 0.25}
-
-    @parks
-    @recognises
-    def test_what_has_ended_is_not_woken_again_while_its_result_is_on_its_way(
-        self, store: ParkingStore
-    ) -> None:
-        take(store, "k", "a")
-        park(store, "k", "run")
-        store.release(ReleaseRequest("k", "a"))
-        take(store, "k", "b", run="run", redelivered=True, retain=True)
-        store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
-
-        assert list(store.wake_again("k")) == []
-        assert (
-            store.acquire(AcquireRequest("k", "c", 30.0, run="run", redelivered=True)).status
-            is BUSY
-        )
-
-    # Cancelling
-
-    @parks
-    @recognises
-    def test_a_parked_run_that_is_cancelled_does_not_run(self, store: ParkingStore) -> None:
-        take(store, "k", "a")
-        park(store, "k", "run1")
-        park(store, "k", "run2")
-
-        assert store.cancel("k", "run1") == Release(True)
-
-        assert [waiter.run for waiter in store.waiters("k")] == ["run2"]
-        assert (
-            store.acquire(AcquireRequest("k", "b", 30.0, run="run1", redelivered=True)).status
-            is DONE
-        )
-
-    @parks
-    def test_a_run_on_its_way_that_is_cancelled_leaves_the_key_to_the_next(
-        self, store: ParkingStore
-    ) -> None:
-        take(store, "k", "a")
-        park(store, "k", "run1")
-        park(store, "k", "run2")
-        store.release(ReleaseRequest("k", "a"))
-
-        cancelled = store.cancel("k", "run1")
-
-        assert cancelled == Release(True, WokenTask(slot_name("k"), "run2", b"run2"))
-        assert [waiter.run for waiter in store.waiters("k")] == ["run2"]
-
-    @parks
-    def test_a_run_that_has_come_is_not_cancelled(self, store: ParkingStore) -> None:
-        take(store, "k", "a")
-        park(store, "k", "run")
-        store.release(ReleaseRequest("k", "a"))
-        token = take(store, "k", "b", run="run", redelivered=True, retain=True)
-
-        assert not store.cancel("k", "run").released
-        assert store.inspect("k").token == token
-        store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
-        assert not store.cancel("k", "run").released
-
-    @parks
-    def test_nothing_is_cancelled_that_is_not_parked(self, store: ParkingStore) -> None:
-        take(store, "k", "a", run="run")
-
-        assert not store.cancel("k", "another").released
-        assert not store.cancel("l", "run").released
-        assert holder(store, "k") == "a"

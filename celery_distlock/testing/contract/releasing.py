@@ -1,17 +1,18 @@
 """Releasing a key, or keeping it locked for a run that comes later."""
 
+from collections.abc import Callable
+
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
-from celery_distlock.stores.parking import ParkingStore
 
-from .actions import BUSY, expire, holder, park, parks, swept, take, wait_until
+from .actions import BUSY, GRANTED, RESTS, ask, expire, holder, leave, take, wait_until
 from .given import Given
 
 __all__ = ["Releasing"]
 
 
 class Releasing(Given):
-    """A holder gives its key up, and nobody else does."""
+    """Let the holder of a key give it up, and no one else."""
 
     def test_a_released_key_is_free(self, store: Store) -> None:
         take(store, "k", "a")
@@ -46,30 +47,8 @@ class Releasing(Given):
 
         assert holder(store, "k") == "b"
 
-    @parks
-    def test_a_late_release_wakes_nobody(self, store: Store) -> None:
-        take(store, "k", "a", self.shortest_lease)
-        expire(store, "k")
-        take(store, "k", "b")
-        park(store, "k", "run")
-
-        assert store.release(ReleaseRequest("k", "a")) == (False, None)
-
-        assert store.inspect("k").waiting == 1
-
     def test_a_key_can_stay_locked_for_a_run_that_comes_later(self, store: Store) -> None:
         token = take(store, "k", "a", run="run")
-
-        released = store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", 30.0)))
-
-        assert released == (True, None)
-        assert store.acquire(AcquireRequest("k", "b", 30.0)).status is BUSY
-        assert take(store, "k", "c", run="run") == token
-
-    @parks
-    def test_a_key_that_stays_locked_is_not_given_to_the_queue(self, store: Store) -> None:
-        token = take(store, "k", "a", run="run")
-        park(store, "k", "other")
 
         released = store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", 30.0)))
 
@@ -84,17 +63,6 @@ class Releasing(Given):
         wait_until(lambda: not store.inspect("k").token, "the end of what the key was kept for")
         take(store, "k", "b")
 
-    @parks
-    def test_a_key_that_was_kept_in_vain_goes_to_the_next(self, store: ParkingStore) -> None:
-        take(store, "k", "a", run="run")
-        park(store, "k", "other")
-        store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", self.shortest_lease)))
-        wait_until(lambda: not store.inspect("k").token, "the end of what the key was kept for")
-
-        (wake,) = swept(store)
-
-        assert wake.run == "other"
-
     def test_who_does_not_hold_the_key_cannot_keep_it(self, store: Store) -> None:
         take(store, "k", "a", run="run")
 
@@ -103,3 +71,24 @@ class Releasing(Given):
         ).released
 
         assert holder(store, "k") == "a"
+
+    def test_what_rests_is_nobody_s(self, store: Store) -> None:
+        take(store, "k", "a", run="run")
+
+        assert leave(store, "k", "a", run="run", keep_for=(RESTS, 30.0)) == []
+
+        assert ask(store, "k", "b").status is BUSY
+        assert store.inspect("k").owner == f"parked:{RESTS}"
+        assert not store.release(ReleaseRequest("k", "a")).released
+
+    def test_what_has_rested_is_free(
+        self, store: Store, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "a", 30.0)
+        leave(store, "k", "a", keep_for=(RESTS, 1.0))
+        pass_time(1.0)
+
+        wait_until(lambda: ask(store, "k", "b").status is GRANTED, "the end of the rest")
+
+    def test_nothing_to_dispatch_is_no_error(self, store: Store) -> None:
+        store.dispatch(None)

@@ -19,7 +19,7 @@ __all__ = ["Renewing"]
 
 
 class Renewing(Given):
-    """A holder pushes the end of its lease, and nobody else does."""
+    """Let the holder of a key extend its lease, and no one else."""
 
     def test_a_holder_renews(self, store: Store) -> None:
         take(store, "k", "a", 15.0)

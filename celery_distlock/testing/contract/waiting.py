@@ -1,4 +1,4 @@
-"""Blocked waiters: their order, and what wakes them."""
+"""Blocked waiters: what wakes them, and what becomes of those that give up."""
 
 import threading
 import time
@@ -7,42 +7,40 @@ from collections.abc import Callable
 from celery_distlock import Lock
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
+from celery_distlock.stores.values import Ability
 
 from .actions import (
     BUSY,
     GRANTED,
     PATIENCE,
     YES,
-    Waiter,
     expire,
-    fair,
+    grantees,
     holder,
+    hostile_keys,
     join_before_the_end,
-    park,
-    parks,
     take,
     wait_for,
     wait_until,
-    waits,
 )
 from .given import Given
 
-__all__ = ["Waiting"]
+__all__ = ["WaitContract"]
 
 
-class Waiting(Given):
-    """A blocked waiter has the key when its turn comes."""
+class WaitContract(Given):
+    """Hold a store to what it promises blocked waiters, in any order: ability ``WAIT``."""
 
-    @waits
+    ability = Ability.WAIT
+
     def test_a_waiter_has_the_key_after_its_release(self, store: Store) -> None:
         take(store, "k", "a")
         waiters = [wait_for(store, "k", f"w{n}") for n in range(3)]
 
         assert store.release(ReleaseRequest("k", "a")) == (True, None)
 
-        assert len(self.granted(store, waiters)) == 1
+        assert len(grantees(store, waiters, hands_over=self.hands_over)) == 1
 
-    @waits
     def test_locks_over_the_store_let_one_thread_in_at_a_time(self, store: Store) -> None:
         inside, passed = [], []
 
@@ -63,93 +61,6 @@ class Waiting(Given):
         assert [count for count, _ in passed] == [1] * 15
         assert sorted(token for _, token in passed) == [token for _, token in passed]
 
-    @waits
-    @fair
-    def test_waiters_are_served_in_the_order_of_arrival(self, store: Store) -> None:
-        take(store, "k", "first")
-        waiters = [wait_for(store, "k", f"w{n}") for n in range(5)]
-
-        served: list[str] = []
-        for before in ["first", *(waiter.owner for waiter in waiters[:-1])]:
-            store.release(ReleaseRequest("k", before))
-            served += self.granted(store, waiters[len(served) :])
-
-        assert served == [waiter.owner for waiter in waiters]
-
-    @waits
-    @parks
-    def test_a_queue_is_served_in_the_order_of_arrival(self, store: Store) -> None:
-        take(store, "k", "first")
-        arrivals, waiters = [], []
-        for n in range(6):
-            name = f"w{n}"
-            if n % 2:
-                park(store, "k", name)
-            else:
-                waiters.append(wait_for(store, "k", name))
-            arrivals.append(name)
-        assert store.inspect("k").waiting == 6
-
-        served = []
-        current, run = "first", ""
-        for _ in arrivals:
-            wake = store.release(ReleaseRequest("k", current, run=run, completion=YES)).wake
-            if wake is not None:
-                run = current = wake.run
-                take(store, "k", current, run=run)
-            else:
-                run = ""
-                (current,) = self.granted(store, waiters)
-                del waiters[0]
-            served.append(current)
-
-        assert served == arrivals
-
-    def granted(self, store: Store, waiters: list[Waiter]) -> list[str]:
-        """Return which of the waiters has the key, though the last one asks first."""
-        before = holder(store, "k")
-        got = [
-            waiter.owner
-            for waiter in reversed(waiters)
-            if store.acquire(AcquireRequest("k", waiter.owner, 30.0, queue=waiter.inbox)).status
-            is GRANTED
-        ]
-        assert got == [before] or not self.hands_over
-        return got
-
-    @waits
-    @fair
-    def test_the_place_in_the_queue_counts_from_0(self, store: Store) -> None:
-        take(store, "k", "a")
-
-        places = []
-        for n in range(3):
-            inbox = store.inbox("k", f"w{n}")
-            places.append(store.acquire(AcquireRequest("k", f"w{n}", 30.0, queue=inbox)).place)
-            places.append(store.acquire(AcquireRequest("k", f"w{n}", 30.0, queue=inbox)).place)
-
-        assert places == [0, 0, 1, 1, 2, 2]
-        assert store.inspect("k").waiting == 3
-
-    @waits
-    @fair
-    def test_one_who_does_not_queue_learns_how_many_wait_before_him(self, store: Store) -> None:
-        take(store, "k", "a")
-        wait_for(store, "k", "b")
-        wait_for(store, "k", "c")
-
-        assert store.acquire(AcquireRequest("k", "d", 30.0)).place == 2
-
-    @waits
-    @parks
-    def test_one_who_does_not_queue_learns_how_many_are_before_him(self, store: Store) -> None:
-        take(store, "k", "a")
-        wait_for(store, "k", "b")
-        park(store, "k", "run")
-
-        assert store.acquire(AcquireRequest("k", "c", 30.0)).place == 2
-
-    @waits
     def test_a_release_tells_the_waiter(self, store: Store) -> None:
         take(store, "k", "a")
         waiter = wait_for(store, "k", "b")
@@ -164,7 +75,6 @@ class Waiting(Given):
         take(store, "k", "b", queue=waiter.inbox)
         assert store.inspect("k").waiting == 0
 
-    @waits
     def test_what_came_before_the_wait_is_not_missed(self, store: Store) -> None:
         take(store, "k", "a")
         waiter = wait_for(store, "k", "b")
@@ -175,7 +85,6 @@ class Waiting(Given):
 
         assert time.monotonic() - started < PATIENCE
 
-    @waits
     def test_a_waiter_that_does_not_block_is_called_or_looks_soon(self, store: Store) -> None:
         take(store, "k", "a")
         called, inbox = threading.Event(), store.inbox("k", "b")
@@ -192,27 +101,15 @@ class Waiting(Given):
         take(store, "k", "b", queue=inbox)
         inbox.close()
 
-    @waits
     def test_waiting_ends_though_nothing_comes(self, store: Store) -> None:
         store.inbox("k", "a").wait(0.01)
 
-    @waits
     def test_an_inbox_may_be_closed_twice(self, store: Store) -> None:
         inbox = store.inbox("k", "a")
 
         inbox.close()
         inbox.close()
 
-    @waits
-    @fair
-    def test_a_handed_over_key_is_not_free_to_others(self, store: Store) -> None:
-        take(store, "k", "a")
-        wait_for(store, "k", "b")
-        store.release(ReleaseRequest("k", "a"))
-
-        assert store.acquire(AcquireRequest("k", "c", 30.0)).status is BUSY
-
-    @waits
     def test_a_waiter_that_does_not_confirm_loses_his_turn(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
@@ -232,7 +129,6 @@ class Waiting(Given):
 
         assert holder(store, "k") == "alive"
 
-    @waits
     def test_a_waiter_that_gives_up_leaves_no_trace(self, store: Store) -> None:
         take(store, "k", "a")
         waiter = wait_for(store, "k", "b")
@@ -245,7 +141,6 @@ class Waiting(Given):
         assert store.release(ReleaseRequest("k", "a")) == (True, None)
         assert not holder(store, "k")
 
-    @waits
     def test_a_waiter_that_gives_up_as_the_key_becomes_free_does_not_keep_it(
         self, store: Store
     ) -> None:
@@ -259,44 +154,6 @@ class Waiting(Given):
         assert released.wake is None
         take(store, "k", "c", queue=second.inbox)
 
-    @waits
-    @parks
-    def test_a_waiter_that_gives_up_just_as_he_is_served_passes_the_key_on(
-        self, store: Store
-    ) -> None:
-        take(store, "k", "a")
-        waiter = wait_for(store, "k", "b")
-        park(store, "k", "run")
-        store.release(ReleaseRequest("k", "a"))
-
-        released = store.release(ReleaseRequest("k", "b", inbox=waiter.inbox))
-
-        assert released.released or not self.hands_over
-        assert released.wake is not None
-        assert released.wake.run == "run"
-
-    @waits
-    @fair
-    def test_a_newcomer_does_not_overtake_the_queue(self, store: Store) -> None:
-        join_before_the_end(store, self.shortest_lease, lambda: wait_for(store, "k", "b"))
-        expire(store, "k")
-
-        reply = store.acquire(AcquireRequest("k", "newcomer", 30.0))
-
-        assert reply.status is BUSY
-        assert reply.holder == "b" or not self.hands_over
-
-    @waits
-    @fair
-    def test_the_first_in_the_queue_gets_a_key_that_expired(self, store: Store) -> None:
-        first = join_before_the_end(store, self.shortest_lease, lambda: wait_for(store, "k", "b"))
-        second = wait_for(store, "k", "c")
-        expire(store, "k")
-
-        assert store.acquire(AcquireRequest("k", "c", 30.0, queue=second.inbox)).status is BUSY
-        take(store, "k", "b", queue=first.inbox)
-
-    @waits
     def test_a_blocked_run_that_finds_the_key_free_leaves_nothing_in_the_queue(
         self, store: Store
     ) -> None:
@@ -310,3 +167,44 @@ class Waiting(Given):
 
         assert not holder(store, "k")
         assert store.inspect("k").waiting == 0
+
+    @hostile_keys
+    def test_one_can_wait_for_any_key(self, store: Store, key: str) -> None:
+        take(store, key, "a")
+        waiter = wait_for(store, key, "b")
+
+        store.release(ReleaseRequest(key, "a"))
+
+        waiter.inbox.wait(PATIENCE)
+        take(store, key, "b", queue=waiter.inbox)
+
+    def test_a_waiter_learns_of_a_release_in_another_process(
+        self, store: Store, another: Store
+    ) -> None:
+        take(store, "k", "a")
+        waiter = wait_for(another, "k", "b")
+
+        store.release(ReleaseRequest("k", "a"))
+
+        started = time.monotonic()
+        waiter.inbox.wait(2 * PATIENCE)
+        assert time.monotonic() - started < PATIENCE
+        take(another, "k", "b", queue=waiter.inbox)
+
+    def test_a_waiter_whose_process_is_gone_is_passed_over(
+        self, store: Store, another: Store
+    ) -> None:
+        take(store, "k", "a")
+        wait_for(another, "k", "dead", 1.0)
+        alive = wait_for(store, "k", "alive")
+        another.close()
+
+        store.release(ReleaseRequest("k", "a"))
+
+        wait_until(
+            lambda: (
+                store.acquire(AcquireRequest("k", "alive", 30.0, queue=alive.inbox)).status
+                is GRANTED
+            ),
+            "the key to pass the one who is gone",
+        )

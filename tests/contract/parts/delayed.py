@@ -11,18 +11,10 @@ from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.sending import Bearer, SendingStore, Sent, Where
 from celery_distlock.stores.values import Limit, ParkRequest, Want
-from celery_distlock.testing.contract.actions import (
-    ask,
-    found_keys,
-    leave,
-    park,
-    rates,
-    swept,
-    take,
-    weighs,
-)
+from celery_distlock.testing.contract.actions import ask, found_keys, leave, take
 from celery_distlock.testing.contract.given import Given
-from tests.contract.parts.sending import send, sends
+from tests.contract.parts.actions import park, swept
+from tests.contract.parts.sending import send
 
 __all__ = ["Delayed"]
 
@@ -39,7 +31,6 @@ def _opens(store: Store, key: str) -> float:
 class Delayed(Given):
     """An operator sees what is there before anybody waits, and takes it out."""
 
-    @sends
     def test_a_look_counts_those_who_come_later(self, store: SendingStore) -> None:
         take(store, "k", "a")
         for number, delay in enumerate([60.0, 30.0, 0.0]):
@@ -51,7 +42,6 @@ class Delayed(Given):
         assert 20.0 < state.due <= 30.01
         assert (store.inspect("l").later, store.inspect("l").due) == (0, 0.0)
 
-    @sends
     def test_who_has_come_by_a_message_meanwhile_does_not_come_later(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -68,7 +58,6 @@ class Delayed(Given):
         queue = store.waiters("k")
         assert [waiter.run for waiter in queue] == ["run0", "other", "run1"]
 
-    @sends
     def test_one_that_ran_before_its_time_and_is_sent_again_does_not_come_later(
         self, store: SendingStore
     ) -> None:
@@ -82,13 +71,11 @@ class Delayed(Given):
         assert store.inspect("k").later == 0
         assert [waiter.run for waiter in store.delayed("k")] == []
 
-    @sends
     def test_a_key_to_which_somebody_comes_later_is_found(self, store: SendingStore) -> None:
         send(store, "k", "run", delay=30.0)
 
         assert found_keys(store) == ["k"]
 
-    @sends
     def test_those_who_come_later_are_listed_by_their_time(self, store: SendingStore) -> None:
         for number, delay in enumerate([90.0, 30.0, 60.0]):
             send(store, "k", f"run{number}", delay=delay, want=Want(1, number + 1))
@@ -104,7 +91,6 @@ class Delayed(Given):
         assert [waiter.run for waiter in store.delayed("k", first=1, limit=1)] == ["run2"]
         assert store.delayed("l") == []
 
-    @sends
     def test_one_who_has_come_by_himself_does_not_come_later(self, store: SendingStore) -> None:
         send(store, "k", "run", delay=30.0)
         take(store, "k", "a", run="run", redelivered=True)
@@ -114,7 +100,6 @@ class Delayed(Given):
 
     # Time
 
-    @rates
     def test_a_look_says_when_a_rate_lets_the_first_in(self, store: Store) -> None:
         take(store, "k", "a", want=RATE)
         leave(store, "k", "a", started=True)
@@ -123,7 +108,6 @@ class Delayed(Given):
 
         assert 500.0 < _opens(store, "k") <= 601.0
 
-    @rates
     def test_who_waits_for_time_alone_is_told_so(self, store: Store) -> None:
         take(store, "k", "a", want=RATE)
         leave(store, "k", "a", started=True)
@@ -135,7 +119,6 @@ class Delayed(Given):
         assert 500.0 < (first.wait or 0.0) <= 601.0
         assert second.wait is None
 
-    @rates
     def test_who_blocks_for_time_alone_is_told_so(self, store: Store) -> None:
         take(store, "k", "a", want=RATE)
         leave(store, "k", "a", started=True)
@@ -146,21 +129,18 @@ class Delayed(Given):
         inbox.close()
         assert 500.0 < (reply.wait or 0.0) <= 601.0
 
-    @rates
     def test_who_waits_for_a_holder_waits_not_for_time(self, store: Store) -> None:
         take(store, "k", "a", want=Want(1, 1, OFTEN.rates))
         park(store, "k", "run", want=Want(1, 1, OFTEN.rates))
 
         assert store.inspect("k").opens is None
 
-    @weighs
     def test_a_look_says_when_a_limit_lets_the_first_in(self, store: CapacityStore) -> None:
         store.set_limit("k", Limit(0, time.time() + 60.0))
         park(store, "k", "run")
 
         assert 50.0 < _opens(store, "k") <= 61.0
 
-    @sends
     def test_a_look_says_when_a_rest_lets_the_first_in(self, store: SendingStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
@@ -170,7 +150,6 @@ class Delayed(Given):
 
     # Identities
 
-    @sends
     def test_a_look_counts_the_identities_that_are_taken(self, store: SendingStore) -> None:
         take(store, "k", "a")
         for number in range(3):
@@ -180,7 +159,6 @@ class Delayed(Given):
         assert store.inspect("k").identities == 2
         assert store.inspect("l").identities == 0
 
-    @sends
     def test_who_has_an_identity_is_told_with_where_it_is(self, store: SendingStore) -> None:
         send(store, "k", "coming:0:0:0", identity=Identity("a"))
         send(store, "k", "waiting:0:0:0", identity=Identity("b"))
@@ -194,7 +172,6 @@ class Delayed(Given):
         assert len(store.bearers("k", 2)) == 2
         assert store.bearers("l") == {}
 
-    @sends
     def test_an_identity_without_a_run_is_not_told(self, store: SendingStore) -> None:
         send(store, "k", "run", identity=Identity("same"))
         take(store, "k", "a", run="run", redelivered=True)
@@ -204,7 +181,6 @@ class Delayed(Given):
 
     # Taking out
 
-    @sends
     @pytest.mark.parametrize("until", ["started", "finished", 600.0])
     @pytest.mark.parametrize("delay", [0.0, 30.0], ids=["waiting", "later"])
     def test_who_is_cancelled_frees_his_identity(
@@ -223,7 +199,6 @@ class Delayed(Given):
         assert other[:2] == ("other:0:0:0", Where.WAITING)
         assert send(store, "k", "second:0:0:0", identity=identity).sent is Sent.QUEUED
 
-    @sends
     def test_who_is_cancelled_does_not_come_later(self, store: SendingStore) -> None:
         send(store, "k", "task:0:0:0", delay=30.0)
         assert list(store.find_parked("task")) == [("k", "task:0:0:0")]
@@ -233,7 +208,6 @@ class Delayed(Given):
         assert store.delayed("k") == []
         assert store.inspect("k").later == 0
 
-    @sends
     def test_who_comes_later_is_not_woken_before(self, store: SendingStore) -> None:
         send(store, "k", "run", delay=30.0)
 

@@ -17,46 +17,54 @@ from celery_distlock.stores.values import (
     Route,
     WokenTask,
 )
-from celery_distlock.testing.contract.actions import (
-    YES,
-    any_envelope,
-    goes_on,
-    holder,
-    parks,
-    swept,
-    take,
-    wait_until,
-    woken,
-)
+from celery_distlock.testing.contract.actions import YES, holder, take, wait_until
 from celery_distlock.testing.contract.given import Given
-from tests.contract.parts.sending import sends
+from tests.contract.parts.actions import any_envelope, goes_on, swept, woken
 
-__all__ = ["Delivery"]
+__all__ = ["Delivery", "Pushing"]
 
 
-class Delivery(Given):
-    """A run whose turn it is goes straight to the channel that it was parked from."""
+class Channels(Given):
+    """Open channels to push to; no tests."""
 
-    @parks
-    @any_envelope
-    def test_a_run_is_pushed_to_the_channel_it_was_parked_from(
-        self, store: ParkingStore, envelope: bytes
-    ) -> None:
-        received: list[WokenTask] = []
-        address, close = self.open_channel(store, received.append)
-        take(store, "{k} 1", "a")
-        park_request = ParkRequest(envelope, address)
-        store.acquire(AcquireRequest("{k} 1", "b", 30.0, queue=park_request, run="run 7"))
+    def open_registered(
+        self,
+        store: ParkingStore,
+        queues: list[str],
+        *,
+        free: int = 1,
+        seconds: float = 30.0,
+        receive: Callable[[WokenTask], object] = lambda _: None,
+    ) -> tuple[PeerChannel, Callable[[], None]]:
+        """Return a channel that takes from these broker queues, and what closes it."""
+        address, close = self.open_channel(store, receive)
+        peer = PeerChannel(address, free)
+        store.register_channel(queues, peer, seconds)
+        return peer, close
 
-        released = store.release(ReleaseRequest("{k} 1", "a"))
+    def open_channel(
+        self, store: ParkingStore, receive: Callable[[WokenTask], object]
+    ) -> tuple[str, Callable[[], None]]:
+        """Return the address of a channel, and what closes it."""
+        channel = store.open_channel(receive)
+        assert channel is not None
+        return channel.address, channel.close
 
-        assert released == (True, None)
-        (wake,) = wait_until(lambda: received, "the push")
-        assert wake._replace(arrival=0) == WokenTask(slot_name("{k} 1"), "run 7", envelope)
-        close()
-        close()
+    def open_at_taken_key(
+        self, store: ParkingStore, receive: Callable[[WokenTask], object]
+    ) -> tuple[str, Callable[[], None]]:
+        """As `open_channel`, and the key's server pushes to it; the run "before" has the key."""
+        address, close = self.open_channel(store, receive)
+        take(store, "k", "a", run="before")
+        # Others wait for no subscription, which a cluster has for each of its servers.
+        store.acquire(AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"", address), run="other"))
+        store.cancel("k", "other")
+        return address, close
 
-    @parks
+
+class Pushing(Channels):
+    """Push woken runs to the channel that they were parked from, or to another one."""
+
     def test_a_pushed_run_tells_when_it_came_and_who_gave_its_key_up(
         self, store: ParkingStore
     ) -> None:
@@ -71,7 +79,6 @@ class Delivery(Given):
         assert (wake.arrival, wake.givers) == (arrival, ("before",))
         close()
 
-    @parks
     def test_a_pushed_run_of_several_keys_tells_who_gave_each_of_them_up(
         self, store: ParkingStore
     ) -> None:
@@ -92,7 +99,84 @@ class Delivery(Given):
         assert set(wake.givers) <= {"one", "other"}
         close()
 
-    @sends
+    def test_a_pushed_run_that_has_come_before_says_so(self, store: ParkingStore) -> None:
+        received: list[WokenTask] = []
+        peer, close = self.open_registered(store, ["celery"], receive=received.append)
+        wake = woken(store, "k", "run", b"e")._replace(returned=True)
+
+        assert store.push(wake, [peer.address])
+
+        assert wait_until(lambda: received, "the push") == [wake]
+        close()
+
+    def test_a_run_is_pushed_to_the_first_channel_that_is_open(self, store: ParkingStore) -> None:
+        received: dict[str, list[WokenTask]] = {"first": [], "second": []}
+        gone, close = self.open_registered(store, ["celery"])
+        close()
+        first, close_first = self.open_registered(store, ["c"], receive=received["first"].append)
+        second, close_second = self.open_registered(store, ["c"], receive=received["second"].append)
+        wake = woken(store, "k", "run")
+
+        def pushed() -> bool:  # a server may not have noticed yet that one was closed
+            store.push(wake, [gone.address, first.address, second.address])
+            return bool(received["first"])
+
+        wait_until(pushed, "the push")
+        assert not received["second"]
+        close_first()
+        close_second()
+
+    def test_a_run_that_no_channel_receives_is_for_the_broker(self, store: ParkingStore) -> None:
+        peer, close = self.open_registered(store, ["celery"])
+        close()
+        wake = woken(store, "k", "run")
+
+        wait_until(lambda: not store.push(wake, [peer.address]), "the channel to be closed")
+
+        assert not store.push(wake, [])
+
+    def test_nothing_is_pushed_to_what_is_no_channel(self, store: ParkingStore) -> None:
+        peer, close = self.open_registered(store, ["celery"])
+        for address in ("", "x", "é \n", f"{peer.address}x", f"x{peer.address}", "{}"):
+            wake = woken(store, f"k{address}", "run")
+            assert not store.push(wake, [address])
+        close()
+
+    def test_a_run_that_has_come_is_not_pushed_again(self, store: ParkingStore) -> None:
+        received: list[WokenTask] = []
+        peer, close = self.open_registered(store, ["celery"], receive=received.append)
+        wake = woken(store, "k", "run")
+        take(store, "k", "b", run="run", redelivered=True)
+
+        assert store.push(wake, [peer.address])
+
+        woken_later = woken(store, "l", "later")
+        assert store.push(woken_later, [peer.address])
+        assert wait_until(lambda: received, "the later one") == [woken_later]
+        close()
+
+
+class Delivery(Channels):
+    """Push any envelope, to channels that are registered, and again if the run does not come."""
+
+    @any_envelope
+    def test_a_run_is_pushed_to_the_channel_it_was_parked_from(
+        self, store: ParkingStore, envelope: bytes
+    ) -> None:
+        received: list[WokenTask] = []
+        address, close = self.open_channel(store, received.append)
+        take(store, "{k} 1", "a")
+        park_request = ParkRequest(envelope, address)
+        store.acquire(AcquireRequest("{k} 1", "b", 30.0, queue=park_request, run="run 7"))
+
+        released = store.release(ReleaseRequest("{k} 1", "a"))
+
+        assert released == (True, None)
+        (wake,) = wait_until(lambda: received, "the push")
+        assert wake._replace(arrival=0) == WokenTask(slot_name("{k} 1"), "run 7", envelope)
+        close()
+        close()
+
     @pytest.mark.parametrize("completion", [Completion.YES, Completion.YES_AND_MAY_COME_AGAIN])
     @pytest.mark.parametrize(
         ("sent_to", "taken", "pushed"),
@@ -129,7 +213,6 @@ class Delivery(Given):
         assert released == (True, WokenTask("k", "two", b"two"))
         close()
 
-    @parks
     def test_a_pushed_run_that_nobody_takes_is_swept_up(self, store: ParkingStore) -> None:
         address, close = self.open_channel(store, lambda _: None)
         take(store, "k", "a")
@@ -141,7 +224,6 @@ class Delivery(Given):
         ]
         close()
 
-    @parks
     def test_a_channel_is_found_by_the_queues_that_it_was_registered_for(
         self, store: ParkingStore
     ) -> None:
@@ -153,7 +235,6 @@ class Delivery(Given):
         assert store.find_channels(["other", "celery", "{} \n"]) == [peer]
         close()
 
-    @parks
     def test_a_channel_that_takes_no_more_of_a_queue_is_not_found_there(
         self, store: ParkingStore
     ) -> None:
@@ -165,7 +246,6 @@ class Delivery(Given):
         assert store.find_channels(["celery"]) == [peer]
         close()
 
-    @parks
     def test_a_channel_whose_registration_has_ended_is_not_found(self, store: ParkingStore) -> None:
         peer, close = self.open_registered(store, ["celery"], seconds=0.05)
 
@@ -173,7 +253,6 @@ class Delivery(Given):
 
         close()
 
-    @parks
     def test_of_many_channels_the_near_one_and_those_with_most_room_are_found(
         self, store: ParkingStore
     ) -> None:
@@ -189,7 +268,6 @@ class Delivery(Given):
         assert len(others) < 50
         close()
 
-    @parks
     @any_envelope
     def test_a_woken_run_is_pushed_to_a_channel_that_it_was_not_parked_from(
         self, store: ParkingStore, envelope: bytes
@@ -204,68 +282,6 @@ class Delivery(Given):
         take(store, "{k} 1", "b", run="run 7", redelivered=True)
         close()
 
-    @parks
-    def test_a_pushed_run_that_has_come_before_says_so(self, store: ParkingStore) -> None:
-        received: list[WokenTask] = []
-        peer, close = self.open_registered(store, ["celery"], receive=received.append)
-        wake = woken(store, "k", "run", b"e")._replace(returned=True)
-
-        assert store.push(wake, [peer.address])
-
-        assert wait_until(lambda: received, "the push") == [wake]
-        close()
-
-    @parks
-    def test_a_run_is_pushed_to_the_first_channel_that_is_open(self, store: ParkingStore) -> None:
-        received: dict[str, list[WokenTask]] = {"first": [], "second": []}
-        gone, close = self.open_registered(store, ["celery"])
-        close()
-        first, close_first = self.open_registered(store, ["c"], receive=received["first"].append)
-        second, close_second = self.open_registered(store, ["c"], receive=received["second"].append)
-        wake = woken(store, "k", "run")
-
-        def pushed() -> bool:  # a server may not have noticed yet that one was closed
-            store.push(wake, [gone.address, first.address, second.address])
-            return bool(received["first"])
-
-        wait_until(pushed, "the push")
-        assert not received["second"]
-        close_first()
-        close_second()
-
-    @parks
-    def test_a_run_that_no_channel_receives_is_for_the_broker(self, store: ParkingStore) -> None:
-        peer, close = self.open_registered(store, ["celery"])
-        close()
-        wake = woken(store, "k", "run")
-
-        wait_until(lambda: not store.push(wake, [peer.address]), "the channel to be closed")
-
-        assert not store.push(wake, [])
-
-    @parks
-    def test_nothing_is_pushed_to_what_is_no_channel(self, store: ParkingStore) -> None:
-        peer, close = self.open_registered(store, ["celery"])
-        for address in ("", "x", "é \n", f"{peer.address}x", f"x{peer.address}", "{}"):
-            wake = woken(store, f"k{address}", "run")
-            assert not store.push(wake, [address])
-        close()
-
-    @parks
-    def test_a_run_that_has_come_is_not_pushed_again(self, store: ParkingStore) -> None:
-        received: list[WokenTask] = []
-        peer, close = self.open_registered(store, ["celery"], receive=received.append)
-        wake = woken(store, "k", "run")
-        take(store, "k", "b", run="run", redelivered=True)
-
-        assert store.push(wake, [peer.address])
-
-        woken_later = woken(store, "l", "later")
-        assert store.push(woken_later, [peer.address])
-        assert wait_until(lambda: received, "the later one") == [woken_later]
-        close()
-
-    @parks
     def test_a_pushed_run_that_does_not_come_is_swept_up_and_at_last_for_the_broker(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -285,7 +301,6 @@ class Delivery(Given):
         assert swept(store) == []
         close()
 
-    @parks
     def test_runs_of_a_channel_that_takes_nothing_are_not_pushed_there_any_more(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -309,7 +324,6 @@ class Delivery(Given):
         close()
         close_silent()
 
-    @parks
     def test_a_run_that_is_kept_reserved_is_not_swept_up(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -326,7 +340,6 @@ class Delivery(Given):
         assert wait_until(lambda: swept(store), "a sweep") == [wake]
         close()
 
-    @parks
     def test_a_run_that_was_never_settled_is_pushed_again(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -343,7 +356,6 @@ class Delivery(Given):
         assert wait_until(lambda: received, "the push") == [wake]
         close()
 
-    @parks
     def test_what_is_kept_reserved_too_late_stays_as_it_is(self, store: ParkingStore) -> None:
         _, close = self.open_registered(store, ["celery"])
         wake = woken(store, "k", "run")
@@ -354,38 +366,3 @@ class Delivery(Given):
         assert swept(store) == []
         assert holder(store, "k") == "b"
         close()
-
-    def open_registered(
-        self,
-        store: ParkingStore,
-        queues: list[str],
-        *,
-        free: int = 1,
-        seconds: float = 30.0,
-        receive: Callable[[WokenTask], object] = lambda _: None,
-    ) -> tuple[PeerChannel, Callable[[], None]]:
-        """Return a channel that takes from these broker queues, and what closes it."""
-        address, close = self.open_channel(store, receive)
-        peer = PeerChannel(address, free)
-        store.register_channel(queues, peer, seconds)
-        return peer, close
-
-    def open_channel(
-        self, store: ParkingStore, receive: Callable[[WokenTask], object]
-    ) -> tuple[str, Callable[[], None]]:
-        """Return the address of a channel, and what closes it."""
-        channel = store.open_channel(receive)
-        if channel is None:
-            pytest.skip("the store cannot push")
-        return channel.address, channel.close
-
-    def open_at_taken_key(
-        self, store: ParkingStore, receive: Callable[[WokenTask], object]
-    ) -> tuple[str, Callable[[], None]]:
-        """As `open_channel`, and the key's server pushes to it; the run "before" has the key."""
-        address, close = self.open_channel(store, receive)
-        take(store, "k", "a", run="before")
-        # Others wait for no subscription, which a cluster has for each of its servers.
-        store.acquire(AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"", address), run="other"))
-        store.cancel("k", "other")
-        return address, close

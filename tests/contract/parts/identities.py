@@ -13,15 +13,13 @@ from celery_distlock.testing.contract.actions import (
     YES,
     expire,
     leave,
-    park,
     runs_of,
-    swept,
     take,
     wait_until,
-    weighs,
 )
 from celery_distlock.testing.contract.given import Given
-from tests.contract.parts.sending import send, sends
+from tests.contract.parts.actions import park, swept
+from tests.contract.parts.sending import send
 
 __all__ = ["Identities"]
 
@@ -31,7 +29,6 @@ SAME = Identity("same")
 class Identities(Given):
     """An identity is taken exactly while its run is there, and by nothing else."""
 
-    @sends
     def test_a_waiting_run_has_its_identity(self, store: SendingStore) -> None:
         take(store, "k", "a")
         assert store.peek("k", "same") is None
@@ -42,7 +39,6 @@ class Identities(Given):
         assert store.peek("k", "other") is None
         assert store.peek("other", "same") is None
 
-    @sends
     @pytest.mark.parametrize("delay", [0.0, 30.0])
     def test_a_second_one_is_not_taken_in(self, store: SendingStore, delay: float) -> None:
         take(store, "k", "a")
@@ -53,14 +49,12 @@ class Identities(Given):
         assert store.parked("k", "second") is None
         assert send(store, "k", "third", identity=Identity("other")).sent is Sent.QUEUED
 
-    @sends
     def test_of_two_who_saw_nobody_one_is_taken_in(self, store: SendingStore) -> None:
         replies = [send(store, "k", run, identity=SAME).sent for run in ("r1", "r2")]
 
         assert replies == [Sent.GO, Sent.CHANGED]
         assert store.peek("k", "same") == Bearer("r1", Where.COMING)
 
-    @sends
     def test_a_repeated_request_has_its_own_identity(self, store: SendingStore) -> None:
         assert send(store, "k", "run", identity=SAME).sent is Sent.GO
 
@@ -68,7 +62,6 @@ class Identities(Given):
 
     # How long
 
-    @sends
     @pytest.mark.parametrize("want", [Want(), Want(1, 2)], ids=["alone", "beside others"])
     @pytest.mark.parametrize("retain", [False, True])
     @pytest.mark.parametrize(
@@ -84,7 +77,6 @@ class Identities(Given):
         leave(store, "k", "a", run="run", completion=AGAIN)
         assert _seen(store) == (("run", Where.ENDED) if until == 30.0 else None)
 
-    @sends
     def test_while_its_result_is_stored_a_run_has_no_identity(self, store: SendingStore) -> None:
         send(store, "k", "run", identity=Identity("same", "finished"))
         take(store, "k", "a", run="run", redelivered=True, retain=True)
@@ -93,7 +85,6 @@ class Identities(Given):
 
         assert store.peek("k", "same") is None
 
-    @sends
     def test_time_ends_it(self, store: SendingStore, pass_time: Callable[[float], None]) -> None:
         send(store, "k", "run", identity=Identity("same", 1.0))
         take(store, "k", "a", run="run", redelivered=True)
@@ -105,7 +96,6 @@ class Identities(Given):
         assert store.peek("k", "same") is None
         assert send(store, "k", "another", identity=Identity("same", 1.0)).sent is Sent.GO
 
-    @sends
     @pytest.mark.parametrize("end", ["cancel", "drop"])
     def test_a_run_that_is_struck_leaves_it(self, store: SendingStore, end: str) -> None:
         send(store, "k", "run", identity=Identity("same", "finished"))
@@ -117,7 +107,6 @@ class Identities(Given):
 
         assert store.peek("k", "same") is None
 
-    @sends
     def test_a_holder_whose_lease_ends_leaves_it(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -129,7 +118,6 @@ class Identities(Given):
 
         assert store.peek("k", "same") is None
 
-    @sends
     def test_a_retry_is_of_the_same_task(self, store: SendingStore) -> None:
         identity = Identity("same", "finished")
         send(store, "k", "task:0:0:0", identity=identity)
@@ -141,7 +129,6 @@ class Identities(Given):
         leave(store, "k", "a", run="task:0:0:0", completion=YES)
         assert store.peek("k", "same") == Bearer("task:1:0:0", Where.COMING)
 
-    @sends
     @pytest.mark.parametrize("want", [Want(), Want(1, 2)], ids=["alone", "beside others"])
     def test_a_retry_waits_while_the_attempt_before_ends(
         self, store: SendingStore, want: Want
@@ -154,7 +141,6 @@ class Identities(Given):
 
         assert store.peek("k", "same") == Bearer("task:1:0:0", Where.WAITING)
 
-    @sends
     def test_a_key_that_is_kept_for_a_retry_keeps_it(self, store: SendingStore) -> None:
         send(store, "k", "task:0:0:0", identity=Identity("same", "finished"))
         take(store, "k", "a", run="task:0:0:0", redelivered=True)
@@ -163,8 +149,6 @@ class Identities(Given):
 
         assert store.peek("k", "same") == Bearer("task:0:0:0", Where.RUNNING)
 
-    @sends
-    @weighs
     def test_units_that_are_kept_for_a_retry_keep_it(self, store: SendingStore) -> None:
         want = Want(1, 2)
         send(store, "k", "task:0:0:0", identity=Identity("same", "finished"), want=want)
@@ -175,7 +159,6 @@ class Identities(Given):
 
         assert store.peek("k", "same") == Bearer("task:0:0:0", Where.RUNNING)
 
-    @sends
     @pytest.mark.parametrize("until", ["started", "finished"])
     def test_one_that_is_put_back_passes_it_on(self, store: SendingStore, until: str) -> None:
         send(store, "k", "task:0:0:0", identity=Identity("same", until))
@@ -188,13 +171,11 @@ class Identities(Given):
         leave(store, "k", "a", run="task:0:0:0", completion=YES)
         assert store.peek("k", "same") == Bearer("task:0:1:0", Where.COMING)
 
-    @sends
     def test_one_that_is_put_back_by_the_broker_passes_it_on(self, store: SendingStore) -> None:
         store.inherit("k", Identity("same", 60.0), "task:0:1:0")
 
         assert _seen(store) == ("task:0:1:0", Where.ENDED)
 
-    @sends
     def test_it_is_told_for_how_long_a_run_has_it_in_any_case(self, store: SendingStore) -> None:
         send(store, "k", "run", identity=Identity("same", 30.0))
 
@@ -203,7 +184,6 @@ class Identities(Given):
         assert found is not None
         assert 25.0 < found.lasts <= 30.0
 
-    @sends
     def test_what_another_task_has_is_not_passed_on(self, store: SendingStore) -> None:
         take(store, "k", "a")
         send(store, "k", "task:0:0:0", identity=SAME)
@@ -214,7 +194,6 @@ class Identities(Given):
 
     # What is known of the run besides
 
-    @sends
     def test_a_run_that_expires_before_it_begins_has_none(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -228,7 +207,6 @@ class Identities(Given):
         assert store.peek("k", "same") is None
         assert send(store, "k", "another", identity=SAME).sent is Sent.QUEUED
 
-    @sends
     def test_a_run_that_has_begun_does_not_expire(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -241,7 +219,6 @@ class Identities(Given):
         assert found is not None
         assert found.where is Where.RUNNING
 
-    @sends
     def test_an_update_gives_it_another_time(self, store: SendingStore) -> None:
         take(store, "k", "a")
         identity = SAME._replace(expires=30.0, silent=True, most=60.0)
@@ -254,7 +231,6 @@ class Identities(Given):
 
         assert store.peek("k", "same") == Bearer("run", Where.WAITING)
 
-    @sends
     def test_one_is_sent_beside_what_waits(self, store: SendingStore) -> None:
         take(store, "k", "a")
         send(store, "k", "first", identity=SAME._replace(fixed=True))
@@ -270,7 +246,6 @@ class Identities(Given):
 
     # Those that are not second ones
 
-    @sends
     def test_one_that_somebody_waits_for_goes_without(self, store: SendingStore) -> None:
         take(store, "k", "a")
         send(store, "k", "first", identity=SAME)
@@ -281,7 +256,6 @@ class Identities(Given):
         assert store.peek("k", "same") == Bearer("first", Where.WAITING)
         assert runs_of(leave(store, "k", "a")) == ["first"]
 
-    @sends
     def test_one_that_somebody_waits_for_takes_it_if_it_is_free(self, store: SendingStore) -> None:
         take(store, "k", "a")
 
@@ -291,7 +265,6 @@ class Identities(Given):
 
     # Updates
 
-    @sends
     def test_an_update_keeps_the_place(self, store: SendingStore) -> None:
         take(store, "k", "a")
         send(store, "k", "first", b"old", identity=SAME)
@@ -304,7 +277,6 @@ class Identities(Given):
         (wake,) = leave(store, "k", "a")
         assert (wake.run, wake.envelope) == ("first", b"new")
 
-    @sends
     def test_what_does_not_wait_any_more_is_not_updated(self, store: SendingStore) -> None:
         identity = SAME._replace(replaces="run")
         assert send(store, "k", "run", b"new", identity=identity).sent is Sent.CHANGED
@@ -316,7 +288,6 @@ class Identities(Given):
         assert found is not None
         assert found.envelope == b"old"  # it is on its way
 
-    @sends
     def test_what_came_and_waits_again_is_not_updated(self, store: SendingStore) -> None:
         take(store, "k", "a")
         send(store, "k", "run", b"old", identity=SAME)
@@ -327,7 +298,6 @@ class Identities(Given):
         assert update.sent is Sent.CHANGED
         assert store.peek("k", "same") == Bearer("run", Where.COMING)
 
-    @sends
     def test_one_that_is_on_its_way_may_lose_it(self, store: SendingStore) -> None:
         send(store, "k", "first", identity=SAME)
 
@@ -336,7 +306,6 @@ class Identities(Given):
         assert second.sent is Sent.QUEUED
         assert store.peek("k", "same") == Bearer("second", Where.WAITING)
 
-    @sends
     def test_an_update_moves_the_time(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -353,7 +322,6 @@ class Identities(Given):
         assert found is not None
         assert found.envelope == b"newest"
 
-    @sends
     def test_updates_do_not_put_it_off_for_ever(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -370,7 +338,6 @@ class Identities(Given):
 
         assert wake.envelope == b"2"
 
-    @sends
     def test_an_update_after_that_time_goes(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:

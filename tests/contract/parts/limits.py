@@ -18,20 +18,14 @@ from celery_distlock.testing.contract.actions import (
     enter,
     found_keys,
     leave,
-    lists,
-    park,
-    parks,
     renew,
     runs_of,
-    swept,
     take,
-    take_all_or_skip,
     wait_for,
     wait_until,
-    waits,
-    weighs,
 )
 from celery_distlock.testing.contract.given import Given
+from tests.contract.parts.actions import park, swept, take_together
 
 __all__ = ["Limits"]
 
@@ -39,7 +33,6 @@ __all__ = ["Limits"]
 class Limits(Given):
     """An operator's limit goes before what is asked with."""
 
-    @weighs
     def test_no_more_enter_than_an_operator_allows(self, store: CapacityStore) -> None:
         store.set_limit("k", Limit(2))
 
@@ -50,7 +43,6 @@ class Limits(Given):
         store.set_limit("k", None)
         take(store, "k", "c", want=Want(1, 5))
 
-    @weighs
     def test_a_limit_may_be_more_than_is_asked_with(self, store: CapacityStore) -> None:
         store.set_limit("k", Limit(4))
 
@@ -58,7 +50,6 @@ class Limits(Given):
 
         assert ask(store, "k", "e", want=Want(1, 2)).status is BUSY
 
-    @weighs
     def test_a_weight_above_a_limit_counts_as_all_of_it(self, store: CapacityStore) -> None:
         store.set_limit("k", Limit(2))
 
@@ -69,7 +60,6 @@ class Limits(Given):
         take(store, "k", "b", want=Want(1, 8))
         assert ask(store, "k", "a", want=Want(4, 8)).status is BUSY
 
-    @weighs
     def test_what_is_in_use_is_what_was_asked_for_and_still_is_without_the_limit(
         self, store: CapacityStore
     ) -> None:
@@ -82,7 +72,6 @@ class Limits(Given):
             take(store, name, "b", want=Want(16, 24))
             assert ask(store, name, "c", want=Want(1, 24)).status is BUSY
 
-    @weighs
     def test_it_still_is_when_one_was_alone_meanwhile(self, store: CapacityStore) -> None:
         store.set_limit("k", Limit(2))
         take(store, "k", "a", want=Want(8, 24))
@@ -94,8 +83,6 @@ class Limits(Given):
         assert ask(store, "k", "b", want=Want(17, 24)).status is BUSY
         take(store, "k", "b", want=Want(16, 24))
 
-    @weighs
-    @parks
     def test_what_is_kept_under_a_limit_for_one_who_comes_is_his_without_it(
         self, store: ParkingStore
     ) -> None:
@@ -112,14 +99,12 @@ class Limits(Given):
         take(store, "k", "c", want=Want(16, 24))
         assert ask(store, "k", "d", want=Want(1, 24)).status is BUSY
 
-    @weighs
     def test_of_several_keys_each_is_used_as_it_was_asked_for(self, store: CapacityStore) -> None:
         store.set_limit("k", Limit(2))
-        take_all_or_skip(store, "kl", "aa", wants=[Want(8, 24)] * 2)
+        take_together(store, "kl", "aa", wants=[Want(8, 24)] * 2)
 
         assert store.inspect("k").used == store.inspect("l").used == 8
 
-    @weighs
     def test_nobody_is_thrown_out_by_a_lower_limit(self, store: CapacityStore) -> None:
         enter(store, "k", "abc")
 
@@ -131,7 +116,6 @@ class Limits(Given):
             leave(store, "k", owner)
         take(store, "k", "d", want=SHARED)
 
-    @weighs
     def test_a_limit_changes_nothing_for_who_is_alone(self, store: CapacityStore) -> None:
         store.set_limit("k", Limit(3))
 
@@ -140,7 +124,6 @@ class Limits(Given):
         assert ask(store, "k", "b").status is BUSY
         assert ask(store, "k", "b", want=SHARED).status is BUSY
 
-    @weighs
     def test_nobody_is_alone_beside_others_though_a_limit_leaves_room(
         self, store: CapacityStore
     ) -> None:
@@ -149,7 +132,6 @@ class Limits(Given):
 
         assert ask(store, "k", "c").status is BUSY
 
-    @weighs
     @pytest.mark.parametrize("want", [Want(), SHARED, Want(2, 5)])
     def test_nobody_enters_a_paused_key(self, store: CapacityStore, want: Want) -> None:
         store.set_limit("k", Limit(0))
@@ -160,7 +142,6 @@ class Limits(Given):
         store.set_limit("k", None)
         take(store, "k", "a", want=want)
 
-    @weighs
     def test_who_has_a_key_that_is_paused_goes_on(self, store: CapacityStore) -> None:
         take(store, "k", "a")
         store.set_limit("k", Limit(0))
@@ -170,7 +151,6 @@ class Limits(Given):
         leave(store, "k", "a")
         assert ask(store, "k", "a").status is BUSY
 
-    @weighs
     def test_several_keys_are_not_taken_if_one_is_paused(self, store: CapacityStore) -> None:
         store.set_limit("l", Limit(0))
 
@@ -178,8 +158,6 @@ class Limits(Given):
 
         take(store, "k", "c")
 
-    @weighs
-    @parks
     def test_who_fits_is_woken_when_a_limit_is_raised(self, store: ParkingStore) -> None:
         capacity = CapacityStore.of(store)
         capacity.set_limit("k", Limit(1))
@@ -192,8 +170,6 @@ class Limits(Given):
         assert runs_of(all_of(raised.wake)) == ["run0", "run1"]
         assert runs_of(all_of(capacity.set_limit("k", None).wake)) == ["run2"]
 
-    @weighs
-    @parks
     def test_a_retry_that_comes_early_to_a_paused_key_runs_when_it_goes_on(
         self, store: ParkingStore
     ) -> None:
@@ -211,8 +187,6 @@ class Limits(Given):
         assert oldest <= state.oldest < oldest + 600.0
         assert runs_of(all_of(capacity.set_limit("k", None).wake)) == ["task:1:0:0"]
 
-    @weighs
-    @parks
     def test_who_waits_for_a_paused_key_is_woken_when_it_goes_on(self, store: ParkingStore) -> None:
         capacity = CapacityStore.of(store)
         take(store, "k", "a")
@@ -227,8 +201,6 @@ class Limits(Given):
         take(store, "k", "b", run="run1", redelivered=True)
         assert runs_of(leave(store, "k", "b", run="run1", completion=YES)) == ["run2"]
 
-    @weighs
-    @waits
     def test_who_blocks_for_a_paused_key_has_it_when_it_goes_on(self, store: CapacityStore) -> None:
         store.set_limit("k", Limit(0))
         waiter = wait_for(store, "k", "a")
@@ -237,8 +209,6 @@ class Limits(Given):
 
         take(store, "k", "a", queue=waiter.inbox)
 
-    @weighs
-    @parks
     def test_a_limit_ends_by_itself(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -250,7 +220,6 @@ class Limits(Given):
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["run"]
         assert store.inspect("k").limit is None
 
-    @weighs
     def test_a_look_tells_the_limit_and_who_has_set_it(self, store: CapacityStore) -> None:
         now = time.time()
         store.set_limit("k", Limit(3, now + 60.0, "an operator", since=1.0))
@@ -264,7 +233,6 @@ class Limits(Given):
         store.set_limit("k", None)
         assert store.inspect("k").limit is None
 
-    @weighs
     def test_the_last_limit_counts(self, store: CapacityStore) -> None:
         store.set_limit("k", Limit(0, author="one"))
 
@@ -275,8 +243,6 @@ class Limits(Given):
         assert (limit.capacity, limit.until, limit.author) == (2, 0.0, "another")
         enter(store, "k", "ab", SHARED)
 
-    @weighs
-    @lists
     def test_a_key_with_a_limit_is_found(self, store: ParkingStore) -> None:
         CapacityStore.of(store).set_limit("k", Limit(0))
 

@@ -20,29 +20,19 @@ from celery_distlock.testing.contract.actions import (
     BUSY,
     DONE,
     GRANTED,
-    PARKED,
     SHARED,
     YES,
     Waiter,
-    any_envelope,
     expire,
     holder,
     join_before_the_end,
     leave,
-    park,
-    parks,
-    recognises,
-    refuse,
-    spoilt,
-    swept,
     take,
     wait_for,
     wait_until,
-    waits,
-    weighs,
-    work,
 )
 from celery_distlock.testing.contract.given import Given
+from tests.contract.parts.actions import PARKED, any_envelope, park, refuse, spoilt, swept, work
 
 __all__ = ["Parking"]
 
@@ -50,8 +40,6 @@ __all__ = ["Parking"]
 class Parking(Given):
     """A parked run is kept until its turn comes, and then given to who can send it."""
 
-    @parks
-    @waits
     def test_who_blocks_and_comes_by_what_is_kept_for_its_run_waits_no_more(
         self, store: ParkingStore
     ) -> None:
@@ -66,9 +54,6 @@ class Parking(Given):
         leave(store, "k", "b", run="run", completion=YES)
         assert not holder(store, "k")
 
-    @parks
-    @waits
-    @weighs
     def test_a_run_that_blocks_though_it_is_parked_has_one_part(self, store: Any) -> None:
         store.park_if_held("k", "run", ParkRequest(b"e"), 10.0, want=SHARED)
         inbox = store.inbox("k", "a")
@@ -79,9 +64,6 @@ class Parking(Given):
         assert store.inspect("k").waiting == 0
         inbox.close()
 
-    @parks
-    @waits
-    @weighs
     def test_a_run_that_is_parked_and_blocks_is_handed_one_part(self, store: Any) -> None:
         take(store, "k", "a")
         park(store, "k", "run", want=SHARED)
@@ -93,8 +75,6 @@ class Parking(Given):
         assert [each.owner for each in store.inspect("k").holders] == ["b"]
         assert store.inspect("k").waiting == 0
 
-    @parks
-    @waits
     def test_who_blocks_for_a_retry_has_what_is_kept_for_it_and_waits_no_more(
         self, store: ParkingStore
     ) -> None:
@@ -108,7 +88,6 @@ class Parking(Given):
         leave(store, "k", "b", run="task:1:0:0", completion=YES)
         assert not holder(store, "k")
 
-    @parks
     def test_a_key_is_not_kept_for_a_run_that_waits_but_handed_to_it(
         self, store: ParkingStore
     ) -> None:
@@ -125,7 +104,6 @@ class Parking(Given):
             WokenTask(slot_name("k"), "other", b"other")
         )
 
-    @parks
     @any_envelope
     def test_a_release_returns_the_next_runs_envelope_as_it_was_parked(
         self, store: Store, envelope: bytes
@@ -137,7 +115,6 @@ class Parking(Given):
 
         assert wake == WokenTask(slot_name("k"), "run", envelope)
 
-    @parks
     def test_a_parked_run_says_who_holds_the_key_and_its_place(self, store: Store) -> None:
         take(store, "k", "a", run="run-a")
         park(store, "k", "first")
@@ -151,14 +128,12 @@ class Parking(Given):
             1,
         )
 
-    @parks
     def test_a_free_key_is_granted_and_not_parked_at(self, store: Store) -> None:
         reply = store.acquire(AcquireRequest("k", "a", 30.0, queue=ParkRequest(b"e"), run="run"))
 
         assert reply.status is GRANTED
         assert store.release(ReleaseRequest("k", "a", run="run", completion=YES)) == (True, None)
 
-    @parks
     def test_a_newcomer_does_not_overtake_a_parked_run_and_is_given_it_to_send(
         self, store: Store
     ) -> None:
@@ -172,7 +147,6 @@ class Parking(Given):
         assert (reply.status, reply.holder, reply.holder_run) == (BUSY, "parked:run", "run")
         assert reply.wake == WokenTask(slot_name("k"), "run", b"envelope")
 
-    @parks
     def test_the_key_is_reserved_while_a_woken_run_is_on_its_way(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
@@ -183,7 +157,6 @@ class Parking(Given):
         assert (reply.status, reply.holder, reply.wake) == (BUSY, "parked:run", None)
         assert reply.remaining > 0
 
-    @parks
     def test_a_woken_run_claims_its_key_whoever_brings_it(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
@@ -195,7 +168,6 @@ class Parking(Given):
         assert holder(store, "k") == "another-worker"
         assert store.inspect("k").remaining > 10
 
-    @parks
     def test_a_claimed_run_is_waiting_no_more(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
@@ -206,7 +178,6 @@ class Parking(Given):
         assert swept(store) == []
         assert store.inspect("k").waiting == 0
 
-    @parks
     def test_a_late_woken_run_is_still_served_before_the_queue(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
@@ -215,7 +186,6 @@ class Parking(Given):
 
         take(store, "k", new_owner("late"), run="run")
 
-    @parks
     def test_a_run_is_parked_once_however_often_it_comes(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run", b"first")
@@ -227,8 +197,6 @@ class Parking(Given):
             slot_name("k"), "run", b"second"
         )
 
-    @parks
-    @recognises
     def test_a_run_that_was_parked_and_claims_its_key_by_parking_again_is_recognised(
         self, store: Store
     ) -> None:
@@ -240,7 +208,6 @@ class Parking(Given):
 
         assert store.acquire(again._replace(owner="c", redelivered=True)).status is DONE
 
-    @parks
     def test_a_woken_run_that_finds_the_key_taken_keeps_its_turn(self, store: ParkingStore) -> None:
         self._pass_to_the_second(store)
         take(store, "k", "second", run="second", redelivered=True)
@@ -253,7 +220,6 @@ class Parking(Given):
         assert again is not None
         assert again.run == "first"
 
-    @parks
     def test_a_woken_run_has_the_key_before_a_later_one_that_has_not_come(
         self, store: ParkingStore
     ) -> None:
@@ -268,7 +234,6 @@ class Parking(Given):
             is BUSY
         )
 
-    @parks
     def test_a_run_that_was_overtaken_on_its_way_has_the_key_next_and_is_not_sent_again(
         self, store: ParkingStore
     ) -> None:
@@ -301,7 +266,6 @@ class Parking(Given):
             store.mark_published(wake)
         assert holder(store, "k") == "parked:second"
 
-    @parks
     def test_a_waiter_that_comes_late_has_the_key_before_those_who_came_after_it(
         self, store: Store
     ) -> None:
@@ -327,7 +291,6 @@ class Parking(Given):
         for waiter in waiters:
             waiter.inbox.close()
 
-    @parks
     def test_nobody_overtakes_one_who_has_come(self, store: Store) -> None:
         take(store, "k", "a")
         first, second = wait_for(store, "k", "w1"), wait_for(store, "k", "w2")
@@ -340,7 +303,6 @@ class Parking(Given):
         for waiter in (first, second):
             waiter.inbox.close()
 
-    @parks
     def test_lining_up_never_takes_a_free_key(self, store: ParkingStore) -> None:
         status = store.park_if_held("k", "run", ParkRequest(b"e"), 10.0).status
 
@@ -348,7 +310,6 @@ class Parking(Given):
         look = store.inspect("k")
         assert (look.token, look.waiting) == (0, int(status is PARKED))
 
-    @parks
     def test_who_came_before_those_in_line_takes_the_free_key(self, store: ParkingStore) -> None:
         first = store.time(10.0)
         for number in (1, 2):
@@ -369,7 +330,6 @@ class Parking(Given):
             slot_name("k"), "run2", b"2"
         )
 
-    @parks
     def test_nobody_comes_later_than_now(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         store.park_if_held("k", "ahead", ParkRequest(b"1"), 10.0, store.time(10.0) + 10**12)
@@ -379,7 +339,6 @@ class Parking(Given):
             slot_name("k"), "ahead", b"1"
         )
 
-    @parks
     def test_the_first_in_line_is_woken_if_the_key_is_free(self, store: ParkingStore) -> None:
         assert list(store.wake_next("k")) == []
         store.park_if_held("k", "run", ParkRequest(b"e"), 10.0)
@@ -390,7 +349,6 @@ class Parking(Given):
         store.park_if_held("k", "other", ParkRequest(b"o"), 10.0)
         assert list(store.wake_next("k")) == []
 
-    @parks
     def test_lining_up_at_a_taken_key_parks_the_run_or_does_nothing(
         self, store: ParkingStore
     ) -> None:
@@ -403,7 +361,6 @@ class Parking(Given):
         wake = WokenTask(slot_name("k"), "run", b"e") if status is PARKED else None
         assert store.release(ReleaseRequest("k", "a")) == (True, wake)
 
-    @parks
     def test_a_run_that_came_back_is_sent_by_the_next_sweep(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run", b"envelope")
@@ -415,7 +372,6 @@ class Parking(Given):
 
         assert wait_until(lambda: swept(store), "a sweep") == [wake]
 
-    @parks
     def test_a_dropped_run_gives_its_key_to_the_next(self, store: Store) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
@@ -429,7 +385,6 @@ class Parking(Given):
         assert released.wake.run == "next"
         assert holder(store, "k") == "parked:next"
 
-    @parks
     def test_a_run_that_was_dropped_is_not_sent_again(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
@@ -443,7 +398,6 @@ class Parking(Given):
         assert swept(store) == []
         assert not store.inspect("k").token
 
-    @parks
     def test_dispatching_sends_and_notes_it(self, store: ParkingStore) -> None:
         sent: list[WokenTask] = []
         store.publishers = (sent.append,)
@@ -455,7 +409,6 @@ class Parking(Given):
         wait_until(lambda: sent, "its way")
         assert sent == [WokenTask(slot_name("k"), "run", b"envelope")]
 
-    @parks
     def test_what_cannot_be_dispatched_is_left_to_the_sweep(
         self, store: ParkingStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -473,7 +426,6 @@ class Parking(Given):
         wait_until(lambda: "the next sweep sends it" in caplog.text, "the warning")
         assert noted == []
 
-    @parks
     def test_what_nobody_can_send_counts_as_sent_and_is_logged_once(
         self, store: ParkingStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -493,7 +445,6 @@ class Parking(Given):
         (record,) = [each for each in caplog.records if "cannot be sent" in each.getMessage()]
         assert "celery locks drop" in record.getMessage()
 
-    @parks
     def test_what_is_left_to_others_keeps_the_key_from_nobody(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         park(store, "k", "first")
@@ -505,7 +456,6 @@ class Parking(Given):
 
         assert holder(store, "k") == "parked:second"
 
-    @parks
     def test_what_is_left_to_others_is_swept_up_again_and_again(
         self, store: ParkingStore, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -522,12 +472,6 @@ class Parking(Given):
             assert store.dispatch(wake) is not Sending.SENT
         assert caplog.text == ""
 
-    def test_nothing_to_dispatch_is_no_error(self, store: Store) -> None:
-        store.dispatch(None)
-
-    @waits
-    @parks
-    @recognises
     def test_nobody_has_or_wants_a_key_when_all_has_come_to_its_end(
         self, store: ParkingStore
     ) -> None:

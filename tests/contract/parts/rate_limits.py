@@ -17,20 +17,15 @@ from celery_distlock.testing.contract.actions import (
     ask,
     enter,
     leave,
-    park,
-    parks,
-    rates,
     runs_of,
-    swept,
     take,
     wait_for,
     wait_until,
-    waits,
-    weighs,
 )
 from celery_distlock.testing.contract.given import Given
+from tests.contract.parts.actions import park, swept
 from tests.contract.parts.rates import MORE, PER, count, so_often
-from tests.contract.parts.sending import send, sends
+from tests.contract.parts.sending import send
 
 __all__ = ["RateLimits"]
 
@@ -43,8 +38,6 @@ def allow(store: Any, starts: int) -> None:
 class RateLimits(Given):
     """An operator's rates go before those that are asked with, and for who asks with none."""
 
-    @rates
-    @weighs
     @pytest.mark.parametrize("want", [Want(), SHARED, so_often(100), so_often(1)])
     def test_a_key_is_taken_as_often_as_an_operator_allows(self, store: Any, want: Want) -> None:
         allow(store, 2)
@@ -57,8 +50,6 @@ class RateLimits(Given):
         store.set_limit("k", None)
         take(store, "k", "free", want=Want())
 
-    @rates
-    @weighs
     def test_what_counts_as_more_than_an_operator_allows_counts_as_all_of_it(
         self, store: Any
     ) -> None:
@@ -67,8 +58,6 @@ class RateLimits(Given):
         assert count(store, "k", so_often(50, cost=5)) == 1
         assert count(store, "k", SHARED) == 0
 
-    @rates
-    @weighs
     def test_it_limits_no_units_if_it_does_not_say_so(self, store: Any) -> None:
         allow(store, 1000)
 
@@ -77,8 +66,6 @@ class RateLimits(Given):
         assert ask(store, "k", "c", want=Want(1, 2)).status is BUSY
         enter(store, "l", "ab", SHARED)
 
-    @rates
-    @weighs
     def test_units_and_rates_are_limited_at_once(self, store: Any) -> None:
         store.set_limit("k", Limit(1, rates=(Rate(2, PER, 2),)))
 
@@ -87,9 +74,6 @@ class RateLimits(Given):
         leave(store, "k", "a", started=True)
         assert count(store, "k", SHARED) == 1
 
-    @rates
-    @weighs
-    @parks
     def test_parked_ones_are_counted_as_they_come(
         self, store: Any, pass_time: Callable[[float], None]
     ) -> None:
@@ -106,9 +90,6 @@ class RateLimits(Given):
         pass_time(PER + MORE)
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["run1"]
 
-    @rates
-    @weighs
-    @waits
     def test_blocked_ones_are_counted_as_they_come(self, store: Any) -> None:
         allow(store, 2)
         take(store, "k", "a")
@@ -119,8 +100,6 @@ class RateLimits(Given):
 
         assert ask(store, "k", "c").status is BUSY
 
-    @rates
-    @weighs
     def test_time_lets_in_when_an_operators_limit_ends(
         self, store: Any, pass_time: Callable[[float], None]
     ) -> None:
@@ -132,8 +111,6 @@ class RateLimits(Given):
         pass_time(101.0)
         take(store, "k", "b")
 
-    @rates
-    @weighs
     def test_to_share_what_one_had_alone_is_no_start(self, store: Any) -> None:
         allow(store, 2)
         take(store, "k", "a")
@@ -142,8 +119,6 @@ class RateLimits(Given):
 
         assert count(store, "k", SHARED) == 1
 
-    @rates
-    @weighs
     def test_a_look_tells_of_an_operators_rates(self, store: Any) -> None:
         several = (Rate(2, 1.0), Rate(50, 60.0, 5))
         store.set_limit("k", Limit(None, author="an operator: 1/2", rates=several))
@@ -156,9 +131,6 @@ class RateLimits(Given):
         limit = store.inspect("k").limit
         assert (limit.capacity, limit.author, limit.rates) == (3, "another", ())
 
-    @rates
-    @weighs
-    @parks
     def test_what_is_kept_for_a_retry_waits_for_an_operators_rate(self, store: Any) -> None:
         allow(store, 1)
         take(store, "k", "a", run="task:0:0:0")
@@ -168,9 +140,6 @@ class RateLimits(Given):
 
         assert (reply.status, count(store, "k", Want())) == (BUSY, 0)
 
-    @rates
-    @weighs
-    @parks
     def test_a_retry_that_is_too_early_waits_before_all_others(
         self, store: Any, pass_time: Callable[[float], None]
     ) -> None:
@@ -186,9 +155,6 @@ class RateLimits(Given):
         pass_time(PER + MORE)
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["task:1:0:0"]
 
-    @rates
-    @weighs
-    @waits
     def test_one_who_was_handed_a_key_before_a_rate_was_set_is_counted(self, store: Any) -> None:
         take(store, "k", "a")
         waiter = wait_for(store, "k", "b")
@@ -200,9 +166,6 @@ class RateLimits(Given):
         leave(store, "k", "b", started=True)
         assert count(store, "k", Want()) == 0
 
-    @rates
-    @weighs
-    @sends
     def test_a_paced_call_waits_no_longer_than_its_own_rate(self, store: Any) -> None:
         store.set_limit("k", Limit(None, rates=(Rate(1, 10 * PER),)))
         assert count(store, "k", Want()) == 1

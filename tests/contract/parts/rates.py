@@ -15,26 +15,18 @@ from celery_distlock.testing.contract.actions import (
     DONE,
     GRANTED,
     PATIENCE,
-    RESERVED,
     YES,
     Waiter,
     ask,
-    fair,
     leave,
-    park,
-    parks,
-    rates,
     runs_of,
-    stand,
-    swept,
     take,
     take_all,
     wait_for,
     wait_until,
-    waits,
-    weighs,
 )
 from celery_distlock.testing.contract.given import Given
+from tests.contract.parts.actions import RESERVED, park, stand, swept
 
 __all__ = ["Rates"]
 
@@ -74,11 +66,9 @@ def told(store: Store, key: str, waiter: Waiter, want: Want) -> float:
 class Rates(Given):
     """In no time of its length begins more under a key than a rate allows."""
 
-    @rates
     def test_it_is_taken_as_often_as_the_limit_says(self, store: Store) -> None:
         assert count(store, "k", so_often(3)) == 3
 
-    @rates
     def test_who_is_too_many_is_told_when_to_come(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
@@ -90,7 +80,6 @@ class Rates(Given):
         assert reply.status is BUSY
         assert 400.0 < reply.due <= 500.0 + MORE
 
-    @rates
     def test_a_start_counts_for_the_time_of_its_rate(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
@@ -104,7 +93,6 @@ class Rates(Given):
         pass_time(300.0)
         assert count(store, "k", want) == 2
 
-    @rates
     def test_starts_are_spaced_evenly(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
@@ -117,7 +105,6 @@ class Rates(Given):
         pass_time(100.0 + MORE)
         assert count(store, "k", want) == 1
 
-    @rates
     def test_a_burst_is_spaced_as_a_whole(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
@@ -128,7 +115,6 @@ class Rates(Given):
         pass_time(500.0 + MORE)
         assert count(store, "k", want) == 3
 
-    @rates
     def test_two_rates_hold_at_once(self, store: Store, pass_time: Callable[[float], None]) -> None:
         want = Want(1, 0, (Rate(2, 60.0, 2), Rate(3, PER, 3)))
         assert count(store, "k", want) == 2
@@ -137,12 +123,10 @@ class Rates(Given):
         pass_time(60.0 + MORE)
         assert count(store, "k", want) == 0
 
-    @rates
     def test_a_start_counts_as_many_as_it_costs(self, store: Store) -> None:
         assert count(store, "k", so_often(7, cost=3)) == 2
         assert count(store, "k", so_often(7)) == 1
 
-    @rates
     def test_a_request_that_is_repeated_is_one_start(self, store: Store) -> None:
         want = so_often(2)
         for _ in range(3):
@@ -150,20 +134,17 @@ class Rates(Given):
 
         assert count(store, "k", want) == 1
 
-    @rates
     def test_one_who_has_it_alone_has_a_rate_as_well(self, store: Store) -> None:
         want = so_often(2)._replace(capacity=1)
 
         assert count(store, "k", want) == 2
 
-    @rates
     def test_who_has_no_rate_neither_waits_nor_counts(self, store: Store) -> None:
         assert count(store, "k", so_often(2)) == 2
         assert count(store, "k", Want(1, 0), most=5) == 5
         assert count(store, "l", Want(1, 0), most=5) == 5
         assert count(store, "l", so_often(2)) == 2
 
-    @rates
     def test_a_limit_that_is_changed_counts_what_has_started(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
@@ -174,7 +155,6 @@ class Rates(Given):
         pass_time(PER / 2 + MORE)
         assert count(store, "k", so_often(7, PER / 2)) == 7
 
-    @rates
     def test_by_a_limit_that_is_lowered_one_waits_no_longer_than_it_says(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
@@ -190,7 +170,6 @@ class Rates(Given):
         pass_time(500.0 + MORE)
         assert count(store, "k", so_often(1)) == 1
 
-    @rates
     def test_by_a_limit_that_is_raised_one_starts_at_its_distances(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
@@ -204,7 +183,6 @@ class Rates(Given):
         pass_time(PER / 50 + MORE)
         assert count(store, "k", so_often(50, burst=1)) == 1
 
-    @rates
     def test_what_has_come_to_nothing_does_not_count(self, store: Store) -> None:
         for want in (so_often(2), so_often(2)._replace(capacity=1)):
             key = want.written()
@@ -215,7 +193,6 @@ class Rates(Given):
 
             assert count(store, key, want) == 2
 
-    @rates
     def test_what_has_come_to_nothing_does_not_put_off_the_next(self, store: Store) -> None:
         want = so_often(6, burst=1)
         take(store, "k", "a", want=want)
@@ -223,7 +200,6 @@ class Rates(Given):
 
         assert count(store, "k", want) == 1
 
-    @rates
     def test_a_key_that_was_refused_costs_the_others_nothing(self, store: Store) -> None:
         want = so_often(2)
         take(store, "l", "x")
@@ -232,7 +208,6 @@ class Rates(Given):
 
         assert count(store, "k", want) == 2
 
-    @rates
     def test_all_of_several_keys_are_counted(self, store: Store) -> None:
         want = so_often(2)
         if take_all(store, "kl", "ab", wants=(want, want)) is None:
@@ -240,7 +215,6 @@ class Rates(Given):
         assert count(store, "k", want) == count(store, "l", want) == 1
         assert take_all(store, "kl", "cd", wants=(want, want)) is None
 
-    @rates
     def test_who_looks_sees_how_often_it_was_taken(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
@@ -258,8 +232,6 @@ class Rates(Given):
 
     # Those who wait
 
-    @rates
-    @parks
     def test_who_waits_is_woken_when_it_is_due(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -272,8 +244,6 @@ class Rates(Given):
 
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["run1", "run2"]
 
-    @rates
-    @parks
     def test_nobody_overtakes_who_waits_for_his_rate(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -286,8 +256,6 @@ class Rates(Given):
         assert ask(store, "k", "b", want=Want(1, 0)).status is GRANTED
         assert store.inspect("k").woken == 1
 
-    @rates
-    @parks
     def test_a_start_counts_from_when_it_is_kept_for_one_who_has_to_come(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -305,8 +273,6 @@ class Rates(Given):
         pass_time(3.0)
         assert ask(store, "k", "b", want=want).status is GRANTED
 
-    @rates
-    @parks
     def test_one_who_does_not_come_has_not_started(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -320,8 +286,6 @@ class Rates(Given):
         wait_until(lambda: ask(store, "k", "b", want=want).status is GRANTED, "its claim to lapse")
         assert ask(store, "k", "c", want=want).status is BUSY
 
-    @rates
-    @parks
     def test_a_run_that_is_dropped_on_its_way_has_not_started(self, store: ParkingStore) -> None:
         want = so_often(1)
         take(store, "k", "a", want=Want())
@@ -332,8 +296,6 @@ class Rates(Given):
 
         assert count(store, "k", want) == 1
 
-    @rates
-    @parks
     def test_what_was_kept_for_the_next_attempt_waits_for_its_rate_in_front(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -350,8 +312,6 @@ class Rates(Given):
         pass_time(PER + MORE)
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["try-2"]
 
-    @rates
-    @waits
     def test_a_blocked_waiter_is_told_when_to_look(self, store: Store) -> None:
         want = so_often(1)
         count(store, "k", want)
@@ -363,9 +323,6 @@ class Rates(Given):
         assert reply.place == 0
         assert PER - 30 < reply.remaining <= PER + MORE
 
-    @rates
-    @waits
-    @fair
     def test_who_is_blocked_is_called_when_it_is_the_next_and_told_when_to_look(
         self, store: Store, pass_time: Callable[[float], None]
     ) -> None:
@@ -384,8 +341,6 @@ class Rates(Given):
             ensure_called(waiters[2])
             assert 50.0 < told(store, key, waiters[2], want) <= 100.0 + MORE
 
-    @rates
-    @parks
     def test_it_is_noted_when_one_who_waits_may_start(self, store: ParkingStore) -> None:
         timed = TimedStore.of(store)
         want = so_often(1)
@@ -396,8 +351,6 @@ class Rates(Given):
 
         assert PER - 30 < timed.dues().first <= PER + MORE
 
-    @rates
-    @parks
     def test_a_run_that_lines_up_where_it_may_start_is_left_to_the_task_that_comes(
         self, store: ParkingStore
     ) -> None:
@@ -408,8 +361,6 @@ class Rates(Given):
         assert (reply.status, reply.due) == (Status.PARKED, 0.0)
         assert not TimedStore.of(store).dues().many
 
-    @rates
-    @parks
     def test_it_is_noted_when_a_run_that_lines_up_may_start(self, store: ParkingStore) -> None:
         want = so_often(1)
         count(store, "k", want)
@@ -418,8 +369,6 @@ class Rates(Given):
 
         assert PER - 30 < TimedStore.of(store).dues().first <= PER + MORE
 
-    @rates
-    @parks
     def test_one_without_a_rate_lets_one_in_who_has_one(self, store: ParkingStore) -> None:
         want = so_often(1)
         take(store, "k", "a")
@@ -429,8 +378,6 @@ class Rates(Given):
         assert runs_of(leave(store, "k", "a")) == ["run1"]
         assert PER - 30 < TimedStore.of(store).dues().first <= PER + 30
 
-    @rates
-    @parks
     def test_a_run_at_several_keys_has_their_rates(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -445,8 +392,6 @@ class Rates(Given):
         wake = wait_until(lambda: swept(store), "a sweep")[0]
         assert wake.run == "run"
 
-    @rates
-    @parks
     def test_time_does_nothing_for_a_run_that_has_its_part_and_waits_for_another_key(
         self, store: ParkingStore
     ) -> None:
@@ -460,8 +405,6 @@ class Rates(Given):
 
         assert (woken, again) == ([], {"j": None})
 
-    @rates
-    @weighs
     def test_a_limit_goes_beside_a_rate(self, store: Any) -> None:
         store.set_limit("k", Limit(0))
 
@@ -469,8 +412,6 @@ class Rates(Given):
 
         assert (reply.status, reply.due) == (BUSY, 0.0)
 
-    @rates
-    @parks
     def test_a_second_delivery_of_what_has_ended_is_no_start(self, store: ParkingStore) -> None:
         want = so_often(2)
         take(store, "k", "a", run="run", redelivered=True, want=want)

@@ -7,14 +7,7 @@ import pytest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.requests import ReleaseRequest
 from celery_distlock.stores.values import Action, RenewOutcome, Want
-from celery_distlock.testing.contract.actions import (
-    HOSTILE_KEYS,
-    enter,
-    records,
-    renew,
-    take,
-    weighs,
-)
+from celery_distlock.testing.contract.actions import HOSTILE_KEYS, enter, renew, take
 from celery_distlock.testing.contract.given import Given
 
 __all__ = ["Recording"]
@@ -32,15 +25,6 @@ def take_from(store: Store, owner: str, reason: str = "stuck", key: str = "k") -
 class Recording(Given):
     """The record of what operators do to a key is bounded, and the holder that loses it has it."""
 
-    def test_to_record_an_action_harms_no_store(self, store: Store) -> None:
-        take(store, "k", "a")
-
-        store.record_action("k", Action("pause", BY, "their import"))
-
-        assert bool(store.actions("k")) is store.records_actions
-        assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.RENEWED]
-
-    @records
     @pytest.mark.parametrize("key", HOSTILE_KEYS.values(), ids=list(HOSTILE_KEYS))
     def test_actions_are_told_the_last_first(self, store: Store, another: Store, key: str) -> None:
         pause = Action("pause", BY, "größer \U0001f512 '", "until it is over")
@@ -54,7 +38,6 @@ class Recording(Given):
         assert 0 < first.at <= last.at
         assert store.actions(f"{key}2") == []
 
-    @records
     def test_only_the_last_actions_are_kept(self, store: Store) -> None:
         for number in range(MOST):
             store.record_action("k", Action("pause", BY, str(number)))
@@ -64,7 +47,6 @@ class Recording(Given):
         assert 5 <= len(kept) < MOST
         assert kept == list(reversed(range(MOST)))[: len(kept)]
 
-    @records
     @pytest.mark.parametrize("is_taken_again", [False, True])
     def test_a_holder_that_loses_its_key_learns_who_has_taken_it(
         self, store: Store, another: Store, *, is_taken_again: bool
@@ -83,8 +65,6 @@ class Recording(Given):
         assert (words, reason) == (f"taken by {BY}", "stuck")
         assert datetime.fromisoformat(at).timestamp() > 0
 
-    @records
-    @weighs
     def test_a_holder_that_keeps_its_part_is_not_told_of_others(self, store: Store) -> None:
         enter(store, "k", "ab", Want(1, 5))
         take_from(store, "a")
@@ -96,7 +76,6 @@ class Recording(Given):
         assert store.why_lost("k", "a")
         assert store.why_lost("k", "b", 5.0) == ""
 
-    @records
     def test_why_a_key_was_lost_is_looked_up_where_no_renewal_has_said_it(
         self, store: Store
     ) -> None:
@@ -106,7 +85,6 @@ class Recording(Given):
         assert store.why_lost("k", "a") == ""
         assert store.why_lost("k", "a", 5.0).startswith(f"taken by {BY} at ")
 
-    @records
     def test_no_release_is_recorded_of_an_owner_that_holds_the_key_no_more(
         self, store: Store
     ) -> None:

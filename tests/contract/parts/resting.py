@@ -2,36 +2,26 @@
 
 from collections.abc import Callable
 
-from celery_distlock.stores import ReleaseRequest
-from celery_distlock.stores.base import Store
 from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.parking import ParkingStore
-from celery_distlock.stores.values import RenewOutcome, Status, Want
+from celery_distlock.stores.values import RenewOutcome, Want
 from celery_distlock.testing.contract.actions import (
-    AGAIN,
     BUSY,
-    DONE,
     GRANTED,
+    RESTS,
     SHARED,
     ask,
     enter,
     leave,
-    park,
-    parks,
-    recognises,
     renew,
     runs_of,
-    several,
-    swept,
     take,
     wait_until,
-    weighs,
 )
 from celery_distlock.testing.contract.given import Given
+from tests.contract.parts.actions import park, swept
 
 __all__ = ["Resting"]
-
-RESTS = "resting:1"  # a run that never comes
 
 
 class Resting(Given):
@@ -39,25 +29,6 @@ class Resting(Given):
 
     # What one had
 
-    def test_what_rests_is_nobody_s(self, store: Store) -> None:
-        take(store, "k", "a", run="run")
-
-        assert leave(store, "k", "a", run="run", keep_for=(RESTS, 30.0)) == []
-
-        assert ask(store, "k", "b").status is BUSY
-        assert store.inspect("k").owner == f"parked:{RESTS}"
-        assert not store.release(ReleaseRequest("k", "a")).released
-
-    def test_what_has_rested_is_free(
-        self, store: Store, pass_time: Callable[[float], None]
-    ) -> None:
-        take(store, "k", "a", 30.0)
-        leave(store, "k", "a", keep_for=(RESTS, 1.0))
-        pass_time(1.0)
-
-        wait_until(lambda: ask(store, "k", "b").status is GRANTED, "the end of the rest")
-
-    @parks
     def test_who_waits_for_what_rests_is_woken_when_it_has_rested(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -69,51 +40,8 @@ class Resting(Given):
 
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["run"]
 
-    @recognises
-    def test_a_run_that_has_ended_does_not_run_again_when_its_key_has_rested(
-        self, store: Store, pass_time: Callable[[float], None]
-    ) -> None:
-        take(store, "k", "a", run="run", redelivered=True)
-        leave(store, "k", "a", run="run", completion=AGAIN, keep_for=(RESTS, 1.0))
-
-        assert ask(store, "k", "b", run="run", redelivered=True).status in {BUSY, DONE}
-        pass_time(1.0)
-
-        def told() -> Status:
-            return ask(store, "k", "b", run="run", redelivered=True).status
-
-        wait_until(lambda: told() is not BUSY, "the end of the rest")
-        assert told() is DONE
-
-    @several
-    def test_one_of_several_units_rests_by_itself(
-        self, store: Store, pass_time: Callable[[float], None]
-    ) -> None:
-        want = Want(1, 2)
-        enter(store, "k", "ab", want, lease=30.0)
-        leave(store, "k", "a", keep_for=(RESTS, 1.0))
-
-        assert ask(store, "k", "c", want=want).status is BUSY
-        leave(store, "k", "b")
-        take(store, "k", "b", 30.0, want=want)
-        pass_time(1.0)
-
-        wait_until(lambda: ask(store, "k", "c", want=want).status is GRANTED, "the end of the rest")
-        assert ask(store, "k", "d", want=want).status is BUSY
-
-    @several
-    def test_two_units_rest_beside_each_other(self, store: Store) -> None:
-        want = Want(1, 2)
-        enter(store, "k", "ab", want)
-        for owner in "ab":
-            leave(store, "k", owner, keep_for=(f"resting:{owner}", 30.0))
-
-        assert ask(store, "k", "c", want=want).status is BUSY
-        assert store.inspect("k").used == 2
-
     # A key
 
-    @weighs
     def test_nobody_enters_a_key_that_rests_and_those_inside_go_on(
         self, store: CapacityStore
     ) -> None:
@@ -126,7 +54,6 @@ class Resting(Given):
         assert ask(store, "k", "b", want=SHARED).status is GRANTED
         assert 0.0 < store.inspect("k").rest <= 20.1
 
-    @weighs
     def test_a_key_rests_though_nobody_has_it_any_more(self, store: CapacityStore) -> None:
         for name, want in (("shared", SHARED), ("alone", Want())):
             take(store, name, "a", want=want)
@@ -139,7 +66,6 @@ class Resting(Given):
             assert (state.owner, state.token, state.holders) == ("", 0, ())
             assert 0.0 < state.rest <= 20.1
 
-    @weighs
     def test_a_key_that_has_rested_is_free_and_shared_with_a_greater_token(
         self, store: CapacityStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -152,7 +78,6 @@ class Resting(Given):
             assert take(store, name, "b", want=SHARED) > before
             assert store.inspect(name).rest == 0.0
 
-    @weighs
     def test_the_longer_of_two_rests_counts(self, store: CapacityStore) -> None:
         enter(store, "k", "ab")
         store.rest("k", "a", 25.0)
@@ -161,7 +86,6 @@ class Resting(Given):
 
         assert 20.0 < store.inspect("k").rest <= 25.1
 
-    @weighs
     def test_a_key_rests_as_long_as_was_said_though_it_was_had_alone_meanwhile(
         self, store: CapacityStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -180,7 +104,6 @@ class Resting(Given):
             assert ask(store, name, "b", want=SHARED).status is BUSY
             assert store.inspect(name).rest > 10.0
 
-    @weighs
     def test_a_key_rests_though_the_lease_of_who_let_it_rest_ends(
         self, store: CapacityStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -199,8 +122,6 @@ class Resting(Given):
         for name in wants:
             take(store, name, "b")
 
-    @weighs
-    @recognises
     def test_a_key_rests_though_a_second_attempt_has_had_it_meanwhile(
         self, store: CapacityStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -214,15 +135,12 @@ class Resting(Given):
         for name in ("comes", "stays away"):
             assert ask(store, name, "c").status is BUSY
 
-    @weighs
     def test_only_who_has_it_lets_it_rest(self, store: CapacityStore) -> None:
         assert not store.rest("k", "a", 20.0)
         enter(store, "k", "b")
         assert not store.rest("k", "a", 20.0)
         assert not store.inspect("k").rest
 
-    @weighs
-    @parks
     def test_who_waits_for_a_key_that_rests_is_woken_when_it_has_rested(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:

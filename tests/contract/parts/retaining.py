@@ -11,19 +11,9 @@ from celery_distlock.stores.values import (
     RenewOutcome,
     WokenTask,
 )
-from celery_distlock.testing.contract.actions import (
-    YES,
-    holder,
-    kept,
-    park,
-    parks,
-    recognises,
-    renew,
-    swept,
-    take,
-    wait_until,
-)
+from celery_distlock.testing.contract.actions import YES, holder, renew, take, wait_until
 from celery_distlock.testing.contract.given import Given
+from tests.contract.parts.actions import kept, park, swept
 
 __all__ = ["Retaining"]
 
@@ -31,7 +21,6 @@ __all__ = ["Retaining"]
 class Retaining(Given):
     """A run whose only copy is in the store is kept there until it has ended."""
 
-    @parks
     def test_a_kept_run_is_sent_again_if_its_process_dies(self, store: ParkingStore) -> None:
         wake = kept(store, self.shortest_lease)
 
@@ -39,7 +28,6 @@ class Retaining(Given):
 
         assert again == wake._replace(returned=True)
 
-    @parks
     def test_a_kept_run_that_came_back_says_so_however_often_it_is_sent(
         self, store: ParkingStore
     ) -> None:
@@ -55,7 +43,6 @@ class Retaining(Given):
             (again,) = store.wake_again("k")
             assert again.returned
 
-    @parks
     def test_a_kept_run_that_came_back_is_sent_when_its_process_is_gone(
         self, store: ParkingStore
     ) -> None:
@@ -69,7 +56,6 @@ class Retaining(Given):
         (again,) = store.wake_next("k")
         assert again == wake._replace(returned=True)
 
-    @parks
     def test_a_kept_run_that_is_parked_again_has_not_come_back(self, store: ParkingStore) -> None:
         kept(store, 30.0)
         store.release(ReleaseRequest("k", "b", run="run", completion=Completion.NO))
@@ -83,7 +69,6 @@ class Retaining(Given):
         (again,) = wait_until(lambda: swept(store), "the run to be swept up")
         assert not again.returned
 
-    @parks
     def test_a_kept_run_is_not_sent_again_while_it_runs(self, store: ParkingStore) -> None:
         lease = 2 * self.shortest_lease
         kept(store, lease)
@@ -99,7 +84,6 @@ class Retaining(Given):
             assert renew(store, ("k", "b", 30.0)) == [RenewOutcome.RENEWED]
             assert swept(store) == []
 
-    @parks
     def test_a_kept_run_is_forgotten_when_it_has_ended(self, store: ParkingStore) -> None:
         kept(store, 30.0)
 
@@ -108,8 +92,6 @@ class Retaining(Given):
         assert swept(store) == []
         assert not holder(store, "k")
 
-    @parks
-    @recognises
     def test_a_kept_run_that_is_never_settled_runs_again(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -123,8 +105,6 @@ class Retaining(Given):
         (wake,) = wait_until(lambda: swept(store), "the run to be swept up")
         assert wake.run == "run"
 
-    @parks
-    @recognises
     def test_a_kept_unsettled_run_whose_message_came_back_is_sent_at_once(
         self, store: ParkingStore
     ) -> None:

@@ -9,13 +9,12 @@ from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.requests import Identity, ReleaseRequest, SendRequest
 from celery_distlock.stores.sending import SendingStore, SendReply, Sent
 from celery_distlock.stores.timing import Claim
-from celery_distlock.stores.values import Ability, Completion, Limit, ParkRequest, Want, WokenTask
+from celery_distlock.stores.values import Completion, Limit, ParkRequest, Want, WokenTask
 from celery_distlock.testing.contract.actions import (
     AGAIN,
     DONE,
     YES,
     all_of,
-    any_envelope,
     ask,
     enter,
     expire,
@@ -23,20 +22,16 @@ from celery_distlock.testing.contract.actions import (
     hostile_keys,
     hostile_runs,
     leave,
-    needs_ability,
-    park,
     runs_of,
-    swept,
     take,
     wait_for,
     wait_until,
 )
 from celery_distlock.testing.contract.given import Given
+from tests.contract.parts.actions import any_envelope, park, swept
 from tests.contract.parts.timing import claimed, wake
 
-__all__ = ["Sending", "send", "sends"]
-
-sends = needs_ability(Ability.SEND)
+__all__ = ["Sending", "send"]
 
 
 def send(
@@ -67,7 +62,6 @@ class Sending(Given):
 
     # Where it stands
 
-    @sends
     def test_a_run_that_is_sent_again_after_its_end_runs_again(self, store: SendingStore) -> None:
         send(store, "k", "run")
         take(store, "k", "a", run="run")
@@ -78,7 +72,6 @@ class Sending(Given):
 
         take(store, "k", "b", run="run", redelivered=True)
 
-    @sends
     def test_a_run_whose_key_is_free_goes_and_the_key_is_kept_for_it(
         self, store: SendingStore
     ) -> None:
@@ -90,7 +83,6 @@ class Sending(Given):
         assert leave(store, "k", "a", run="run", completion=YES) == []
         assert not store.inspect("k").woken
 
-    @sends
     def test_a_run_whose_key_is_taken_waits_its_turn(self, store: SendingStore) -> None:
         take(store, "k", "a")
 
@@ -99,7 +91,6 @@ class Sending(Given):
         assert store.inspect("k").waiting == 1
         assert leave(store, "k", "a") == [WokenTask(slot_name("k"), "run", b"envelope")]
 
-    @sends
     @any_envelope
     def test_an_envelope_comes_as_it_was_sent(self, store: SendingStore, envelope: bytes) -> None:
         send(store, "k", "first", envelope)
@@ -113,7 +104,6 @@ class Sending(Given):
         (second,) = leave(store, "k", "a", run="first", completion=YES)
         assert second.envelope == envelope
 
-    @sends
     @hostile_keys
     def test_any_key_will_do(self, store: SendingStore, key: str) -> None:
         assert send(store, key, "first").sent is Sent.GO
@@ -123,7 +113,6 @@ class Sending(Given):
 
         assert runs_of(leave(store, key, "a", run="first", completion=YES)) == ["second"]
 
-    @sends
     @hostile_runs
     def test_any_run_will_do(self, store: SendingStore, run: str) -> None:
         assert send(store, "k", run).sent is Sent.GO
@@ -134,7 +123,6 @@ class Sending(Given):
 
         assert runs_of(leave(store, "k", "a", run=run, completion=YES)) == [f"{run}, too"]
 
-    @sends
     def test_its_tasks_name_is_known(self, store: SendingStore) -> None:
         send(store, "k", "first")
         send(store, "k", "second")
@@ -144,7 +132,6 @@ class Sending(Given):
 
     # Order
 
-    @sends
     def test_runs_go_in_the_order_in_which_they_were_sent(self, store: SendingStore) -> None:
         names = [f"run-{number}" for number in range(5)]
         replies = [send(store, "k", run).sent for run in names]
@@ -157,7 +144,6 @@ class Sending(Given):
         assert replies == [Sent.GO] + [Sent.QUEUED] * 4
         assert ran == names[1:]
 
-    @sends
     def test_what_is_sent_stands_behind_those_who_wait(self, store: SendingStore) -> None:
         take(store, "k", "a")
         wait_for(store, "k", "b")
@@ -168,7 +154,6 @@ class Sending(Given):
         waiting = [waiter.owner or waiter.run for waiter in store.waiters("k")]
         assert waiting == ["b", "parked", "sent"]
 
-    @sends
     def test_nobody_is_overtaken_by_what_is_sent_while_the_first_one_is_on_its_way(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -186,7 +171,6 @@ class Sending(Given):
         assert leave(store, "k", "a", run="first", completion=YES) == []
         assert holder(store, "k") == "parked:second"  # which is on its way already
 
-    @sends
     def test_one_who_finds_a_free_key_with_others_waiting_lets_them_in_first(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -202,7 +186,6 @@ class Sending(Given):
 
     # Several at a time
 
-    @sends
     def test_as_many_go_as_fit(self, store: SendingStore) -> None:
         replies = [send(store, "k", f"run-{n}", want=Want(1, 2)).sent for n in range(4)]
 
@@ -211,7 +194,6 @@ class Sending(Given):
         woken = leave(store, "k", "a", run="run-0", completion=YES)
         assert runs_of(woken) == ["run-2"]
 
-    @sends
     def test_nobody_goes_past_one_who_does_not_fit(self, store: SendingStore) -> None:
         enter(store, "k", "a", Want(1, 2))
 
@@ -220,7 +202,6 @@ class Sending(Given):
 
         assert runs_of(leave(store, "k", "a")) == ["heavy"]
 
-    @sends
     def test_a_run_is_taken_in_at_a_key_that_is_paused(self, store: CapacityStore) -> None:
         assert isinstance(store, SendingStore)
         store.set_limit("k", Limit(0))
@@ -229,7 +210,6 @@ class Sending(Given):
 
         assert runs_of(all_of(store.set_limit("k", None).wake)) == ["run"]
 
-    @sends
     def test_a_run_that_waits_for_a_rest_alone_is_noted(self, store: SendingStore) -> None:
         take(store, "k", "a")
         leave(store, "k", "a", keep_for=("resting:1", 30.0))
@@ -240,7 +220,6 @@ class Sending(Given):
 
     # Again
 
-    @sends
     def test_a_repeated_request_changes_nothing(self, store: SendingStore) -> None:
         first = send(store, "k", "first"), send(store, "k", "second")
         delayed = send(store, "k", "later", delay=30.0)
@@ -251,7 +230,6 @@ class Sending(Given):
         state = store.inspect("k")
         assert (state.owner, state.waiting, state.woken) == ("parked:first", 1, 1)
 
-    @sends
     def test_a_run_that_has_its_key_is_not_taken_in_again(self, store: SendingStore) -> None:
         send(store, "k", "run")
         take(store, "k", "a", run="run", redelivered=True)
@@ -260,7 +238,6 @@ class Sending(Given):
 
         assert leave(store, "k", "a", run="run", completion=YES) == []
 
-    @sends
     def test_a_task_that_has_ended_may_be_sent_again_by_its_id(self, store: SendingStore) -> None:
         for _ in range(2):
             assert send(store, "k", "run").sent is Sent.GO
@@ -269,7 +246,6 @@ class Sending(Given):
 
         assert ask(store, "k", "b", run="run", redelivered=True).status is DONE
 
-    @sends
     def test_a_second_delivery_of_what_was_sent_is_recognised(self, store: SendingStore) -> None:
         send(store, "k", "run")
         take(store, "k", "a", run="run", redelivered=True)
@@ -282,7 +258,6 @@ class Sending(Given):
 
     # What a crash leaves behind
 
-    @sends
     def test_a_sweep_sends_what_its_sender_did_not_publish(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -294,7 +269,6 @@ class Sending(Given):
 
         assert found == WokenTask(slot_name("k"), "run", b"envelope")
 
-    @sends
     def test_what_was_published_is_not_sent_again_soon(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -307,7 +281,6 @@ class Sending(Given):
 
         assert [each.name for each in found] == [slot_name("other")]
 
-    @sends
     def test_a_request_tells_besides_what_was_published(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -323,14 +296,12 @@ class Sending(Given):
 
     # Later
 
-    @sends
     def test_a_run_that_is_not_due_blocks_nobody(self, store: SendingStore) -> None:
         assert send(store, "k", "later", delay=30.0) == SendReply(Sent.LATER)
 
         assert send(store, "k", "now").sent is Sent.GO
         assert store.inspect("k").waiting == 0
 
-    @sends
     def test_a_run_that_is_due_goes_by_the_ticker(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -348,7 +319,6 @@ class Sending(Given):
         ]
         assert 20 < (again["k"] or 0) <= 25  # the other one
 
-    @sends
     def test_a_run_that_is_due_waits_for_who_has_the_key(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -362,7 +332,6 @@ class Sending(Given):
         assert [waiter.run for waiter in store.waiters("k")] == ["first", "late"]
         assert runs_of(leave(store, "k", "a")) == ["first"]
 
-    @sends
     def test_a_sweep_finds_what_is_due_and_not_noted(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -371,7 +340,6 @@ class Sending(Given):
 
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["late"]
 
-    @sends
     def test_a_key_is_remembered_while_a_run_waits_for_its_time(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -384,7 +352,6 @@ class Sending(Given):
 
     # For operators
 
-    @sends
     def test_what_waits_and_what_is_not_due_is_found_and_cancelled(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -401,7 +368,6 @@ class Sending(Given):
         assert leave(store, "k", "a") == []
         assert not list(store.find_parked("task-2"))
 
-    @sends
     def test_a_run_that_goes_is_cancelled_for_the_next(self, store: SendingStore) -> None:
         send(store, "k", "run")
         send(store, "k", "other")
@@ -413,7 +379,6 @@ class Sending(Given):
 
     # With others of its key
 
-    @sends
     def test_a_run_that_was_not_sent_waits_behind_one_that_was(self, store: SendingStore) -> None:
         send(store, "k", "sent")
 
@@ -425,8 +390,6 @@ class Sending(Given):
 
     # Rates
 
-    @sends
-    @needs_ability(Ability.RATE)
     def test_a_paced_one_waits_for_its_rate_in_nobodys_way(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -446,8 +409,6 @@ class Sending(Given):
         (wake,) = wait_until(lambda: swept(store), "a sweep")
         assert wake.run == "second"
 
-    @sends
-    @needs_ability(Ability.RATE)
     def test_paced_ones_of_one_time_join_the_queue_in_the_order_of_their_calls(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -462,8 +423,6 @@ class Sending(Given):
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["d"]
         assert [waiter.run for waiter in store.waiters("k")] == calls
 
-    @sends
-    @needs_ability(Ability.RATE)
     def test_a_paced_one_does_not_pass_those_whose_time_has_come(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -475,8 +434,6 @@ class Sending(Given):
 
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["second"]
 
-    @sends
-    @needs_ability(Ability.RATE)
     def test_a_paced_one_is_put_off_no_longer_than_its_rate_lasts(
         self, store: SendingStore
     ) -> None:
@@ -489,8 +446,6 @@ class Sending(Given):
         assert waiter.due is not None
         assert waiter.due <= 0.25
 
-    @sends
-    @needs_ability(Ability.RATE)
     def test_an_update_of_a_paced_one_leaves_it_its_time(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -506,8 +461,6 @@ class Sending(Given):
         (wake,) = wait_until(lambda: swept(store), "a sweep")
         assert wake.envelope == b"new"
 
-    @sends
-    @needs_ability(Ability.RATE)
     def test_an_update_of_a_paced_one_with_another_rate_gives_it_the_time_of_that(
         self, store: SendingStore, pass_time: Callable[[float], None]
     ) -> None:

@@ -14,22 +14,14 @@ from celery_distlock.testing.contract.actions import (
     AGAIN,
     BUSY,
     DONE,
-    PARKED,
-    RESERVED,
     expire,
-    goes_on,
     holder,
-    park,
-    parks,
-    recognises,
-    stand,
-    swept,
     take,
     wait_for,
     wait_until,
-    waits,
 )
 from celery_distlock.testing.contract.given import Given
+from tests.contract.parts.actions import PARKED, RESERVED, goes_on, park, stand, swept
 
 __all__ = ["WaitingAtSeveralKeys"]
 
@@ -37,7 +29,6 @@ __all__ = ["WaitingAtSeveralKeys"]
 class WaitingAtSeveralKeys(Given):
     """A run that needs several keys keeps what it has, and waits for the next."""
 
-    @parks
     def test_it_is_sent_when_it_has_all_its_keys_and_not_before(self, store: ParkingStore) -> None:
         first, second = take(store, "k", "a"), take(store, "l", "b")
 
@@ -57,7 +48,6 @@ class WaitingAtSeveralKeys(Given):
             state = store.inspect(key)
             assert (state.waiting, state.oldest, state.woken, state.task) == (0, 0.0, 0, "")
 
-    @parks
     def test_the_order_of_the_keys_is_the_runs_own(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         take(store, "m", "b")
@@ -69,7 +59,6 @@ class WaitingAtSeveralKeys(Given):
         ]
         assert holder(store, "l") == "parked:run"
 
-    @parks
     def test_free_keys_are_all_kept_for_it(self, store: ParkingStore) -> None:
         replies = stand(store, "kl")
 
@@ -80,7 +69,6 @@ class WaitingAtSeveralKeys(Given):
             assert store.acquire(AcquireRequest(key, "newcomer", 30.0)).status is BUSY
             take(store, key, f"{key}'s", run="run")
 
-    @parks
     def test_it_is_dispatched_as_any_other(self, store: ParkingStore) -> None:
         sent: list[WokenTask] = []
         store.publishers = (sent.append,)
@@ -94,7 +82,6 @@ class WaitingAtSeveralKeys(Given):
         wait_until(lambda: sent, "its way")
         assert sent == [WokenTask("k", "run", b"run")]
 
-    @parks
     def test_who_has_no_publisher_lets_it_go_on_too(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         take(store, "l", "b")
@@ -105,7 +92,6 @@ class WaitingAtSeveralKeys(Given):
         wait_until(lambda: store.inspect("l").waiting, "the next key")
         assert holder(store, "k") == "parked:run"
 
-    @parks
     def test_it_has_the_same_place_in_all_queues(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         take(store, "l", "b")
@@ -120,7 +106,6 @@ class WaitingAtSeveralKeys(Given):
         assert stand(store, "kl")[-1].arrival == reply.arrival
         assert [waiter.run for waiter in store.waiters("l")] == ["run", "later"]
 
-    @parks
     def test_what_is_kept_for_a_later_one_that_still_waits_goes_to_an_earlier_one(
         self, store: ParkingStore
     ) -> None:
@@ -140,7 +125,6 @@ class WaitingAtSeveralKeys(Given):
         wake = store.release(ReleaseRequest("l", "d", run="first", completion=AGAIN)).wake
         assert goes_on(store, wake) == [WokenTask("l", "second", b"second")]
 
-    @parks
     def test_what_is_kept_for_a_later_one_that_has_all_stays_his(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         stand(store, "kl", "first")
@@ -155,7 +139,6 @@ class WaitingAtSeveralKeys(Given):
         assert holder(store, "l") == "parked:second"
         assert [waiter.run for waiter in store.waiters("l") if not waiter.woken] == ["first"]
 
-    @parks
     def test_a_key_that_was_taken_for_it_is_kept(self, store: ParkingStore) -> None:
         take(store, "l", "b")
         token = take(store, "k", "a", run="run")
@@ -171,7 +154,6 @@ class WaitingAtSeveralKeys(Given):
             WokenTask("k", "run", b"run")
         ]
 
-    @parks
     def test_a_key_that_was_taken_for_it_goes_to_who_stands_before_it(
         self, store: ParkingStore
     ) -> None:
@@ -183,7 +165,6 @@ class WaitingAtSeveralKeys(Given):
         assert reply.status is PARKED
         assert goes_on(store, reply.wake) == [WokenTask("k", "first", b"first")]
 
-    @parks
     def test_one_that_comes_again_has_its_old_place(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         (before,) = stand(store, "kl")
@@ -196,7 +177,6 @@ class WaitingAtSeveralKeys(Given):
         assert [reply.arrival for reply in replies] == [before.arrival] * 2
         assert [reply.status for reply in replies] == [RESERVED, RESERVED]
 
-    @parks
     def test_repeating_changes_nothing(self, store: ParkingStore) -> None:
         take(store, "l", "b")
 
@@ -210,7 +190,6 @@ class WaitingAtSeveralKeys(Given):
         assert departed[2].wake == WokenTask("k", "run", b"run")
         assert (store.inspect("k").waiting, store.inspect("l").waiting) == (0, 0)
 
-    @parks
     def test_one_that_is_on_its_way_is_left_alone(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         take(store, "l", "b")
@@ -227,7 +206,6 @@ class WaitingAtSeveralKeys(Given):
         assert goes_on(store, late) == []
         take(store, "l", "d", run="run", redelivered=True)
 
-    @parks
     def test_it_does_not_depart_from_what_is_not_kept_for_it(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         stand(store, "kl")
@@ -236,8 +214,6 @@ class WaitingAtSeveralKeys(Given):
         assert not store.depart("l", "run", first=False).released
         assert [waiter.run for waiter in store.waiters("k")] == ["run"]
 
-    @parks
-    @recognises
     def test_one_that_has_ended_stands_nowhere(self, store: ParkingStore) -> None:
         take(store, "k", "a", run="run")
         store.release(ReleaseRequest("k", "a", run="run", completion=AGAIN))
@@ -245,7 +221,6 @@ class WaitingAtSeveralKeys(Given):
         assert [reply.status for reply in stand(store, "kl")] == [DONE]
         assert not store.inspect("k").token
 
-    @parks
     def test_one_that_is_cancelled_at_its_first_key_is_soon_gone_everywhere(
         self, store: ParkingStore
     ) -> None:
@@ -261,7 +236,6 @@ class WaitingAtSeveralKeys(Given):
         ]
         assert [at for at, _ in store.find_parked("run")] == []
 
-    @parks
     def test_where_it_stands_is_known(self, store: ParkingStore) -> None:
         take(store, "l", "b")
         stand(store, "kl", "task:0:0:0")
@@ -275,7 +249,6 @@ class WaitingAtSeveralKeys(Given):
         assert (here.task, there.task) == ("shop.move", "shop.move")
         assert store.inspect("k").task == "shop.move"
 
-    @parks
     def test_what_lapses_while_it_waits_elsewhere_is_kept_for_it_again(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -292,7 +265,6 @@ class WaitingAtSeveralKeys(Given):
             WokenTask("k", "run", b"run")
         ]
 
-    @parks
     def test_one_whose_waker_has_died_goes_on_soon(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -306,8 +278,6 @@ class WaitingAtSeveralKeys(Given):
 
         assert goes_on(store, wake) == [WokenTask("k", "run", b"run")]
 
-    @parks
-    @waits
     def test_who_is_blocked_where_it_waits_for_him_goes_before_it_once(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:

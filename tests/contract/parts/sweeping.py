@@ -14,15 +14,12 @@ from celery_distlock.testing.contract.actions import (
     expire,
     holder,
     join_before_the_end,
-    park,
-    parks,
-    swept,
     take,
     wait_for,
     wait_until,
-    waits,
 )
 from celery_distlock.testing.contract.given import Given
+from tests.contract.parts.actions import park, swept
 
 __all__ = ["Sweeping"]
 
@@ -30,7 +27,6 @@ __all__ = ["Sweeping"]
 class Sweeping(Given):
     """A sweep finds what a crash left."""
 
-    @parks
     def test_a_sweep_finds_nothing_where_nothing_is(self, store: ParkingStore) -> None:
         take(store, "k", "a")
 
@@ -38,7 +34,6 @@ class Sweeping(Given):
 
         assert holder(store, "k") == "a"
 
-    @parks
     def test_an_unsent_run_is_sent_by_a_sweep_after_its_time(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -51,7 +46,6 @@ class Sweeping(Given):
         assert wait_until(lambda: swept(store), "a sweep") == [wake]
         assert swept(store) == []
 
-    @parks
     def test_a_run_that_was_sent_is_left_alone(
         self, store: ParkingStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -69,7 +63,6 @@ class Sweeping(Given):
 
         assert wake.run == "unsent"
 
-    @parks
     def test_a_sweep_frees_the_key_of_a_holder_that_died(self, store: ParkingStore) -> None:
         join_before_the_end(
             store, self.shortest_lease, lambda: park(store, "k", "run", b"envelope"), owner="dead"
@@ -79,8 +72,6 @@ class Sweeping(Given):
         assert swept(store) == [WokenTask(slot_name("k"), "run", b"envelope")]
         assert holder(store, "k") == "parked:run"
 
-    @waits
-    @parks
     def test_a_sweep_hands_a_free_key_to_a_blocked_waiter_before_parked_ones(
         self, store: ParkingStore
     ) -> None:
@@ -96,7 +87,6 @@ class Sweeping(Given):
         waiter.inbox.wait(PATIENCE)
         take(store, "k", "b", queue=waiter.inbox)
 
-    @parks
     def test_a_sweep_leaves_held_keys_alone(self, store: ParkingStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
@@ -105,7 +95,6 @@ class Sweeping(Given):
 
         assert (holder(store, "k"), store.inspect("k").waiting) == ("a", 1)
 
-    @parks
     def test_a_sweep_finds_every_key(self, store: ParkingStore) -> None:
         for n in range(250):
             take(store, f"k{n}", "dead", self.shortest_lease)
@@ -121,7 +110,6 @@ class Sweeping(Given):
 
         assert {wake.run for wake in found} == {f"run{n}" for n in waiting}
 
-    @parks
     def test_of_all_who_sweep_in_an_interval_one_gets_to_look(self, store: ParkingStore) -> None:
         assert list(store.sweep(60.0)) == []
         join_before_the_end(

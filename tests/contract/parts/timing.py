@@ -9,25 +9,13 @@ from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.timing import Claim, Settled, TimedStore
 from celery_distlock.stores.values import Limit, Want
-from celery_distlock.testing.contract.actions import (
-    enter,
-    leave,
-    needs,
-    park,
-    runs_of,
-    stand,
-    swept,
-    take,
-    wait_until,
-)
+from celery_distlock.testing.contract.actions import RESTS, enter, leave, runs_of, take, wait_until
 from celery_distlock.testing.contract.given import Given
+from tests.contract.parts.actions import park, stand, swept
 
 __all__ = ["Timing"]
 
-RESTS = "resting:1"  # a run that never comes
 LONG = 60.0  # seconds for which one is the ticker
-
-times = needs("the store notes no times", lambda _given, store: isinstance(store, TimedStore))
 
 
 def tick(store: TimedStore, who: str = "t", *, seconds: float = LONG) -> Claim:
@@ -59,7 +47,6 @@ class Timing(Given):
 
     # What is noted
 
-    @times
     def test_nothing_is_noted_of_keys_that_do_not_rest(self, store: TimedStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
@@ -70,7 +57,6 @@ class Timing(Given):
 
         assert store.dues().many == 0
 
-    @times
     def test_a_rest_is_noted_if_somebody_waits(self, store: TimedStore) -> None:
         take(store, "k", "a")
         take(store, "alone", "a")
@@ -82,7 +68,6 @@ class Timing(Given):
         assert store.dues().many == 1
         assert 29 < store.dues().first <= 30.1
 
-    @times
     def test_a_rest_is_noted_by_the_first_who_parks(self, store: TimedStore) -> None:
         take(store, "k", "a")
         leave(store, "k", "a", keep_for=(RESTS, 30.0))
@@ -91,7 +76,6 @@ class Timing(Given):
 
         assert 29 < store.dues().first <= 30.1
 
-    @times
     def test_the_rest_of_a_part_is_noted(self, store: TimedStore) -> None:
         enter(store, "k", "ab", Want(1, 2))
         park(store, "k", "run", want=Want(1, 2))
@@ -100,7 +84,6 @@ class Timing(Given):
 
         assert 29 < store.dues().first <= 30.1
 
-    @times
     def test_a_key_that_cools_down_is_noted(self, store: CapacityStore) -> None:
         assert isinstance(store, TimedStore)
         take(store, "k", "a")
@@ -111,7 +94,6 @@ class Timing(Given):
 
         assert 29 < store.dues().first <= 30.1
 
-    @times
     def test_the_end_of_a_limit_is_noted(self, store: CapacityStore) -> None:
         assert isinstance(store, TimedStore)
         store.set_limit("k", Limit(0, time.time() + 30.0))
@@ -120,7 +102,6 @@ class Timing(Given):
 
         assert 28 < store.dues().first <= 31
 
-    @times
     def test_a_key_where_a_run_needs_others_too_is_noted(self, store: TimedStore) -> None:
         take(store, "k", "a")
         leave(store, "k", "a", keep_for=(RESTS, 30.0))
@@ -131,7 +112,6 @@ class Timing(Given):
 
     # What is due
 
-    @times
     def test_who_waits_is_woken_when_it_is_due(
         self, store: TimedStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -149,7 +129,6 @@ class Timing(Given):
         assert settle(store, claim, {"k": None}).names == ()
         assert store.dues().many == 0
 
-    @times
     def test_what_is_not_open_yet_is_due_again(self, store: TimedStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
@@ -164,7 +143,6 @@ class Timing(Given):
         settle(store, claim, again)
         assert 29 < store.dues().first <= 30.1
 
-    @times
     def test_the_earlier_of_two_times_counts(self, store: TimedStore) -> None:
         for seconds in (30.0, 10.0, 20.0):
             store.note_due({"k": seconds})
@@ -172,7 +150,6 @@ class Timing(Given):
         assert store.dues().many == 1
         assert 9 < store.dues().first <= 10
 
-    @times
     def test_what_is_claimed_is_nobody_elses_for_a_while(
         self, store: TimedStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -184,7 +161,6 @@ class Timing(Given):
 
         wait_until(lambda: tick(store).names == ("k",), "the claim to lapse")
 
-    @times
     def test_what_is_noted_while_it_is_claimed_is_kept(self, store: TimedStore) -> None:
         store.note_due({"k": 0.0})
         claim = tick(store)
@@ -194,7 +170,6 @@ class Timing(Given):
 
         assert 29 < store.dues().first <= 30
 
-    @times
     def test_a_note_that_was_lost_is_made_again_by_a_sweep(
         self, store: TimedStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -213,7 +188,6 @@ class Timing(Given):
 
     # Who looks
 
-    @times
     def test_one_is_the_ticker(self, store: TimedStore) -> None:
         store.note_due({"k": 0.0})
         assert tick(store, "first").leads
@@ -225,7 +199,6 @@ class Timing(Given):
         assert second.pause <= LONG
         assert store.dues().ticker == "first"
 
-    @times
     def test_another_one_follows_who_says_nothing_more(self, store: TimedStore) -> None:
         assert tick(store, "first", seconds=0.2).leads
 
@@ -233,7 +206,6 @@ class Timing(Given):
 
         assert not tick(store, "first").leads
 
-    @times
     def test_another_one_follows_at_once_who_gives_it_up(self, store: TimedStore) -> None:
         assert tick(store, "first").leads
 
@@ -242,7 +214,6 @@ class Timing(Given):
         assert store.dues().ticker == ""
         assert tick(store, "second").leads
 
-    @times
     def test_who_is_not_the_ticker_cannot_end_another_ones_time(self, store: TimedStore) -> None:
         assert tick(store, "first").leads
 
@@ -250,7 +221,6 @@ class Timing(Given):
 
         assert store.dues().ticker == "first"
 
-    @times
     def test_the_ticker_is_called_for_what_is_due_before_all_else(self, store: TimedStore) -> None:
         with closing(store.ticker_inbox("t")) as inbox:
             assert store.claim_due("t", inbox, LONG).pause > LONG

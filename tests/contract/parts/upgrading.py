@@ -15,16 +15,13 @@ from celery_distlock.testing.contract.actions import (
     ask,
     enter,
     leave,
-    park,
-    parks,
     renew,
     runs_of,
     take,
     wait_for,
-    waits,
-    weighs,
 )
 from celery_distlock.testing.contract.given import Given
+from tests.contract.parts.actions import park
 
 __all__ = ["Upgrading"]
 
@@ -34,7 +31,6 @@ DEADLOCK, FREE = Status.DEADLOCK, Status.FREE
 class Upgrading(Given):
     """One who shares a key has all of it at last, and shares again what it had alone."""
 
-    @weighs
     def test_who_shares_with_nobody_has_it_alone_at_once(self, store: CapacityStore) -> None:
         shared = take(store, "k", "a", want=SHARED)
 
@@ -47,7 +43,6 @@ class Upgrading(Given):
         leave(store, "k", "a")
         take(store, "k", "b", want=SHARED)
 
-    @weighs
     def test_it_may_be_asked_for_again(self, store: CapacityStore) -> None:
         take(store, "k", "a", want=SHARED)
 
@@ -55,7 +50,6 @@ class Upgrading(Given):
 
         assert (first.status, first.token) == (again.status, again.token) == (GRANTED, first.token)
 
-    @weighs
     def test_what_is_not_its_own_is_not_given(self, store: CapacityStore) -> None:
         assert store.upgrade("k", "a", 30.0).status is FREE
         enter(store, "k", "b")
@@ -66,7 +60,6 @@ class Upgrading(Given):
         assert store.upgrade("k", "a", 30.0).status is FREE
         assert store.downgrade("k", "a", 30.0).status is FREE
 
-    @weighs
     def test_who_does_not_wait_keeps_nobody_out(self, store: CapacityStore) -> None:
         enter(store, "k", "ab")
 
@@ -75,8 +68,6 @@ class Upgrading(Given):
         take(store, "k", "c", want=SHARED)
         assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.RENEWED]
 
-    @weighs
-    @waits
     def test_nobody_enters_while_one_waits_for_the_others_to_leave(
         self, store: CapacityStore
     ) -> None:
@@ -95,8 +86,6 @@ class Upgrading(Given):
         assert ask(store, "k", "c", want=SHARED).status is BUSY
         inbox.close()
 
-    @weighs
-    @waits
     def test_nobody_enters_with_several_keys_either(self, store: CapacityStore) -> None:
         enter(store, "k", "ab")
         inbox = store.inbox("k", "a")
@@ -105,8 +94,6 @@ class Upgrading(Given):
         assert store.acquire_all(["k", "l"], ["c", "d"], 30.0, wants=[SHARED, SHARED]) is None
         inbox.close()
 
-    @weighs
-    @waits
     def test_it_goes_before_all_who_queue(self, store: CapacityStore) -> None:
         enter(store, "k", "ab")
         writer = wait_for(store, "k", "writer")
@@ -121,8 +108,6 @@ class Upgrading(Given):
         take(store, "k", "writer", queue=writer.inbox)
         inbox.close()
 
-    @weighs
-    @waits
     def test_a_second_one_is_told_that_both_would_wait_for_ever(self, store: CapacityStore) -> None:
         enter(store, "k", "ab")
         inbox = store.inbox("k", "a")
@@ -137,8 +122,6 @@ class Upgrading(Given):
         assert store.upgrade("k", "a", 30.0, inbox).status is GRANTED
         inbox.close()
 
-    @weighs
-    @waits
     def test_who_waits_no_more_has_what_it_had(self, store: CapacityStore) -> None:
         token = enter(store, "k", "ab")
         inbox = store.inbox("k", "a")
@@ -151,9 +134,6 @@ class Upgrading(Given):
         assert store.upgrade("k", "b", 30.0).status is BUSY
         inbox.close()
 
-    @weighs
-    @waits
-    @parks
     def test_who_waits_no_more_lets_those_in_who_queue(self, store: ParkingStore) -> None:
         enter(store, "k", "ab")
         inbox = store.inbox("k", "a")
@@ -166,8 +146,6 @@ class Upgrading(Given):
         assert runs_of(woken) == ["run"]
         inbox.close()
 
-    @weighs
-    @waits
     def test_if_it_leaves_others_enter_again(self, store: CapacityStore) -> None:
         token = enter(store, "k", "ab")
         inbox = store.inbox("k", "a")
@@ -178,8 +156,6 @@ class Upgrading(Given):
         assert take(store, "k", "c", want=SHARED) == token
         inbox.close()
 
-    @weighs
-    @waits
     def test_if_its_lease_ends_others_enter_again(
         self, store: CapacityStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -193,8 +169,6 @@ class Upgrading(Given):
         assert store.upgrade("k", "b", 30.0).status is BUSY
         inbox.close()
 
-    @weighs
-    @waits
     def test_if_the_lease_of_the_last_other_ends_it_has_it_alone(
         self, store: CapacityStore, pass_time: Callable[[float], None]
     ) -> None:
@@ -209,7 +183,6 @@ class Upgrading(Given):
 
     # Back
 
-    @weighs
     def test_who_was_alone_shares_with_a_new_token(self, store: CapacityStore) -> None:
         alone = take(store, "k", "a")
 
@@ -221,8 +194,6 @@ class Upgrading(Given):
         assert ask(store, "k", "c").status is BUSY
         assert store.inspect("k").used == 2
 
-    @weighs
-    @parks
     def test_those_who_share_and_wait_enter_up_to_the_next_who_does_not(
         self, store: ParkingStore
     ) -> None:
@@ -236,8 +207,6 @@ class Upgrading(Given):
 
         assert runs_of(woken) == ["reader1", "reader2"]
 
-    @weighs
-    @parks
     def test_a_second_delivery_that_waits_is_not_let_in_beside_the_first(
         self, store: ParkingStore
     ) -> None:
@@ -249,7 +218,6 @@ class Upgrading(Given):
 
         assert runs_of(woken) == ["other"]
 
-    @weighs
     def test_nobody_enters_between_shared_and_alone_and_back(self, store: CapacityStore) -> None:
         tokens = [take(store, "k", "a", run="run", want=SHARED)]
         for _ in range(2):
@@ -262,7 +230,6 @@ class Upgrading(Given):
         assert store.release(ReleaseRequest("k", "a")) == (True, None)
         assert not store.inspect("k").token
 
-    @weighs
     def test_it_shares_though_an_operator_lets_nobody_enter(self, store: CapacityStore) -> None:
         take(store, "k", "a")
         store.set_limit("k", Limit(0))

@@ -10,7 +10,8 @@ from celery_distlock import Lock
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.values import Ownership, ParkRequest, RenewOutcome, Status
-from celery_distlock.testing.contract.actions import join_before_the_end, park
+from celery_distlock.testing.contract.actions import join_before_the_end
+from tests.contract.parts.actions import park
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

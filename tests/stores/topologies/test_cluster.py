@@ -29,8 +29,8 @@ from celery_distlock.stores.values import (
     Want,
     WokenTask,
 )
-from celery_distlock.testing.contract.actions import swept
 from tests import servers
+from tests.contract.parts.actions import swept
 from tests.contract.parts.sending import send
 from tests.stores.topologies import drill
 from tests.topologies import Cluster
