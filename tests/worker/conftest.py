@@ -6,13 +6,16 @@ import importlib
 import os
 import sys
 import uuid
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
+from celery import signals as celery_signals
+from celery.utils.dispatch import Signal
 
-from celery_distlock import Lock
+from celery_distlock import Lock, signals
 from celery_distlock.runtime.app import Runtime
 from tests import servers
 from tests.waiting import wait_until
@@ -128,6 +131,16 @@ class Site(Locks):
         return "".join(worker.log() for worker in self.workers)
 
 
+def disconnect(module: str) -> None:
+    """Take away the receivers of signals that *module* has connected in this process."""
+    every = [*vars(celery_signals).values(), *vars(signals).values()]
+    for signal in (each for each in every if isinstance(each, Signal)):
+        for _, receiver in list(signal.receivers or ()):
+            function = receiver() if isinstance(receiver, weakref.ref) else receiver
+            if getattr(function, "__module__", "") == module:
+                assert signal.disconnect(function)
+
+
 @contextmanager
 def opened(name: str, env: dict[str, str]) -> Iterator[Site]:
     """The app module *name*, imported anew for the broker and prefix that *env* names."""
@@ -143,6 +156,7 @@ def opened(name: str, env: dict[str, str]) -> Iterator[Site]:
     tasks.app.backend.result_consumer.cancel_for = lambda task_id: None
     tasks.app.backend.client.close()
     tasks.app.close()
+    disconnect(name)
     sys.modules.pop(name, None)
     servers.delete_keys(env["DISTLOCK_TEST_BROKER"], env["DISTLOCK_TEST_PREFIX"])
 
