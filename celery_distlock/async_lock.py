@@ -10,11 +10,11 @@ from typing import Any, Literal
 from . import clock
 from .engine import async_acquisition
 from .engine.hold import Hold, HoldState
-from .engine.key_locks import KeyLock, Left, tell_conflict
+from .engine.key_locks import KeyLock, tell_conflict
 from .engine.lease import Lease
 from .engine.owners import AnyTask, current_task, held_by, hold_around, tasks_that_took, turns_of
 from .engine.task_holds import LossNotice, TaskHold
-from .engine.upgrading import conflict
+from .engine.upgrading import conflict, wants_upgrade
 from .errors import ConfigurationError, LockLostError, LockNotOwnedError
 from .key import UNSAID, Key
 from .naming import shown
@@ -162,7 +162,8 @@ class AsyncLock(KeyLock):
         reply = await self._acquire(task, self._timeout)
         if reply is not None:
             raise self._conflict(reply)
-        return Lease((held_by(task)[self._store_for(task).identity, self.key],))
+        store, _ = self._look(task)
+        return Lease((held_by(task)[store.identity, self.key],))
 
     async def __aexit__(
         self,
@@ -176,11 +177,11 @@ class AsyncLock(KeyLock):
         task = _this_task()
         if kind is GeneratorExit and task not in taken_by:  # a generator that another task left
             raise LockNotOwnedError(f"lock {shown(self.key)!r} was taken by another task")
-        left = self._leave(self._store_for(task), task)
-        if not left.last:
-            await _leave(left)
+        hold = self._leave(task)
+        if hold.depth:
+            await _leave(hold, task)
             return
-        ours, loss = await _give_back(left.hold, succeeded=error is None)
+        ours, loss = await _give_back(hold, succeeded=error is None)
         if loss is not None and (error is None or (ours and _is_cancellation(error))):
             raise loss from error
 
@@ -192,9 +193,9 @@ class AsyncLock(KeyLock):
 
     async def _acquire(self, task: AnyTask, patience: float | None) -> Reply | None:
         """Return the store's answer if the lock is not held now."""
-        store = self._store_for(task)
         deadline = math.inf if patience is None else clock.monotonic() + patience
-        while (entered := self._enter(store, task)) is None:
+        store, hold = self._enter(task)
+        while hold is None:
             around = hold_around(store.identity, self.key)
             if around is None:
                 return await self._ask(store, task, patience)
@@ -203,10 +204,11 @@ class AsyncLock(KeyLock):
                 holder, remaining = around.owner, around.remaining
                 return Reply(Status.BUSY, 0.0, holder=holder, remaining=remaining)
             await turns_of(around).wait(min(left, TURN))
-        if not entered.upgrade:
+            store, hold = self._enter(task)
+        if not wants_upgrade(hold, self._want):
             return None
         left_over = None if patience is None else max(0.0, deadline - clock.monotonic())
-        return await self._upgrade(entered.hold, task, left_over)
+        return await self._upgrade(hold, task, left_over)
 
     async def _upgrade(self, hold: Hold, task: AnyTask, patience: float | None) -> Reply | None:
         """Have alone what was entered; leave it again, and say why, if that cannot be."""
@@ -215,7 +217,9 @@ class AsyncLock(KeyLock):
             reply = await async_acquisition.upgrade(hold, timeout=patience)
         finally:
             if reply is None or reply.status is not Status.GRANTED:
-                self._leave(hold.store, task).end_turn()
+                self._leave(task)
+                if hold.turns is not None:
+                    hold.turns.leave(task, hold)
         if reply.status is Status.GRANTED:
             hold.upgraded_at = hold.depth - 1
             return None
@@ -237,22 +241,23 @@ class AsyncLock(KeyLock):
         return None
 
     async def _release(self, task: AnyTask) -> None:
-        left = self._leave(self._store_for(task), task)
-        if not left.last:
-            await _leave(left)
+        hold = self._leave(task)
+        if hold.depth:
+            await _leave(hold, task)
             return
         error = sys.exc_info()[1]
-        ours, loss = await _give_back(left.hold, succeeded=False)
+        ours, loss = await _give_back(hold, succeeded=False)
         if loss is not None and (ours or not _is_cancellation(error)):
             raise loss
 
 
-async def _leave(left: Left) -> None:
+async def _leave(hold: Hold, task: AnyTask) -> None:
     """Share what was upgraded for what was left, and let the loop's next task enter."""
     try:
-        await async_acquisition.leave(left.hold)
+        await async_acquisition.leave(hold)
     finally:
-        left.end_turn()
+        if hold.turns is not None:
+            hold.turns.leave(task, hold)
 
 
 async def _give_back(hold: Hold, *, succeeded: bool) -> tuple[bool, LockLostError | None]:

@@ -12,7 +12,7 @@ from .engine.hold import Hold, HoldState
 from .engine.key_locks import KeyLock, tell_conflict
 from .engine.lease import Lease
 from .engine.owners import AnyTask, current_task, is_held_beside
-from .engine.upgrading import conflict, leave, upgrade
+from .engine.upgrading import conflict, leave, upgrade, wants_upgrade
 from .errors import LockError, LockNotOwnedError
 from .naming import shown
 from .stores import Store
@@ -91,10 +91,9 @@ class Lock(KeyLock):
     def _acquire(self, patience: float | None) -> Reply | None:
         """Return the store's answer if the lock is not held now."""
         task = current_task()
-        store = self._store_for(task)
-        entered = self._enter(store, task)
-        if entered is not None:
-            return self._upgrade(entered.hold, task, patience) if entered.upgrade else None
+        store, hold = self._enter(task)
+        if hold is not None:
+            return self._upgrade(hold, task, patience) if wants_upgrade(hold, self._want) else None
         if task is not None:
             self._warn_of_blocking(stacklevel=4)
         blocks = self._blocks_itself(store, task) if patience is None else None
@@ -139,7 +138,9 @@ class Lock(KeyLock):
             reply = upgrade(hold, patience)
         finally:
             if reply is None or reply.status is not Status.GRANTED:
-                self._leave(hold.store, task).end_turn()
+                self._leave(task)
+                if hold.turns is not None:
+                    hold.turns.leave(task, hold)
         if reply.status is not Status.GRANTED:
             tell_conflict(hold, reply)
             return reply
@@ -158,11 +159,12 @@ class Lock(KeyLock):
 
     def _release(self, *, succeeded: bool) -> None:
         task = current_task()
-        left = self._leave(self._store_for(task), task)
-        hold = left.hold
-        if not left.last:
-            leave(hold)
-            left.end_turn()
+        hold = self._leave(task)
+        if hold.depth:
+            if hold.upgraded_at is not None:
+                leave(hold)
+            if hold.turns is not None:
+                hold.turns.leave(task, hold)
             return
         lost = not hold.held
         if release(hold, succeeded=succeeded) is HoldState.LOST or lost:
@@ -201,12 +203,12 @@ class Lock(KeyLock):
 
 def _patience(blocking: bool, timeout: float) -> float | None:
     # As threading.RLock.acquire() does, word for word where it matters to callers.
-    if not blocking and timeout != -1:
+    if timeout == -1:
+        return None if blocking else 0.0
+    if not blocking:
         raise ValueError("can't specify a timeout for a non-blocking call")
-    if math.isnan(timeout) or (timeout < 0 and timeout != -1):
+    if math.isnan(timeout) or timeout < 0:
         raise ValueError("timeout value must be a non-negative number")
     if timeout > threading.TIMEOUT_MAX:
         raise OverflowError("timeout value is too large")
-    if not blocking:
-        return 0.0
-    return None if timeout == -1 else float(timeout)
+    return float(timeout)

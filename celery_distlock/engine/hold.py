@@ -326,9 +326,10 @@ class Hold:
     @property
     def held(self) -> bool:
         """Whether the key is ours, by the local clock; no round trip. False in a forked child."""
-        return (
-            self.state is HoldState.HELD and not self.is_parents and self.lasts(clock.monotonic())
-        )
+        if self.state is not HoldState.HELD or self.pid != os.getpid():
+            return False
+        now = clock.monotonic()
+        return now < self.valid_until or self.lasts(now)
 
     @property
     def is_parents(self) -> bool:
@@ -336,7 +337,7 @@ class Hold:
         return self.pid != os.getpid()
 
     def lasts(self, now: float) -> bool:
-        """Whether the lease has not run out, also if it was another who renewed it."""
+        """Return whether the lease has not run out, also if the keeper renewed it."""
         if now >= self.valid_until and self.keeper is not None:
             self.valid_until = max(self.valid_until, self.keeper.renewed_until(self.owner))
         return now < self.valid_until
@@ -386,9 +387,10 @@ class Hold:
 
     def leave(self, taker: Taker) -> None:
         """Note that a lock has released it once; another one of this key may have taken it."""
+        self.depth -= 1
         if taker in self.takers:
             self.takers.remove(taker)
-        if self.sharing.count(taker) > self.takers.count(taker):
+        if self.sharing and self.sharing.count(taker) > self.takers.count(taker):
             self.sharing.remove(taker)
 
     @property

@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery_distlock.errors import ConfigurationError, LockConflictError, LockNotOwnedError
 from celery_distlock.key import UNSAID, Key
@@ -16,33 +16,13 @@ from celery_distlock.templates import has_address, unfilled_in
 from .acquisition import defaults
 from .hold import Hold, Terms
 from .lease import Lease
-from .owners import AnyTask, Turns, current_task, held_by, hold_around, hold_here, turns_of
+from .owners import AnyTask, current_task, held_by, hold_around, hold_here, turns_of
 from .task_holds import TaskHold
-from .upgrading import conflict, wants_upgrade
+from .upgrading import conflict
 from .wants import ensure_able, want_of
 from .watchdog import watchdog
 
 __all__ = ["KeyLock", "key_wanted", "tell_conflict", "with_an_apps_prefix"]
-
-
-class Entered(NamedTuple):
-    """What an owner has entered once more, and whether it has to have it alone now."""
-
-    hold: Hold
-    upgrade: bool
-
-
-class Left(NamedTuple):
-    """What an owner has left once, whether that was the last time, and whose turn ends so."""
-
-    hold: Hold
-    last: bool
-    turns: Turns | None = None
-
-    def end_turn(self) -> None:
-        """Let the next task of the loop enter; not before what it left is as it was."""
-        if self.turns is not None:
-            self.turns.leave()
 
 
 class KeyLock:
@@ -75,13 +55,12 @@ class KeyLock:
         if prefix is not None and not isinstance(store, str):
             raise ConfigurationError("prefix goes with a store's URL; a store has its own")
         self.key = self.wanted.template
+        self._want = want_of(self.wanted)
         self._terms = Terms(check_lease(lease), watchdog=watchdog)
         self._timeout = None if timeout is None else check_wait(timeout, "timeout")
-        self._named_store = store if isinstance(store, Store) else None
-        self._finds_prefix = isinstance(store, str) and prefix is None
-        if isinstance(store, str):
-            named = DEFAULT_PREFIX if prefix is None else prefix
-            self._named_store = open_store(store, named)
+        named = DEFAULT_PREFIX if prefix is None else prefix
+        self._named_store = open_store(store, named) if isinstance(store, str) else store
+        self._finds_store = store is None or (isinstance(store, str) and prefix is None)
 
     def _warn_of_what_nothing_fills_in(self) -> None:
         text = self.wanted.template
@@ -111,74 +90,70 @@ class KeyLock:
 
     @property
     def _store(self) -> Store:
-        return self._store_for(current_task())
+        return self._look(current_task())[0]
 
-    def _store_for(self, task: AnyTask | None) -> Store:
-        named = self._named_store
-        if named is not None and not self._finds_prefix:
-            return named
-        for hold in held_by(task).values():  # apps may have come and gone since it was taken
-            if self in hold.takers:
-                return hold.store
-        return defaults.store() if named is None else with_an_apps_prefix(named)
+    def _look(self, task: AnyTask | None) -> tuple[Store, Hold | None]:
+        """Return where this object locks for *task*, or the thread, and what that holds there."""
+        holds, named = held_by(task), self._named_store
+        if self._finds_store:
+            for hold in holds.values():  # apps may have come and gone since it was taken
+                if self in hold.takers:
+                    return hold.store, hold
+            named = defaults.store() if named is None else with_an_apps_prefix(named)
+        assert named is not None
+        return named, holds.get((named.identity, self.key))
 
-    def _enter(self, store: Store, task: AnyTask | None) -> Entered | None:
+    def _enter(self, task: AnyTask | None) -> tuple[Store, Hold | None]:
         """
         Enter what *task*, or the thread, holds already, once more; None: it holds nothing.
 
-        If it has to be upgraded and is not, it is for the caller to leave it again.
+        If it has to be upgraded and is not, the caller must leave it again.
 
         Raises:
             LockLostError: It has lost it.
         """
-        holds, name = held_by(task), (store.identity, self.key)
-        hold = holds.get(name)
+        store, hold = self._look(task)
         if hold is None and task is not None:
-            hold = hold_around(*name)
-            if hold is None or not turns_of(hold).may_take(task):
-                return None
-        if hold is None:
+            hold = self._begin_turn(store, task)
+        if hold is not None:
+            hold.ensure_held()
+            hold.depth += 1
+            hold.takers.append(self)
+        return store, hold
+
+    def _begin_turn(self, store: Store, task: AnyTask) -> Hold | None:
+        """Return what the thread holds around the loop, if *task* may have its turn under that."""
+        hold = hold_around(store.identity, self.key)
+        if hold is None or not turns_of(hold).may_take(task):
             return None
         hold.ensure_held()
-        if name not in holds and task is not None:
-            turns_of(hold).take(task, hold)
-            holds[name] = hold
-        hold.depth += 1
-        hold.takers.append(self)
-        return Entered(hold, wants_upgrade(hold, want_of(self.wanted)))
+        turns_of(hold).take(task, hold)
+        held_by(task)[store.identity, self.key] = hold
+        return hold
 
     def _begin(self, hold: Hold, task: AnyTask | None) -> None:
         """Note that *hold* was granted."""
         held_by(task)[hold.store.identity, self.key] = hold
         hold.takers.append(self)
 
-    def _leave(self, store: Store, task: AnyTask | None) -> Left:
+    def _leave(self, task: AnyTask | None) -> Hold:
         """
-        Undo one acquisition; what was the last is to be released.
+        Undo one acquisition; if that leaves the depth 0, the hold must be released.
 
         Raises:
             LockNotOwnedError: It holds nothing.
         """
-        holds, name = held_by(task), (store.identity, self.key)
-        hold = holds.get(name)
+        store, hold = self._look(task)
         if hold is None:
             owner = "thread" if task is None else "task"
             where = self._taken_elsewhere(store)
             raise LockNotOwnedError(f"lock {shown(self.key)!r} is not held by this {owner}{where}")
-        turns = hold.turns
-        if turns is not None and task is None:
-            turns.drop_dead(hold)
+        if hold.turns is not None and task is None:
+            hold.turns.drop_dead(hold)
         hold.leave(self)
-        hold.depth -= 1
-        if turns is not None and turns.is_of(task):
-            if hold.depth != turns.depth:
-                return Left(hold, last=False)
-            del holds[name]
-            return Left(hold, last=False, turns=turns)
-        if hold.depth:
-            return Left(hold, last=False)
-        del holds[name]
-        return Left(hold, last=True)
+        if hold.depth == 0 or (hold.turns is not None and hold.turns.ends(task, hold)):
+            del held_by(task)[store.identity, self.key]
+        return hold
 
     def _taken_elsewhere(self, store: Store) -> str:
         """Say who in this process has taken the key by this very object, and so has to release."""

@@ -45,10 +45,9 @@ _of_tasks: "PerProcess[WeakKeyDictionary[AnyTask, Holds]]" = PerProcess(
 
 def current_task() -> AnyTask | None:
     """Return the asyncio task that this code runs in, or None."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # no loop runs in this thread
+    if asyncio._get_running_loop() is None:  # the other functions raise where no loop runs
         return None
+    task = asyncio.current_task()
     # The loop that asyncio says is running may be another greenlet's.
     return None if task is None or greenlets_library() else task
 
@@ -110,9 +109,10 @@ class Turns:
         self.depth = 0  # of the hold, without those who have the turn
         self._waiting: collections.deque[asyncio.Future[None]] = collections.deque()
 
-    def is_of(self, task: AnyTask | None) -> bool:
-        """Whether *task* has the turn."""
-        return task is not None and self._task is not None and self._task() is task
+    def ends(self, task: AnyTask | None, hold: Hold) -> bool:
+        """Return whether *task* has the turn, and has left all of *hold* that it entered."""
+        has_turn = task is not None and self._task is not None and self._task() is task
+        return has_turn and hold.depth == self.depth
 
     def may_take(self, task: AnyTask) -> bool:
         """Whether *task* has the turn, or nobody who lives."""
@@ -131,10 +131,11 @@ class Turns:
         if self._task is not None:
             self._task, hold.depth = None, self.depth
 
-    def leave(self) -> None:
-        """End the turn."""
-        self._task = None
-        self._call_next()
+    def leave(self, task: AnyTask | None, hold: Hold) -> None:
+        """End the turn of *task* under *hold*, if it has left that; now it is as it was."""
+        if self.ends(task, hold):
+            self._task = None
+            self._call_next()
 
     async def wait(self, timeout: float) -> None:
         """Return when it may be one's turn, or after *timeout* seconds."""

@@ -262,7 +262,7 @@ def downgrade_all(holds: Sequence[Hold]) -> None:
 
 def wants_upgrade(hold: Hold, want: Want) -> bool:
     """Whether a re-entry that asks for *want* has to change what *hold* has, or to make sure."""
-    return want.alone and (not hold.want.alone or hold.unsettled)
+    return want.capacity == 1 and (hold.unsettled or hold.want.capacity != 1)
 
 
 def leave(hold: Hold) -> None:
@@ -282,23 +282,14 @@ def leaving(hold: Hold) -> Callable[[], None] | None:
     It is not done any more once a later attempt to have *hold* alone has begun: whoever enters from
     now on, and wants it alone, makes one.
     """
-    if not _is_left(hold):
+    if hold.upgraded_at is None or not 0 < hold.depth <= hold.upgraded_at:
+        return None
+    if hold.is_wanted_alone:  # locks may be released in another order than they were taken
         return None
     hold.upgraded_at = None
     hold.unsettled = True
     number = hold.upgrades
     return lambda: _share_after(hold, number)
-
-
-def _is_left(hold: Hold) -> bool:
-    """
-    Whether the acquisition that has upgraded *hold* was undone, and not the one around it.
-
-    Locks may be released in another order than they were taken: one that is left may be alone.
-    """
-    if hold.upgraded_at is None or not 0 < hold.depth <= hold.upgraded_at:
-        return False
-    return not hold.is_wanted_alone
 
 
 def _share_after(hold: Hold, number: int) -> None:

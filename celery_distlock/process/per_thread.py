@@ -27,10 +27,9 @@ class PerThread(Generic[T]):
     @property
     def value(self) -> T:
         """That of the thread that asks."""
-        local, made = threading.local, self._made
-        mine = made.get(local) or made.setdefault(local, local())
         try:
-            value: T = mine.value
-        except AttributeError:
+            value: T = self._made[threading.local].value
+        except (KeyError, AttributeError):
+            mine = self._made.setdefault(threading.local, threading.local())
             value = mine.value = self._make()
         return value
