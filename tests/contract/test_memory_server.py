@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import math
 from contextlib import closing
 from typing import Any
@@ -244,6 +245,9 @@ def test_refusals_are_worded_alike(both, refused):
             "local sum = 0 for _, each in pairs(cjson.decode(ARGV[3])) do sum = sum + each end "
             "return tostring(sum)"
         ),
+        "return cjson.encode({a = math.huge})",
+        "return cjson.encode({0 / 0})",
+        "local told = cjson.decode(ARGV[4]) return {told.a, told.b[2], told.c.d, #told.b}",
         "return unpack({1, 2})",
         "local time = redis.call('TIME') return {#time, type(time[1]), #time[2] <= 6 and 1 or 0}",
         "return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', math.huge)",
@@ -253,7 +257,29 @@ def test_refusals_are_worded_alike(both, refused):
 def test_scripts_are_executed_alike(both, source):
     both.begin()
 
-    both.run(source, "\xff".encode("latin-1"), -1.5, '{"a": 1.5, "b": 2}')
+    written = b'{"a": "\xff\\u00e9\\n", "b": [1, "2"], "c": {"d": "1795842850523499"}}'
+    both.run(source, "\xff".encode("latin-1"), -1.5, '{"a": 1.5, "b": 2}', written)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("{}", "{1, 2, 3}", "{a = {b = {{c = 1}, {c = 2}}}}", "{a = true, b = false}", "ARGV[1]"),
+        *("2^53", "123456789012345", "-1795842850523499", "0.1", "1/3", "1e300", "1e14", "-0.5"),
+    ],
+)
+def test_values_are_written_alike(both, value):
+    both.begin()
+    sha = hashlib.sha1(value.encode(), usedforsecurity=False).hexdigest()
+    script = Script("t", ("k", "other"), (), 0, f"return cjson.encode({value})", sha)
+    every_byte = bytes(range(256)) + '\u2028 \N{SNOWMAN} " \\ / </'.encode()
+
+    answers = both.answers(script_call(script, ("k",), every_byte))
+
+    real, ours = (json.loads(told.decode("utf-8", "surrogateescape")) for told in answers)
+    assert ours == real
+    if value == "ARGV[1]":
+        assert ours.encode("utf-8", "surrogateescape") == every_byte
 
 
 def test_a_script_ends_at_its_first_error_and_keeps_what_it_wrote(both):

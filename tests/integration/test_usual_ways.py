@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 
@@ -86,6 +87,8 @@ class Twin:
 
     def alike(self, value: object) -> object:
         """Return *value* without what tells the two, or moments, from each other."""
+        if isinstance(value, bytes) and value.startswith(b"{"):
+            return self.alike(json.loads(value))
         if isinstance(value, bytes | str):
             text = value.decode() if isinstance(value, bytes) else value
             text = text.replace(f"k{self._place}", "k").replace(f":{self._place}", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from celery_distlock.stores.memory.server import Server, _words
@@ -9,20 +10,98 @@ from celery_distlock.stores.redis.connections import script_call
 from tests.oracle import scripts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from celery_distlock.stores.redis.connections import Command
 
 __all__ = ["OracleServer"]
 
 
 class OracleServer(Server):
-    """See the module; called as the present scripts are."""
+    """See the module; called, and answering, as the present scripts are."""
 
     def _executed(self, call: Command) -> Any:
-        if call.script is not None:
-            script = scripts.load(call.script.name)
-            if script.keys != call.script.keys:  # its renewal takes one more key
-                first = _words(call.head)[3].decode("utf-8", "surrogateescape")
-                stem = first.removesuffix(call.script.keys[0])
-                call = script_call(script, (stem,), *call.arguments)
-            call = call._replace(script=script)
-        return super()._executed(call)
+        if call.script is None:
+            return super()._executed(call)
+        name = call.script.name
+        script = scripts.load(name)
+        if script.keys != call.script.keys:  # its renewal takes one more key
+            first = _words(call.head)[3].decode("utf-8", "surrogateescape")
+            stem = first.removesuffix(call.script.keys[0])
+            call = script_call(script, (stem,), *call.arguments)
+        answer = super()._executed(call._replace(script=script))
+        return _NAMED[name](answer) if name in _NAMED and isinstance(answer, list) else answer
+
+
+def _woken(pairs: Sequence[Any], **fields: Any) -> list[bytes]:
+    """Return an answer of named fields, with the runs of *pairs*: each one's, and its envelope."""
+    return _sent([(run, envelope, {}) for run, envelope in _by(2, pairs)], **fields)
+
+
+def _sent(woken: Sequence[tuple[bytes, Any, dict[str, Any]]], **fields: Any) -> list[bytes]:
+    runs, envelopes, opens = [], [], []
+    for run, envelope, more in woken:
+        if not run:
+            opens += [envelope] if envelope else []
+            continue
+        told, *letters = envelope if isinstance(envelope, list) else (envelope, b"")
+        is_route = not letters
+        marks = {"returned": b"r" in letters[0], "published": b"b" in letters[0]} if letters else {}
+        runs.append({"run": _text(run), "route": _text(told) if is_route else "", **marks, **more})
+        envelopes.append(b"" if is_route else told)
+    fields |= {"woken": runs} if runs else {}
+    fields |= {"opens_ms": min(opens)} if opens else {}
+    written = {name: _text(each) for name, each in fields.items()}
+    return [json.dumps(written).encode(), *envelopes]
+
+
+def _by(size: int, words: Sequence[Any]) -> list[tuple[Any, ...]]:
+    return list(zip(*[words[each::size] for each in range(size)], strict=True))
+
+
+def _text(value: Any) -> Any:
+    if value is None:
+        return ""
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+
+
+def _of_acquire(answer: list[Any]) -> list[Any]:
+    status, *facts = answer
+    if status == b"granted":
+        token, slot, *woken = facts
+        if not any(woken):
+            return [status, token, slot]
+        return _woken(woken, status=status, token=token, slot=slot)
+    if not facts:
+        return _woken([], status=status)
+    token, holder, run, ttl_ms, place, woken, envelope, since, *others = facts
+    told = {"token": token or "", "holder": holder, "run": run, "ttl_ms": ttl_ms}
+    return _woken([woken, envelope, *others], status=status, place=place, since=since, **told)
+
+
+def _of_stand(answer: list[Any]) -> list[Any]:
+    status, *facts = answer
+    if not facts:
+        return _woken([], status=status)
+    token, holder, run, ttl_ms, place, since, *woken = facts
+    told = {"token": token, "holder": holder, "run": run, "ttl_ms": ttl_ms, "place": place}
+    found = _by(3, woken)
+    keys = [number for number, run, _ in found if not run]  # only the last has openings
+    more = [(run, envelope, {"key": number}) for number, run, envelope in found]
+    return _sent(more, status=status, since=since, at=max(keys, default=1), **told)
+
+
+def _of_upgrade(answer: list[Any]) -> list[Any]:
+    status, *ttl_ms = answer
+    return _woken([], status=status, **({"ttl_ms": ttl_ms[0]} if ttl_ms else {}))
+
+
+_NAMED = {
+    "acquire": _of_acquire,
+    "downgrade": _of_acquire,
+    "upgrade": _of_upgrade,
+    "stand": _of_stand,
+    "send": lambda answer: _woken(answer[1:], status=answer[0]),
+    "sweep": lambda answer: _woken(answer[1:], waiting=answer[0]),
+    **dict.fromkeys(("release", "drop", "cancel", "depart", "limit"), _woken),
+}

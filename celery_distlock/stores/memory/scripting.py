@@ -18,7 +18,7 @@ Call: TypeAlias = Callable[..., Any]  # of a command: its name and words
 
 # What a server has for scripts, which it executes as the body of a function without arguments.
 _PRELUDE = b"""
-local call, decode = ...
+local call, decode, encode = ...
 redis = {}
 
 local function answer(is_done, found)
@@ -41,6 +41,10 @@ function redis.pcall(...)
 end
 
 cjson = { decode = decode }
+
+function cjson.encode(value)
+    return answer(encode(value))
+end
 
 local set, compile, G = rawset, loadstring, _G
 setmetatable(G, {
@@ -82,13 +86,16 @@ class Interpreter:
             ) from error
         self.mutex = threading.RLock()
         self._error: type[Exception] = lua51.LuaError
+        self._type: Callable[[Any], str | None] = lua51.lua_type
         self._lua = lua51.LuaRuntime(
             encoding=None,
             unpack_returned_tuples=True,
             register_eval=False,
             register_builtins=False,
         )
-        self._run, self._compile = self._lua.execute(_PRELUDE, self._from_lua, self._decode)
+        self._run, self._compile = self._lua.execute(
+            _PRELUDE, self._from_lua, self._decode, self._encode
+        )
         self._bodies: dict[str, Any] = {}
         self._call: Call
 
@@ -154,8 +161,38 @@ class Interpreter:
             answers.append(self._from_table(each))
         return answers
 
-    def _decode(self, text: bytes) -> Any:
-        return self._lua.table_from({k.encode(): v for k, v in json.loads(text).items()})
+    def _decode(self, written: bytes) -> Any:
+        return self._read(json.loads(written.decode("utf-8", "surrogateescape")))
+
+    def _read(self, found: Any) -> Any:
+        if isinstance(found, str):
+            return found.encode("utf-8", "surrogateescape")
+        if isinstance(found, list):
+            return self._lua.table_from([self._read(each) for each in found])
+        if isinstance(found, dict):
+            return self._lua.table_from({self._read(k): self._read(v) for k, v in found.items()})
+        return found
+
+    def _encode(self, value: Any) -> tuple[bool, bytes]:
+        """Write a value as JSON; return whether that was possible, and it or the error."""
+        try:
+            written = json.dumps(self._written(value), ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            return False, b"ERR Cannot serialise number: must not be NaN or Inf"
+        return True, written.encode("utf-8", "surrogateescape")
+
+    def _written(self, value: Any) -> Any:
+        """Return a value of Lua's as `json` takes it; bytes that are no text come through."""
+        if isinstance(value, bytes):
+            return value.decode("utf-8", "surrogateescape")
+        if type(value) in (int, float):
+            shortened = float(f"{value:.14g}")  # to the digits that a server writes
+            return value if shortened == value else shortened
+        if self._type(value) != "table":
+            return value
+        if value[1] is not None:
+            return [self._written(value[number + 1]) for number in range(len(value))]
+        return {self._written(name): self._written(each) for name, each in value.items()}
 
 
 def _text(said: object) -> str:

@@ -1,19 +1,20 @@
-"""What is read from servers' answers: texts, tokens, times, and whom a script has woken."""
+"""What is read from servers' answers: named fields, texts, tokens, times, and woken runs."""
 
 import contextlib
+import json
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from celery_distlock.naming import shown
 from celery_distlock.stores.values import ALONE, FIRST, UNREADABLE, Route, Want, WokenTask
 
 __all__ = [
     "EXACT",
-    "each_woken",
+    "Answer",
+    "Fields",
     "is_ours",
     "micros_of",
-    "opens_in",
     "seconds_of",
     "since_of",
     "sum_counters",
@@ -21,8 +22,6 @@ __all__ = [
     "together",
     "token_of",
     "unreadable",
-    "wake_of",
-    "wakes_of",
     "want_of",
 ]
 
@@ -78,41 +77,89 @@ def want_of(written: bytes | None) -> Want:
     return Want.read(text(written)) or ALONE
 
 
-def wake_of(name: str, run: bytes, envelope: bytes | list[bytes]) -> WokenTask:
+class Fields:
     """
-    Return whom a script has woken.
+    Named fields of a script's answer; a field that is not there is empty, or 0.
 
-    One that needs several keys comes with their names; others with letters, as sweep.lua has them.
+    What is of another type than is asked for raises an error, as `Reading` expects.
     """
-    if isinstance(envelope, list):
-        told, *letters = envelope
-        if letters:
-            returned, published = (letter in letters[0] for letter in (b"r", b"b"))
-            return WokenTask(name, text(run), told, returned=returned, published=published)
-        return WokenTask(name, text(run), b"", Route.read(text(told)))
-    return WokenTask(name, text(run), envelope)
+
+    __slots__ = ("_found",)
+
+    def __init__(self, found: Any) -> None:
+        if not isinstance(found, dict):
+            raise TypeError(f"no fields: {found!r}")
+        self._found = found
+
+    def text(self, name: str) -> str:
+        """Return a text, as :func:`text` does."""
+        value = self._found.get(name) or ""  # Lua has false for what a record does not tell
+        if not isinstance(value, str):
+            raise TypeError(f"{name} is no text: {value!r}")
+        return value
+
+    def raw(self, name: str) -> bytes:
+        """Return a text as the bytes that it was."""
+        return self.text(name).encode("utf-8", "surrogateescape")
+
+    def number(self, name: str) -> int:
+        """Return a whole number; a script tells those above 10**14 as texts."""
+        value = self._found.get(name, 0)
+        if type(value) not in (int, float):
+            raise TypeError(f"{name} is no number: {value!r}")
+        return int(value)
+
+    def seconds(self, name: str) -> float | None:
+        """Return the seconds of a time in milliseconds; None if it is not told."""
+        return self.number(name) / 1000 if name in self._found else None
+
+    def flag(self, name: str) -> bool:
+        """Whether a field says yes."""
+        return self._found.get(name) is True
+
+    def each(self, name: str) -> list[Self]:
+        """Return what a list has, each of which has fields of its own."""
+        return [type(self)(found) for found in self._found.get(name, ())]
 
 
-def each_woken(name: str, woken: Sequence[Any]) -> list[WokenTask]:
-    """Return all whom a script has woken at one key: a run, what is to be sent of it, and so on."""
-    pairs = zip(woken[::2], woken[1::2], strict=True)
-    return [wake_of(name, run, envelope) for run, envelope in pairs if run]
+class Answer(Fields):
+    """Those of a whole answer: a JSON object, and the envelopes of the runs that were woken."""
+
+    __slots__ = ("_envelopes",)
+
+    def __init__(self, answer: Sequence[Any]) -> None:
+        fields, *self._envelopes = answer
+        super().__init__(json.loads(text(fields)))
+
+    @property
+    def opens(self) -> float | None:
+        """In how many seconds time alone lets somebody enter; None: it does not."""
+        return self.seconds("opens_ms")
+
+    def wakes(self, *names: str) -> list[WokenTask]:
+        """Return the runs that were woken at the keys of these names."""
+        woken = map(Fields, self._found.get("woken", ()))
+        return [
+            _woken(names[each.number("key") - 1], each, envelope)
+            for each, envelope in zip(woken, self._envelopes, strict=True)
+        ]
 
 
-def wakes_of(name: str, woken: Sequence[Any]) -> WokenTask | None:
-    """Return those of `each_woken` as one."""
-    return together(each_woken(name, woken))
+def _woken(name: str, told: Fields, envelope: bytes) -> WokenTask:
+    route = told.text("route")
+    return WokenTask(
+        name,
+        told.text("run"),
+        envelope,
+        Route.read(route) if route else None,
+        returned=told.flag("returned"),
+        published=told.flag("published"),
+    )
 
 
 def together(wakes: Sequence[WokenTask]) -> WokenTask | None:
     """Return those who were woken as one."""
     return wakes[0]._replace(also=tuple(wakes[1:])) if wakes else None
-
-
-def opens_in(woken: Sequence[Any]) -> float | None:
-    """Return in how many seconds time alone lets somebody enter, if a script has told so."""
-    told = [said for run, said in zip(woken[::2], woken[1::2], strict=True) if not run and said]
-    return min(told) / 1000 if told else None
 
 
 def sum_counters(found: Sequence[bytes]) -> dict[str, float]:

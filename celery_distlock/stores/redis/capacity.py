@@ -12,12 +12,12 @@ from celery_distlock.stores.values import (
     Limit,
     Release,
     Reply,
-    Status,
     write_rates,
 )
 
 from . import scripts
-from .connections import milliseconds, time_left
+from .answers import Answer
+from .connections import milliseconds
 from .timing import RedisTiming
 
 __all__ = ["RedisCapacity"]
@@ -36,8 +36,6 @@ class RedisCapacity(RedisTiming, CapacityStore):
         address = inbox.address if inbox is not None else ""
         answer, asked_at = self._change(_UPGRADE, key, owner, milliseconds(lease), address)
         with self._requests.reading(_UPGRADE, answer):
-            if isinstance(answer, list) and len(answer) > 1:
-                return Reply(Status.BUSY, asked_at, remaining=time_left(answer[1]))
             return self._reply(key, answer, asked_at)
 
     def downgrade(self, key: str, owner: str, lease: float) -> Reply:
@@ -61,9 +59,9 @@ class RedisCapacity(RedisTiming, CapacityStore):
         if unlisted is not None:
             text = "the limit of %r is set, but no list shows it until somebody waits there: %s"
             logger.warning(text, shown(key), unlisted)
-        woken = answer if isinstance(answer, list) else ()
-        with self._requests.reading(_LIMIT, woken):
-            return Release(True, self._noting(slot_name(key), woken))
+        with self._requests.reading(_LIMIT, answer):
+            wake = self._noting(slot_name(key), Answer(answer)) if answer != 1 else None
+            return Release(True, wake)
 
     def _list(self, key: str) -> StoreUnavailableError | None:
         """Have lists show *key*; return why not, if a cluster's node with the index is away."""

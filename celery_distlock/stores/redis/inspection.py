@@ -30,7 +30,7 @@ from celery_distlock.stores.values import (
 
 from . import scripts
 from .answers import (
-    each_woken,
+    Answer,
     is_ours,
     since_of,
     sum_counters,
@@ -226,8 +226,8 @@ class RedisInspection(ListingStore, CountingStore):
         self._requests.ask([self._records.index("add", name)], key)  # lest it was lost
         calls = [self._records.call(script, name, SWEEP_BATCH) for script in (_ROUSE, _SWEEP)]
         answer = self._requests.ask(calls, key).answers[-1]
-        with self._requests.reading(_SWEEP, answer) as (_, *found):
-            wakes = each_woken(name, found)
+        with self._requests.reading(_SWEEP, answer):
+            wakes = Answer(answer).wakes(name)
         yield from wakes
 
     def count(self, counts: Mapping[str, float]) -> None:

@@ -14,7 +14,10 @@ __all__ = ["NOT_READ", "REMEDY", "Reading"]
 logger = logging.getLogger(__name__)
 
 # What Python says of a value of another type, form or length than a reader takes for granted.
-NOT_READ = (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
+NOT_READ = (
+    *(ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError),
+    RecursionError,  # of lists in lists
+)
 REMEDY = (
     "see what answers at that address, a proxy or a product that speaks Redis' protocol, say: it"
     " has to answer as Redis and Valkey do"

@@ -12,7 +12,7 @@ from celery_distlock.stores.sending import Bearer, SendingStore, SendReply, Sent
 from celery_distlock.stores.values import ALONE, Waiter, WokenTask
 
 from . import scripts
-from .answers import text, want_of
+from .answers import Answer, text, want_of
 from .connections import TIMEOUT, Command, milliseconds
 from .inspection import SWEEP_BATCH
 from .silence import Silence
@@ -37,15 +37,12 @@ class RedisSending(RedisTiming, SendingStore):
                 if patience < TIMEOUT:
                     raise
                 answer = self._ask_to_send(name, request, repeated=True)
-        if answer == b"go":
-            return SendReply(Sent.GO)
         with self._requests.reading(_SEND, answer):
-            sent = Sent(answer[0].decode())
-            if sent is Sent.CHANGED:
-                return SendReply(sent)
+            told = Answer(answer) if isinstance(answer, list) else None
+            sent = Sent(told.text("status") if told else text(answer))
             if request.delay > 0 and sent is Sent.UPDATED:
                 self.note_due({name: request.delay})
-            return SendReply(sent, self._noting(name, answer[1:]))
+            return SendReply(sent, self._noting(name, told) if told else None)
 
     def peek(self, key: str, identity: str) -> Bearer | None:
         look = self._records.call(_PEEK, slot_name(key), identity)

@@ -41,7 +41,7 @@ from celery_distlock.stores.values import (
 
 from . import scripts
 from .actions import RedisActions
-from .answers import each_woken, micros_of, opens_in, text, together, token_of, unreadable, wake_of
+from .answers import Answer, micros_of, together, token_of, unreadable
 from .capacity import RedisCapacity
 from .connections import (
     TIMEOUT,
@@ -183,27 +183,35 @@ class RedisStore(
     def _reply(self, key: str, answer: Any, asked_at: float, *, parks: bool = True) -> Reply:
         if not isinstance(answer, list):
             return Reply(Status.GRANTED, asked_at, self._token(key, answer))
-        status = Status(answer[0].decode())
+        if answer[0] == b"granted":
+            _, token, slot = answer
+            return Reply(Status.GRANTED, asked_at, self._token(key, token), slot=slot)
+        return self._told(key, Answer(answer), [slot_name(key)], asked_at, parks=parks)
+
+    def _told(
+        self, key: str, answer: Answer, names: Sequence[str], asked_at: float, *, parks: bool = True
+    ) -> Reply:
+        """Return what the *answer* says of a request for *key*, which wakes at those of *names*."""
+        status, place = Status(answer.text("status")), answer.number("place")
+        wake = together(answer.wakes(*names))
         if status is Status.GRANTED:
-            _, token, slot, *woken = answer
-            wake = self._noting(slot_name(key), woken)
-            return Reply(status, asked_at, self._token(key, token), wake=wake, slot=slot)
-        if len(answer) == 1:
-            return Reply(status, asked_at)
-        _, token, holder, holder_run, ttl_ms, place, run, envelope, arrival, *others = answer
-        due = 0.0 if place else opens_in(others) or 0.0
-        if due and not parks:  # nobody has to be told: who has asked looks again
-            others = others[:-2]
+            self._note_opening(slot_name(key), answer)
+            token, slot = self._token(key, answer.raw("token")), answer.number("slot")
+            return Reply(status, asked_at, token, wake=wake, slot=slot)
+        due = 0.0 if place else answer.opens or 0.0
+        if parks or not due:  # else the caller looks again
+            self._note_opening(slot_name(key), answer)
+        since = answer.raw("since")
         return Reply(
             status,
             asked_at,
-            max(0, token_of(token) if isinstance(token, bytes) else 0),
-            text(holder),
-            text(holder_run),
-            time_left(ttl_ms),
+            max(0, token_of(answer.raw("token"))),
+            answer.text("holder"),
+            answer.text("run"),
+            time_left(answer.number("ttl_ms")),
             max(0, place),
-            self._noting(slot_name(key), [run, envelope, *others]),
-            int(arrival) if arrival.isdigit() else 0,
+            wake,
+            int(since) if since.isdigit() else 0,
             due=due,
         )
 
@@ -287,18 +295,9 @@ class RedisStore(
             else:
                 answers = self._requests.ask_once(calls, timeout)
         with self._requests.reading(_STAND, answers[-1]) as answer:
-            return self._standing(names, answer, asked_at)
-
-    def _standing(self, names: Sequence[str], answer: Any, asked_at: float) -> Reply:
-        if len(answer) == 1:
-            return self._reply(key_of(names[0]), answer, asked_at)
-        *standing, arrival = answer[:7]
-        reply = self._reply(key_of(names[0]), [*standing, b"", b"", arrival], asked_at)
-        places = list(zip(answer[7::3], answer[8::3], answer[9::3], strict=True))
-        for number, run, opening in places:
-            self._noting(names[number - 1], [run, opening] if not run else [])
-        wakes = [wake_of(names[number - 1], run, sent) for number, run, sent in places if run]
-        return reply._replace(wake=together(wakes))
+            told = Answer(answer)
+            last = key_of(names[told.number("at") - 1])
+            return self._told(last, told, names, asked_at)
 
     def depart(self, name: str, run: str, *, first: bool) -> Release:
         depart = self._records.call(_DEPART, name, run, int(first), confirmed=True)
@@ -355,7 +354,7 @@ class RedisStore(
     def _released(self, name: str, script: scripts.Script, asked: Answered) -> Release:
         with self._requests.reading(script, asked.answers[0]) as answer:
             if isinstance(answer, list):
-                return Release(True, self._noting(name, answer))
+                return Release(True, self._noting(name, Answer(answer)))
             # A repeated release finds the key gone if the first was executed and its answer lost.
             return Release(answer > 0 or asked.unanswered > 0)
 
@@ -477,11 +476,12 @@ class RedisStore(
             if isinstance(answer, Exception):
                 self._pass_over(name, answer)
                 continue
-            with self._requests.reading(_SWEEP, answer) as (waiting, *found):
-                opens[name] = opens_in(found)
-                wakes = each_woken(name, found)
+            with self._requests.reading(_SWEEP, answer):
+                told = Answer(answer)
+                opens[name], wakes = told.opens, told.wakes(name)
+                waits = told.number("waiting")
             yield from wakes
-            if not waiting:
+            if not waits:
                 quiet.append(self._records.index("strike", name))
         if quiet:
             self._requests.ask(quiet, "the sweep")

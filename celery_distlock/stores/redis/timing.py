@@ -11,7 +11,7 @@ from celery_distlock.stores.timing import NOTHING, Claim, Dues, Settled, TimedSt
 from celery_distlock.stores.values import WokenTask
 
 from . import scripts
-from .answers import opens_in, text, wakes_of
+from .answers import Answer, text, together
 from .connections import TIMEOUT, Command, milliseconds, script_call
 from .inspection import SWEEP_BATCH
 from .records import Records
@@ -44,12 +44,14 @@ class RedisTiming(TimedStore):
         """Yield whom that has woken; put into *opens* when time lets others enter."""
         raise NotImplementedError
 
-    def _noting(self, name: str, woken: Sequence[Any]) -> WokenTask | None:
+    def _noting(self, name: str, answer: Answer) -> WokenTask | None:
         """Return whom a script has woken; note when time lets others enter, if it told so."""
-        opening = opens_in(woken)
-        if opening is not None:
-            self.note_due({name: opening})
-        return wakes_of(name, woken)
+        self._note_opening(name, answer)
+        return together(answer.wakes(name))
+
+    def _note_opening(self, name: str, answer: Answer) -> None:
+        if answer.opens is not None:
+            self.note_due({name: answer.opens})
 
     def note_due(self, dues: Mapping[str, float]) -> None:
         calls = [

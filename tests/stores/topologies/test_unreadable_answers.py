@@ -16,6 +16,11 @@ from celery_distlock.stores.parking import ParkingStore
 from celery_distlock.stores.sending import SendingStore
 from tests.stores.scriptless.fake import NOTHING, FakeServer
 
+
+def _fields(*parts: bytes) -> bytes:
+    return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts)
+
+
 ANSWERS = {
     "a number": b":1\r\n",
     "no parts": b"*0\r\n",
@@ -23,6 +28,14 @@ ANSWERS = {
     "parts of parts": b"*1\r\n*1\r\n*1\r\n:1\r\n",
     "a status of no script": b"*1\r\n$3\r\nxyz\r\n",
     "a grant of nothing": b"*1\r\n$7\r\ngranted\r\n",
+    "no fields": b"*1\r\n$2\r\n[]\r\n",
+    "fields without a status": b"*1\r\n$2\r\n{}\r\n",
+    "a time of no number": _fields(b'{"status": "busy", "ttl_ms": "1"}'),
+    "an owner of no text": _fields(b'{"status": "busy", "holder": 1}'),
+    "an infinite time": _fields(b'{"status": "busy", "ttl_ms": Infinity}'),
+    "runs without envelopes": _fields(b'{"status": "busy", "woken": [{"run": "r"}]}'),
+    "runs of no fields": _fields(b'{"status": "busy", "woken": {"run": "r"}}', b"e"),
+    "lists in lists": _fields(b"[" * 100_000),
 }
 
 

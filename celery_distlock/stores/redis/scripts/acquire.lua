@@ -1,13 +1,14 @@
 -- acquire.lua: take the key, or join its queue, or learn who holds it. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV owner lease_ms mode run repeated arrival [keep detail channel task want]
--- returns token: granted | {'granted', token, slot, wake_run, wake_envelope, ...}: likewise, beside
---         others | {status, token, holder, holder_run, ttl_ms, place, wake_run, wake_envelope,
---         arrival, ...}: status busy or parked | {'done'}; at the end, what else was woken; and beside
---         an empty run, in how many ms time alone lets the first of those who wait enter
+-- returns token: granted | {'granted', token, slot}: likewise, beside others | as queue.lua's `reply`,
+--         with status: granted, token and slot: likewise, and others are let in | done | busy or
+--         parked, with the facts below
 --
+-- holder    one who has the key, its run, the token, and ttl_ms, until its lease ends
 -- place     how many stand before it; -1: it does not stand in the queue, and waits for its first
 --           delivery to end
+-- since     when it came, or 0
 -- mode      try: do not queue. wait: queue as a blocked waiter, detail is its inbox.
 --           park: queue the run, detail is its envelope, channel where a worker would take it,
 --           task the name that is shown to those who look.
@@ -60,30 +61,22 @@ if asks and repeated == '0' and capacity ~= 1 and redis.call('EXISTS', QUEUE, TA
         if token then
             start(owner, terms, now, now)
         end
-        return token and { 'granted', token, slot, '', '' } or slot
+        return token and { 'granted', token, slot } or slot
     end
     no_tasks = false
 end
 
 prune(now)
 
-local function with_others(answer)
-    for _, each in ipairs(also) do
-        answer[#answer + 1] = each
-    end
-    return answer
-end
-
 -- What one is told who has it; beside others, with whom that lets in.
-local function granted(token, slot, wake_run, envelope)
+local function granted(token, slot, is_handed_on)
     if capacity == 1 and slot < 0 then
         return token
     end
-    if not wake_run then
-        local _
-        _, wake_run, envelope = hand_on(now, '', 0)
+    if not (is_handed_on or woken[1]) then
+        hand_on(now, '', 0)
     end
-    return with_others({ 'granted', token, slot, wake_run, envelope })
+    return answer_granted(token, slot)
 end
 
 local function keep_envelope()
@@ -102,13 +95,15 @@ local function put_off(token, holder, for_ms)
         set_aside(run, for_ms, now)
         status = 'parked'
     end
-    return { status, token, holder, run, math.ceil(for_ms), -1, '', '', '0' }
+    local facts = { status = status, token = token, holder = holder, run = run }
+    facts.ttl_ms, facts.place = math.ceil(for_ms), -1
+    return facts
 end
 
 -- What a second delivery is told; nothing if it may run.
 local function second_delivery()
     if redis.call('ZSCORE', DONE, run) then
-        return { 'done' }
+        return { status = 'done' }
     end
     local until_ms = redis.call('ZSCORE', DONE, '~' .. run)
     local held_back = until_ms and tonumber(until_ms) - now / 1000
@@ -120,7 +115,7 @@ local function second_delivery()
             redis.call('ZADD', WOKEN, until_ms, run)
             status = 'parked'
         end
-        return { status, 0, '', run, math.ceil(held_back), -1, '', '', '0' }
+        return { status = status, run = run, ttl_ms = math.ceil(held_back), place = -1 }
     end
 end
 
@@ -158,11 +153,11 @@ if claims and mode == 'wait' then
     strike(member) -- it waited, and comes by what is kept for its run
 end
 if (claims or (has and run ~= '' and has_run ~= run)) and repeated == '1' then
-    local answer = second_delivery()
-    if answer then -- its turn came, but the first one has ended
+    local told = second_delivery()
+    if told then -- its turn came, but the first one has ended
         leave_all()
-        local _, wake_run, envelope = hand_on(now, '', 0)
-        return with_others({ answer[1], 0, '', run, answer[5] or 0, -1, wake_run, envelope, '0' })
+        hand_on(now, '', 0)
+        return reply(told)
     end
 end
 local runs_by = run ~= '' and redis.call('HGET', LOCK, 'o:' .. run)
@@ -172,10 +167,8 @@ end
 if runs_by and (claims or (has and has_run ~= run)) and share_of(runs_by) then
     -- Both deliveries of the run were served, and the other one has come first.
     leave_all()
-    local _, wake_run, envelope = hand_on(now, '', 0)
-    local answer = put_off(held[2], runs_by, share_of(runs_by).ends - now / 1000)
-    answer[7], answer[8] = wake_run, envelope
-    return with_others(answer)
+    hand_on(now, '', 0)
+    return reply(put_off(held[2], runs_by, share_of(runs_by).ends - now / 1000))
 end
 if has then
     if kept then
@@ -202,7 +195,7 @@ if has then
 end
 if claims and mode == 'line' then
     -- Likewise parked before, by a request that was repeated: its message is on its way as well.
-    return { 'done' }
+    return reply({ status = 'done' })
 end
 local leaves = false -- for now, what was kept for it
 local too_early = claims and starts_in(terms, now) > 0 and not keeps_start_for(run)
@@ -224,12 +217,12 @@ end
 
 -- Who parks may have been parked before, by a request whose answer was lost.
 if repeated == '1' or not asks then
-    local answer = second_delivery()
-    if answer then
+    local told = second_delivery()
+    if told then
         if mode == 'wait' then
             strike(member)
         end
-        return answer
+        return reply(told)
     end
 end
 local runs, left_ms = false, 0
@@ -240,7 +233,7 @@ if runs then
     if mode == 'wait' then
         strike(member)
     end
-    return put_off(held[2], redis.call('HGET', LOCK, 'o:' .. run), left_ms)
+    return reply(put_off(held[2], redis.call('HGET', LOCK, 'o:' .. run), left_ms))
 end
 
 local stands = tonumber(redis.call('HGET', TASKS, 's:' .. run)) or place_of(tonumber(arrival), now)
@@ -253,19 +246,18 @@ if overtakes and mode ~= 'line' then
 elseif holder == SHARED and mode ~= 'line' and may_make_room(stands) and not admits(units, capacity, now, terms) then
     overtakes = make_room(now, stands, units, capacity, terms)
 end
-local wake_run, wake_envelope = '', ''
 if (not holder or holder == SHARED) and mode ~= 'line' then
     local last
     local straight = capacity == 1 and not holder and run ~= '' and redis.call('ZSCORE', WOKEN, run)
     if not overtakes and not straight then
         coming = run -- it may stand there twice, parked and blocked
-        last, wake_run, wake_envelope = hand_on(now, member, stands)
+        last = hand_on(now, member, stands)
     end
     local served = share_of(owner) -- it stands in the queue as well, and was handed it just now
     if served then
         pass_on(owner, served, owner, run, lease_ms, now)
         begin_start(owner, owner, now)
-        return granted(held[2] or redis.call('HGET', LOCK, 'token'), served.slot, wake_run, wake_envelope)
+        return granted(held[2] or redis.call('HGET', LOCK, 'token'), served.slot, true)
     end
     if (last == nil or last == true) and admits(units, capacity, now, terms) then
         local came = stands > 0 and stands or now
@@ -279,7 +271,7 @@ if (not holder or holder == SHARED) and mode ~= 'line' then
         if member ~= '' then
             strike(member)
         end
-        return granted(token, slot, wake_run ~= '' and wake_run, wake_envelope)
+        return granted(token, slot)
     end
 end
 
@@ -313,11 +305,10 @@ end
 local may_open = not holder or holder == SHARED or string.find(holder, 'parked:resting:', 1, true) == 1
 may_open = may_open and not (mode == 'line' and admits(units, capacity, now, terms))
 if mode ~= 'try' and place == 0 and may_open then
-    forget_looks() -- who was the first before stands behind him
-    local before = #also
+    opens_ms = nil -- who was the first before waits behind it
     look_ahead(now, member, true)
-    if also[before + 1] and mode == 'wait' then
-        ttl_ms = also[before + 2] -- he looks then himself, and it is noted for nobody
+    if opens_ms and mode == 'wait' then
+        ttl_ms = opens_ms -- it looks then itself, and that is noted for no other
     end
 end
 local early_ms = mode == 'try' and place == 0 and opens_by_rate(now, units, capacity, terms)
@@ -327,6 +318,6 @@ end
 if early_ms then
     look_in(early_ms)
 end
-local since = integer(stands)
-local standing = { status, token, owned_by, held_for, ttl_ms, place, wake_run, wake_envelope, since }
-return with_others(standing)
+local facts = { status = status, token = token, holder = owned_by, run = held_for }
+facts.ttl_ms, facts.place, facts.since = ttl_ms, place, integer(stands)
+return reply(facts)

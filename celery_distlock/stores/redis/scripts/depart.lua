@@ -2,8 +2,8 @@
 -- at the first one it is put on its way, the last of all.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run first
--- returns 0 the key is not kept for it (any more) | 1 it stands there no longer |
---         {wake_run, wake_envelope}: likewise, and it is to be sent
+-- returns 0 the key is not kept for it (any more) | 1 it stands there no longer | as queue.lua's
+--         `reply`: it is to be sent
 --
 -- first  1: the key is the first one, where its envelope lies
 -- USES grant units queue
@@ -14,5 +14,5 @@ prune(now)
 if not keeps_for(run) then
     return 0
 end
-local wake_run, wake_envelope = depart(now, run, first == '1')
-return wake_run == '' and 1 or { wake_run, wake_envelope }
+depart(now, run, first == '1')
+return answer(1)

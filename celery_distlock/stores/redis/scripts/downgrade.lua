@@ -1,8 +1,8 @@
 -- downgrade.lua: have one share with any number what it had alone; or wait no more to have it alone.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV owner lease_ms
--- returns {'free'}: it has nothing of the key | {'granted', token, slot, wake_run, wake_envelope,
---         ...}: it shares it
+-- returns {'granted', token, slot}: it shares the key | as queue.lua's `reply`: likewise, and the next
+--         are let in; or with the status free: it has nothing of the key
 -- USES grant units queue
 
 local owner, lease_ms = unpack(ARGV)
@@ -31,12 +31,12 @@ if held[1] == owner then
     end
     outlive_rest(now)
 elseif held[1] ~= SHARED or not share_of(owner) then
-    return { 'free' }
+    return reply({ status = 'free' })
 else
     slot = share_of(owner).slot
 end
 if upgrading(up) == owner then
     redis.call('HDEL', LOCK, 'up')
 end
-local _, wake_run, wake_envelope = hand_on(now, '', 0)
-return { 'granted', token, slot, wake_run, wake_envelope, unpack(also) }
+hand_on(now, '', 0)
+return answer_granted(token, slot)

@@ -38,6 +38,17 @@ end
 local FENCE_MS = 3600000 -- a token only has to outlive a clock that was set back
 local EXACT = 2 ^ 53 -- no number beyond it is a token of ours
 
+-- Returns fields as an answer names them. No answer has an infinite number, which a record that others
+-- have spoilt may have, but the greatest instead.
+local function named(fields)
+    for name, value in pairs(fields) do
+        if type(value) == 'number' and not (math.abs(value) < EXACT) then
+            fields[name] = EXACT
+        end
+    end
+    return cjson.encode(fields)
+end
+
 local function microseconds()
     local time = redis.call('TIME')
     return time[1] * 1000000 + time[2]

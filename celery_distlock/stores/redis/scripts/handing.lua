@@ -51,12 +51,13 @@ local function hand_to_parked(head, next_run, arrival, giver, envelope, channel,
     if channel and channel ~= '' and deliver(channel, next_run, since, giver, envelope) then
         return 1
     end
-    return { next_run, envelope }
+    note_woken(next_run, envelope)
+    return 1
 end
 
 -- Takes the key from `owner` (false: nobody has it), whose run has ended or has none, and gives it to
--- the first in the queue. Returns what a release does; nothing, and has changed nothing, if that is
--- not as simple as this.
+-- the first in the queue. Returns 1; nothing, and has changed nothing, if that is not as simple as
+-- this.
 local function hand_to_first(owner, run)
     local held = redis.call('HMGET', LOCK, 'owner', 'again', 'again:' .. run, 'rest')
     local head, arrival = unpack(redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES'))

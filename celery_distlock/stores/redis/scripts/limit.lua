@@ -1,7 +1,7 @@
 -- limit.lua: set an operator's limit, or take it back, and let those in who fit then.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV capacity until_ms author rates
--- returns 1 | {wake_run, wake_envelope, ...}: and to be sent
+-- returns 1 | as queue.lua's `reply`: who is let in
 --
 -- capacity  -: as many units as are asked with; empty: take the limit back
 -- until_ms  0: without an end
@@ -20,4 +20,5 @@ else
         redis.pcall('HSET', LOCK, 'rated', 1) -- it may be kept for one who has not started yet
     end
 end
-return go_on(now)
+hand_on(now, '', 0)
+return answer(1)

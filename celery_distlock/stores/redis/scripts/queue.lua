@@ -157,14 +157,46 @@ local function take_out(run, at_ms)
     redis.call('ZREM', QUEUE, 'p:' .. run)
 end
 
--- Puts a run on its way to its key. Returns it and its envelope, which the caller has to send, or
--- two empty strings if it was pushed.
+local woken = {} -- of the answer: the runs that its reader is to send, each with what it has to know
+local envelopes = {} -- theirs
+local opens_ms -- in how many ms time alone lets somebody enter; nothing: time alone does not
+
+-- Has the reader of the answer send a run.
+local function note_woken(run, envelope, more)
+    local entry = more or {}
+    entry.run = run
+    woken[#woken + 1], envelopes[#envelopes + 1] = entry, envelope
+end
+
+-- Returns an answer of named fields, with the runs that its reader is to send. Their envelopes come
+-- after it: they may be large, and of any bytes.
+local function reply(fields)
+    fields.opens_ms = opens_ms
+    if woken[1] then
+        fields.woken = woken
+    end
+    return { named(fields), unpack(envelopes) }
+end
+
+-- Returns a status alone, where there is no more to say.
+local function answer(status)
+    return (woken[1] or opens_ms) and reply({ status = status }) or status
+end
+
+-- Returns the answer to a request that was granted a part of the key.
+local function answer_granted(token, slot)
+    if woken[1] or opens_ms then
+        return reply({ status = 'granted', token = token, slot = slot })
+    end
+    return { 'granted', token, slot }
+end
+
+-- Puts a run on its way to its key: it is pushed, or the reader of the answer sends it.
 local function wake(now, run, envelope)
     take_out(run, now / 1000 + UNSENT_MS)
-    if push(run, envelope) then
-        return '', ''
+    if not push(run, envelope) then
+        note_woken(run, envelope)
     end
-    return run, envelope
 end
 
 -- How long the key is kept for a run that is put on its way.
@@ -207,21 +239,27 @@ local function set_aside(run, for_ms, now)
     take_out(run, now / 1000 + for_ms)
 end
 
--- Gives the key to one waiter: a run that is sent, or pushed.
+-- Gives the key to one waiter: a run that is sent, or pushed. Returns as `hand_over`. One that needs
+-- other keys, too, is noted with all that it needs instead of its envelope.
 local function hand_to_run(now, head, run, arrival, kept, units, capacity, terms)
     local envelope, names = kept[1], kept[2]
     local own = 'parked:' .. run
     if names then
-        return keep_for(now, run, arrival, UNSENT_MS, units, capacity, terms) and run, { names }
+        if not keep_for(now, run, arrival, UNSENT_MS, units, capacity, terms) then
+            return false
+        end
+        note_woken(run, '', { route = names })
+        return 'handed'
     end
     if not reserve(now, own, run, arrival, claim_ms(), units, capacity, terms) then
         return false
     end
     if redis.call('ZSCORE', WOKEN, run) then
-        redis.call('ZREM', QUEUE, head)
-        return '', '' -- it stepped back, and is on its way already
+        redis.call('ZREM', QUEUE, head) -- it stepped back, and is on its way already
+    else
+        wake(now, run, envelope)
     end
-    return wake(now, run, envelope)
+    return 'handed'
 end
 
 -- Or one that is blocked; nothing: it is gone.
@@ -235,14 +273,11 @@ local function hand_to_blocked(now, head, arrival, units, capacity, terms)
         return false
     end
     strike(head)
-    return '', ''
+    return 'handed'
 end
 
-local also = {} -- what else is to be told: run, envelope, ...; and '', in how many ms time helps
-
 local function look_in(in_ms)
-    also[#also + 1] = ''
-    also[#also + 1] = in_ms
+    opens_ms = math.min(opens_ms or in_ms, in_ms)
 end
 
 -- Has the first who is blocked look at a key with a rate, once; it learns then when to look again,
@@ -273,20 +308,9 @@ local function look_ahead(now, member, is_here)
     end
 end
 
-local function forget_looks()
-    for i = #also - 1, 1, -2 do
-        if also[i] == '' then
-            table.remove(also, i + 1)
-            table.remove(also, i)
-        end
-    end
-end
-
 -- Gives the key to the first waiter that is alive, if it may have it. Returns nothing if there is
 -- none, true if that is `own`, or one who stands there since `stands` (0: nobody), false if it has
--- to wait, else the run and the envelope that the caller has to send, or two empty strings if the
--- waiter knows already. Of a run that needs other keys, too, it is no envelope, but a list with all
--- that it needs.
+-- to wait, else 'handed'.
 local function hand_over(now, own, stands)
     local passed = 0
     while true do
@@ -332,9 +356,9 @@ local function hand_over(now, own, stands)
             if is_run then
                 return hand_to_run(now, head, name, arrival, kept, units, capacity, terms)
             end
-            local run, envelope = hand_to_blocked(now, head, arrival, units, capacity, terms)
-            if run ~= nil then
-                return run, envelope
+            local handed = hand_to_blocked(now, head, arrival, units, capacity, terms)
+            if handed ~= nil then
+                return handed
             end
             strike(head)
         end
@@ -361,31 +385,20 @@ local function settle_upgrade(now)
 end
 
 -- Gives what is free to as many of those who wait as may have it, in their order. Returns what
--- `hand_over` says of the last one; and if something is to be sent, the first run and its envelope,
--- else two empty strings: the others are in `also`.
+-- `hand_over` says of the last one.
 local function hand_on(now, own, stands)
-    local first, first_envelope, last = '', '', false
     local holder = redis.call('HGET', LOCK, 'owner')
     if (holder and holder ~= SHARED) or settle_upgrade(now) then
-        return last, first, first_envelope
+        return false
     end
+    local last
     for _ = 1, MOST_GRANTS do
-        local run, envelope = hand_over(now, own, stands)
-        last = run
-        if type(run) ~= 'string' then
-            break
-        end
-        if run ~= '' and first ~= '' then
-            also[#also + 1] = run
-            also[#also + 1] = envelope
-        elseif run ~= '' then
-            first, first_envelope = run, envelope
-        end
-        if redis.call('HGET', LOCK, 'owner') ~= SHARED then
+        last = hand_over(now, own, stands)
+        if last ~= 'handed' or redis.call('HGET', LOCK, 'owner') ~= SHARED then
             break
         end
     end
-    return last, first, first_envelope
+    return last
 end
 
 -- Whether a woken run has not come to its key yet, as far as is known.
@@ -397,20 +410,11 @@ local function on_its_way(run)
     return not has_come and not ends and redis.call('ZSCORE', WOKEN, run)
 end
 
--- Gives what is free of the key to the next in its queue. Returns 1, or what the caller has to send.
-local function go_on(now)
-    local _, run, envelope = hand_on(now, '', 0)
-    if run ~= '' or also[1] then
-        return { run, envelope, unpack(also) }
-    end
-    return 1
-end
-
--- Likewise, after taking from an owner what it has of it.
+-- Gives what an owner has of the key to the next in its queue.
 local function free(owner)
     local now = microseconds()
     vacate(owner, now)
-    return go_on(now)
+    hand_on(now, '', 0)
 end
 
 -- Remembers an end. At maxmemory, too: a full server refuses only the first write of a script, so
@@ -489,8 +493,7 @@ local function keep_longer(now, run, for_ms)
     end
 end
 
--- Lets a run stand no longer at a key that is kept for it; at the first one it is put on its way, and
--- what `wake` says is returned.
+-- Lets a run stand no longer at a key that is kept for it; at the first one it is put on its way.
 local function depart(now, run, is_first)
     keep_longer(now, run, claim_ms())
     local from = redis.call('HGET', LOCK, 'from:' .. run)
@@ -499,11 +502,10 @@ local function depart(now, run, is_first)
     end
     if not is_first then
         unpark(run)
-        return '', ''
+        return
     end
     local envelope = redis.call('HGET', TASKS, 'e:' .. run)
-    if redis.call('HDEL', TASKS, 'k:' .. run, 'l:' .. run) == 0 or not envelope then
-        return '', '' -- by a request before, whose answer was lost: the next sweep sends it
+    if redis.call('HDEL', TASKS, 'k:' .. run, 'l:' .. run) > 0 and envelope then
+        wake(now, run, envelope) -- else a request before did, whose answer was lost: a sweep sends it
     end
-    return wake(now, run, envelope)
 end

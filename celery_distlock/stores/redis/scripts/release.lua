@@ -1,8 +1,7 @@
 -- release.lua: give the key up, or a place in its queue, and hand the key to the next waiter.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV owner run ended [channel destination inbox keep_run keep_ms unstarted]
--- returns 1 given up | 0 was not ours | {wake_run, wake_envelope, ...}: given up, and to be sent; and
---         beside an empty run, in how many ms time alone lets somebody enter
+-- returns 1 given up | 0 was not ours | as queue.lua's `reply`: given up, and whom that lets in
 --
 -- ended     0: the run has not ended (its process is being killed, its message goes back).
 --           1: it has; a second delivery of it that is parked is dropped.
@@ -42,7 +41,7 @@ end
 if not may_be_short and tonumber(ended) < 2 and keep_ms == '0' and inbox == '' and unstarted ~= '1' then
     local given = hand_to_first(owner, run)
     if given then
-        return given
+        return answer(given)
     end
 end
 
@@ -97,8 +96,10 @@ end
 local holder = redis.call('HGET', LOCK, 'owner')
 local share = holder == SHARED and share_of(owner)
 if holder ~= owner and not share then
-    local woken = waited and go_on(now) or 0 -- those behind it may fit
-    return type(woken) == 'table' and woken[1] ~= '' and woken or 0
+    if waited then
+        hand_on(now, '', 0) -- those behind it may fit
+    end
+    return woken[1] and answer(0) or 0
 end
 if keep_ms ~= '0' and put_first(keep_run) then
     keep_ms = '0' -- its message came before, and nobody else would send it
@@ -128,6 +129,7 @@ if keep_ms ~= '0' then
     if rests then
         look_ahead(now)
     end
-    return also[1] and { '', '', unpack(also) } or 1
+    return answer(1)
 end
-return free(owner)
+free(owner)
+return answer(1)

@@ -2,9 +2,9 @@
 -- time. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV run envelope task sent_to want delay_ms repeated [identity until_when replaces most_ms paced expires_ms marks beside]
--- returns go | {status, wake_run, wake_envelope, ...}: status go, queued, later or updated; then whom
---         that lets in besides; beside an empty run, in how many ms time alone lets the first enter, or
---         a run join | {changed}: nothing was done, for another run has the identity than was thought
+-- returns go | queued | later | updated | changed: nothing was done, for another run has the identity
+--         than was thought | as queue.lua's `reply`, with one of these as its status: whom that lets in
+--         besides, and in how many ms a run joins the queue
 --
 -- go        it is on its way: its caller publishes the message, or a sweep does if that process dies.
 --           It comes by the broker alone, so that it passes no earlier work
@@ -57,7 +57,7 @@ if is_alone and identity == '' and holder_run ~= run and redis.call('HEXISTS', T
     redis.call('HSET', TASKS, unpack(fields)) -- before all other writes: a full server may refuse it
     forget_ended()
     line_up(microseconds(), run)
-    return { 'queued', '', '' }
+    return 'queued'
 end
 local now = microseconds()
 local is_free = is_plain and not holder and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0
@@ -94,24 +94,20 @@ end
 
 -- Gives what is free to those who wait, of whom the run is one now; returns the script's answer.
 local function let_in(status)
-    local woken = go_on(now)
-    if woken == 1 then
-        if redis.call('ZRANK', QUEUE, 'p:' .. run) == 0 and not also[1] then
-            look_ahead(now)
-        end
-        return { status, '', '', unpack(also) }
+    hand_on(now, '', 0)
+    if not (woken[1] or opens_ms) and redis.call('ZRANK', QUEUE, 'p:' .. run) == 0 then
+        look_ahead(now)
     end
-    local answer = { status }
-    for i = 1, #woken, 2 do
-        if woken[i] == run then
-            answer[1] = 'go' -- its message need not come back to who has sent it
+    for place, each in ipairs(woken) do
+        if each.run == run then
+            status = 'go' -- its message need not come back to who has sent it
             redis.call('HSET', TASKS, 'd:' .. run, PUSHES)
-        else
-            answer[#answer + 1] = woken[i]
-            answer[#answer + 1] = woken[i + 1]
+            table.remove(woken, place)
+            table.remove(envelopes, place)
+            break
         end
     end
-    return answer
+    return answer(status)
 end
 
 -- When (ms) the run joins the queue; 0: at once.
@@ -171,8 +167,10 @@ local function update()
     end
     if due_ms > now_ms then
         join_later(due_ms, before_ms)
-        local sooner = paced == '1' and due_ms < before_ms - 1
-        return { 'updated', '', sooner and math.ceil(due_ms - now_ms) or '' }
+        if paced == '1' and due_ms < before_ms - 1 then
+            look_in(math.ceil(due_ms - now_ms))
+        end
+        return answer('updated')
     end
     line_up(now, run)
     redis.call('ZREM', LATER, run) -- only then: a script may be broken off
@@ -187,17 +185,20 @@ if takes then
     if replaces == run and other == run and where == 'waiting' then
         return update()
     elseif replaces == run and (repeated ~= '1' or redis.call('HGET', TASKS, fields[1]) ~= envelope) then
-        return { 'changed' } -- else that was done, and let it go, and was not answered
+        return 'changed' -- else that was done, and let it go, and was not answered
     elseif other and not is_same and replaces == '*' then
         takes = false
     elseif other and not is_same and (other ~= replaces or (where == 'waiting' and beside ~= '1')) then
-        return { 'changed' }
+        return 'changed'
     end
 end
 local before = answered()
 if before then
     local due_ms = before == 'later' and tonumber(redis.call('ZSCORE', LATER, run))
-    return { before, '', due_ms and math.max(1, math.ceil(due_ms - now / 1000)) or '' }
+    if due_ms then
+        look_in(math.max(1, math.ceil(due_ms - now / 1000)))
+    end
+    return answer(before)
 end
 redis.call('HSET', TASKS, unpack(fields)) -- before all other writes: a full server may refuse it
 note_want('p:' .. run, want)
@@ -214,7 +215,8 @@ if due_ms == 0 and paced == '1' and some_have_come(now) then
 end
 if due_ms > 0 then
     join_later(due_ms)
-    return { 'later', '', math.max(1, math.ceil(due_ms - now / 1000)) }
+    look_in(math.max(1, math.ceil(due_ms - now / 1000)))
+    return answer('later')
 end
 line_up(now, run)
 return let_in('queued')

@@ -2,10 +2,9 @@
 -- key is kept for it, or it waits in the queue. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run names first arrival owner departs [envelope channel]
--- returns {status, token, holder, holder_run, ttl_ms, place, arrival, number, wake_run,
---         wake_envelope, ...}, of the last key at which it stands; status: reserved or parked; then
---         who was woken at the first, the second, ... of the keys; beside an empty run, in how many
---         ms time alone lets somebody enter | {'busy'}: it has been put on its way | {'done'}: it has ended, or nobody knows it
+-- returns as queue.lua's `reply`, with status: busy: it has been put on its way | done: it has ended,
+--         or nobody knows it | reserved or parked, with the facts of acquire.lua about the last key at
+--         which it stands, the number of that as `at`, and of each that is woken that of its key
 --
 -- After the first key's records may come those of the next, and so on: it stands there if it has
 -- those before.
@@ -70,25 +69,18 @@ local function note_what_it_wants()
     end
 end
 
-local woken = {} -- number of the key, run, envelope, ...
-
-local function note_woken(number, wake_run, wake_envelope)
-    for _, each in ipairs(wake_run ~= '' and { number, wake_run, wake_envelope } or {}) do
-        woken[#woken + 1] = each
+-- Notes of those that were woken last that it was at this key.
+local function note_key(number)
+    for _, each in ipairs(woken) do
+        each.key = each.key or number
     end
-    for i = 1, #also, 2 do
-        woken[#woken + 1] = number
-        woken[#woken + 1] = also[i]
-        woken[#woken + 1] = also[i + 1]
-    end
-    also = {}
 end
 
 -- Has it take its part of the key, if it is its turn.
 local function take_part(number)
     local units, capacity, terms = want_of(member)
-    local last, wake_run, wake_envelope = hand_on(now, member, 0)
-    note_woken(number, wake_run, wake_envelope)
+    local last = hand_on(now, member, 0)
+    note_key(number)
     if last ~= true or not admits(units, capacity, now, terms) then
         return false
     end
@@ -157,7 +149,7 @@ for number = 1, #KEYS / RECORDS do
         elsewhere = find_place()
     end
     if elsewhere then
-        return { elsewhere }
+        return reply({ status = elsewhere })
     end
     join()
     note_what_it_wants()
@@ -168,15 +160,16 @@ for number = 1, #KEYS / RECORDS do
 end
 if not reserved and redis.call('ZRANK', QUEUE, member) == 0 then
     look_ahead(now)
-    note_woken(last, '', '')
 end
 local held_by, token, held_for = one_holder()
 local ttl_ms, place = redis.call('PTTL', LOCK), redis.call('ZRANK', QUEUE, member)
 if reserved and departs == '1' then
     for number = last, 1, -1 do
         turn_to(number)
-        note_woken(number, depart(now, run, number == 1))
+        depart(now, run, number == 1)
+        note_key(number)
     end
 end
-local status, since = reserved and 'reserved' or 'parked', integer(stands)
-return { status, token, held_by, held_for, ttl_ms, place, since, unpack(woken) }
+local facts = { status = reserved and 'reserved' or 'parked', since = integer(stands), at = last }
+facts.token, facts.holder, facts.run, facts.ttl_ms, facts.place = token, held_by, held_for, ttl_ms, place
+return reply(facts)

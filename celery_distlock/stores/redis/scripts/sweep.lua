@@ -2,10 +2,9 @@
 -- died before it was sent, a message that never came, a run that ended with its process.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV limit [backlogs]
--- returns {waiting, run, envelope, ...}; waiting: 1 somebody waits or is on its way | 0 nobody; beside
---         an empty run: in how many ms time alone lets somebody enter. Where there is more to say of a
---         run, a list of its envelope and letters: r it has come for its key before, b the broker was
---         given it
+-- returns as queue.lua's `reply`, with waiting: 1 somebody waits or is on its way | 0 nobody; and of
+--         those that are sent again whether they have returned: have come for the key before, and
+--         whether they were published: the broker was given them
 --
 -- backlogs  destinations, a line each, where the broker's queue has messages: what it was given for
 --           these is not sent again
@@ -18,14 +17,13 @@ if is_free and not redis.call('ZRANGEBYSCORE', WOKEN, '-inf', integer(now / 1000
     local given = hand_to_first(false, '')
     if given then
         local waits = redis.call('EXISTS', QUEUE, WOKEN) > 0 and 1 or 0
-        return given == 1 and { waits, '', '' } or { waits, unpack(given) }
+        return reply({ waiting = waits })
     end
 end
 
 local MOST_CALLS = 500 -- identities that are looked at, of a key
 local MOST_LOOKS = 4 -- at so many more, while most of them mean nothing any more
 local limit, backlogs = unpack(ARGV)
-local found = {}
 
 local function is_in_a_backlog(run)
     local sent_to = backlogs and redis.call('HGET', TASKS, 'q:' .. run)
@@ -55,9 +53,7 @@ for _, run in ipairs(due) do
         if times == 0 then
             expect_copy(run) -- a process may have sent it, and died before it was noted
         end
-        local said = (has_come(run) and 'r' or '') .. (times > 0 and 'b' or '')
-        found[#found + 1] = run
-        found[#found + 1] = said ~= '' and { envelope, said } or envelope
+        note_woken(run, envelope, { returned = has_come(run), published = times > 0 })
     else
         redis.call('ZREM', WOKEN, run)
     end
@@ -70,18 +66,14 @@ for _, run in ipairs(comes) do
     end
     redis.call('ZREM', LATER, run) -- only then: a script may be broken off
 end
-local woken = go_on(now)
-if woken == 1 then
+local sent_again = #woken
+hand_on(now, '', 0)
+if #woken == sent_again and not opens_ms then
     look_ahead(now) -- behind one who has all of it, and rests
-    woken = { '', '', unpack(also) }
-end
-for _, each in ipairs(woken) do
-    found[#found + 1] = each
 end
 local next_ms = tonumber(redis.call('ZRANGE', LATER, 0, 0, 'WITHSCORES')[2] or math.huge)
 if next_ms < math.huge then
-    found[#found + 1] = ''
-    found[#found + 1] = math.max(1, math.ceil(next_ms - now / 1000))
+    look_in(math.max(1, math.ceil(next_ms - now / 1000)))
 end
 
 -- Strikes identities that mean nothing any more; of many, some. It begins anywhere: else those that are
@@ -107,4 +99,4 @@ strike_calls()
 local allowed = limit_at(now) -- which strikes one that has ended
 local is_limited = allowed.capacity or allowed.rates
 local waits = redis.call('EXISTS', QUEUE, WOKEN, LATER, CALLS) > 0 or is_limited
-return { waits and 1 or 0, unpack(found) }
+return reply({ waiting = waits and 1 or 0 })
