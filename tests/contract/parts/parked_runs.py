@@ -21,6 +21,8 @@ from celery_distlock.testing.contract.actions import (
 from celery_distlock.testing.contract.given import Given
 from tests.contract.parts.actions import any_envelope, park
 
+__all__ = ["ParkedRuns"]
+
 
 class ParkedRuns(Given):
     """Find parked runs, list and cancel them."""

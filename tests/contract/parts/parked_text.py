@@ -14,6 +14,8 @@ from celery_distlock.testing.contract.actions import (
 from celery_distlock.testing.contract.given import Given
 from tests.contract.parts.actions import park, swept
 
+__all__ = ["ParkedText"]
+
 
 class ParkedText(Given):
     """Park runs of any name, at keys of any name."""

@@ -20,6 +20,8 @@ from celery_distlock.testing.contract.actions import (
 from celery_distlock.testing.contract.given import Given
 from tests.contract.parts.actions import park, swept
 
+__all__ = ["Queues"]
+
 
 class Queues(Given):
     """Release keys at which runs are parked, and look at them."""

@@ -22,6 +22,8 @@ from celery_distlock.testing.contract.actions import (
 from celery_distlock.testing.contract.given import Given
 from tests.contract.parts.actions import park, swept
 
+__all__ = ["ParkedDeliveries"]
+
 
 class ParkedDeliveries(Given):
     """Park the second delivery of a run, which may have ended."""

@@ -34,7 +34,7 @@ from celery_distlock.testing.contract.actions import (
 from celery_distlock.testing.contract.given import Given
 from tests.contract.parts.actions import PARKED, RESERVED, goes_on, park, stand, swept
 
-__all__ = ["Queued", "Units"]
+__all__ = ["Queued", "SeveralFound", "Units"]
 
 
 class Units(Given):
