@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 import re
+from functools import partial
 
 import pytest
 import redis
 
 from celery_distlock.stores.redis import scripts
+from celery_distlock.stores.redis.connections import fields
 from tests.waiting import wait_until
 
 RECORDS = ("lock", "queue", "tasks", "woken", "fence", "done", "rate", "later", "calls")
@@ -64,8 +66,9 @@ class Twin:
         return f"{self._stem}:{name}:{self._place}"
 
     def send(self, pipe: redis.client.Pipeline, name: str, *arguments: object) -> None:
-        named = [str(each).replace("@", f"{self._stem}:") for each in arguments]
-        placed = [f"{each}:{self._place}" if ":" in each else each for each in named]
+        texts = [each.decode() if isinstance(each, bytes) else str(each) for each in arguments]
+        name_of = partial(re.sub, r"@(\w+)", rf"{self._stem}:\1:{self._place}")
+        placed = list(map(name_of, texts))
         pipe.eval(SOURCES[name][self._place], len(self.keys), *self.keys, *placed)
 
     def state(self) -> object:
@@ -151,26 +154,25 @@ def any_step(chance: random.Random, number: int) -> tuple[object, ...]:
     if chance.random() < 0.15:
         ended = chance.choice((0, 1, 1, 1, 2, 3))
         near = any_channel(chance)
-        more = () if chance.random() < 0.9 else (chance.choice(("@inbox", "@gone")), "", 0)
+        more = () if chance.random() < 0.9 else (fields(inbox=chance.choice(("@inbox", "@gone"))),)
         return ("release", owner, run, ended, *near, *more)
     if chance.random() < 0.1:
         sent = run or "r1"
         destination = chance.choice(("", "x", "y"))
-        return ("send", sent, f"envelope of {sent}", "task", destination, "", 0, 0)
+        return ("send", sent, f"envelope of {sent}", "task", destination)
     mode = chance.choice(("try", "wait", "wait", "park", "park", "line"))
-    repeated = int(chance.random() < 0.1)
+    more: dict[str, object] = {"repeated": chance.random() < 0.1, "mode": mode}
     if mode == "try" and chance.random() < 0.8:
-        return ("acquire", owner, lease, mode, run, repeated, arrival)
+        return ("acquire", owner, lease, run, arrival, "", fields(**more))
+    more["keep"], envelope = chance.random() < 0.2, ""
     if mode in ("park", "line"):
         run = run or "r1"
-        channel = chance.choice(("@channel", "@channel", "@shut", ""))
-        more = (int(chance.random() < 0.2), f"envelope of {run}", channel, "task")
+        more |= {"channel": chance.choice(("@channel", "@channel", "@shut", "")), "task": "task"}
+        envelope = f"envelope of {run}"
     else:
-        inbox = chance.choice(("@inbox", "@inbox", "@gone")) if mode == "wait" else ""
-        more = (int(chance.random() < 0.2), inbox, "", "")
-    if chance.random() < 0.02:
-        more = (*more, chance.choice(("1/2", "1/0")))
-    return ("acquire", owner, lease, mode, run, repeated, arrival, *more)
+        more["inbox"] = chance.choice(("@inbox", "@inbox", "@gone")) if mode == "wait" else ""
+    want = chance.choice(("1/2", "1/0")) if chance.random() < 0.02 else ""
+    return ("acquire", owner, lease, run, arrival, want, fields(**more), envelope)
 
 
 def any_channel(chance: random.Random) -> tuple[str, str]:
@@ -192,10 +194,11 @@ def next_step(chance: random.Random, number: int, twin: Twin) -> tuple[object, .
     if owner.startswith("parked:") and chance.random() < 0.2:
         return (chance.choice(("expire", "be late")),)
     if owner.startswith("parked:"):
-        more = (int(chance.random() < 0.2), "", "", "") if chance.random() < 0.3 else ()
-        return ("acquire", chance.choice(OWNERS), 30_000, "try", run, 0, arrival, *more)
+        more = ("", fields(mode="try", keep=True)) if chance.random() < 0.06 else ()
+        return ("acquire", chance.choice(OWNERS), 30_000, run, arrival, *more)
     if due:
-        return ("acquire", owner, 30_000, "wait", run, 0, arrival, 0, "@inbox", "", "")
+        waits = fields(mode="wait", inbox="@inbox")
+        return ("acquire", owner, 30_000, run, arrival, "", waits)
     if chance.random() < 0.1:
         return (chance.choice(("expire", "be late")),)
     if chance.random() < 0.1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from celery_distlock.stores.memory.server import Server, _words
@@ -10,7 +11,7 @@ from celery_distlock.stores.redis.connections import script_call
 from tests.oracle import scripts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from celery_distlock.stores.redis.connections import Command
 
@@ -29,8 +30,61 @@ class OracleServer(Server):
             first = _words(call.head)[3].decode("utf-8", "surrogateescape")
             stem = first.removesuffix(call.script.keys[0])
             call = script_call(script, (stem,), *call.arguments)
+        if name in _POSITIONS:
+            call = call._replace(arguments=_POSITIONS[name](*call.arguments))
         answer = super()._executed(call._replace(script=script))
         return _NAMED[name](answer) if name in _NAMED and isinstance(answer, list) else answer
+
+
+def _read(request: bytes) -> dict[str, Any]:
+    """Return the optional fields of a request; what is not there is empty."""
+    found = json.loads(request.decode("utf-8", "surrogateescape")) if request else {}
+    return defaultdict(str, found)
+
+
+def _to_acquire(
+    owner: str,
+    lease_ms: int,
+    run: str,
+    arrival: int,
+    want: str = "",
+    request: bytes = b"",
+    envelope: bytes = b"",
+) -> tuple[Any, ...]:
+    told = _read(request)
+    place = told["mode"] or "try", run, int(told["repeated"] or 0), arrival
+    more = int(told["keep"] or 0), envelope or told["inbox"], told["channel"], told["task"]
+    return (owner, lease_ms, *place, *more, *([want] if want else []))
+
+
+def _to_send(
+    run: str, envelope: bytes, task: str, sent_to: str, request: bytes = b""
+) -> tuple[Any, ...]:
+    told = _read(request)
+    terms = told["want"], told["delay_ms"] or 0, int(told["repeated"] or 0)
+    identity = told["identity"], told["until_when"], told["replaces"], told["most_ms"]
+    more = int(told["paced"] or 0), told["expires_ms"], told["marks"], int(told["beside"] or 0)
+    return (run, envelope, task, sent_to, *terms, *identity, *more)
+
+
+def _to_release(
+    owner: str,
+    run: str,
+    ended: str,
+    channel: str = "",
+    destination: str = "",
+    request: bytes = b"",
+) -> tuple[Any, ...]:
+    told = _read(request)
+    keep = told["inbox"], told["keep_run"], told["keep_ms"] or 0, int(told["unstarted"] or 0)
+    return (owner, run, ended, channel, destination, *(keep if request else ()))
+
+
+_POSITIONS: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "acquire": _to_acquire,
+    "send": _to_send,
+    "release": _to_release,
+}
 
 
 def _woken(pairs: Sequence[Any], **fields: Any) -> list[bytes]:

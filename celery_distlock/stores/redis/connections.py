@@ -7,6 +7,7 @@ the same owner, and nowhere else. A client of the user's is never touched.
 
 import contextlib
 import functools
+import json
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -47,10 +48,12 @@ __all__ = [
     "TooFewReplicasError",
     "TurnedAwayError",
     "command",
+    "fields",
     "known",
     "milliseconds",
     "script_call",
     "time_left",
+    "trimmed",
 ]
 
 TIMEOUT = 5.0  # seconds for one answer; a slower server is treated as gone
@@ -183,6 +186,20 @@ def _packed(*words: Any) -> bytes:
         raw = word if type(word) is bytes else str(word).encode("utf-8", "surrogateescape")
         parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
     return b"".join(parts)
+
+
+def fields(**given: Any) -> bytes:
+    """Return what a script reads by name of a request, as JSON; what is false is left out."""
+    told = {name: value for name, value in given.items() if value}
+    return json.dumps(told, ensure_ascii=False).encode("utf-8", "surrogateescape") if told else b""
+
+
+def trimmed(*arguments: Any) -> tuple[Any, ...]:
+    """Return *arguments* without the empty ones at their end: most requests are short."""
+    number = len(arguments)
+    while number and arguments[number - 1] in ("", b""):
+        number -= 1
+    return arguments[:number]
 
 
 def milliseconds(of_seconds: float) -> int:

@@ -58,7 +58,15 @@ from celery_distlock.stores.values import (
 
 from . import scripts
 from .answers import seconds_of, sum_counters, text, token_of
-from .connections import Command, NodeSettings, command, milliseconds, time_left
+from .connections import (
+    Command,
+    NodeSettings,
+    command,
+    fields,
+    milliseconds,
+    time_left,
+    trimmed,
+)
 from .inspection import SWEEP_BATCH
 from .quorum import ANSWER, Answers, QuorumClient
 from .reading import Reading
@@ -235,11 +243,9 @@ class RedlockStore(ListingStore, CountingStore):
     def release(self, request: ReleaseRequest) -> Release:
         key, owner, run, completion, _, keep_for, *_ = request
         keep_run, keep_s = keep_for or ("", 0.0)
-        keep_ms = milliseconds(keep_s) if keep_for else 0
-        nobody_else = "", "", ""  # neither a worker that takes what is sent, nor one who has waited
-        release = self._records.call(
-            _RELEASE, slot_name(key), owner, run, completion.value, *nobody_else, keep_run, keep_ms
-        )
+        optional = fields(keep_run=keep_run, keep_ms=milliseconds(keep_s) if keep_for else 0)
+        arguments = trimmed(owner, run, completion.value, "", "", optional)
+        release = self._records.call(_RELEASE, slot_name(key), *arguments)
         answers = self._ask(release, key, owed=True)
         # A repeated release finds nothing if the first one was executed and its answer lost.
         given = [

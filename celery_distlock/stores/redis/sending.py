@@ -13,7 +13,7 @@ from celery_distlock.stores.values import ALONE, Waiter, WokenTask
 
 from . import scripts
 from .answers import Answer, text, want_of
-from .connections import TIMEOUT, Command, milliseconds
+from .connections import TIMEOUT, Command, fields, milliseconds
 from .inspection import SWEEP_BATCH
 from .silence import Silence
 from .timing import RedisTiming
@@ -83,19 +83,16 @@ class RedisSending(RedisTiming, SendingStore):
         self, name: str, request: SendRequest, patience: float | None = None, *, repeated: bool
     ) -> Any:
         park_request, want = request.park_request, request.want
-        send = self._records.call(
-            _SEND,
-            name,
-            request.run,
-            park_request.envelope,
-            park_request.task,
-            park_request.destination,
-            "" if want == ALONE else want.written(),
-            milliseconds(request.delay) if request.delay > 0 else 0,
-            int(repeated),
-            *_written(request.identity, paced=request.paced),
-            confirmed=True,
+        optional = fields(
+            want="" if want == ALONE else want.written(),
+            delay_ms=milliseconds(request.delay) if request.delay > 0 else 0,
+            repeated=repeated,
+            paced=request.paced,
+            **_told(request.identity),
         )
+        message = park_request.envelope, park_request.task, park_request.destination
+        given = [optional] if optional else []
+        send = self._records.call(_SEND, name, request.run, *message, *given, confirmed=True)
         beside: list[Command] = []
         if self._servers.in_order:
             beside = self._published(request.published)
@@ -121,16 +118,18 @@ def _bearer(run: bytes, where: bytes, *terms: Any) -> Bearer:
     return bearer._replace(expires=expires, silent=silent, fixed=fixed, lasts=lasts)
 
 
-def _written(identity: Identity | None, *, paced: bool) -> list[Any]:
+def _told(identity: Identity | None) -> dict[str, Any]:
     if identity is None:
-        return ["", "", "", "", 1] if paced else []
-    most = identity.most
-    written = [identity.name, _lasts(identity), identity.replaces]
-    terms = ["" if most is None else milliseconds(most), int(paced)]
-    more = [_expires(identity), _marks(identity), int(identity.beside)]
-    if more != ["", "", 0]:  # most requests are shorter
-        return written + terms + more
-    return written + terms if terms != ["", 0] else written
+        return {}
+    return {
+        "identity": identity.name,
+        "until_when": _lasts(identity),
+        "replaces": identity.replaces,
+        "most_ms": None if identity.most is None else milliseconds(identity.most),
+        "expires_ms": _expires(identity) or None,
+        "marks": _marks(identity),
+        "beside": identity.beside,
+    }
 
 
 def _lasts(identity: Identity) -> str | int:

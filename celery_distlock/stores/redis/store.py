@@ -47,9 +47,11 @@ from .connections import (
     TIMEOUT,
     Command,
     command,
+    fields,
     milliseconds,
     script_call,
     time_left,
+    trimmed,
 )
 from .delivery import RedisDelivery
 from .inspection import SWEEP_BATCH, RedisInspection
@@ -118,19 +120,21 @@ class RedisStore(
 
     def acquire(self, request: AcquireRequest) -> Reply:
         key, owner, lease, queue, run, redelivered, retain, arrival, want = request
-        mode, detail, delivery, task = "try", b"", "", ""
-        name = slot_name(key)
+        name, envelope = slot_name(key), b""
+        more: dict[str, Any] = {}
         if isinstance(queue, ParkRequest):
-            mode, detail, task = "park", queue.envelope, queue.task
-            delivery = self._push_channel(name, queue.channel, patience=TIMEOUT)
+            channel = self._push_channel(name, queue.channel, patience=TIMEOUT)
+            more, envelope = (
+                {"mode": "park", "channel": channel, "task": queue.task},
+                queue.envelope,
+            )
             self._requests.ask([self._records.index("add", name)], key)
         elif queue is not None:
-            mode, detail = "wait", queue.address.encode()
-        arguments: list[Any] = [owner, milliseconds(lease), mode, run, int(redelivered), arrival]
-        if mode != "try" or retain or want != ALONE:  # most requests are shorter
-            arguments += [int(retain), detail, delivery, task]
-        if want != ALONE:
-            arguments.append(want.written())
+            more = {"mode": "wait", "inbox": queue.address}
+        optional = fields(repeated=redelivered, keep=retain, **more)
+        arguments = trimmed(
+            owner, milliseconds(lease), run, arrival, _wanted(want), optional, envelope
+        )
         call = self._records.call(_ACQUIRE, name, *arguments, confirmed=True)
         asked = self._requests.ask([call], key)
         with self._requests.reading(_ACQUIRE, asked.answers[0]) as answer:
@@ -186,9 +190,9 @@ class RedisStore(
         if answer[0] == b"granted":
             _, token, slot = answer
             return Reply(Status.GRANTED, asked_at, self._token(key, token), slot=slot)
-        return self._told(key, Answer(answer), [slot_name(key)], asked_at, parks=parks)
+        return self._read_reply(key, Answer(answer), [slot_name(key)], asked_at, parks=parks)
 
-    def _told(
+    def _read_reply(
         self, key: str, answer: Answer, names: Sequence[str], asked_at: float, *, parks: bool = True
     ) -> Reply:
         """Return what the *answer* says of a request for *key*, which wakes at those of *names*."""
@@ -225,20 +229,9 @@ class RedisStore(
         want: Want = ALONE,
     ) -> Reply:
         name, asked_at = slot_name(key), clock.monotonic()
-        delivery = self._push_channel(name, park_request.channel)
-        arguments = (
-            "",
-            1,
-            "line",
-            run,
-            0,
-            arrival,
-            0,
-            park_request.envelope,
-            delivery,
-            park_request.task,
-            *([] if want == ALONE else [want.written()]),
-        )
+        channel = self._push_channel(name, park_request.channel)
+        optional = fields(mode="line", channel=channel, task=park_request.task)
+        arguments = "", 1, run, arrival, _wanted(want), optional, park_request.envelope
         call = self._records.call(_ACQUIRE, name, *arguments, confirmed=True)
         for calls in self._servers.requests([self._records.index("add", name)], call):
             answers = self._requests.ask_once(calls, timeout)
@@ -297,7 +290,7 @@ class RedisStore(
         with self._requests.reading(_STAND, answers[-1]) as answer:
             told = Answer(answer)
             last = key_of(names[told.number("at") - 1])
-            return self._told(last, told, names, asked_at)
+            return self._read_reply(last, told, names, asked_at)
 
     def depart(self, name: str, run: str, *, first: bool) -> Release:
         depart = self._records.call(_DEPART, name, run, int(first), confirmed=True)
@@ -337,17 +330,18 @@ class RedisStore(
     def release(self, request: ReleaseRequest) -> Release:
         key, owner, run, completion, inbox, keep_for, started, own_channel = request
         name = slot_name(key)
-        arguments: list[Any] = [owner, run, completion.value]
+        channel: tuple[str, str] = ("", "")
         # In a cluster a worker hears only of the slots at which it has parked something.
         if own_channel is not None and own_channel.destination and self._servers.in_order:
-            arguments += own_channel
-        if inbox is not None or keep_for or started is False:  # most requests are shorter
-            arguments += [""] * (5 - len(arguments))
-            keep_run, keep_s = keep_for or ("", 0.0)
-            address = inbox.address if inbox is not None else ""
-            arguments += [address, keep_run, milliseconds(keep_s) if keep_for else 0]
-        if started is False:
-            arguments.append(1)
+            channel = own_channel
+        keep_run, keep_s = keep_for or ("", 0.0)
+        optional = fields(
+            inbox=inbox.address if inbox is not None else "",
+            keep_run=keep_run,
+            keep_ms=milliseconds(keep_s) if keep_for else 0,
+            unstarted=started is False,
+        )
+        arguments = trimmed(owner, run, completion.value, *channel, optional)
         call = self._records.call(_RELEASE, name, *arguments)
         return self._released(name, _RELEASE, self._requests.ask([call], key))
 
@@ -552,6 +546,10 @@ class RedisStore(
         self._servers.close()
         for each in list(subscriptions.values()):
             each.close()
+
+
+def _wanted(want: Want) -> str:
+    return "" if want == ALONE else want.written()
 
 
 def _plain(value: Any) -> int | None:

@@ -1,6 +1,6 @@
 -- acquire.lua: take the key, or join its queue, or learn who holds it. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done rate
--- ARGV owner lease_ms mode run repeated arrival [keep detail channel task want]
+-- ARGV owner lease_ms run arrival [want request envelope]
 -- returns token: granted | {'granted', token, slot}: likewise, beside others | as queue.lua's `reply`,
 --         with status: granted, token and slot: likewise, and others are let in | done | busy or
 --         parked, with the facts below
@@ -9,22 +9,26 @@
 -- place     how many stand before it; -1: it does not stand in the queue, and waits for its first
 --           delivery to end
 -- since     when it came, or 0
--- mode      try: do not queue. wait: queue as a blocked waiter, detail is its inbox.
---           park: queue the run, detail is its envelope, channel where a worker would take it,
+-- request   JSON; what is not in it is false:
+-- mode      try, if not given: do not queue. wait: queue as a blocked waiter with an inbox.
+--           park: queue the run and its envelope; channel is where a worker would take it,
 --           task the name that is shown to those who look.
 --           line: as park, but neither take the key nor hand it over, not even if it is free:
 --           somebody comes for it, or else who lines up has it looked after.
--- repeated  1 if the run's message may have been delivered before
+-- repeated  whether the run's message may have been delivered before
 -- arrival   when the caller came (µs): by this server's clock as others know it, or as an earlier
 --           answer told; 0: it comes now
--- keep      1 if nobody else has the run's message: it stays here until the run has ended
+-- keep      whether nobody else has the run's message: it stays here until the run has ended
 -- want      units/capacity, or units/capacity/terms with its rates; empty: all of it, beside nobody
 -- USES grant coming units queue
 
-local owner, lease_ms, mode, run, repeated, arrival, keep, detail, channel, task, want = unpack(ARGV)
+local owner, lease_ms, run, arrival, want, request, envelope = unpack(ARGV)
+request = request and cjson.decode(request) or {}
+want = want ~= '' and want or nil
+local mode, repeated, keep = request.mode or 'try', request.repeated, request.keep
 
 local asks = mode == 'try' or mode == 'wait'
-if asks and repeated == '0' and not want and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
+if asks and not (repeated or want) and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
     -- Nobody holds it, nobody waits: most requests end here.
     local token, refused = grant(microseconds(), owner, run, lease_ms)
     return refused or token
@@ -32,12 +36,12 @@ end
 
 local member = '' -- of the queue
 if mode == 'wait' then
-    member = 'b:' .. detail .. ' ' .. owner
+    member = 'b:' .. request.inbox .. ' ' .. owner
 elseif run ~= '' then
     member = 'p:' .. run
 end
 
-if asks and repeated == '0' and not want and keep ~= '1' then
+if asks and not (repeated or want or keep) then
     local token = come_for_it(owner, run, lease_ms, mode == 'wait' and member or '')
     if token then
         return token
@@ -47,7 +51,7 @@ end
 local units, capacity, terms = want_in(want)
 local now = microseconds()
 local own = 'parked:' .. run
-if asks and repeated == '0' and capacity ~= 1 and redis.call('EXISTS', QUEUE, TASKS) == 0 then
+if asks and not repeated and capacity ~= 1 and redis.call('EXISTS', QUEUE, TASKS) == 0 then
     -- Nobody waits, and no operator has set a limit: most who share a key end here.
     local mine, runs = 'h:' .. owner, run ~= '' and 'o:' .. run or 'h:' .. owner
     local found = redis.call('HMGET', LOCK, mine, runs, unpack(COUNTED))
@@ -80,9 +84,9 @@ local function granted(token, slot, is_handed_on)
 end
 
 local function keep_envelope()
-    redis.call('HSET', TASKS, 'e:' .. run, detail, 'h:' .. run, channel)
-    if task ~= '' then
-        redis.call('HSET', TASKS, 't:' .. run, task)
+    redis.call('HSET', TASKS, 'e:' .. run, envelope or '', 'h:' .. run, request.channel or '')
+    if request.task then
+        redis.call('HSET', TASKS, 't:' .. run, request.task)
     end
 end
 
@@ -152,7 +156,7 @@ end
 if claims and mode == 'wait' then
     strike(member) -- it waited, and comes by what is kept for its run
 end
-if (claims or (has and run ~= '' and has_run ~= run)) and repeated == '1' then
+if (claims or (has and run ~= '' and has_run ~= run)) and repeated then
     local told = second_delivery()
     if told then -- its turn came, but the first one has ended
         leave_all()
@@ -216,7 +220,7 @@ elseif claims then
 end
 
 -- Who parks may have been parked before, by a request whose answer was lost.
-if repeated == '1' or not asks then
+if repeated or not asks then
     local told = second_delivery()
     if told then
         if mode == 'wait' then

@@ -9,7 +9,7 @@
 --
 -- owners    one for each key, with a blank between
 -- repeated  1 if the run's message may have been delivered before: they have to be kept for it
--- keep      as in acquire.lua
+-- keep      1: as in acquire.lua
 -- wants     one for each key, as in acquire.lua, with a blank between; empty: all of all
 -- USES grant units queue
 
@@ -83,7 +83,7 @@ for number, owner in ipairs(asking) do
         slot = share.slot
         pass_on(owner, share, owner, share.run, lease_ms, now)
     elseif claims then
-        token, slot = claim(now, owner, run, keep, lease_ms, terms)
+        token, slot = claim(now, owner, run, keep == '1', lease_ms, terms)
     else
         token, slot = take(now, owner, run, lease_ms, units, capacity, terms, now)
         if not token then

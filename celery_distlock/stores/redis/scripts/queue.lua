@@ -448,7 +448,7 @@ end
 
 -- Notes that a run has come to its key; with `keep` its message stays here until the run has ended.
 local function arrive(now, run, keep, lease_ms)
-    if keep == '1' and redis.call('HEXISTS', TASKS, 'e:' .. run) == 1 then
+    if keep and redis.call('HEXISTS', TASKS, 'e:' .. run) == 1 then
         set_aside(run, lease_ms, now)
         redis.call('HSET', TASKS, 'n:' .. run, -1) -- if it is sent again, it says so
     else

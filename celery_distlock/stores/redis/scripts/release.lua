@@ -1,6 +1,6 @@
 -- release.lua: give the key up, or a place in its queue, and hand the key to the next waiter.
 -- KEYS lock queue tasks woken fence done rate
--- ARGV owner run ended [channel destination inbox keep_run keep_ms unstarted]
+-- ARGV owner run ended [channel destination request]
 -- returns 1 given up | 0 was not ours | as queue.lua's `reply`: given up, and whom that lets in
 --
 -- ended     0: the run has not ended (its process is being killed, its message goes back).
@@ -8,18 +8,20 @@
 --           2: it has, and a second delivery that comes later is to be recognised.
 --           3: its body has, and its result is not stored yet: a second delivery is held back.
 -- channel   of the worker that asks: what was sent to this destination, and waits, is pushed there
--- inbox     where a blocked waiter that gives up had waited, else empty
--- keep_ms   not 0: the key stays locked for so long, for keep_run to claim; if that is parked
+-- request   JSON; what is not in it is false:
+-- inbox     where a blocked waiter that gives up had waited
+-- keep_ms   the key stays locked for so long, for keep_run to claim; if that is parked
 --           already, the key is handed to it now
--- unstarted 1: what was taken has come to nothing, and is not counted where the key has a rate
+-- unstarted what was taken has come to nothing, and is not counted where the key has a rate
 -- USES grant handing units queue
 
-local owner, run, ended, channel, destination, inbox, keep_run, keep_ms, unstarted = unpack(ARGV)
-inbox, keep_ms = inbox or '', keep_ms or '0'
+local owner, run, ended, channel, destination, request = unpack(ARGV)
+request = request and cjson.decode(request) or {}
+local inbox, keep_run, keep_ms, unstarted = request.inbox, request.keep_run, request.keep_ms, request.unstarted
 near_channel, near = channel, destination
 
-local may_be_short = tonumber(ended) < 2 and keep_ms == '0' and redis.call('EXISTS', QUEUE, TASKS) == 0
-if may_be_short and unstarted ~= '1' then
+local may_be_short = tonumber(ended) < 2 and not keep_ms and redis.call('EXISTS', QUEUE, TASKS) == 0
+if may_be_short and not unstarted then
     -- Nobody waits, nothing is to be noted: most releases end here.
     local holder, was_again, rest = unpack(redis.call('HMGET', LOCK, 'owner', 'again', 'rest'))
     if holder ~= owner and holder ~= 'several:' then
@@ -38,7 +40,7 @@ if may_be_short and unstarted ~= '1' then
     end
 end
 
-if not may_be_short and tonumber(ended) < 2 and keep_ms == '0' and inbox == '' and unstarted ~= '1' then
+if not (may_be_short or keep_ms or inbox or unstarted) and tonumber(ended) < 2 then
     local given = hand_to_first(owner, run)
     if given then
         return answer(given)
@@ -46,7 +48,7 @@ if not may_be_short and tonumber(ended) < 2 and keep_ms == '0' and inbox == '' a
 end
 
 local now = microseconds()
-if unstarted == '1' then
+if unstarted then
     refund(owner, now)
 end
 if may_be_short then
@@ -89,7 +91,7 @@ elseif run ~= '' and redis.call('HGET', LOCK, 'owner') == SHARED then
     end
 end
 local waited = false
-if inbox ~= '' then
+if inbox then
     local member = 'b:' .. inbox .. ' ' .. owner
     waited = strike(member)
 end
@@ -101,14 +103,14 @@ if holder ~= owner and not share then
     end
     return woken[1] and answer(0) or 0
 end
-if keep_ms ~= '0' and put_first(keep_run) then
-    keep_ms = '0' -- its message came before, and nobody else would send it
+if keep_ms and put_first(keep_run) then
+    keep_ms = nil -- its message came before, and nobody else would send it
 end
-local kept_by = keep_ms ~= '0' and share and redis.call('HGET', LOCK, 'o:' .. keep_run)
+local kept_by = keep_ms and share and redis.call('HGET', LOCK, 'o:' .. keep_run)
 if kept_by and kept_by ~= owner and kept_by ~= 'parked:' .. keep_run and share_of(kept_by) then
-    keep_ms = '0' -- that run has its part already
+    keep_ms = nil -- that run has its part already
 end
-if keep_ms ~= '0' then
+if keep_ms then
     local kept, rests = 'parked:' .. keep_run, string.find(keep_run, 'resting:', 1, true) == 1
     leave_start(kept, now)
     if share then

@@ -1,7 +1,7 @@
 -- send.lua: take in a run as it is sent: the key is kept for it, or it waits in the queue, or for its
 -- time. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done rate later calls
--- ARGV run envelope task sent_to want delay_ms repeated [identity until_when replaces most_ms paced expires_ms marks beside]
+-- ARGV run envelope task sent_to [request]
 -- returns go | queued | later | updated | changed: nothing was done, for another run has the identity
 --         than was thought | as queue.lua's `reply`, with one of these as its status: whom that lets in
 --         besides, and in how many ms a run joins the queue
@@ -9,37 +9,39 @@
 -- go        it is on its way: its caller publishes the message, or a sweep does if that process dies.
 --           It comes by the broker alone, so that it passes no earlier work
 -- sent_to   the destination of its message
+-- request   JSON; what is not in it is false:
 -- want      as in acquire.lua
--- delay_ms  0: it waits for nothing but its turn
--- repeated  1: what was sent before and not answered
--- identity  which the run is to have, or empty
+-- delay_ms  for so long it does not join the queue
+-- repeated  it was sent before, and not answered
+-- identity  which the run is to have
 -- until_when  for how long: as in calls.lua, but for a number of ms from now
 -- replaces  the run that is known to have it, and may lose it; the same run: its message is replaced,
 --           if it waits; *: whoever has it keeps it, and this run goes without
 -- most_ms   so long after the first call it joins the queue at the latest, however often it is
---           updated; or empty
--- paced     1: it does not join the queue before its own rates, or an operator's, let it start
--- expires_ms  after so many, if it has not begun, it has no identity any more; or empty
+--           updated
+-- paced     it does not join the queue before its own rates, or an operator's, let it start
+-- expires_ms  after so many, if it has not begun, it has no identity any more
 -- marks     as in calls.lua
--- beside    1: it is sent beside the run that it replaces, though that waits
+-- beside    it is sent beside the run that it replaces, though that waits
 --
 -- later  zset  runs that do not join the queue before their time (ms, with a fraction for their order
 --              then); and some that have come by themselves meanwhile, until that time
 -- USES grant calls units queue
 
-local run, envelope, task, sent_to, want, delay_ms, repeated, identity, until_when, replaces, most_ms, paced, expires_ms, marks, beside = unpack(ARGV)
+local run, envelope, task, sent_to, request = unpack(ARGV)
+request = request and cjson.decode(request) or {}
+local want, identity, replaces = request.want or '', request.identity or '', request.replaces
+local repeated, paced, most_ms = request.repeated, request.paced, request.most_ms
 local fields = { 'e:' .. run, envelope, 't:' .. run, task, 'q:' .. run, sent_to }
 
 local ORDER_MS = 1 / 2048 -- so far apart are those of one ms; a score has no smaller steps until 2109
 
-identity = identity or ''
 if identity ~= '' then
     fields[7], fields[8] = 'i:' .. run, identity
 end
-most_ms = tonumber(most_ms)
 local function take_identity(now_ms, first_ms)
     local first = most_ms and integer(first_ms or now_ms) or ''
-    note_call(identity, run, now_ms, until_when, first, tonumber(expires_ms), marks or '')
+    note_call(identity, run, now_ms, request.until_when, first, request.expires_ms, request.marks or '')
 end
 
 -- Who sends a task again by its id means it; and it may have come before its time when it was sent
@@ -49,7 +51,7 @@ local function forget_ended()
     redis.call('ZREM', LATER, run)
 end
 
-local is_plain = want == '' and delay_ms == '0' and repeated == '0' and replaces ~= run
+local is_plain = want == '' and not (request.delay_ms or repeated) and replaces ~= run
 local holder, holder_run = unpack(is_plain and redis.call('HMGET', LOCK, 'owner', 'run') or {})
 local is_alone = holder and holder ~= 'several:' and string.find(holder, 'parked:resting:', 1, true) ~= 1
 if is_alone and identity == '' and holder_run ~= run and redis.call('HEXISTS', TASKS, fields[1]) == 0 then
@@ -79,7 +81,7 @@ end
 
 -- What was answered of a run that is there; nothing: it is not.
 local function answered()
-    if (repeated == '1' and redis.call('ZSCORE', DONE, run)) or holds(run, now) then
+    if (repeated and redis.call('ZSCORE', DONE, run)) or holds(run, now) then
         return 'queued'
     elseif redis.call('HEXISTS', TASKS, fields[1]) == 1 then
         local is_sent = redis.call('ZSCORE', WOKEN, run)
@@ -112,8 +114,8 @@ end
 
 -- When (ms) the run joins the queue; 0: at once.
 local function joins_at(now)
-    local wait = tonumber(delay_ms) * 1000
-    if paced == '1' then
+    local wait = (request.delay_ms or 0) * 1000
+    if paced then
         local _, _, terms = want_in(want)
         local opens = math.min(starts_by(terms, now), starts_in(terms, now)) -- an operator lets go on sooner
         local _, rates = rates_of(terms or '')
@@ -167,7 +169,7 @@ local function update()
     end
     if due_ms > now_ms then
         join_later(due_ms, before_ms)
-        if paced == '1' and due_ms < before_ms - 1 then
+        if paced and due_ms < before_ms - 1 then
             look_in(math.ceil(due_ms - now_ms))
         end
         return answer('updated')
@@ -184,11 +186,11 @@ if takes then
     local is_same = other and task_of(other) == task_of(run)
     if replaces == run and other == run and where == 'waiting' then
         return update()
-    elseif replaces == run and (repeated ~= '1' or redis.call('HGET', TASKS, fields[1]) ~= envelope) then
+    elseif replaces == run and (not repeated or redis.call('HGET', TASKS, fields[1]) ~= envelope) then
         return 'changed' -- else that was done, and let it go, and was not answered
     elseif other and not is_same and replaces == '*' then
         takes = false
-    elseif other and not is_same and (other ~= replaces or (where == 'waiting' and beside ~= '1')) then
+    elseif other and not is_same and (other ~= replaces or (where == 'waiting' and not request.beside)) then
         return 'changed'
     end
 end
@@ -210,7 +212,7 @@ if takes then
     take_identity(now / 1000)
 end
 local due_ms = joins_at(now)
-if due_ms == 0 and paced == '1' and some_have_come(now) then
+if due_ms == 0 and paced and some_have_come(now) then
     due_ms = math.ceil(now / 1000)
 end
 if due_ms > 0 then
