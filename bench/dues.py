@@ -54,7 +54,7 @@ def _lags(server: EmbeddedServer, size: int) -> list[float]:
         if len(came) == size:
             ended.set()
 
-    channel = store.open_channel(receive)
+    channel = store.channels.open_channel(receive)
     begin = time.monotonic() + size * PREPARING
     due = {f"k{number}": begin + WITHIN * number / size for number in range(size)}
     for key, at in due.items():
@@ -73,7 +73,7 @@ def _tick(url: str, prefix: str, until: float) -> None:
     assert isinstance(store, RedisStore)
     ticker = Ticker(store)
     ticker.start()
-    while time.monotonic() < until and store.dues().many:
+    while time.monotonic() < until and store.timetable.dues().many:
         time.sleep(0.5)
     ticker.stop()
     store.close()

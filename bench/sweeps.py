@@ -66,7 +66,7 @@ def _row(size: int, measured: list[tuple[float, float]]) -> Row:
 def _sweep(client: Any, store: Any) -> tuple[float, float]:
     client.delete("sweeps:sweeper")
     before, begin = server_cpu(client), time.perf_counter()
-    assert not list(store.sweep(INTERVAL))
+    assert not list(store.parking.sweep(INTERVAL))
     return time.perf_counter() - begin, server_cpu(client) - before
 
 

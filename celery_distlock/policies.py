@@ -108,7 +108,7 @@ class Policy(ABC):
 class Requeue(Policy):
     """Park the task; it is sent again, first come first served, when the key is free."""
 
-    needs = frozenset({Ability.PARK})
+    needs = frozenset({Ability.QUEUE})
 
     def decide(self, conflict: Conflict) -> Decision:
         return Park()
@@ -190,7 +190,7 @@ class Wait(Policy):
 
     @property
     def needs(self) -> frozenset[Ability]:  # type: ignore[override]  # depends on `then`
-        return frozenset({Ability.WAIT}) | resolve("Wait(then)", self.then).needs
+        return resolve("Wait(then)", self.then).needs
 
     def patience(self, lock_wait: float) -> float:
         return lock_wait if self.timeout is None else self.timeout

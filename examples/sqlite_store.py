@@ -47,7 +47,7 @@ class Record(NamedTuple):
 class SQLiteStore(Store):
     """Opens the file anew for every request, so that threads and forked processes may share it."""
 
-    abilities = frozenset({Ability.WAIT, Ability.SHARE})
+    abilities = frozenset({Ability.SHARE})
 
     def __init__(self, url: str, prefix: str = "distlock") -> None:
         self._path = Path(unquote(urlsplit(url).path)).resolve()

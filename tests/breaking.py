@@ -16,9 +16,10 @@ from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.memory.commands import COMMANDS
 from celery_distlock.stores.memory.keyspace import RefusedError
 from celery_distlock.stores.memory.server import Server
+from celery_distlock.stores.queue_parts import Sent
+from celery_distlock.stores.queue_store import ready
 from celery_distlock.stores.redis.connections import BrokenOffError
 from celery_distlock.stores.requests import SendRequest, StandRequest
-from celery_distlock.stores.sending import Sent
 from celery_distlock.stores.values import (
     ALONE,
     Completion,
@@ -213,7 +214,7 @@ class World:
 
     def _sends(self, run: Run, delay: float) -> None:
         request = SendRequest(run.keys[0], run.name, ParkRequest(run.name.encode()), delay=delay)
-        reply = self.ask(lambda: self.store.send(request), run)
+        reply = self.ask(lambda: self.store.calls.send(request), run)
         if self.died:
             run.times = 1  # it may be there, or not
             return
@@ -227,7 +228,7 @@ class World:
 
     def cancels(self, run: Run) -> None:
         """Cancel a task that waits."""
-        self._removes(run, lambda: self.store.cancel(run.keys[0], run.name))
+        self._removes(run, lambda: self.store.parking.cancel(run.keys[0], run.name))
 
     def drops(self, run: Run) -> None:
         """Drop a task that is on its way: it need not run."""
@@ -251,9 +252,9 @@ class World:
             return
         ((key, owner),) = run.holds.items()
         run.want = self.units[key][owner] = Want(1, 9)
-        reply = self.ask(lambda: self.store.downgrade(key, owner, LEASE))
+        reply = self.ask(lambda: self.store.units.downgrade(key, owner, LEASE))
         self.woken(reply and reply.wake)
-        reply = self.ask(lambda: self.store.upgrade(key, owner, LEASE))
+        reply = self.ask(lambda: self.store.units.upgrade(key, owner, LEASE))
         if reply is not None and reply.status is Status.GRANTED:
             run.want = self.units[key][owner] = ALONE
 
@@ -303,7 +304,7 @@ class World:
             request = StandRequest(
                 key, run.name, Route(tuple(run.keys)), arrival, park, taken.pop(key, "")
             )
-            reply = self.ask(lambda request=request: self.store.stand(request), run)
+            reply = self.ask(lambda request=request: self.store.parking.stand(request), run)
             if reply is None:
                 self.messages.append((run, True))
                 return
@@ -378,10 +379,10 @@ class World:
 
     def woken(self, wake: WokenTask | None) -> None:
         for each in [] if wake is None else [wake._replace(also=()), *wake.also]:
-            for sent in self.ask(lambda each=each: list(self.store.ready(each))) or []:
+            for sent in self.ask(lambda each=each: list(ready(self.store, each))) or []:
                 run = self.runs[sent.run]
                 assert sent.envelope == run.name.encode()
-                self.ask(lambda sent=sent: self.store.mark_published(sent))
+                self.ask(lambda sent=sent: self.store.parking.mark_published(sent))
                 self.messages.append((run, True))
 
     # What has to be true in the end.
@@ -402,7 +403,7 @@ class World:
             for run in self.runs.values():
                 self.ends(run)
             for key in keys:
-                for wake in self.ask(lambda key=key: list(self.store.wake_next(key))) or []:
+                for wake in self.ask(lambda key=key: list(self.store.parking.wake_next(key))) or []:
                     self.woken(wake)
         lost = [run.name for run in self.runs.values() if not run.times]
         assert not lost, f"lost: {lost}"

@@ -113,7 +113,7 @@ def _wait_for_a_free_slot(site: Site) -> None:
     queues = [each["queue"] for each in ROUTES.values()]
 
     def found() -> bool:
-        peers = [runtime.store.find_channels([queue]) for queue in queues]
+        peers = [runtime.store.channels.find_channels([queue]) for queue in queues]
         return all(any(map(runtime.relay._has_room, each)) for each in peers)
 
     wait_until(found, what="a free slot")

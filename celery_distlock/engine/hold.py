@@ -25,7 +25,7 @@ from celery_distlock import clock
 from celery_distlock.errors import LockLostError, StoreError
 from celery_distlock.key import MAX_REST, Key
 from celery_distlock.naming import RESTING, shown
-from celery_distlock.stores import CapacityStore, ReleaseRequest
+from celery_distlock.stores import QueueStore, ReleaseRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.identities import new_owner
@@ -483,9 +483,9 @@ class Hold:
             StoreError: The store did not confirm it, or cannot do it where several have the key.
         """
         self.ensure_held()
-        if not isinstance(self.store, CapacityStore) and self.want.alone:
+        if Ability.QUEUE not in self.store.abilities and self.want.alone:
             self._rests_until = max(self._rests_until, clock.monotonic() + seconds)
-        elif not CapacityStore.of(self.store).rest(self.key, self.owner, seconds):
+        elif not QueueStore.of(self.store).units.rest(self.key, self.owner, seconds):
             self.lose(self.why_lost(GONE, patience=GLANCE))
             raise self.loss()
 
@@ -508,7 +508,7 @@ class Hold:
     @property
     def started(self) -> bool | None:
         """Whether what it was granted was for anything; None: the store counts no starts."""
-        counts = self.wanted.rates or Ability.RATE in self.store.abilities  # an operator may
+        counts = self.wanted.rates or Ability.QUEUE in self.store.abilities  # an operator may
         return self.begun if counts else None
 
     def end(self) -> HoldState:

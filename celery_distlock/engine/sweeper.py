@@ -11,7 +11,7 @@ from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
 from celery_distlock.process.dispatcher import UNSENT
 from celery_distlock.process.log_lines import say
-from celery_distlock.stores import ParkingStore
+from celery_distlock.stores import QueueStore
 from celery_distlock.stores.values import Sending, WokenTask
 
 __all__ = ["Sweeper"]
@@ -30,7 +30,7 @@ class Sweeper:
     """
 
     def __init__(
-        self, store: ParkingStore, interval: float, *, on_swept: Callable[[], object] = lambda: None
+        self, store: QueueStore, interval: float, *, on_swept: Callable[[], object] = lambda: None
     ) -> None:
         self._store = store
         self._on_swept = on_swept
@@ -80,7 +80,7 @@ class Sweeper:
     def _sweep(self) -> bool:
         """Whether something was found that this process could not send."""
         left = False
-        for wake in self._store.sweep(self._interval):
+        for wake in self._store.parking.sweep(self._interval):
             swept = functools.partial(self._note_swept, wake)
             became = self._store.dispatch(wake, on_sent=swept, patience=UNSENT)
             if became is Sending.PENDING:

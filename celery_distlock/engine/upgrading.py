@@ -13,7 +13,7 @@ from celery_distlock import clock
 from celery_distlock.errors import LockConflictError, LockError, StoreError, StoreUnavailableError
 from celery_distlock.naming import shown
 from celery_distlock.process.background import BackgroundNotifier
-from celery_distlock.stores import CapacityStore
+from celery_distlock.stores import QueueStore
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.values import ALONE, Reply, Status, Want
 
@@ -61,7 +61,7 @@ class UpgradeWaiter:
         self._hold = hold
         self._deadline = deadline
         self._waits = waits
-        self._store = CapacityStore.of(hold.store)
+        self._store = QueueStore.of(hold.store)
         self.inbox: Inbox | None = None
         self.pause = 0.0
         self._answered = False
@@ -109,7 +109,7 @@ class UpgradeWaiter:
         with hold.changing:
             lease = hold.lease_for_change()
             self._may_have = True
-            reply = self._store.upgrade(hold.key, hold.owner, lease, self.inbox)
+            reply = self._store.units.upgrade(hold.key, hold.owner, lease, self.inbox)
             if reply.status is Status.GRANTED:
                 hold.change(ALONE, reply, lease)
             return reply
@@ -133,7 +133,7 @@ class UpgradeWaiter:
                 return
             lease = hold.lease_for_change()
             try:
-                reply = self._store.downgrade(hold.key, hold.owner, lease)
+                reply = self._store.units.downgrade(hold.key, hold.owner, lease)
             except StoreError as error:
                 words = (
                     "nobody enters %r until it is given up by one who waited to have it alone: %s"
@@ -193,17 +193,17 @@ def downgrade(hold: Hold) -> None:
         StoreError: It cannot do it, or refuses; *hold* is as it was.
     """
     with hold.changing:
-        reply = _downgrade(hold, CapacityStore.of(hold.store))
+        reply = _downgrade(hold, QueueStore.of(hold.store))
     hold.store.dispatch(reply.wake)
     if reply.status is not Status.GRANTED:
         raise _lost(hold)
 
 
-def _downgrade(hold: Hold, store: CapacityStore) -> Reply:
+def _downgrade(hold: Hold, store: QueueStore) -> Reply:
     lease = hold.lease_for_change()
     before, hold.unsettled = hold.unsettled, True
     try:
-        reply = store.downgrade(hold.key, hold.owner, lease)
+        reply = store.units.downgrade(hold.key, hold.owner, lease)
     except BaseException as error:  # a time limit's exception, say, loses an answer, too
         if isinstance(error, StoreUnavailableError) or not isinstance(error, StoreError):
             hold.doubt()

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.key import Key
-from celery_distlock.stores import Ability, Store
+from celery_distlock.stores import Store
 from celery_distlock.stores.values import ALONE, Want
 
-__all__ = ["abilities_for", "ensure_able", "key_wanting", "want_of"]
+__all__ = ["ensure_able", "key_wanting", "want_of"]
 
 
 def want_of(key: Key) -> Want:
@@ -25,14 +25,6 @@ def key_wanting(text: str, want: Want) -> Key:
     return Key(text, capacity=capacity, weight=weight, rate=want.rates or None, cost=cost)
 
 
-def abilities_for(key: Key) -> list[Ability]:
-    """Return what a store has to be able to do so that *key* can be had as it says."""
-    rate = [Ability.RATE] if key.rates else []
-    if key.alone:
-        return rate
-    return [Ability.SEVERAL, *([Ability.WEIGH] if key.weight != 1 else ()), *rate]
-
-
 def ensure_able(store: Store, keys: Iterable[Key], where: str) -> None:
     """
     Raise :exc:`ConfigurationError` if *store* cannot do what one of *keys* needs.
@@ -43,9 +35,8 @@ def ensure_able(store: Store, keys: Iterable[Key], where: str) -> None:
         where: Names who asks, for the message.
     """
     for key in keys:
-        for ability in abilities_for(key):
-            if ability not in store.abilities:
-                raise ConfigurationError(
-                    f"{where}: {key!r} needs a store that can {ability.value};"
-                    f" {store.address} cannot"
-                )
+        needed = want_of(key).needs
+        if needed is not None and needed not in store.abilities:
+            raise ConfigurationError(
+                f"{where}: {key!r} needs a store that can {needed.value}; {store.address} cannot"
+            )

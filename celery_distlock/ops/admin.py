@@ -16,7 +16,7 @@ from celery import Celery
 from celery.app.task import Context
 
 from celery_distlock import clock, signals
-from celery_distlock.errors import ConfigurationError, DistlockError, StoreError
+from celery_distlock.errors import DistlockError, StoreError
 from celery_distlock.key import MAX_CAPACITY
 from celery_distlock.keys import as_key, key_of, slot_name
 from celery_distlock.naming import PARKED, shown
@@ -29,14 +29,13 @@ from celery_distlock.stores import (
     Action,
     ListingStore,
     NotOursError,
-    ParkingStore,
+    QueueStore,
     ReleaseRequest,
-    SendingStore,
     Store,
     UnsendableError,
 )
-from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.identities import task_id_of
+from celery_distlock.stores.queue_store import ready
 from celery_distlock.stores.values import Ability, Limit, Waiter, WokenTask
 
 from .acts import Act
@@ -163,10 +162,10 @@ class Admin:
 
     def _waits_for(self, key: str, hold: HoldInfo) -> LockInfo | None:
         """Return the key that a task of several keys waits for, where *key* is kept for it."""
-        if hold.state != "waking" or not isinstance(store := self.store, ParkingStore):
+        if hold.state != "waking" or Ability.QUEUE not in self.store.abilities:
             return None
-        run = hold.who.owner.removeprefix(PARKED)
-        waiter = store.parked(key, run)
+        store, run = QueueStore.of(self.store), hold.who.owner.removeprefix(PARKED)
+        waiter = store.parking.parked(key, run)
         names = waiter.route.names if waiter is not None and waiter.route is not None else ()
         for name in names:
             state = store.inspect(key_of(name))
@@ -205,19 +204,17 @@ class Admin:
 
     def delayed(self, key: str, *, first: int = 0, limit: int = 100) -> list[WaiterInfo]:
         """Return who joins the queue of *key* later, who comes first the first."""
-        store = self.store
-        if not isinstance(store, SendingStore):
+        if Ability.QUEUE not in self.store.abilities:
             return []
-        pages = _delayed(store, as_key(key), first)
+        pages = _delayed(QueueStore.of(self.store), as_key(key), first)
         found = itertools.islice(itertools.chain.from_iterable(pages), limit)
         return [waiter_info(None, "later", waiter) for waiter in found]
 
     def calls(self, key: str, *, limit: int = 100) -> list[CallInfo]:
         """Return some of those at *key* who have an identity, by its name; at most *limit*."""
-        store = self.store
-        if not isinstance(store, SendingStore):
+        if Ability.QUEUE not in self.store.abilities:
             return []
-        found = sorted(store.bearers(as_key(key), limit).items())
+        found = sorted(QueueStore.of(self.store).calls.bearers(as_key(key), limit).items())
         return [
             CallInfo(key_of(name), task_id_of(bearer.run), bearer.where.value)
             for name, bearer in found
@@ -309,24 +306,22 @@ class Admin:
 
         Raises:
             ValueError: *capacity* or *seconds* is no such number, or a text is too long.
-            ConfigurationError: *rate* is none; or the store counts no starts.
+            ConfigurationError: *rate* is none.
         """
         _check_limit(key, capacity, seconds)
         clears = capacity is None and not rate
         act = Act("resume" if clears else "limit" if capacity or rate else "pause", author, reason)
         rates = rates_in(rate, f"the limit of {shown(key)!r}")
         Runtime.of(self._app).import_tasks()  # only one that is known is sent
-        key, store = as_key(key), CapacityStore.of(self.store)
+        key, store = as_key(key), QueueStore.of(self.store)
         before = self.show(key)
         limit = None
-        if rates and Ability.RATE not in store.abilities:
-            raise ConfigurationError(f"{store.address} cannot {Ability.RATE.value}")
         if capacity is not None or rates:
             until = _store_time(store) + seconds if seconds else 0.0
             limit = Limit(capacity, until, act.author, rates=rates)
         if limit or before.limit:
             act.record(store, key, _terms(limit))
-        store.dispatch(store.set_limit(key, limit).wake)
+        store.dispatch(store.units.set_limit(key, limit).wake)
         return Limited(before, self.show(key))
 
     def wake(self, key: str, *, author: str = "", reason: str = "") -> int:
@@ -343,9 +338,9 @@ class Admin:
         act = Act("wake", author, reason)
         Runtime.of(self._app).import_tasks()  # likewise
         sent = 0
-        store, refusal = ParkingStore.of(self.store), None
+        store, refusal = QueueStore.of(self.store), None
         for wake in (
-            each for found in store.wake_again(as_key(key)) for each in store.ready(found)
+            each for found in store.parking.wake_again(as_key(key)) for each in ready(store, found)
         ):
             try:
                 self._send(store, wake)
@@ -361,9 +356,9 @@ class Admin:
             ) from refusal
         return sent
 
-    def _send(self, store: ParkingStore, wake: WokenTask) -> None:
+    def _send(self, store: QueueStore, wake: WokenTask) -> None:
         try:
-            if store.publish(wake):
+            if store.publishers.publish(wake):
                 return
         except NotOursError as refusal:
             refusal.report()
@@ -374,7 +369,7 @@ class Admin:
             raise DistlockError(
                 f"the broker does not take what waits for {key_of(wake.name)!r}: {error}"
             ) from error
-        store.mark_published(wake)
+        store.parking.mark_published(wake)
 
     def drop(
         self,
@@ -410,8 +405,8 @@ class Admin:
         """
         act = Act("drop", author, reason)
         Runtime.of(self._app).import_tasks()  # how its result is stored, its task says
-        store = ParkingStore.of(self.store)
-        found = list(store.find_parked(task_id, None if key is None else as_key(key)))
+        store = QueueStore.of(self.store)
+        found = list(store.parking.find_parked(task_id, None if key is None else as_key(key)))
         dropped = (self._drop(store, at, run, act, force=force, alone=True) for at, run in found)
         return list(filter(None, dropped))
 
@@ -429,7 +424,7 @@ class Admin:
         """
         act = Act("drop", author, reason)
         Runtime.of(self._app).import_tasks()  # likewise
-        store, refusal = ParkingStore.of(self.store), None
+        store, refusal = QueueStore.of(self.store), None
         dropped: list[Dropped] = []
         runs = self._runs_at(store, as_key(key))
         if runs:
@@ -450,16 +445,14 @@ class Admin:
             ) from refusal
         return dropped
 
-    def _runs_at(self, store: ParkingStore, key: str) -> list[str]:
+    def _runs_at(self, store: QueueStore, key: str) -> list[str]:
         """Return all runs that are on their way to *key*, wait for it, or come later."""
-        pages = list(_waiting(store, key))
-        if isinstance(store, SendingStore):
-            pages += _delayed(store, key)
+        pages = itertools.chain(_waiting(store, key), _delayed(store, key))
         return [waiter.run for page in pages for waiter in page if waiter.run]
 
     def _drop(
         self,
-        store: ParkingStore,
+        store: QueueStore,
         key: str,
         run: str,
         act: Act,
@@ -467,23 +460,23 @@ class Admin:
         force: bool,
         alone: bool = False,
     ) -> Dropped | None:
-        waiter = store.parked(key, run)
+        waiter = store.parking.parked(key, run)
         if waiter is None:
             return None
         names = waiter.route.names if waiter.route else (slot_name(key),)
         if names[0] != slot_name(key):  # what is to be known of it lies there
             first = key_of(names[0])
-            key, waiter = first, store.parked(first, run) or waiter
+            key, waiter = first, store.parking.parked(first, run) or waiter
         # Read before it is removed: what cannot be read stays in the queue.
         parked = self._read(key, waiter, force)
-        removed = store.cancel(key, run)
+        removed = store.parking.cancel(key, run)
         if not removed.released:
             return None  # it has come to its key meanwhile
         if alone:
             act.record(store, key, f"{parked.task}[{task_id_of(run)}]")
         store.dispatch(removed.wake)
         for name in (parked.names or names)[1:]:
-            store.dispatch(store.cancel(key_of(name), run).wake)
+            store.dispatch(store.parking.cancel(key_of(name), run).wake)
         self._revoke(task_id_of(run), parked, key, act)
         dropped = Dropped(key_of(slot_name(key)), parked.task, task_id_of(run))
         sender = self._app.tasks.get(parked.task, self._app)
@@ -563,11 +556,11 @@ def _waiting(store: ListingStore, key: str) -> Iterator[list[Waiter]]:
         yield page
 
 
-def _delayed(store: SendingStore, key: str, first: int = 0) -> Iterator[list[Waiter]]:
+def _delayed(store: QueueStore, key: str, first: int = 0) -> Iterator[list[Waiter]]:
     """Yield who comes to *key* later, likewise; a page may be empty, and the next one not."""
     numbers = max(store.inspect(key).later, first + 1)
     for begin in range(first, numbers, PAGE):
-        yield store.delayed(key, first=begin, limit=PAGE)
+        yield store.calls.delayed(key, first=begin, limit=PAGE)
 
 
 def _check_limit(key: str, capacity: Any, seconds: Any) -> None:

@@ -21,7 +21,8 @@ from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability, ListingStore
 from celery_distlock.stores.base import Complaints
-from celery_distlock.stores.timing import Dues, TimedStore
+from celery_distlock.stores.queue_parts import Dues
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.telemetry.counters import BUCKETS, Sample, samples
 
 from .admin import Admin, LockInfo
@@ -176,8 +177,8 @@ class StoreCollector(Collector):
     def _metrics(self) -> Iterator[Metric]:
         store = self._admin.store
         yield from self._keys()
-        if isinstance(store, TimedStore):
-            yield from self._unless_refused(lambda: _timed(store.dues()))
+        if Ability.QUEUE in store.abilities:
+            yield from self._unless_refused(lambda: _timed(QueueStore.of(store).timetable.dues()))
         if Ability.COUNT in store.abilities:
             yield from self._unless_refused(
                 lambda: self._counted(self._never_falling(samples(store)))

@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
-from celery_distlock.stores import ListingStore, Store
+from celery_distlock.stores import Ability, ListingStore, Store
 
 __all__ = ["similar_keys"]
 
@@ -22,11 +22,11 @@ def similar_keys(store: Store, key: str) -> list[str]:
 
     Of very many keys, those that are found within `PATIENCE`; none where the store lists none.
     """
-    if not isinstance(store, ListingStore):
+    if Ability.LIST not in store.abilities:
         return []
     found: dict[str, float] = {}
     with contextlib.suppress(StoreError):  # what was to be done is done
-        found.update(_similar(store, key))
+        found.update(_similar(ListingStore.of(store), key))
     return heapq.nlargest(MOST, found, key=lambda each: (found[each], each))
 
 

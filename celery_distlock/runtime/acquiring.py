@@ -17,7 +17,7 @@ from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
 from celery_distlock.policies import Decision
-from celery_distlock.stores import ParkingStore, StandRequest
+from celery_distlock.stores import QueueStore, StandRequest
 from celery_distlock.stores.values import ParkRequest, Reply, Route, Status
 
 from .conflicts import Conflicts
@@ -261,13 +261,13 @@ class KeyAcquisition:
         return key, reply
 
     def _park_at(self, key: str, route: Route, arrival: int, request: ParkRequest | None) -> Reply:
-        store, run = ParkingStore.of(self._store), self._invocation.execution_id
+        store, run = QueueStore.of(self._store), self._invocation.execution_id
         stand = StandRequest(slot_name(key), run, route, arrival, request)
         hold = next((hold for hold in self.taken if hold.key == key), None)
         try:
             if hold is None:
-                return store.stand(stand)
-            reply = release_by(hold, lambda: store.stand(stand._replace(owner=hold.owner)))
+                return store.parking.stand(stand)
+            reply = release_by(hold, lambda: store.parking.stand(stand._replace(owner=hold.owner)))
             self.taken.remove(hold)  # not before: until then it is to be released in any case
             held_here().pop((store.identity, key), None)
             if reply.status not in (Status.RESERVED, Status.PARKED):  # it stands nowhere

@@ -21,14 +21,14 @@ from celery_distlock.policies import may_refuse
 from celery_distlock.process.forks import ForkStage, begin_anew
 from celery_distlock.settings import TASK_ONLY, TASK_OPTIONS, Layer, Settings, meant
 from celery_distlock.stores import (
+    Ability,
     NotOursError,
-    ParkingStore,
-    SendingStore,
+    QueueStore,
     Store,
     UnsendableError,
     open_store,
 )
-from celery_distlock.stores.parking import AwaitedError
+from celery_distlock.stores.queue_store import AwaitedError
 from celery_distlock.stores.values import WokenTask
 
 from .backlog import Backlog
@@ -111,16 +111,16 @@ class Runtime:
         """
         self._settle()
         store = self._open(self.settings.prefix)
-        if isinstance(store, ParkingStore):
-            publisher = _Publisher(ref(self))
-            store.add_publisher(publisher)
-            finalize(self, store.remove_publisher, publisher).atexit = False
+        if Ability.QUEUE in store.abilities:
+            publisher, publishers = _Publisher(ref(self)), QueueStore.of(store).publishers
+            publishers.add(publisher)
+            finalize(self, publishers.remove, publisher).atexit = False
         return store
 
     @functools.cached_property
     def published(self) -> Published:
         """What of the store's runs was given to the broker by this process, and is to be told."""
-        return Published(SendingStore.of(self.store))
+        return Published(QueueStore.of(self.store))
 
     @functools.cached_property
     def turns(self) -> Store:
@@ -149,7 +149,7 @@ class Runtime:
             message = self.trust.check(woken)
             if woken.published:
                 self._ensure_missing(message)
-                ParkingStore.of(self.store).mark_published(woken)
+                QueueStore.of(self.store).parking.mark_published(woken)
             elif self.relay.push(woken, message):
                 return True
             publish(self._app, woken.envelope, returned=woken.returned)

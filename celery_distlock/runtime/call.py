@@ -8,7 +8,7 @@ from celery_distlock import signals
 from celery_distlock.engine.wants import want_of
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
-from celery_distlock.stores import ParkRequest, SendingStore, SendRequest, Sent
+from celery_distlock.stores import ParkRequest, QueueStore, SendRequest, Sent
 from celery_distlock.stores.requests import Identity
 from celery_distlock.unique import Throttle
 
@@ -37,7 +37,7 @@ class Call:
     task: Task
     runtime: Runtime
     plan: Plan
-    store: SendingStore
+    store: QueueStore
     key: Key
     delay: float
     must_go: bool
@@ -74,6 +74,6 @@ class Call:
             identity,
             paced=isinstance(self.plan.unique, Throttle),
         )
-        reply = self.store.send(request)
+        reply = self.store.calls.send(request)
         self.store.dispatch(reply.wake)
         return reply.sent

@@ -11,8 +11,8 @@ from celery._state import get_current_task
 
 from celery_distlock.errors import DuplicateTaskError
 from celery_distlock.stores.identities import ExecutionId, task_id_of
+from celery_distlock.stores.queue_parts import Bearer, Where
 from celery_distlock.stores.requests import Identity
-from celery_distlock.stores.sending import Bearer, Where
 from celery_distlock.unique import CallRule, Debounce
 
 from .call import Call
@@ -35,7 +35,7 @@ LASTS_AS_LONG = 0.5  # so much of the time that another has until it expires
 def send_once(call: Call, rule: CallRule, send: Callable[..., Any]) -> Any:
     """Send a call if none like it is there; else return the result of that one."""
     for _ in range(ATTEMPTS):
-        bearer = call.store.peek(call.key.template, call.terms.name)
+        bearer = call.store.calls.peek(call.key.template, call.terms.name)
         replaces = bearer.run if bearer is not None and _gives_way(bearer, rule, call) else ""
         if bearer is not None and not replaces:
             task_id = task_id_of(bearer.run)

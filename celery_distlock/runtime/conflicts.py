@@ -83,7 +83,7 @@ class Conflicts:
     def _set_aside(self, key: str, reply: Reply) -> Decision:
         """Return how a second delivery comes again: to be dropped when the first has succeeded."""
         invocation = self._invocation
-        if Ability.PARK in invocation.store.abilities:
+        if Ability.QUEUE in invocation.store.abilities:
             return policies.Park()
         attempts = invocation.header.attempts
         self._report.deferred(key)

@@ -12,7 +12,7 @@ from celery_distlock.errors import ConfigurationError, StoreError
 from celery_distlock.key import Key
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.policies import Requeue
-from celery_distlock.stores import ParkingStore, Store
+from celery_distlock.stores import Ability, QueueStore, Store
 
 from .app import Runtime
 from .current import Task
@@ -35,7 +35,7 @@ def at_former_key(
         return None
     header = Received.of(task.request).header
     name = header.places[0]
-    parks = isinstance(runtime.store, ParkingStore) and runtime.settings.enabled
+    parks = Ability.QUEUE in runtime.store.abilities and runtime.settings.enabled
     if plan is None or not parks or name in {slot_name(key.template) for key in keys}:
         drop_reservations(task, runtime, keys)
         return None
@@ -50,7 +50,7 @@ def _key_as_parked(store: Store, name: str, run: str) -> Key:
     """Return the key of slot name *name*, with as much of it as *run* wants there."""
     text = key_of(name)
     try:
-        parked = ParkingStore.of(store).parked(text, run)
+        parked = QueueStore.of(store).parking.parked(text, run)
         return Key(text) if parked is None else key_wanting(text, parked.want)
     except (StoreError, ConfigurationError):
         return Key(text)

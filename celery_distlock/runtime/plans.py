@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from celery_distlock.engine.hold import Terms
-from celery_distlock.engine.wants import abilities_for
+from celery_distlock.engine.wants import want_of
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import KeyRule
 from celery_distlock.policies import Fail, Policy, Requeue, Skip, Wait, resolve
@@ -35,10 +35,10 @@ class Plan:
 
     def needs(self, store: Store) -> list[tuple[str, Ability]]:
         """Return what of it needs which abilities that *store* has not."""
-        needed = [(repr(key), each) for key in self.rule.declared for each in abilities_for(key)]
+        needed = [(repr(key), want_of(key).needs) for key in self.rule.declared]
         needed += [(repr(self.policy), each) for each in self.policy.needs]
-        needed += [(self.sent_by, Ability.SEND)] if self.sends else []
-        return [(what, ability) for what, ability in needed if ability not in store.abilities]
+        needed += [(self.sent_by, Ability.QUEUE)] if self.sends else []
+        return [(what, each) for what, each in needed if each and each not in store.abilities]
 
     @property
     def sent_by(self) -> str:

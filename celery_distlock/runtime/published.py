@@ -6,7 +6,7 @@ import time
 
 from celery_distlock.errors import StoreError
 from celery_distlock.process.background import BackgroundNotifier
-from celery_distlock.stores import SendingStore, WokenTask
+from celery_distlock.stores import QueueStore, WokenTask
 
 __all__ = ["Published"]
 
@@ -22,7 +22,7 @@ class Published:
     What a process that dies has not told is sent again, and recognised as a second delivery.
     """
 
-    def __init__(self, store: SendingStore) -> None:
+    def __init__(self, store: QueueStore) -> None:
         self._store = store
         self._notifier = BackgroundNotifier("distlock-published")
         self._waiting: list[WokenTask] = []
@@ -49,6 +49,6 @@ class Published:
         time.sleep(PAUSE)
         self._comes = False
         try:
-            self._store.mark_all_published(self.take())
+            self._store.parking.mark_all_published(self.take())
         except StoreError as error:
             logger.debug("that messages are with the broker was not noted: %s", error)

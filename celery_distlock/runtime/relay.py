@@ -22,7 +22,7 @@ from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import key_of
 from celery_distlock.naming import shown
-from celery_distlock.stores import ParkingStore, Store
+from celery_distlock.stores import QueueStore, Store
 from celery_distlock.stores.values import PeerChannel, WokenTask
 
 from .lock_header import LockHeader
@@ -57,14 +57,14 @@ class Relay:
         own = self.own_address
         queues = queue_names(self._app, message["exchange"], message["routing_key"])
         try:
-            store = ParkingStore.of(self._store())
-            peers = by_room(store.find_channels(queues, [own] if own else []))
+            store = QueueStore.of(self._store())
+            peers = by_room(store.channels.find_channels(queues, [own] if own else []))
             peers.sort(key=lambda peer: peer.address != own)
             is_call = LockHeader.of(message["headers"]).sent
             if is_call:
                 peers = [each for each in peers if each.address == own or self._has_room(each)]
             addresses = [peer.address for peer in peers[:MOST_TRIED]]
-            is_pushed = store.push(woken, addresses)
+            is_pushed = store.channels.push(woken, addresses)
             if is_pushed and is_call:
                 self._pushed.append((clock.monotonic(), addresses[0]))
             return is_pushed

@@ -17,17 +17,10 @@ from celery_distlock.errors import LockKeyError, StoreError, StoreUnavailableErr
 from celery_distlock.key import Key
 from celery_distlock.keys import slot_name
 from celery_distlock.policies import Conflict
-from celery_distlock.stores import (
-    Ability,
-    ParkingStore,
-    ReleaseRequest,
-    SendingStore,
-    StandRequest,
-    Store,
-)
+from celery_distlock.stores import Ability, QueueStore, ReleaseRequest, StandRequest, Store
 from celery_distlock.stores.identities import new_owner
+from celery_distlock.stores.queue_store import begin_at_first_key
 from celery_distlock.stores.requests import Identity
-from celery_distlock.stores.several_keys import begin_at_first_key
 from celery_distlock.stores.values import (
     ALONE,
     FIRST,
@@ -162,7 +155,7 @@ class Requeueing:
                 self._park_at(taken[0].wanted, stand)
                 self._pass_identity_on(taken[0].key, run)
             else:
-                begin_at_first_key(ParkingStore.of(self._store), stand)
+                begin_at_first_key(QueueStore.of(self._store), stand)
         except StoreUnavailableError:
             self._publish(sealed, delay)
 
@@ -177,7 +170,7 @@ class Requeueing:
         with contextlib.suppress(StoreError, LockKeyError, TypeError):  # it is another one then
             name = invocation.plan.identity.of(*arguments_that_came(request), invocation.receive)
             identity = Identity(name, unique.until, silent=silent)
-            SendingStore.of(self._store).inherit(key, identity, run)
+            QueueStore.of(self._store).calls.inherit(key, identity, run)
 
     def _park_at(self, key: Key, stand: StandRequest) -> None:
         """Park a run at its only key; put it on its way at once if that has room."""
@@ -186,7 +179,7 @@ class Requeueing:
         hold.arrival = stand.arrival
         reply = acquire(hold, park=stand.park_request)
         if reply.status is Status.GRANTED:  # ours was lost, or there is room for both
-            store, stand = ParkingStore.of(self._store), stand._replace(owner=hold.owner)
+            store, stand = QueueStore.of(self._store), stand._replace(owner=hold.owner)
             release_by(hold, lambda: begin_at_first_key(store, stand))
 
     def _next_execution_id(self) -> str:
@@ -199,8 +192,8 @@ class Requeueing:
         invocation = self._invocation
         if not invocation.has_message:
             return "it was called without a message of its own: by other code, apply(), or eagerly"
-        if Ability.PARK not in self._store.abilities:
-            return f"{self._store.address} cannot {Ability.PARK.value}"
+        if Ability.QUEUE not in self._store.abilities:
+            return f"{self._store.address} cannot {Ability.QUEUE.value}"
         if not invocation.received.returns:
             return "its message came by no queue that its worker knows; name that in task_queues"
         return ""

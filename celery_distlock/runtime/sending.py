@@ -15,7 +15,7 @@ from celery_distlock.engine.wants import ensure_able
 from celery_distlock.errors import ConfigurationError, LockKeyError, StoreUnavailableError
 from celery_distlock.key import Key
 from celery_distlock.settings import check_via
-from celery_distlock.stores import Ability, SendingStore
+from celery_distlock.stores import Ability, QueueStore
 from celery_distlock.stores.requests import Identity
 
 from .app import Runtime
@@ -138,12 +138,12 @@ def _call_of(
         )
     store = runtime.store
     ensure_able(store, keys, f"task {task.name}")
-    if not isinstance(store, SendingStore) or Ability.SEND not in store.abilities:
+    if Ability.QUEUE not in store.abilities:
         raise ConfigurationError(
-            f"task {task.name}: {plan.sent_by} needs a store that can {Ability.SEND.value};"
+            f"task {task.name}: {plan.sent_by} needs a store that can {Ability.QUEUE.value};"
             f" {store.address} cannot"
         )
-    return Call(task, runtime, plan, store, keys[0], _delay(options), must_go)
+    return Call(task, runtime, plan, QueueStore.of(store), keys[0], _delay(options), must_go)
 
 
 def _is_sent_by_celery(options: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from celery.exceptions import Ignore
 from celery_distlock import policies
 from celery_distlock.key import Key
 from celery_distlock.policies import Decision
-from celery_distlock.stores import SendingStore
+from celery_distlock.stores import QueueStore
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.unique import NOTHING
 
@@ -36,7 +36,7 @@ def answer_second_call(invocation: Invocation, key: Key) -> Decision | None:
     if rule.duplicate == "update" or _is_waited_for(request):  # or it may be what is newest
         return None
     name = identity.of(request.args or (), request.kwargs or {}, invocation.receive)
-    bearer = SendingStore.of(invocation.store).peek(key.template, name)
+    bearer = QueueStore.of(invocation.store).calls.peek(key.template, name)
     if bearer is None or task_id_of(bearer.run) == request.id or is_over(bearer, rule):
         return None
     why = f"superfluous: {task_id_of(bearer.run)} is {bearer.where.value}"

@@ -12,14 +12,13 @@ from celery_distlock.process.forks import ForkStage, PerProcess, no_fork
 from celery_distlock.settings import DEFAULT_PREFIX, check_prefix, closest
 
 from .base import Store
-from .capacity import CapacityStore
 from .channels import DeliveryChannel, Inbox, PollingInbox
 from .findings import Finding, Severity
 from .identities import new_owner
 from .listing import CountingStore, ListingStore
-from .parking import NotOursError, ParkingStore, Publisher, UnsendableError
+from .queue_parts import SendReply, Sent
+from .queue_store import NotOursError, Publisher, QueueStore, UnsendableError
 from .requests import AcquireRequest, ReleaseRequest, SendRequest, StandRequest
-from .sending import SendingStore, SendReply, Sent
 from .urls import normalize, redact
 from .values import (
     ALONE,
@@ -50,7 +49,6 @@ __all__ = [
     "Ability",
     "AcquireRequest",
     "Action",
-    "CapacityStore",
     "Completion",
     "CountingStore",
     "DeliveryChannel",
@@ -64,10 +62,10 @@ __all__ = [
     "OwnChannel",
     "Ownership",
     "ParkRequest",
-    "ParkingStore",
     "PeerChannel",
     "PollingInbox",
     "Publisher",
+    "QueueStore",
     "Release",
     "ReleaseRequest",
     "RenewOutcome",
@@ -76,7 +74,6 @@ __all__ = [
     "SendReply",
     "SendRequest",
     "Sending",
-    "SendingStore",
     "Sent",
     "Severity",
     "StandRequest",

@@ -60,10 +60,10 @@ class Store(ABC):
     A place that keeps locks.
 
     Six methods are what every store has; the defaults of the others are right for a store that
-    does not know better. What goes beyond, each is an interface of its own:
-    :class:`~celery_distlock.stores.ListingStore`, :class:`~celery_distlock.stores.CountingStore`,
-    :class:`~celery_distlock.stores.CapacityStore`, :class:`~celery_distlock.stores.ParkingStore`,
-    and :class:`~celery_distlock.stores.SendingStore`, which is one of those.
+    does not know better. Three abilities have an interface each:
+    :class:`~celery_distlock.stores.ListingStore`, :class:`~celery_distlock.stores.CountingStore`
+    and :class:`~celery_distlock.stores.QueueStore`. Whether a store has an ability, its `abilities`
+    say; :meth:`of` returns it as one with the interface.
 
     Every request may be repeated: an owner names one acquisition, not a process, so a request
     whose answer was lost is simply sent again. Every method raises
@@ -71,8 +71,8 @@ class Store(ABC):
     :exc:`~celery_distlock.errors.StoreError` when the store refuses.
 
     Attributes:
-        abilities: What it can do. A class names those of ``WAIT``, ``RECOGNISE`` and ``SHARE`` that
-            it has; those of its interfaces are added.
+        abilities: What it can do. A class names those of ``SHARE``, ``RECOGNISE`` and ``SEVERAL``
+            that it has; those of its interfaces are added.
         address: Where the store is, without a password: for people, and the same for all prefixes.
         identity: Equal for stores in which a key is the same lock.
         records_actions: Whether it keeps a record of what operators do to a key.
@@ -95,11 +95,12 @@ class Store(ABC):
         Return *store* as one that has this interface.
 
         Raises:
-            StoreError: It has not.
+            StoreError: It lacks the ability.
         """
-        if not isinstance(store, cls):
-            assert cls._ability is not None
+        assert cls._ability is not None
+        if cls._ability not in store.abilities:
             raise StoreError(f"{store.address} cannot {cls._ability.value}")
+        assert isinstance(store, cls)
         return store
 
     @abstractmethod
@@ -117,22 +118,13 @@ class Store(ABC):
 
         `acquire` begins with it: what is not looked at would be granted as something else.
         """
-        if want.rates and Ability.RATE not in self.abilities:
+        needed = want.needs
+        if needed is not None and needed not in self.abilities:
+            where = "one Redis" if needed is Ability.QUEUE else "one Redis or in ZooKeeper"
             raise StoreError(
-                f"{self.address} cannot {Ability.RATE.value}: {shown(key)!r} was asked for with"
-                f" {want}; ask for it without a rate, or keep its locks in one Redis"
+                f"{self.address} cannot {needed.value}: {shown(key)!r} was asked for with {want};"
+                f" keep its locks in {where}"
             )
-        if want.alone:
-            return
-        needed = Ability.SEVERAL if want.units == 1 else Ability.WEIGH
-        if needed in self.abilities:
-            return
-        can = "one unit of it" if Ability.SEVERAL in self.abilities else "it alone"
-        where = "one Redis" if needed is Ability.WEIGH else "one Redis or in ZooKeeper"
-        raise StoreError(
-            f"{self.address} cannot {needed.value}: {shown(key)!r} was asked for with {want};"
-            f" ask for {can}, or keep its locks in {where}"
-        )
 
     def acquire_all(
         self,
@@ -262,7 +254,7 @@ class Store(ABC):
         on_sent: Callable[[], object] | None = None,
         patience: float | None = None,
     ) -> Sending:
-        """Send what a release woke; see :meth:`celery_distlock.stores.ParkingStore.dispatch`."""
+        """Send what a release woke; see :meth:`celery_distlock.stores.QueueStore.dispatch`."""
         return Sending.LEFT
 
     @abstractmethod

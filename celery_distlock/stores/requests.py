@@ -26,8 +26,7 @@ class AcquireRequest(NamedTuple):
             until the run has ended: to send it again if the run's process dies.
         arrival: When the caller came, by :meth:`~celery_distlock.stores.Store.time`, or as an
             earlier `Reply` told; 0: it comes now.
-        want: How much of the key; what is not `ALONE` needs ``Ability.SEVERAL``, and units other
-            than 1 ``Ability.WEIGH``, and rates ``Ability.RATE``.
+        want: How much of the key; see `Want.needs`.
     """
 
     key: str
@@ -77,7 +76,7 @@ class StandRequest(NamedTuple):
     """
     What is asked of a store to have a run that needs several keys stand at one of them.
 
-    See :meth:`celery_distlock.stores.ParkingStore.stand`.
+    See :meth:`celery_distlock.stores.queue_parts.Parking.stand`.
 
     Attributes:
         name: The key's slot name.
@@ -135,7 +134,7 @@ class SendRequest(NamedTuple):
     """
     What is asked of a store to take in a run as it is sent.
 
-    See :meth:`celery_distlock.stores.SendingStore.send`.
+    See :meth:`celery_distlock.stores.queue_parts.Calls.send`.
 
     Attributes:
         key: The key.

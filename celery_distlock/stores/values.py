@@ -49,16 +49,12 @@ UNREADABLE = -1  # in a token's place, of one who has the key: somebody else has
 class Ability(enum.Enum):
     """What a store can do beyond the plain lock; a policy that needs one says so when declared."""
 
-    WAIT = "let callers block until the key is theirs"
-    PARK = "keep tasks until the key is free"
-    RECOGNISE = "recognise a task that has ended when its message comes again"
     SHARE = "be seen by other processes"
+    RECOGNISE = "recognise a task that has ended when its message comes again"
+    SEVERAL = "let several hold a key"
     LIST = "list its keys and who waits for them"
     COUNT = "add up what is counted"
-    SEVERAL = "let several hold a key"
-    WEIGH = "count units: weights, operators' limits, and changes between shared and alone"
-    SEND = "take in calls as they are sent"
-    RATE = "count how often a key is taken"
+    QUEUE = "keep tasks until the key is free, and count its units and starts"
 
 
 class Want(NamedTuple):
@@ -86,6 +82,13 @@ class Want(NamedTuple):
     def alone(self) -> bool:
         """Whether nobody else may hold the key then."""
         return self.capacity == 1
+
+    @property
+    def needs(self) -> Ability | None:
+        """What a store must be able to do to grant it, if anything beyond a lock."""
+        if self.rates or not (self.alone or self.units == 1):
+            return Ability.QUEUE
+        return None if self.alone else Ability.SEVERAL
 
     def counted(self, capacity: int = 0) -> int:
         """Return how many units a store counts; of a *capacity* of others, if not 0."""
@@ -399,7 +402,7 @@ class KeyState(NamedTuple):
             themselves.
         due: In how many seconds the first of them does.
         opens: In how many seconds time alone lets the first enter who waits; None: it does not.
-        identities: How many calls are known by an identity, see `SendingStore.bearers`.
+        identities: How many calls are known by an identity, see `Calls.bearers`.
     """
 
     owner: str

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from celery_distlock.errors import StoreUnavailableError
-from celery_distlock.stores import CountingStore, Store
+from celery_distlock.stores import Ability, CountingStore, Store
 
 __all__ = ["BUCKETS", "Counters", "Sample", "samples"]
 
@@ -78,9 +78,9 @@ class Counters:
             facts: The signal's arguments; grants and releases have times, which are counted, too.
         """
         counted = _COUNTED.get(name)
-        if counted is None or not isinstance(store, CountingStore):
+        if counted is None or Ability.COUNT not in store.abilities:
             return
-        counts: Any = self._counts.setdefault(store, Counter())
+        counts: Any = self._counts.setdefault(CountingStore.of(store), Counter())
         counts[f"{counted}||{task}"] += 1
         if counted in _TIMED:
             fact, what = _TIMED[counted]

@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from .contract import (
         CountContract,
         ListContract,
-        QueueContract,
+        OrderContract,
         RecogniseContract,
         SeveralContract,
         StoreContract,
-        WaitContract,
     )
 
 __all__ = [
@@ -30,11 +29,10 @@ __all__ = [
     "FakeClock",
     "ListContract",
     "Locks",
-    "QueueContract",
+    "OrderContract",
     "RecogniseContract",
     "SeveralContract",
     "StoreContract",
-    "WaitContract",
     "assert_free",
     "assert_locked",
     "assert_parked",

@@ -13,7 +13,7 @@ from celery_distlock.engine.acquisition import defaults
 from celery_distlock.engine.key_locks import with_an_apps_prefix
 from celery_distlock.key import Key
 from celery_distlock.naming import is_resting
-from celery_distlock.stores import ListingStore, ParkingStore, Store, open_store
+from celery_distlock.stores import Ability, ListingStore, QueueStore, Store, open_store
 from celery_distlock.stores.identities import Owner, task_id_of
 from celery_distlock.stores.values import Holder, KeyState, Waiter
 
@@ -117,7 +117,7 @@ def _text(key: str | Key) -> str:
 
 
 def _keys_of_parked(store: Store, task_id: str) -> list[str]:
-    return [key for key, _ in ParkingStore.of(store).find_parked(task_id)]
+    return [key for key, _ in QueueStore.of(store).parking.find_parked(task_id)]
 
 
 def _wanted(task: Any) -> tuple[Callable[[Waiter], bool], str]:
@@ -203,9 +203,9 @@ def _describe_holder(holder: Holder) -> str:
 
 
 def _queue(store: Store, key: str, state: KeyState) -> str:
-    if not isinstance(store, ListingStore):
+    if Ability.LIST not in store.abilities:
         return f"{state.waiting} waiting" if state.waiting else "nobody waits"
-    waiting = store.waiters(key, limit=SHOWN)
+    waiting = ListingStore.of(store).waiters(key, limit=SHOWN)
     if not waiting:
         return "nobody waits"
     names = [_describe_waiter(waiter) for waiter in waiting]

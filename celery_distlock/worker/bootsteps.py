@@ -18,8 +18,7 @@ from celery_distlock.errors import (
     StoreUnavailableError,
 )
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.stores import Ability, ParkingStore
-from celery_distlock.stores.timing import TimedStore
+from celery_distlock.stores import Ability, QueueStore
 from celery_distlock.telemetry.observer import observe
 
 from .options import flags
@@ -72,12 +71,12 @@ class LockStep(bootsteps.StartStopStep):
             settings.on_conflict,
         )
         away = not self._check_store()
-        if isinstance(store, ParkingStore):
+        if Ability.QUEUE in store.abilities:
+            queues = QueueStore.of(store)
             count = functools.partial(observe, "swept", parent.app, store, {})
-            self._sweeper = Sweeper(store, settings.sweep_interval, on_swept=count)
+            self._sweeper = Sweeper(queues, settings.sweep_interval, on_swept=count)
             self._sweeper.start(away=away)
-        if isinstance(store, TimedStore):
-            self._ticker = Ticker(store)
+            self._ticker = Ticker(queues)
             self._ticker.start()
 
     def _check_store(self) -> bool:
@@ -159,7 +158,7 @@ class LockStep(bootsteps.StartStopStep):
             if plan is None:
                 continue
             for what, ability in plan.needs(store):
-                other = "; lock_on_conflict='retry' needs none" if ability is Ability.PARK else ""
+                other = "; lock_on_conflict='retry' needs none" if ability is Ability.QUEUE else ""
                 raise ConfigurationError(
                     f"task {name}: {what} needs a store that can {ability.value}; {where} cannot"
                     f"{other}"

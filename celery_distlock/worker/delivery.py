@@ -25,7 +25,7 @@ from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.messages import to_message
 from celery_distlock.runtime.received import Received
 from celery_distlock.runtime.trust import RefusedError
-from celery_distlock.stores import ParkingStore
+from celery_distlock.stores import QueueStore
 from celery_distlock.stores.channels import DeliveryChannel
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.values import WokenTask
@@ -68,13 +68,13 @@ class DeliveryStep(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         """Open the channel."""
-        store = ParkingStore.of(self._runtime.store)
+        store = QueueStore.of(self._runtime.store)
         self._ack_worker = _AckWorker(store)
         self._first = Precedence(parent.controller)
         # Without an event loop they are taken in the thread that subscribed, as Celery's timer does
         # with tasks that have an ETA.
         self._calls = calls = LoopCalls(parent.hub, lambda call: call())
-        self._channel = store.open_channel(functools.partial(self._receive, parent, calls))
+        self._channel = store.channels.open_channel(functools.partial(self._receive, parent, calls))
         self._runtime.delivery_address = self._channel.address if self._channel else ""
         self._runtime.drop_reserved = self._ack_worker.forget_all
         if self._channel:
@@ -132,7 +132,7 @@ class DeliveryStep(bootsteps.StartStopStep):
 class _AckWorker:
     """Passes acknowledgements and rejections of pushed messages to the store, in a thread."""
 
-    def __init__(self, store: ParkingStore) -> None:
+    def __init__(self, store: QueueStore) -> None:
         self._store = store
         self._background = Background("distlock-acks", _NOT_DROPPED)
         self._closed = False
@@ -153,7 +153,7 @@ class _AckWorker:
 
         def reject(_logger: Any, _errors: Any, requeue: bool = False) -> None:
             if requeue:
-                self._submit(lambda: self._store.mark_returned(wake))
+                self._submit(lambda: self._store.parking.mark_returned(wake))
             else:
                 self.forget(wake)
 

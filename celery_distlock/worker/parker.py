@@ -22,8 +22,8 @@ from celery_distlock.runtime.received import Received
 from celery_distlock.runtime.reporting import Report
 from celery_distlock.runtime.requeueing import route_of
 from celery_distlock.runtime.states import PARKED, is_aborted
-from celery_distlock.stores import ParkingStore, StandRequest, Store
-from celery_distlock.stores.several_keys import begin_at_first_key
+from celery_distlock.stores import QueueStore, StandRequest, Store
+from celery_distlock.stores.queue_store import begin_at_first_key
 from celery_distlock.stores.values import ALONE, KeyState, ParkRequest, Reply, Status, Want
 
 from .arrival import Arrival, may_run_at_once
@@ -82,8 +82,8 @@ class Parker:
     def wake_next(self, key: str) -> None:
         """Send the next task that is parked at *key*."""
         try:
-            store = ParkingStore.of(self._runtime.store)
-            for wake in store.wake_next(key):
+            store = QueueStore.of(self._runtime.store)
+            for wake in store.parking.wake_next(key):
                 store.dispatch(wake)
         except StoreError as error:
             words = "the next task parked at %r was not woken; the sweeper wakes it: %s"
@@ -153,13 +153,15 @@ class Parker:
             _close_broken_connections()
 
     def _send_request(self, arrival: Arrival) -> Reply:
-        store = ParkingStore.of(self._runtime.store)
+        store = QueueStore.of(self._runtime.store)
         request, run = self._sealed(arrival)
         names = arrival.names
         if len(names) == 1:
             want = arrival.wants[names[0]]
             more: dict[str, Want] = {} if want == ALONE else {"want": want}
-            return store.park_if_held(arrival.key, run, request, PATIENCE, arrival.stamp, **more)
+            return store.parking.park_if_held(
+                arrival.key, run, request, PATIENCE, arrival.stamp, **more
+            )
         # It stands at the first key only: here is no time to go further, and others do that.
         route = route_of(arrival.keys, request.task)
         stand = StandRequest(names[0], run, route, arrival.stamp, request)

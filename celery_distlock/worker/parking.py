@@ -233,4 +233,4 @@ def _goes_behind(name: str, want: Want, identity: str, arrival: int) -> bool:
 def can_park(runtime: Runtime) -> bool:
     """Whether there are locked tasks, and a store that parks."""
     wanted = runtime.settings.enabled and any(runtime.plans.values())
-    return wanted and Ability.PARK in runtime.store.abilities
+    return wanted and Ability.QUEUE in runtime.store.abilities

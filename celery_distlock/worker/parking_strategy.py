@@ -70,7 +70,7 @@ def _may_park(task: Any, plan: Plan, runtime: Runtime) -> bool:
         and plan.unique is None  # whether it is a second one, the pool asks
         and plan.rule.runs_no_code
         and not task.rate_limit
-        and Ability.PARK in runtime.store.abilities
+        and Ability.QUEUE in runtime.store.abilities
     )
 
 

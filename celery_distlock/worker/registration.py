@@ -27,7 +27,7 @@ from celery_distlock.errors import StoreError
 from celery_distlock.process.log_lines import say
 from celery_distlock.runtime.relay import by_room
 from celery_distlock.runtime.routing import queue_names
-from celery_distlock.stores import ParkingStore
+from celery_distlock.stores import QueueStore
 from celery_distlock.stores.values import PeerChannel, WokenTask
 
 from .in_flight import in_flight
@@ -87,7 +87,7 @@ class Registration:
         queues: Those of the broker's that it is registered for.
     """
 
-    def __init__(self, consumer: Any, store: ParkingStore, address: str) -> None:
+    def __init__(self, consumer: Any, store: QueueStore, address: str) -> None:
         self._consumer = consumer
         self._store = store
         self._address = address
@@ -146,13 +146,13 @@ class Registration:
         self.queues |= queues
         if queues:
             me = PeerChannel(self._address, self._free)
-            self._store.register_channel(sorted(queues), me, VALID_FOR)
+            self._store.channels.register_channel(sorted(queues), me, VALID_FOR)
         self._keep()
 
     def _keep(self) -> None:
         waiting = self._still_waiting()
         pushed = [each for each in waiting if each.pushed]
-        self._store.keep_reserved([each.wake for each in pushed], KEPT_FOR)
+        self._store.parking.keep_reserved([each.wake for each in pushed], KEPT_FOR)
         self._keep_fetched([each for each in waiting if not each.pushed])
         # Not those that wait for earlier tasks of this worker, or that would wait there, too.
         self._pass_on([each for each in pushed if each.waits_for_a_slot])
@@ -162,7 +162,7 @@ class Registration:
         now = clock.monotonic()
         due = [each for each in fetched if each.kept_until < now + FETCHED_FOR - FETCHED_AGAIN]
         if due:
-            self._store.keep_reserved([each.wake for each in due], FETCHED_FOR)
+            self._store.parking.keep_reserved([each.wake for each in due], FETCHED_FOR)
         for each in due:
             each.kept_until = now + FETCHED_FOR
 
@@ -170,12 +170,12 @@ class Registration:
         self._withdraw(self.queues)
         # Celery has forgotten its tasks by now. The store knows which of them have begun.
         pushed = [each.wake for each in self._waiting.values() if each.pushed]
-        self._store.keep_reserved(pushed, 0.0)
+        self._store.parking.keep_reserved(pushed, 0.0)
 
     def _withdraw(self, queues: Iterable[str]) -> None:
         gone = sorted(queues)
         if gone:
-            self._store.register_channel(gone, PeerChannel(self._address, 0), 0.0)
+            self._store.channels.register_channel(gone, PeerChannel(self._address, 0), 0.0)
             self.queues.difference_update(gone)
 
     def _pass_on(self, movable: list[_Taken]) -> None:
@@ -184,11 +184,11 @@ class Registration:
         for each in movable:
             by_queues.setdefault(self._queues_of(each.message), []).append(each.wake)
         for queues, wakes in by_queues.items():
-            peers = [each for each in self._store.find_channels(queues) if each.free]
+            peers = [each for each in self._store.channels.find_channels(queues) if each.free]
             others = by_room(peer for peer in peers if peer.address != self._address)
             room = [peer.address for peer in others for _ in range(peer.free)]
             for wake, address in zip(wakes, room, strict=False):
-                if self._store.push(wake, [address]):
+                if self._store.channels.push(wake, [address]):
                     self._waiting.pop((wake.name, wake.run), None)
 
     def _queues_of(self, message: Any) -> tuple[str, ...]:

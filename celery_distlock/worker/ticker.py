@@ -22,7 +22,8 @@ from celery_distlock.naming import shown
 from celery_distlock.process.dispatcher import UNSENT
 from celery_distlock.process.log_lines import say
 from celery_distlock.stores.channels import Inbox
-from celery_distlock.stores.timing import NOTHING, Claim, Settled, TimedStore
+from celery_distlock.stores.queue_parts import NO_CLAIM, Claim, Settled
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.values import Sending, WokenTask
 
 __all__ = ["Ticker"]
@@ -40,7 +41,7 @@ AFTER_YOU = 4.0  # seconds for which one who cannot send leaves it to others
 class Ticker:
     """A thread that is the ticker of *store*, or looks whether somebody else is."""
 
-    def __init__(self, store: TimedStore) -> None:
+    def __init__(self, store: QueueStore) -> None:
         self._store = store
         self._who = f"{os.getpid()}@{socket.gethostname()}:{uuid.uuid4().hex[:8]}"
         self._inbox: Inbox | None = None
@@ -92,12 +93,12 @@ class Ticker:
         Less than 0: for so long, and not to be called, since somebody else is the ticker.
         """
         if self._inbox is None:
-            self._inbox = self._store.ticker_inbox(self._who)
-        claim = self._claim(NOTHING)
+            self._inbox = self._store.timetable.ticker_inbox(self._who)
+        claim = self._claim(NO_CLAIM)
         while claim.leads and claim.names:
             again: dict[str, float | None] = {}
             claimed_at = time.monotonic()
-            for wake in self._store.wake_due(claim.names, again):
+            for wake in self._store.parking.wake_due(claim.names, again):
                 if not self._send(wake):
                     self._resign()
                     return -AFTER_YOU
@@ -113,7 +114,7 @@ class Ticker:
             if self._stopped.is_set():
                 return Claim(False, math.inf)
             assert self._inbox is not None
-            return self._store.claim_due(self._who, self._inbox, VALID_FOR, settled)
+            return self._store.timetable.claim_due(self._who, self._inbox, VALID_FOR, settled)
 
     def _send(self, wake: WokenTask) -> bool:
         """Whether this process can send what it wakes, as far as that is known."""
@@ -126,6 +127,6 @@ class Ticker:
         try:
             with self._turn:
                 if self._inbox is not None:
-                    self._store.claim_due(self._who, self._inbox, 0.0)
+                    self._store.timetable.claim_due(self._who, self._inbox, 0.0)
         except StoreError as error:
             logger.debug("another ticker follows in some seconds: %s", error)

@@ -37,7 +37,7 @@ app.conf.broker_transport_options.update(
 )
 install(app)
 store = Runtime.of(app).store
-PARKS = Ability.PARK in store.abilities
+PARKS = Ability.QUEUE in store.abilities
 
 AGAIN = policies.Retry(delay=0.2, max_delay=2.0)
 WAIT = policies.Wait(timeout=1.0, then="requeue" if PARKS else AGAIN)
@@ -118,7 +118,7 @@ if PARKS and Ability.SEVERAL in store.abilities:
         hold_for(self, seconds)
 
 
-if PARKS and Ability.WEIGH in store.abilities:
+if PARKS:
     HEAVY = Key("{key}", capacity=3, weight=2)
 
     @app.task(base=LockedTask, lock_key=HEAVY, bind=True, **GOES_BACK)
@@ -132,7 +132,7 @@ if PARKS and Ability.WEIGH in store.abilities:
         hold_for(self, seconds)
 
 
-if Ability.SEND in store.abilities:
+if PARKS:
 
     @app.task(base=LockedTask, lock_key="{key}", lock_via="store", bind=True, **GOES_BACK)
     def sent(self: Any, key: str, seconds: float) -> None:
@@ -150,7 +150,7 @@ if Ability.SEND in store.abilities:
         hold_for(self, seconds)
 
 
-if Ability.RATE in store.abilities:
+if PARKS:
 
     @app.task(base=LockedTask, lock_key=OFTEN, bind=True, **GOES_BACK)
     def rated(self: Any, key: str, seconds: float) -> None:

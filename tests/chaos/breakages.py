@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from celery_distlock.stores.base import Store
+from celery_distlock.stores.queue_parts import Bearer, SendReply, Sent, Where
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest, SendRequest
-from celery_distlock.stores.sending import Bearer, SendReply, Sent, Where
 from celery_distlock.stores.values import Release, Sending
 from tests.faults.history import actor
 

@@ -151,13 +151,13 @@ class Stage:
         )
         self._app = make_app("chaos")
         self._store = open_store(self._place.url, f"{prefix}:lock")
-        self._parks = Ability.PARK in self._store.abilities
+        self._parks = Ability.QUEUE in self._store.abilities
         several = Ability.SEVERAL in self._store.abilities
         self._sharing = ["three", "read"] if several else []
-        if Ability.WEIGH in self._store.abilities:
+        if self._parks:
             self._sharing += ["heavy"] + ["mixed"] * self._pairs
-        self._calls = ["sent", "once", "newest"] if Ability.SEND in self._store.abilities else []
-        self._rated = ["rated"] if Ability.RATE in self._store.abilities else []
+        self._calls = ["sent", "once", "newest"] if self._parks else []
+        self._rated = ["rated"] if self._parks else []
         self._caller = Caller(self._folder) if self._calls else None
         if not self._parks:  # a task whose lock is lost fails there, and is not requeued
             self.notebook.final = frozenset({"done", "lost"})

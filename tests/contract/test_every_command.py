@@ -15,9 +15,9 @@ import pytest
 
 from celery_distlock import clock
 from celery_distlock.rate import Rate
+from celery_distlock.stores.queue_parts import Settled
 from celery_distlock.stores.redis import request_runner, scripts
 from celery_distlock.stores.requests import Identity
-from celery_distlock.stores.timing import Settled
 from celery_distlock.stores.values import ALONE, Action, Limit, PeerChannel, Want, WokenTask
 from tests.breaking import LEASE, BreakingServer, Fault, Mishap, Run, World
 
@@ -86,8 +86,8 @@ def calls(world):
     world.cancels(world.sends("k", delay=5.0))
     for ask in (world.store.delayed, world.store.bearers, world.store.waiters):
         world.ask(lambda ask=ask: ask("k"))
-    world.ask(lambda: world.store.peek("k", "same"))
-    world.ask(lambda: world.store.inherit("k", Identity("same", "finished"), first.name))
+    world.ask(lambda: world.store.calls.peek("k", "same"))
+    world.ask(lambda: world.store.calls.inherit("k", Identity("same", "finished"), first.name))
 
 
 def several_keys_step_by_step(world):
@@ -107,24 +107,26 @@ def changes(world):
     world.cancels(third)
     store, wake = world.store, WokenTask("k", second.name, second.name.encode())
     for act in (
-        lambda: store.rest("k", next(iter(first.holds.values()), ""), 1.0),
+        lambda: store.units.rest("k", next(iter(first.holds.values()), ""), 1.0),
         lambda: store.record_action("k", Action("pause", "ann@ops-1", "their import")),
-        lambda: store.set_limit("k", Limit(0, store.time(1.0) / 1e6 + 5.0, "ann@ops-1")),
-        lambda: store.set_limit("k", None),
+        lambda: store.units.set_limit("k", Limit(0, store.time(1.0) / 1e6 + 5.0, "ann@ops-1")),
+        lambda: store.units.set_limit("k", None),
         lambda: store.count({"granted": 1.0}),
         lambda: store.retry_delay("k", 1.0, (1.0, 60.0), 1.0),
-        lambda: store.register_channel(["celery"], PeerChannel(f"p:channel:{'0' * 32}", 1), 9.0),
-        lambda: store.find_channels(["celery"]),
+        lambda: store.channels.register_channel(
+            ["celery"], PeerChannel(f"p:channel:{'0' * 32}", 1), 9.0
+        ),
+        lambda: store.channels.find_channels(["celery"]),
     ):
         world.ask(act)
     world.ends(first)
     for act in (
-        lambda: store.push(wake, [f"p:channel:{'0' * 32}"]),
-        lambda: store.keep_reserved([wake], 1.0),
-        lambda: store.mark_left(wake),
-        lambda: store.mark_returned(wake),
-        lambda: [world.woken(each) for each in list(store.wake_again("k"))],
-        lambda: [world.woken(each) for each in list(store.sweep(1.0))],
+        lambda: store.channels.push(wake, [f"p:channel:{'0' * 32}"]),
+        lambda: store.parking.keep_reserved([wake], 1.0),
+        lambda: store.parking.mark_left(wake),
+        lambda: store.parking.mark_returned(wake),
+        lambda: [world.woken(each) for each in list(store.parking.wake_again("k"))],
+        lambda: [world.woken(each) for each in list(store.parking.sweep(1.0))],
         store.dues,
     ):
         world.ask(act)
@@ -133,12 +135,12 @@ def changes(world):
 def times(world):
     store, names = world.store, ["k"]
     world.ends(world.comes("k"))
-    world.ask(lambda: store.note_due({"k": 0.0}))
-    with closing(store.ticker_inbox("t")) as inbox:
-        claim = world.ask(lambda: store.claim_due("t", inbox, 5.0))
-        world.ask(lambda: [world.woken(each) for each in list(store.wake_due(names, {}))])
+    world.ask(lambda: store.timetable.note_due({"k": 0.0}))
+    with closing(store.timetable.ticker_inbox("t")) as inbox:
+        claim = world.ask(lambda: store.timetable.claim_due("t", inbox, 5.0))
+        world.ask(lambda: [world.woken(each) for each in list(store.parking.wake_due(names, {}))])
         settled = Settled(claim.number if claim else "", {"k": None})
-        world.ask(lambda: store.claim_due("t", inbox, 5.0, settled))
+        world.ask(lambda: store.timetable.claim_due("t", inbox, 5.0, settled))
 
 
 def all_in_one_step(world):

@@ -17,11 +17,10 @@ from celery_distlock.stores.values import Ability
 from celery_distlock.testing import (
     CountContract,
     ListContract,
-    QueueContract,
+    OrderContract,
     RecogniseContract,
     SeveralContract,
     StoreContract,
-    WaitContract,
 )
 from celery_distlock.testing.contract.actions import take, take_all
 from tests import servers
@@ -52,8 +51,7 @@ from tests.contract.parts.upgrading import Upgrading
 
 class FullContract(
     StoreContract,
-    WaitContract,
-    QueueContract,
+    OrderContract,
     RecogniseContract,
     ListContract,
     CountContract,
@@ -92,7 +90,7 @@ class FullContract(
         lengthen(monkeypatch, GRANT=3.0)
 
     def test_it_can_let_wait_park_and_recognise(self, store):
-        assert {Ability.WAIT, Ability.PARK, Ability.RECOGNISE} <= store.abilities
+        assert {Ability.QUEUE, Ability.RECOGNISE} <= store.abilities
 
     def test_it_takes_several_keys_in_one_step(self, store):
         assert take_all(store, "klm", "abc") is not None
@@ -113,7 +111,7 @@ class TestRedisStore(FullContract):
         return lambda seconds: servers.bring_nearer(redis_url, prefix, seconds)
 
     def test_it_can_push(self, store):
-        with closing(store.open_channel(lambda wake: None)) as channel:
+        with closing(store.channels.open_channel(lambda wake: None)) as channel:
             assert channel.address
 
 
@@ -141,7 +139,7 @@ class TestMemoryStore(FullContract):
         return pass_by
 
     def test_it_can_push(self, store):
-        with closing(store.open_channel(lambda wake: None)) as channel:
+        with closing(store.channels.open_channel(lambda wake: None)) as channel:
             assert channel.address
 
     def test_tokens_rise_though_this_processes_clock_stands_still(self, store, monkeypatch):

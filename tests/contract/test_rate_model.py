@@ -27,7 +27,7 @@ from tests.rewriting import RewrittenServer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_distlock.stores.parking import ParkingStore
+    from celery_distlock.stores.queue_store import QueueStore
 
 PER = 60.0
 KEY = "k"
@@ -37,7 +37,7 @@ KEY = "k"
 class World:
     """One key, its tasks, and when each of them has started."""
 
-    store: ParkingStore
+    store: QueueStore
     pass_time: Callable[[float], None]
     chance: random.Random
     limit: int
@@ -79,7 +79,7 @@ class World:
 
     def _take(self, wake: object) -> None:
         for each in [wake, *wake.also] if wake is not None else []:
-            self.store.mark_published(each)
+            self.store.parking.mark_published(each)
             travel = 9.0 if self.chance.random() < self.mishaps else self.chance.choice([0, 1, 4])
             self.on_their_way.append((self.now + travel, each.run))
 
@@ -92,7 +92,7 @@ class World:
             self.running.remove((due, owner, run))
             end = ReleaseRequest(KEY, owner, run, Completion.YES, started=True)
             self._take(self.store.release(end).wake)
-        for wake in list(self.store.wake_next(KEY)):
+        for wake in list(self.store.parking.wake_next(KEY)):
             self._take(wake)
         if self.chance.random() < 0.6:
             self.comes(f"run-{self.came}", again=False)
@@ -119,7 +119,7 @@ def make_world(request, redis_url, prefix, monkeypatch):
         chance = random.Random(seed)
         if request.param == "redis":
             name = f"{prefix}-{seed}"
-            store: ParkingStore = RedisStore(redis_url, name)
+            store: QueueStore = RedisStore(redis_url, name)
 
             def pass_time(seconds: float) -> None:
                 servers.bring_nearer(redis_url, name, seconds)

@@ -13,10 +13,10 @@ from celery_distlock.errors import StoreError
 from celery_distlock.keys import slot_name
 from celery_distlock.rate import Rate
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
+from celery_distlock.stores.queue_parts import Sent
 from celery_distlock.stores.redis.connections import ConnectionPool
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.requests import Identity
-from celery_distlock.stores.sending import Sent
 from celery_distlock.stores.values import (
     ALONE,
     Completion,
@@ -90,7 +90,7 @@ def test_who_came_before_the_servers_clock_was_set_back_stays_before(
     def park(run: str) -> None:
         queue, arrival = ParkRequest(b"envelope"), redis_store.time(5.0)
         if stands:
-            redis_store.stand(StandRequest("k", run, Route(("k", "l")), arrival, queue))
+            redis_store.parking.stand(StandRequest("k", run, Route(("k", "l")), arrival, queue))
         else:
             request = AcquireRequest("k", "", 60.0, queue=queue, run=run, arrival=arrival)
             redis_store.acquire(request)
@@ -198,11 +198,11 @@ def test_a_run_whose_message_nobody_takes_is_sent_daily_for_a_month_and_then_for
     days = 0
     with redis.Redis.from_url(redis_url) as client:
         while client.hexists(tasks, "e:run") and days < 40:
-            redis_store.mark_published(wake)
+            redis_store.parking.mark_published(wake)
             days += client.zscore(woken, "run") / 1000 - time.time() > 80_000
             servers.bring_nearer(redis_url, prefix, 90_000.0)
             client.delete(f"{prefix}:sweeper")
-            list(redis_store.sweep(1.0))
+            list(redis_store.parking.sweep(1.0))
 
         assert days == 30
         left = {key.rpartition(b":")[2] for key in client.scan_iter(f"{prefix}:{{k}}:*")}
@@ -226,7 +226,7 @@ def test_a_full_server_remembers_what_is_unsettled(private_server):
 
 
 def test_a_run_whose_channel_is_closed_is_given_back_to_be_sent(redis_store, redis_url):
-    channel = redis_store.open_channel(lambda wake: None)
+    channel = redis_store.channels.open_channel(lambda wake: None)
     take(redis_store, "k", "a")
     redis_store.acquire(
         AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"e", channel.address), run="run")
@@ -280,7 +280,7 @@ def test_identities_that_mean_nothing_are_struck_by_a_sweep(redis_store, redis_u
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
         assert len(client.hgetall(f"{prefix}:{{k}}:calls")) == 3
 
-        list(redis_store.wake_next("k"))
+        list(redis_store.parking.wake_next("k"))
 
         assert set(client.hgetall(f"{prefix}:{{k}}:calls")) == {"same-1", "same-2"}
 
@@ -295,7 +295,7 @@ def test_identities_are_struck_behind_many_that_are_taken(redis_store, redis_url
         client.hset(f"{prefix}:{{k}}:calls", mapping=gone)
 
         def left() -> int:
-            list(redis_store.wake_next("k"))
+            list(redis_store.parking.wake_next("k"))
             return client.hlen(f"{prefix}:{{k}}:calls")
 
         wait_until(lambda: left() == many, what="those that mean nothing to be struck")
@@ -311,7 +311,7 @@ def test_more_than_a_score_can_tell_apart_in_a_millisecond_keep_their_order(redi
     for run in calls:
         send(redis_store, "k", run, identity=Identity(run), want=want, paced=True)
 
-    assert [waiter.run for waiter in redis_store.delayed("k", limit=3000)] == calls
+    assert [waiter.run for waiter in redis_store.calls.delayed("k", limit=3000)] == calls
 
 
 def test_the_identity_of_who_is_cancelled_is_not_looked_for_among_all(private_server):
@@ -319,7 +319,7 @@ def test_the_identity_of_who_is_cancelled_is_not_looked_for_among_all(private_se
     with closing(RedisStore(server.url, "p")) as store, server.client() as client:
         send(store, "k", "task:0:0:0", identity=Identity("same", 60.0), delay=600.0)
 
-        assert store.cancel("k", "task:0:0:0").released
+        assert store.parking.cancel("k", "task:0:0:0").released
 
         assert not client.exists("p:{k}:calls", "p:{k}:tasks")
         assert "cmdstat_hscan" not in client.info("commandstats")
@@ -348,7 +348,7 @@ def test_a_run_whose_place_was_evicted_has_no_identity(redis_store, redis_url, p
     with redis.Redis.from_url(redis_url) as client:
         client.delete(f"{prefix}:{{k}}:queue", f"{prefix}:{{k}}:later")
 
-    assert redis_store.peek("k", "same") is None
+    assert redis_store.calls.peek("k", "same") is None
     assert send(redis_store, "k", "next", identity=Identity("same")).sent is Sent.QUEUED
 
 
@@ -364,7 +364,7 @@ def test_a_task_is_looked_for_at_many_keys_at_once(redis_store, monkeypatch):
 
     monkeypatch.setattr(ConnectionPool, "exchange", count)
 
-    assert list(redis_store.find_parked("task-149")) == [("k149", "task-149:0:0:0")]
+    assert list(redis_store.parking.find_parked("task-149")) == [("k149", "task-149:0:0:0")]
     assert len(asked) < 20
 
 
@@ -407,11 +407,11 @@ def test_a_full_server_keeps_a_key_for_who_comes_next(private_server, want):
 
 
 def test_a_limit_that_has_ended_is_struck_by_a_sweep(redis_store, redis_url, prefix):
-    redis_store.set_limit("k", Limit(2, until=time.time() + 60.0))
+    redis_store.units.set_limit("k", Limit(2, until=time.time() + 60.0))
     servers.bring_nearer(redis_url, prefix, 120.0)
 
     def is_struck():
-        list(redis_store.sweep(0.01))
+        list(redis_store.parking.sweep(0.01))
         return not client.exists(f"{prefix}:{{k}}:tasks")
 
     with redis.Redis.from_url(redis_url) as client:

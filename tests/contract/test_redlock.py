@@ -14,7 +14,6 @@ from celery_distlock.testing import (
     ListContract,
     RecogniseContract,
     StoreContract,
-    WaitContract,
 )
 from tests import servers
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.usefixtures("patience")
-class TestRedlockStore(StoreContract, WaitContract, RecogniseContract, ListContract, CountContract):
+class TestRedlockStore(StoreContract, RecogniseContract, ListContract, CountContract):
     shortest_lease = 0.5
 
     @pytest.fixture
@@ -42,8 +41,7 @@ class TestRedlockStore(StoreContract, WaitContract, RecogniseContract, ListContr
         return pass_by
 
     def test_it_says_what_it_can_do(self, store):
-        several = {Ability.SEVERAL, Ability.WEIGH, Ability.SEND, Ability.RATE}
-        assert store.abilities == set(Ability) - {Ability.PARK} - several
+        assert store.abilities == set(Ability) - {Ability.SEVERAL, Ability.QUEUE}
 
 
 def pass_by_at(server: EmbeddedServer, prefix: str, seconds: float) -> None:

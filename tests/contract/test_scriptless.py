@@ -12,16 +12,14 @@ from celery_distlock.testing import (
     ListContract,
     RecogniseContract,
     StoreContract,
-    WaitContract,
 )
 from tests import servers
 
 
 @servers.needs("SET with IFEQ")
-class NativeContract(StoreContract, WaitContract, RecogniseContract, ListContract, CountContract):
+class NativeContract(StoreContract, RecogniseContract, ListContract, CountContract):
     def test_it_says_what_it_can_do(self, store):
-        several = {Ability.SEVERAL, Ability.WEIGH, Ability.SEND, Ability.RATE}
-        assert store.abilities == set(Ability) - {Ability.PARK} - several
+        assert store.abilities == set(Ability) - {Ability.SEVERAL, Ability.QUEUE}
 
 
 class TestNativeStore(NativeContract):

@@ -82,23 +82,23 @@ def test_who_was_alone_for_a_while_has_its_slot_and_units_again(store):
     slot = ask(store, "own").slot
     give_up(store, "other")
 
-    store.upgrade("k", "own", 30.0)
-    assert store.downgrade("k", "own", 30.0).slot == slot == 1
+    store.units.upgrade("k", "own", 30.0)
+    assert store.units.downgrade("k", "own", 30.0).slot == slot == 1
     assert ask(store, "next").slot == 0
     assert store.inspect("k").used == 2
 
 
 def test_the_weight_counts_again_after_an_upgrade(store):
     ask(store, "own", Want(3, 3))
-    store.upgrade("k", "own", 30.0)
-    store.downgrade("k", "own", 30.0)
+    store.units.upgrade("k", "own", 30.0)
+    store.units.downgrade("k", "own", 30.0)
 
     assert ask(store, "light", Want(1, 3)).status is Status.BUSY
 
 
 def test_a_shorter_rest_does_not_end_a_longer_one(store):
     ask(store, "own", ALONE)
-    store.rest("k", "own", 60.0)
+    store.units.rest("k", "own", 60.0)
     give_up(store, "own", keep_for=("resting:1", 0.01))
 
     assert store.inspect("k").rest > 50 or store.inspect("k").remaining > 50
@@ -130,5 +130,5 @@ def test_a_parked_run_tells_what_it_wants(store):
     ask(store, "x", ALONE)
     ask(store, "own", Want(2, 3), queue=ParkRequest(b"e"), run=RUN)
 
-    assert store.parked("k", RUN).want == Want(2, 3)
+    assert store.parking.parked("k", RUN).want == Want(2, 3)
     assert [each.want for each in store.waiters("k")] == [Want(2, 3)]

@@ -31,9 +31,9 @@ from celery_distlock.stores import AcquireRequest, ReleaseRequest, SendRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.channels import EventInbox
 from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.queue_parts import Sent
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.requests import Identity
-from celery_distlock.stores.sending import Sent
 from celery_distlock.stores.values import (
     ALONE,
     Completion,
@@ -229,7 +229,7 @@ class Agreement(RuleBasedStateMachine):
         park_request = ParkRequest(f"envelope of {run}".encode())
 
         def ask(store: Store, _: int) -> Reply:
-            return store.park_if_held(self._name(key), run, park_request, 5.0, want=want)
+            return store.parking.park_if_held(self._name(key), run, park_request, 5.0, want=want)
 
         self._take(self._asked(ask, said).wake)
 
@@ -247,7 +247,7 @@ class Agreement(RuleBasedStateMachine):
 
         def ask(store: Any, _: int) -> Any:
             terms = want, delay, (), identity
-            return store.send(SendRequest(self._name(key), run, park_request, *terms))
+            return store.calls.send(SendRequest(self._name(key), run, park_request, *terms))
 
         reply = self._asked(ask, lambda told: told)
         self._take(reply.wake)
@@ -332,7 +332,9 @@ class Agreement(RuleBasedStateMachine):
     @rule(data=st.data())
     def one_lets_the_key_rest(self, data: st.DataObject) -> None:
         key, owner, _ = data.draw(st.sampled_from(self._owners))
-        self._asked(lambda store, _: store.rest(self._name(key), owner, LEASE), lambda told: told)
+        self._asked(
+            lambda store, _: store.units.rest(self._name(key), owner, LEASE), lambda told: told
+        )
 
     @rule(key=KEYS, capacity=LIMITS, rates=OPERATORS_RATES, clear=FLAGS)
     def an_operator_limits(
@@ -341,7 +343,7 @@ class Agreement(RuleBasedStateMachine):
         limit = None if clear else Limit(capacity, 0.0, "somebody", rates=rates)
 
         def ask(store: Any, _: int) -> Any:
-            return store.set_limit(self._name(key), limit)
+            return store.units.set_limit(self._name(key), limit)
 
         self._take(self._asked(ask, lambda told: told).wake)
 
@@ -367,7 +369,7 @@ class Agreement(RuleBasedStateMachine):
     @precondition(lambda self: self._leases_end)
     @rule(key=KEYS)
     def a_key_is_swept(self, key: str) -> None:
-        wakes = self._asked(lambda store, _: list(store.wake_next(self._name(key))), list)
+        wakes = self._asked(lambda store, _: list(store.parking.wake_next(self._name(key))), list)
         self._wakes += wakes
 
     @precondition(lambda self: not self._is_old)
@@ -392,7 +394,7 @@ class Agreement(RuleBasedStateMachine):
                 seen,
             )
             self._asked(
-                lambda store, _, key=key: store.peek(self._name(key), "same"),
+                lambda store, _, key=key: store.calls.peek(self._name(key), "same"),
                 lambda told: (
                     told and (*told[:2], told.expires < math.inf, *told[3:5], told.lasts > 0)
                 ),

@@ -27,9 +27,9 @@ from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.testing import (
     CountContract,
     ListContract,
-    QueueContract,
+    OrderContract,
     RecogniseContract,
-    WaitContract,
+    StoreContract,
 )
 from celery_distlock.testing.contract.acquiring import Acquiring
 from celery_distlock.testing.contract.actions import take
@@ -127,7 +127,7 @@ SCRIPTS: dict[str, Callable[..., None]] = {
     "peek": Identities.test_a_waiting_run_has_its_identity,
     "push": Pushing.test_a_run_is_pushed_to_the_first_channel_that_is_open,
     "register": Pushing.test_a_run_that_has_come_is_not_pushed_again,
-    "release": QueueContract.test_waiters_are_served_in_the_order_of_arrival,
+    "release": OrderContract.test_waiters_are_served_in_the_order_of_arrival,
     "renew": Renewing.test_each_of_many_renewals_has_its_own_outcome,
     "rest": Resting.test_who_waits_for_a_key_that_rests_is_woken_when_it_has_rested,
     "return": Topology.test_one_that_does_not_queue_learns_when_to_come_again,
@@ -144,9 +144,9 @@ SCRIPTS: dict[str, Callable[..., None]] = {
 }
 OTHERS = (
     # Pushed to blocked waiters
-    WaitContract.test_a_release_tells_the_waiter,
-    WaitContract.test_a_waiter_learns_of_a_release_in_another_process,
-    WaitContract.test_locks_over_the_store_let_one_thread_in_at_a_time,
+    StoreContract.test_a_release_tells_the_waiter,
+    StoreContract.test_a_waiter_learns_of_a_release_in_another_process,
+    StoreContract.test_locks_over_the_store_let_one_thread_in_at_a_time,
     # Several keys, and all of them
     SeveralKeys.test_keys_that_are_kept_for_a_run_are_taken_in_one_step,
     WaitingAtSeveralKeys.test_it_has_the_same_place_in_all_queues,

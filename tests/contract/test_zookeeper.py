@@ -13,11 +13,10 @@ from celery_distlock.stores.values import RenewOutcome
 from celery_distlock.stores.zookeeper import ZooKeeperStore
 from celery_distlock.testing import (
     ListContract,
-    QueueContract,
+    OrderContract,
     RecogniseContract,
     SeveralContract,
     StoreContract,
-    WaitContract,
 )
 from celery_distlock.testing.contract.actions import BUSY, renew, take
 from tests import servers
@@ -31,8 +30,7 @@ LONGEST_WAIT = 2.0  # seconds that pass on the server's clock, too
 
 class TestZooKeeperStore(
     StoreContract,
-    WaitContract,
-    QueueContract,
+    OrderContract,
     RecogniseContract,
     ListContract,
     SeveralContract,

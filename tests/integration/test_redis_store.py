@@ -13,13 +13,13 @@ import redis
 from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest, open_store
+from celery_distlock.stores.queue_parts import Sent
 from celery_distlock.stores.redis import connections, sending, silence
 from celery_distlock.stores.redis.connections import ConnectionPool, command, script_call
 from celery_distlock.stores.redis.request_runner import PAUSES
 from celery_distlock.stores.redis.scripts import Script
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.requests import Identity, SendRequest
-from celery_distlock.stores.sending import Sent
 from celery_distlock.stores.values import (
     Action,
     Completion,
@@ -41,29 +41,29 @@ from tests.waiting import wait_until
 
 def share(store):
     store.acquire(AcquireRequest("s", "f", 30.0, want=Want(1, 0)))
-    store.upgrade("s", "f", 30.0)
-    store.downgrade("s", "f", 30.0)
-    store.rest("s", "f", 5.0)
-    store.set_limit("s", Limit(3))
+    store.units.upgrade("s", "f", 30.0)
+    store.units.downgrade("s", "f", 30.0)
+    store.units.rest("s", "f", 5.0)
+    store.units.set_limit("s", Limit(3))
     store.record_action("s", Action("limit", "ann@ops"))
 
 
 def tick(store):
-    store.note_due({"k": 5.0})
-    store.claim_due("me", store.ticker_inbox("me"), 1.0)
-    store.dues()
+    store.timetable.note_due({"k": 5.0})
+    store.timetable.claim_due("me", store.timetable.ticker_inbox("me"), 1.0)
+    store.timetable.dues()
 
 
 def send(store):
     """Send what goes through the store."""
     parked = ParkRequest(b"envelope")
-    store.send(SendRequest("p", "plain", parked))
-    store.send(SendRequest("q", "known", parked, identity=Identity("same")))
-    store.send(SendRequest("q", "silent", parked, identity=Identity("silent", silent=True)))
-    store.peek("q", "same")
-    store.inherit("q", Identity("same"), "known")
-    store.delayed("q")
-    store.bearers("q", 10)
+    store.calls.send(SendRequest("p", "plain", parked))
+    store.calls.send(SendRequest("q", "known", parked, identity=Identity("same")))
+    store.calls.send(SendRequest("q", "silent", parked, identity=Identity("silent", silent=True)))
+    store.calls.peek("q", "same")
+    store.calls.inherit("q", Identity("same"), "known")
+    store.calls.delayed("q")
+    store.calls.bearers("q", 10)
 
 
 def test_calls_hurry_at_a_server_that_has_been_silent_for_long(private_server, monkeypatch):
@@ -72,14 +72,14 @@ def test_calls_hurry_at_a_server_that_has_been_silent_for_long(private_server, m
     monkeypatch.setattr(silence, "LONG", 1.0)
     server = private_server()
     with closing(RedisStore(server.url, "p")) as store:
-        store.peek("k", "same")
+        store.calls.peek("k", "same")
         server.pause()
         with pytest.raises(StoreUnavailableError):
-            store.peek("k", "same")
+            store.calls.peek("k", "same")
         began = clock.monotonic()
         for run in ("one", "two", "three"):
             with pytest.raises(StoreUnavailableError):
-                store.send(SendRequest("k", run, ParkRequest(b"envelope")))
+                store.calls.send(SendRequest("k", run, ParkRequest(b"envelope")))
 
         assert clock.monotonic() - began < 3 * 2.0
         server.resume()
@@ -104,18 +104,18 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     store.release(ReleaseRequest("k", "b", inbox=store.inbox("k", "b")))
     store.acquire(AcquireRequest("k", "c", 30.0, queue=ParkRequest(b"envelope"), run="run"))
     wake = store.release(ReleaseRequest("k", "a", completion=Completion.YES, run="other")).wake
-    store.mark_published(wake)
-    peer = PeerChannel(store.open_channel(lambda wake: None).address, 1)
-    store.register_channel(["celery"], peer, 5.0)
-    store.push(wake, [each.address for each in store.find_channels(["celery"])])
-    store.keep_reserved([wake], 5.0)
-    store.mark_returned(wake)
+    store.parking.mark_published(wake)
+    peer = PeerChannel(store.channels.open_channel(lambda wake: None).address, 1)
+    store.channels.register_channel(["celery"], peer, 5.0)
+    store.channels.push(wake, [each.address for each in store.channels.find_channels(["celery"])])
+    store.parking.keep_reserved([wake], 5.0)
+    store.parking.mark_returned(wake)
     store.drop(wake._replace(run="another"))
-    list(store.sweep(0.05))
+    list(store.parking.sweep(0.05))
     store.inspect("k")
     store.waiters("k")
-    store.cancel("k", "another")
-    list(store.wake_again("k"))
+    store.parking.cancel("k", "another")
+    list(store.parking.wake_again("k"))
     store.count({"what": 1.0})
     store.retry_delay("k", 0.5, (0.1, 60.0), 5.0)
     store.acquire(AcquireRequest("k", "c", 30.0, run="run", redelivered=True))
@@ -124,14 +124,14 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     )
     store.release(ReleaseRequest("k", "c", own_channel=OwnChannel(peer.address, " celery")))
     store.acquire_all(["l", "m"], ["d", "e"], 30.0)
-    store.stand(
+    store.parking.stand(
         StandRequest("n", "standing", Route(("n", "o")), park_request=ParkRequest(b"envelope"))
     )
-    store.stand(StandRequest("o", "standing", Route(("n", "o")), arrival=1))
+    store.parking.stand(StandRequest("o", "standing", Route(("n", "o")), arrival=1))
     share(store)
     tick(store)
     send(store)
-    store.depart("o", "standing", first=False)
+    store.parking.depart("o", "standing", first=False)
     store.check()
 
     seen, numbers = set(), set()
@@ -181,9 +181,9 @@ def test_a_refused_renewal_is_known_without_the_record_of_operators(
 @pytest.mark.parametrize("completion", [Completion.YES, Completion.YES_AND_MAY_COME_AGAIN])
 def test_a_release_pushes_what_was_sent_to_the_worker_that_asks(redis_url, prefix, completion):
     store, received = RedisStore(redis_url, prefix), []
-    channel = OwnChannel(store.open_channel(received.append).address, "{} celery")
+    channel = OwnChannel(store.channels.open_channel(received.append).address, "{} celery")
     store.acquire(AcquireRequest("k", "a", 30.0, run="before"))
-    store.send(SendRequest("k", "run", ParkRequest(b"e", destination="{} celery")))
+    store.calls.send(SendRequest("k", "run", ParkRequest(b"e", destination="{} celery")))
 
     release = ReleaseRequest("k", "a", "before", completion, own_channel=channel)
 
@@ -214,7 +214,7 @@ def test_an_update_that_is_repeated_is_answered_as_before(redis_url, prefix):
     update = SendRequest("k", "run", ParkRequest(b"new"), identity=same._replace(replaces="run"))
     with closing(RedisStore(redis_url, prefix)) as store:
         old = SendRequest("k", "run", ParkRequest(b"old"), delay=60.0, identity=same)
-        assert store.send(old).sent is Sent.LATER
+        assert store.calls.send(old).sent is Sent.LATER
 
         answers = [store._ask_to_send("k", update, repeated=again)[0] for again in (False, True)]
         newer = update._replace(park_request=ParkRequest(b"newer"))
@@ -271,7 +271,7 @@ def test_the_check_doubts_a_server_that_may_evict_locks(private_server):
 
 def test_when_a_channel_is_closed_nobody_listens_any_more(redis_url, prefix):
     store, others = open_store(redis_url, prefix), threading.enumerate()
-    channel = store.open_channel(lambda wake: None)
+    channel = store.channels.open_channel(lambda wake: None)
     begun = [each for each in threading.enumerate() if each not in others]
     (listener,) = [each for each in begun if each.name == "distlock-delivery"]
 
@@ -287,7 +287,9 @@ def acquire(store: RedisStore) -> Reply:
 
 def stand(store: RedisStore) -> Reply:
     park_request = ParkRequest(b"envelope")
-    return store.stand(StandRequest("k", "run", Route(("k", "l")), park_request=park_request))
+    return store.parking.stand(
+        StandRequest("k", "run", Route(("k", "l")), park_request=park_request)
+    )
 
 
 @pytest.mark.parametrize(("ask", "script"), [(acquire, "acquire"), (stand, "stand")])

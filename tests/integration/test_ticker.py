@@ -44,7 +44,7 @@ def tickers() -> Iterator[Callable[[RedisStore], Ticker]]:
     def start(store: RedisStore) -> Ticker:
         running.append(Ticker(store))
         running[-1].start()
-        wait_until(lambda: store.dues().ticker, what="a ticker")
+        wait_until(lambda: store.timetable.dues().ticker, what="a ticker")
         return running[-1]
 
     yield start
@@ -89,7 +89,7 @@ def test_it_is_woken_for_what_is_due_before_its_next_look(
     monkeypatch.setattr(ticker, "RENEWAL", 600.0)
     monkeypatch.setattr(ticker, "VALID_FOR", 3000.0)
     sent = threading.Event()
-    store.add_publisher(lambda wake: sent.set() or True)  # type: ignore[func-returns-value]
+    store.publishers.add(lambda wake: sent.set() or True)  # type: ignore[func-returns-value]
     tickers(store)
 
     rest(store, "k", 0.2)
@@ -106,7 +106,7 @@ def test_many_keys_that_are_due_within_a_second_are_all_served(
         served.append(wake.run)
         return True
 
-    store.add_publisher(publish)
+    store.publishers.add(publish)
     tickers(store)
     for number in range(MANY):
         rest(store, f"k{number}", 1.0 + number / MANY)
@@ -114,14 +114,14 @@ def test_many_keys_that_are_due_within_a_second_are_all_served(
     wait_until(lambda: len(served) == MANY, timeout=60.0, what="all of them")
 
     assert sorted(served) == sorted(f"run-k{number}" for number in range(MANY))
-    wait_until(lambda: not store.dues().many, what="the notes to be struck")
+    wait_until(lambda: not store.timetable.dues().many, what="the notes to be struck")
 
 
 def test_it_goes_on_after_an_outage(
     server: Any, store: RedisStore, tickers: Callable[[RedisStore], Ticker]
 ) -> None:
     served: list[str] = []
-    store.add_publisher(lambda wake: served.append(wake.run) or True)  # type: ignore[func-returns-value]
+    store.publishers.add(lambda wake: served.append(wake.run) or True)  # type: ignore[func-returns-value]
     tickers(store)
     with server.client() as client:
         client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
@@ -145,7 +145,7 @@ def test_one_that_sends_slowly_goes_on(
         served.append(time.monotonic())
         return True
 
-    store.add_publisher(publish)
+    store.publishers.add(publish)
     tickers(store)
     for number in range(4):
         rest(store, f"k{number}", 0.3)
@@ -170,8 +170,8 @@ def test_one_that_sends_slowly_says_in_time_that_it_goes_on(
         served.append(wake.envelope)
         return True
 
-    store.add_publisher(publish)
-    monkeypatch.setattr(store, "claim_due", claim)
+    store.publishers.add(publish)
+    monkeypatch.setattr(store.timetable, "claim_due", claim)
     for number in range(16):
         rest(store, f"k{number}", 1.0)
     tickers(store)
@@ -184,13 +184,13 @@ def test_one_that_cannot_send_leaves_it_to_another_one(
     store: RedisStore, tickers: Callable[[RedisStore], Ticker]
 ) -> None:
     hangs = threading.Event()
-    store.add_publisher(lambda wake: hangs.wait(30.0))
+    store.publishers.add(lambda wake: hangs.wait(30.0))
     first = tickers(store)
-    assert store.dues().ticker == first._who
+    assert store.timetable.dues().ticker == first._who
 
     rest(store, "k", 0.01)
 
     try:
-        wait_until(lambda: store.dues().ticker != first._who, what="it to be given up")
+        wait_until(lambda: store.timetable.dues().ticker != first._who, what="it to be given up")
     finally:
         hangs.set()

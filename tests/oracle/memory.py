@@ -10,15 +10,16 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from celery_distlock import clock
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.keys import slot_name
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.findings import Finding
+from celery_distlock.stores.queue_parts import Channels, Parking
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest, StandRequest
-from celery_distlock.stores.several_keys import SeveralKeys
 from celery_distlock.stores.urls import redact
 from celery_distlock.stores.values import (
     ALONE,
@@ -77,15 +78,34 @@ class _Turn(enum.Enum):
 _Handed: TypeAlias = WokenTask | _Turn
 
 
-class MemoryStore(MemoryInspection, MemorySending, MemoryCapacity, SeveralKeys):
+class NoChannels(Channels):
+    """It pushes to no worker."""
+
+    def open_channel(self, receive: object) -> None:
+        return None
+
+    def register_channel(self, queues: object, peer: object, seconds: float) -> None:
+        """There is none."""
+
+    def find_channels(self, queues: object, near: object = ()) -> list[Any]:
+        return []
+
+    def push(self, wake: WokenTask, addresses: object) -> bool:
+        return False
+
+
+class MemoryStore(MemoryInspection, MemorySending, MemoryCapacity, Parking, QueueStore):
     """See the module; *url* only names the store."""
 
-    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SEVERAL, Ability.RATE})
+    abilities = frozenset({Ability.RECOGNISE, Ability.SEVERAL, Ability.QUEUE})
 
     def __init__(self, url: str, prefix: str, **options: str) -> None:
         if "?" in url or options:
             given = f" ({', '.join(options)})" if options else f", as in {redact(url)!r}"
             raise ConfigurationError(f"a store in memory has no options{given}")
+        super().__init__()
+        self.parking = self.calls = self.timetable = self.units = self
+        self.channels = NoChannels()
         self.address = url
         self.identity = f"{url}#{prefix}"
         self._keys: dict[str, MemoryKey] = {}
@@ -252,6 +272,16 @@ class MemoryStore(MemoryInspection, MemorySending, MemoryCapacity, SeveralKeys):
             return False
         state.step_back(owner)
         return True
+
+    def stand_at_all(self, run: str, route: Route) -> None:
+        return None
+
+    def mark_all_published(self, wakes: Sequence[WokenTask]) -> None:
+        for wake in wakes:
+            self.mark_published(wake)
+
+    def keep_reserved(self, wakes: Sequence[WokenTask], seconds: float) -> None:
+        """It pushes to none."""
 
     def park_if_held(
         self,

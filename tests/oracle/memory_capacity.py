@@ -1,11 +1,11 @@
-"""What a store in memory does with keys that several hold: see :class:`.capacity.CapacityStore`."""
+"""What a store in memory does with keys that several hold: see :class:`.capacity.QueueStore`."""
 
 import math
 
 from celery_distlock import clock
 from celery_distlock.keys import slot_name
-from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.channels import Inbox
+from celery_distlock.stores.queue_parts import Units
 from celery_distlock.stores.values import Limit, Release, Reply, Status
 from tests.oracle.memory_key import MemoryKey
 from tests.oracle.memory_timing import MemoryTiming
@@ -13,7 +13,7 @@ from tests.oracle.memory_timing import MemoryTiming
 __all__ = ["MemoryCapacity"]
 
 
-class MemoryCapacity(MemoryTiming, CapacityStore):
+class MemoryCapacity(MemoryTiming, Units):
     """See the module. What it needs is set by the class that inherits from it."""
 
     def _forget_if_idle(self, name: str, state: MemoryKey) -> None:

@@ -1,4 +1,4 @@
-"""How a store in memory takes in calls: see :class:`.sending.SendingStore`."""
+"""How a store in memory takes in calls: see :class:`.sending.QueueStore`."""
 
 import math
 from itertools import islice
@@ -6,8 +6,8 @@ from itertools import islice
 from celery_distlock import clock
 from celery_distlock.keys import slot_name
 from celery_distlock.stores.identities import task_id_of
+from celery_distlock.stores.queue_parts import Bearer, Calls, SendReply, Sent, Where
 from celery_distlock.stores.requests import Identity, SendRequest
-from celery_distlock.stores.sending import Bearer, SendingStore, SendReply, Sent, Where
 from celery_distlock.stores.values import ALONE, Waiter
 from tests.oracle.memory_key import Call, MemoryKey, microseconds
 from tests.oracle.memory_rates import counts_for
@@ -18,7 +18,7 @@ __all__ = ["MemorySending", "count_identities", "forget_ended_calls", "free_iden
 MOST_CALLS = 50  # identities that are looked at one by one
 
 
-class MemorySending(MemoryTiming, SendingStore):
+class MemorySending(MemoryTiming, Calls):
     """See the module. What it needs is set by the class that inherits from it."""
 
     def peek(self, key: str, identity: str) -> Bearer | None:

@@ -1,4 +1,4 @@
-"""When the keys of a store in memory become due: see :class:`.timing.TimedStore`."""
+"""When the keys of a store in memory become due: see :class:`.timing.QueueStore`."""
 
 import math
 import threading
@@ -7,7 +7,7 @@ from typing import Any
 
 from celery_distlock import clock
 from celery_distlock.stores.channels import EventInbox, Inbox
-from celery_distlock.stores.timing import NOTHING, Claim, Dues, Settled, TimedStore
+from celery_distlock.stores.queue_parts import NO_CLAIM, Claim, Dues, Settled, Timetable
 from celery_distlock.stores.values import WokenTask
 from tests.oracle.memory_key import MemoryKey
 
@@ -32,7 +32,7 @@ class MemoryInbox(EventInbox):
         self._inboxes.pop(self.address, None)
 
 
-class MemoryTiming(TimedStore):
+class MemoryTiming(Timetable):
     """See the module. What it needs is set by the class that inherits from it."""
 
     _mutex: threading.RLock
@@ -84,7 +84,7 @@ class MemoryTiming(TimedStore):
                 ticker.call()
 
     def claim_due(
-        self, who: str, inbox: Inbox, seconds: float, settled: Settled = NOTHING
+        self, who: str, inbox: Inbox, seconds: float, settled: Settled = NO_CLAIM
     ) -> Claim:
         now = clock.monotonic()
         with self._mutex:

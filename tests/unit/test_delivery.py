@@ -44,7 +44,7 @@ def test_what_is_refused_does_not_come_to_the_event_loop(app, caplog):
 
 def test_an_end_after_that_of_the_consumer_is_noted():
     noted = []
-    settler = _AckWorker(SimpleNamespace(mark_returned=noted.append))
+    settler = _AckWorker(SimpleNamespace(parking=SimpleNamespace(mark_returned=noted.append)))
     _, reject = settler.callbacks(WokenTask("k", "run", b""), late=True)
     reject(None, None, requeue=True)
     settler.close()
@@ -63,7 +63,7 @@ def test_an_end_that_cannot_be_noted_keeps_no_other_from_being_noted(caplog):
             raise ValueError("of a record")
         noted.set()
 
-    settler = _AckWorker(SimpleNamespace(mark_returned=mark_returned))
+    settler = _AckWorker(SimpleNamespace(parking=SimpleNamespace(mark_returned=mark_returned)))
     for run in ("", "run"):
         _, reject = settler.callbacks(WokenTask("k", run, b""), late=False)
         reject(None, None, requeue=True)

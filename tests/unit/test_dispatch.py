@@ -37,7 +37,7 @@ def gate():
 def test_it_is_sent_when_the_release_returns(monkeypatch):
     monkeypatch.setattr(dispatcher, "PATIENCE", 60.0)
     store, sent = MemoryStore("memory://", "test"), []
-    store.publishers = (sent.append,)
+    store.publishers.known = (sent.append,)
     store.acquire(AcquireRequest("k", "a", 60.0))
     store.acquire(AcquireRequest("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run"))
 

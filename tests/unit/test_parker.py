@@ -163,8 +163,8 @@ def test_of_the_keys_at_which_it_stood_before_it_names_only_where_it_is_parked_n
 
     assert parker.handle(arrival)
 
-    ((key, run),) = store.find_parked("a")
-    sealed = LockHeader.of(json.loads(store.parked(key, run).envelope)["headers"])
+    ((key, run),) = store.parking.find_parked("a")
+    sealed = LockHeader.of(json.loads(store.parking.parked(key, run).envelope)["headers"])
     assert (sealed.places, sealed.attempts) == (("k",), 1)
 
 

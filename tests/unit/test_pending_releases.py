@@ -77,7 +77,7 @@ def test_a_store_that_never_answers_is_let_go():
 def test_whoever_is_next_is_sent():
     store = Store()
     sent = []
-    store.publishers = (sent.append,)
+    store.publishers.known = (sent.append,)
     store.acquire(AcquireRequest("k", "a", 60.0))
     store.acquire(AcquireRequest("k", "b", 60.0, queue=ParkRequest(b"envelope"), run="run"))
 

@@ -36,19 +36,19 @@ def store() -> MemoryStore:
 
 def test_one_that_is_added_while_another_is_removed_is_asked(store):
     added = Publisher()
-    stays, goes = Publisher(lambda: store.add_publisher(added)), Publisher()
-    store.publishers = (stays, goes)
+    stays, goes = Publisher(lambda: store.publishers.add(added)), Publisher()
+    store.publishers.known = (stays, goes)
 
-    store.remove_publisher(goes)
+    store.publishers.remove(goes)
 
-    assert store.publishers == (added, stays)
+    assert store.publishers.known == (added, stays)
 
 
 def test_one_that_is_removed_while_another_is_added_is_not(store):
     goes, added = Publisher(), Publisher()
-    stays = Publisher(lambda: store.remove_publisher(goes))
-    store.publishers = (goes, stays)
+    stays = Publisher(lambda: store.publishers.remove(goes))
+    store.publishers.known = (goes, stays)
 
-    store.add_publisher(added)
+    store.publishers.add(added)
 
-    assert store.publishers == (added, stays)
+    assert store.publishers.known == (added, stays)

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from celery_distlock import AsyncLock, Key, Lock, Rate
-from celery_distlock.engine.wants import abilities_for, want_of
+from celery_distlock.engine.wants import want_of
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.stores.values import ALONE, Ability, Route, Want
 
@@ -153,5 +153,7 @@ def test_what_somebody_else_has_written_is_no_want(text):
 
 
 def test_a_rate_needs_its_ability():
-    assert abilities_for(Key("api", capacity=1, rate="5/s")) == [Ability.RATE]
-    assert abilities_for(Key("api", shared=True, rate="5/s")) == [Ability.SEVERAL, Ability.RATE]
+    assert want_of(Key("api", capacity=1, rate="5/s")).needs is Ability.QUEUE
+    assert want_of(Key("api", shared=True, rate="5/s")).needs is Ability.QUEUE
+    assert want_of(Key("api", shared=True)).needs is Ability.SEVERAL
+    assert want_of(Key("api")).needs is None

@@ -24,6 +24,7 @@ class Store:
     """Notes what is kept, and what is pushed to others."""
 
     def __init__(self):
+        self.parking = self.channels = self
         self.kept = []
         self.seconds = []
         self.pushed = []

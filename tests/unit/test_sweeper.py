@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 def test_a_task_s_id_cannot_forge_a_line_of_the_log(caplog):
     wake = WokenTask("k", "id\n[ERROR] forged:0:0:0", b"")
     store = MemoryStore("memory://", "test")
-    store.publishers = (lambda wake: None,)
+    store.publishers.known = (lambda wake: None,)
     store.sweep = lambda interval: [wake]
 
     with caplog.at_level(logging.INFO, "celery_distlock.engine.sweeper"):
@@ -56,7 +56,7 @@ def hanging(monkeypatch):
     monkeypatch.setattr(dispatcher, "_dispatcher", SimpleNamespace(value=dispatcher._Dispatcher()))
     monkeypatch.setattr(sweeper, "UNSENT", 0.2)
     gate, store = threading.Event(), MemoryStore("memory://", "test")
-    store.publishers = (lambda wake: gate.wait(60.0),)
+    store.publishers.known = (lambda wake: gate.wait(60.0),)
     store.sweep = lambda interval: (WokenTask("k", f"{n}:0:0:0", b"") for n in store.found(3))
     store.given = []
 
@@ -95,7 +95,7 @@ def test_a_broker_that_is_slow_is_one_that_sends(monkeypatch):
     monkeypatch.setattr(dispatcher, "_dispatcher", SimpleNamespace(value=dispatcher._Dispatcher()))
     monkeypatch.setattr(dispatcher, "PATIENCE", 0.0)
     store, swept, gate = MemoryStore("memory://", "test"), [], threading.Event()
-    store.publishers = (lambda wake: gate.wait(0.05),)
+    store.publishers.known = (lambda wake: gate.wait(0.05),)
     store.sweep = lambda interval: [WokenTask("k", "1:0:0:0", b""), WokenTask("k", "2:0:0:0", b"")]
 
     assert not Sweeper(store, 1.0, on_swept=lambda: swept.append(1))._sweep()

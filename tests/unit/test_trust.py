@@ -18,7 +18,7 @@ from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.lock_header import HEADER, LockHeader
 from celery_distlock.runtime.signing import is_signed, is_signed_with, sign
 from celery_distlock.runtime.trust import Reason, RefusedError
-from celery_distlock.stores import AcquireRequest, ReleaseRequest, parking
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, queue_store
 from celery_distlock.stores.base import Complaints
 from celery_distlock.stores.values import ParkRequest, Sending, WokenTask
 
@@ -292,13 +292,13 @@ def release_one(new_app, monkeypatch):
     def make(told: bytes, app: Celery | None = None) -> str:
         app = app or new_app()
         app.conf.distlock_prefix = str(uuid.uuid4())
-        monkeypatch.setattr(parking, "_complaints", Complaints())
+        monkeypatch.setattr(queue_store, "_complaints", Complaints())
         store, noted = Runtime.of(app).store, []
         for name in ("mark_published", "mark_left"):
-            monkeypatch.setattr(store, name, lambda _, name=name: noted.append(name))
+            monkeypatch.setattr(store.parking, name, lambda _, name=name: noted.append(name))
         store.acquire(AcquireRequest("sku", "somebody", 60.0))
         store.acquire(AcquireRequest("sku", "o", 60.0, queue=ParkRequest(told), run="i:0:0:0"))
-        store._deliver(store.release(ReleaseRequest("sku", "somebody")).wake)
+        store.publishers.deliver(store.release(ReleaseRequest("sku", "somebody")).wake)
         return " ".join(noted)
 
     return make

@@ -21,7 +21,9 @@ def test_a_task_that_comes_by_it_comes_again(site, key, policy):
         return site.app.control.add_consumer(*where, destination=[worker.name], reply=True)
 
     wait_until(told, what="the worker to be told")
-    wait_until(lambda: site.store.find_channels([queue]), timeout=30.0, what="it to be consumed")
+    wait_until(
+        lambda: site.store.channels.find_channels([queue]), timeout=30.0, what="it to be consumed"
+    )
     task = site.tasks.work_retry if policy == "retry" else site.tasks.work_requeue
     how = {"exchange": exchange, "routing_key": "orders.new", "declare": [exchange]}
 

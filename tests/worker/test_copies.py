@@ -37,4 +37,6 @@ def consume(site, worker: str, queue: str, exchange: Exchange) -> None:
         )
 
     wait_until(told, what=f"{worker} to be told")
-    wait_until(lambda: site.store.find_channels([queue]), timeout=30.0, what="it to be consumed")
+    wait_until(
+        lambda: site.store.channels.find_channels([queue]), timeout=30.0, what="it to be consumed"
+    )

@@ -93,12 +93,12 @@ def test_a_worker_that_consumes_a_queue_no_more_is_given_nothing_of_it(bare_site
         park(site, key, count=3)
         cancelled, new = start(), start()
         control.cancel_consumer("celery", destination=[cancelled.name], reply=True)
-        takers = lambda: len(site.store.find_channels(["celery"]))  # noqa: E731
+        takers = lambda: len(site.store.channels.find_channels(["celery"]))  # noqa: E731
         wait_until(lambda: takers() == 2, what="the queue to be cancelled")
         old.stop()
         wait_until(lambda: takers() == 1, what="the old worker to be gone")
         control.add_consumer("other", destination=[cancelled.name], reply=True)
-        wait_until(lambda: site.store.find_channels(["other"]), what="another queue")
+        wait_until(lambda: site.store.channels.find_channels(["other"]), what="another queue")
 
     notes = site.journal.wait(key, 3)
 

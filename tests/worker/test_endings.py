@@ -111,7 +111,7 @@ def test_hold_on_retry_keeps_nothing_for_a_retry_that_was_not_sent(site, key):
 
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=list(LIMITS))
 def test_hold_on_retry_keeps_the_key_between_the_attempts(site, key, limit):
-    site.store.set_limit(key, limit)
+    site.store.units.set_limit(key, limit)
     first = site.tasks.hold_on_retry.delay(key, "first")
     site.journal.wait(key)
     other = site.tasks.work_requeue.delay(key, "other")
@@ -120,7 +120,7 @@ def test_hold_on_retry_keeps_the_key_between_the_attempts(site, key, limit):
     other.get(timeout=30)
 
     assert site.journal.read(key) == ["first", "first", "first", "other"]
-    site.store.set_limit(key, None)
+    site.store.units.set_limit(key, None)
 
 
 def test_a_task_that_fails_goes_to_the_end_of_its_queue(site, key):

@@ -120,7 +120,9 @@ def test_it_does_not_run_in_the_new_worker_beside_the_old_one(
         site.wait_queued(key)
         fill(site, old, gate)
         new = start(env=after)
-        wait_until(lambda: len(site.store.find_channels(["celery"])) == 2, what="both workers")
+        wait_until(
+            lambda: len(site.store.channels.find_channels(["celery"])) == 2, what="both workers"
+        )
         new.pause()
     wait_until(lambda: receipts(old, task) == 2, what="the old worker to be given it")
     wait_given_away(site, key)

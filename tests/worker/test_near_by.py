@@ -26,7 +26,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # of
 def registered(site: Site) -> str:
     """Wait until the worker is told calls; return of which queue."""
     (queue,) = site.app.amqp.queues
-    wait_until(lambda: site.store.find_channels([queue]), what="the worker to be registered")
+    wait_until(
+        lambda: site.store.channels.find_channels([queue]), what="the worker to be registered"
+    )
     return queue
 
 
@@ -72,7 +74,7 @@ def test_what_waits_does_not_stay_at_a_worker_that_takes_no_more_of_its_queue(si
     control, store = site.app.control, site.store
 
     control.cancel_consumer(queue)
-    wait_until(lambda: not store.find_channels([queue]), what="the worker to be withdrawn")
+    wait_until(lambda: not store.channels.find_channels([queue]), what="the worker to be withdrawn")
     for _ in results:
         site.journal.open(gate)
 

@@ -127,14 +127,16 @@ def test_a_delayed_call_can_be_dropped(site, key):
     dropped = Admin(site.app).drop(result.id)
 
     assert dropped
-    assert not list(site.store.find_parked(result.id))
+    assert not list(site.store.parking.find_parked(result.id))
 
 
 def test_a_retry_with_a_countdown_waits_in_the_store(site, key):
     result = site.tasks.end.delay(key, "retry")
     wait_until(lambda: result.state == "RETRY", what="a retry")
 
-    wait_until(lambda: list(site.store.find_parked(result.id)), what="it to be in the store")
+    wait_until(
+        lambda: list(site.store.parking.find_parked(result.id)), what="it to be in the store"
+    )
     assert site.unread() == 0
     assert site.tasks.work_requeue.delay(key, "other").get(timeout=30) == 0
     assert Admin(site.app).drop(result.id)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_distlock.stores.timing import TimedStore
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.values import Limit
 from tests.waiting import wait_until
 
@@ -36,14 +36,14 @@ def _both_run(site: Site) -> None:
             worker.start()
 
 
-def store_of(site: Site) -> TimedStore:
-    assert isinstance(site.store, TimedStore)
+def store_of(site: Site) -> QueueStore:
+    assert isinstance(site.store, QueueStore)
     return site.store
 
 
 def ticker_of(site: Site) -> int:
     """Return the process id of the ticker, as soon as there is one."""
-    who = wait_until(lambda: store_of(site).dues().ticker, what="a ticker")
+    who = wait_until(lambda: store_of(site).timetable.dues().ticker, what="a ticker")
     return int(who.partition("@")[0])
 
 
@@ -88,7 +88,7 @@ def test_a_parked_task_starts_when_its_key_has_cooled_down(site: Site, key: str)
 
 
 def test_a_parked_task_starts_when_an_operators_limit_ends(site: Site, key: str) -> None:
-    site.store.set_limit(key, Limit(0, time.time() + 2.0))  # type: ignore[attr-defined]
+    site.store.units.set_limit(key, Limit(0, time.time() + 2.0))  # type: ignore[attr-defined]
     paused = time.monotonic()
     result = site.tasks.use.delay(key, gate=key)
     site.wait_queued(key)

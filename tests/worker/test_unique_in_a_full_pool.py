@@ -42,7 +42,9 @@ def test_a_requeued_task_of_a_key_with_room_is_the_same_and_is_parked(site, key)
     site.journal.open(f"{key}:1")
 
     def is_parked():
-        return list(site.store.find_parked(first.id, key)) or len(site.journal.read(key)) == 2
+        return (
+            list(site.store.parking.find_parked(first.id, key)) or len(site.journal.read(key)) == 2
+        )
 
     wait_until(lambda: "failed and goes back" in site.log(), what="it to fail")
     wait_until(is_parked, what="it to be parked, or to begin again")

@@ -12,7 +12,7 @@ import redis
 from celery import VERSION
 
 from celery_distlock import Lock
-from celery_distlock.stores import open_store
+from celery_distlock.stores import Ability, open_store
 from tests import servers
 from tests.integration.lock.proxy import Proxy
 from tests.waiting import wait_until
@@ -144,9 +144,9 @@ def test_a_wrong_declaration_ends_the_worker(worker, conf, options, message):
     ("task", "key", "ability"),
     [
         ("use", "Key('{key}', capacity=3)", "let several hold a key"),
-        ("use_two", "Key('{key}', capacity=3, weight=2)", "let several hold a key"),
+        ("use_two", "Key('{key}', capacity=3, weight=2)", Ability.QUEUE.value),
         ("read", "Key('{key}', shared=True)", "let several hold a key"),
-        ("seldom", "Key('{key}', capacity=1, rate='1/h')", "count how often a key is taken"),
+        ("seldom", "Key('{key}', capacity=1, rate='1/h')", Ability.QUEUE.value),
     ],
 )
 def test_a_key_that_the_store_cannot_share_ends_the_worker(worker, redis_url, task, key, ability):

@@ -17,10 +17,9 @@ from celery_distlock.keys import slot_name
 from celery_distlock.naming import NAMED, some_of
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.trust import Reason, RefusedError
-from celery_distlock.stores import Ability, ParkingStore, Store
+from celery_distlock.stores import Ability, QueueStore, Store
 from celery_distlock.stores.findings import Finding, Severity
 from celery_distlock.stores.identities import task_id_of
-from celery_distlock.stores.timing import TimedStore
 from celery_distlock.stores.values import WokenTask
 
 from . import command
@@ -100,7 +99,7 @@ def examine(app: Celery, samples: int) -> Iterator[Finding]:
         yield Finding(Severity.OK, "locks", f"{where} gave a lock and took it back")
         yield from _with_facts(store, doubts)
         yield _latency(store, f"{runtime.settings.prefix}:probe", samples)
-        if isinstance(store, ParkingStore):
+        if Ability.QUEUE in store.abilities:
             yield from _seen(runtime)
     except StoreError as error:
         yield Finding(Severity.BAD, "locks", str(error), _remedy_of(error))
@@ -118,7 +117,7 @@ def _with_facts(store: Store, doubts: list[Finding]) -> Iterator[Finding]:
             yield replace(doubt, message=f"{fact.message}; {doubt.message}")
         else:
             yield fact
-    if isinstance(store, ParkingStore) and not any(doubt.subject == "publish" for doubt in left):
+    if Ability.QUEUE in store.abilities and not any(doubt.subject == "publish" for doubt in left):
         yield Finding(Severity.OK, "publish", "this user may tell waiters that it is their turn")
     yield from left
 
@@ -141,14 +140,14 @@ def _latency(store: Store, key: str, samples: int) -> Finding:
 
 def _seen(runtime: Runtime) -> list[Finding]:
     """Look through the keys; that they may not be looked at is no reason to have no locks."""
-    store = ParkingStore.of(runtime.store)
+    store = QueueStore.of(runtime.store)
     try:
         keys = Keys.of(store)
         found = [*_left(runtime, keys.parked), *_paused(keys.paused)]
         if keys.seen is not None:
             words = f"{keys.seen} were looked at, and there may be more: it takes long to see all"
             found.append(Finding(Severity.OK, "keys", words))
-        return [*found, _ticker(store)] if isinstance(store, TimedStore) else found
+        return [*found, _ticker(store)]
     except StoreError as error:
         found_no = f"what is parked cannot be looked at: {error}"
         return [Finding(Severity.DOUBT, "parked", found_no, _remedy_of(error))]
@@ -170,7 +169,7 @@ class Keys:
     seen: int | None = None
 
     @classmethod
-    def of(cls, store: ParkingStore) -> Self:
+    def of(cls, store: QueueStore) -> Self:
         """Look through the keys of *store*."""
         keys, seen = cls([], []), 0
         until = time.monotonic() + LOOKS_FOR
@@ -187,9 +186,9 @@ class Keys:
         return keys
 
 
-def _parked(store: ParkingStore, key: str) -> Iterator[WokenTask]:
+def _parked(store: QueueStore, key: str) -> Iterator[WokenTask]:
     for waiter in store.waiters(key, limit=PARKED_AT_A_KEY):
-        found = store.parked(key, waiter.run) if waiter.run else None
+        found = store.parking.parked(key, waiter.run) if waiter.run else None
         if found is not None and not (found.route and found.route.names[0] != slot_name(key)):
             yield WokenTask(slot_name(key), found.run, found.envelope)
 
@@ -225,9 +224,9 @@ def _paused(paused: list[str]) -> Iterator[Finding]:
         yield Finding(Severity.OK, "limits", found, "celery locks resume KEY, when that is over")
 
 
-def _ticker(store: TimedStore) -> Finding:
+def _ticker(store: QueueStore) -> Finding:
     """Say who looks after the keys that time alone opens, and whether that is done in time."""
-    dues = store.dues()
+    dues = store.timetable.dues()
     keys = f"{dues.many} {'key that becomes' if dues.many == 1 else 'keys that become'} due"
     late = -dues.first
     if late <= LATE:

@@ -137,7 +137,7 @@ def _set(
     idle: bool,
     as_json: bool,
 ) -> None:
-    admin = admin_of(obj, Ability.WEIGH)
+    admin = admin_of(obj, Ability.QUEUE)
     try:
         done = admin.limit(key, units, rate=rate or None, seconds=seconds or 0.0, reason=reason)
     except ConfigurationError as error:
@@ -170,7 +170,7 @@ def _said(done: Limited, units: int | None, rate: Sequence[Rate], seconds: float
 
 
 def _take_back(obj: CLIContext, key: str, reason: str, *, as_json: bool) -> None:
-    admin = admin_of(obj, Ability.WEIGH)
+    admin = admin_of(obj, Ability.QUEUE)
     done = admin.limit(key, None, reason=reason)
     warn_unrecorded(obj, admin, reason)
     before = done.before.limit

@@ -16,7 +16,7 @@ from celery_distlock.ops.admin import Admin, Dropped, Holder, HoldInfo, LockInfo
 from celery_distlock.ops.looks import holds_named
 from celery_distlock.ops.similar import similar_keys
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.stores import Ability, ParkingStore
+from celery_distlock.stores import Ability, QueueStore
 
 from . import CommandError, command
 from .completion import complete_key
@@ -363,7 +363,7 @@ def wake_(obj: CLIContext, key: str, reason: str, as_json: bool) -> None:
     for a broker that has lost its messages. It does no harm: a task that comes twice is recognised.
     The exit status is 1 if there was nothing to send.
     """
-    admin = admin_of(obj, Ability.PARK)
+    admin = admin_of(obj, Ability.QUEUE)
     sent = admin.wake(key, reason=reason)
     warn_unrecorded(obj, admin, reason)
     if as_json:
@@ -408,7 +408,7 @@ def drop_(
         raise click.UsageError("say which task is to be dropped, or --all and its --key")
     if all_ and key is None:
         raise click.UsageError("--all needs a --key: the tasks of one key are dropped")
-    admin = admin_of(obj, Ability.PARK)
+    admin = admin_of(obj, Ability.QUEUE)
     if not force:
         _ask_to_drop(admin, task_id, key)
     dropped = _dropped(admin, task_id, key, reason, force=force)
@@ -437,7 +437,7 @@ def _ask_to_drop(admin: Admin, task_id: str | None, key: str | None) -> None:
         if info.waiting or info.woken or info.later:
             _ask(f"{printable(key)} has {counts}. None of these tasks will run.\nDrop them?")
         return
-    found = [at for at, _ in ParkingStore.of(admin.store).find_parked(task_id)]
+    found = [at for at, _ in QueueStore.of(admin.store).parking.find_parked(task_id)]
     if key or found:
         where = ", ".join(map(printable, [key] if key else found))
         _ask(f"{printable(task_id)} is parked at {where}. It will never run.\nDrop it?")

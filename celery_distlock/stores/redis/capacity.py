@@ -6,8 +6,8 @@ from typing import Any
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
-from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.channels import Inbox
+from celery_distlock.stores.queue_parts import Units
 from celery_distlock.stores.values import (
     Limit,
     Release,
@@ -25,7 +25,7 @@ __all__ = ["RedisCapacity"]
 logger = logging.getLogger(__name__)
 
 
-class RedisCapacity(RedisTiming, CapacityStore):
+class RedisCapacity(RedisTiming, Units):
     """See the module. What it needs is set by the class that inherits from it."""
 
     def _reply(self, key: str, answer: Any, asked_at: float) -> Reply:

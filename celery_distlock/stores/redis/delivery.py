@@ -11,7 +11,7 @@ from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.stores.base import Complaints
 from celery_distlock.stores.channels import DeliveryChannel
-from celery_distlock.stores.parking import ParkingStore
+from celery_distlock.stores.queue_parts import Channels
 from celery_distlock.stores.values import PeerChannel, WokenTask
 
 from . import scripts
@@ -30,10 +30,11 @@ MOST_PEERS = 10  # delivery channels of a broker's queue that are looked up
 MOST_FREE = 10_000  # that anybody's word is taken for
 
 
-class RedisDelivery(ParkingStore):
+class RedisDelivery(Channels):
     """See the module. What it needs is set by the class that inherits from it."""
 
     _complaints: Complaints
+    address: str
     _delivery: PubSubChannel | None
     _prefix: str
     _records: Records

@@ -91,7 +91,7 @@ SPLITS = (0.0, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128)
 class RedlockStore(ListingStore, CountingStore):
     """See the module; *url* is like ``redlock://host1,host2,host3/0``, ``redlocks://`` for TLS."""
 
-    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE})
+    abilities = frozenset({Ability.RECOGNISE, Ability.SHARE})
 
     def __init__(self, url: str, prefix: str, **options: str) -> None:
         self.address, self._settings = _locate(url, options)

@@ -76,7 +76,7 @@ REMEMBERED = 10_000  # records that this process need not look up
 class ScriptlessStore(ListingStore, CountingStore):
     """See the module; *url* as :func:`~celery_distlock.stores.redis.urls.locate` takes it."""
 
-    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE})
+    abilities = frozenset({Ability.RECOGNISE, Ability.SHARE})
 
     def __init__(self, url: str, prefix: str, **options: str) -> None:
         self._servers, self._replicas = locate(url, options)

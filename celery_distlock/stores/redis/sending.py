@@ -1,4 +1,4 @@
-"""How a store over Redis takes in calls; see :mod:`celery_distlock.stores.sending`."""
+"""How a store over Redis takes in calls; see :class:`~celery_distlock.stores.queue_parts.Calls`."""
 
 import math
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from typing import Any
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.stores.base import batches
+from celery_distlock.stores.queue_parts import Bearer, Calls, SendReply, Sent, Where
 from celery_distlock.stores.requests import Identity, SendRequest
-from celery_distlock.stores.sending import Bearer, SendingStore, SendReply, Sent, Where
 from celery_distlock.stores.values import ALONE, Waiter, WokenTask
 
 from . import scripts
@@ -22,7 +22,7 @@ from .topology import Topology
 __all__ = ["RedisSending"]
 
 
-class RedisSending(RedisTiming, SendingStore):
+class RedisSending(RedisTiming, Calls):
     """See the module. What it needs is set by the class that inherits from it."""
 
     _servers: Topology

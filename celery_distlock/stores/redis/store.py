@@ -22,8 +22,9 @@ from celery_distlock.process.news import log
 from celery_distlock.stores.base import Complaints, forget_after_fork
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.findings import Finding, Severity
+from celery_distlock.stores.queue_parts import Parking
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest, StandRequest
-from celery_distlock.stores.several_keys import SeveralKeys
 from celery_distlock.stores.values import (
     ALONE,
     Ability,
@@ -79,15 +80,15 @@ SLOW_BATCH = 1.0  # seconds that a round trip takes at most: what is more was no
 
 
 class RedisStore(
-    RedisInspection, RedisSending, RedisCapacity, RedisDelivery, RedisActions, SeveralKeys
+    RedisInspection, RedisSending, RedisCapacity, RedisDelivery, RedisActions, Parking, QueueStore
 ):
     """See the module; *url* as :func:`~celery_distlock.stores.redis.urls.locate` takes it."""
 
-    abilities = frozenset(
-        {Ability.WAIT, Ability.RECOGNISE, Ability.SHARE, Ability.SEVERAL, Ability.RATE}
-    )
+    abilities = frozenset({Ability.SHARE, Ability.RECOGNISE, Ability.SEVERAL})
 
     def __init__(self, url: str, prefix: str, **options: str) -> None:
+        super().__init__()
+        self.parking = self.channels = self.calls = self.timetable = self.units = self
         self._servers, self._replicas = self._locate(url, options)
         self._prefix = prefix
         self.address = self._servers.address

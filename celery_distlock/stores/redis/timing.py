@@ -1,4 +1,4 @@
-"""When keys of a store over Redis become due; see :mod:`celery_distlock.stores.timing`."""
+"""When keys of a store over Redis become due, see `Timetable`."""
 
 import logging
 import math
@@ -7,7 +7,7 @@ from typing import Any
 
 from celery_distlock.stores.base import batches
 from celery_distlock.stores.channels import Inbox
-from celery_distlock.stores.timing import NOTHING, Claim, Dues, Settled, TimedStore
+from celery_distlock.stores.queue_parts import NO_CLAIM, Claim, Dues, Settled, Timetable
 from celery_distlock.stores.values import WokenTask
 
 from . import scripts
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 NOT_ANSWERED = 1.0  # seconds until a key is looked at again whose server did not answer
 
 
-class RedisTiming(TimedStore):
+class RedisTiming(Timetable):
     """See the module. What it needs is set by the class that inherits from it."""
 
     _records: Records
@@ -64,7 +64,7 @@ class RedisTiming(TimedStore):
                 logger.debug(words, answer)
 
     def claim_due(
-        self, who: str, inbox: Inbox, seconds: float, settled: Settled = NOTHING
+        self, who: str, inbox: Inbox, seconds: float, settled: Settled = NO_CLAIM
     ) -> Claim:
         written = f"{settled.number} {_written(settled.again)}" if settled.again else ""
         for_ms = milliseconds(seconds) if seconds else 0

@@ -85,7 +85,7 @@ class _Departure:
 class ZooKeeperStore(ListingStore):
     """See the module; *url* as :func:`.ensembles.locate` takes it."""
 
-    abilities = frozenset({Ability.WAIT, Ability.RECOGNISE, Ability.SHARE, Ability.SEVERAL})
+    abilities = frozenset({Ability.RECOGNISE, Ability.SHARE, Ability.SEVERAL})
 
     def __init__(self, url: str, prefix: str, **options: str) -> None:
         self._ensemble = locate(url, options)

@@ -6,7 +6,7 @@ from .acquiring import Acquiring, Tokens
 from .any_text import AnyText
 from .inspection import Inspection
 from .listing import CountContract, ListContract
-from .queueing import QueueContract
+from .queueing import OrderContract
 from .recognising import RecogniseContract
 from .refusing import Refusing
 from .releasing import Releasing
@@ -14,19 +14,18 @@ from .renewing import Renewing
 from .second_deliveries import SecondDeliveries
 from .several import SeveralContract
 from .sharing import Sharing
-from .waiting import WaitContract
+from .waiting import Waiting
 
 __all__ = [
     "CountContract",
     "ListContract",
-    "QueueContract",
+    "OrderContract",
     "RecogniseContract",
     "SeveralContract",
     "StoreContract",
-    "WaitContract",
 ]
 
-ABILITIES = (WaitContract, RecogniseContract, ListContract, CountContract, SeveralContract)
+ABILITIES = (RecogniseContract, ListContract, CountContract, SeveralContract)
 
 
 class StoreContract(
@@ -39,6 +38,7 @@ class StoreContract(
     AnyText,
     Inspection,
     Sharing,
+    Waiting,
 ):
     """
     Hold a store to what every :class:`~celery_distlock.stores.Store` promises.
@@ -47,12 +47,12 @@ class StoreContract(
     module, with those of each ability that the store has, and say how to open the store::
 
         import pytest
-        from celery_distlock.testing import StoreContract, WaitContract
+        from celery_distlock.testing import StoreContract
 
         from shop.locks import SQLiteStore
 
 
-        class TestSQLiteStore(StoreContract, WaitContract):
+        class TestSQLiteStore(StoreContract):
             @pytest.fixture
             def open_store(self, tmp_path):
                 return lambda name: SQLiteStore(f"sqlite://{tmp_path}/locks", prefix=name)

@@ -15,10 +15,10 @@ from .actions import (
 )
 from .given import Given
 
-__all__ = ["QueueContract"]
+__all__ = ["OrderContract"]
 
 
-class QueueContract(Given):
+class OrderContract(Given):
     """Hold a store to the order of blocked waiters: first come, first served."""
 
     def test_waiters_are_served_in_the_order_of_arrival(self, store: Store) -> None:

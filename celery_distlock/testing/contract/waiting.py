@@ -7,7 +7,6 @@ from collections.abc import Callable
 from celery_distlock import Lock
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
-from celery_distlock.stores.values import Ability
 
 from .actions import (
     BUSY,
@@ -25,13 +24,11 @@ from .actions import (
 )
 from .given import Given
 
-__all__ = ["WaitContract"]
+__all__ = ["Waiting"]
 
 
-class WaitContract(Given):
-    """Hold a store to what it promises blocked waiters, in any order: ability ``WAIT``."""
-
-    ability = Ability.WAIT
+class Waiting(Given):
+    """Hold a store to what it promises blocked waiters, in any order."""
 
     def test_a_waiter_has_the_key_after_its_release(self, store: Store) -> None:
         take(store, "k", "a")

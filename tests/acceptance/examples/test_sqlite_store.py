@@ -115,24 +115,9 @@ def test_the_page_shows_how_to_use_it(tmp_path, monkeypatch):
 
 
 def test_the_page_names_every_ability_and_every_method():
-    from celery_distlock.stores import (
-        Ability,
-        CapacityStore,
-        CountingStore,
-        ListingStore,
-        ParkingStore,
-        SendingStore,
-        Store,
-    )
+    from celery_distlock.stores import Ability, CountingStore, ListingStore, QueueStore, Store
 
-    interfaces = {
-        Store,
-        ListingStore,
-        ParkingStore,
-        CountingStore,
-        CapacityStore,
-        SendingStore,
-    }
+    interfaces = {Store, ListingStore, CountingStore, QueueStore}
     names = {name for each in interfaces for name in vars(each) if not name.startswith("_")}
     names |= {each.__name__ for each in interfaces} | {ability.name for ability in Ability}
 

@@ -9,7 +9,7 @@ import pytest
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.identities import new_owner
-from celery_distlock.stores.parking import NotOursError, ParkingStore, UnsendableError
+from celery_distlock.stores.queue_store import NotOursError, QueueStore, UnsendableError, ready
 from celery_distlock.stores.values import ParkRequest, Reply, Route, Status, Want, WokenTask
 from celery_distlock.testing.contract.actions import AGAIN, YES, take, take_all, wait_for
 
@@ -37,9 +37,9 @@ def park(store: Store, key: str, run: str, envelope: bytes | None = None, **more
     )
 
 
-def swept(store: ParkingStore) -> list[WokenTask]:
+def swept(store: QueueStore) -> list[WokenTask]:
     """Return what a sweep finds; nothing if another one was a moment ago."""
-    return list(store.sweep(0.01))
+    return list(store.parking.sweep(0.01))
 
 
 def woken(store: Store, key: str, run: str, envelope: bytes = b"envelope") -> WokenTask:
@@ -69,7 +69,7 @@ def take_together(store: Store, keys: str, owners: str, **more: Any) -> list[int
 
 
 def stand(
-    store: ParkingStore,
+    store: QueueStore,
     keys: str,
     run: str = "run",
     *,
@@ -83,17 +83,17 @@ def stand(
     replies = []
     for key in keys:
         request = StandRequest(key, run, route, arrival, park_request, **more)
-        replies.append(store.stand(request))
+        replies.append(store.parking.stand(request))
         park_request, arrival = None, replies[-1].arrival
         if replies[-1].status is not RESERVED:
             break
     return replies
 
 
-def goes_on(store: ParkingStore, wake: WokenTask | None) -> list[WokenTask]:
+def goes_on(store: QueueStore, wake: WokenTask | None) -> list[WokenTask]:
     """Let a run that has one more key go on; return what must be sent."""
     assert wake is not None
-    return list(store.ready(wake))
+    return list(ready(store, wake))
 
 
 def kept(store: Store, lease: float) -> WokenTask:
@@ -106,7 +106,7 @@ def kept(store: Store, lease: float) -> WokenTask:
     return wake
 
 
-def work(store: ParkingStore) -> None:
+def work(store: QueueStore) -> None:
     """Let everything happen at the key "k" that can, to its end."""
     take(store, "k", "a", run="run-a")
     gone = wait_for(store, "k", "gone")
@@ -119,12 +119,12 @@ def work(store: ParkingStore) -> None:
     take(store, "k", "b", queue=waiter.inbox)
     wake = store.release(ReleaseRequest("k", "b")).wake
     assert wake is not None
-    store.mark_published(wake)
+    store.parking.mark_published(wake)
     take(store, "k", "c", run="run-c", retain=True)
     store.release(ReleaseRequest("k", "c", run="run-c", keep_for=("run-c", 30.0)))
     take(store, "k", "c2", run="run-c")
     wake = store.release(ReleaseRequest("k", "c2", run="run-c", completion=YES)).wake
     assert wake is not None
-    store.mark_returned(wake)
+    store.parking.mark_returned(wake)
     store.drop(wake)
     assert not store.inspect("k").token

@@ -7,9 +7,9 @@ import pytest
 
 from celery_distlock.rate import Rate
 from celery_distlock.stores.base import Store
-from celery_distlock.stores.capacity import CapacityStore
+from celery_distlock.stores.queue_parts import Bearer, Sent, Where
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.requests import Identity
-from celery_distlock.stores.sending import Bearer, SendingStore, Sent, Where
 from celery_distlock.stores.values import Limit, ParkRequest, Want
 from celery_distlock.testing.contract.actions import ask, found_keys, leave, take
 from celery_distlock.testing.contract.given import Given
@@ -31,7 +31,7 @@ def _opens(store: Store, key: str) -> float:
 class Delayed(Given):
     """An operator sees what is there before anybody waits, and takes it out."""
 
-    def test_a_look_counts_those_who_come_later(self, store: SendingStore) -> None:
+    def test_a_look_counts_those_who_come_later(self, store: QueueStore) -> None:
         take(store, "k", "a")
         for number, delay in enumerate([60.0, 30.0, 0.0]):
             send(store, "k", f"run{number}", delay=delay)
@@ -43,7 +43,7 @@ class Delayed(Given):
         assert (store.inspect("l").later, store.inspect("l").due) == (0, 0.0)
 
     def test_who_has_come_by_a_message_meanwhile_does_not_come_later(
-        self, store: SendingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a", 300.0)
         for number in range(3):
@@ -51,7 +51,7 @@ class Delayed(Given):
         park(store, "k", "run0")
         park(store, "k", "other")
 
-        assert [waiter.run for waiter in store.delayed("k")] == ["run1", "run2"]
+        assert [waiter.run for waiter in store.calls.delayed("k")] == ["run1", "run2"]
         assert store.inspect("k").later == 2
         pass_time(61.5)
         assert swept(store) == []
@@ -59,7 +59,7 @@ class Delayed(Given):
         assert [waiter.run for waiter in queue] == ["run0", "other", "run1"]
 
     def test_one_that_ran_before_its_time_and_is_sent_again_does_not_come_later(
-        self, store: SendingStore
+        self, store: QueueStore
     ) -> None:
         send(store, "k", "run", delay=60.0)
         take(store, "k", "a", run="run")
@@ -69,18 +69,18 @@ class Delayed(Given):
         send(store, "k", "run")
 
         assert store.inspect("k").later == 0
-        assert [waiter.run for waiter in store.delayed("k")] == []
+        assert [waiter.run for waiter in store.calls.delayed("k")] == []
 
-    def test_a_key_to_which_somebody_comes_later_is_found(self, store: SendingStore) -> None:
+    def test_a_key_to_which_somebody_comes_later_is_found(self, store: QueueStore) -> None:
         send(store, "k", "run", delay=30.0)
 
         assert found_keys(store) == ["k"]
 
-    def test_those_who_come_later_are_listed_by_their_time(self, store: SendingStore) -> None:
+    def test_those_who_come_later_are_listed_by_their_time(self, store: QueueStore) -> None:
         for number, delay in enumerate([90.0, 30.0, 60.0]):
             send(store, "k", f"run{number}", delay=delay, want=Want(1, number + 1))
 
-        listed = store.delayed("k")
+        listed = store.calls.delayed("k")
 
         assert [waiter.run for waiter in listed] == ["run1", "run2", "run0"]
         assert [waiter.want.capacity for waiter in listed] == [2, 3, 1]
@@ -88,15 +88,15 @@ class Delayed(Given):
         assert not any(waiter.since or waiter.envelope or waiter.woken for waiter in listed)
         assert listed[0].due is not None
         assert 20.0 < listed[0].due <= 30.01
-        assert [waiter.run for waiter in store.delayed("k", first=1, limit=1)] == ["run2"]
-        assert store.delayed("l") == []
+        assert [waiter.run for waiter in store.calls.delayed("k", first=1, limit=1)] == ["run2"]
+        assert store.calls.delayed("l") == []
 
-    def test_one_who_has_come_by_himself_does_not_come_later(self, store: SendingStore) -> None:
+    def test_one_who_has_come_by_himself_does_not_come_later(self, store: QueueStore) -> None:
         send(store, "k", "run", delay=30.0)
         take(store, "k", "a", run="run", redelivered=True)
 
         assert store.inspect("k").later == 0
-        assert store.delayed("k") == []
+        assert store.calls.delayed("k") == []
 
     # Time
 
@@ -135,13 +135,13 @@ class Delayed(Given):
 
         assert store.inspect("k").opens is None
 
-    def test_a_look_says_when_a_limit_lets_the_first_in(self, store: CapacityStore) -> None:
-        store.set_limit("k", Limit(0, time.time() + 60.0))
+    def test_a_look_says_when_a_limit_lets_the_first_in(self, store: QueueStore) -> None:
+        store.units.set_limit("k", Limit(0, time.time() + 60.0))
         park(store, "k", "run")
 
         assert 50.0 < _opens(store, "k") <= 61.0
 
-    def test_a_look_says_when_a_rest_lets_the_first_in(self, store: SendingStore) -> None:
+    def test_a_look_says_when_a_rest_lets_the_first_in(self, store: QueueStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
         leave(store, "k", "a", keep_for=("resting:1", 60.0))
@@ -150,33 +150,33 @@ class Delayed(Given):
 
     # Identities
 
-    def test_a_look_counts_the_identities_that_are_taken(self, store: SendingStore) -> None:
+    def test_a_look_counts_the_identities_that_are_taken(self, store: QueueStore) -> None:
         take(store, "k", "a")
         for number in range(3):
             send(store, "k", f"task{number}:0:0:0", identity=Identity(f"i{number}"))
-        store.cancel("k", "task2:0:0:0")
+        store.parking.cancel("k", "task2:0:0:0")
 
         assert store.inspect("k").identities == 2
         assert store.inspect("l").identities == 0
 
-    def test_who_has_an_identity_is_told_with_where_it_is(self, store: SendingStore) -> None:
+    def test_who_has_an_identity_is_told_with_where_it_is(self, store: QueueStore) -> None:
         send(store, "k", "coming:0:0:0", identity=Identity("a"))
         send(store, "k", "waiting:0:0:0", identity=Identity("b"))
         send(store, "k", "later:0:0:0", identity=Identity("c"), delay=30.0)
 
-        assert store.bearers("k") == {
+        assert store.calls.bearers("k") == {
             "a": Bearer("coming:0:0:0", Where.COMING),
             "b": Bearer("waiting:0:0:0", Where.WAITING),
             "c": Bearer("later:0:0:0", Where.WAITING),
         }
-        assert len(store.bearers("k", 2)) == 2
-        assert store.bearers("l") == {}
+        assert len(store.calls.bearers("k", 2)) == 2
+        assert store.calls.bearers("l") == {}
 
-    def test_an_identity_without_a_run_is_not_told(self, store: SendingStore) -> None:
+    def test_an_identity_without_a_run_is_not_told(self, store: QueueStore) -> None:
         send(store, "k", "run", identity=Identity("same"))
         take(store, "k", "a", run="run", redelivered=True)
 
-        assert store.bearers("k") == {}
+        assert store.calls.bearers("k") == {}
         assert store.inspect("k").identities == 0
 
     # Taking out
@@ -184,33 +184,33 @@ class Delayed(Given):
     @pytest.mark.parametrize("until", ["started", "finished", 600.0])
     @pytest.mark.parametrize("delay", [0.0, 30.0], ids=["waiting", "later"])
     def test_who_is_cancelled_frees_his_identity(
-        self, store: SendingStore, delay: float, until: str | float
+        self, store: QueueStore, delay: float, until: str | float
     ) -> None:
         take(store, "k", "a")
         identity = Identity("same", until)
         send(store, "k", "first:0:0:0", identity=identity, delay=delay)
         send(store, "k", "other:0:0:0", identity=Identity("other", until))
 
-        assert store.cancel("k", "first:0:0:0").released
+        assert store.parking.cancel("k", "first:0:0:0").released
 
-        assert store.peek("k", "same") is None
-        other = store.peek("k", "other")
+        assert store.calls.peek("k", "same") is None
+        other = store.calls.peek("k", "other")
         assert other is not None
         assert other[:2] == ("other:0:0:0", Where.WAITING)
         assert send(store, "k", "second:0:0:0", identity=identity).sent is Sent.QUEUED
 
-    def test_who_is_cancelled_does_not_come_later(self, store: SendingStore) -> None:
+    def test_who_is_cancelled_does_not_come_later(self, store: QueueStore) -> None:
         send(store, "k", "task:0:0:0", delay=30.0)
-        assert list(store.find_parked("task")) == [("k", "task:0:0:0")]
+        assert list(store.parking.find_parked("task")) == [("k", "task:0:0:0")]
 
-        assert store.cancel("k", "task:0:0:0").released
+        assert store.parking.cancel("k", "task:0:0:0").released
 
-        assert store.delayed("k") == []
+        assert store.calls.delayed("k") == []
         assert store.inspect("k").later == 0
 
-    def test_who_comes_later_is_not_woken_before(self, store: SendingStore) -> None:
+    def test_who_comes_later_is_not_woken_before(self, store: QueueStore) -> None:
         send(store, "k", "run", delay=30.0)
 
-        assert list(store.wake_again("k")) == []
+        assert list(store.parking.wake_again("k")) == []
 
-        assert [waiter.run for waiter in store.delayed("k")] == ["run"]
+        assert [waiter.run for waiter in store.calls.delayed("k")] == ["run"]

@@ -7,8 +7,8 @@ import pytest
 
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, SendRequest, StandRequest
-from celery_distlock.stores.parking import ParkingStore
-from celery_distlock.stores.sending import SendingStore, Sent
+from celery_distlock.stores.queue_parts import Sent
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.values import (
     Completion,
     OwnChannel,
@@ -29,7 +29,7 @@ class Channels(Given):
 
     def open_registered(
         self,
-        store: ParkingStore,
+        store: QueueStore,
         queues: list[str],
         *,
         free: int = 1,
@@ -39,26 +39,26 @@ class Channels(Given):
         """Return a channel that takes from these broker queues, and what closes it."""
         address, close = self.open_channel(store, receive)
         peer = PeerChannel(address, free)
-        store.register_channel(queues, peer, seconds)
+        store.channels.register_channel(queues, peer, seconds)
         return peer, close
 
     def open_channel(
-        self, store: ParkingStore, receive: Callable[[WokenTask], object]
+        self, store: QueueStore, receive: Callable[[WokenTask], object]
     ) -> tuple[str, Callable[[], None]]:
         """Return the address of a channel, and what closes it."""
-        channel = store.open_channel(receive)
+        channel = store.channels.open_channel(receive)
         assert channel is not None
         return channel.address, channel.close
 
     def open_at_taken_key(
-        self, store: ParkingStore, receive: Callable[[WokenTask], object]
+        self, store: QueueStore, receive: Callable[[WokenTask], object]
     ) -> tuple[str, Callable[[], None]]:
         """As `open_channel`, and the key's server pushes to it; the run "before" has the key."""
         address, close = self.open_channel(store, receive)
         take(store, "k", "a", run="before")
         # Others wait for no subscription, which a cluster has for each of its servers.
         store.acquire(AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"", address), run="other"))
-        store.cancel("k", "other")
+        store.parking.cancel("k", "other")
         return address, close
 
 
@@ -66,12 +66,12 @@ class Pushing(Channels):
     """Push woken runs to the channel that they were parked from, or to another one."""
 
     def test_a_pushed_run_tells_when_it_came_and_who_gave_its_key_up(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         received: list[WokenTask] = []
         address, close = self.open_at_taken_key(store, received.append)
         arrival = store.time(10.0) - 1
-        store.park_if_held("k", "run", ParkRequest(b"e", address), 10.0, arrival)
+        store.parking.park_if_held("k", "run", ParkRequest(b"e", address), 10.0, arrival)
 
         store.release(ReleaseRequest("k", "a", run="before"))
 
@@ -80,14 +80,14 @@ class Pushing(Channels):
         close()
 
     def test_a_pushed_run_of_several_keys_tells_who_gave_each_of_them_up(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         received: list[WokenTask] = []
         address, close = self.open_channel(store, received.append)
         take(store, "k", "a", run="one")
         take(store, "l", "b", run="other")
         route = Route(("k", "l"))
-        store.stand(StandRequest("k", "run", route, 0, ParkRequest(b"e", address)))
+        store.parking.stand(StandRequest("k", "run", route, 0, ParkRequest(b"e", address)))
 
         for key, owner, run in (("k", "a", "one"), ("l", "b", "other")):
             assert goes_on(store, store.release(ReleaseRequest(key, owner, run=run)).wake) == []
@@ -99,17 +99,17 @@ class Pushing(Channels):
         assert set(wake.givers) <= {"one", "other"}
         close()
 
-    def test_a_pushed_run_that_has_come_before_says_so(self, store: ParkingStore) -> None:
+    def test_a_pushed_run_that_has_come_before_says_so(self, store: QueueStore) -> None:
         received: list[WokenTask] = []
         peer, close = self.open_registered(store, ["celery"], receive=received.append)
         wake = woken(store, "k", "run", b"e")._replace(returned=True)
 
-        assert store.push(wake, [peer.address])
+        assert store.channels.push(wake, [peer.address])
 
         assert wait_until(lambda: received, "the push") == [wake]
         close()
 
-    def test_a_run_is_pushed_to_the_first_channel_that_is_open(self, store: ParkingStore) -> None:
+    def test_a_run_is_pushed_to_the_first_channel_that_is_open(self, store: QueueStore) -> None:
         received: dict[str, list[WokenTask]] = {"first": [], "second": []}
         gone, close = self.open_registered(store, ["celery"])
         close()
@@ -118,7 +118,7 @@ class Pushing(Channels):
         wake = woken(store, "k", "run")
 
         def pushed() -> bool:  # a server may not have noticed yet that one was closed
-            store.push(wake, [gone.address, first.address, second.address])
+            store.channels.push(wake, [gone.address, first.address, second.address])
             return bool(received["first"])
 
         wait_until(pushed, "the push")
@@ -126,32 +126,34 @@ class Pushing(Channels):
         close_first()
         close_second()
 
-    def test_a_run_that_no_channel_receives_is_for_the_broker(self, store: ParkingStore) -> None:
+    def test_a_run_that_no_channel_receives_is_for_the_broker(self, store: QueueStore) -> None:
         peer, close = self.open_registered(store, ["celery"])
         close()
         wake = woken(store, "k", "run")
 
-        wait_until(lambda: not store.push(wake, [peer.address]), "the channel to be closed")
+        wait_until(
+            lambda: not store.channels.push(wake, [peer.address]), "the channel to be closed"
+        )
 
-        assert not store.push(wake, [])
+        assert not store.channels.push(wake, [])
 
-    def test_nothing_is_pushed_to_what_is_no_channel(self, store: ParkingStore) -> None:
+    def test_nothing_is_pushed_to_what_is_no_channel(self, store: QueueStore) -> None:
         peer, close = self.open_registered(store, ["celery"])
         for address in ("", "x", "é \n", f"{peer.address}x", f"x{peer.address}", "{}"):
             wake = woken(store, f"k{address}", "run")
-            assert not store.push(wake, [address])
+            assert not store.channels.push(wake, [address])
         close()
 
-    def test_a_run_that_has_come_is_not_pushed_again(self, store: ParkingStore) -> None:
+    def test_a_run_that_has_come_is_not_pushed_again(self, store: QueueStore) -> None:
         received: list[WokenTask] = []
         peer, close = self.open_registered(store, ["celery"], receive=received.append)
         wake = woken(store, "k", "run")
         take(store, "k", "b", run="run", redelivered=True)
 
-        assert store.push(wake, [peer.address])
+        assert store.channels.push(wake, [peer.address])
 
         woken_later = woken(store, "l", "later")
-        assert store.push(woken_later, [peer.address])
+        assert store.channels.push(woken_later, [peer.address])
         assert wait_until(lambda: received, "the later one") == [woken_later]
         close()
 
@@ -161,7 +163,7 @@ class Delivery(Channels):
 
     @any_envelope
     def test_a_run_is_pushed_to_the_channel_it_was_parked_from(
-        self, store: ParkingStore, envelope: bytes
+        self, store: QueueStore, envelope: bytes
     ) -> None:
         received: list[WokenTask] = []
         address, close = self.open_channel(store, received.append)
@@ -184,7 +186,7 @@ class Delivery(Channels):
     )
     def test_what_was_sent_is_pushed_to_no_worker_but_one_that_takes_such(
         self,
-        store: SendingStore,
+        store: QueueStore,
         completion: Completion,
         sent_to: str,
         taken: str,
@@ -194,7 +196,7 @@ class Delivery(Channels):
         address, close = self.open_at_taken_key(store, received.append)
         for run in ("one", "two"):
             park_request = ParkRequest(run.encode(), task="shop.reserve", destination=sent_to)
-            assert store.send(SendRequest("k", run, park_request)).sent is Sent.QUEUED
+            assert store.calls.send(SendRequest("k", run, park_request)).sent is Sent.QUEUED
 
         release = ReleaseRequest("k", "a", "before", completion)
         released = store.release(release._replace(own_channel=OwnChannel(address, taken)))
@@ -213,7 +215,7 @@ class Delivery(Channels):
         assert released == (True, WokenTask("k", "two", b"two"))
         close()
 
-    def test_a_pushed_run_that_nobody_takes_is_swept_up(self, store: ParkingStore) -> None:
+    def test_a_pushed_run_that_nobody_takes_is_swept_up(self, store: QueueStore) -> None:
         address, close = self.open_channel(store, lambda _: None)
         take(store, "k", "a")
         store.acquire(AcquireRequest("k", "b", 30.0, queue=ParkRequest(b"e", address), run="run"))
@@ -225,43 +227,45 @@ class Delivery(Channels):
         close()
 
     def test_a_channel_is_found_by_the_queues_that_it_was_registered_for(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         peer, close = self.open_registered(store, ["celery", "{} \n", "é" * 300], free=3)
 
         for queue in ("celery", "{} \n", "é" * 300):
-            assert store.find_channels([queue]) == [peer]
-        assert store.find_channels(["other"]) == store.find_channels([]) == []
-        assert store.find_channels(["other", "celery", "{} \n"]) == [peer]
+            assert store.channels.find_channels([queue]) == [peer]
+        assert store.channels.find_channels(["other"]) == store.channels.find_channels([]) == []
+        assert store.channels.find_channels(["other", "celery", "{} \n"]) == [peer]
         close()
 
     def test_a_channel_that_takes_no_more_of_a_queue_is_not_found_there(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         peer, close = self.open_registered(store, ["celery", "other"])
 
-        store.register_channel(["other"], peer, 0.0)
+        store.channels.register_channel(["other"], peer, 0.0)
 
-        assert store.find_channels(["other"]) == []
-        assert store.find_channels(["celery"]) == [peer]
+        assert store.channels.find_channels(["other"]) == []
+        assert store.channels.find_channels(["celery"]) == [peer]
         close()
 
-    def test_a_channel_whose_registration_has_ended_is_not_found(self, store: ParkingStore) -> None:
+    def test_a_channel_whose_registration_has_ended_is_not_found(self, store: QueueStore) -> None:
         peer, close = self.open_registered(store, ["celery"], seconds=0.05)
 
-        wait_until(lambda: not store.find_channels(["celery"], [peer.address]), "the end")
+        wait_until(lambda: not store.channels.find_channels(["celery"], [peer.address]), "the end")
 
         close()
 
     def test_of_many_channels_the_near_one_and_those_with_most_room_are_found(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         near, close = self.open_registered(store, ["celery"], free=0)
         stem = near.address.removesuffix(near.address[-32:])
         for free in range(1, 51):
-            store.register_channel(["celery"], PeerChannel(f"{stem}{free:032x}", free), 30.0)
+            store.channels.register_channel(
+                ["celery"], PeerChannel(f"{stem}{free:032x}", free), 30.0
+            )
 
-        first, *others = store.find_channels(["celery"], [f"{stem}{0:032x}", near.address])
+        first, *others = store.channels.find_channels(["celery"], [f"{stem}{0:032x}", near.address])
 
         assert first == near
         assert max(others, key=lambda peer: peer.free).free == 50
@@ -270,39 +274,39 @@ class Delivery(Channels):
 
     @any_envelope
     def test_a_woken_run_is_pushed_to_a_channel_that_it_was_not_parked_from(
-        self, store: ParkingStore, envelope: bytes
+        self, store: QueueStore, envelope: bytes
     ) -> None:
         received: list[WokenTask] = []
         peer, close = self.open_registered(store, ["celery"], receive=received.append)
         wake = woken(store, "{k} 1", "run 7", envelope)
 
-        assert store.push(wake, [peer.address])
+        assert store.channels.push(wake, [peer.address])
 
         assert wait_until(lambda: received, "the push") == [wake]
         take(store, "{k} 1", "b", run="run 7", redelivered=True)
         close()
 
     def test_a_pushed_run_that_does_not_come_is_swept_up_and_at_last_for_the_broker(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         peer, close = self.open_registered(store, ["celery"])
         wake = woken(store, "k", "run", b"e")
         pushes = 0
-        while store.push(wake, [peer.address]):
+        while store.channels.push(wake, [peer.address]):
             pushes += 1
             assert pushes < 10
             pass_time(2.0)
             assert wait_until(lambda: swept(store), "a sweep") == [wake]
         assert pushes > 1
 
-        store.mark_published(wake)
+        store.parking.mark_published(wake)
         pass_time(2.0)
 
         assert swept(store) == []
         close()
 
     def test_runs_of_a_channel_that_takes_nothing_are_not_pushed_there_any_more(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         silent, close_silent = self.open_channel(store, lambda _: None)
         take(store, "k", "a")
@@ -316,7 +320,7 @@ class Delivery(Channels):
         pass_time(2.0)
         (first,) = wait_until(lambda: swept(store), "a sweep")
 
-        assert store.push(first, [peer.address])
+        assert store.channels.push(first, [peer.address])
 
         take(store, "k", "b", run="run 0", redelivered=True)
         second = store.release(ReleaseRequest("k", "b", run="run 0", completion=YES)).wake
@@ -325,23 +329,23 @@ class Delivery(Channels):
         close_silent()
 
     def test_a_run_that_is_kept_reserved_is_not_swept_up(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         peer, close = self.open_registered(store, ["celery"])
         wake = woken(store, "k", "run", b"e")
-        store.push(wake, [peer.address])
-        store.keep_reserved([wake], 60.0)
+        store.channels.push(wake, [peer.address])
+        store.parking.keep_reserved([wake], 60.0)
         pass_time(2.0)
         time.sleep(0.05)
         assert swept(store) == []
 
-        store.keep_reserved([wake], 0.0)
+        store.parking.keep_reserved([wake], 0.0)
 
         assert wait_until(lambda: swept(store), "a sweep") == [wake]
         close()
 
     def test_a_run_that_was_never_settled_is_pushed_again(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         woken(store, "k", "run", b"e")
         take(store, "k", "b", 1.0, run="run", redelivered=True, retain=True)
@@ -351,17 +355,17 @@ class Delivery(Channels):
         received: list[WokenTask] = []
         peer, close = self.open_registered(store, ["celery"], receive=received.append)
 
-        assert store.push(wake, [peer.address])
+        assert store.channels.push(wake, [peer.address])
 
         assert wait_until(lambda: received, "the push") == [wake]
         close()
 
-    def test_what_is_kept_reserved_too_late_stays_as_it_is(self, store: ParkingStore) -> None:
+    def test_what_is_kept_reserved_too_late_stays_as_it_is(self, store: QueueStore) -> None:
         _, close = self.open_registered(store, ["celery"])
         wake = woken(store, "k", "run")
         take(store, "k", "b", run="run", redelivered=True, retain=True)
 
-        store.keep_reserved([wake, WokenTask("nobody", "run", b"")], 0.0)
+        store.parking.keep_reserved([wake, WokenTask("nobody", "run", b"")], 0.0)
 
         assert swept(store) == []
         assert holder(store, "k") == "b"

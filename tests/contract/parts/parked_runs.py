@@ -5,9 +5,8 @@ import pytest
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
-from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.listing import ListingStore
-from celery_distlock.stores.parking import ParkingStore
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.values import Completion, Limit, Release, Want, WokenTask
 from celery_distlock.testing.contract.actions import (
     BUSY,
@@ -28,19 +27,17 @@ class ParkedRuns(Given):
     """Find parked runs, list and cancel them."""
 
     @any_envelope
-    def test_a_parked_run_is_among_those_who_wait(
-        self, store: ParkingStore, envelope: bytes
-    ) -> None:
+    def test_a_parked_run_is_among_those_who_wait(self, store: QueueStore, envelope: bytes) -> None:
         take(store, "k", "a")
         park(store, "k", "run", envelope)
 
         (waiter,) = store.waiters("k")
 
-        whole = store.parked("k", "run")
+        whole = store.parking.parked("k", "run")
         assert whole is not None
         assert whole.envelope == envelope
         assert waiter == whole._replace(envelope=b"")  # which may be large
-        assert store.parked("k", "another") is None
+        assert store.parking.parked("k", "another") is None
         assert (waiter.owner, waiter.run, waiter.task) == ("", "run", "shop.reserve")
         assert not waiter.woken
         assert waiter.since == pytest.approx(store.inspect("k").oldest, abs=0.01)
@@ -56,7 +53,7 @@ class ParkedRuns(Given):
         assert store.waiters("k", first=3) == []
         blocked.inbox.close()
 
-    def test_a_run_on_its_way_is_listed_as_woken(self, store: ParkingStore) -> None:
+    def test_a_run_on_its_way_is_listed_as_woken(self, store: QueueStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run1")
         park(store, "k", "run2")
@@ -66,15 +63,15 @@ class ParkedRuns(Given):
 
         assert (woken.run, woken.woken) == ("run1", True)
         assert (queued.run, queued.woken) == ("run2", False)
-        assert store.parked("k", "run1") == woken._replace(envelope=b"run1")
+        assert store.parking.parked("k", "run1") == woken._replace(envelope=b"run1")
         assert (store.inspect("k").woken, store.inspect("k").task) == (1, "shop.reserve")
         assert found_keys(store) == ["k"]
 
     def test_runs_on_their_way_are_listed_by_pages(self, store: ListingStore) -> None:
-        CapacityStore.of(store).set_limit("k", Limit(0))
+        QueueStore.of(store).units.set_limit("k", Limit(0))
         for number in range(6):
             park(store, "k", f"run{number}", want=Want(1, 5))
-        CapacityStore.of(store).set_limit("k", None)
+        QueueStore.of(store).units.set_limit("k", None)
         take(store, "k", "a", run="run1", redelivered=True, retain=True, want=Want(1, 5))
 
         pages = [store.waiters("k", first=first, limit=2) for first in (0, 2, 4)]
@@ -94,58 +91,58 @@ class ParkedRuns(Given):
 
         assert store.inspect("k").woken == 0
 
-    def test_a_task_is_not_found_by_what_its_id_begins_with(self, store: ParkingStore) -> None:
+    def test_a_task_is_not_found_by_what_its_id_begins_with(self, store: QueueStore) -> None:
         take(store, "k", "a")
         park(store, "k", "import:42:0:0:0")
 
-        assert list(store.find_parked("import")) == []
-        assert list(store.find_parked("import:42")) == [("k", "import:42:0:0:0")]
+        assert list(store.parking.find_parked("import")) == []
+        assert list(store.parking.find_parked("import:42")) == [("k", "import:42:0:0:0")]
 
     @hostile_runs
-    def test_a_parked_task_is_found_by_its_id(self, store: ParkingStore, run: str) -> None:
+    def test_a_parked_task_is_found_by_its_id(self, store: QueueStore, run: str) -> None:
         take(store, "k", "a")
         take(store, "l", "a")
         park(store, "k", f"{run}:0:0:0")
         park(store, "l", f"{run}:1:0:0")
         park(store, "l", f"{run}x:0:0:0")
 
-        assert list(store.find_parked(run, "k")) == [("k", f"{run}:0:0:0")]
-        assert list(store.find_parked(run, "m")) == []
-        found = sorted(store.find_parked(run))
+        assert list(store.parking.find_parked(run, "k")) == [("k", f"{run}:0:0:0")]
+        assert list(store.parking.find_parked(run, "m")) == []
+        found = sorted(store.parking.find_parked(run))
 
         assert found == [("k", f"{run}:0:0:0"), ("l", f"{run}:1:0:0")]
 
-    def test_what_is_on_its_way_is_found_again_at_once(self, store: ParkingStore) -> None:
+    def test_what_is_on_its_way_is_found_again_at_once(self, store: QueueStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
         wake = store.release(ReleaseRequest("k", "a")).wake
         assert wake is not None
-        store.mark_published(wake)
+        store.parking.mark_published(wake)
 
-        (again,) = store.wake_again("k")
+        (again,) = store.parking.wake_again("k")
 
         assert again == wake
-        assert list(store.find_parked("nobody")) == []
+        assert list(store.parking.find_parked("nobody")) == []
 
     def test_nothing_is_woken_again_that_has_come_or_waits_for_a_holder(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
 
-        assert list(store.wake_again("k")) == []
+        assert list(store.parking.wake_again("k")) == []
         store.release(ReleaseRequest("k", "a"))
         take(store, "k", "b", run="run", redelivered=True, retain=True)
-        assert list(store.wake_again("k")) == []
+        assert list(store.parking.wake_again("k")) == []
 
-    def test_nothing_is_parked_at_a_key_that_was_never_taken(self, store: ParkingStore) -> None:
-        assert list(store.find_parked("task")) == []
-        assert store.parked("k", "run") is None
-        assert list(store.wake_again("k")) == []
-        assert not store.cancel("k", "run").released
+    def test_nothing_is_parked_at_a_key_that_was_never_taken(self, store: QueueStore) -> None:
+        assert list(store.parking.find_parked("task")) == []
+        assert store.parking.parked("k", "run") is None
+        assert list(store.parking.wake_again("k")) == []
+        assert not store.parking.cancel("k", "run").released
 
     def test_what_has_ended_is_not_woken_again_while_its_result_is_on_its_way(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
@@ -153,18 +150,18 @@ class ParkedRuns(Given):
         take(store, "k", "b", run="run", redelivered=True, retain=True)
         store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
 
-        assert list(store.wake_again("k")) == []
+        assert list(store.parking.wake_again("k")) == []
         assert (
             store.acquire(AcquireRequest("k", "c", 30.0, run="run", redelivered=True)).status
             is BUSY
         )
 
-    def test_a_parked_run_that_is_cancelled_does_not_run(self, store: ParkingStore) -> None:
+    def test_a_parked_run_that_is_cancelled_does_not_run(self, store: QueueStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run1")
         park(store, "k", "run2")
 
-        assert store.cancel("k", "run1") == Release(True)
+        assert store.parking.cancel("k", "run1") == Release(True)
 
         assert [waiter.run for waiter in store.waiters("k")] == ["run2"]
         assert (
@@ -173,32 +170,32 @@ class ParkedRuns(Given):
         )
 
     def test_a_run_on_its_way_that_is_cancelled_leaves_the_key_to_the_next(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         take(store, "k", "a")
         park(store, "k", "run1")
         park(store, "k", "run2")
         store.release(ReleaseRequest("k", "a"))
 
-        cancelled = store.cancel("k", "run1")
+        cancelled = store.parking.cancel("k", "run1")
 
         assert cancelled == Release(True, WokenTask(slot_name("k"), "run2", b"run2"))
         assert [waiter.run for waiter in store.waiters("k")] == ["run2"]
 
-    def test_a_run_that_has_come_is_not_cancelled(self, store: ParkingStore) -> None:
+    def test_a_run_that_has_come_is_not_cancelled(self, store: QueueStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
         store.release(ReleaseRequest("k", "a"))
         token = take(store, "k", "b", run="run", redelivered=True, retain=True)
 
-        assert not store.cancel("k", "run").released
+        assert not store.parking.cancel("k", "run").released
         assert store.inspect("k").token == token
         store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
-        assert not store.cancel("k", "run").released
+        assert not store.parking.cancel("k", "run").released
 
-    def test_nothing_is_cancelled_that_is_not_parked(self, store: ParkingStore) -> None:
+    def test_nothing_is_cancelled_that_is_not_parked(self, store: QueueStore) -> None:
         take(store, "k", "a", run="run")
 
-        assert not store.cancel("k", "another").released
-        assert not store.cancel("l", "run").released
+        assert not store.parking.cancel("k", "another").released
+        assert not store.parking.cancel("l", "run").released
         assert holder(store, "k") == "a"

@@ -2,7 +2,7 @@
 
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
-from celery_distlock.stores.parking import ParkingStore
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.testing.contract.actions import (
     AGAIN,
     DONE,
@@ -21,15 +21,15 @@ class ParkedText(Given):
     """Park runs of any name, at keys of any name."""
 
     @hostile_keys
-    def test_a_run_can_be_parked_at_any_key(self, store: ParkingStore, key: str) -> None:
+    def test_a_run_can_be_parked_at_any_key(self, store: QueueStore, key: str) -> None:
         take(store, key, "a")
         park(store, key, "run", b"envelope")
 
         wake = store.release(ReleaseRequest(key, "a")).wake
         assert wake is not None
         assert wake.envelope == b"envelope"
-        store.mark_published(wake)
-        store.mark_returned(wake)
+        store.parking.mark_published(wake)
+        store.parking.mark_returned(wake)
         assert wait_until(lambda: swept(store), "a sweep") == [wake]
         store.drop(wake)
         assert not store.inspect(key).token

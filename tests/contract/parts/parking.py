@@ -8,7 +8,7 @@ from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.identities import new_owner
-from celery_distlock.stores.parking import ParkingStore
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.values import (
     Completion,
     ParkRequest,
@@ -41,7 +41,7 @@ class Parking(Given):
     """A parked run is kept until its turn comes, and then given to who can send it."""
 
     def test_who_blocks_and_comes_by_what_is_kept_for_its_run_waits_no_more(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
@@ -55,7 +55,7 @@ class Parking(Given):
         assert not holder(store, "k")
 
     def test_a_run_that_blocks_though_it_is_parked_has_one_part(self, store: Any) -> None:
-        store.park_if_held("k", "run", ParkRequest(b"e"), 10.0, want=SHARED)
+        store.parking.park_if_held("k", "run", ParkRequest(b"e"), 10.0, want=SHARED)
         inbox = store.inbox("k", "a")
 
         take(store, "k", "a", run="run", queue=inbox, want=SHARED)
@@ -76,7 +76,7 @@ class Parking(Given):
         assert store.inspect("k").waiting == 0
 
     def test_who_blocks_for_a_retry_has_what_is_kept_for_it_and_waits_no_more(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         take(store, "k", "a", run="task:0:0:0")
         waiter = wait_for(store, "k", "b", run="task:1:0:0")
@@ -89,7 +89,7 @@ class Parking(Given):
         assert not holder(store, "k")
 
     def test_a_key_is_not_kept_for_a_run_that_waits_but_handed_to_it(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         take(store, "k", "a", run="task:0:0:0")
         park(store, "k", "other", b"other")
@@ -168,7 +168,7 @@ class Parking(Given):
         assert holder(store, "k") == "another-worker"
         assert store.inspect("k").remaining > 10
 
-    def test_a_claimed_run_is_waiting_no_more(self, store: ParkingStore) -> None:
+    def test_a_claimed_run_is_waiting_no_more(self, store: QueueStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
         store.release(ReleaseRequest("k", "a"))
@@ -208,7 +208,7 @@ class Parking(Given):
 
         assert store.acquire(again._replace(owner="c", redelivered=True)).status is DONE
 
-    def test_a_woken_run_that_finds_the_key_taken_keeps_its_turn(self, store: ParkingStore) -> None:
+    def test_a_woken_run_that_finds_the_key_taken_keeps_its_turn(self, store: QueueStore) -> None:
         self._pass_to_the_second(store)
         take(store, "k", "second", run="second", redelivered=True)
 
@@ -221,7 +221,7 @@ class Parking(Given):
         assert again.run == "first"
 
     def test_a_woken_run_has_the_key_before_a_later_one_that_has_not_come(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         self._pass_to_the_second(store)
 
@@ -235,7 +235,7 @@ class Parking(Given):
         )
 
     def test_a_run_that_was_overtaken_on_its_way_has_the_key_next_and_is_not_sent_again(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         self._pass_to_the_second(store)
         park(store, "k", "third", redelivered=True)
@@ -255,7 +255,7 @@ class Parking(Given):
         assert wake.run == "third"
 
     @staticmethod
-    def _pass_to_the_second(store: ParkingStore) -> None:
+    def _pass_to_the_second(store: QueueStore) -> None:
         """WokenTask two runs, one after the other: the first has not come in time."""
         take(store, "k", "a")
         park(store, "k", "first")
@@ -263,7 +263,7 @@ class Parking(Given):
         for owner in ("a", "parked:first"):  # what ends a reservation in time, too
             wake = store.release(ReleaseRequest("k", owner)).wake
             assert wake is not None
-            store.mark_published(wake)
+            store.parking.mark_published(wake)
         assert holder(store, "k") == "parked:second"
 
     def test_a_waiter_that_comes_late_has_the_key_before_those_who_came_after_it(
@@ -303,18 +303,20 @@ class Parking(Given):
         for waiter in (first, second):
             waiter.inbox.close()
 
-    def test_lining_up_never_takes_a_free_key(self, store: ParkingStore) -> None:
-        status = store.park_if_held("k", "run", ParkRequest(b"e"), 10.0).status
+    def test_lining_up_never_takes_a_free_key(self, store: QueueStore) -> None:
+        status = store.parking.park_if_held("k", "run", ParkRequest(b"e"), 10.0).status
 
         assert status in {Status.FREE, PARKED}
         look = store.inspect("k")
         assert (look.token, look.waiting) == (0, int(status is PARKED))
 
-    def test_who_came_before_those_in_line_takes_the_free_key(self, store: ParkingStore) -> None:
+    def test_who_came_before_those_in_line_takes_the_free_key(self, store: QueueStore) -> None:
         first = store.time(10.0)
         for number in (1, 2):
             park_request = ParkRequest(b"%d" % number)
-            reply = store.park_if_held("k", f"run{number}", park_request, 10.0, first + number)
+            reply = store.parking.park_if_held(
+                "k", f"run{number}", park_request, 10.0, first + number
+            )
             assert (reply.status, reply.holder, reply.wake) == (PARKED, "", None)
 
         late = store.acquire(AcquireRequest("k", "late", 30.0, run="late", arrival=first + 3))
@@ -330,45 +332,45 @@ class Parking(Given):
             slot_name("k"), "run2", b"2"
         )
 
-    def test_nobody_comes_later_than_now(self, store: ParkingStore) -> None:
+    def test_nobody_comes_later_than_now(self, store: QueueStore) -> None:
         take(store, "k", "a")
-        store.park_if_held("k", "ahead", ParkRequest(b"1"), 10.0, store.time(10.0) + 10**12)
-        store.park_if_held("k", "next", ParkRequest(b"2"), 10.0)
+        store.parking.park_if_held("k", "ahead", ParkRequest(b"1"), 10.0, store.time(10.0) + 10**12)
+        store.parking.park_if_held("k", "next", ParkRequest(b"2"), 10.0)
 
         assert store.release(ReleaseRequest("k", "a")).wake == WokenTask(
             slot_name("k"), "ahead", b"1"
         )
 
-    def test_the_first_in_line_is_woken_if_the_key_is_free(self, store: ParkingStore) -> None:
-        assert list(store.wake_next("k")) == []
-        store.park_if_held("k", "run", ParkRequest(b"e"), 10.0)
+    def test_the_first_in_line_is_woken_if_the_key_is_free(self, store: QueueStore) -> None:
+        assert list(store.parking.wake_next("k")) == []
+        store.parking.park_if_held("k", "run", ParkRequest(b"e"), 10.0)
 
-        assert list(store.wake_next("k")) == [WokenTask(slot_name("k"), "run", b"e")]
-        assert list(store.wake_next("k")) == []
+        assert list(store.parking.wake_next("k")) == [WokenTask(slot_name("k"), "run", b"e")]
+        assert list(store.parking.wake_next("k")) == []
         take(store, "k", "a", run="run")
-        store.park_if_held("k", "other", ParkRequest(b"o"), 10.0)
-        assert list(store.wake_next("k")) == []
+        store.parking.park_if_held("k", "other", ParkRequest(b"o"), 10.0)
+        assert list(store.parking.wake_next("k")) == []
 
     def test_lining_up_at_a_taken_key_parks_the_run_or_does_nothing(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         take(store, "k", "a")
 
-        status = store.park_if_held("k", "run", ParkRequest(b"e"), 10.0).status
+        status = store.parking.park_if_held("k", "run", ParkRequest(b"e"), 10.0).status
 
         assert status in {Status.FREE, PARKED}
         assert holder(store, "k") == "a"
         wake = WokenTask(slot_name("k"), "run", b"e") if status is PARKED else None
         assert store.release(ReleaseRequest("k", "a")) == (True, wake)
 
-    def test_a_run_that_came_back_is_sent_by_the_next_sweep(self, store: ParkingStore) -> None:
+    def test_a_run_that_came_back_is_sent_by_the_next_sweep(self, store: QueueStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run", b"envelope")
         wake = store.release(ReleaseRequest("k", "a")).wake
         assert wake is not None
         assert swept(store) == []
 
-        store.mark_returned(wake)
+        store.parking.mark_returned(wake)
 
         assert wait_until(lambda: swept(store), "a sweep") == [wake]
 
@@ -385,22 +387,22 @@ class Parking(Given):
         assert released.wake.run == "next"
         assert holder(store, "k") == "parked:next"
 
-    def test_a_run_that_was_dropped_is_not_sent_again(self, store: ParkingStore) -> None:
+    def test_a_run_that_was_dropped_is_not_sent_again(self, store: QueueStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
         wake = store.release(ReleaseRequest("k", "a")).wake
         assert wake is not None
         store.drop(wake)
 
-        store.mark_returned(wake)
-        store.mark_published(wake)
+        store.parking.mark_returned(wake)
+        store.parking.mark_published(wake)
 
         assert swept(store) == []
         assert not store.inspect("k").token
 
-    def test_dispatching_sends_and_notes_it(self, store: ParkingStore) -> None:
+    def test_dispatching_sends_and_notes_it(self, store: QueueStore) -> None:
         sent: list[WokenTask] = []
-        store.publishers = (sent.append,)
+        store.publishers.known = (sent.append,)
         take(store, "k", "a")
         park(store, "k", "run", b"envelope")
 
@@ -410,14 +412,14 @@ class Parking(Given):
         assert sent == [WokenTask(slot_name("k"), "run", b"envelope")]
 
     def test_what_cannot_be_dispatched_is_left_to_the_sweep(
-        self, store: ParkingStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self, store: QueueStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def away(_: WokenTask) -> None:
             raise ConnectionRefusedError
 
         noted: list[WokenTask] = []
-        store.publishers = (away,)
-        monkeypatch.setattr(store, "mark_published", noted.append)
+        store.publishers.known = (away,)
+        monkeypatch.setattr(store.parking, "mark_published", noted.append)
         take(store, "k", "a")
         park(store, "k", "run")
 
@@ -427,12 +429,12 @@ class Parking(Given):
         assert noted == []
 
     def test_what_nobody_can_send_counts_as_sent_and_is_logged_once(
-        self, store: ParkingStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self, store: QueueStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         noted: list[WokenTask] = []
         run = new_owner("run")  # of no other test
-        store.publishers = (spoilt,)
-        monkeypatch.setattr(store, "mark_published", noted.append)
+        store.publishers.known = (spoilt,)
+        monkeypatch.setattr(store.parking, "mark_published", noted.append)
         take(store, "k", "a")
         park(store, "k", run, b"{ no json")
         wake = store.release(ReleaseRequest("k", "a")).wake
@@ -445,21 +447,21 @@ class Parking(Given):
         (record,) = [each for each in caplog.records if "cannot be sent" in each.getMessage()]
         assert "celery locks drop" in record.getMessage()
 
-    def test_what_is_left_to_others_keeps_the_key_from_nobody(self, store: ParkingStore) -> None:
+    def test_what_is_left_to_others_keeps_the_key_from_nobody(self, store: QueueStore) -> None:
         take(store, "k", "a")
         park(store, "k", "first")
         park(store, "k", "second")
         wake = store.release(ReleaseRequest("k", "a")).wake
         assert wake is not None
 
-        store.mark_left(wake)
+        store.parking.mark_left(wake)
 
         assert holder(store, "k") == "parked:second"
 
     def test_what_is_left_to_others_is_swept_up_again_and_again(
-        self, store: ParkingStore, caplog: pytest.LogCaptureFixture
+        self, store: QueueStore, caplog: pytest.LogCaptureFixture
     ) -> None:
-        store.publishers = (refuse,)
+        store.publishers.known = (refuse,)
         take(store, "k", "a")
         park(store, "k", "run", b"envelope")
         wake = store.release(ReleaseRequest("k", "a")).wake
@@ -473,7 +475,7 @@ class Parking(Given):
         assert caplog.text == ""
 
     def test_nobody_has_or_wants_a_key_when_all_has_come_to_its_end(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         work(store)
 

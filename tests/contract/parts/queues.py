@@ -5,7 +5,7 @@ import time
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
-from celery_distlock.stores.parking import ParkingStore
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.values import WokenTask
 from celery_distlock.testing.contract.actions import (
     BUSY,
@@ -105,7 +105,7 @@ class Queues(Given):
         assert store.acquire(AcquireRequest("k", "b", 30.0)).status is BUSY
         assert take(store, "k", "c", run="run") == token
 
-    def test_a_key_that_was_kept_in_vain_goes_to_the_next(self, store: ParkingStore) -> None:
+    def test_a_key_that_was_kept_in_vain_goes_to_the_next(self, store: QueueStore) -> None:
         take(store, "k", "a", run="run")
         park(store, "k", "other")
         store.release(ReleaseRequest("k", "a", run="run", keep_for=("run", self.shortest_lease)))
@@ -144,12 +144,12 @@ class Queues(Given):
         take(another, "k", "b", run="run")
 
     def test_of_all_processes_one_gets_to_sweep(
-        self, store: ParkingStore, another: ParkingStore
+        self, store: QueueStore, another: QueueStore
     ) -> None:
-        assert list(another.sweep(60.0)) == []
+        assert list(another.parking.sweep(60.0)) == []
         join_before_the_end(
             store, self.shortest_lease, lambda: park(store, "k", "run"), owner="dead"
         )
         expire(store, "k", "dead")
 
-        assert list(store.sweep(60.0)) == []
+        assert list(store.parking.sweep(60.0)) == []

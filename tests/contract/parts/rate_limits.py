@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_distlock.rate import Rate
-from celery_distlock.stores.sending import Sent
+from celery_distlock.stores.queue_parts import Sent
 from celery_distlock.stores.values import Limit, Want
 from celery_distlock.testing.contract.actions import (
     BUSY,
@@ -32,7 +32,7 @@ __all__ = ["RateLimits"]
 
 def allow(store: Any, starts: int) -> None:
     """As an operator, have the key taken so often in `PER`, at once or not."""
-    store.set_limit("k", Limit(None, rates=(Rate(starts, PER, starts),)))
+    store.units.set_limit("k", Limit(None, rates=(Rate(starts, PER, starts),)))
 
 
 class RateLimits(Given):
@@ -47,7 +47,7 @@ class RateLimits(Given):
         assert reply.status is BUSY
         assert PER - 60.0 < reply.due <= PER + MORE
 
-        store.set_limit("k", None)
+        store.units.set_limit("k", None)
         take(store, "k", "free", want=Want())
 
     def test_what_counts_as_more_than_an_operator_allows_counts_as_all_of_it(
@@ -67,7 +67,7 @@ class RateLimits(Given):
         enter(store, "l", "ab", SHARED)
 
     def test_units_and_rates_are_limited_at_once(self, store: Any) -> None:
-        store.set_limit("k", Limit(1, rates=(Rate(2, PER, 2),)))
+        store.units.set_limit("k", Limit(1, rates=(Rate(2, PER, 2),)))
 
         take(store, "k", "a", want=SHARED)
         assert ask(store, "k", "b", want=SHARED).status is BUSY
@@ -103,7 +103,7 @@ class RateLimits(Given):
     def test_time_lets_in_when_an_operators_limit_ends(
         self, store: Any, pass_time: Callable[[float], None]
     ) -> None:
-        store.set_limit("k", Limit(None, time.time() + 100.0, rates=(Rate(1, PER),)))
+        store.units.set_limit("k", Limit(None, time.time() + 100.0, rates=(Rate(1, PER),)))
         assert count(store, "k", Want()) == 1
 
         assert 0.0 < ask(store, "k", "late").due <= 100.01
@@ -115,19 +115,19 @@ class RateLimits(Given):
         allow(store, 2)
         take(store, "k", "a")
 
-        assert store.downgrade("k", "a", 30.0).status is GRANTED
+        assert store.units.downgrade("k", "a", 30.0).status is GRANTED
 
         assert count(store, "k", SHARED) == 1
 
     def test_a_look_tells_of_an_operators_rates(self, store: Any) -> None:
         several = (Rate(2, 1.0), Rate(50, 60.0, 5))
-        store.set_limit("k", Limit(None, author="an operator: 1/2", rates=several))
+        store.units.set_limit("k", Limit(None, author="an operator: 1/2", rates=several))
 
         limit = store.inspect("k").limit
 
         assert (limit.capacity, limit.author, limit.rates) == (None, "an operator: 1/2", several)
         assert not limit.pauses
-        store.set_limit("k", Limit(3, author="another"))
+        store.units.set_limit("k", Limit(3, author="another"))
         limit = store.inspect("k").limit
         assert (limit.capacity, limit.author, limit.rates) == (3, "another", ())
 
@@ -167,10 +167,10 @@ class RateLimits(Given):
         assert count(store, "k", Want()) == 0
 
     def test_a_paced_call_waits_no_longer_than_its_own_rate(self, store: Any) -> None:
-        store.set_limit("k", Limit(None, rates=(Rate(1, 10 * PER),)))
+        store.units.set_limit("k", Limit(None, rates=(Rate(1, 10 * PER),)))
         assert count(store, "k", Want()) == 1
 
         reply = send(store, "k", "run", want=so_often(5), paced=True)
 
         assert reply.sent is Sent.QUEUED
-        assert runs_of(all_of(store.set_limit("k", None).wake)) == ["run"]
+        assert runs_of(all_of(store.units.set_limit("k", None).wake)) == ["run"]

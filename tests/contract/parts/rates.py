@@ -7,8 +7,7 @@ from typing import Any, cast
 from celery_distlock.rate import Rate
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
-from celery_distlock.stores.parking import ParkingStore
-from celery_distlock.stores.timing import TimedStore
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.values import ALONE, Limit, ParkRequest, Starts, Status, Want
 from celery_distlock.testing.contract.actions import (
     BUSY,
@@ -232,7 +231,7 @@ class Rates(Given):
     # Those who wait
 
     def test_who_waits_is_woken_when_it_is_due(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         want = so_often(2)
         assert count(store, "k", want) == 2
@@ -244,7 +243,7 @@ class Rates(Given):
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["run1", "run2"]
 
     def test_nobody_overtakes_who_waits_for_his_rate(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         want = so_often(2)
         count(store, "k", want)
@@ -256,7 +255,7 @@ class Rates(Given):
         assert store.inspect("k").woken == 1
 
     def test_a_start_counts_from_when_it_is_kept_for_one_who_has_to_come(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         want = so_often(1)._replace(capacity=5)
         take(store, "k", "a", want=Want())
@@ -273,7 +272,7 @@ class Rates(Given):
         assert ask(store, "k", "b", want=want).status is GRANTED
 
     def test_one_who_does_not_come_has_not_started(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         want = so_often(1, burst=1)._replace(capacity=5)
         take(store, "k", "a", want=Want())
@@ -285,7 +284,7 @@ class Rates(Given):
         wait_until(lambda: ask(store, "k", "b", want=want).status is GRANTED, "its claim to lapse")
         assert ask(store, "k", "c", want=want).status is BUSY
 
-    def test_a_run_that_is_dropped_on_its_way_has_not_started(self, store: ParkingStore) -> None:
+    def test_a_run_that_is_dropped_on_its_way_has_not_started(self, store: QueueStore) -> None:
         want = so_often(1)
         take(store, "k", "a", want=Want())
         park(store, "k", "run", want=want)
@@ -296,7 +295,7 @@ class Rates(Given):
         assert count(store, "k", want) == 1
 
     def test_what_was_kept_for_the_next_attempt_waits_for_its_rate_in_front(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         want = so_often(1)._replace(capacity=1)
         take(store, "k", "a", run="try-1", want=want)
@@ -340,45 +339,45 @@ class Rates(Given):
             ensure_called(waiters[2])
             assert 50.0 < told(store, key, waiters[2], want) <= 100.0 + MORE
 
-    def test_it_is_noted_when_one_who_waits_may_start(self, store: ParkingStore) -> None:
-        timed = TimedStore.of(store)
+    def test_it_is_noted_when_one_who_waits_may_start(self, store: QueueStore) -> None:
+        timed = QueueStore.of(store)
         want = so_often(1)
         count(store, "k", want)
-        assert not timed.dues().many
+        assert not timed.timetable.dues().many
 
         park(store, "k", "run", want=want)
 
-        assert PER - 30 < timed.dues().first <= PER + MORE
+        assert PER - 30 < timed.timetable.dues().first <= PER + MORE
 
     def test_a_run_that_lines_up_where_it_may_start_is_left_to_the_task_that_comes(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         want = so_often(2)
 
-        reply = store.park_if_held("k", "run", ParkRequest(b"run"), PATIENCE, want=want)
+        reply = store.parking.park_if_held("k", "run", ParkRequest(b"run"), PATIENCE, want=want)
 
         assert (reply.status, reply.due) == (Status.PARKED, 0.0)
-        assert not TimedStore.of(store).dues().many
+        assert not QueueStore.of(store).timetable.dues().many
 
-    def test_it_is_noted_when_a_run_that_lines_up_may_start(self, store: ParkingStore) -> None:
+    def test_it_is_noted_when_a_run_that_lines_up_may_start(self, store: QueueStore) -> None:
         want = so_often(1)
         count(store, "k", want)
 
-        store.park_if_held("k", "run", ParkRequest(b"run"), PATIENCE, want=want)
+        store.parking.park_if_held("k", "run", ParkRequest(b"run"), PATIENCE, want=want)
 
-        assert PER - 30 < TimedStore.of(store).dues().first <= PER + MORE
+        assert PER - 30 < QueueStore.of(store).timetable.dues().first <= PER + MORE
 
-    def test_one_without_a_rate_lets_one_in_who_has_one(self, store: ParkingStore) -> None:
+    def test_one_without_a_rate_lets_one_in_who_has_one(self, store: QueueStore) -> None:
         want = so_often(1)
         take(store, "k", "a")
         for run in ("run1", "run2"):
             park(store, "k", run, want=want)
 
         assert runs_of(leave(store, "k", "a")) == ["run1"]
-        assert PER - 30 < TimedStore.of(store).dues().first <= PER + 30
+        assert PER - 30 < QueueStore.of(store).timetable.dues().first <= PER + 30
 
     def test_a_run_at_several_keys_has_their_rates(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         want = so_often(1)
         count(store, "j", want)
@@ -392,7 +391,7 @@ class Rates(Given):
         assert wake.run == "run"
 
     def test_time_does_nothing_for_a_run_that_has_its_part_and_waits_for_another_key(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         want = so_often(2)
         take(store, "k", "a")
@@ -400,18 +399,18 @@ class Rates(Given):
         assert [reply.status for reply in replies] == [RESERVED, Status.PARKED]
         again: dict[str, float | None] = {}
 
-        woken = list(TimedStore.of(store).wake_due(["j"], again))
+        woken = list(QueueStore.of(store).parking.wake_due(["j"], again))
 
         assert (woken, again) == ([], {"j": None})
 
     def test_a_limit_goes_beside_a_rate(self, store: Any) -> None:
-        store.set_limit("k", Limit(0))
+        store.units.set_limit("k", Limit(0))
 
         reply = ask(store, "k", "a", want=so_often(1))
 
         assert (reply.status, reply.due) == (BUSY, 0.0)
 
-    def test_a_second_delivery_of_what_has_ended_is_no_start(self, store: ParkingStore) -> None:
+    def test_a_second_delivery_of_what_has_ended_is_no_start(self, store: QueueStore) -> None:
         want = so_often(2)
         take(store, "k", "a", run="run", redelivered=True, want=want)
         leave(store, "k", "a", run="run", completion=YES, started=True)

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from celery_distlock.stores.capacity import CapacityStore
-from celery_distlock.stores.parking import ParkingStore
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.values import RenewOutcome, Want
 from celery_distlock.testing.contract.actions import (
     BUSY,
@@ -30,7 +29,7 @@ class Resting(Given):
     # What one had
 
     def test_who_waits_for_what_rests_is_woken_when_it_has_rested(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
@@ -42,22 +41,20 @@ class Resting(Given):
 
     # A key
 
-    def test_nobody_enters_a_key_that_rests_and_those_inside_go_on(
-        self, store: CapacityStore
-    ) -> None:
+    def test_nobody_enters_a_key_that_rests_and_those_inside_go_on(self, store: QueueStore) -> None:
         enter(store, "k", "ab")
 
-        assert store.rest("k", "a", 20.0)
+        assert store.units.rest("k", "a", 20.0)
 
         assert ask(store, "k", "c", want=SHARED).status is BUSY
         assert renew(store, ("k", "a", 30.0), ("k", "b", 30.0)) == [RenewOutcome.RENEWED] * 2
         assert ask(store, "k", "b", want=SHARED).status is GRANTED
         assert 0.0 < store.inspect("k").rest <= 20.1
 
-    def test_a_key_rests_though_nobody_has_it_any_more(self, store: CapacityStore) -> None:
+    def test_a_key_rests_though_nobody_has_it_any_more(self, store: QueueStore) -> None:
         for name, want in (("shared", SHARED), ("alone", Want())):
             take(store, name, "a", want=want)
-            store.rest(name, "a", 20.0)
+            store.units.rest(name, "a", 20.0)
             leave(store, name, "a")
 
             for other in (SHARED, Want(), Want(1, 5)):
@@ -67,36 +64,36 @@ class Resting(Given):
             assert 0.0 < state.rest <= 20.1
 
     def test_a_key_that_has_rested_is_free_and_shared_with_a_greater_token(
-        self, store: CapacityStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         for name, want in (("shared", SHARED), ("alone", Want())):
             before = take(store, name, "a", want=want)
-            store.rest(name, "a", 1.0)
+            store.units.rest(name, "a", 1.0)
             leave(store, name, "a")
             pass_time(1.5)
 
             assert take(store, name, "b", want=SHARED) > before
             assert store.inspect(name).rest == 0.0
 
-    def test_the_longer_of_two_rests_counts(self, store: CapacityStore) -> None:
+    def test_the_longer_of_two_rests_counts(self, store: QueueStore) -> None:
         enter(store, "k", "ab")
-        store.rest("k", "a", 25.0)
+        store.units.rest("k", "a", 25.0)
 
-        store.rest("k", "b", 5.0)
+        store.units.rest("k", "b", 5.0)
 
         assert 20.0 < store.inspect("k").rest <= 25.1
 
     def test_a_key_rests_as_long_as_was_said_though_it_was_had_alone_meanwhile(
-        self, store: CapacityStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         for name, rests_when in (("before", "shared"), ("between", "alone")):
             take(store, name, "a", 1.0, want=SHARED)
             if rests_when == "shared":
-                store.rest(name, "a", 20.0)
-            store.upgrade(name, "a", 1.0)
+                store.units.rest(name, "a", 20.0)
+            store.units.upgrade(name, "a", 1.0)
             if rests_when == "alone":
-                store.rest(name, "a", 20.0)
-            store.downgrade(name, "a", 1.0)
+                store.units.rest(name, "a", 20.0)
+            store.units.downgrade(name, "a", 1.0)
             leave(store, name, "a")
         pass_time(1.5)
 
@@ -105,13 +102,13 @@ class Resting(Given):
             assert store.inspect(name).rest > 10.0
 
     def test_a_key_rests_though_the_lease_of_who_let_it_rest_ends(
-        self, store: CapacityStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         wants = {"shared": SHARED, "alone": Want(), "upgraded": SHARED}
         for name, want in wants.items():
             take(store, name, "a", 1.0, want=want)
-            store.rest(name, "a", 20.0)
-        store.upgrade("upgraded", "a", 1.0)
+            store.units.rest(name, "a", 20.0)
+        store.units.upgrade("upgraded", "a", 1.0)
         pass_time(1.5)
 
         for name in wants:
@@ -123,11 +120,11 @@ class Resting(Given):
             take(store, name, "b")
 
     def test_a_key_rests_though_a_second_attempt_has_had_it_meanwhile(
-        self, store: CapacityStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         for name in ("comes", "stays away"):
             take(store, name, "a", 30.0, run="run:0:0:0")
-            store.rest(name, "a", 20.0)
+            store.units.rest(name, "a", 20.0)
             leave(store, name, "a", run="run:0:0:0", keep_for=("run:1:0:0", 1.0))
         take(store, "comes", "b", 1.0, run="run:1:0:0")
         pass_time(1.5)
@@ -135,17 +132,17 @@ class Resting(Given):
         for name in ("comes", "stays away"):
             assert ask(store, name, "c").status is BUSY
 
-    def test_only_who_has_it_lets_it_rest(self, store: CapacityStore) -> None:
-        assert not store.rest("k", "a", 20.0)
+    def test_only_who_has_it_lets_it_rest(self, store: QueueStore) -> None:
+        assert not store.units.rest("k", "a", 20.0)
         enter(store, "k", "b")
-        assert not store.rest("k", "a", 20.0)
+        assert not store.units.rest("k", "a", 20.0)
         assert not store.inspect("k").rest
 
     def test_who_waits_for_a_key_that_rests_is_woken_when_it_has_rested(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a", want=SHARED)
-        CapacityStore.of(store).rest("k", "a", 1.5)
+        QueueStore.of(store).units.rest("k", "a", 1.5)
         for run in ("run1", "run2"):
             park(store, "k", run, want=SHARED)
         assert leave(store, "k", "a") == []

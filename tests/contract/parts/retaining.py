@@ -5,7 +5,7 @@ from collections.abc import Callable
 from celery_distlock import clock
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import ReleaseRequest
-from celery_distlock.stores.parking import ParkingStore
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.values import (
     Completion,
     RenewOutcome,
@@ -21,7 +21,7 @@ __all__ = ["Retaining"]
 class Retaining(Given):
     """A run whose only copy is in the store is kept there until it has ended."""
 
-    def test_a_kept_run_is_sent_again_if_its_process_dies(self, store: ParkingStore) -> None:
+    def test_a_kept_run_is_sent_again_if_its_process_dies(self, store: QueueStore) -> None:
         wake = kept(store, self.shortest_lease)
 
         (again,) = wait_until(lambda: swept(store), "the run to be swept up")
@@ -29,34 +29,34 @@ class Retaining(Given):
         assert again == wake._replace(returned=True)
 
     def test_a_kept_run_that_came_back_says_so_however_often_it_is_sent(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         wake = kept(store, 30.0)
         store.release(ReleaseRequest("k", "b", run="run", completion=Completion.NO))
         for _ in range(2):
-            store.mark_returned(wake)
+            store.parking.mark_returned(wake)
 
             (again,) = wait_until(lambda: swept(store), "the run to be swept up")
 
             assert again.returned
-            store.mark_published(again)
-            (again,) = store.wake_again("k")
+            store.parking.mark_published(again)
+            (again,) = store.parking.wake_again("k")
             assert again.returned
 
     def test_a_kept_run_that_came_back_is_sent_when_its_process_is_gone(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         wake = kept(store, 30.0)
-        store.mark_returned(wake)
+        store.parking.mark_returned(wake)
         for _ in range(2):
-            assert list(store.wake_next("k")) == []
+            assert list(store.parking.wake_next("k")) == []
 
         store.release(ReleaseRequest("k", "b", run="run", completion=Completion.NO))
 
-        (again,) = store.wake_next("k")
+        (again,) = store.parking.wake_next("k")
         assert again == wake._replace(returned=True)
 
-    def test_a_kept_run_that_is_parked_again_has_not_come_back(self, store: ParkingStore) -> None:
+    def test_a_kept_run_that_is_parked_again_has_not_come_back(self, store: QueueStore) -> None:
         kept(store, 30.0)
         store.release(ReleaseRequest("k", "b", run="run", completion=Completion.NO))
         take(store, "k", "c")
@@ -64,12 +64,12 @@ class Retaining(Given):
         wake = store.release(ReleaseRequest("k", "c")).wake
         assert wake is not None
 
-        store.mark_returned(wake)
+        store.parking.mark_returned(wake)
 
         (again,) = wait_until(lambda: swept(store), "the run to be swept up")
         assert not again.returned
 
-    def test_a_kept_run_is_not_sent_again_while_it_runs(self, store: ParkingStore) -> None:
+    def test_a_kept_run_is_not_sent_again_while_it_runs(self, store: QueueStore) -> None:
         lease = 2 * self.shortest_lease
         kept(store, lease)
         wait_until(  # at once, but for a machine that is too busy to ask before the end
@@ -84,7 +84,7 @@ class Retaining(Given):
             assert renew(store, ("k", "b", 30.0)) == [RenewOutcome.RENEWED]
             assert swept(store) == []
 
-    def test_a_kept_run_is_forgotten_when_it_has_ended(self, store: ParkingStore) -> None:
+    def test_a_kept_run_is_forgotten_when_it_has_ended(self, store: QueueStore) -> None:
         kept(store, 30.0)
 
         store.release(ReleaseRequest("k", "b", run="run", completion=YES))
@@ -93,7 +93,7 @@ class Retaining(Given):
         assert not holder(store, "k")
 
     def test_a_kept_run_that_is_never_settled_runs_again(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         kept(store, self.shortest_lease)
         take(store, "k", "b", 30.0)
@@ -106,13 +106,13 @@ class Retaining(Given):
         assert wake.run == "run"
 
     def test_a_kept_unsettled_run_whose_message_came_back_is_sent_at_once(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         kept(store, self.shortest_lease)
         take(store, "k", "b", 30.0)
         store.release(ReleaseRequest("k", "b", run="run", completion=Completion.UNSETTLED))
 
-        store.mark_returned(WokenTask(slot_name("k"), "run", b""))
+        store.parking.mark_returned(WokenTask(slot_name("k"), "run", b""))
 
         (wake,) = wait_until(lambda: swept(store), "the run to be swept up")
         assert wake.run == "run"

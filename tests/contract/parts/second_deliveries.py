@@ -7,7 +7,7 @@ import pytest
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.base import Store
-from celery_distlock.stores.parking import ParkingStore
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.values import Completion, WokenTask
 from celery_distlock.testing.contract.actions import (
     AGAIN,
@@ -53,7 +53,7 @@ class ParkedDeliveries(Given):
         take(store, "k", "b", run="run", redelivered=True)
 
     def test_a_second_delivery_whose_turn_has_come_does_not_run_when_the_first_has_ended(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         join_before_the_end(
             store,
@@ -76,7 +76,7 @@ class ParkedDeliveries(Given):
         assert told.wake.run == "other"
 
     def test_the_parked_second_delivery_of_an_unsettled_run_is_held_back(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         take(store, "k", "a", run="run")
         park(store, "k", "run", redelivered=True)
@@ -92,7 +92,7 @@ class ParkedDeliveries(Given):
 
     @pytest.mark.parametrize("when", ["before", "after"])
     def test_the_second_delivery_of_a_run_that_is_settled_is_dropped(
-        self, store: ParkingStore, when: str, pass_time: Callable[[float], None]
+        self, store: QueueStore, when: str, pass_time: Callable[[float], None]
     ) -> None:
         unsettled(store)
         if when == "before":
@@ -108,7 +108,7 @@ class ParkedDeliveries(Given):
 
     @pytest.mark.parametrize("parked", ["before its end", "after its end"])
     def test_the_second_delivery_of_a_run_that_is_never_settled_runs(
-        self, store: ParkingStore, parked: str, pass_time: Callable[[float], None]
+        self, store: QueueStore, parked: str, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a", run="run")
         if parked == "before its end":

@@ -5,10 +5,9 @@ from typing import Any
 
 from celery_distlock.keys import slot_name
 from celery_distlock.rate import Rate
-from celery_distlock.stores.capacity import CapacityStore
+from celery_distlock.stores.queue_parts import Claim, SendReply, Sent
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.requests import Identity, ReleaseRequest, SendRequest
-from celery_distlock.stores.sending import SendingStore, SendReply, Sent
-from celery_distlock.stores.timing import Claim
 from celery_distlock.stores.values import Completion, Limit, ParkRequest, Want, WokenTask
 from celery_distlock.testing.contract.actions import (
     AGAIN,
@@ -35,21 +34,21 @@ __all__ = ["Sending", "send"]
 
 
 def send(
-    store: SendingStore, key: str, run: str, envelope: bytes | None = None, **more: Any
+    store: QueueStore, key: str, run: str, envelope: bytes | None = None, **more: Any
 ) -> SendReply:
     """Send a run."""
     park_request = ParkRequest(run.encode() if envelope is None else envelope, task="shop.reserve")
-    return store.send(SendRequest(key, run, park_request, **more))
+    return store.calls.send(SendRequest(key, run, park_request, **more))
 
 
-def _claim(store: SendingStore) -> Claim:
+def _claim(store: QueueStore) -> Claim:
     """Claim what is due, when it is."""
     claim = wait_until(lambda: claimed(store), "a claim")
     assert claim is not None
     return claim
 
 
-def _start_one(store: SendingStore) -> dict[str, Any]:
+def _start_one(store: QueueStore) -> dict[str, Any]:
     """Use up the one start of a minute; return what the calls are sent with that it puts off."""
     want = Want(1, 1, (Rate(1, 60.0),))
     take(store, "k", "a", run="first", want=want)
@@ -62,7 +61,7 @@ class Sending(Given):
 
     # Where it stands
 
-    def test_a_run_that_is_sent_again_after_its_end_runs_again(self, store: SendingStore) -> None:
+    def test_a_run_that_is_sent_again_after_its_end_runs_again(self, store: QueueStore) -> None:
         send(store, "k", "run")
         take(store, "k", "a", run="run")
         leave(store, "k", "a", run="run", completion=Completion.UNSETTLED)
@@ -73,7 +72,7 @@ class Sending(Given):
         take(store, "k", "b", run="run", redelivered=True)
 
     def test_a_run_whose_key_is_free_goes_and_the_key_is_kept_for_it(
-        self, store: SendingStore
+        self, store: QueueStore
     ) -> None:
         assert send(store, "k", "run") == SendReply(Sent.GO)
 
@@ -83,7 +82,7 @@ class Sending(Given):
         assert leave(store, "k", "a", run="run", completion=YES) == []
         assert not store.inspect("k").woken
 
-    def test_a_run_whose_key_is_taken_waits_its_turn(self, store: SendingStore) -> None:
+    def test_a_run_whose_key_is_taken_waits_its_turn(self, store: QueueStore) -> None:
         take(store, "k", "a")
 
         assert send(store, "k", "run", b"envelope") == SendReply(Sent.QUEUED)
@@ -92,11 +91,11 @@ class Sending(Given):
         assert leave(store, "k", "a") == [WokenTask(slot_name("k"), "run", b"envelope")]
 
     @any_envelope
-    def test_an_envelope_comes_as_it_was_sent(self, store: SendingStore, envelope: bytes) -> None:
+    def test_an_envelope_comes_as_it_was_sent(self, store: QueueStore, envelope: bytes) -> None:
         send(store, "k", "first", envelope)
         send(store, "k", "second", envelope)
 
-        first = store.parked("k", "first")
+        first = store.parking.parked("k", "first")
         take(store, "k", "a", run="first", redelivered=True)
 
         assert first is not None
@@ -105,7 +104,7 @@ class Sending(Given):
         assert second.envelope == envelope
 
     @hostile_keys
-    def test_any_key_will_do(self, store: SendingStore, key: str) -> None:
+    def test_any_key_will_do(self, store: QueueStore, key: str) -> None:
         assert send(store, key, "first").sent is Sent.GO
         assert send(store, key, "second").sent is Sent.QUEUED
 
@@ -114,7 +113,7 @@ class Sending(Given):
         assert runs_of(leave(store, key, "a", run="first", completion=YES)) == ["second"]
 
     @hostile_runs
-    def test_any_run_will_do(self, store: SendingStore, run: str) -> None:
+    def test_any_run_will_do(self, store: QueueStore, run: str) -> None:
         assert send(store, "k", run).sent is Sent.GO
         assert send(store, "k", run).sent is Sent.GO
         assert send(store, "k", f"{run}, too").sent is Sent.QUEUED
@@ -123,7 +122,7 @@ class Sending(Given):
 
         assert runs_of(leave(store, "k", "a", run=run, completion=YES)) == [f"{run}, too"]
 
-    def test_its_tasks_name_is_known(self, store: SendingStore) -> None:
+    def test_its_tasks_name_is_known(self, store: QueueStore) -> None:
         send(store, "k", "first")
         send(store, "k", "second")
 
@@ -132,7 +131,7 @@ class Sending(Given):
 
     # Order
 
-    def test_runs_go_in_the_order_in_which_they_were_sent(self, store: SendingStore) -> None:
+    def test_runs_go_in_the_order_in_which_they_were_sent(self, store: QueueStore) -> None:
         names = [f"run-{number}" for number in range(5)]
         replies = [send(store, "k", run).sent for run in names]
 
@@ -144,7 +143,7 @@ class Sending(Given):
         assert replies == [Sent.GO] + [Sent.QUEUED] * 4
         assert ran == names[1:]
 
-    def test_what_is_sent_stands_behind_those_who_wait(self, store: SendingStore) -> None:
+    def test_what_is_sent_stands_behind_those_who_wait(self, store: QueueStore) -> None:
         take(store, "k", "a")
         wait_for(store, "k", "b")
         park(store, "k", "parked")
@@ -155,7 +154,7 @@ class Sending(Given):
         assert waiting == ["b", "parked", "sent"]
 
     def test_nobody_is_overtaken_by_what_is_sent_while_the_first_one_is_on_its_way(
-        self, store: SendingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         send(store, "k", "first")
         pass_time(30.0)
@@ -172,7 +171,7 @@ class Sending(Given):
         assert holder(store, "k") == "parked:second"  # which is on its way already
 
     def test_one_who_finds_a_free_key_with_others_waiting_lets_them_in_first(
-        self, store: SendingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a", 1.0)
         send(store, "k", "first")
@@ -186,7 +185,7 @@ class Sending(Given):
 
     # Several at a time
 
-    def test_as_many_go_as_fit(self, store: SendingStore) -> None:
+    def test_as_many_go_as_fit(self, store: QueueStore) -> None:
         replies = [send(store, "k", f"run-{n}", want=Want(1, 2)).sent for n in range(4)]
 
         assert replies == [Sent.GO, Sent.GO, Sent.QUEUED, Sent.QUEUED]
@@ -194,7 +193,7 @@ class Sending(Given):
         woken = leave(store, "k", "a", run="run-0", completion=YES)
         assert runs_of(woken) == ["run-2"]
 
-    def test_nobody_goes_past_one_who_does_not_fit(self, store: SendingStore) -> None:
+    def test_nobody_goes_past_one_who_does_not_fit(self, store: QueueStore) -> None:
         enter(store, "k", "a", Want(1, 2))
 
         assert send(store, "k", "heavy", want=Want(2, 2)).sent is Sent.QUEUED
@@ -202,25 +201,25 @@ class Sending(Given):
 
         assert runs_of(leave(store, "k", "a")) == ["heavy"]
 
-    def test_a_run_is_taken_in_at_a_key_that_is_paused(self, store: CapacityStore) -> None:
-        assert isinstance(store, SendingStore)
-        store.set_limit("k", Limit(0))
+    def test_a_run_is_taken_in_at_a_key_that_is_paused(self, store: QueueStore) -> None:
+        assert isinstance(store, QueueStore)
+        store.units.set_limit("k", Limit(0))
 
         assert send(store, "k", "run").sent is Sent.QUEUED
 
-        assert runs_of(all_of(store.set_limit("k", None).wake)) == ["run"]
+        assert runs_of(all_of(store.units.set_limit("k", None).wake)) == ["run"]
 
-    def test_a_run_that_waits_for_a_rest_alone_is_noted(self, store: SendingStore) -> None:
+    def test_a_run_that_waits_for_a_rest_alone_is_noted(self, store: QueueStore) -> None:
         take(store, "k", "a")
         leave(store, "k", "a", keep_for=("resting:1", 30.0))
 
         assert send(store, "k", "run").sent is Sent.QUEUED
 
-        assert 29 < store.dues().first <= 30.1
+        assert 29 < store.timetable.dues().first <= 30.1
 
     # Again
 
-    def test_a_repeated_request_changes_nothing(self, store: SendingStore) -> None:
+    def test_a_repeated_request_changes_nothing(self, store: QueueStore) -> None:
         first = send(store, "k", "first"), send(store, "k", "second")
         delayed = send(store, "k", "later", delay=30.0)
 
@@ -230,7 +229,7 @@ class Sending(Given):
         state = store.inspect("k")
         assert (state.owner, state.waiting, state.woken) == ("parked:first", 1, 1)
 
-    def test_a_run_that_has_its_key_is_not_taken_in_again(self, store: SendingStore) -> None:
+    def test_a_run_that_has_its_key_is_not_taken_in_again(self, store: QueueStore) -> None:
         send(store, "k", "run")
         take(store, "k", "a", run="run", redelivered=True)
 
@@ -238,7 +237,7 @@ class Sending(Given):
 
         assert leave(store, "k", "a", run="run", completion=YES) == []
 
-    def test_a_task_that_has_ended_may_be_sent_again_by_its_id(self, store: SendingStore) -> None:
+    def test_a_task_that_has_ended_may_be_sent_again_by_its_id(self, store: QueueStore) -> None:
         for _ in range(2):
             assert send(store, "k", "run").sent is Sent.GO
             take(store, "k", "a", run="run", redelivered=True)
@@ -246,7 +245,7 @@ class Sending(Given):
 
         assert ask(store, "k", "b", run="run", redelivered=True).status is DONE
 
-    def test_a_second_delivery_of_what_was_sent_is_recognised(self, store: SendingStore) -> None:
+    def test_a_second_delivery_of_what_was_sent_is_recognised(self, store: QueueStore) -> None:
         send(store, "k", "run")
         take(store, "k", "a", run="run", redelivered=True)
         send(store, "k", "other")
@@ -259,7 +258,7 @@ class Sending(Given):
     # What a crash leaves behind
 
     def test_a_sweep_sends_what_its_sender_did_not_publish(
-        self, store: SendingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         send(store, "k", "run", b"envelope")
         assert swept(store) == []
@@ -270,10 +269,10 @@ class Sending(Given):
         assert found == WokenTask(slot_name("k"), "run", b"envelope")
 
     def test_what_was_published_is_not_sent_again_soon(
-        self, store: SendingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         send(store, "k", "run")
-        store.mark_published(WokenTask(slot_name("k"), "run", b""))
+        store.parking.mark_published(WokenTask(slot_name("k"), "run", b""))
         send(store, "other", "run")
         pass_time(4.0)
 
@@ -282,7 +281,7 @@ class Sending(Given):
         assert [each.name for each in found] == [slot_name("other")]
 
     def test_a_request_tells_besides_what_was_published(
-        self, store: SendingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         for key in "klm":
             send(store, key, "run")
@@ -296,31 +295,31 @@ class Sending(Given):
 
     # Later
 
-    def test_a_run_that_is_not_due_blocks_nobody(self, store: SendingStore) -> None:
+    def test_a_run_that_is_not_due_blocks_nobody(self, store: QueueStore) -> None:
         assert send(store, "k", "later", delay=30.0) == SendReply(Sent.LATER)
 
         assert send(store, "k", "now").sent is Sent.GO
         assert store.inspect("k").waiting == 0
 
     def test_a_run_that_is_due_goes_by_the_ticker(
-        self, store: SendingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         send(store, "k", "late", b"envelope", delay=5.0)
         send(store, "k", "later", delay=30.0)
-        assert 4 < store.dues().first <= 5.1
+        assert 4 < store.timetable.dues().first <= 5.1
         assert claimed(store) is None
         pass_time(5.1)
 
         claim = _claim(store)
 
         again: dict[str, float | None] = {}
-        assert list(store.wake_due(claim.names, again)) == [
+        assert list(store.parking.wake_due(claim.names, again)) == [
             WokenTask(slot_name("k"), "late", b"envelope")
         ]
         assert 20 < (again["k"] or 0) <= 25  # the other one
 
     def test_a_run_that_is_due_waits_for_who_has_the_key(
-        self, store: SendingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a", 600.0)
         send(store, "k", "late", delay=1.0)
@@ -333,7 +332,7 @@ class Sending(Given):
         assert runs_of(leave(store, "k", "a")) == ["first"]
 
     def test_a_sweep_finds_what_is_due_and_not_noted(
-        self, store: SendingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         send(store, "k", "late", delay=1.0)
         pass_time(1.1)
@@ -341,7 +340,7 @@ class Sending(Given):
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["late"]
 
     def test_a_key_is_remembered_while_a_run_waits_for_its_time(
-        self, store: SendingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         send(store, "k", "late", delay=90.0)
         pass_time(70.0)
@@ -353,33 +352,33 @@ class Sending(Given):
     # For operators
 
     def test_what_waits_and_what_is_not_due_is_found_and_cancelled(
-        self, store: SendingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a")
         send(store, "k", "task-1:0:0:0")
         send(store, "k", "task-2:0:0:0", delay=1.0)
 
         for task_id in ("task-1", "task-2"):
-            assert list(store.find_parked(task_id)) == [("k", f"{task_id}:0:0:0")]
-            assert store.cancel("k", f"{task_id}:0:0:0").released
+            assert list(store.parking.find_parked(task_id)) == [("k", f"{task_id}:0:0:0")]
+            assert store.parking.cancel("k", f"{task_id}:0:0:0").released
 
         pass_time(1.1)
         assert swept(store) == []
         assert leave(store, "k", "a") == []
-        assert not list(store.find_parked("task-2"))
+        assert not list(store.parking.find_parked("task-2"))
 
-    def test_a_run_that_goes_is_cancelled_for_the_next(self, store: SendingStore) -> None:
+    def test_a_run_that_goes_is_cancelled_for_the_next(self, store: QueueStore) -> None:
         send(store, "k", "run")
         send(store, "k", "other")
 
-        cancelled = store.cancel("k", "run")
+        cancelled = store.parking.cancel("k", "run")
 
         assert runs_of(all_of(cancelled.wake)) == ["other"]
         assert ask(store, "k", "a", run="run", redelivered=True).status is DONE
 
     # With others of its key
 
-    def test_a_run_that_was_not_sent_waits_behind_one_that_was(self, store: SendingStore) -> None:
+    def test_a_run_that_was_not_sent_waits_behind_one_that_was(self, store: QueueStore) -> None:
         send(store, "k", "sent")
 
         park(store, "k", "received")
@@ -391,7 +390,7 @@ class Sending(Given):
     # Rates
 
     def test_a_paced_one_waits_for_its_rate_in_nobodys_way(
-        self, store: SendingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         want = Want(1, 1, (Rate(1, 60.0),))
         assert send(store, "k", "first", want=want, paced=True).sent is Sent.GO
@@ -410,7 +409,7 @@ class Sending(Given):
         assert wake.run == "second"
 
     def test_paced_ones_of_one_time_join_the_queue_in_the_order_of_their_calls(
-        self, store: SendingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         paced = _start_one(store)
         calls = ["d", "c", "b", "a"]
@@ -418,13 +417,13 @@ class Sending(Given):
             send(store, "k", run, identity=Identity(run), **paced)
         send(store, "k", "d", b"new", identity=Identity("d", replaces="d"), **paced)
 
-        assert [waiter.run for waiter in store.delayed("k")] == calls
+        assert [waiter.run for waiter in store.calls.delayed("k")] == calls
         pass_time(61.0)
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["d"]
         assert [waiter.run for waiter in store.waiters("k")] == calls
 
     def test_a_paced_one_does_not_pass_those_whose_time_has_come(
-        self, store: SendingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         paced = _start_one(store)
         send(store, "k", "second", identity=Identity("second"), **paced)
@@ -434,20 +433,18 @@ class Sending(Given):
 
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["second"]
 
-    def test_a_paced_one_is_put_off_no_longer_than_its_rate_lasts(
-        self, store: SendingStore
-    ) -> None:
+    def test_a_paced_one_is_put_off_no_longer_than_its_rate_lasts(self, store: QueueStore) -> None:
         paced: dict[str, Any] = {"want": Want(1, 1, (Rate(1, 0.2),)), "paced": True}
         assert send(store, "k", "first", **paced).sent is Sent.GO  # and has to come
 
         send(store, "k", "second", **paced)
 
-        (waiter,) = store.delayed("k")
+        (waiter,) = store.calls.delayed("k")
         assert waiter.due is not None
         assert waiter.due <= 0.25
 
     def test_an_update_of_a_paced_one_leaves_it_its_time(
-        self, store: SendingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         paced, identity = _start_one(store), Identity("same")
         send(store, "k", "second", b"old", identity=identity, **paced)
@@ -462,7 +459,7 @@ class Sending(Given):
         assert wake.envelope == b"new"
 
     def test_an_update_of_a_paced_one_with_another_rate_gives_it_the_time_of_that(
-        self, store: SendingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         long, short = Want(1, 1, (Rate(1, 3600.0),)), Want(1, 1, (Rate(1, 60.0),))
         identity = Identity("same")

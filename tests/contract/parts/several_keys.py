@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
-from celery_distlock.stores.parking import ParkingStore
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.values import Release, WokenTask
 from celery_distlock.testing.contract.actions import (
     AGAIN,
@@ -21,10 +21,12 @@ from tests.contract.parts.actions import park, stand, swept, take_together
 __all__ = ["SeveralKeys"]
 
 
-def set_out(store: ParkingStore, keys: str) -> None:
+def set_out(store: QueueStore, keys: str) -> None:
     """Have a run stand at free keys, and put it on its way to them."""
     stand(store, keys)
-    assert [store.depart(key, "run", first=key == keys[0]).released for key in reversed(keys)]
+    assert [
+        store.parking.depart(key, "run", first=key == keys[0]).released for key in reversed(keys)
+    ]
 
 
 class SeveralKeys(Given):
@@ -46,31 +48,31 @@ class SeveralKeys(Given):
         assert take_all(store, "kl", "ab") is None
         assert not holder(store, "l")
 
-    def test_keys_that_are_kept_for_a_run_are_taken_in_one_step(self, store: ParkingStore) -> None:
+    def test_keys_that_are_kept_for_a_run_are_taken_in_one_step(self, store: QueueStore) -> None:
         set_out(store, "kl")
         tokens = [store.inspect(key).token for key in "kl"]
 
         assert take_together(store, "kl", "ab", redelivered=True) == tokens
 
         assert [holder(store, key) for key in "kl"] == ["a", "b"]
-        assert [store.parked(key, "run") for key in "kl"] == [None, None]
+        assert [store.parking.parked(key, "run") for key in "kl"] == [None, None]
         for key, owner in ("ka", "lb"):
             assert store.release(ReleaseRequest(key, owner, run="run")) == Release(True, None)
 
     def test_one_that_is_retained_comes_again_if_it_does_not_end(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         set_out(store, "kl")
         take_together(store, "kl", "ab", redelivered=True, retain=True)
 
-        assert store.parked("k", "run") is not None
+        assert store.parking.parked("k", "run") is not None
         pass_time(31.0)
 
         (wake,) = wait_until(lambda: swept(store), "a sweep")
         assert wake == WokenTask("k", "run", b"run", returned=True)
 
     def test_keys_that_are_free_are_not_taken_for_one_that_may_have_run(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         stand(store, "k")
 
@@ -78,7 +80,7 @@ class SeveralKeys(Given):
         assert [holder(store, key) for key in "kl"] == ["parked:run", ""]
 
     def test_keys_that_are_kept_for_a_run_that_has_ended_are_not_taken(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         stand(store, "kl")
         take(store, "m", "c", run="run")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
-from celery_distlock.stores.parking import ParkingStore
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.values import (
     ParkRequest,
     WokenTask,
@@ -27,7 +27,7 @@ __all__ = ["Sweeping"]
 class Sweeping(Given):
     """A sweep finds what a crash left."""
 
-    def test_a_sweep_finds_nothing_where_nothing_is(self, store: ParkingStore) -> None:
+    def test_a_sweep_finds_nothing_where_nothing_is(self, store: QueueStore) -> None:
         take(store, "k", "a")
 
         assert swept(store) == []
@@ -35,7 +35,7 @@ class Sweeping(Given):
         assert holder(store, "k") == "a"
 
     def test_an_unsent_run_is_sent_by_a_sweep_after_its_time(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a")
         park(store, "k", "run", b"envelope")
@@ -47,13 +47,13 @@ class Sweeping(Given):
         assert swept(store) == []
 
     def test_a_run_that_was_sent_is_left_alone(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a")
         park(store, "k", "sent")
         wake = store.release(ReleaseRequest("k", "a")).wake
         assert wake is not None
-        store.mark_published(wake)
+        store.parking.mark_published(wake)
         take(store, "k2", "a")
         park(store, "k2", "unsent")
         store.release(ReleaseRequest("k2", "a"))
@@ -63,7 +63,7 @@ class Sweeping(Given):
 
         assert wake.run == "unsent"
 
-    def test_a_sweep_frees_the_key_of_a_holder_that_died(self, store: ParkingStore) -> None:
+    def test_a_sweep_frees_the_key_of_a_holder_that_died(self, store: QueueStore) -> None:
         join_before_the_end(
             store, self.shortest_lease, lambda: park(store, "k", "run", b"envelope"), owner="dead"
         )
@@ -73,7 +73,7 @@ class Sweeping(Given):
         assert holder(store, "k") == "parked:run"
 
     def test_a_sweep_hands_a_free_key_to_a_blocked_waiter_before_parked_ones(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         waiter = join_before_the_end(
             store, self.shortest_lease, lambda: wait_for(store, "k", "b"), owner="dead"
@@ -87,7 +87,7 @@ class Sweeping(Given):
         waiter.inbox.wait(PATIENCE)
         take(store, "k", "b", queue=waiter.inbox)
 
-    def test_a_sweep_leaves_held_keys_alone(self, store: ParkingStore) -> None:
+    def test_a_sweep_leaves_held_keys_alone(self, store: QueueStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
 
@@ -95,7 +95,7 @@ class Sweeping(Given):
 
         assert (holder(store, "k"), store.inspect("k").waiting) == ("a", 1)
 
-    def test_a_sweep_finds_every_key(self, store: ParkingStore) -> None:
+    def test_a_sweep_finds_every_key(self, store: QueueStore) -> None:
         for n in range(250):
             take(store, f"k{n}", "dead", self.shortest_lease)
             store.acquire(
@@ -110,11 +110,11 @@ class Sweeping(Given):
 
         assert {wake.run for wake in found} == {f"run{n}" for n in waiting}
 
-    def test_of_all_who_sweep_in_an_interval_one_gets_to_look(self, store: ParkingStore) -> None:
-        assert list(store.sweep(60.0)) == []
+    def test_of_all_who_sweep_in_an_interval_one_gets_to_look(self, store: QueueStore) -> None:
+        assert list(store.parking.sweep(60.0)) == []
         join_before_the_end(
             store, self.shortest_lease, lambda: park(store, "k", "run"), owner="dead"
         )
         expire(store, "k", "dead")
 
-        assert list(store.sweep(60.0)) == []
+        assert list(store.parking.sweep(60.0)) == []

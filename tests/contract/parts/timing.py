@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-from celery_distlock.stores.capacity import CapacityStore
 from celery_distlock.stores.channels import Inbox
-from celery_distlock.stores.timing import Claim, Settled, TimedStore
+from celery_distlock.stores.queue_parts import Claim, Settled
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.values import Limit, Want
 from celery_distlock.testing.contract.actions import RESTS, enter, leave, runs_of, take, wait_until
 from celery_distlock.testing.contract.given import Given
@@ -18,28 +18,28 @@ __all__ = ["Timing"]
 LONG = 60.0  # seconds for which one is the ticker
 
 
-def tick(store: TimedStore, who: str = "t", *, seconds: float = LONG) -> Claim:
+def tick(store: QueueStore, who: str = "t", *, seconds: float = LONG) -> Claim:
     """Be the ticker and claim what is due, without an inbox that anybody looks at."""
-    with closing(store.ticker_inbox(who)) as inbox:
-        return store.claim_due(who, inbox, seconds)
+    with closing(store.timetable.ticker_inbox(who)) as inbox:
+        return store.timetable.claim_due(who, inbox, seconds)
 
 
-def claimed(store: TimedStore) -> Claim | None:
+def claimed(store: QueueStore) -> Claim | None:
     """Claim what is due; None: nothing is."""
     claim = tick(store)
     return claim if claim.names else None
 
 
-def settle(store: TimedStore, claim: Claim, again: dict[str, float | None]) -> Claim:
+def settle(store: QueueStore, claim: Claim, again: dict[str, float | None]) -> Claim:
     """Say what has come of a claim."""
-    with closing(store.ticker_inbox("t")) as inbox:
-        return store.claim_due("t", inbox, LONG, Settled(claim.number, again))
+    with closing(store.timetable.ticker_inbox("t")) as inbox:
+        return store.timetable.claim_due("t", inbox, LONG, Settled(claim.number, again))
 
 
-def wake(store: TimedStore, claim: Claim) -> tuple[list[str], dict[str, float | None]]:
+def wake(store: QueueStore, claim: Claim) -> tuple[list[str], dict[str, float | None]]:
     """Look at what was claimed; return whom that wakes, and what is due again."""
     again: dict[str, float | None] = {}
-    return runs_of(list(store.wake_due(claim.names, again))), again
+    return runs_of(list(store.parking.wake_due(claim.names, again))), again
 
 
 class Timing(Given):
@@ -47,7 +47,7 @@ class Timing(Given):
 
     # What is noted
 
-    def test_nothing_is_noted_of_keys_that_do_not_rest(self, store: TimedStore) -> None:
+    def test_nothing_is_noted_of_keys_that_do_not_rest(self, store: QueueStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
         take(store, "other", "a", want=Want(1, 2))
@@ -55,9 +55,9 @@ class Timing(Given):
         leave(store, "k", "a")
         leave(store, "other", "a")
 
-        assert store.dues().many == 0
+        assert store.timetable.dues().many == 0
 
-    def test_a_rest_is_noted_if_somebody_waits(self, store: TimedStore) -> None:
+    def test_a_rest_is_noted_if_somebody_waits(self, store: QueueStore) -> None:
         take(store, "k", "a")
         take(store, "alone", "a")
         park(store, "k", "run")
@@ -65,55 +65,55 @@ class Timing(Given):
         leave(store, "k", "a", keep_for=(RESTS, 30.0))
         leave(store, "alone", "a", keep_for=(RESTS, 30.0))
 
-        assert store.dues().many == 1
-        assert 29 < store.dues().first <= 30.1
+        assert store.timetable.dues().many == 1
+        assert 29 < store.timetable.dues().first <= 30.1
 
-    def test_a_rest_is_noted_by_the_first_who_parks(self, store: TimedStore) -> None:
+    def test_a_rest_is_noted_by_the_first_who_parks(self, store: QueueStore) -> None:
         take(store, "k", "a")
         leave(store, "k", "a", keep_for=(RESTS, 30.0))
 
         park(store, "k", "run")
 
-        assert 29 < store.dues().first <= 30.1
+        assert 29 < store.timetable.dues().first <= 30.1
 
-    def test_the_rest_of_a_part_is_noted(self, store: TimedStore) -> None:
+    def test_the_rest_of_a_part_is_noted(self, store: QueueStore) -> None:
         enter(store, "k", "ab", Want(1, 2))
         park(store, "k", "run", want=Want(1, 2))
 
         leave(store, "k", "a", keep_for=(RESTS, 30.0))
 
-        assert 29 < store.dues().first <= 30.1
+        assert 29 < store.timetable.dues().first <= 30.1
 
-    def test_a_key_that_cools_down_is_noted(self, store: CapacityStore) -> None:
-        assert isinstance(store, TimedStore)
+    def test_a_key_that_cools_down_is_noted(self, store: QueueStore) -> None:
+        assert isinstance(store, QueueStore)
         take(store, "k", "a")
-        store.rest("k", "a", 30.0)
+        store.units.rest("k", "a", 30.0)
         park(store, "k", "run")
 
         leave(store, "k", "a")
 
-        assert 29 < store.dues().first <= 30.1
+        assert 29 < store.timetable.dues().first <= 30.1
 
-    def test_the_end_of_a_limit_is_noted(self, store: CapacityStore) -> None:
-        assert isinstance(store, TimedStore)
-        store.set_limit("k", Limit(0, time.time() + 30.0))
+    def test_the_end_of_a_limit_is_noted(self, store: QueueStore) -> None:
+        assert isinstance(store, QueueStore)
+        store.units.set_limit("k", Limit(0, time.time() + 30.0))
 
         park(store, "k", "run")
 
-        assert 28 < store.dues().first <= 31
+        assert 28 < store.timetable.dues().first <= 31
 
-    def test_a_key_where_a_run_needs_others_too_is_noted(self, store: TimedStore) -> None:
+    def test_a_key_where_a_run_needs_others_too_is_noted(self, store: QueueStore) -> None:
         take(store, "k", "a")
         leave(store, "k", "a", keep_for=(RESTS, 30.0))
 
         stand(store, "jk")
 
-        assert 29 < store.dues().first <= 30.1
+        assert 29 < store.timetable.dues().first <= 30.1
 
     # What is due
 
     def test_who_waits_is_woken_when_it_is_due(
-        self, store: TimedStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
@@ -127,13 +127,13 @@ class Timing(Given):
         # The record may end a millisecond later than was foreseen.
         wait_until(lambda: wake(store, claim) == (["run"], {"k": None}), "the run to be woken")
         assert settle(store, claim, {"k": None}).names == ()
-        assert store.dues().many == 0
+        assert store.timetable.dues().many == 0
 
-    def test_what_is_not_open_yet_is_due_again(self, store: TimedStore) -> None:
+    def test_what_is_not_open_yet_is_due_again(self, store: QueueStore) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
         leave(store, "k", "a", keep_for=(RESTS, 30.0))
-        store.note_due({"k": 0.0})
+        store.timetable.note_due({"k": 0.0})
         claim = tick(store)
 
         woken, again = wake(store, claim)
@@ -141,19 +141,19 @@ class Timing(Given):
         assert woken == []
         assert 29 < (again["k"] or 0.0) <= 30.1
         settle(store, claim, again)
-        assert 29 < store.dues().first <= 30.1
+        assert 29 < store.timetable.dues().first <= 30.1
 
-    def test_the_earlier_of_two_times_counts(self, store: TimedStore) -> None:
+    def test_the_earlier_of_two_times_counts(self, store: QueueStore) -> None:
         for seconds in (30.0, 10.0, 20.0):
-            store.note_due({"k": seconds})
+            store.timetable.note_due({"k": seconds})
 
-        assert store.dues().many == 1
-        assert 9 < store.dues().first <= 10
+        assert store.timetable.dues().many == 1
+        assert 9 < store.timetable.dues().first <= 10
 
     def test_what_is_claimed_is_nobody_elses_for_a_while(
-        self, store: TimedStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
-        store.note_due({"k": 0.0})
+        store.timetable.note_due({"k": 0.0})
         assert tick(store).names == ("k",)
         assert tick(store).names == ()
 
@@ -161,35 +161,35 @@ class Timing(Given):
 
         wait_until(lambda: tick(store).names == ("k",), "the claim to lapse")
 
-    def test_what_is_noted_while_it_is_claimed_is_kept(self, store: TimedStore) -> None:
-        store.note_due({"k": 0.0})
+    def test_what_is_noted_while_it_is_claimed_is_kept(self, store: QueueStore) -> None:
+        store.timetable.note_due({"k": 0.0})
         claim = tick(store)
-        store.note_due({"k": 30.0})
+        store.timetable.note_due({"k": 30.0})
 
         settle(store, claim, {"k": None})
 
-        assert 29 < store.dues().first <= 30
+        assert 29 < store.timetable.dues().first <= 30
 
     def test_a_note_that_was_lost_is_made_again_by_a_sweep(
-        self, store: TimedStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a")
         park(store, "k", "run")
         leave(store, "k", "a", keep_for=(RESTS, 1.5))
-        store.note_due({"k": 0.0})
+        store.timetable.note_due({"k": 0.0})
         settle(store, tick(store), {"k": None})
-        assert store.dues().many == 0
+        assert store.timetable.dues().many == 0
 
         assert swept(store) == []
 
-        assert store.dues().many == 1
+        assert store.timetable.dues().many == 1
         pass_time(1.5)
         assert runs_of(wait_until(lambda: swept(store), "a sweep")) == ["run"]
 
     # Who looks
 
-    def test_one_is_the_ticker(self, store: TimedStore) -> None:
-        store.note_due({"k": 0.0})
+    def test_one_is_the_ticker(self, store: QueueStore) -> None:
+        store.timetable.note_due({"k": 0.0})
         assert tick(store, "first").leads
 
         second = tick(store, "second")
@@ -197,39 +197,39 @@ class Timing(Given):
         assert not second.leads
         assert second.names == ()
         assert second.pause <= LONG
-        assert store.dues().ticker == "first"
+        assert store.timetable.dues().ticker == "first"
 
-    def test_another_one_follows_who_says_nothing_more(self, store: TimedStore) -> None:
+    def test_another_one_follows_who_says_nothing_more(self, store: QueueStore) -> None:
         assert tick(store, "first", seconds=0.2).leads
 
         wait_until(lambda: tick(store, "second").leads, "another ticker")
 
         assert not tick(store, "first").leads
 
-    def test_another_one_follows_at_once_who_gives_it_up(self, store: TimedStore) -> None:
+    def test_another_one_follows_at_once_who_gives_it_up(self, store: QueueStore) -> None:
         assert tick(store, "first").leads
 
         assert not tick(store, "first", seconds=0.0).leads
 
-        assert store.dues().ticker == ""
+        assert store.timetable.dues().ticker == ""
         assert tick(store, "second").leads
 
-    def test_who_is_not_the_ticker_cannot_end_another_ones_time(self, store: TimedStore) -> None:
+    def test_who_is_not_the_ticker_cannot_end_another_ones_time(self, store: QueueStore) -> None:
         assert tick(store, "first").leads
 
         tick(store, "second", seconds=0.0)
 
-        assert store.dues().ticker == "first"
+        assert store.timetable.dues().ticker == "first"
 
-    def test_the_ticker_is_called_for_what_is_due_before_all_else(self, store: TimedStore) -> None:
-        with closing(store.ticker_inbox("t")) as inbox:
-            assert store.claim_due("t", inbox, LONG).pause > LONG
+    def test_the_ticker_is_called_for_what_is_due_before_all_else(self, store: QueueStore) -> None:
+        with closing(store.timetable.ticker_inbox("t")) as inbox:
+            assert store.timetable.claim_due("t", inbox, LONG).pause > LONG
             waits = Waits(inbox)
             waits.start()
-            store.note_due({"k": 10.0})
+            store.timetable.note_due({"k": 10.0})
             waits.join(timeout=30.0)
             assert not waits.is_alive()
-            assert store.claim_due("t", inbox, LONG).pause <= 10.0
+            assert store.timetable.claim_due("t", inbox, LONG).pause <= 10.0
 
 
 class Waits(threading.Thread):

@@ -6,7 +6,7 @@ from celery_distlock.keys import slot_name
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.listing import ListingStore
-from celery_distlock.stores.parking import ParkingStore
+from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.values import (
     ParkRequest,
     RenewOutcome,
@@ -92,7 +92,7 @@ class Units(Given):
 class Queued(Given):
     """Who waits for a part of a key: one queue, strictly in order."""
 
-    def test_one_release_wakes_all_who_fit_in_their_order(self, store: ParkingStore) -> None:
+    def test_one_release_wakes_all_who_fit_in_their_order(self, store: QueueStore) -> None:
         take(store, "k", "a")
         for number in range(4):
             park(store, "k", f"run{number}", want=THREE)
@@ -108,7 +108,7 @@ class Queued(Given):
         assert len(tokens) == 1
 
     def test_a_release_wakes_nobody_beyond_the_first_who_does_not_fit(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         take(store, "k", "a")
         park(store, "k", "reader", want=SHARED)
@@ -121,9 +121,9 @@ class Queued(Given):
         take(store, "k", "c", run="writer", redelivered=True)
         assert runs_of(leave(store, "k", "c", run="writer", completion=YES)) == ["late"]
 
-    def test_all_who_were_woken_are_dispatched(self, store: ParkingStore) -> None:
+    def test_all_who_were_woken_are_dispatched(self, store: QueueStore) -> None:
         sent: list[WokenTask] = []
-        store.publishers = (sent.append,)
+        store.publishers.known = (sent.append,)
         take(store, "k", "a")
         for run in ("run1", "run2"):
             park(store, "k", run, want=SHARED)
@@ -134,13 +134,13 @@ class Queued(Given):
         assert runs_of(sent) == ["run1", "run2"]
 
     def test_what_nobody_comes_for_goes_to_the_next(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         enter(store, "k", "ab", TWO, lease=min(600.0, self.longest_lease))
         park(store, "k", "gone", want=TWO)
         park(store, "k", "next", want=TWO)
         (wake,) = leave(store, "k", "a")
-        store.mark_published(wake)
+        store.parking.mark_published(wake)
         pass_time(11.0)
 
         found = wait_until(lambda: swept(store), "a sweep")
@@ -149,7 +149,7 @@ class Queued(Given):
         assert renew(store, ("k", "b", min(600.0, self.longest_lease))) == [RenewOutcome.RENEWED]
 
     def test_a_woken_run_that_wants_something_else_now_is_judged_anew(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         enter(store, "k", "ab", TWO)
         park(store, "k", "run", want=TWO)
@@ -161,11 +161,9 @@ class Queued(Given):
         assert runs_of(leave(store, "k", "b")) == ["run"]
         take(store, "k", "d", run="run", redelivered=True)
 
-    def test_one_who_is_parked_on_arrival_waits_for_what_it_wants(
-        self, store: ParkingStore
-    ) -> None:
+    def test_one_who_is_parked_on_arrival_waits_for_what_it_wants(self, store: QueueStore) -> None:
         enter(store, "k", "ab", TWO)
-        reply = store.park_if_held("k", "run", ParkRequest(b"run"), 10.0, want=TWO)
+        reply = store.parking.park_if_held("k", "run", ParkRequest(b"run"), 10.0, want=TWO)
         assert reply.status is PARKED
 
         (waiter,) = store.waiters("k")
@@ -173,7 +171,7 @@ class Queued(Given):
         assert (waiter.run, waiter.want) == ("run", TWO)
         assert runs_of(leave(store, "k", "a")) == ["run"]
 
-    def test_how_much_one_waits_for_is_listed(self, store: ParkingStore) -> None:
+    def test_how_much_one_waits_for_is_listed(self, store: QueueStore) -> None:
         take(store, "k", "a")
         park(store, "k", "shares", want=SHARED)
         park(store, "k", "alone")
@@ -195,7 +193,7 @@ class Queued(Given):
         take(store, "k", "b", run="another", want=SHARED)
 
     def test_a_parked_second_delivery_is_dropped_when_the_first_ends(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a", run="run", want=SHARED)
         enter(store, "k", "b", lease=min(600.0, self.longest_lease))
@@ -207,7 +205,7 @@ class Queued(Given):
         assert swept(store) == []
         assert ask(store, "k", "c", run="run", redelivered=True, want=SHARED).status is DONE
 
-    def test_a_parked_second_delivery_runs_if_the_first_gives_up(self, store: ParkingStore) -> None:
+    def test_a_parked_second_delivery_runs_if_the_first_gives_up(self, store: QueueStore) -> None:
         take(store, "k", "a", run="run", want=SHARED)
         enter(store, "k", "b")
         park(store, "k", "run", redelivered=True, want=SHARED)
@@ -219,7 +217,7 @@ class Queued(Given):
         take(store, "k", "c", run="run", redelivered=True, want=SHARED)
 
     def test_a_parked_second_delivery_runs_when_the_lease_of_the_first_has_ended(
-        self, store: ParkingStore, pass_time: Callable[[float], None]
+        self, store: QueueStore, pass_time: Callable[[float], None]
     ) -> None:
         take(store, "k", "a", 30.0, run="run", want=SHARED)
         enter(store, "k", "b", lease=min(600.0, self.longest_lease))
@@ -233,7 +231,7 @@ class Queued(Given):
     # Several keys
 
     def test_one_that_stands_at_several_keys_waits_for_each_as_it_wants_it(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         enter(store, "k", "a", TWO)
         enter(store, "l", "b")
@@ -248,7 +246,7 @@ class Queued(Given):
         take(store, "l", "d", run="run", redelivered=True)
 
     def test_one_that_has_its_part_and_waits_elsewhere_keeps_nobody_from_entering(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         enter(store, "k", "a")
         take(store, "l", "b")
@@ -259,7 +257,7 @@ class Queued(Given):
         assert ask(store, "k", "d").status is BUSY
 
     def test_one_that_waits_elsewhere_gives_its_part_to_one_who_came_before_it(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         enter(store, "k", "ab", TWO)
         take(store, "l", "c")
@@ -277,7 +275,7 @@ class Queued(Given):
 
     # Weights
 
-    def test_light_ones_wait_behind_a_heavy_one(self, store: ParkingStore) -> None:
+    def test_light_ones_wait_behind_a_heavy_one(self, store: QueueStore) -> None:
         take(store, "k", "a", want=Want(3, 4))
         park(store, "k", "heavy", want=Want(4, 4))
         park(store, "k", "light", want=Want(1, 4))
@@ -288,7 +286,7 @@ class Queued(Given):
         woken = leave(store, "k", "b", run="heavy", completion=YES)
         assert runs_of(woken) == ["light"]
 
-    def test_what_one_gives_up_is_shared_out_to_as_many_as_fit(self, store: ParkingStore) -> None:
+    def test_what_one_gives_up_is_shared_out_to_as_many_as_fit(self, store: QueueStore) -> None:
         take(store, "k", "a", want=Want(4, 4))
         for run, units in (("two", 2), ("one", 1), ("three", 3)):
             park(store, "k", run, want=Want(units, 4))
@@ -297,7 +295,7 @@ class Queued(Given):
         assert store.inspect("k").used == 3
 
     def test_one_who_is_here_takes_what_was_handed_to_one_who_came_later_and_is_not(
-        self, store: ParkingStore
+        self, store: QueueStore
     ) -> None:
         take(store, "k", "a", want=Want(4, 4))
         early = ask(store, "k", "early", queue=store.inbox("k", "early"), want=Want(4, 4))

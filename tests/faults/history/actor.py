@@ -112,7 +112,7 @@ class Actor:
         if Ability.SEVERAL not in abilities or choose.random() < 0.5:
             return Key(name)
         terms = choose.choice(SHARED)
-        if "weight" in terms and Ability.WEIGH not in abilities:
+        if "weight" in terms and Ability.QUEUE not in abilities:
             return Key(name, capacity=3)
         return Key(name, **terms)  # type: ignore[arg-type]
 

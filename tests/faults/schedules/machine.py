@@ -151,7 +151,7 @@ class World(RuleBasedStateMachine):
         self.calm = self.slow = self.pushes = False
         self.mishap = ""
         self.error_outside = sys.exc_info()[1]
-        store.publishers = (self.publish,)
+        store.publishers.known = (self.publish,)
 
     @initialize(calm=st.booleans(), pushes=st.booleans())
     def begin(self, calm: bool, pushes: bool) -> None:
@@ -191,7 +191,7 @@ class World(RuleBasedStateMachine):
         return [message for message in self.broker if not message.run.inherits]
 
     def sweepings(self) -> list[Iterator[WokenTask]]:
-        return [*self.sweepers, self.store.sweep(SWEEP)][:2] if self.runs else []
+        return [*self.sweepers, self.store.parking.sweep(SWEEP)][:2] if self.runs else []
 
     def executing(self) -> list[Process]:
         return [*self.running(), *self.settling()]
@@ -335,10 +335,10 @@ class World(RuleBasedStateMachine):
         if "receipt" in run.kind and not (message.woken or message.again or run.revoked):
             park_request = ParkRequest(run.wake.envelope, worker.channel)
             try:
-                reply = self.store.park_if_held(run.key, run.name, park_request, 0.25)
+                reply = self.store.parking.park_if_held(run.key, run.name, park_request, 0.25)
                 if reply.status is Status.PARKED:
                     if not reply.holder:  # whoever was before it has ended meanwhile
-                        self.sweep(self.store.wake_next(run.key))
+                        self.sweep(self.store.parking.wake_next(run.key))
                     return
             except StoreUnavailableError:
                 message.again = True
@@ -493,7 +493,7 @@ class World(RuleBasedStateMachine):
 
     def put_back(self, run: Run) -> None:
         with contextlib.suppress(StoreUnavailableError):  # its lease's end brings it back too
-            self.store.mark_returned(run.wake)
+            self.store.parking.mark_returned(run.wake)
 
     def die(self, process: Process) -> None:
         self.processes.remove(process)
@@ -530,7 +530,9 @@ class World(RuleBasedStateMachine):
 
     def push(self, wake: WokenTask) -> bool:
         try:
-            pushed = self.store.push(wake, [worker.channel for worker in self.store.workers])
+            pushed = self.store.channels.push(
+                wake, [worker.channel for worker in self.store.workers]
+            )
         except StoreUnavailableError:
             return False
         self.tally["pushes"] += pushed
@@ -538,7 +540,7 @@ class World(RuleBasedStateMachine):
 
     def say_sent(self, wake: WokenTask) -> None:
         with contextlib.suppress(StoreUnavailableError):
-            self.store.mark_published(wake)
+            self.store.parking.mark_published(wake)
 
     def do(self, errand: Callable[[], object]) -> None:
         self.belated.remove(errand)
@@ -573,7 +575,7 @@ class World(RuleBasedStateMachine):
             assert not self.calm, "nothing went wrong, but a sweep is needed"
             assert sweeps < (3 if self.slow else 1), f"{sweeps} sweeps were not enough"
             self.store.pass_time([LEASE + 1, HOUR, DAY][sweeps])
-            self.sweepers.append(self.store.sweep(SWEEP))
+            self.sweepers.append(self.store.parking.sweep(SWEEP))
             self.work_off()
             for process in 2 * self.waiting():  # one that is held back has to look again
                 if process in self.waiting():
@@ -611,6 +613,6 @@ class World(RuleBasedStateMachine):
                 self.store.acquire(AcquireRequest(key, "newcomer", LEASE)).status is Status.GRANTED
             )
             self.store.release(ReleaseRequest(key, "newcomer"))
-        assert not list(self.store.sweep(SWEEP))
+        assert not list(self.store.parking.sweep(SWEEP))
         self.store.pass_time(COPIES + 1)
         assert not self.store.records(), self.store.records()

@@ -72,7 +72,7 @@ class UnluckyStore(RedisStore):
 
     def dispatch(self, wake: WokenTask | None, **_: Any) -> Sending:
         """Send it here and now: who dies of that is to be the one who does it."""
-        return Sending.LEFT if wake is None else self._deliver(wake)
+        return Sending.LEFT if wake is None else self.publishers.deliver(wake)
 
     def _exchange(self, calls: Sequence[Command], timeout: float) -> list[Any]:
         answers = self._servers.exchange(calls, timeout)

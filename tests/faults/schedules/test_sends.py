@@ -15,16 +15,16 @@ from celery_distlock import clock
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import AcquireRequest, ParkRequest, ReleaseRequest
 from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.queue_parts import Bearer, Sent, Where
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.requests import Identity, SendRequest
-from celery_distlock.stores.sending import Bearer, Sent, Where
 from celery_distlock.stores.values import Completion, Status, WokenTask
 from tests import servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_distlock.stores.sending import SendingStore
+    from celery_distlock.stores.queue_store import QueueStore
 
 LEASE = 30.0
 KEY = "k"
@@ -55,7 +55,7 @@ class Call:
 class Play:
     """One random schedule over a store, held to what the module says."""
 
-    def __init__(self, store: SendingStore, pass_time: Callable[[float], None], seed: str) -> None:
+    def __init__(self, store: QueueStore, pass_time: Callable[[float], None], seed: str) -> None:
         self.rng = random.Random(seed)
         self.store = store
         self.pass_time = pass_time
@@ -73,7 +73,7 @@ class Play:
 
     def check(self) -> None:
         for name in UNTIL:
-            found, call = self.store.peek(KEY, name), self.bearer(name)
+            found, call = self.store.calls.peek(KEY, name), self.bearer(name)
             if found and call is None and self.calls[found.run].may_have_identity:
                 continue
             assert (found and found.run) == (call and call.run), (name, found, call)
@@ -87,7 +87,7 @@ class Play:
     def is_taken_in(self) -> bool:
         """Make a call; false: another run had the identity by then."""
         name = self.rng.choice(list(UNTIL))
-        bearer = self.store.peek(KEY, name)
+        bearer = self.store.calls.peek(KEY, name)
         updates = name == "three" and bearer is not None and bearer.where is Where.WAITING
         if bearer is not None and not updates and not self.is_replaced(name, bearer):
             return True  # it is joined
@@ -96,7 +96,7 @@ class Play:
         replaces = bearer.run if bearer is not None else ""
         envelope = f"{run} {self.counted}".encode()
         delay = self.rng.choice([0.0, 0.0, 5.0, 20.0])
-        reply = self.store.send(
+        reply = self.store.calls.send(
             SendRequest(
                 KEY,
                 run,
@@ -119,7 +119,7 @@ class Play:
         return name == "three" and bearer.where is Where.COMING
 
     def publish(self, wake: WokenTask) -> None:
-        self.store.mark_published(wake._replace(envelope=b""))
+        self.store.parking.mark_published(wake._replace(envelope=b""))
         self.messages.append((wake.run, wake.envelope))
 
     def take(self, wake: WokenTask | None) -> None:
@@ -171,12 +171,12 @@ class Play:
         waiting = [each for each in self.calls.values() if not (each.owner or each.ended)]
         if waiting and self.rng.random() < 0.3:
             call = self.rng.choice(waiting)
-            self.take(self.store.cancel(KEY, call.run).wake)
+            self.take(self.store.parking.cancel(KEY, call.run).wake)
             call.ended = True
             self.check()
 
     def sweeps(self) -> None:
-        for wake in list(self.store.wake_next(KEY)):
+        for wake in list(self.store.parking.wake_next(KEY)):
             self.take(wake)
 
     def run(self, steps: int) -> int:
@@ -193,7 +193,7 @@ class Play:
                 self.ends()
             self.ends()
         assert not [call for call in self.calls.values() if not call.ended]
-        assert all(self.store.peek(KEY, name) is None for name in UNTIL)
+        assert all(self.store.calls.peek(KEY, name) is None for name in UNTIL)
         state = self.store.inspect(KEY)
         assert (state.owner, state.waiting, state.woken) == ("", 0, 0)
         return self.served
@@ -211,7 +211,7 @@ def play(request, redis_url, prefix, monkeypatch):
     def make(seed: str) -> Play:
         name = f"{prefix}-{seed}"
         if request.param == "redis":
-            store: SendingStore = RedisStore(redis_url, name)
+            store: QueueStore = RedisStore(redis_url, name)
             opened.append(store)
             return Play(store, lambda seconds: servers.bring_nearer(redis_url, name, seconds), seed)
         offset, now = [0.0], clock_now

@@ -19,6 +19,7 @@ from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.queue_store import ready
 from celery_distlock.stores.redis import request_runner
 from celery_distlock.stores.values import Completion, ParkRequest, Route, Status, WokenTask
 from tests.faults.schedules import store as unlucky
@@ -114,7 +115,7 @@ class World:
         for key in run.keys:
             owner = taken.pop(key, "")
             request = StandRequest(key, run.name, run.route, arrival, park_request, owner)
-            reply = self.store.stand(request)
+            reply = self.store.parking.stand(request)
             park_request, arrival = None, reply.arrival
             self.wake(reply.wake)
             yield
@@ -129,7 +130,7 @@ class World:
 
     def send(self, wake: WokenTask) -> Iterator[None]:
         yield
-        with_its_end = self.store.ready(wake)
+        with_its_end = ready(self.store, wake)
         while True:
             self.store.losses = "" if self.calm else self.rng.choice(["", "", "", "x", "-x"])
             try:
@@ -162,7 +163,7 @@ class World:
             assert seconds < 300, [run.name for run in self.runs.values() if not run.ended]
             pass_time(3.0)
             seconds += 3
-            for wake in self.store.sweep(0.01):
+            for wake in self.store.parking.sweep(0.01):
                 self.go(self.send(wake))
 
 

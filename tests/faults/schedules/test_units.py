@@ -172,7 +172,7 @@ class Play:
     def operator(self):
         self.limit = self.rng.choice([None, 0, 1, 2, 4])
         limit = None if self.limit is None else Limit(self.limit, 0.0, "me")
-        self.take(self.store.set_limit(self.key, limit).wake)
+        self.take(self.store.units.set_limit(self.key, limit).wake)
         self.check()
 
     def upgrades(self):
@@ -183,11 +183,11 @@ class Play:
             return
         asker = self.rng.choice(shares)
         if asker in self.upgraded:
-            reply = self.store.downgrade(self.key, asker.owner, LEASE)
+            reply = self.store.units.downgrade(self.key, asker.owner, LEASE)
             self.upgraded.discard(asker)
         else:
             others = len(self.state().holders) > 1
-            reply = self.store.upgrade(self.key, asker.owner, LEASE)
+            reply = self.store.units.upgrade(self.key, asker.owner, LEASE)
             assert (reply.status is Status.BUSY) is others
             if others:
                 return
@@ -217,7 +217,7 @@ class Play:
         acts += [self.second_delivery]
         for _ in range(steps):
             self.rng.choice(acts)()
-        self.take(self.store.set_limit(self.key, None).wake)
+        self.take(self.store.units.set_limit(self.key, None).wake)
         self.limit = None
         for _ in range(20 * steps):
             if not (self.waiting or self.holding):

@@ -23,7 +23,7 @@ def wait_parked(site, key, task_id):
     """Wait until the task is parked, which is later than its state says."""
 
     def parked():
-        return any(run.startswith(task_id) for _, run in site.store.find_parked(task_id))
+        return any(run.startswith(task_id) for _, run in site.store.parking.find_parked(task_id))
 
     wait_until(parked, timeout=60, what=f"{task_id} to be parked at {key}")
 
@@ -217,7 +217,9 @@ def abandoned(load_app, worker):
     process = worker("tests.apps.locked")
     store.acquire(AcquireRequest(key, "somebody", 600.0))
     result = module.work_requeue.delay(key)
-    wait_until(lambda: list(store.find_parked(result.id)), timeout=60, what="it to be parked")
+    wait_until(
+        lambda: list(store.parking.find_parked(result.id)), timeout=60, what="it to be parked"
+    )
     process.stop()
     store.dispatch(store.release(ReleaseRequest(key, "somebody")).wake)
     transport = module.app.conf.broker_transport_options
@@ -243,7 +245,7 @@ def test_a_broker_that_does_not_answer_is_told_in_one_line(abandoned, monkeypatc
     def refuse(*_args, **_options):
         raise ConnectionRefusedError("no broker")
 
-    monkeypatch.setattr(Runtime.of(module.app).store, "publishers", (refuse,))
+    monkeypatch.setattr(Runtime.of(module.app).store.publishers, "known", (refuse,))
 
     done = run_here(module.app, "wake", key)
 

@@ -22,8 +22,8 @@ def later(site, key):
     task = site.tasks.work_requeue
     result = task.apply_async((key,), lock_via="store", countdown=LATER)
     yield result
-    for at, run in site.store.find_parked(result.id, key):
-        site.store.cancel(at, run)
+    for at, run in site.store.parking.find_parked(result.id, key):
+        site.store.parking.cancel(at, run)
 
 
 def documents(done):
@@ -168,7 +168,7 @@ def test_when_a_rate_lets_the_next_in_is_said(site, locks, key):
     (row,) = rows(locks("list", key).stdout)
     (record,) = documents(locks("show", key, "--json"))
     shown = locks("show", key).stdout
-    site.store.cancel(key, "task:0:0:0")
+    site.store.parking.cancel(key, "task:0:0:0")
 
     assert row["NOTES"].startswith("next in 9m")
     assert LATER - 120 < record["opens_in_seconds"] <= LATER

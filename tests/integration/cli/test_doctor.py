@@ -15,8 +15,7 @@ from celery_distlock import Key, LockedTask
 from celery_distlock.keys import slot_name
 from celery_distlock.ops.cli import doctor
 from celery_distlock.runtime.app import Runtime
-from celery_distlock.stores import AcquireRequest, CapacityStore, open_store
-from celery_distlock.stores.timing import TimedStore
+from celery_distlock.stores import AcquireRequest, QueueStore, open_store
 from celery_distlock.stores.values import Limit
 from tests import servers
 from tests.worker.intruder import envelope, parked_as
@@ -260,7 +259,7 @@ def test_keys_that_are_paused_are_named_and_no_doubt(examine, private_server, ba
     prefix = Runtime.of(bare_site.app).settings.prefix
     with closing(open_store(server.url, prefix)) as store:
         for key in ("one", "two"):
-            CapacityStore.of(store).set_limit(key, Limit(0))
+            QueueStore.of(store).units.set_limit(key, Limit(0))
 
     assert examine(server.url)[0] == status
     limits = examine(server.url)[1]["limits"]
@@ -274,8 +273,8 @@ def test_keys_that_are_due_and_that_nobody_looks_after_are_a_doubt(
 ):
     server = private_server(options=PERSISTENT)
     prefix = Runtime.of(bare_site.app).settings.prefix
-    with closing(TimedStore.of(open_store(server.url, prefix))) as store:
-        store.note_due({slot_name("soon"): 60.0})
+    with closing(QueueStore.of(open_store(server.url, prefix))) as store:
+        store.timetable.note_due({slot_name("soon"): 60.0})
         assert examine(server.url)[1]["ticker"]["verdict"] == "ok"
         # As if it had been noted a minute ago.
         noted = next(name for name in ask(server).scan_iter("*") if b"due" in name)
@@ -289,8 +288,8 @@ def test_keys_that_are_due_and_that_nobody_looks_after_are_a_doubt(
         )
         assert "start a worker" in found["ticker"]["cure"]
 
-        with closing(store.ticker_inbox("one@here")) as inbox:
-            store.claim_due("one@here", inbox, 60.0)
+        with closing(store.timetable.ticker_inbox("one@here")) as inbox:
+            store.timetable.claim_due("one@here", inbox, 60.0)
             found = examine(server.url)[1]
     assert found["ticker"]["verdict"] == "ok"
     assert found["ticker"]["found"] == "one@here looks after 1 key that becomes due"

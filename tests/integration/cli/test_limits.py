@@ -60,7 +60,7 @@ def shown(invoke, key):
 @pytest.fixture(autouse=True)
 def _cleared(bare_site, key):
     yield
-    bare_site.store.set_limit(key, None)
+    bare_site.store.units.set_limit(key, None)
 
 
 # What is seen
@@ -107,7 +107,7 @@ def test_readers_have_no_number_to_be_part_of(bare_site, invoke, key):
 
 
 def test_a_rest_is_shown(bare_site, invoke, key, three):
-    assert bare_site.store.rest(key, three["one"], 50.0)
+    assert bare_site.store.units.rest(key, three["one"], 50.0)
 
     (row,) = rows(invoke("list", key).stdout)
     assert row["NOTES"].startswith("rests ")
@@ -434,7 +434,9 @@ def unattended(load_app, worker):
     assert run_here(module.app, "pause", key, "--idle").exit_code == 0
     result = module.work_requeue.delay(key)
     store = Runtime.of(module.app).store
-    wait_until(lambda: list(store.find_parked(result.id)), timeout=60, what="it to be parked")
+    wait_until(
+        lambda: list(store.parking.find_parked(result.id)), timeout=60, what="it to be parked"
+    )
     process.stop()
     return module, key, result
 

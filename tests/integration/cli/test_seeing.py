@@ -114,13 +114,13 @@ def test_a_key_that_is_kept_for_a_task_names_the_one_that_the_task_waits_for(
     route = Route((slot_name(key), slot_name(other)), "shop.build")
     stand = StandRequest(slot_name(key), "build:0:0:0", route, 0, ParkRequest(b"{}", "", "build"))
     with bare_site.held(other):
-        bare_site.store.stand(stand)
-        bare_site.store.stand(stand._replace(name=slot_name(other), park_request=None))
+        bare_site.store.parking.stand(stand)
+        bare_site.store.parking.stand(stand._replace(name=slot_name(other), park_request=None))
 
         text = invoke("show", key).stdout
         (record,) = map(json.loads, invoke("show", key, "--json").stdout.splitlines())
-        bare_site.store.cancel(key, stand.run)
-        bare_site.store.cancel(other, stand.run)
+        bare_site.store.parking.cancel(key, stand.run)
+        bare_site.store.parking.cancel(other, stand.run)
 
     assert "kept for a parked task that waits for another key" in text
     assert re.search(rf"^waits for\s+{other}, held by thread MainThread on ", text, re.MULTILINE)
@@ -332,20 +332,19 @@ def test_a_store_of_one_process_cannot_be_seen(locks, words):
 
 def test_a_store_that_cannot_list_still_shows_and_releases(bare_site, invoke, key, monkeypatch):
     able = bare_site.store.abilities
-    lacking = able - {Ability.LIST, Ability.PARK, Ability.WEIGH}
+    lacking = able - {Ability.LIST, Ability.QUEUE}
     monkeypatch.setattr(bare_site.store, "abilities", lacking, raising=False)
     bare_site.store.acquire(AcquireRequest(key, "somebody", 60.0))
-    cannot_list, cannot_park = "cannot list its keys", "cannot keep tasks until the key is free"
-    cannot_count = "cannot count units: weights, operators' limits,"
+    cannot_list, cannot_queue = "cannot list its keys", "cannot keep tasks until the key is free"
     for *words, told in (
         ["list", cannot_list],
         ["top", cannot_list],
         ["queue", key, cannot_list],
-        ["wake", key, cannot_park],
-        ["drop", "x", "--force", cannot_park],
-        ["limit", key, "2", cannot_count],
-        ["pause", key, cannot_count],
-        ["resume", key, cannot_count],
+        ["wake", key, cannot_queue],
+        ["drop", "x", "--force", cannot_queue],
+        ["limit", key, "2", cannot_queue],
+        ["pause", key, cannot_queue],
+        ["resume", key, cannot_queue],
     ):
         done = invoke(*words)
         assert done.exit_code == 2

@@ -24,7 +24,7 @@ def three(site, key):
     for result in results:
         if result.id in {hold.run.partition(":")[0] for hold in site.look(key).holders}:
             result.get(timeout=60)
-    site.store.set_limit(key, None)
+    site.store.units.set_limit(key, None)
 
 
 def test_tasks_that_share_a_key_are_shown_with_their_slots(site, invoke, key, three):

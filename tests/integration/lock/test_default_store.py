@@ -127,10 +127,10 @@ def app(name):
 
 dropped, kept = ref(app("dropped")), app("kept")
 store = open_store(url, prefix)
-assert len(store.publishers) == 2
+assert len(store.publishers.known) == 2
 gc.collect()
 assert dropped() is None
-assert len(store.publishers) == 1  # no more is asked for it
+assert len(store.publishers.known) == 1  # no more is asked for it
 
 with Lock("other"):  # the only app's
     assert store.inspect("other").owner

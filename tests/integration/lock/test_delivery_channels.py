@@ -43,9 +43,9 @@ def staff(store):
 
     def begin(*, free=1, queue="celery"):
         came = []
-        channel = store.open_channel(came.append)
+        channel = store.channels.open_channel(came.append)
         opened.append(channel)
-        store.register_channel([queue], PeerChannel(channel.address, free), 60.0)
+        store.channels.register_channel([queue], PeerChannel(channel.address, free), 60.0)
         return channel.address, came
 
     yield begin
@@ -136,7 +136,7 @@ def test_what_is_no_channel_is_told_nothing(store, relay, staff, client, prefix,
         pass
 
     relay.push(wake(store), MESSAGE)
-    found = store.find_channels(["celery"])
+    found = store.channels.find_channels(["celery"])
 
     assert all(peer.address.startswith(f"{prefix}:channel:") for peer in found)
     assert ear.get_message(timeout=0.2) is None
@@ -148,7 +148,7 @@ def test_so_many_free_slots_are_not_believed(store, staff, client, prefix):
     address, _ = staff()
     client.zadd(records(prefix)[1], {address: "inf"})
 
-    (found,) = store.find_channels(["celery"])
+    (found,) = store.channels.find_channels(["celery"])
 
     assert found.free <= 10_000
 
@@ -157,6 +157,6 @@ def test_nothing_is_left_of_channels_that_are_gone(store, staff, client, prefix)
     address, _ = staff()
     assert all(0 < client.pttl(record) <= 60_000 for record in records(prefix))
 
-    store.register_channel(["celery"], PeerChannel(address, 0), 0.0)
+    store.channels.register_channel(["celery"], PeerChannel(address, 0), 0.0)
 
     assert not client.exists(*records(prefix))

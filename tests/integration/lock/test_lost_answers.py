@@ -14,6 +14,7 @@ from celery_distlock.engine.hold import believed
 from celery_distlock.errors import LockLostError
 from celery_distlock.lock import Lock
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
+from celery_distlock.stores.queue_store import ready
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import (
     Completion,
@@ -95,8 +96,8 @@ def test_several_keys_that_are_kept_for_a_run_are_taken_at_once(
     store, redis_store, proxy, executed, times
 ):
     route = Route(("k1", "k2"))
-    redis_store.stand(StandRequest("k1", "run", route, 0, ParkRequest(b"envelope")))
-    assert list(redis_store.ready(WokenTask("k1", "run", b"", route)))
+    redis_store.parking.stand(StandRequest("k1", "run", route, 0, ParkRequest(b"envelope")))
+    assert list(ready(redis_store, WokenTask("k1", "run", b"", route)))
     proxy.lose("acquire_all", executed=executed, times=times)
 
     replies = store.acquire_all(["k1", "k2"], ["a", "b"], 60.0, run="run", redelivered=True)
@@ -265,7 +266,7 @@ def test_what_was_parked_and_runs_meanwhile_does_not_run_beside_itself(store, re
 
 def swept(store: RedisStore) -> bytes:
     """The envelope that a sweep finds to be sent, within seconds."""
-    wakes = wait_until(lambda: list(store.sweep(0.02)), what="the sweep to find it")
+    wakes = wait_until(lambda: list(store.parking.sweep(0.02)), what="the sweep to find it")
     (wake,) = wakes
     envelope: bytes = wake.envelope
     return envelope
@@ -503,7 +504,7 @@ def test_a_line_up_that_comes_twice_tells_that_the_run_is_here_or_was(
     redis_store, meanwhile, status
 ):
     redis_store.acquire(AcquireRequest("k", "holder", 60.0))
-    assert redis_store.park_if_held("k", "run", PARK_REQUEST, 10.0).status is Status.PARKED
+    assert redis_store.parking.park_if_held("k", "run", PARK_REQUEST, 10.0).status is Status.PARKED
     meanwhile(redis_store)
 
-    assert redis_store.park_if_held("k", "run", PARK_REQUEST, 10.0).status is status
+    assert redis_store.parking.park_if_held("k", "run", PARK_REQUEST, 10.0).status is status

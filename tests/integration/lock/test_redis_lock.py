@@ -314,9 +314,9 @@ def test_one_cluster_node_runs_every_script(private_server):
                 AcquireRequest("{a}", "b", 30.0, queue=ParkRequest(b"e"), run="run")
             )
             assert parked.status is Status.PARKED
-            store.publishers = (lambda wake: None,)
+            store.publishers.known = (lambda wake: None,)
         assert store.inspect("{a}").owner == "parked:run"
-        assert list(store.sweep(0.05)) == []
+        assert list(store.parking.sweep(0.05)) == []
         assert store.acquire(AcquireRequest("{a}", "c", 30.0, run="run")).status is Status.GRANTED
         assert store.release(ReleaseRequest("{a}", "c", run="run")).released
 
@@ -771,7 +771,7 @@ def test_a_full_server_does_not_forget_who_waits(server, store):
         released = store.release(ReleaseRequest("k", "a"))
         client.config_set("maxmemory", "0")
 
-    wakes = [released.wake] if released.wake else list(store.sweep(0.05))
+    wakes = [released.wake] if released.wake else list(store.parking.sweep(0.05))
     assert [wake.envelope for wake in wakes] == [b"envelope"]
 
 

@@ -126,14 +126,14 @@ def test_those_who_wait_for_a_rate_are_left_alone_for_the_least(redis_store, tur
 
 
 def test_a_pause_without_an_end_is_as_a_holder_who_is_late(redis_store, turn):
-    redis_store.set_limit("k", Limit(0))
+    redis_store.units.set_limit("k", Limit(0))
 
     assert 4.9 <= turn(within=(5.0, 60.0)) <= 5.1
 
 
 def test_a_long_pause_without_an_end_is_given_three_quarters_of_that(redis_store, turn):
     begin = time.monotonic()
-    redis_store.set_limit("k", Limit(0))
+    redis_store.units.set_limit("k", Limit(0))
     time.sleep(1.0)
     told = turn(within=(0.001, 60.0))
 
@@ -141,14 +141,14 @@ def test_a_long_pause_without_an_end_is_given_three_quarters_of_that(redis_store
 
 
 def test_who_finds_a_pause_that_has_an_end_comes_then(redis_store, turn):
-    redis_store.set_limit("k", Limit(0, time.time() + 20.0))
+    redis_store.units.set_limit("k", Limit(0, time.time() + 20.0))
 
     assert 18.0 < turn() <= 20.1
 
 
 def test_who_finds_a_shared_key_that_rests_comes_when_it_has_rested(redis_store, turn):
     redis_store.acquire(AcquireRequest("k", "a", LEASE, want=Want(1, 0)))
-    redis_store.rest("k", "a", 20.0)
+    redis_store.units.rest("k", "a", 20.0)
     redis_store.release(ReleaseRequest("k", "a"))
 
     assert 18.0 < turn() <= 20.1

@@ -550,7 +550,9 @@ def plain_store(redis_url, prefix):
 def test_a_store_that_lets_nobody_share_is_named_when_the_lock_is_used(plain_store, terms):
     lock = Lock("k", store=plain_store, **terms)
 
-    with pytest.raises(ConfigurationError, match="needs a store that can let several") as caught:
+    with pytest.raises(
+        ConfigurationError, match=r"needs a store that can (let several|keep tasks)"
+    ) as caught:
         lock.acquire()
 
     assert plain_store.address in str(caught.value)
@@ -574,7 +576,7 @@ def test_a_key_cools_down_in_a_store_that_does_not_count(plain_store):
     with Lock("k", store=plain_store) as lease:
         lease.cool_down(60)
         assert lease.held
-        with pytest.raises(StoreError, match="count units"):
+        with pytest.raises(StoreError, match="count its units"):
             lease.downgrade()
     assert plain_store.inspect("k").owner.startswith("parked:resting:")
 

@@ -21,7 +21,7 @@ def test_garbage_on_a_delivery_channel_costs_a_line_in_the_log_and_no_more(
 ):
     taken = []
     with closing(RedisStore(redis_url, prefix)) as store, Redis.from_url(redis_url) as client:
-        channel = store.open_channel(taken.append)
+        channel = store.channels.open_channel(taken.append)
         for payload in GARBAGE:
             client.publish(channel.address, payload)
         client.publish(channel.address, b"5 3 0 0 p:{k}run{}")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from celery_distlock.errors import StoreError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.queue_parts import Settled
 from celery_distlock.stores.redis.store import RedisStore
-from celery_distlock.stores.timing import Settled
 from celery_distlock.stores.values import (
     UNREADABLE,
     Completion,
@@ -91,20 +91,20 @@ def use(store: RedisStore) -> None:
     for call in (
         lambda: store.inspect("bad"),
         lambda: store.waiters("bad"),
-        lambda: store.parked("bad", RUN),
-        lambda: list(store.find_parked("id", "bad")),
-        lambda: store.park_if_held("bad", RUN, park_request, 5.0),
+        lambda: store.parking.parked("bad", RUN),
+        lambda: list(store.parking.find_parked("id", "bad")),
+        lambda: store.parking.park_if_held("bad", RUN, park_request, 5.0),
         lambda: store.renew([Ownership("bad", "h|1|t|n", 5.0)], 5.0),
         lambda: store.acquire_all(["bad"], ["h|1|t|n"], 5.0),
         lambda: store.acquire(AcquireRequest("bad", "h|1|t|n", 5.0, redelivered=True, run="run")),
         lambda: store.acquire(AcquireRequest("bad", "other", 5.0, queue=park_request, run=RUN)),
-        lambda: store.mark_published(WokenTask("bad", RUN, b"")),
-        lambda: list(store.wake_again("bad")),
+        lambda: store.parking.mark_published(WokenTask("bad", RUN, b"")),
+        lambda: list(store.parking.wake_again("bad")),
         lambda: store.release(
             ReleaseRequest("bad", "h|1|t|n", run="run", completion=Completion.UNSETTLED)
         ),
         lambda: store.drop(WokenTask("bad", "run", b"")),
-        lambda: store.cancel("bad", RUN),
+        lambda: store.parking.cancel("bad", RUN),
     ):
         with contextlib.suppress(StoreError):
             call()
@@ -142,7 +142,7 @@ def test_whatever_a_record_has_the_other_keys_are_found_looked_at_and_swept(
     assert (states["good"].owner, states["good"].waiting) == ("dead", 1)
 
     client.delete(f"{prefix}:{{good}}:lock")  # its holder's process is gone
-    wakes = wait_until(lambda: list(redis_store.sweep(0.001)), what="a sweep")
+    wakes = wait_until(lambda: list(redis_store.parking.sweep(0.001)), what="a sweep")
     assert ("good", "good:0:0:0") in [(wake.name, wake.run) for wake in wakes]
 
 
@@ -212,7 +212,7 @@ def test_a_long_entry_of_an_identity_does_not_hold_up_the_server(
     client.hset(f"{prefix}:{{k}}:calls", "identity", entry)
 
     assert redis_store.inspect("k").owner == ""
-    assert redis_store.bearers("k") is not None
+    assert redis_store.calls.bearers("k") is not None
 
 
 def test_a_long_number_as_a_limit_does_not_hold_up_the_server(redis_store, client, prefix):
@@ -238,7 +238,7 @@ def test_a_name_in_the_index_that_is_no_utf8_keeps_nothing_from_being_swept_or_f
     client.delete(f"{prefix}:{{k}}:lock")
 
     assert "k" in found(redis_store)
-    assert [wake.run for wake in redis_store.sweep(0.001)] == ["run"]
+    assert [wake.run for wake in redis_store.parking.sweep(0.001)] == ["run"]
     assert client.zrange(f"{prefix}:parked", 0, -1) == [b"k"]  # the others were struck
 
 
@@ -263,20 +263,20 @@ def test_a_spoilt_turn_keeps_nobody_from_sweeping(redis_store, client, prefix, s
     redis_store.acquire(AcquireRequest("k", "o", 5.0, queue=ParkRequest(b"e"), run="run"))
     client.delete(f"{prefix}:{{k}}:lock")
 
-    assert [wake.run for wake in redis_store.sweep(60.0)] == ["run"]
-    assert list(redis_store.sweep(60.0)) == []  # it is somebody's turn now
+    assert [wake.run for wake in redis_store.parking.sweep(60.0)] == ["run"]
+    assert list(redis_store.parking.sweep(60.0)) == []  # it is somebody's turn now
 
 
 def test_a_name_among_what_is_due_that_is_none_is_looked_at_once(redis_store, client, prefix):
     spoilt = [b"a b", b"a 1 b", b"a\nb", b" ", b"", b"\xff"]
     client.zadd(f"{prefix}:{{ticker}}:due", dict.fromkeys(spoilt, 1))
 
-    with contextlib.closing(redis_store.ticker_inbox("ticker")) as inbox:
-        claim = redis_store.claim_due("ticker", inbox, 60.0)
+    with contextlib.closing(redis_store.timetable.ticker_inbox("ticker")) as inbox:
+        claim = redis_store.timetable.claim_due("ticker", inbox, 60.0)
         settled = Settled(claim.number, dict.fromkeys(claim.names))
-        redis_store.claim_due("ticker", inbox, 60.0, settled)
+        redis_store.timetable.claim_due("ticker", inbox, 60.0, settled)
 
-    assert redis_store.dues().many == 0
+    assert redis_store.timetable.dues().many == 0
 
 
 def test_a_last_token_that_is_none_keeps_nobody_from_the_key(redis_store, client, prefix):
@@ -304,7 +304,7 @@ def test_a_run_that_was_sent_an_unknown_number_of_times_is_not_sent_every_time(
     wake = redis_store.release(ReleaseRequest("k", "dead")).wake
     for times in ("abc", "-inf", "nan"):
         client.hset(f"{prefix}:{{k}}:tasks", "n:run", times)
-        redis_store.mark_published(wake)
+        redis_store.parking.mark_published(wake)
 
         seconds, _ = client.time()
         assert client.zscore(f"{prefix}:{{k}}:woken", "run") / 1000 > seconds + 30

@@ -46,12 +46,12 @@ def parked(redis_store: RedisStore, client: redis.Redis, prefix: str) -> set[str
 
 def test_a_turn_lasts_as_long_as_the_sweep(redis_store, other, client, turn, parked):
     left, found = [], set()
-    for wake in redis_store.sweep(60.0):
+    for wake in redis_store.parking.sweep(60.0):
         found.add(wake.run)
         left.append(client.pttl(turn))
         client.pexpire(turn, 20_000)  # as if time went by
         if len(found) % 50 == 0:
-            assert list(other.sweep(60.0)) == []
+            assert list(other.parking.sweep(60.0)) == []
 
     assert found == parked
     assert max(left[1:]) > 40_000  # it was renewed
@@ -60,11 +60,11 @@ def test_a_turn_lasts_as_long_as_the_sweep(redis_store, other, client, turn, par
 def test_a_sweeper_that_stood_still_for_longer_than_its_turn_leaves_the_rest_to_the_next(
     redis_store, other, client, prefix, turn, parked
 ):
-    sweep = redis_store.sweep(60.0)
+    sweep = redis_store.parking.sweep(60.0)
     found = {next(sweep).run}
     client.delete(turn)  # it has ended
 
-    found_by_another = {wake.run for wake in other.sweep(60.0)}
+    found_by_another = {wake.run for wake in other.parking.sweep(60.0)}
     for run in found_by_another:  # it has not sent them, and they are due again
         client.zadd(f"{prefix}:{{{run.replace('run', 'k')}}}:woken", {run: 0}, xx=True)
     found |= {wake.run for wake in sweep}
@@ -85,7 +85,7 @@ def test_a_sweep_that_took_long_is_followed_by_a_rest_thrice_as_long(
     monkeypatch.setattr(clock, "monotonic", lambda: monotonic() + sum(passed))
     monkeypatch.setattr(redis_store._requests, "attempt_once", slow)
 
-    assert {wake.run for wake in redis_store.sweep(2.0)} == parked
+    assert {wake.run for wake in redis_store.parking.sweep(2.0)} == parked
 
     assert client.pttl(turn) > 2.5 * 400 * len(passed)
 
@@ -102,7 +102,7 @@ def test_a_server_that_stands_still_while_it_is_swept_is_swept_soon_after(
     monkeypatch.setattr(clock, "monotonic", lambda: monotonic() + sum(passed))
     monkeypatch.setattr(redis_store, "_waiting_names", late)
 
-    assert {wake.run for wake in redis_store.sweep(2.0)} == parked
+    assert {wake.run for wake in redis_store.parking.sweep(2.0)} == parked
 
     assert client.pttl(turn) < 10_000
 
@@ -113,7 +113,7 @@ def test_the_time_that_sending_takes_is_no_reason_to_rest(
     monotonic, passed = clock.monotonic, []
     monkeypatch.setattr(clock, "monotonic", lambda: monotonic() + sum(passed))
 
-    for _ in redis_store.sweep(2.0):
+    for _ in redis_store.parking.sweep(2.0):
         passed.append(1.0)  # noqa: PERF401  # one after the other: that is what the clock reads
 
     assert len(passed) == KEYS
@@ -121,6 +121,6 @@ def test_the_time_that_sending_takes_is_no_reason_to_rest(
 
 
 def test_a_quick_sweep_is_followed_by_the_next_after_an_interval(redis_store, client, turn):
-    assert list(redis_store.sweep(100.0)) == []
+    assert list(redis_store.parking.sweep(100.0)) == []
 
     assert 60_000 < client.pttl(turn) <= 90_000

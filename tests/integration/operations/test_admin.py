@@ -119,7 +119,7 @@ def test_calls_behind_many_that_have_come_by_themselves_are_seen_and_dropped(
     )
     with site.held(key):
         for number, run in enumerate(runs):
-            site.store.send(SendRequest(key, run, park_request, delay=600.0 + number))
+            site.store.calls.send(SendRequest(key, run, park_request, delay=600.0 + number))
         for run in runs[:101]:
             site.store.acquire(AcquireRequest(key, run, 60.0, queue=park_request, run=run))
 
@@ -141,7 +141,7 @@ def test_all_who_are_on_their_way_are_seen_and_dropped(site, admin, key, monkeyp
     for number in range(5):
         run = f"task{number}:0:0:0"
         site.store.acquire(AcquireRequest(key, run, 60.0, queue=park_request, run=run, want=want))
-    site.store.set_limit(key, None)  # and send none of them
+    site.store.units.set_limit(key, None)  # and send none of them
 
     kinds = [waiter.kind for waiter in admin.queue(key)]
     dropped = admin.drop_all(key, force=True)
@@ -225,13 +225,14 @@ def test_a_woken_task_whose_message_is_lost_is_sent_again_at_once(site, bare_sit
         result = site.tasks.work_requeue.delay(key)
         site.wait_queued(key, 1)
         site.forget_channel(key)
-        publishers, site.store.publishers = site.store.publishers, (lambda wake: None,)
+        publishers = site.store.publishers
+        known, publishers.known = publishers.known, (lambda wake: None,)
     try:
         lost = admin.show(key)
         assert (lost.state, lost.holder.task_id, lost.woken) == ("waking", result.id, 1)
         assert [each.kind for each in admin.queue(key)] == ["woken"]
     finally:
-        site.store.publishers = publishers
+        publishers.known = known
 
     assert admin.wake(key) == 1
 
@@ -258,7 +259,7 @@ def test_a_task_that_comes_to_its_key_while_it_is_dropped_is_left_alone(
 
     def parked_and_claimed_then(at, run):
         found = parked(at, run)
-        monkeypatch.setattr(store, "parked", parked)
+        monkeypatch.setattr(store.parking, "parked", parked)
         lock.release()
         wait_until(lambda: site.look(at).run == run and site.journal.read(key), what="it to run")
         return found
@@ -267,7 +268,7 @@ def test_a_task_that_comes_to_its_key_while_it_is_dropped_is_left_alone(
     lock.acquire()
     result = site.tasks.work_requeue.delay(key, "begun", key)
     site.wait_queued(key, 1)
-    monkeypatch.setattr(store, "parked", parked_and_claimed_then)
+    monkeypatch.setattr(store.parking, "parked", parked_and_claimed_then)
 
     assert admin.drop(result.id, key) == []
 

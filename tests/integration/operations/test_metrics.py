@@ -101,15 +101,15 @@ def test_units_and_limits_are_added_up_over_keys(site, key):
     assert gauges() == [3, 10, 0, 0, 0]
     assert read(site.app)["distlock_held", "shop.f", None] == 4
 
-    site.store.set_limit(f"{key}:a", Limit(3))
-    site.store.set_limit(f"{key}:nobody", Limit(0))
-    site.store.rest(f"{key}:b", owners["b"], 60.0)
+    site.store.units.set_limit(f"{key}:a", Limit(3))
+    site.store.units.set_limit(f"{key}:nobody", Limit(0))
+    site.store.units.rest(f"{key}:b", owners["b"], 60.0)
 
     assert gauges() == [3, 8, 2, 1, 1]
     for name, owner in owners.items():
-        site.store.set_limit(f"{key}:{name}", None)
+        site.store.units.set_limit(f"{key}:{name}", None)
         site.store.release(ReleaseRequest(f"{key}:{name}", owner))
-    site.store.set_limit(f"{key}:nobody", None)
+    site.store.units.set_limit(f"{key}:nobody", None)
 
 
 def test_what_is_due_is_told_and_whether_a_worker_looks_after_it(site):
@@ -118,7 +118,7 @@ def test_what_is_due_is_told_and_whether_a_worker_looks_after_it(site):
 
     wait_until(lambda: gauge("ticker") == 1, what="a ticker", timeout=60)
     before = gauge("due")
-    site.store.note_due({slot_name(f"due:{n}"): 3600.0 for n in range(3)})
+    site.store.timetable.note_due({slot_name(f"due:{n}"): 3600.0 for n in range(3)})
 
     assert gauge("due") == before + 3
     assert gauge("ticker_lag_seconds") < 60
@@ -135,8 +135,8 @@ def test_calls_that_come_later_are_added_up(site, key):
 
     assert later() == 3
     for number in range(2):
-        for waiter in site.store.delayed(f"{key}:{number}"):
-            site.store.cancel(f"{key}:{number}", waiter.run)
+        for waiter in site.store.calls.delayed(f"{key}:{number}"):
+            site.store.parking.cancel(f"{key}:{number}", waiter.run)
     assert later() == 0
 
 

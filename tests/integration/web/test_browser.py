@@ -208,7 +208,7 @@ def test_what_a_holder_may_let_in_sooner_comes_at_the_latest_when_the_limit_ends
     details = choose(shown, "tenant:7")
 
     expect(details.get_by_text(re.compile(r"^in 5\d min \d+ s at the latest$"))).to_be_visible()
-    admin.store.cancel("tenant:7", "t:0:0:0")
+    admin.store.parking.cancel("tenant:7", "t:0:0:0")
     admin.limit("tenant:7", None)
 
 

@@ -72,7 +72,7 @@ def test_a_task_id_that_no_task_can_have_is_refused(page_process):
 
 def test_a_limit_and_a_rest_are_shown_with_the_author_and_the_times(page_process, share, admin):
     owner, began = share("tenant:7", "one", Want(1, 5)), time.time()
-    admin.store.rest("tenant:7", owner, 60.0)
+    admin.store.units.rest("tenant:7", owner, 60.0)
     admin.limit("tenant:7", 0, seconds=600.0, author="ann@vm")
 
     lock = page_process.find("tenant:7")
@@ -130,7 +130,7 @@ def test_when_a_rate_lets_the_next_in_is_shown(page_process, admin):
 
     # A start counts for up to 5 ms more.
     assert 480 < page_process.find("rated")["opens"] <= 600.005
-    admin.store.cancel("rated", "task:0:0:0")
+    admin.store.parking.cancel("rated", "task:0:0:0")
 
 
 def test_one_of_several_is_released_and_no_other(page_process, share, admin):

@@ -66,7 +66,7 @@ def take_once(store: Store, key: str, got: threading.Event) -> None:
 def push(store: Store, key: str) -> None:
     """Park a run whose turn comes, and is pushed to the channel."""
     came: list[WokenTask] = []
-    channel = store.open_channel(came.append)
+    channel = store.channels.open_channel(came.append)
     assert channel is not None
     with closing(channel):
         store.acquire(AcquireRequest(key, "holder", 60.0))
@@ -104,7 +104,7 @@ def park_and_sweep(store: Store, keys: list[str], lease: float = 0.3) -> set[str
 
     def all_found() -> bool:
         with suppress(StoreUnavailableError):  # for a moment, while another becomes the master
-            found.update(wake.run for wake in store.sweep(0.05))
+            found.update(wake.run for wake in store.parking.sweep(0.05))
         return len(found) == len(keys)
 
     wait_until(all_found, what="all to be found by sweeps")

@@ -233,7 +233,10 @@ def stand_everywhere(store: RedisStore, capacity: int = 1) -> ReleaseRequest:
 
     def comes() -> bool:
         request = AcquireRequest("k", "next", 60.0, run="next", retain=True, want=want)
-        return list(store.wake_next("k")) != [] or store.acquire(request).status is Status.GRANTED
+        return (
+            list(store.parking.wake_next("k")) != []
+            or store.acquire(request).status is Status.GRANTED
+        )
 
     def has_come() -> bool:
         state = store.inspect("k")
@@ -251,7 +254,9 @@ def test_a_script_that_is_broken_off_while_its_slot_moves_is_an_outage(cluster, 
     ):
         store.release(give_up)
     # A node that has not told for a while that it is a master is passed over.
-    wait_until(lambda: [wake.run for wake in store.wake_next("k")] == ["last"], what="its turn")
+    wait_until(
+        lambda: [wake.run for wake in store.parking.wake_next("k")] == ["last"], what="its turn"
+    )
 
 
 def test_a_release_that_is_broken_off_while_its_slot_moves_is_none_of_a_lost_key(
@@ -272,19 +277,19 @@ def test_a_change_that_is_broken_off_while_its_slot_moves_leaves_the_holder_the_
     with cluster.moving(slot("k"), other(cluster, "k")), suppress(StoreUnavailableError):
         change("k", "next", 60.0)
 
-    assert list(store.wake_next("k")) == []
+    assert list(store.parking.wake_next("k")) == []
     assert store.renew([Ownership("k", "next", 60.0)], 5.0)[0][0] is RenewOutcome.RENEWED
     assert change("k", "next", 60.0).status is Status.GRANTED
 
 
 def test_a_release_that_is_broken_off_while_its_slot_moves_leaves_the_key_its_rest(cluster, store):
     give_up = stand_everywhere(store)
-    assert store.rest("k", "next", 60.0)
+    assert store.units.rest("k", "next", 60.0)
     with cluster.moving(slot("k"), other(cluster, "k")), suppress(StoreUnavailableError):
         store.release(give_up)
 
     store.release(give_up)
-    assert list(store.wake_next("k")) == []
+    assert list(store.parking.wake_next("k")) == []
     state = store.inspect("k")
     assert (state.owner, state.waiting) == ("", 1)
     assert 0 < state.rest <= 60.0
@@ -426,7 +431,7 @@ def test_a_node_that_is_gone_is_forgotten(cluster, prefix):
     old, where_to_begin = node(cluster, "k"), other(cluster, "k").address
     with (
         closing(RedisStore(f"redis+cluster://{where_to_begin}/0", prefix)) as store,
-        closing(store.open_channel(lambda wake: None)) as channel,
+        closing(store.channels.open_channel(lambda wake: None)) as channel,
     ):
         drill.hand_over(store, "k")
         store.acquire(AcquireRequest("k", "holder", 60.0))
@@ -575,10 +580,10 @@ def test_a_run_of_keys_in_several_slots_goes_from_one_to_the_other(store):
     keys = ["far", "k", "away"]
     assert len({slot(key) for key in keys}) == 3
     route, sent = Route(tuple(keys)), []
-    store.publishers = (sent.append,)
+    store.publishers.known = (sent.append,)
     for key in keys:
         store.acquire(AcquireRequest(key, "before", 60.0))
-    reply = store.stand(StandRequest("far", "run", route, park_request=ParkRequest(b"run")))
+    reply = store.parking.stand(StandRequest("far", "run", route, park_request=ParkRequest(b"run")))
     assert reply.status is Status.PARKED
 
     for key in reversed(keys):

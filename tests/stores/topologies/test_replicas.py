@@ -122,7 +122,7 @@ def test_pushes_are_those_of_the_new_master_at_an_address(replicated, prefix):
     with (
         Proxy(replicated.url) as proxy,
         closing(RedisStore(proxy.url, prefix)) as store,
-        closing(store.open_channel(pushed.append)) as channel,
+        closing(store.channels.open_channel(pushed.append)) as channel,
     ):
         drill.exclude(store, "k")
         old, (new, *_) = replicated.master, replicated.replicas

@@ -17,11 +17,11 @@ import redis
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.base import Store
+from celery_distlock.stores.queue_parts import Sent, Settled
+from celery_distlock.stores.queue_store import QueueStore, ready
 from celery_distlock.stores.redis.permissions import IN_A_CLUSTER, REHEARSAL
 from celery_distlock.stores.redis.server_errors import said
 from celery_distlock.stores.requests import SendRequest
-from celery_distlock.stores.sending import Sent
-from celery_distlock.stores.timing import Settled, TimedStore
 from celery_distlock.stores.values import (
     ALONE,
     Action,
@@ -148,49 +148,50 @@ def cluster(
 
 def push(store: Store, wake: WokenTask) -> None:
     """Push what was woken to a channel that it was not parked from."""
-    channel = store.open_channel(lambda wake: None)
+    channel = store.channels.open_channel(lambda wake: None)
     assert channel is not None
     with closing(channel):
         peer = PeerChannel(channel.address, 1)
-        store.register_channel(["queue"], peer, 60.0)
-        assert store.find_channels(["queue"]) == [peer]
-        assert store.push(wake, [peer.address])
-        store.keep_reserved([wake], 60.0)
+        store.channels.register_channel(["queue"], peer, 60.0)
+        assert store.channels.find_channels(["queue"]) == [peer]
+        assert store.channels.push(wake, [peer.address])
+        store.parking.keep_reserved([wake], 60.0)
 
 
 def stand(store: Store) -> None:
     """Have a run stand at several keys, and nowhere."""
     route = Route(("stands", "there"))
     assert (
-        store.stand(
+        store.parking.stand(
             StandRequest("stands", "t7:0:0:0", route, park_request=ParkRequest(b"r"))
         ).status
         is Status.RESERVED
     )
-    assert store.cancel("stands", "t7:0:0:0").released
-    assert not store.depart("there", "t7:0:0:0", first=False).released
-    assert list(store.ready(WokenTask("stands", "t7:0:0:0", b"", route))) == []
+    assert store.parking.cancel("stands", "t7:0:0:0").released
+    assert not store.parking.depart("there", "t7:0:0:0", first=False).released
+    assert list(ready(store, WokenTask("stands", "t7:0:0:0", b"", route))) == []
 
 
 def let_time_pass(store: Store) -> None:
     """Note what is due, be the ticker, and be it no more."""
-    assert isinstance(store, TimedStore)
+    assert isinstance(store, QueueStore)
     assert store.acquire(AcquireRequest("rests", "a", 60.0)).status is Status.GRANTED
     park = AcquireRequest("rests", "b", 60.0, queue=ParkRequest(b"e"), run="t8:0:0:0")
     assert store.acquire(park).status is Status.PARKED
-    with closing(store.ticker_inbox("ticker")) as inbox:
-        assert store.claim_due("ticker", inbox, 60.0).leads
+    with closing(store.timetable.ticker_inbox("ticker")) as inbox:
+        assert store.timetable.claim_due("ticker", inbox, 60.0).leads
         assert store.release(ReleaseRequest("rests", "a", keep_for=("resting:1", 0.2))).released
         inbox.wait(60.0)  # it is called
-        assert store.dues().many == 1
+        assert store.timetable.dues().many == 1
         claim = wait_until(
-            lambda: [c for c in [store.claim_due("ticker", inbox, 60.0)] if c.names], what="the end"
+            lambda: [c for c in [store.timetable.claim_due("ticker", inbox, 60.0)] if c.names],
+            what="the end",
         )[0]
         again: dict[str, float | None] = {}
-        (wake,) = store.wake_due(claim.names, again)
+        (wake,) = store.parking.wake_due(claim.names, again)
         assert store.drop(wake).released
-        store.claim_due("ticker", inbox, 0.0, Settled(claim.number, again))
-    assert store.dues() == ("", 0, 0.0)
+        store.timetable.claim_due("ticker", inbox, 0.0, Settled(claim.number, again))
+    assert store.timetable.dues() == ("", 0, 0.0)
 
 
 def record(store: Store) -> None:
@@ -217,17 +218,22 @@ def every_request(store: Store) -> None:
     assert store.acquire(AcquireRequest("k", "a", 60.0, run="t1:0:0:0")).status is Status.GRANTED
     assert store.renew([Ownership("k", "a", 60.0)], 30.0)[0][0] is RenewOutcome.RENEWED
     for run in ("t2:0:0:0", "t3:0:0:0"):
-        assert store.park_if_held("k", run, ParkRequest(b"envelope"), 30.0).status is Status.PARKED
+        assert (
+            store.parking.park_if_held("k", run, ParkRequest(b"envelope"), 30.0).status
+            is Status.PARKED
+        )
     park_request = ParkRequest(b"envelope")
     asked = store.acquire(
         AcquireRequest("k", "b", 60.0, queue=park_request, run="t4:0:0:0", redelivered=True)
     )
     assert asked.status is Status.PARKED
     assert store.inspect("k").waiting == store.inspect_many(["k"])[0].waiting == 3
-    assert [len(found) for found in (store.waiters("k"), list(store.find_parked("t2")))] == [3, 1]
-    assert store.parked("k", "t2:0:0:0") is not None
+    assert [
+        len(found) for found in (store.waiters("k"), list(store.parking.find_parked("t2")))
+    ] == [3, 1]
+    assert store.parking.parked("k", "t2:0:0:0") is not None
     assert "k" in {key for found in store.find_keys() for key in found}
-    assert store.cancel("k", "t4:0:0:0").released
+    assert store.parking.cancel("k", "t4:0:0:0").released
     assert store.retry_delay("k", 0.0, (0.1, 60.0), 30.0)
 
     released = store.release(
@@ -236,11 +242,11 @@ def every_request(store: Store) -> None:
     assert released.wake is not None
     push(store, released.wake)
     store.dispatch(released.wake)
-    store.mark_published(released.wake)
-    store.mark_returned(released.wake)
-    found = wait_until(lambda: list(store.sweep(0.01)), what="a sweep")
+    store.parking.mark_published(released.wake)
+    store.parking.mark_returned(released.wake)
+    found = wait_until(lambda: list(store.parking.sweep(0.01)), what="a sweep")
     assert [wake.run for wake in found] == ["t2:0:0:0"]
-    assert [wake.run for wake in store.wake_again("k")] == ["t2:0:0:0"]
+    assert [wake.run for wake in store.parking.wake_again("k")] == ["t2:0:0:0"]
     assert (
         store.acquire(AcquireRequest("k", "c", 60.0, run="t2:0:0:0", retain=True)).status
         is Status.GRANTED
@@ -248,17 +254,20 @@ def every_request(store: Store) -> None:
     assert store.release(ReleaseRequest("k", "c", keep_for=("t2:0:0:0", 60.0))).released
     assert store.drop(released.wake).released
 
-    assert store.park_if_held("next", "t6:0:0:0", park_request, 30.0, store.time(30.0)).holder == ""
-    assert [wake.run for wake in store.wake_next("next")] == ["t6:0:0:0"]
+    assert (
+        store.parking.park_if_held("next", "t6:0:0:0", park_request, 30.0, store.time(30.0)).holder
+        == ""
+    )
+    assert [wake.run for wake in store.parking.wake_next("next")] == ["t6:0:0:0"]
 
     assert store.acquire(AcquireRequest("left", "a", 60.0)).status is Status.GRANTED
     assert (
-        store.park_if_held("left", "t5:0:0:0", ParkRequest(b"envelope"), 30.0).status
+        store.parking.park_if_held("left", "t5:0:0:0", ParkRequest(b"envelope"), 30.0).status
         is Status.PARKED
     )
     woken = store.release(ReleaseRequest("left", "a")).wake
     assert woken is not None
-    store.mark_left(woken)
+    store.parking.mark_left(woken)
     assert store.drop(woken).released
 
     together = keys_of_one_slot()
@@ -473,9 +482,9 @@ def test_a_call_that_is_taken_in_by_half_is_not_accepted(
     store = opened(one_server_as_admin[1])
     call = SendRequest("k", "run", ParkRequest(b"envelope"), delay=60.0)
     with rights.without(right), pytest.raises(StoreUnavailableError):
-        store.send(call)
+        store.calls.send(call)
 
-    assert store.send(call).sent is Sent.LATER
+    assert store.calls.send(call).sent is Sent.LATER
     assert store.inspect("k").later == 1
 
 
@@ -486,13 +495,13 @@ def test_who_waits_outlasts_a_right_that_is_missing_for_a_while(
     store = opened(one_server_as_admin[1])
     store.acquire(AcquireRequest("k", "a", 60.0))
     for run, delay in {"one": 0.0, "two": 0.0, "late": 0.01}.items():
-        store.send(SendRequest("k", run, ParkRequest(b"envelope"), delay=delay))
+        store.calls.send(SendRequest("k", run, ParkRequest(b"envelope"), delay=delay))
     time.sleep(0.05)
 
     for ask in (
-        lambda: list(store.wake_next("k")),
+        lambda: list(store.parking.wake_next("k")),
         lambda: store.release(ReleaseRequest("k", "a")),
-        lambda: list(store.wake_next("k")),
+        lambda: list(store.parking.wake_next("k")),
     ):
         with rights.without(right), suppress(StoreUnavailableError):
             ask()
@@ -512,7 +521,7 @@ def test_a_lease_that_cannot_be_set_leaves_no_lock_for_ever(
 
     for ask in (
         lambda: store.release(ReleaseRequest("k", "a")),
-        lambda: list(store.wake_next("k")),
+        lambda: list(store.parking.wake_next("k")),
         lambda: store.acquire(AcquireRequest("free", "a", 60.0, want=want)),
     ):
         with rights.without("pexpire"), suppress(StoreUnavailableError):
@@ -520,7 +529,7 @@ def test_a_lease_that_cannot_be_set_leaves_no_lock_for_ever(
 
     assert max(store.inspect("k").remaining, store.inspect("free").remaining) <= 60.0
     store.release(ReleaseRequest("k", "a"))
-    list(store.wake_next("k"))
+    list(store.parking.wake_next("k"))
     assert store.inspect("k").woken
 
 

@@ -16,11 +16,11 @@ from celery_distlock.keys import slot_name
 from celery_distlock.rate import Rate
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.findings import Severity
+from celery_distlock.stores.queue_parts import Sent
 from celery_distlock.stores.redis import request_runner
 from celery_distlock.stores.redis.cluster_slots import SLOTS
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.requests import SendRequest
-from celery_distlock.stores.sending import Sent
 from celery_distlock.stores.values import (
     Limit,
     Ownership,
@@ -278,7 +278,9 @@ def test_a_sweep_does_not_wait_again_and_again(masters, store, pause):
     store.renew([Ownership(lost, "a", 60.0)], 0.5)
     began = time.monotonic()
 
-    found = wait_until(lambda: {wake.run for wake in store.sweep(0.01)}, what="the parked run")
+    found = wait_until(
+        lambda: {wake.run for wake in store.parking.sweep(0.01)}, what="the parked run"
+    )
 
     assert found == {f"run {kept}"}
     assert time.monotonic() < began + PATIENCE
@@ -295,10 +297,10 @@ def test_who_notes_when_keys_are_due_does_not_wait_again_and_again(masters, stor
     began = time.monotonic()
     for n in range(12):
         park_request = ParkRequest(b"envelope")
-        reply = store.park_if_held(key, "run", park_request, PATIENCE, want=want)
+        reply = store.parking.park_if_held(key, "run", park_request, PATIENCE, want=want)
         assert (reply.status, reply.due > 0) == (Status.PARKED, True)
         call = SendRequest(key, f"later-{n}:0:0:0", ParkRequest(b"envelope"), delay=600.0)
-        assert store.send(call).sent is Sent.LATER
+        assert store.calls.send(call).sent is Sent.LATER
     assert time.monotonic() < began + PATIENCE + 2
 
 
@@ -309,7 +311,7 @@ def test_whose_worker_is_looked_for_does_not_wait_again_and_again(masters, store
     began = time.monotonic()
     for _ in range(12):
         with pytest.raises(StoreUnavailableError):
-            store.find_channels([queue])
+            store.channels.find_channels([queue])
     assert time.monotonic() < began + PATIENCE + 2
 
     stem, is_silent = f"{store._prefix}:channel:", SLOTS // len(masters) - 1
@@ -317,9 +319,11 @@ def test_whose_worker_is_looked_for_does_not_wait_again_and_again(masters, store
     address = next(each for each in addresses if slot_of(each) < is_silent)
     began = time.monotonic()
     for n in range(4):
-        store.send(SendRequest(key, f"run-{n}:0:0:0", ParkRequest(b"envelope")))
-        assert not store.push(WokenTask(slot_name(key), f"run-{n}:0:0:0", b"envelope"), [address])
-        store.cancel(key, f"run-{n}:0:0:0")
+        store.calls.send(SendRequest(key, f"run-{n}:0:0:0", ParkRequest(b"envelope")))
+        assert not store.channels.push(
+            WokenTask(slot_name(key), f"run-{n}:0:0:0", b"envelope"), [address]
+        )
+        store.parking.cancel(key, f"run-{n}:0:0:0")
     assert time.monotonic() < began + PATIENCE + 2
 
 
@@ -328,9 +332,9 @@ def test_a_key_is_limited_though_the_node_that_lists_it_is_silent(masters, store
     index = slot_of(f"{store._prefix}:parked") * len(masters) // SLOTS
     pause([masters[index]])
 
-    store.set_limit(key, Limit(0))
+    store.units.set_limit(key, Limit(0))
 
     assert store.inspect(key).limit.pauses
     assert "no list shows it until somebody waits there" in caplog.text
-    store.set_limit(key, None)
+    store.units.set_limit(key, None)
     assert store.inspect(key).limit is None

@@ -12,8 +12,7 @@ from celery_distlock import AsyncLock, Lock
 from celery_distlock.errors import QuorumError, StoreError, StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, Severity, Status
 from celery_distlock.stores.listing import ListingStore
-from celery_distlock.stores.parking import ParkingStore
-from celery_distlock.stores.sending import SendingStore
+from celery_distlock.stores.queue_store import QueueStore
 from tests.stores.scriptless.fake import NOTHING, FakeServer
 
 
@@ -89,15 +88,15 @@ def test_nobody_holds_what_an_unreadable_answer_may_have_granted(server):
         lambda store: store.inspect("k"),
         lambda store: ListingStore.of(store).inspect_many(["k"]),
         lambda store: list(ListingStore.of(store).find_keys()),
-        lambda store: ParkingStore.of(store).waiters("k"),
-        lambda store: ParkingStore.of(store).parked("k", "r"),
-        lambda store: SendingStore.of(store).delayed("k"),
-        lambda store: list(ParkingStore.of(store).find_parked("t")),
-        lambda store: store.dues(),
+        lambda store: QueueStore.of(store).waiters("k"),
+        lambda store: QueueStore.of(store).parking.parked("k", "r"),
+        lambda store: QueueStore.of(store).calls.delayed("k"),
+        lambda store: list(QueueStore.of(store).parking.find_parked("t")),
+        lambda store: store.timetable.dues(),
         lambda store: store.check(),
         lambda store: store.retry_delay("k", 1.0, (1.0, 2.0), 1.0),
         lambda store: store.time(1.0),
-        lambda store: list(store.sweep(1.0)),
+        lambda store: list(store.parking.sweep(1.0)),
     ],
 )
 def test_who_looks_is_told_so(liar, opened, look):
