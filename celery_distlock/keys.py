@@ -156,7 +156,8 @@ class KeyRule:
             LockKeyError: A key cannot be made from these arguments, or one text is asked for in two
                 ways.
         """
-        return self._limited(self._made(self._signature.bind, args, kwargs, receive))
+        made = self._made(self._signature.bind, args, kwargs, receive)
+        return made if self._rate is None else self._limited(made)
 
     def own_keys(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], receive: Receive
@@ -215,7 +216,8 @@ class KeyRule:
         self, args: Sequence[Any], kwargs: Mapping[str, Any], receive: Receive | None
     ) -> Arguments:
         """Return the arguments as the task's function gets them in a worker."""
-        kwargs = self._known(kwargs)
+        if self._drops_keywords:
+            kwargs = self._known(kwargs)
         if receive is not None:
             args = [receive(each) for each in args]
             kwargs = {name: receive(each) for name, each in kwargs.items()}
@@ -223,8 +225,6 @@ class KeyRule:
 
     def _known(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return those keywords that are not for a base of the task."""
-        if not self._drops_keywords:
-            return kwargs
         known = self._signature.parameters
         return {name: value for name, value in kwargs.items() if name in known}
 
@@ -243,7 +243,8 @@ class KeyRule:
         """
         if self._validate is not None:
             (args, kwargs), receive = self._as_the_function(args, kwargs, receive), None
-        kwargs = self._known(kwargs)
+        if self._drops_keywords:
+            kwargs = self._known(kwargs)
         names = self._by_place
         if not kwargs and names is not None and len(args) == len(names):  # as most calls are
             given = dict(zip(names, args, strict=True))

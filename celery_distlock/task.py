@@ -1,5 +1,6 @@
 """`LockedTask`: the class that a task is declared with."""
 
+import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from .errors import ConfigurationError, LockKeyError
 from .key import Key
 from .runtime import call_rules, sending
 from .runtime.app import Runtime
-from .runtime.current import lease_of, unlocked
+from .runtime.current import Unlocked, lease_of
 from .runtime.execution import Execution, drop_reservations, note_call
 from .runtime.former_keys import at_former_key
 from .runtime.lock_header import HEADER, without_ours
@@ -209,18 +210,18 @@ class LockedTask(Sending):
                 if not nested:
                     drop_reservations(self, runtime, ())
                 raise
-        run = super().__call__
+        body = functools.partial(super().__call__, *args, **kwargs)
 
-        def run_under_keys() -> Any:
+        def execution() -> Execution | Unlocked:
             if plan is None or not keys:
-                with unlocked(self):
-                    return run(*args, **kwargs)
-            execution = Execution(self, plan, runtime.store, keys, nested=nested)
-            return execution.run(lambda: run(*args, **kwargs))
+                return Unlocked(self)
+            return Execution(self, plan, runtime.store, keys, nested=nested)
 
         try:
             former = None if nested else at_former_key(self, runtime, plan, keys)
-            return run_under_keys() if former is None else former.run(run_under_keys)
+            if former is not None:
+                return former.run(lambda: execution().run(body))
+            return execution().run(body)
         except Postponed as postponed:
             # Celery copies and formats its traceback, frame by frame, for nobody.
             raise postponed.with_traceback(None) from None

@@ -81,7 +81,8 @@ def acquire(
     try:
         waits = park is None and timeout != 0
         while True:
-            record(hold, at_once=not waits)
+            if defaults.shared_holds is not None:
+                defaults.shared_holds.record(hold, at_once=not waits)
             if waits and hold.store.subscribed(hold.key):  # one request to be granted or to queue
                 reply = _wait(hold, deadline, answered=False)
             else:
@@ -100,7 +101,8 @@ def acquire(
 def conclude(hold: Hold, reply: Reply, deadline: float) -> Reply | None:
     """Return what the caller is told, now that nobody waits any more; None: ask anew."""
     if hold.state is HoldState.HELD:
-        record(hold)
+        if defaults.shared_holds is not None:
+            defaults.shared_holds.record(hold)
         return reply
     hold.end()
     if reply.status is not Status.GRANTED:
@@ -211,7 +213,8 @@ def ask(hold: Hold, queue: Inbox | ParkRequest | None) -> Reply:
     hold.arrival = reply.arrival or hold.arrival
     if hold.take(reply):
         watchdog(hold.store).watch(hold)
-    hold.store.dispatch(reply.wake)
+    if reply.wake is not None:
+        hold.store.dispatch(reply.wake)
     return reply
 
 
@@ -331,9 +334,12 @@ def give_back(
         return before  # in a forked child, the hold is the parent's
     ours = True
     try:
-        request = hold.release_request(ended, keep_for=keep_for or rest)
-        released = hold.store.release(request._replace(own_channel=hold.own_channel))
-        (dispatch or hold.store.dispatch)(released.wake)
+        request = hold.release_request(
+            ended, keep_for=keep_for or rest, own_channel=hold.own_channel
+        )
+        released = hold.store.release(request)
+        if released.wake is not None:
+            (dispatch or hold.store.dispatch)(released.wake)
         ours = released.released
     except StoreError as error:
         logger.warning("%r is given back later, or its lease ends: %s", shown(hold.key), error)
@@ -342,7 +348,8 @@ def give_back(
         _release_later(hold, ended, rest=rest)
         raise
     else:
-        _erase(hold)
+        if defaults.shared_holds is not None:
+            defaults.shared_holds.erase(hold.owner)
     finally:
         watchdog(hold.store).forget(hold)
     if before is HoldState.HELD and not ours:

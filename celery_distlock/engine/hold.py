@@ -264,7 +264,10 @@ class Hold:
             self.state = HoldState.HELD
             self.depth = 1
         self._tell(
-            "lock_acquired", waited=self.waited, units=self.want.units, capacity=self.want.capacity
+            "lock_acquired",
+            waited=now - self._wanted_since,
+            units=self.want.units,
+            capacity=self.want.capacity,
         )
         return True
 
@@ -316,10 +319,10 @@ class Hold:
         return clock.monotonic() - self.held_since
 
     def _tell(self, what: str, **facts: Any) -> None:
-        self._report(what, **facts)()
+        self.on_event(what, key=self.key, token=self.token, holder=self.owner, **facts)
 
     def _report(self, what: str, **facts: Any) -> Callable[[], None]:
-        """Return what tells it; that does not keep this hold."""
+        """Return what reports it; that does not keep this hold."""
         told = {"key": self.key, "token": self.token, "holder": self.owner, **facts}
         return partial(self.on_event, what, **told)
 
@@ -453,7 +456,7 @@ class Hold:
 
     def tell_released(self) -> None:
         """Report that it was given up in order."""
-        self._tell("lock_released", held=self.held_for)
+        self._tell("lock_released", held=clock.monotonic() - self.held_since)
 
     def extend(self, seconds: float) -> None:
         """
@@ -508,7 +511,7 @@ class Hold:
     @property
     def started(self) -> bool | None:
         """Whether what it was granted was for anything; None: the store counts no starts."""
-        counts = self.wanted.rates or Ability.QUEUE in self.store.abilities  # an operator may
+        counts = self.wanted.rate or Ability.QUEUE in self.store.abilities  # an operator may
         return self.begun if counts else None
 
     def end(self) -> HoldState:
@@ -523,6 +526,7 @@ class Hold:
         *,
         inbox: Inbox | None = None,
         keep_for: tuple[str, float] | None = None,
+        own_channel: OwnChannel | None = None,
     ) -> ReleaseRequest:
         """Return what the store is told so that this owner has nothing of the key, nor waits."""
         return ReleaseRequest(
@@ -533,6 +537,7 @@ class Hold:
             inbox=inbox,
             keep_for=keep_for,
             started=self.started,
+            own_channel=own_channel,
         )
 
 

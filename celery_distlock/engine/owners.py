@@ -59,7 +59,7 @@ def held_here() -> Holds:
 
 def held_by(task: AnyTask | None) -> Holds:
     """Return what *task* holds; None: this thread."""
-    return _of_threads.value.value if task is None else _of_tasks.value.setdefault(task, {})
+    return _of_threads.value() if task is None else _of_tasks.value.setdefault(task, {})
 
 
 def tasks_that_took(taker: object) -> list[AnyTask]:

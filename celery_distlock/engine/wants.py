@@ -12,7 +12,7 @@ __all__ = ["ensure_able", "key_wanting", "want_of"]
 
 def want_of(key: Key) -> Want:
     """Return how much of *key* is asked for."""
-    if key.alone and not key.rates:
+    if key.alone and not key.rate:
         return ALONE
     capacity = 0 if key.shared or key.capacity is None else key.capacity
     return Want(key.weight, capacity, key.rates, key.cost)

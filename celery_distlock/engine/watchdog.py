@@ -78,18 +78,8 @@ class Watchdog:
 
     def watch(self, hold: Hold) -> None:
         """Renew *hold*, or only see to its end, until :meth:`forget`."""
-        self._schedule(_Watched(hold), clock.monotonic() + self._period(hold))
-
-    def forget(self, hold: Hold) -> None:
-        """Renew *hold* no more. A renewal on its way does no harm: it asks as an owner of old."""
-        self._due.pop(_Watched(hold), None)
-
-    def holds(self) -> list[Hold]:
-        """Return what is held here now, by any thread."""
-        return [hold for watched in list(self._due) if (hold := watched()) is not None]
-
-    def _schedule(self, watched: _Watched, due: float) -> None:
-        self._due[watched] = due
+        due = clock.monotonic() + self._period(hold)
+        self._due[_Watched(hold)] = due
         if due < self._looks_at or self._thread is None:
             with self._mutex:
                 self._start()
@@ -98,6 +88,14 @@ class Watchdog:
                 # ones would wake it. Last: if a time limit's exception comes between, the next one
                 # is to notify.
                 self._look_at(due)
+
+    def forget(self, hold: Hold) -> None:
+        """Renew *hold* no more. A renewal on its way does no harm: it asks as an owner of old."""
+        self._due.pop(_Watched(hold), None)
+
+    def holds(self) -> list[Hold]:
+        """Return what is held here now, by any thread."""
+        return [hold for watched in list(self._due) if (hold := watched()) is not None]
 
     def _look_at(self, due: float) -> None:
         if due < self._looks_at:  # noqa: PLR1730  # after a call, a signal's handler may come between

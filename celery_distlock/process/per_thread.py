@@ -24,9 +24,8 @@ class PerThread(Generic[T]):
         self._make = make
         self._made: dict[type[threading.local], threading.local] = {}
 
-    @property
-    def value(self) -> T:
-        """That of the thread that asks."""
+    def __call__(self) -> T:
+        """Return the value of the calling thread."""
         try:
             value: T = self._made[threading.local].value
         except (KeyError, AttributeError):

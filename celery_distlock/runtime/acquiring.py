@@ -87,7 +87,7 @@ class KeyAcquisition:
                 if answer is not None:
                     return answer
         self._wanted = wanted = [key for key in self._keys if not self._enter(key)]
-        if (refusal := self._upgrade_entered()) is not None:
+        if self.entered and (refusal := self._upgrade_entered()) is not None:
             return refusal
         at_once = len(wanted) > 1 and self._take_at_once(wanted)
         self._missing = [] if at_once else list(wanted)
@@ -149,7 +149,10 @@ class KeyAcquisition:
         return True
 
     def _take(self, key: Key) -> Decision | None:
-        hold, reply = self._ask(key, self._conflicts.patience)
+        patience = self._conflicts.patience
+        waits_woken = patience and self._invocation.header.woken
+        acquire_key = self._acquire_woken if waits_woken else self._acquire
+        hold, reply = acquire_key(key, timeout=patience)
         if hold is not None and reply.status is Status.BUSY:
             decision = self._conflicts.decide(key.template, reply)
             if not isinstance(decision, policies.Park):
@@ -178,16 +181,15 @@ class KeyAcquisition:
             raise Ignore("a second delivery")
         return None
 
-    def _ask(self, key: Key, patience: float) -> tuple[Hold | None, Reply]:
-        """Ask for *key*, and wait for it for so long; the store sends a run no more that waits."""
-        if patience and self._invocation.header.woken:
-            hold, reply = self._acquire(key, timeout=0.0)
-            if hold is None or self._invocation.is_second_delivery(reply):
-                return hold, reply
-            if reply.status is Status.BUSY:
-                self._requeueing.leave_store()
-                return self._acquire(key, reply.arrival, timeout=patience)
-        return self._acquire(key, timeout=patience)
+    def _acquire_woken(self, key: Key, *, timeout: float) -> tuple[Hold | None, Reply]:
+        """Ask for *key*, then wait for it; the store does not send a run again that waits."""
+        hold, reply = self._acquire(key, timeout=0.0)
+        if hold is None or self._invocation.is_second_delivery(reply):
+            return hold, reply
+        if reply.status is Status.BUSY:
+            self._requeueing.leave_store()
+            return self._acquire(key, reply.arrival, timeout=timeout)
+        return self._acquire(key, timeout=timeout)
 
     def _acquire(self, key: Key, arrival: int = 0, **how: Any) -> tuple[Hold | None, Reply]:
         """

@@ -83,9 +83,9 @@ class Runtime:
     @classmethod
     def of(cls, app: Celery) -> "Runtime":
         """Return the runtime of *app*."""
-        runtime = cls.known(app)
+        real = _real(app)
+        runtime: Runtime | None = vars(real).get(_RUNTIME)
         if runtime is None:
-            real = _real(app)
             runtime = vars(real).setdefault(_RUNTIME, cls(real))
             _runtimes.add(runtime)
         return runtime
@@ -224,7 +224,8 @@ class Runtime:
         Raises:
             ConfigurationError: It is declared wrong, or what was configured since then is.
         """
-        self._settle()
+        if not self._settled:
+            self._settle()
         # Celery knows a task whose declaration was refused, or interrupted, all the same.
         if task.name is not None and task.name not in self.plans:
             self.declare(type(task), task.name)

@@ -63,7 +63,8 @@ class Body:
         with_result = Completion.UNSETTLED if late else ended
         self.succeeded = False
         try:
-            result = self._guard().run(body)
+            holds = self._keys.holds if self._settings.on_lost != "warn" else ()
+            result = Guard(holds).run(body)
         except Retry as retry:
             self.completion = ended
             self._keep_keys(retry)
@@ -103,9 +104,6 @@ class Body:
                 " list(...), and return what comes out"
             )
             self._invocation.report.error(words, kind=type(result).__qualname__)
-
-    def _guard(self) -> Guard:
-        return Guard(self._keys.holds if self._settings.on_lost != "warn" else ())
 
     def _keep_keys(self, retry: Retry) -> None:
         if not (self._settings.hold_on_retry and self._invocation.has_message):

@@ -1,7 +1,6 @@
 """What locked tasks do in this thread now: the only owner of what is kept per thread about them."""
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from weakref import WeakSet
 
@@ -11,7 +10,7 @@ from celery_distlock.engine.hold import Hold
 from celery_distlock.engine.lease import Lease
 from celery_distlock.process.per_thread import PerThread
 
-__all__ = ["Task", "UnderWay", "here", "lease_of", "unlocked"]
+__all__ = ["Task", "UnderWay", "Unlocked", "here", "lease_of"]
 
 if TYPE_CHECKING:
     Task: TypeAlias = _Task[Any, Any]
@@ -61,12 +60,7 @@ class _Running:
         return unsettled
 
 
-_running = PerThread(_Running)
-
-
-def here() -> _Running:
-    """Return what the thread that asks (under gevent, its greenlet) has under way."""
-    return _running.value
+here = PerThread(_Running)  # called, returns those of this thread; under gevent, of its greenlet
 
 
 def lease_of(task: Task) -> Lease:
@@ -77,13 +71,18 @@ def lease_of(task: Task) -> Lease:
     return Lease((), wanted=task not in here().unlocked)
 
 
-@contextlib.contextmanager
-def unlocked(task: Task) -> Iterator[None]:
-    """Let *task* run without a lock, as it was told to."""
-    running = here()
-    before = running.unlocked
-    running.unlocked = (*before, task)
-    try:
-        yield
-    finally:
-        running.unlocked = before
+class Unlocked:
+    """An execution of *task* without a lock, as it is declared or configured."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def run(self, body: Callable[[], Any]) -> Any:
+        """Run *body* and return its result."""
+        running = here()
+        before = running.unlocked
+        running.unlocked = (*before, self._task)
+        try:
+            return body()
+        finally:
+            running.unlocked = before

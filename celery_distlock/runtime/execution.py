@@ -9,6 +9,7 @@ sends it again; what they have in common is an :mod:`.invocation`.
 import contextlib
 import sys
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from types import CellType, FrameType
 from typing import Any
 
@@ -67,7 +68,8 @@ class Execution:
         self.task = task
         self._store = store
         self._nested = nested
-        in_order = tuple(sorted(keys, key=_text))  # the same for all: no two wait for each other
+        # The same order for all: no two wait for each other.
+        in_order = tuple(sorted(keys, key=attrgetter("template")))
         self._invocation = invocation = Invocation(task, plan, store, in_order, nested=nested)
         if invocation.has_message:
             received = invocation.received
@@ -95,7 +97,11 @@ class Execution:
         """
         here().stack.append(self)
         try:
-            decision = self._decide()
+            try:
+                decision = self._keys.take_all()
+            except (LockConflictError, StoreError) as error:
+                self._note_failure(error)
+                raise
             if decision is not None:
                 return self._follow(decision)
             began = clock.monotonic()
@@ -106,19 +112,12 @@ class Execution:
         finally:
             self.release()
 
-    def _decide(self) -> Decision | None:
-        """Take the keys, or return what the policy says; a run that it ends is not sent again."""
-        try:
-            decision = self._keys.take_all()
-        except (LockConflictError, StoreError) as error:
-            if isinstance(error, LockConflictError):
-                self._forget_parked()
-            if not self._nested:
-                fail(self.task, error)
-            raise
-        if isinstance(decision, policies.Answer):
+    def _note_failure(self, error: LockConflictError | StoreError) -> None:
+        """Have the task fail by *error*; a run that ends so is not sent again."""
+        if isinstance(error, LockConflictError):
             self._forget_parked()
-        return decision
+        if not self._nested:
+            fail(self.task, error)
 
     def _forget_parked(self) -> None:
         # It was parked under another policy, as that of the code before a deploy.
@@ -128,6 +127,7 @@ class Execution:
 
     def _follow(self, decision: Decision) -> Any:
         if isinstance(decision, policies.Answer):
+            self._forget_parked()
             return decision.result
         if isinstance(decision, policies.Resend):
             return self._requeueing.resend(decision)
@@ -160,12 +160,8 @@ class Execution:
             stack.remove(self)
 
     def _dispatch(self, woken_tasks: list[WokenTask | None]) -> None:
-        for woken in woken_tasks:
+        for woken in filter(None, woken_tasks):
             self._store.dispatch(woken)
-
-
-def _text(key: Key) -> str:
-    return key.template
 
 
 def note_call(task: Task) -> bool:

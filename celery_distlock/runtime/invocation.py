@@ -7,7 +7,7 @@ from celery_distlock import clock
 from celery_distlock.engine.hold import Hold
 from celery_distlock.errors import StoreError
 from celery_distlock.key import Key
-from celery_distlock.keys import slot_name
+from celery_distlock.keys import Receive, slot_name
 from celery_distlock.stores import Store
 from celery_distlock.stores.identities import ExecutionId, is_own
 from celery_distlock.stores.values import OwnChannel, Reply
@@ -39,8 +39,6 @@ class Invocation:
         header: What the message has been through because of its lock; empty without a message.
         received: What the worker's main process has told about the message.
         execution_id: Names the execution to the store; empty without a message.
-        receive: What the worker receives of an argument, for keys and identities; None: these have
-            been received.
     """
 
     def __init__(
@@ -55,12 +53,17 @@ class Invocation:
         self.has_message = self.received.headers is not None and not nested
         self.report = Report(task, request.id, store)
         self.states = TaskStates(task, request, self.report)
-        self.receive = receive_of_request(task, nested=nested)
+        self._nested = nested
         self.header = self._header_that_came() if self.has_message else LockHeader()
         names = tuple(slot_name(key.template) for key in keys) if self.header.woken else ()
         if names and self.header.places[0] not in names:
             self.header = self._header_elsewhere(names)
         self.execution_id = self.execution_id_for(self.header.number) if self.has_message else ""
+
+    @property
+    def receive(self) -> Receive | None:
+        """Return what makes of an argument what the worker receives; None: it was received."""
+        return receive_of_request(self.task, nested=self._nested)
 
     def _header_that_came(self) -> LockHeader:
         """Return what its header says, and the broker, if that has delivered it before."""

@@ -115,7 +115,9 @@ def _values_of(headers: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _deaths(told: Any) -> int:
     """Return how often a message was rejected, as RabbitMQ tells of each queue and reason."""
-    entries = [each for each in told if isinstance(each, Mapping)] if isinstance(told, list) else []
+    if not isinstance(told, list):
+        return 0
+    entries = [each for each in told if isinstance(each, Mapping)]
     return sum(_whole(each.get("count")) for each in entries if each.get("reason") == "rejected")
 
 

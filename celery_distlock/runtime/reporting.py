@@ -55,9 +55,8 @@ class Report:
     def event(self, name: str, **facts: Any) -> None:
         """Send the signal *name* with *facts*, and log it: a loss as an error, others at debug."""
         if name == "lock_lost":
-            words = "lost its lock {key!r} (token {token}): {reason}"
-            self._log(logging.ERROR, words, facts)
-        elif name in _DEBUG_LINES:
+            self.error("lost its lock {key!r} (token {token}): {reason}", **facts)
+        elif logger.isEnabledFor(logging.DEBUG) and name in _DEBUG_LINES:
             self._log(logging.DEBUG, _DEBUG_LINES[name], facts)
         signals.send(name, self._task, self._store, task_id=self._task_id, **facts)
 
