@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -150,7 +151,71 @@ def _of_upgrade(answer: list[Any]) -> list[Any]:
     return _woken([], status=status, **({"ttl_ms": ttl_ms[0]} if ttl_ms else {}))
 
 
+def _fields(**fields: Any) -> bytes:
+    written = json.dumps(_all_text(fields), ensure_ascii=False)
+    return written.encode("utf-8", "surrogateescape")
+
+
+def _all_text(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _all_text(each) for name, each in value.items() if each is not None}
+    return list(map(_all_text, value)) if isinstance(value, list) else _text(value)
+
+
+def _rows(names: str, words: Sequence[Any]) -> list[dict[str, Any]]:
+    words_each = names.split()
+    return [dict(zip(words_each, row, strict=True)) for row in _by(len(words_each), words)]
+
+
+_LOOK = "owner token run ttl_ms waiting oldest woken task limit used capacity rest_ms starts"
+_LOOK += " later due_ms opens_ms identities"
+_SHARE = re.compile(rb"\d+ (\d+) (-?\d+) \d+ (\d+) (.*)", re.DOTALL)
+
+
+def _of_inspect(answer: list[Any]) -> bytes:
+    count = len(_LOOK.split())
+    (told,) = _rows(_LOOK, answer[:count])
+    starts = [each.split(b",") for each in told["starts"].split()]
+    told["starts"] = [dict(zip(("limit", "per", "begun"), each, strict=True)) for each in starts]
+    told["opens_ms"] = None if told["opens_ms"] < 0 else told["opens_ms"]
+    told["oldest"] = told["oldest"] or b""
+    told["holders"] = _rows("owner entry left_ms task", answer[count:])
+    for each in told["holders"]:
+        found = _SHARE.fullmatch(each.pop("entry"))
+        each |= dict(zip(("units", "slot", "since", "run"), found.groups(), strict=True))
+    return _fields(**told)
+
+
+def _of_waiters(answer: list[Any]) -> bytes:
+    woken, *words = answer
+    rows = _rows("member since task want", words)
+    for each in rows:
+        kind, _, name = each.pop("member").partition(b":")
+        each["run" if kind == b"p" else "blocked"] = name
+        each["since"] = each["since"] or b""
+    return _fields(woken=rows[:woken], queue=rows[woken:])
+
+
+def _of_peek(answer: list[Any]) -> bytes:
+    names = ("run", "where", "expires_ms", "marks", "lasts_ms")
+    told = dict(zip(names, answer, strict=False))
+    return _fields(**{name: each for name, each in told.items() if each != b""})
+
+
+def _of_tick(answer: list[Any]) -> bytes:
+    leads, pause_ms, late_ms, claim, *names = answer
+    pause = None if pause_ms < 0 else pause_ms
+    return _fields(leads=leads == 1, pause_ms=pause, late_ms=late_ms, claim=claim, names=names)
+
+
 _NAMED = {
+    "inspect": _of_inspect,
+    "waiters": _of_waiters,
+    "peek": _of_peek,
+    "tick": _of_tick,
+    "delayed": lambda answer: _fields(runs=_rows("run in_ms task want", answer)),
+    "bearers": lambda answer: _fields(bearers=_rows("identity run where", answer)),
+    "dues": lambda answer: _fields(ticker=answer[0], many=answer[1], first_ms=answer[2]),
     "acquire": _of_acquire,
     "downgrade": _of_acquire,
     "upgrade": _of_upgrade,

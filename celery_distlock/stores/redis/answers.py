@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 from celery_distlock.naming import shown
 from celery_distlock.stores.values import ALONE, FIRST, UNREADABLE, Route, Want, WokenTask
@@ -91,6 +91,11 @@ class Fields:
             raise TypeError(f"no fields: {found!r}")
         self._found = found
 
+    @classmethod
+    def read(cls, written: bytes) -> "Fields":
+        """Return the fields of an answer that has nothing else."""
+        return Fields(json.loads(text(written)))
+
     def text(self, name: str) -> str:
         """Return a text, as :func:`text` does."""
         value = self._found.get(name) or ""  # Lua has false for what a record does not tell
@@ -105,7 +110,7 @@ class Fields:
     def number(self, name: str) -> int:
         """Return a whole number; a script tells those above 10**14 as texts."""
         value = self._found.get(name, 0)
-        if type(value) not in (int, float):
+        if type(value) not in (int, float, str):
             raise TypeError(f"{name} is no number: {value!r}")
         return int(value)
 
@@ -117,9 +122,16 @@ class Fields:
         """Whether a field says yes."""
         return self._found.get(name) is True
 
-    def each(self, name: str) -> list[Self]:
+    def texts(self, name: str) -> list[str]:
+        """Return the texts of a list."""
+        found = list(self._found.get(name, ()))  # Lua writes an empty list as an empty object
+        if not all(isinstance(each, str) for each in found):
+            raise TypeError(f"{name} has what is no text: {found!r}")
+        return found
+
+    def each(self, name: str) -> "list[Fields]":
         """Return what a list has, each of which has fields of its own."""
-        return [type(self)(found) for found in self._found.get(name, ())]
+        return list(map(Fields, self._found.get(name, ())))
 
 
 class Answer(Fields):
@@ -138,10 +150,9 @@ class Answer(Fields):
 
     def wakes(self, *names: str) -> list[WokenTask]:
         """Return the runs that were woken at the keys of these names."""
-        woken = map(Fields, self._found.get("woken", ()))
         return [
             _woken(names[each.number("key") - 1], each, envelope)
-            for each, envelope in zip(woken, self._envelopes, strict=True)
+            for each, envelope in zip(self.each("woken"), self._envelopes, strict=True)
         ]
 
 

@@ -31,6 +31,7 @@ from celery_distlock.stores.values import (
 from . import scripts
 from .answers import (
     Answer,
+    Fields,
     is_ours,
     since_of,
     sum_counters,
@@ -56,7 +57,6 @@ SWEEP_BATCH = 100  # keys a round trip
 _PLACES = (("queue", "p:"), ("woken", ""), ("later", ""))  # of runs, with what goes before them
 
 _LIMIT = re.compile(r"(-|\d{1,15})(?:/(\S*))? (\d{1,15}) (\d{1,16}) (.*)", re.DOTALL)
-_SHARE = re.compile(r"\d+ (\d{1,9}) (-?\d{1,9}) \d+ (\d{1,16}) (.*)", re.DOTALL)  # as in units.lua
 
 
 class RedisInspection(ListingStore, CountingStore):
@@ -142,37 +142,41 @@ class RedisInspection(ListingStore, CountingStore):
             self.left_out += 1
             logger.warning("%s is passed over: %s", shown(key_of(name)), refusal)
 
-    def _state(self, key: str, answer: Sequence[Any]) -> KeyState:
+    def _state(self, key: str, answer: bytes) -> KeyState:
         """Return what inspect.lua says."""
-        owner, number, run, ttl_ms, waiting, oldest, woken, task, *more = answer
-        limit, used, capacity, rest_ms, starts, later, due_ms, opens_ms, identities, *shares = more
-        token = token_of(number) or UNREADABLE if owner else 0
+        told = Fields.read(answer)
+        owner = told.text("owner")
+        token = token_of(told.raw("token")) or UNREADABLE if owner else 0
         if token == UNREADABLE:
-            self._complaints.tell(slot_name(key), "%s", unreadable(self.address, key, number))
-        since = max(0, token) / 1e6  # a token is the time of its grant
-        waits = waiting, since_of(oldest), woken
+            why = unreadable(self.address, key, told.raw("token"))
+            self._complaints.tell(slot_name(key), "%s", why)
         state = KeyState(
-            text(owner), token, text(run), since, time_left(ttl_ms), *waits, text(task)
+            owner,
+            token,
+            told.text("run"),
+            max(0, token) / 1e6,  # a token is the time of its grant
+            time_left(told.number("ttl_ms")),
+            told.number("waiting"),
+            since_of(told.raw("oldest")),
+            told.number("woken"),
+            told.text("task"),
+            limit=_limit(told.text("limit")),
+            rest=told.number("rest_ms") / 1000,
+            starts=_starts(told),
+            later=told.number("later"),
+            due=told.number("due_ms") / 1000,
+            opens=told.seconds("opens_ms"),
+            identities=told.number("identities"),
         )
-        state = state._replace(
-            limit=_limit(limit),
-            rest=rest_ms / 1000,
-            starts=_starts(starts),
-            later=later,
-            due=due_ms / 1000,
-            opens=opens_ms / 1000 if opens_ms >= 0 else None,
-            identities=identities,
-        )
-        if text(owner) == SHARED:
-            return _shared(state, shares, used, capacity)
-        return state
+        return _shared(state, told) if owner == SHARED else state
 
     def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
         call = self._records.call(_WAITERS, slot_name(key), first, first + limit - 1)
         answer = self._requests.ask([call], key).answers[0]
-        with self._requests.reading(_WAITERS, answer) as (woken, *facts):
-            found = zip(facts[::4], facts[1::4], facts[2::4], facts[3::4], strict=True)
-            return [_waiter(*each, woken=number < woken) for number, each in enumerate(found)]
+        with self._requests.reading(_WAITERS, answer):
+            found = Fields.read(answer)
+            woken = [_waiter(each, woken=True) for each in found.each("woken")]
+            return woken + [_waiter(each, woken=False) for each in found.each("queue")]
 
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
         mask = literal(f"{task_id}:") + "*"
@@ -245,9 +249,9 @@ class RedisInspection(ListingStore, CountingStore):
         return describe_server(self._servers, self._requests.attempt)
 
 
-def _limit(written: bytes) -> Limit | None:
+def _limit(written: str) -> Limit | None:
     """Return the limit that limit.lua has written, if it has not ended."""
-    match = _LIMIT.fullmatch(text(written))
+    match = _LIMIT.fullmatch(written)
     if match is None:
         return None
     capacity, rates, until_ms, since, author = match.groups()
@@ -255,21 +259,29 @@ def _limit(written: bytes) -> Limit | None:
     return Limit(units, int(until_ms) / 1000, author, int(since) / 1e6, read_rates(rates or ""))
 
 
-def _starts(written: bytes) -> tuple[Starts, ...]:
-    found = (map(int, each.split(",")) for each in text(written).split())
-    counts = (Starts(limit, per / 1e6, count) for limit, per, count in found)
+def _starts(told: Fields) -> tuple[Starts, ...]:
+    counts = [
+        Starts(each.number("limit"), each.number("per") / 1e6, each.number("begun"))
+        for each in told.each("starts")
+    ]
     return tuple(sorted(counts, key=lambda starts: starts.per))
 
 
-def _shared(state: KeyState, shares: Sequence[Any], used: int, capacity: bytes) -> KeyState:
+def _shared(state: KeyState, told: Fields) -> KeyState:
     """Return *state* with those who have the key beside others."""
-    holders = []
-    found = zip(shares[::4], shares[1::4], shares[2::4], shares[3::4], strict=True)
-    for owner, entry, left_ms, task in found:
-        match = _SHARE.fullmatch(text(entry))
-        units, slot, since, run = match.groups() if match else ("1", "-1", "0", "")
-        has = int(units), int(slot), int(since) / 1e6, left_ms / 1000
-        holders.append(Holder(text(owner), run, *has, text(task)))
+    capacity = told.raw("capacity")
+    holders = [
+        Holder(
+            each.text("owner"),
+            each.text("run"),
+            each.number("units"),
+            each.number("slot"),
+            since_of(each.raw("since")),
+            each.number("left_ms") / 1000,
+            each.text("task"),
+        )
+        for each in told.each("holders")
+    ]
     if not holders:
         return state._replace(owner="", token=0, run="", since=0.0, remaining=0.0)
     first = holders[0]
@@ -279,17 +291,15 @@ def _shared(state: KeyState, shares: Sequence[Any], used: int, capacity: bytes) 
         since=first.since,
         remaining=first.remaining,
         holders=tuple(holders),
-        used=used,
+        used=told.number("used"),
         capacity=int(capacity) if capacity.isdigit() and len(capacity) < 10 else 0,
     )
 
 
-def _waiter(member: bytes, arrival: bytes, task: bytes, want: bytes, *, woken: bool) -> Waiter:
-    kind, _, who = text(member).partition(":")
-    since, wants = since_of(arrival), want_of(want)
-    if kind == "p":
-        return Waiter("", who, since, b"", woken, text(task), want=wants)
-    return Waiter(who.partition(" ")[2], "", since, want=wants)
+def _waiter(told: Fields, *, woken: bool) -> Waiter:
+    _, _, owner = told.text("blocked").partition(" ")
+    since, want = since_of(told.raw("since")), want_of(told.raw("want"))
+    return Waiter(owner, told.text("run"), since, b"", woken, told.text("task"), want=want)
 
 
 _COUNT, _INSPECT, _ROUSE, _SWEEP, _WAITERS = map(

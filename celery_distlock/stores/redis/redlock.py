@@ -57,7 +57,7 @@ from celery_distlock.stores.values import (
 )
 
 from . import scripts
-from .answers import seconds_of, sum_counters, text, token_of
+from .answers import Fields, seconds_of, sum_counters, text, token_of
 from .connections import (
     Command,
     NodeSettings,
@@ -569,8 +569,9 @@ def _vote(answer: Any) -> _Vote:
 
 
 def _look(answer: Any) -> _Look:
-    owner, token, run, ttl_ms, *_ = answer
-    return _Look(text(owner), token_of(token), text(run), time_left(ttl_ms))
+    told = Fields.read(answer)
+    token, left = token_of(told.raw("token")), time_left(told.number("ttl_ms"))
+    return _Look(told.text("owner"), token, told.text("run"), left)
 
 
 def _all_have_answered(answers: Answers) -> bool:

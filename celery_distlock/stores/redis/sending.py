@@ -12,7 +12,7 @@ from celery_distlock.stores.requests import Identity, SendRequest
 from celery_distlock.stores.values import ALONE, Waiter, WokenTask
 
 from . import scripts
-from .answers import Answer, text, want_of
+from .answers import Answer, Fields, text, want_of
 from .connections import TIMEOUT, Command, fields, milliseconds
 from .inspection import SWEEP_BATCH
 from .silence import Silence
@@ -49,7 +49,8 @@ class RedisSending(RedisTiming, Calls):
         with self._silence.patience() as patience:
             found = self._requests.ask([look], key, patience).answers[0]
         with self._requests.reading(_PEEK, found):
-            return _bearer(*found) if found else None
+            told = Fields.read(found)
+            return _bearer(told) if told.text("run") else None
 
     def inherit(self, key: str, identity: Identity, run: str) -> None:
         lasts = _lasts(identity)
@@ -59,18 +60,24 @@ class RedisSending(RedisTiming, Calls):
 
     def delayed(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
         look = self._records.call(_DELAYED, slot_name(key), first, first + limit - 1)
-        with self._requests.reading(_DELAYED, self._requests.ask([look], key).answers[0]) as facts:
-            found = zip(facts[::4], facts[1::4], facts[2::4], facts[3::4], strict=True)
+        with self._requests.reading(_DELAYED, self._requests.ask([look], key).answers[0]) as found:
             return [
-                Waiter("", text(run), 0.0, task=text(task), want=want_of(want), due=in_ms / 1000)
-                for run, in_ms, task, want in found
+                Waiter(
+                    "",
+                    each.text("run"),
+                    0.0,
+                    task=each.text("task"),
+                    want=want_of(each.raw("want")),
+                    due=each.number("in_ms") / 1000,
+                )
+                for each in Fields.read(found).each("runs")
             ]
 
     def bearers(self, key: str, limit: int = 100) -> dict[str, Bearer]:
         look = self._records.call(_BEARERS, slot_name(key), limit)
-        with self._requests.reading(_BEARERS, self._requests.ask([look], key).answers[0]) as facts:
-            found = zip(facts[::3], facts[1::3], facts[2::3], strict=True)
-            return {text(identity): _bearer(run, where) for identity, run, where in found}
+        with self._requests.reading(_BEARERS, self._requests.ask([look], key).answers[0]) as found:
+            bearers = Fields.read(found).each("bearers")
+            return {each.text("identity"): _bearer(each) for each in bearers}
 
     def mark_all_published(self, wakes: Sequence[WokenTask]) -> None:
         for some in batches(wakes, SWEEP_BATCH):
@@ -107,15 +114,17 @@ class RedisSending(RedisTiming, Calls):
         return asked.answers[calls.index(send)]
 
 
-def _bearer(run: bytes, where: bytes, *terms: Any) -> Bearer:
+def _bearer(told: Fields) -> Bearer:
     """Return what peek.lua says."""
-    bearer = Bearer(text(run), Where(where.decode()))
-    if not terms:
-        return bearer
-    left_ms, marks, lasts_ms = terms
-    expires = math.inf if left_ms == b"" else left_ms / 1000
-    silent, fixed, lasts = b"~" in marks, b"=" in marks, lasts_ms / 1000
-    return bearer._replace(expires=expires, silent=silent, fixed=fixed, lasts=lasts)
+    marks, expires = told.text("marks"), told.seconds("expires_ms")
+    return Bearer(
+        told.text("run"),
+        Where(told.text("where")),
+        expires=math.inf if expires is None else expires,
+        silent="~" in marks,
+        fixed="=" in marks,
+        lasts=told.number("lasts_ms") / 1000,
+    )
 
 
 def _told(identity: Identity | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from celery_distlock.stores.queue_parts import NO_CLAIM, Claim, Dues, Settled, T
 from celery_distlock.stores.values import WokenTask
 
 from . import scripts
-from .answers import Answer, text, together
+from .answers import Answer, Fields, together
 from .connections import TIMEOUT, Command, milliseconds, script_call
 from .inspection import SWEEP_BATCH
 from .records import Records
@@ -70,10 +70,11 @@ class RedisTiming(Timetable):
         for_ms = milliseconds(seconds) if seconds else 0
         call = self._call(_TICK, who, inbox.address, for_ms, SWEEP_BATCH, written)
         (answer,) = self._requests.ask_once([call], TIMEOUT)
-        with self._requests.reading(_TICK, answer) as (leads, pause_ms, late_ms, number, *names):
-            pause = pause_ms / 1000 if pause_ms >= 0 else math.inf
-            due = tuple(map(text, names))
-            return Claim(bool(leads), pause, due, late_ms / 1000, number.decode())
+        with self._requests.reading(_TICK, answer):
+            told = Fields.read(answer)
+            pause, late = told.seconds("pause_ms"), told.number("late_ms") / 1000
+            pause, due = math.inf if pause is None else pause, tuple(told.texts("names"))
+            return Claim(told.flag("leads"), pause, due, late, told.text("claim"))
 
     def ticker_inbox(self, who: str) -> Inbox:
         return self._inbox_at(self._records.times, who)
@@ -85,8 +86,9 @@ class RedisTiming(Timetable):
 
     def dues(self) -> Dues:
         answer = self._requests.ask([self._call(_DUES)], "what is due").answers[0]
-        with self._requests.reading(_DUES, answer) as (ticker, many, first_ms):
-            return Dues(text(ticker), many, first_ms / 1000)
+        with self._requests.reading(_DUES, answer):
+            told = Fields.read(answer)
+            return Dues(told.text("ticker"), told.number("many"), told.number("first_ms") / 1000)
 
     def _call(self, script: scripts.Script, *arguments: Any) -> Command:
         return script_call(script, (self._records.times,), *arguments)

@@ -29,7 +29,7 @@ ANSWERS = {
     "a grant of nothing": b"*1\r\n$7\r\ngranted\r\n",
     "no fields": b"*1\r\n$2\r\n[]\r\n",
     "fields without a status": b"*1\r\n$2\r\n{}\r\n",
-    "a time of no number": _fields(b'{"status": "busy", "ttl_ms": "1"}'),
+    "a time of no number": _fields(b'{"status": "busy", "ttl_ms": "x"}'),
     "an owner of no text": _fields(b'{"status": "busy", "holder": 1}'),
     "an infinite time": _fields(b'{"status": "busy", "ttl_ms": Infinity}'),
     "runs without envelopes": _fields(b'{"status": "busy", "woken": [{"run": "r"}]}'),

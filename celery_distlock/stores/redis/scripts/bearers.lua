@@ -1,7 +1,8 @@
 -- bearers.lua: look at who has which identity, without changing anything.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV limit
--- returns {identity, run, where, ...}: some, at most so many, in no order; where it is as in peek.lua
+-- returns bearers as JSON: some, at most so many, in no order; of each identity, run, and where it
+--         is, as in peek.lua
 -- USES grant calls
 
 local limit = tonumber(ARGV[1])
@@ -10,10 +11,8 @@ local found = {}
 local entries = redis.call('HSCAN', CALLS, 0, 'COUNT', limit)[2]
 for i = 1, #entries, 2 do
     local run, where = taken_by(entries[i + 1], now_ms)
-    if run and #found < 3 * limit then
-        for _, each in ipairs({ entries[i], run, where }) do
-            found[#found + 1] = each
-        end
+    if run and #found < limit then
+        found[#found + 1] = { identity = entries[i], run = run, where = where }
     end
 end
-return found
+return named({ bearers = found })

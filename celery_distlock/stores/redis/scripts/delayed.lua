@@ -1,13 +1,14 @@
 -- delayed.lua: look at the runs that join a key's queue later, without changing anything.
 -- KEYS tasks later
 -- ARGV first last
--- returns {run, in_ms, task, want, ...}: those from first to last, who comes first the first, but for
---         who has come by himself meanwhile; in how many ms each joins the queue, its task's name,
---         where known, and its want as units.lua has it
+-- returns runs as JSON: those from first to last, without those that have come by themselves; of each
+--         run, in_ms, after which it joins the queue, the name of its task, where known, and its want
+--         as units.lua has it
 
 local TASKS, LATER = KEYS[1], KEYS[2]
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + time[2] / 1000
+local LONGEST_MS = 2 ^ 46 -- of a time that is none of ours, too: JSON has no infinite number
 local found = {}
 local runs = redis.call('ZRANGE', LATER, ARGV[1], ARGV[2], 'WITHSCORES')
 for i = 1, #runs, 2 do
@@ -16,8 +17,8 @@ for i = 1, #runs, 2 do
         unpack(redis.call('HMGET', TASKS, 'e:' .. run, 'h:' .. run, 't:' .. run, 'w:p:' .. run))
     local in_ms = math.max(0, math.ceil(tonumber(runs[i + 1]) - now_ms))
     local comes = envelope and not channel -- or it has come by itself
-    for _, each in ipairs(comes and { run, in_ms, task or '', want or '' } or {}) do
-        found[#found + 1] = each
+    if comes then
+        found[#found + 1] = { run = run, in_ms = math.min(LONGEST_MS, in_ms), task = task, want = want }
     end
 end
-return found
+return cjson.encode({ runs = found })

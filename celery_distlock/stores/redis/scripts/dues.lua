@@ -1,12 +1,13 @@
 -- dues.lua: look at what is due, without changing it.
 -- KEYS due ticker
--- returns {leader, many, first_ms}: who is the ticker, how many names are noted, and when the first
---         of them is due, from now; less than 0: it has been for so long
+-- returns fields as JSON: ticker, if there is one, many, the number of names that are noted, and
+--         first_ms, after which the first of them is due; less than 0: it has been for so long
 
 local DUE, TICKER = KEYS[1], KEYS[2]
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local leader = redis.pcall('GET', TICKER)
 local first = tonumber(redis.call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2] or now_ms)
-local who = type(leader) == 'string' and string.match(leader, '^%S+') or ''
-return { who, redis.call('ZCARD', DUE), math.floor(first - now_ms) }
+local who = type(leader) == 'string' and string.match(leader, '^%S+')
+local first_ms = math.max(-2 ^ 46, math.min(2 ^ 46, math.floor(first - now_ms))) -- and none infinite
+return cjson.encode({ ticker = who, many = redis.call('ZCARD', DUE), first_ms = first_ms })

@@ -38,15 +38,22 @@ end
 local FENCE_MS = 3600000 -- a token only has to outlive a clock that was set back
 local EXACT = 2 ^ 53 -- no number beyond it is a token of ours
 
--- Returns fields as an answer names them. No answer has an infinite number, which a record that others
--- have spoilt may have, but the greatest instead.
-local function named(fields)
+-- Has fields tell the greatest number instead of an infinite one, which a record that others have spoilt
+-- may have, and JSON has not.
+local function finite(fields)
     for name, value in pairs(fields) do
-        if type(value) == 'number' and not (math.abs(value) < EXACT) then
+        if type(value) == 'table' then
+            finite(value)
+        elseif type(value) == 'number' and not (math.abs(value) < EXACT) then
             fields[name] = EXACT
         end
     end
-    return cjson.encode(fields)
+    return fields
+end
+
+-- Returns fields as an answer names them: as JSON.
+local function named(fields)
+    return cjson.encode(finite(fields))
 end
 
 local function microseconds()

@@ -1,19 +1,18 @@
 -- inspect.lua: look at a key without changing it, but that it may strike what has lapsed.
 -- KEYS lock queue tasks woken fence done rate later calls
--- returns {owner, token, run, ttl_ms, waiting, oldest, woken, task, limit, used, capacity, rest_ms,
---         starts, later, due_ms, opens_ms, identities, owner, entry, left_ms, their_task, ...}
+-- returns fields as JSON: owner, token, run, ttl_ms, and those below; what is not told is empty
 --
 -- oldest  when the first of those who wait came (µs), as far as that is known; 0: nobody
 -- woken   how many runs are on their way
 -- task    the name of the one that the key is kept for
 -- limit   an operator's that has not ended, as limits.lua has it
--- starts  of each time for which starts are counted limit,per,count, with blanks between; per in µs
+-- starts  of each time for which starts are counted limit, per (µs) and begun
 -- later   how many runs join the queue later, the first of them in due_ms; of many, with those that
 --         have come by themselves
--- opens_ms  in how many ms time alone lets the first who waits enter; -1: that is not for time to do
+-- opens_ms  in how many ms time alone lets the first who waits enter, if it does
 -- identities  how many calls are known by an identity; of many, with those that mean nothing any more
--- entry   of some of those who have it beside others, as units.lua has it; their_task is the name of one
---         that is on its way
+-- holders   some of those who have it beside others: owner, run, units, slot, since (µs), left_ms, and
+--         the task of one that is on its way
 -- USES grant units times calls
 
 local MOST_HOLDERS = 100
@@ -28,10 +27,12 @@ local rest_ms = held[6] and math.max(0, math.ceil((tonumber(held[6]) or 0) - now
 
 local shares, used, on_their_way = {}, 0, {}
 local function add_share(owner, entry)
-    local ends, units, since, run = string.match(entry, '^(%d+) (%d+) %-?%d+ %d+ (%d+) (.*)$')
+    local ends, units, slot, since, run = string.match(entry, '^(%d+) (%d+) (%-?%d+) %d+ (%d+) (.*)$')
     if ends and tonumber(ends) > now_ms then
         used = used + tonumber(units)
-        shares[#shares + 1] = { owner, entry, math.ceil(tonumber(ends) - now_ms), tonumber(since), run }
+        local share = { owner = owner, run = run, units = tonumber(units), slot = tonumber(slot) }
+        share.since, share.left_ms = since, math.ceil(tonumber(ends) - now_ms)
+        shares[#shares + 1] = share
         on_their_way[run] = owner == 'parked:' .. run
     end
 end
@@ -44,7 +45,7 @@ if held[1] == 'several:' then
         end
     end
     table.sort(shares, function(one, other)
-        return one[4] < other[4]
+        return tonumber(one.since) < tonumber(other.since)
     end)
 end
 
@@ -77,7 +78,7 @@ local function add_starts(per, series)
         count = count + (tonumber(last) + per > 1000 * now_ms and tonumber(many) or 0)
     end
     if count > 0 then
-        starts[#starts + 1] = string.format('%d,%d,%d', limit, per, count)
+        starts[#starts + 1] = { limit = tonumber(limit), per = integer(per), begun = count }
     end
 end
 local counted = redis.call('EXISTS', RATE) == 1 and redis.call('HGETALL', RATE) or {}
@@ -88,27 +89,15 @@ for i = 1, #counted, 2 do
     end
 end
 
-local later, due_ms, opens_ms, identities = 0, 0, -1, 0
-local function told()
-    local times = { later, due_ms, opens_ms, identities }
-    local answer = { held[1] or '', held[2] or '', held[3] or '', redis.call('PTTL', LOCK), waiting, oldest or 0, woken }
-    for _, each in ipairs({ task or '', limit, used, held[5] or '', rest_ms, table.concat(starts, ' ') }) do
-        answer[#answer + 1] = each
-    end
-    for _, each in ipairs(times) do
-        answer[#answer + 1] = each
-    end
-    for number = 1, math.min(#shares, MOST_HOLDERS) do
-        local owner, entry, left_ms, _, run = unpack(shares[number])
-        local task = owner == 'parked:' .. run and redis.call('HGET', TASKS, 't:' .. run) or ''
-        for _, each in ipairs({ owner, entry, left_ms, task }) do
-            answer[#answer + 1] = each
-        end
-    end
-    return answer
+local look = { owner = held[1], token = held[2], run = held[3], ttl_ms = redis.call('PTTL', LOCK) }
+look.waiting, look.oldest, look.woken, look.task = waiting, oldest, woken, task
+look.limit, look.used, look.capacity, look.rest_ms, look.starts = limit, used, held[5], rest_ms, starts
+look.holders = { unpack(shares, 1, math.min(#shares, MOST_HOLDERS)) }
+for _, share in ipairs(look.holders) do
+    share.task = share.owner == 'parked:' .. share.run and redis.call('HGET', TASKS, 't:' .. share.run)
 end
 if waiting == 0 and redis.call('EXISTS', LATER, CALLS) == 0 then
-    return told() -- most keys
+    return named(look) -- most keys
 end
 
 local function count_identities()
@@ -141,9 +130,7 @@ local function count_later()
 end
 
 local first = waiting > 0 and first_in_line()
-if first then
-    opens_ms = opens_in(now, first) or -1
-end
-later, due_ms = count_later()
-identities = count_identities()
-return told()
+look.opens_ms = first and opens_in(now, first) or nil
+look.later, look.due_ms = count_later()
+look.identities = count_identities()
+return named(look)

@@ -1,12 +1,12 @@
 -- tick.lua: be the ticker, or go on being it, and claim the keys that are due; nobody else is it then.
 -- KEYS due ticker
 -- ARGV who inbox for_ms limit settled
--- returns {leads, pause_ms, late_ms, claim, name, ...}
+-- returns fields as JSON:
 --
--- leads     1 one is the ticker | 0 somebody else is, or one is not any more
--- pause_ms  until the next one is due, or the other one's time ends; -1: none is due
+-- leads     whether one is the ticker; else another one is, or one is not any more
+-- pause_ms  until the next one is due, or the other one's time ends; not told: none is due
 -- late_ms   for how long the first of the claimed has been due
--- claim     names this claim, for `settled`
+-- names     those that are claimed; claim names this claim, for `settled`
 --
 -- for_ms    how long one is the ticker without saying so again; 0: not any more
 -- limit     how many are claimed at most; for CLAIM_MS, if they are not settled
@@ -48,11 +48,11 @@ if settled ~= '' then
 end
 local left_ms = led_by_another()
 if left_ms then
-    return { 0, left_ms, 0, '' }
+    return cjson.encode({ pause_ms = left_ms })
 end
 redis.call('DEL', TICKER) -- a full server refuses a script's first write, but not this one
 if for_ms == '0' then
-    return { 0, -1, 0, '' }
+    return '{}'
 end
 redis.call('SET', TICKER, who .. ' ' .. inbox, 'PX', math.min(for_ms, LONGEST_MS))
 local due = redis.call('ZRANGEBYSCORE', DUE, '-inf', integer(now_ms), 'WITHSCORES', 'LIMIT', 0, limit)
@@ -66,7 +66,8 @@ for i = 1, #due, 2 do
         redis.call('ZREM', DUE, due[i]) -- none of ours: it could not be settled
     end
 end
-local late_ms = due[2] and math.max(0, math.floor(now_ms - due[2])) or 0
+-- Others may have noted an infinite time, which JSON has none of.
+local late_ms = due[2] and math.min(LONGEST_MS, math.max(0, math.floor(now_ms - due[2]))) or 0
 local next_ms = redis.call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2]
-local pause_ms = next_ms and math.max(0, math.ceil(next_ms - now_ms)) or -1
-return { 1, pause_ms, late_ms, claim, unpack(names) }
+local pause_ms = next_ms and math.min(LONGEST_MS, math.max(0, math.ceil(next_ms - now_ms))) or nil
+return cjson.encode({ leads = true, pause_ms = pause_ms, late_ms = late_ms, claim = claim, names = names })
