@@ -4,29 +4,28 @@ The one clock that leases are measured with, and the chance that spreads what wo
 Call its functions by the module: :class:`celery_distlock.testing.FakeClock` puts others in.
 """
 
+import functools
 import random
 import threading
 import time
+from collections.abc import Callable
 
 from celery_distlock.process.forks import ForkStage, begin_anew
 
 __all__ = ["jitter", "monotonic", "wait", "wall"]
 
-_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
 _chance = random.Random()  # not the program's, which may have been seeded for a purpose
 
 
-def monotonic() -> float:
-    """
-    Return seconds on a clock that never goes back and that counts suspension.
-
-    The store's clock runs on while a laptop or a virtual machine sleeps, so a lease must be seen to
-    expire over it: CLOCK_MONOTONIC stops there, CLOCK_BOOTTIME (Linux) does not. Elsewhere the
-    plain monotonic clock is used.
-    """
-    if _BOOTTIME is not None:
-        return time.clock_gettime(_BOOTTIME)
-    return time.monotonic()
+# Returns seconds on a clock that never goes back and that counts suspension. The store's clock runs
+# on while a laptop or a virtual machine sleeps, so a lease must be seen to expire over it:
+# CLOCK_MONOTONIC stops there, CLOCK_BOOTTIME (Linux) does not. Elsewhere it is the plain monotonic
+# clock. Not a Python function, because each step of a lock calls it.
+monotonic: Callable[[], float] = (
+    functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    if hasattr(time, "CLOCK_BOOTTIME")
+    else time.monotonic
+)
 
 
 def wall() -> float:

@@ -335,7 +335,11 @@ def _as_list(rule: Any) -> Sequence[str | Key] | None:
 
 
 def _received(given: Mapping[str, Any], receive: Receive, read: Collection[str]) -> dict[str, Any]:
-    return {name: receive(each) if name in read else each for name, each in given.items()}
+    received = dict(given)
+    for name in read:
+        if name in received:
+            received[name] = receive(received[name])
+    return received
 
 
 def _most_returned(function: Any) -> int:

@@ -35,6 +35,7 @@ class KeyAcquisition:
     Attributes:
         taken: What it has acquired, in that order.
         entered: What this thread held already, and holds once more.
+        owned: All that this thread holds.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class KeyAcquisition:
         self._requeueing = requeueing
         self._conflicts = Conflicts(invocation)
         self._keys = keys
+        self.owned = held_here()
         self._wanted: list[Key] = []  # those of the keys that are not held here already
         self._missing: list[Key] = []  # and have not been taken yet
         self.taken: list[Hold] = []
@@ -75,8 +77,7 @@ class KeyAcquisition:
             LockConflictError: The policy is for failing.
             StoreUnavailableError: The store is away, and `lock_on_outage` is for failing then.
         """
-        texts = [key.template for key in self._keys]
-        if (found := self._conflicts.found_on_arrival(texts)) is not None:
+        if (found := self._conflicts.found_on_arrival(self._keys)) is not None:
             return self._conflicts.decide(*found)
         if self._invocation.plan.unique is not None and len(self._keys) == 1:
             try:
@@ -211,7 +212,7 @@ class KeyAcquisition:
 
     def _keep(self, hold: Hold) -> None:
         self.taken.append(hold)
-        held_here()[self._store.identity, hold.key] = hold
+        self.owned[self._store.identity, hold.key] = hold
         # Once: at the key that it was parked at. Of several, the others are on its way.
         header = self._invocation.header
         if header.woken and header.parked_at == slot_name(hold.key):
@@ -271,7 +272,7 @@ class KeyAcquisition:
                 return store.parking.stand(stand)
             reply = release_by(hold, lambda: store.parking.stand(stand._replace(owner=hold.owner)))
             self.taken.remove(hold)  # not before: until then it is to be released in any case
-            held_here().pop((store.identity, key), None)
+            self.owned.pop((store.identity, key), None)
             if reply.status not in (Status.RESERVED, Status.PARKED):  # it stands nowhere
                 release_later(store, hold.release_request())
             return reply

@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from celery_distlock import clock, policies
 from celery_distlock.errors import LockConflictError, StoreError
+from celery_distlock.key import Key
 from celery_distlock.policies import Conflict, Decision
 from celery_distlock.stores import Ability
 from celery_distlock.stores.values import Reply, Status
@@ -28,11 +29,13 @@ class Conflicts:
         self._invocation = invocation
         self._report = invocation.report
 
-    def found_on_arrival(self, keys: Collection[str]) -> tuple[str, Reply] | None:
+    def found_on_arrival(self, keys: Collection[Key]) -> tuple[str, Reply] | None:
         """Return that of *keys* which was taken when the message arrived, if that is to count."""
         received = self._invocation.received
         taken = received.taken if self._invocation.has_message else None
-        if taken is None or taken.key not in keys or taken.run == self._invocation.execution_id:
+        if taken is None or taken.run == self._invocation.execution_id:
+            return None
+        if taken.key not in [key.template for key in keys]:
             return None
         return taken.key, Reply(
             Status.BUSY,

@@ -18,7 +18,7 @@ from celery.app import trace
 from celery.signals import task_postrun
 
 from celery_distlock import clock, policies
-from celery_distlock.engine.acquisition import held_here, release
+from celery_distlock.engine.acquisition import release
 from celery_distlock.engine.hold import Hold
 from celery_distlock.engine.lease import Lease
 from celery_distlock.engine.pending_releases import release_later
@@ -145,7 +145,7 @@ class Execution:
         with contextlib.ExitStack() as releases:
             releases.callback(self._dispatch, woken_tasks)  # not before the last one is released
             for hold in self._keys.taken:
-                held_here().pop((self._store.identity, hold.key), None)
+                self._keys.owned.pop((self._store.identity, hold.key), None)
                 releases.callback(
                     release,
                     hold,

@@ -52,13 +52,17 @@ class Invocation:
         self.received = Received.of(request)
         self.has_message = self.received.headers is not None and not nested
         self.report = Report(task, request.id, store)
-        self.states = TaskStates(task, request, self.report)
         self._nested = nested
         self.header = self._header_that_came() if self.has_message else LockHeader()
         names = tuple(slot_name(key.template) for key in keys) if self.header.woken else ()
         if names and self.header.places[0] not in names:
             self.header = self._header_elsewhere(names)
         self.execution_id = self.execution_id_for(self.header.number) if self.has_message else ""
+
+    @property
+    def states(self) -> TaskStates:
+        """Return what stores the states of its task."""
+        return TaskStates(self.task, self.request, self.report)
 
     @property
     def receive(self) -> Receive | None:

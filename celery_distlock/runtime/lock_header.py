@@ -51,6 +51,8 @@ class LockHeader(NamedTuple):
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> "LockHeader":
         """Read it from a message's headers; that of another message counts for nothing."""
+        if HEADER not in headers and "x-death" not in headers:  # as most messages
+            return _NOTHING
         values, deaths = _values_of(headers), _deaths(headers.get("x-death"))
         if values is None:
             return cls(deaths=deaths) if deaths else _NOTHING
@@ -115,9 +117,7 @@ def _values_of(headers: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _deaths(told: Any) -> int:
     """Return how often a message was rejected, as RabbitMQ tells of each queue and reason."""
-    if not isinstance(told, list):
-        return 0
-    entries = [each for each in told if isinstance(each, Mapping)]
+    entries = [each for each in told if isinstance(each, Mapping)] if isinstance(told, list) else []
     return sum(_whole(each.get("count")) for each in entries if each.get("reason") == "rejected")
 
 

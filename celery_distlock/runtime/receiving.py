@@ -1,5 +1,6 @@
 """What a worker receives of a call's arguments: serializers give back other types."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -53,6 +54,7 @@ def _content_type(serializer: str) -> str | None:
     return names.get(serializer)
 
 
+@functools.cache
 def _through(serializer: str) -> Callable[[Any], Any]:
     def receive(value: Any) -> Any:
         if type(value) in SCALARS:
