@@ -6,7 +6,7 @@ READY := .venv/.ready
 RIVALS := .venv/.rivals
 TRACERS := .venvs/tracers/.ready
 
-.PHONY: help demo docs test test-unit test-all test-oldest test-drivers test-redis-6.2 smoke-compose chaos lint bench clean
+.PHONY: help demo docs test test-unit test-all test-oldest test-drivers test-redis-6.2 smoke-compose chaos model lint bench clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z0-9.-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
@@ -121,6 +121,11 @@ smoke-compose: $(READY)  ## run the smoke tests over docker-compose.yml: with Do
 chaos: SECONDS := 300
 chaos: $(READY)  ## real workers under real faults, five minutes; SECONDS=60 for one
 	@$(BIN)/python -m tests.chaos.run --seconds $(SECONDS) $(SEED:%=--seed %) $(CHAOS)
+
+# STATES is how many states of each model are explored at most.
+model: STATES := 50000
+model: $(READY)  ## all that may happen to two or three tasks at one or two keys, with the scripts themselves; an hour
+	@$(BIN)/python -m tests.model $(STATES)
 
 lint: $(READY)  ## check style, types, the direction of imports, and what GitHub and Read the Docs read
 	$(BIN)/ruff check

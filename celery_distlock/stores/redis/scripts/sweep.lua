@@ -55,6 +55,7 @@ for _, run in ipairs(due) do
         end
         note_woken(run, envelope, { returned = has_come(run), published = times > 0 })
     else
+        unpark(run)
         redis.call('ZREM', WOKEN, run)
     end
 end
