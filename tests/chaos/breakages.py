@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_distlock.stores.base import Store
 from celery_distlock.stores.queue_parts import Bearer, SendReply, Sent, Where
+from celery_distlock.stores.queue_store import QueueStore
+from celery_distlock.stores.redis.delivery import RedisChannels
+from celery_distlock.stores.redis.parking import RedisParking
+from celery_distlock.stores.redis.sending import RedisCalls
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest, SendRequest
 from celery_distlock.stores.values import Release, Sending
@@ -19,9 +22,9 @@ from tests.faults.history import actor
 
 def wake_nobody() -> None:
     """Whom a release wakes is not told; nobody sweeps."""
-    Store.dispatch = lambda self, wake, **_: Sending.LEFT  # type: ignore[method-assign]
-    RedisStore.sweep = lambda self, interval: iter(())  # type: ignore[method-assign]
-    RedisStore.open_channel = lambda self, receive: None  # type: ignore[method-assign]
+    QueueStore.dispatch = lambda self, wake, **_: Sending.LEFT  # type: ignore[method-assign]
+    RedisParking.sweep = lambda self, interval: iter(())  # type: ignore[method-assign]
+    RedisChannels.open_channel = lambda self, receive: None  # type: ignore[method-assign]
 
 
 def forget_the_parked() -> None:
@@ -34,7 +37,7 @@ def forget_the_parked() -> None:
         if next(counted) % 30 == 0:
             for waiter in self.waiters(request.key, limit=1):
                 if waiter.run:
-                    self.cancel(request.key, waiter.run)
+                    self.parking.cancel(request.key, waiter.run)
         return released
 
     RedisStore.release = wrong  # type: ignore[method-assign]
@@ -42,29 +45,29 @@ def forget_the_parked() -> None:
 
 def lose_calls() -> None:
     """One in twenty calls is taken in, and not written down."""
-    right = RedisStore.send
+    right = RedisCalls.send
     counted = iter(range(10**9))
 
-    def wrong(self: RedisStore, request: SendRequest) -> SendReply:
+    def wrong(self: RedisCalls, request: SendRequest) -> SendReply:
         if next(counted) % 20 == 19:
             return SendReply(Sent.QUEUED)
         return right(self, request)
 
-    RedisStore.send = wrong  # type: ignore[method-assign]
+    RedisCalls.send = wrong  # type: ignore[method-assign]
 
 
 def remember_identities() -> None:
     """An identity that a run has given up is taken for one that still waits."""
-    right = RedisStore.send
+    right = RedisCalls.send
     known: dict[tuple[str, str], Bearer] = {}
 
-    def remembering(self: RedisStore, request: SendRequest) -> SendReply:
+    def remembering(self: RedisCalls, request: SendRequest) -> SendReply:
         if request.identity:
             known[request.key, request.identity.name] = Bearer(request.run, Where.WAITING)
         return right(self, request)
 
-    RedisStore.send = remembering  # type: ignore[method-assign]
-    RedisStore.peek = lambda _, *of: known.get(of)  # type: ignore[method-assign]
+    RedisCalls.send = remembering  # type: ignore[method-assign]
+    RedisCalls.peek = lambda _, *of: known.get(of)  # type: ignore[method-assign]
 
 
 def count_no_starts() -> None:

@@ -84,14 +84,14 @@ def calls(world):
     world.sends("k", delay=5.0)
     world.cancels(world.sends("k"))
     world.cancels(world.sends("k", delay=5.0))
-    for ask in (world.store.delayed, world.store.bearers, world.store.waiters):
+    for ask in (world.store.calls.delayed, world.store.calls.bearers, world.store.waiters):
         world.ask(lambda ask=ask: ask("k"))
     world.ask(lambda: world.store.calls.peek("k", "same"))
     world.ask(lambda: world.store.calls.inherit("k", Identity("same", "finished"), first.name))
 
 
 def several_keys_step_by_step(world):
-    world.store.stand_at_all = lambda run, route: None  # as where they are in several slots
+    world.store.parking.stand_at_all = lambda run, route: None  # as where they are in several slots
     several_keys(world)
 
 
@@ -127,7 +127,7 @@ def changes(world):
         lambda: store.parking.mark_returned(wake),
         lambda: [world.woken(each) for each in list(store.parking.wake_again("k"))],
         lambda: [world.woken(each) for each in list(store.parking.sweep(1.0))],
-        store.dues,
+        store.timetable.dues,
     ):
         world.ask(act)
 

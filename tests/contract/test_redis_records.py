@@ -112,7 +112,7 @@ def test_a_waiter_whose_inbox_is_gone_is_passed_over(redis_store, redis_url, pre
     wait_for(redis_store, "k", "alive")
     with redis.Redis.from_url(redis_url) as client:
         (channel,) = set(client.pubsub_channels(f"{prefix}:inbox:*")) - {
-            redis_store._inbox_channel.encode()
+            redis_store._inboxes.channel.encode()
         }
         dead.close()
         wait_until(lambda: client.pubsub_numsub(channel)[0][1] == 0, what="the inbox to close")

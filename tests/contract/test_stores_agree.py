@@ -319,7 +319,7 @@ class Agreement(RuleBasedStateMachine):
 
         def ask(store: Any, number: int) -> Reply:
             more = [self._inboxes[owner][number]] if waits else []
-            answers.append(getattr(store, what)(self._name(key), owner, LEASE, *more))
+            answers.append(getattr(store.units, what)(self._name(key), owner, LEASE, *more))
             return answers[-1]
 
         reply = self._asked(ask, lambda told: (told.status, told.wake, told.slot))
@@ -359,7 +359,7 @@ class Agreement(RuleBasedStateMachine):
             dropped = self._asked(lambda store, _: store.drop(wake, mark=mark), lambda told: told)
             self._take(dropped.wake)
         else:
-            self._asked(lambda store, _: getattr(store, what)(wake), lambda told: told)
+            self._asked(lambda store, _: getattr(store.parking, what)(wake), lambda told: told)
 
     @precondition(lambda self: self._leases_end)
     @rule(seconds=st.sampled_from([0.5, 1.5, 3.0, 6.0, LEASE / 2, LEASE + 1.0, 4000.0]))

@@ -216,9 +216,11 @@ def test_an_update_that_is_repeated_is_answered_as_before(redis_url, prefix):
         old = SendRequest("k", "run", ParkRequest(b"old"), delay=60.0, identity=same)
         assert store.calls.send(old).sent is Sent.LATER
 
-        answers = [store._ask_to_send("k", update, repeated=again)[0] for again in (False, True)]
+        answers = [
+            store.calls._ask_to_send("k", update, repeated=again)[0] for again in (False, True)
+        ]
         newer = update._replace(park_request=ParkRequest(b"newer"))
-        another = store._ask_to_send("k", newer, repeated=False)[0]
+        another = store.calls._ask_to_send("k", newer, repeated=False)[0]
 
     assert answers == [b"go", b"go"]
     assert another == b"changed"

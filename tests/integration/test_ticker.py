@@ -159,7 +159,7 @@ def test_one_that_sends_slowly_says_in_time_that_it_goes_on(
 ) -> None:
     served: list[bytes] = []
     said: list[float] = []
-    claim_due = store.claim_due
+    claim_due = store.timetable.claim_due
 
     def claim(*args: Any) -> Any:
         said.append(time.monotonic())

@@ -143,7 +143,7 @@ def test_the_number_of_replicas_is_a_setting():
     app = Celery("location", set_as_current=False)
     app.conf.update(broker_url="redis://localhost:1/0", distlock_replicas=2)
 
-    assert Runtime.of(app).store._replicas == 2
+    assert Runtime.of(app).store._records._replicas == 2
 
 
 def test_a_store_in_memory_has_no_replicas():

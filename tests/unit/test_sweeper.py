@@ -21,7 +21,7 @@ def test_a_task_s_id_cannot_forge_a_line_of_the_log(caplog):
     wake = WokenTask("k", "id\n[ERROR] forged:0:0:0", b"")
     store = MemoryStore("memory://", "test")
     store.publishers.known = (lambda wake: None,)
-    store.sweep = lambda interval: [wake]
+    store.parking.sweep = lambda interval: [wake]
 
     with caplog.at_level(logging.INFO, "celery_distlock.engine.sweeper"):
         Sweeper(store, 1.0)._sweep()
@@ -42,7 +42,7 @@ def test_what_a_log_s_handler_raises_ends_no_sweeper(monkeypatch):
         swept.append(interval)
         raise StoreUnavailableError("away")
 
-    store.sweep = fail
+    store.parking.sweep = fail
     sweeping = Sweeper(store, 0.01)
     sweeping.start()
 
@@ -57,7 +57,9 @@ def hanging(monkeypatch):
     monkeypatch.setattr(sweeper, "UNSENT", 0.2)
     gate, store = threading.Event(), MemoryStore("memory://", "test")
     store.publishers.known = (lambda wake: gate.wait(60.0),)
-    store.sweep = lambda interval: (WokenTask("k", f"{n}:0:0:0", b"") for n in store.found(3))
+    store.parking.sweep = lambda interval: (
+        WokenTask("k", f"{n}:0:0:0", b"") for n in store.found(3)
+    )
     store.given = []
 
     def found(number):
@@ -96,7 +98,10 @@ def test_a_broker_that_is_slow_is_one_that_sends(monkeypatch):
     monkeypatch.setattr(dispatcher, "PATIENCE", 0.0)
     store, swept, gate = MemoryStore("memory://", "test"), [], threading.Event()
     store.publishers.known = (lambda wake: gate.wait(0.05),)
-    store.sweep = lambda interval: [WokenTask("k", "1:0:0:0", b""), WokenTask("k", "2:0:0:0", b"")]
+    store.parking.sweep = lambda interval: [
+        WokenTask("k", "1:0:0:0", b""),
+        WokenTask("k", "2:0:0:0", b""),
+    ]
 
     assert not Sweeper(store, 1.0, on_swept=lambda: swept.append(1))._sweep()
 

@@ -20,12 +20,13 @@ class Downgrades(MemoryStore):
 
     def __init__(self):
         super().__init__("memory://", "test")
+        self._downgrade, self.units.downgrade = self.units.downgrade, self.downgrade
         self.slot = -1
         self.error = None
         self.downgrades = []
 
     def downgrade(self, key, owner, lease):
-        reply = super().downgrade(key, owner, lease)
+        reply = self._downgrade(key, owner, lease)
         self.downgrades.append(owner)
         if self.error is not None:
             raise self.error

@@ -190,7 +190,7 @@ def test_calls_of_one_key_stay_in_order_though_the_first_waits_at_the_broker(sit
 @pytest.mark.parametrize("kind", ["store", "debounce"])
 def test_many_calls_that_are_due_at_once_are_pushed_to_no_worker_that_is_full(site, key, kind):
     with blocked(site, key):
-        channels = site.store.find_channels
+        channels = site.store.channels.find_channels
         wait_until(
             lambda: (found := channels(["celery"])) and not found[0].free,
             what="the worker to tell that it is full",

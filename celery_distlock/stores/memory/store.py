@@ -17,7 +17,9 @@ from celery_distlock.errors import ConfigurationError
 from celery_distlock.stores.channels import DeliveryChannel, EventInbox, Inbox
 from celery_distlock.stores.findings import Finding
 from celery_distlock.stores.redis.connections import Command, ConnectionFactory
+from celery_distlock.stores.redis.delivery import RedisChannels
 from celery_distlock.stores.redis.delivery_channel import CLOSING, Pushes
+from celery_distlock.stores.redis.inboxes import Inboxes
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.redis.topology import PushTarget, Topology
 from celery_distlock.stores.redis.urls import Location
@@ -29,10 +31,26 @@ from .server import Server
 __all__ = ["MemoryStore"]
 
 
+class _MemoryInboxes(Inboxes):
+    _servers: "_InProcess"
+
+    def inbox(self, stem: str, owner: str) -> Inbox:
+        return _MemoryInbox(owner, self._servers.server)
+
+
+class _MemoryChannels(RedisChannels):
+    _servers: "_InProcess"
+
+    def open_channel(self, receive: Callable[[WokenTask], object]) -> DeliveryChannel:
+        address = f"{self._records.prefix}:channel:{uuid.uuid4().hex}"
+        return _MemoryChannel(address, self._servers.server, receive)
+
+
 class MemoryStore(RedisStore):
     """See the module; *url* only names the store."""
 
     abilities = RedisStore.abilities - {Ability.SHARE}
+    _inboxes_class, _channels_class = _MemoryInboxes, _MemoryChannels
     _servers: "_InProcess"
 
     def _locate(self, url: str, options: Mapping[str, str]) -> Location:
@@ -41,19 +59,12 @@ class MemoryStore(RedisStore):
             raise ConfigurationError(f"a store in memory has no options{given}")
         return Location(_InProcess(url), 0)
 
-    def _inbox_at(self, stem: str, owner: str) -> Inbox:
-        return _MemoryInbox(owner, self._servers.server)
-
-    def open_channel(self, receive: Callable[[WokenTask], object]) -> DeliveryChannel:
-        address = f"{self._prefix}:channel:{uuid.uuid4().hex}"
-        return _MemoryChannel(address, self._servers.server, receive)
-
     def start_over(self, name: str) -> None:
         """Become another store, and empty; what was held or waited here before, is forgotten."""
         self.address = self._servers.address = name.partition("#")[0]
         self.identity = name
-        self._left.clear()
         self._servers.server = Server()
+        self._compose()
 
     def check(self) -> list[Finding]:
         return []

@@ -11,29 +11,26 @@ from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import printable, shown
-from celery_distlock.stores.base import Store
 from celery_distlock.stores.values import Action, Ownership
 
 from . import scripts
 from .answers import text
 from .connections import Command, command
-from .records import Records
-from .request_runner import RequestRunner
+from .parts import Part, Reach
 
-__all__ = ["RedisActions"]
+__all__ = ["ActionRecord"]
 
 MOST_REMEMBERED = 1000  # losses whose causes are known and were not asked for
 PATIENCE = 0.5  # seconds for a look why renewals were refused
 _ENTRY = re.compile(r"(\d{1,16}) (\{.*\})", re.DOTALL)  # as in act.lua
 
 
-class RedisActions(Store):
-    """See the module. What it needs is set by the class that inherits from it."""
+class ActionRecord(Part):
+    """See the module."""
 
-    records_actions = True
-    _records: Records
-    _requests: RequestRunner
-    _causes: dict[str, str]  # of losses, by owner
+    def __init__(self, reach: Reach) -> None:
+        super().__init__(reach)
+        self._causes: dict[str, str] = {}  # of losses, by owner
 
     def record_action(self, key: str, action: Action) -> bool:
         name, author, reason, about, owners, _ = action
@@ -64,7 +61,7 @@ class RedisActions(Store):
         name = f"{self._records.stem(slot_name(key))}actions"
         return command(name.encode("utf-8", "surrogateescape"), "ZRANGE", name, 0, -1)
 
-    def _note_causes(self, lost: Sequence[Ownership], deadline: float) -> None:
+    def note_causes(self, lost: Sequence[Ownership], deadline: float) -> None:
         """
         Look up why *lost* were lost, and remember it for `why_lost`; no error, and no long wait.
 

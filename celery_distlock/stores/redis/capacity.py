@@ -18,30 +18,31 @@ from celery_distlock.stores.values import (
 from . import scripts
 from .answers import Answer
 from .connections import milliseconds
-from .timing import RedisTiming
+from .parts import Part, Reach
+from .replies import Replies
 
-__all__ = ["RedisCapacity"]
+__all__ = ["RedisUnits"]
 
 logger = logging.getLogger(__name__)
 
 
-class RedisCapacity(RedisTiming, Units):
-    """See the module. What it needs is set by the class that inherits from it."""
+class RedisUnits(Part, Units):
+    """See the module."""
 
-    def _reply(self, key: str, answer: Any, asked_at: float) -> Reply:
-        """Return what a script has said of a request for a key."""
-        raise NotImplementedError
+    def __init__(self, reach: Reach, replies: Replies) -> None:
+        super().__init__(reach)
+        self._replies = replies
 
     def upgrade(self, key: str, owner: str, lease: float, inbox: Inbox | None = None) -> Reply:
         address = inbox.address if inbox is not None else ""
         answer, asked_at = self._change(_UPGRADE, key, owner, milliseconds(lease), address)
         with self._requests.reading(_UPGRADE, answer):
-            return self._reply(key, answer, asked_at)
+            return self._replies.reply(key, answer, asked_at)
 
     def downgrade(self, key: str, owner: str, lease: float) -> Reply:
         answer, asked_at = self._change(_DOWNGRADE, key, owner, milliseconds(lease))
         with self._requests.reading(_DOWNGRADE, answer):
-            return self._reply(key, answer, asked_at)
+            return self._replies.reply(key, answer, asked_at)
 
     def rest(self, key: str, owner: str, seconds: float) -> bool:
         answer, _ = self._change(_REST, key, owner, milliseconds(seconds))
@@ -60,7 +61,7 @@ class RedisCapacity(RedisTiming, Units):
             text = "the limit of %r is set, but no list shows it until somebody waits there: %s"
             logger.warning(text, shown(key), unlisted)
         with self._requests.reading(_LIMIT, answer):
-            wake = self._noting(slot_name(key), Answer(answer)) if answer != 1 else None
+            wake = self._replies.wakes(slot_name(key), Answer(answer)) if answer != 1 else None
             return Release(True, wake)
 
     def _list(self, key: str) -> StoreUnavailableError | None:

@@ -5,11 +5,10 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.keys import slot_name
-from celery_distlock.stores.base import Complaints
 from celery_distlock.stores.channels import DeliveryChannel
 from celery_distlock.stores.queue_parts import Channels
 from celery_distlock.stores.values import PeerChannel, WokenTask
@@ -18,47 +17,40 @@ from . import scripts
 from .answers import text
 from .connections import Command, command, milliseconds, script_call
 from .delivery_channel import PubSubChannel, woken_task_of
-from .records import Records
-from .request_runner import RequestRunner
+from .parts import Part
 from .server_errors import is_transient
-from .topology import PushTarget, Topology
+from .topology import PushTarget
 
-__all__ = ["RedisDelivery"]
+__all__ = ["RedisChannels"]
 
 ATTEND_TIMEOUT = 1.0  # seconds until the server pushes; a worker that begins to consume waits
 MOST_PEERS = 10  # delivery channels of a broker's queue that are looked up
 MOST_FREE = 10_000  # that anybody's word is taken for
 
 
-class RedisDelivery(Channels):
-    """See the module. What it needs is set by the class that inherits from it."""
+class RedisChannels(Part, Channels):
+    """See the module."""
 
-    _complaints: Complaints
-    address: str
-    _delivery: PubSubChannel | None
-    _prefix: str
-    _records: Records
-    _requests: RequestRunner
-    _servers: Topology
+    _opened: PubSubChannel | None = None
 
     def open_channel(self, receive: Callable[[WokenTask], object]) -> DeliveryChannel:
-        channel = f"{self._prefix}:channel:{uuid.uuid4().hex}"
-        self._delivery = delivery = PubSubChannel(channel, self._servers, receive)
+        channel = f"{self._records.prefix}:channel:{uuid.uuid4().hex}"
+        self._opened = delivery = PubSubChannel(channel, self._servers, receive)
         if self._servers.in_order:
             delivery.attend(self._place("", channel), ATTEND_TIMEOUT)
         return delivery
 
-    def _push_channel(self, name: str, address: str, patience: float = 0.0) -> str:
+    def push_channel(self, name: str, address: str, patience: float = 0.0) -> str:
         """Return where what is parked at *name* is pushed for the delivery channel at *address*."""
         if not address or self._servers.in_order:
             return address
-        place, delivery = self._place(name, address), self._delivery
+        place, delivery = self._place(name, address), self._opened
         if delivery is not None and delivery.address == address:
             delivery.attend(place, patience)
         return place.channel
 
     def register_channel(self, queues: Sequence[str], peer: PeerChannel, seconds: float) -> None:
-        delivery, for_ms = self._delivery, milliseconds(seconds) if seconds else 0
+        delivery, for_ms = self._opened, milliseconds(seconds) if seconds else 0
         if seconds and delivery is not None and delivery.address == peer.address:
             delivery.attend(self._front(peer.address), ATTEND_TIMEOUT)
         note = peer.address, max(0, peer.free), for_ms
@@ -71,7 +63,7 @@ class RedisDelivery(Channels):
         return self._peers(self._served(self._requests.attempt_beside(looks)))
 
     def _of_queue(self, script: scripts.Script, queue: str, *arguments: Any) -> Command:
-        records = f"{self._prefix}:channels:{{{slot_name(queue)}}}:"
+        records = f"{self._records.prefix}:channels:{{{slot_name(queue)}}}:"
         return script_call(script, (records,), *arguments)
 
     def _served(self, answers: Sequence[Any]) -> list[Any]:
@@ -82,7 +74,7 @@ class RedisDelivery(Channels):
                 served.append(answer)
                 continue
             if not isinstance(answer, ResponseError) or is_transient(answer):
-                raise StoreUnavailableError(f"{self.address} cannot serve: {answer}")
+                raise StoreUnavailableError(f"{self._servers.address} cannot serve: {answer}")
             said = self._requests.refusal(answer, "the delivery channels")
             self._complaints.tell("channels", "%s: woken tasks may go by the broker", said)
         return served
@@ -100,7 +92,10 @@ class RedisDelivery(Channels):
 
     def _is_channel(self, address: str) -> bool:
         stem, _, name = address.rpartition(":")
-        return stem == f"{self._prefix}:channel" and re.fullmatch("[0-9a-f]{32}", name) is not None
+        return (
+            stem == f"{self._records.prefix}:channel"
+            and re.fullmatch("[0-9a-f]{32}", name) is not None
+        )
 
     def push(self, wake: WokenTask, addresses: Iterable[str]) -> bool:
         known = list(filter(self._is_channel, addresses))
@@ -131,19 +126,6 @@ class RedisDelivery(Channels):
         """Return where pushes about a key go, for one who subscribed to *channel*."""
         return self._place_of(self._records.stem(name), channel)
 
-    def _place_of(self, stem: str, channel: str) -> PushTarget:
-        try:
-            return self._servers.place(stem.encode(), channel)
-        except (RedisError, OSError) as error:
-            raise StoreUnavailableError(f"{self.address} cannot serve: {error}") from error
-
-    def keep_reserved(self, wakes: Sequence[WokenTask], seconds: float) -> None:
-        for_ms = milliseconds(seconds) if seconds else 0
-        if wakes:
-            self._requests.attempt(
-                [self._records.call(_TEND, wake.name, wake.run, for_ms) for wake in wakes]
-            )
-
 
 def _number(value: bytes) -> int:
     try:
@@ -152,4 +134,4 @@ def _number(value: bytes) -> int:
         return 0
 
 
-_CHANNELS, _PUSH, _REGISTER, _TEND = map(scripts.load, ("channels", "push", "register", "tend"))
+_CHANNELS, _PUSH, _REGISTER = map(scripts.load, ("channels", "push", "register"))

@@ -1,9 +1,8 @@
 """What a store over Redis tells of all its keys: the half of it that looks, and counts."""
 
-import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,60 +11,45 @@ from redis.exceptions import ResponseError
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.naming import shown
-from celery_distlock.stores.base import Complaints, batches
-from celery_distlock.stores.findings import Finding
-from celery_distlock.stores.identities import task_id_of
-from celery_distlock.stores.listing import CountingStore, ListingStore
+from celery_distlock.stores.base import batches
 from celery_distlock.stores.values import (
     UNREADABLE,
     Holder,
     KeyState,
     Limit,
-    Route,
     Starts,
     Waiter,
-    WokenTask,
     read_rates,
 )
 
 from . import scripts
 from .answers import (
-    Answer,
     Fields,
     is_ours,
     since_of,
-    sum_counters,
     text,
     token_of,
     unreadable,
     want_of,
 )
-from .connections import TIMEOUT, Command, command, time_left
-from .records import Records
-from .request_runner import RequestRunner
-from .scanning import SCAN_BATCH, Cursor, KeysWith, keys_of, literal, names_at
+from .connections import Command, time_left
+from .parts import SWEEP_BATCH, Part
+from .scanning import Cursor, KeysWith, keys_of, names_at
 from .server_errors import is_transient
-from .server_reports import describe_server
-from .topology import Topology
 
-__all__ = ["SWEEP_BATCH", "RedisInspection"]
+__all__ = ["Inspection"]
 
 logger = logging.getLogger(__name__)
 
 SHARED = "several:"  # the owner in the record of a key that several hold
-SWEEP_BATCH = 100  # keys a round trip
-_PLACES = (("queue", "p:"), ("woken", ""), ("later", ""))  # of runs, with what goes before them
 
 _LIMIT = re.compile(r"(-|\d{1,15})(?:/(\S*))? (\d{1,15}) (\d{1,16}) (.*)", re.DOTALL)
 
 
-class RedisInspection(ListingStore, CountingStore):
-    """See the module. What it needs is set by the class that inherits from it."""
+class Inspection(Part):
+    """See the module; the methods do what those of a store do."""
 
-    _servers: Topology
-    _records: Records
-    _requests: RequestRunner
-    _complaints: Complaints
+    left_out = 0
 
     def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
         yield from keys_of(chain(self._held(pattern), self._waited_for()), pattern)
@@ -95,7 +79,7 @@ class RedisInspection(ListingStore, CountingStore):
 
     def _waited_for(self) -> Iterator[list[str]]:
         try:
-            for names in self._waiting_names():
+            for names in self.waiting_names():
                 yield [name for name in names if is_ours(name)]
         except StoreUnavailableError as error:
             if self._servers.in_order:
@@ -108,7 +92,7 @@ class RedisInspection(ListingStore, CountingStore):
         self.left_out += 1
         logger.warning("a part of the keys is not listed: %s", error)
 
-    def _waiting_names(self) -> Iterator[list[str]]:
+    def waiting_names(self) -> Iterator[list[str]]:
         """Return the names that the index has, of keys with parked tasks; some have none now."""
         for cursor in Cursor():
             scan = self._records.command("parked", "ZSCAN", "{}", cursor.at, "COUNT", SWEEP_BATCH)
@@ -118,20 +102,30 @@ class RedisInspection(ListingStore, CountingStore):
             if names:
                 yield names
 
+    def inspect(self, key: str, timeout: float | None = None) -> KeyState:
+        look = [self._records.call(_INSPECT, slot_name(key))]
+        answers = (
+            self._requests.ask(look, key).answers
+            if timeout is None
+            else self._requests.ask_once(look, timeout)
+        )
+        with self._requests.reading(_INSPECT, answers[0]) as answer:
+            return self._state(key, answer)
+
     def inspect_many(self, keys: Sequence[str]) -> list[KeyState]:
         states = []
         for some in batches(keys, SWEEP_BATCH):
             calls = [self._records.call(_INSPECT, slot_name(key)) for key in some]
             for key, answer in zip(some, self._requests.attempt(calls).answers, strict=True):
                 if isinstance(answer, Exception):
-                    self._pass_over(slot_name(key), answer)
+                    self.pass_over(slot_name(key), answer)
                     states.append(KeyState("", 0, "", 0.0, 0.0, 0))
                 else:
                     with self._requests.reading(_INSPECT, answer):
                         states.append(self._state(key, answer))
         return states
 
-    def _pass_over(self, name: str, refusal: Exception) -> None:
+    def pass_over(self, name: str, refusal: Exception) -> None:
         """Let one key's spoilt records not keep the others from being seen; say so once."""
         if isinstance(refusal, ResponseError) and not is_transient(refusal):
             why = self._requests.refusal(refusal, key_of(name))
@@ -148,7 +142,7 @@ class RedisInspection(ListingStore, CountingStore):
         owner = told.text("owner")
         token = token_of(told.raw("token")) or UNREADABLE if owner else 0
         if token == UNREADABLE:
-            why = unreadable(self.address, key, told.raw("token"))
+            why = unreadable(self._servers.address, key, told.raw("token"))
             self._complaints.tell(slot_name(key), "%s", why)
         state = KeyState(
             owner,
@@ -177,76 +171,6 @@ class RedisInspection(ListingStore, CountingStore):
             found = Fields.read(answer)
             woken = [_waiter(each, woken=True) for each in found.each("woken")]
             return woken + [_waiter(each, woken=False) for each in found.each("queue")]
-
-    def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
-        mask = literal(f"{task_id}:") + "*"
-        for names in self._waiting_names() if key is None else [[slot_name(key)]]:
-            for place in _PLACES:  # one after the other: a run may go on to the next one meanwhile
-                for name, run in self._runs_like(mask, names, *place):
-                    if task_id_of(run) == task_id:
-                        yield key_of(name), run
-
-    def parked(self, key: str, run: str) -> Waiter | None:
-        stem = self._records.stem(slot_name(key))
-        tasks, woken = f"{stem}tasks", f"{stem}woken"
-        fields = f"e:{run}", f"s:{run}", f"t:{run}", f"k:{run}", f"w:p:{run}"
-        calls = [
-            command(tasks.encode(), "HMGET", tasks, *fields),
-            command(woken.encode(), "ZSCORE", woken, run),
-        ]
-        found, due = self._requests.ask(calls, key).answers
-        with self._requests.reading("HMGET", found) as (envelope, arrival, task, keys, want):
-            if envelope is None:
-                return None
-            route = Route.read(text(keys)) if keys else None
-            since, is_woken = since_of(arrival), due is not None
-            return Waiter("", run, since, envelope, is_woken, text(task), route, want_of(want))
-
-    def _runs_like(
-        self, mask: str, names: Sequence[str], record: str, kind: str
-    ) -> Iterator[tuple[str, str]]:
-        """Yield the runs like *mask*, each with its key's name; all keys are asked at once."""
-        cursors = dict.fromkeys(names, b"0")
-        while cursors:
-            scans = [self._scan(name, record, kind + mask, at) for name, at in cursors.items()]
-            answers = zip(list(cursors), self._requests.attempt(scans).answers, strict=True)
-            for name, answer in answers:
-                if isinstance(answer, Exception):
-                    self._pass_over(name, answer)
-                    del cursors[name]
-                    continue
-                with self._requests.reading("ZSCAN", answer) as (cursors[name], found):
-                    runs = [text(member).removeprefix(kind) for member in found[::2]]
-                yield from ((name, run) for run in runs)
-            cursors = {name: at for name, at in cursors.items() if at != b"0"}
-
-    def _scan(self, name: str, record: str, mask: str, cursor: bytes) -> Command:
-        where = f"{self._records.stem(name)}{record}"
-        words = ("MATCH", mask, "COUNT", SCAN_BATCH)
-        return command(where.encode("utf-8", "surrogateescape"), "ZSCAN", where, cursor, *words)
-
-    def wake_again(self, key: str) -> Iterator[WokenTask]:
-        name = slot_name(key)
-        self._requests.ask([self._records.index("add", name)], key)  # lest it was lost
-        calls = [self._records.call(script, name, SWEEP_BATCH) for script in (_ROUSE, _SWEEP)]
-        answer = self._requests.ask(calls, key).answers[-1]
-        with self._requests.reading(_SWEEP, answer):
-            wakes = Answer(answer).wakes(name)
-        yield from wakes
-
-    def count(self, counts: Mapping[str, float]) -> None:
-        add = self._records.call_without_key(_COUNT, json.dumps(counts))
-        self._requests.ask_once([add], TIMEOUT)
-
-    def counts(self) -> dict[str, float]:
-        asked = self._requests.ask(
-            [self._records.command("counts", "HGETALL", "{}")], "the counters"
-        )
-        with self._requests.reading("HGETALL", asked.answers[0]) as found:
-            return sum_counters(found)
-
-    def describe(self) -> Iterator[Finding]:
-        return describe_server(self._servers, self._requests.attempt)
 
 
 def _limit(written: str) -> Limit | None:
@@ -302,6 +226,4 @@ def _waiter(told: Fields, *, woken: bool) -> Waiter:
     return Waiter(owner, told.text("run"), since, b"", woken, told.text("task"), want=want)
 
 
-_COUNT, _INSPECT, _ROUSE, _SWEEP, _WAITERS = map(
-    scripts.load, ("count", "inspect", "rouse", "sweep", "waiters")
-)
+_INSPECT, _WAITERS = map(scripts.load, ("inspect", "waiters"))

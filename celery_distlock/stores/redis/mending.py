@@ -6,10 +6,8 @@ from typing import Any
 from celery_distlock import clock
 
 from .connections import Command
-from .records import Records
-from .request_runner import RequestRunner
+from .parts import Part
 from .scanning import KeysWith, names_at
-from .topology import Topology
 
 __all__ = ["IndexMender"]
 
@@ -18,18 +16,14 @@ MENDER = 60.0  # seconds after which another mends it, if who has begun does not
 MENDING = 0.2  # seconds of a sweep, at most: a cluster may have many keys that are not ours
 
 
-class IndexMender:
+class IndexMender(Part):
     """
-    Mends the index at *servers*, a part of it at each sweep.
+    Mends the index, a part of it at each sweep.
 
     Its node may have lost some of it, or all, and the keys' nodes nothing.
     """
 
-    def __init__(self, servers: Topology, requests: RequestRunner, records: Records) -> None:
-        self._servers = servers
-        self._requests = requests
-        self._records = records
-        self._parts: Iterator[None] | None = None  # of what is being mended
+    _parts: Iterator[None] | None = None  # of what is being mended
 
     def go_on(self, *, begins: bool) -> None:
         """Mend the index for a moment; begin with it if nobody has of late."""

@@ -1,11 +1,14 @@
 """How the records of a prefix are called, and what is sent about them."""
 
+from collections.abc import Sequence
 from typing import Any
+
+from celery_distlock.stores.values import ALONE, Want
 
 from . import scripts
 from .connections import Command, command, milliseconds, script_call
 
-__all__ = ["Records"]
+__all__ = ["Records", "wanted"]
 
 
 class Records:
@@ -18,17 +21,17 @@ class Records:
     """
 
     def __init__(self, prefix: str, replicas: int = 0) -> None:
-        self._prefix = prefix
+        self.prefix = prefix
         self._replicas = replicas
 
     @property
     def times(self) -> str:
         """What the names of the records begin with that tell when keys are due; of one slot."""
-        return f"{self._prefix}:{{ticker}}:"
+        return f"{self.prefix}:{{ticker}}:"
 
     def stem(self, name: str) -> str:
         """Return what the names of a key's records begin with; all of them are in one slot."""
-        return f"{self._prefix}:{{{name}}}:"
+        return f"{self.prefix}:{{{name}}}:"
 
     def call(
         self, script: scripts.Script, name: str, *arguments: Any, confirmed: bool = False
@@ -37,13 +40,18 @@ class Records:
         call = script_call(script, (self.stem(name),), *arguments)
         return call._replace(replicas=self._replicas) if confirmed and self._replicas else call
 
+    def call_at(self, script: scripts.Script, names: Sequence[str], *arguments: Any) -> Command:
+        """Return a confirmed call of *script* on the records of several keys."""
+        call = script_call(script, tuple(map(self.stem, names)), *arguments)
+        return call._replace(replicas=self._replicas)
+
     def call_without_key(self, script: scripts.Script, *arguments: Any) -> Command:
         """Return a call of *script* on records that are no key's."""
-        return script_call(script, (f"{self._prefix}:",), *arguments)
+        return script_call(script, (f"{self.prefix}:",), *arguments)
 
     def command(self, record: str, *words: Any) -> Command:
         """Return a command on a *record* that is no key's; the word ``{}`` stands for its name."""
-        name = f"{self._prefix}:{record}".encode()
+        name = f"{self.prefix}:{record}".encode()
         return command(name, *(name if word == "{}" else word for word in words))
 
     def index(self, action: str, name: str) -> Command:
@@ -53,8 +61,13 @@ class Records:
 
     def index_is_whole(self, seconds: float, only: str) -> Command:
         """Return what notes for *seconds* that nobody has to mend the index; *only*: NX or XX."""
-        whole = f"{self._prefix}:{{{self._prefix}:parked}}:whole"  # at its node, and lost with it
+        whole = f"{self.prefix}:{{{self.prefix}:parked}}:whole"  # at its node, and lost with it
         return command(whole.encode(), "SET", whole, 1, only, "PX", milliseconds(seconds))
+
+
+def wanted(want: Want) -> str:
+    """Return *want* as the scripts take it."""
+    return "" if want == ALONE else want.written()
 
 
 _INDEX = scripts.load("index")

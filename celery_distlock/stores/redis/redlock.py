@@ -67,7 +67,7 @@ from .connections import (
     time_left,
     trimmed,
 )
-from .inspection import SWEEP_BATCH
+from .parts import SWEEP_BATCH
 from .quorum import ANSWER, Answers, QuorumClient
 from .reading import Reading
 from .records import Records

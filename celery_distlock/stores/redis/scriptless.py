@@ -50,7 +50,7 @@ from celery_distlock.stores.values import (
 
 from .answers import EXACT, micros_of, sum_counters, token_of
 from .connections import TIMEOUT, Command, command, milliseconds, time_left
-from .inspection import SWEEP_BATCH
+from .parts import SWEEP_BATCH
 from .records import Records
 from .request_runner import RequestRunner
 from .scanning import KeysWith, keys_of, names_at

@@ -1,32 +1,34 @@
 """How a store over Redis takes in calls; see :class:`~celery_distlock.stores.queue_parts.Calls`."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.keys import slot_name
-from celery_distlock.stores.base import batches
 from celery_distlock.stores.queue_parts import Bearer, Calls, SendReply, Sent, Where
 from celery_distlock.stores.requests import Identity, SendRequest
-from celery_distlock.stores.values import ALONE, Waiter, WokenTask
+from celery_distlock.stores.values import Waiter
 
 from . import scripts
 from .answers import Answer, Fields, text, want_of
 from .connections import TIMEOUT, Command, fields, milliseconds
-from .inspection import SWEEP_BATCH
+from .parking import RedisParking
+from .parts import Part, Reach
+from .records import wanted
+from .replies import Replies
 from .silence import Silence
-from .timing import RedisTiming
-from .topology import Topology
 
-__all__ = ["RedisSending"]
+__all__ = ["RedisCalls"]
 
 
-class RedisSending(RedisTiming, Calls):
-    """See the module. What it needs is set by the class that inherits from it."""
+class RedisCalls(Part, Calls):
+    """See the module."""
 
-    _servers: Topology
-    _silence: Silence
+    def __init__(self, reach: Reach, replies: Replies, parking: RedisParking) -> None:
+        super().__init__(reach)
+        self._replies = replies
+        self._parking = parking
+        self._silence = Silence()
 
     def send(self, request: SendRequest) -> SendReply:
         name = slot_name(request.key)
@@ -41,8 +43,8 @@ class RedisSending(RedisTiming, Calls):
             told = Answer(answer) if isinstance(answer, list) else None
             sent = Sent(told.text("status") if told else text(answer))
             if request.delay > 0 and sent is Sent.UPDATED:
-                self.note_due({name: request.delay})
-            return SendReply(sent, self._noting(name, told) if told else None)
+                self._replies.note_opens({name: request.delay})
+            return SendReply(sent, self._replies.wakes(name, told) if told else None)
 
     def peek(self, key: str, identity: str) -> Bearer | None:
         look = self._records.call(_PEEK, slot_name(key), identity)
@@ -79,19 +81,12 @@ class RedisSending(RedisTiming, Calls):
             bearers = Fields.read(found).each("bearers")
             return {each.text("identity"): _bearer(each) for each in bearers}
 
-    def mark_all_published(self, wakes: Sequence[WokenTask]) -> None:
-        for some in batches(wakes, SWEEP_BATCH):
-            self._requests.attempt_once(self._published(some))
-
-    def _published(self, wakes: Sequence[WokenTask]) -> list[Command]:
-        return [self._records.call(_SENT, wake.name, wake.run, 0) for wake in wakes]
-
     def _ask_to_send(
         self, name: str, request: SendRequest, patience: float | None = None, *, repeated: bool
     ) -> Any:
-        park_request, want = request.park_request, request.want
+        park_request = request.park_request
         optional = fields(
-            want="" if want == ALONE else want.written(),
+            want=wanted(request.want),
             delay_ms=milliseconds(request.delay) if request.delay > 0 else 0,
             repeated=repeated,
             paced=request.paced,
@@ -102,9 +97,9 @@ class RedisSending(RedisTiming, Calls):
         send = self._records.call(_SEND, name, request.run, *message, *given, confirmed=True)
         beside: list[Command] = []
         if self._servers.in_order:
-            beside = self._published(request.published)
+            beside = self._parking.published(request.published)
         elif not repeated:
-            self.mark_all_published(request.published)
+            self._parking.mark_all_published(request.published)
         before = [self._records.index("add", name)]  # lest it be there and not noted
         for calls in self._servers.requests(before, send):
             # What is told beside comes last: if a server does not know a script, all after that is
@@ -154,6 +149,6 @@ def _marks(identity: Identity) -> str:
     return "~" * identity.silent + "=" * identity.fixed
 
 
-_SEND, _SENT, _PEEK, _DELAYED, _BEARERS, _INHERIT = map(
-    scripts.load, ("send", "sent", "peek", "delayed", "bearers", "inherit")
+_SEND, _PEEK, _DELAYED, _BEARERS, _INHERIT = map(
+    scripts.load, ("send", "peek", "delayed", "bearers", "inherit")
 )

@@ -5,13 +5,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from redis.exceptions import RedisError
+
 from celery_distlock.naming import shown
 from celery_distlock.stores.findings import Finding, Severity, clock_finding
 from celery_distlock.stores.urls import host_and_port
 
 from .answers import seconds_of
-from .connections import ANSWERLESS, Command, command
+from .connections import ANSWERLESS, TIMEOUT, Command, command
+from .permissions import IN_A_CLUSTER, REHEARSAL, lacking, unknown
 from .reading import NOT_READ, REMEDY
+from .records import Records
 from .request_runner import LONE_NODE, Answered, RequestRunner
 from .topology import Topology
 
@@ -21,6 +25,7 @@ __all__ = [
     "describe_server",
     "examine",
     "memory_findings",
+    "missing_rights",
     "parse_info",
     "told",
 ]
@@ -60,6 +65,28 @@ def told(answers: Sequence[Any], at: float) -> Iterator[Finding]:
         yield Finding(Severity.DOUBT, "server", message, REMEDY)
     else:
         yield from describe_info(facts, ahead)
+
+
+def missing_rights(servers: Topology, requests: RequestRunner, records: Records) -> Finding | None:
+    """Return which rights are missing; None if none are, or nothing can be learnt."""
+    calls = [records.command("rights", *words) for words in REHEARSAL]
+    if not servers.in_order:
+        calls += [records.command("rights", *words) for words in IN_A_CLUSTER]
+    try:
+        answers = requests.exchange(calls, TIMEOUT)
+    except RedisError:
+        return None
+    hidden, rights = unknown(answers[: len(REHEARSAL)]), lacking(answers, records.prefix)
+    if hidden:
+        message = f"this server has no {' '.join(hidden)}"
+        message += f", and this user lacks the rights {' '.join(rights)}" if rights else ""
+        remedy = "see its configuration, which may have given them other names (rename-command)"
+        return Finding(Severity.DOUBT, "rights", message, remedy)
+    if not rights:
+        return None
+    message = f"this user lacks the rights {' '.join(rights)}"
+    remedy = "give them to the user in the URL by ACL SETUSER, on every server"
+    return Finding(Severity.DOUBT, "rights", message, remedy)
 
 
 def examine(servers: Topology, requests: RequestRunner) -> Iterator[Finding]:

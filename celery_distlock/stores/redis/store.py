@@ -4,127 +4,112 @@ The store over Redis or Valkey: one server, the master that sentinels name, or a
 A request that got no answer is repeated here, with the same owner, and nowhere else.
 """
 
+import json
 import logging
 import math
 import uuid
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from redis.exceptions import (
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import RedisError, ResponseError
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreError, StoreUnavailableError
-from celery_distlock.keys import key_of, slot_name
+from celery_distlock.keys import slot_name
 from celery_distlock.process.news import log
 from celery_distlock.stores.base import Complaints, forget_after_fork
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.findings import Finding, Severity
-from celery_distlock.stores.queue_parts import Parking
+from celery_distlock.stores.listing import CountingStore
 from celery_distlock.stores.queue_store import QueueStore
-from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest, StandRequest
+from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.values import (
-    ALONE,
     Ability,
+    Action,
     KeyState,
     Ownership,
     ParkRequest,
     Release,
     RenewOutcome,
     Reply,
-    Route,
     Status,
+    Waiter,
     Want,
     WokenTask,
 )
 
 from . import scripts
-from .actions import RedisActions
-from .answers import Answer, micros_of, together, token_of, unreadable
-from .capacity import RedisCapacity
-from .connections import (
-    TIMEOUT,
-    Command,
-    command,
-    fields,
-    milliseconds,
-    script_call,
-    time_left,
-    trimmed,
-)
-from .delivery import RedisDelivery
-from .inspection import SWEEP_BATCH, RedisInspection
-from .mending import IndexMender
-from .permissions import IN_A_CLUSTER, REHEARSAL, lacking, unknown
-from .records import Records
-from .request_runner import Answered, RequestRunner
-from .sending import RedisSending
+from .actions import ActionRecord
+from .answers import micros_of, sum_counters
+from .capacity import RedisUnits
+from .connections import TIMEOUT, command, fields, milliseconds, trimmed
+from .delivery import RedisChannels
+from .inboxes import Inboxes
+from .inspection import Inspection
+from .parking import RedisParking
+from .parts import Reach
+from .records import Records, wanted
+from .replies import Replies
+from .request_runner import RequestRunner
+from .sending import RedisCalls
 from .server_errors import said
-from .server_reports import examine
-from .silence import Silence
-from .subscriptions import PubSubInbox, WaiterSubscriptions
-from .topology import PushTarget
+from .server_reports import describe_server, examine, missing_rights
+from .timing import RedisTimetable
 from .urls import Location, locate
 
 __all__ = ["RedisStore"]
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 5.0  # seconds for which a broker's queue that has messages is not looked at again
-MOST_LEFT = 10_000  # runs that are known to have been left to others
-TURN = 0.9  # of the interval between sweeps: for so long the sweepers' turn is one's own
-REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
-SLOW_BATCH = 1.0  # seconds that a round trip takes at most: what is more was no work, but an outage
 
-
-class RedisStore(
-    RedisInspection, RedisSending, RedisCapacity, RedisDelivery, RedisActions, Parking, QueueStore
-):
+class RedisStore(QueueStore, CountingStore):
     """See the module; *url* as :func:`~celery_distlock.stores.redis.urls.locate` takes it."""
 
     abilities = frozenset({Ability.SHARE, Ability.RECOGNISE, Ability.SEVERAL})
+    records_actions = True
+    _inboxes_class, _channels_class = Inboxes, RedisChannels
+    channels: RedisChannels
 
     def __init__(self, url: str, prefix: str, **options: str) -> None:
         super().__init__()
-        self.parking = self.channels = self.calls = self.timetable = self.units = self
-        self._servers, self._replicas = self._locate(url, options)
+        self._servers, replicas = self._locate(url, options)
         self._prefix = prefix
         self.address = self._servers.address
         self.identity = f"{self.address}#{prefix}"
-        self._records = Records(prefix, self._replicas)
+        self._records = Records(prefix, replicas)
         self._requests = RequestRunner(
             self._servers, prefix, "and what it wrote there is to be deleted"
         )
-        self._delivery = None
-        self._complaints = Complaints()
-        self._left: set[tuple[str, str]] = set()
-        self._causes: dict[str, str] = {}
-        self._backlogs: dict[str, float] = {}
-        self._gives_way = False  # what this sweep has left is for another one to look at
-        self.forget_connections(forked=False)
+        self._compose()
         forget_after_fork(self)
 
     def _locate(self, url: str, options: Mapping[str, str]) -> Location:
         return locate(url, options)
 
-    def forget_connections(self, *, forked: bool = True) -> None:
+    def _compose(self) -> None:
+        """Make the parts, which know nothing yet."""
+        reach = Reach(self._servers, self._records, self._requests, Complaints())
+        self._inspection = inspection = Inspection(reach)
+        self._actions = ActionRecord(reach)
+        self._inboxes = self._inboxes_class(reach)
+        self.timetable = RedisTimetable(reach, self._inboxes)
+        self._replies = replies = Replies(reach, self.timetable)
+        self.channels = self._channels_class(reach)
+        self.parking = parking = RedisParking(reach, replies, self.channels, inspection)
+        self.calls = RedisCalls(reach, replies, parking)
+        self.units = RedisUnits(reach, replies)
+
+    def forget_connections(self) -> None:
         """Drop what a fork inherited, without a word to the server: it is the parent's."""
-        self._inbox_channel = f"{self._prefix}:inbox:{uuid.uuid4().hex}"
-        self._subscriptions: dict[Hashable, WaiterSubscriptions] = {}
-        self._silence = Silence()
-        self._mender = IndexMender(self._servers, self._requests, self._records)
-        if forked:
-            self._delivery = None
-            self._servers.after_fork()
+        self._servers.after_fork()
+        self._compose()
 
     def acquire(self, request: AcquireRequest) -> Reply:
         key, owner, lease, queue, run, redelivered, retain, arrival, want = request
         name, envelope = slot_name(key), b""
         more: dict[str, Any] = {}
         if isinstance(queue, ParkRequest):
-            channel = self._push_channel(name, queue.channel, patience=TIMEOUT)
+            channel = self.channels.push_channel(name, queue.channel, patience=TIMEOUT)
             more, envelope = (
                 {"mode": "park", "channel": channel, "task": queue.task},
                 queue.envelope,
@@ -134,12 +119,14 @@ class RedisStore(
             more = {"mode": "wait", "inbox": queue.address}
         optional = fields(repeated=redelivered, keep=retain, **more)
         arguments = trimmed(
-            owner, milliseconds(lease), run, arrival, _wanted(want), optional, envelope
+            owner, milliseconds(lease), run, arrival, wanted(want), optional, envelope
         )
         call = self._records.call(_ACQUIRE, name, *arguments, confirmed=True)
         asked = self._requests.ask([call], key)
         with self._requests.reading(_ACQUIRE, asked.answers[0]) as answer:
-            return self._reply(key, answer, asked.asked_at, parks=isinstance(queue, ParkRequest))
+            return self._replies.reply(
+                key, answer, asked.asked_at, parks=isinstance(queue, ParkRequest)
+            )
 
     def acquire_all(
         self,
@@ -152,24 +139,24 @@ class RedisStore(
         retain: bool = False,
         wants: Sequence[Want] = (),
     ) -> list[Reply] | None:
-        stems = tuple(self._records.stem(slot_name(key)) for key in keys)
-        if not self._servers.share([stem.encode() for stem in stems]):
+        names = list(map(slot_name, keys))
+        if not self._servers.share([self._records.stem(name).encode() for name in names]):
             return None
         arguments: list[Any] = [run, milliseconds(lease), " ".join(owners)]
         if redelivered or wants:
             arguments += [int(redelivered), int(retain)]
         if wants:
             arguments.append(" ".join(want.written() for want in wants))
-        call = script_call(_ACQUIRE_ALL, stems, *arguments)
+        call = self._records.call_at(_ACQUIRE_ALL, names, *arguments)
         try:
-            asked = self._requests.ask([call._replace(replicas=self._replicas)], ", ".join(keys))
+            asked = self._requests.ask([call], ", ".join(keys))
         except StoreError as error:
             if "CROSSSLOT" in str(error):  # a lone node of a cluster: `check` says so
                 return None
             raise
         with self._requests.reading(_ACQUIRE_ALL, asked.answers[0]) as answer:
             replies = [
-                Reply(Status.GRANTED, asked.asked_at, self._token(key, token), slot=slot)
+                Reply(Status.GRANTED, asked.asked_at, self._replies.token(key, token), slot=slot)
                 for key, token, slot in zip(keys, answer[::2], answer[1::2], strict=bool(answer))
             ]
         if not replies and asked.unanswered:
@@ -178,125 +165,6 @@ class RedisStore(
                 give_back = ReleaseRequest(key, owner, started=False)
                 self.dispatch(self.release(give_back).wake)
         return replies or None
-
-    def _token(self, key: str, value: bytes | None) -> int:
-        token = token_of(value)
-        if token <= 0:
-            raise StoreError(unreadable(self.address, key, value))
-        return token
-
-    def _reply(self, key: str, answer: Any, asked_at: float, *, parks: bool = True) -> Reply:
-        if not isinstance(answer, list):
-            return Reply(Status.GRANTED, asked_at, self._token(key, answer))
-        if answer[0] == b"granted":
-            _, token, slot = answer
-            return Reply(Status.GRANTED, asked_at, self._token(key, token), slot=slot)
-        return self._read_reply(key, Answer(answer), [slot_name(key)], asked_at, parks=parks)
-
-    def _read_reply(
-        self, key: str, answer: Answer, names: Sequence[str], asked_at: float, *, parks: bool = True
-    ) -> Reply:
-        """Return what the *answer* says of a request for *key*, which wakes at those of *names*."""
-        status, place = Status(answer.text("status")), answer.number("place")
-        wake = together(answer.wakes(*names))
-        if status is Status.GRANTED:
-            self._note_opening(slot_name(key), answer)
-            token, slot = self._token(key, answer.raw("token")), answer.number("slot")
-            return Reply(status, asked_at, token, wake=wake, slot=slot)
-        due = 0.0 if place else answer.opens or 0.0
-        if parks or not due:  # else the caller looks again
-            self._note_opening(slot_name(key), answer)
-        since = answer.raw("since")
-        return Reply(
-            status,
-            asked_at,
-            max(0, token_of(answer.raw("token"))),
-            answer.text("holder"),
-            answer.text("run"),
-            time_left(answer.number("ttl_ms")),
-            max(0, place),
-            wake,
-            int(since) if since.isdigit() else 0,
-            due=due,
-        )
-
-    def park_if_held(
-        self,
-        key: str,
-        run: str,
-        park_request: ParkRequest,
-        timeout: float,
-        arrival: int = 0,
-        want: Want = ALONE,
-    ) -> Reply:
-        name, asked_at = slot_name(key), clock.monotonic()
-        channel = self._push_channel(name, park_request.channel)
-        optional = fields(mode="line", channel=channel, task=park_request.task)
-        arguments = "", 1, run, arrival, _wanted(want), optional, park_request.envelope
-        call = self._records.call(_ACQUIRE, name, *arguments, confirmed=True)
-        for calls in self._servers.requests([self._records.index("add", name)], call):
-            answers = self._requests.ask_once(calls, timeout)
-        with self._requests.reading(_ACQUIRE, answers[-1]) as answer:
-            return self._reply(key, answer, asked_at)
-
-    def stand(self, request: StandRequest) -> Reply:
-        name, route = request.name, request.route
-        arguments = int(name == route.names[0]), request.arrival, request.owner, 0
-        return self._stand(
-            [name],
-            request.run,
-            route,
-            *arguments,
-            park_request=request.park_request,
-            timeout=request.timeout,
-        )
-
-    def stand_at_all(self, run: str, route: Route) -> Reply | None:
-        if not self._servers.share([self._records.stem(name).encode() for name in route.names]):
-            return None
-        try:
-            return self._stand(route.names, run, route, 1, 0, "", 1)
-        except StoreError as error:
-            if "CROSSSLOT" in str(error):  # as in `acquire_all`
-                return None
-            raise
-
-    def _stand(
-        self,
-        names: Sequence[str],
-        run: str,
-        route: Route,
-        *arguments: Any,
-        park_request: ParkRequest | None = None,
-        timeout: float | None = None,
-    ) -> Reply:
-        first, key = names[0], key_of(names[0])
-        if park_request is not None:
-            patience = TIMEOUT if timeout is None else 0.0
-            arguments += (
-                park_request.envelope,
-                self._push_channel(first, park_request.channel, patience),
-            )
-        stems = tuple(self._records.stem(name) for name in names)
-        stand = script_call(_STAND, stems, run, route.written(), *arguments)
-        stand = stand._replace(replicas=self._replicas)
-        index = [self._records.index("add", name) for name in names]
-        for calls in self._servers.requests(index, stand):
-            asked_at = clock.monotonic()
-            if timeout is None:
-                asked = self._requests.ask(calls, key)
-                answers, asked_at = asked.answers, asked.asked_at
-            else:
-                answers = self._requests.ask_once(calls, timeout)
-        with self._requests.reading(_STAND, answers[-1]) as answer:
-            told = Answer(answer)
-            last = key_of(names[told.number("at") - 1])
-            return self._read_reply(last, told, names, asked_at)
-
-    def depart(self, name: str, run: str, *, first: bool) -> Release:
-        depart = self._records.call(_DEPART, name, run, int(first), confirmed=True)
-        asked = self._requests.ask([depart], key_of(name))
-        return self._released(name, _DEPART, asked._replace(unanswered=0))
 
     def retry_delay(
         self, key: str, usual: float, within: tuple[float, float], timeout: float
@@ -325,7 +193,7 @@ class RedisStore(
             log(logger, logging.WARNING, "%s did not answer a renewal: %s", self.address, why)
         outcomes = [_RENEWALS.get(_plain(answer), RenewOutcome.UNKNOWN) for answer in answers]
         lost = [hold for hold, outcome in zip(holds, outcomes, strict=True) if outcome in _LOSSES]
-        self._note_causes(lost, asked_at + timeout)
+        self._actions.note_causes(lost, asked_at + timeout)
         return [(outcome, asked_at) for outcome in outcomes]
 
     def release(self, request: ReleaseRequest) -> Release:
@@ -344,156 +212,65 @@ class RedisStore(
         )
         arguments = trimmed(owner, run, completion.value, *channel, optional)
         call = self._records.call(_RELEASE, name, *arguments)
-        return self._released(name, _RELEASE, self._requests.ask([call], key))
-
-    def _released(self, name: str, script: scripts.Script, asked: Answered) -> Release:
-        with self._requests.reading(script, asked.answers[0]) as answer:
-            if isinstance(answer, list):
-                return Release(True, self._noting(name, Answer(answer)))
-            # A repeated release finds the key gone if the first was executed and its answer lost.
-            return Release(answer > 0 or asked.unanswered > 0)
+        return self._replies.released(name, _RELEASE, self._requests.ask([call], key))
 
     def drop(self, wake: WokenTask, *, mark: bool = True) -> Release:
         drop = self._records.call(_DROP, wake.name, wake.run, int(mark))
-        return self._released(wake.name, _DROP, self._requests.ask([drop], wake.name))
-
-    def cancel(self, key: str, run: str) -> Release:
-        name = slot_name(key)
-        call = self._records.call(_CANCEL, name, run)
-        return self._released(name, _CANCEL, self._requests.ask([call], key))
+        return self._replies.released(wake.name, _DROP, self._requests.ask([drop], wake.name))
 
     def subscribed(self, key: str) -> bool:
-        if not self._subscriptions:
-            return False
-        place = self._place(slot_name(key), self._inbox_channel)
-        here = self._subscriptions.get(place.node)
-        return here is not None and here.hears(place.channel)
+        stem = self._records.stem(slot_name(key))
+        return bool(self._inboxes.subscriptions) and self._inboxes.subscribed(stem)
 
     def inbox(self, key: str, owner: str) -> Inbox:
-        return self._inbox_at(self._records.stem(slot_name(key)), owner)
+        return self._inboxes.inbox(self._records.stem(slot_name(key)), owner)
 
-    def _inbox_at(self, stem: str, owner: str) -> Inbox:
-        def find() -> tuple[WaiterSubscriptions, PushTarget]:
-            place = self._place_of(stem, self._inbox_channel)
-            return self._subscribed_at(place.node), place
+    def inspect(self, key: str, timeout: float | None = None) -> KeyState:
+        return self._inspection.inspect(key, timeout)
 
-        return PubSubInbox(owner, find)
+    def inspect_many(self, keys: Sequence[str]) -> list[KeyState]:
+        return self._inspection.inspect_many(keys)
 
-    def _subscribed_at(self, node: Hashable) -> WaiterSubscriptions:
-        here = self._subscriptions.get(node)
-        if here is None:  # no mutex: a signal's handler may wait while its thread is here
-            for gone in [each for each in list(self._subscriptions) if not self._servers.has(each)]:
-                self._subscriptions.pop(gone, None)  # who waits there looks for another by himself
-            made = WaiterSubscriptions(self._servers.connect(node))
-            here = self._subscriptions.setdefault(node, made)
-        return here
+    def find_keys(self, pattern: str = "*") -> Iterator[list[str]]:
+        return self._inspection.find_keys(pattern)
 
-    def mark_published(self, wake: WokenTask) -> None:
-        self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 0)], wake.name)
+    def waiters(self, key: str, *, first: int = 0, limit: int = 100) -> list[Waiter]:
+        return self._inspection.waiters(key, first=first, limit=limit)
 
-    def mark_awaited(self, wake: WokenTask, destination: str) -> None:
-        self._backlogs[destination] = clock.monotonic() + BACKLOG
-        self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 3)], wake.name)
+    @property
+    def left_out(self) -> int:  # type: ignore[override]  # only read
+        return self._inspection.left_out
 
-    def mark_left(self, wake: WokenTask) -> None:
-        if (wake.name, wake.run) not in self._left:
-            # Whoever looks next may know it; else it would be up to chance who gets the turn.
-            if len(self._left) >= MOST_LEFT:
-                self._left.clear()
-            self._left.add((wake.name, wake.run))
-            self._gives_way = True
-        self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 2)], wake.name)
+    def record_action(self, key: str, action: Action) -> bool:
+        return self._actions.record_action(key, action)
 
-    def mark_returned(self, wake: WokenTask) -> None:
-        self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 1)], wake.name)
+    def actions(self, key: str, timeout: float | None = None) -> list[Action]:
+        return self._actions.actions(key, timeout)
 
-    def sweep(self, interval: float) -> Iterator[WokenTask]:
-        who, begin, worked = uuid.uuid4().hex, clock.monotonic(), 0.0
-        keep = self._turn(who, interval * TURN)
-        is_ours = bool(self._requests.ask([keep], "the sweeper's turn").answers[0])
-        if not self._servers.in_order:
-            self._mender.go_on(begins=is_ours)
-        if not is_ours:
-            return
-        self._gives_way = False
-        worked_at = begin
-        for names in self._waiting_names():
-            # One attempt: what a script has found it finds no second time, and a node of a cluster
-            # that is silent now is looked at by the next sweep.
-            ours, *answers = self._requests.attempt_once([keep, *self._sweep_calls(names)])
-            kept_at = clock.monotonic()
-            worked += min(kept_at - worked_at, SLOW_BATCH)
-            opens: dict[str, float | None] = {}
-            for wake in self._swept(names, answers, opens):
-                yield wake
-                now = clock.monotonic()
-                if now > kept_at + interval * TURN / 2:
-                    (ours,), kept_at = self._requests.ask([keep], "the sweepers' turn").answers, now
-            self._note_opens(opens)
-            if ours == 0:
-                return  # we stood still for too long, and another one has begun
-            worked_at = clock.monotonic()
-        least = 0.0 if self._gives_way else interval * TURN - (clock.monotonic() - begin)
-        rest = max(least, REST * worked)
-        self._requests.ask([self._turn(who, rest)], "the sweeper's turn")
+    def why_lost(self, key: str, owner: str, patience: float = 0.0) -> str:
+        return self._actions.why_lost(key, owner, patience)
 
-    def wake_next(self, key: str) -> Iterator[WokenTask]:
-        names = [slot_name(key)]
-        opens: dict[str, float | None] = {}
-        answers = self._requests.attempt_once(self._sweep_calls(names))
-        yield from self._swept(names, answers, opens)
-        self._note_opens(opens)
+    def count(self, counts: Mapping[str, float]) -> None:
+        add = self._records.call_without_key(_COUNT, json.dumps(counts))
+        self._requests.ask_once([add], TIMEOUT)
 
-    def _note_opens(self, opens: Mapping[str, float | None]) -> None:
-        dues = {name: seconds for name, seconds in opens.items() if seconds is not None}
-        if dues:
-            self.note_due(dues)
+    def counts(self) -> dict[str, float]:
+        look = self._records.command("counts", "HGETALL", "{}")
+        asked = self._requests.ask([look], "the counters")
+        with self._requests.reading("HGETALL", asked.answers[0]) as found:
+            return sum_counters(found)
+
+    def describe(self) -> Iterator[Finding]:
+        return describe_server(self._servers, self._requests.attempt)
 
     def time(self, timeout: float) -> int:
         (answer,) = self._requests.ask_once([command(b"", "TIME")], timeout)
         with self._requests.reading("TIME", answer):
             return micros_of(answer)
 
-    def _turn(self, who: str, seconds: float) -> Command:
-        return self._records.call_without_key(_TURN, who, milliseconds(max(0.0, seconds)))
-
-    def _sweep_calls(self, names: Sequence[str]) -> list[Command]:
-        now = clock.monotonic()
-        self._backlogs = {each: ends for each, ends in self._backlogs.items() if ends > now}
-        more = ["\n".join(self._backlogs)] if self._backlogs else []
-        return [self._records.call(_SWEEP, name, SWEEP_BATCH, *more) for name in names]
-
-    def _swept(
-        self, names: Sequence[str], answers: Sequence[Any], opens: dict[str, float | None]
-    ) -> Iterator[WokenTask]:
-        quiet = []
-        for name, answer in zip(names, answers, strict=True):
-            if isinstance(answer, Exception):
-                self._pass_over(name, answer)
-                continue
-            with self._requests.reading(_SWEEP, answer):
-                told = Answer(answer)
-                opens[name], wakes = told.opens, told.wakes(name)
-                waits = told.number("waiting")
-            yield from wakes
-            if not waits:
-                quiet.append(self._records.index("strike", name))
-        if quiet:
-            self._requests.ask(quiet, "the sweep")
-
-    def inspect(self, key: str, timeout: float | None = None) -> KeyState:
-        look = [self._records.call(_INSPECT, slot_name(key))]
-        answers = (
-            self._requests.ask(look, key).answers
-            if timeout is None
-            else self._requests.ask_once(look, timeout)
-        )
-        with self._requests.reading(_INSPECT, answers[0]) as answer:
-            return self._state(key, answer)
-
     def check(self) -> list[Finding]:
         probe = f"{self._prefix}:probe:{uuid.uuid4().hex}"
-        rights = self._missing_rights()
+        rights = missing_rights(self._servers, self._requests, self._records)
         try:
             reply = self.acquire(AcquireRequest(probe, "probe", 1.0))
             self.release(ReleaseRequest(probe, "probe"))
@@ -521,48 +298,19 @@ class RedisStore(
             findings.append(Finding(Severity.DOUBT, "publish", message, remedy))
         return findings + self._servers.check()
 
-    def _missing_rights(self) -> Finding | None:
-        """Return which rights are missing; None if none are, or nothing can be learnt."""
-        calls = [self._records.command("rights", *words) for words in REHEARSAL]
-        if not self._servers.in_order:
-            calls += [self._records.command("rights", *words) for words in IN_A_CLUSTER]
-        try:
-            answers = self._requests.exchange(calls, TIMEOUT)
-        except RedisError:
-            return None
-        hidden, rights = unknown(answers[: len(REHEARSAL)]), lacking(answers, self._prefix)
-        if hidden:
-            message = f"this server has no {' '.join(hidden)}"
-            message += f", and this user lacks the rights {' '.join(rights)}" if rights else ""
-            remedy = "see its configuration, which may have given them other names (rename-command)"
-            return Finding(Severity.DOUBT, "rights", message, remedy)
-        if not rights:
-            return None
-        message = f"this user lacks the rights {' '.join(rights)}"
-        remedy = "give them to the user in the URL by ACL SETUSER, on every server"
-        return Finding(Severity.DOUBT, "rights", message, remedy)
-
     def close(self) -> None:
-        subscriptions, self._subscriptions = self._subscriptions, {}
         self._servers.close()
-        for each in list(subscriptions.values()):
-            each.close()
-
-
-def _wanted(want: Want) -> str:
-    return "" if want == ALONE else want.written()
+        self._inboxes.close()
 
 
 def _plain(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-_ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE, _DROP, _STAND, _DEPART = map(
-    scripts.load, ("acquire", "acquire_all", "renew", "release", "drop", "stand", "depart")
+_ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE = map(
+    scripts.load, ("acquire", "acquire_all", "renew", "release")
 )
-_SENT, _SWEEP, _INSPECT, _CANCEL, _TURN, _RETURN = map(
-    scripts.load, ("sent", "sweep", "inspect", "cancel", "turn", "return")
-)
+_DROP, _RETURN, _COUNT = map(scripts.load, ("drop", "return", "count"))
 _LOSSES = (RenewOutcome.HELD, RenewOutcome.LOST)
 _RENEWALS = {
     1: RenewOutcome.RENEWED,

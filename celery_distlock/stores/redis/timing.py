@@ -2,56 +2,30 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from celery_distlock.stores.base import batches
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.queue_parts import NO_CLAIM, Claim, Dues, Settled, Timetable
-from celery_distlock.stores.values import WokenTask
 
 from . import scripts
-from .answers import Answer, Fields, together
+from .answers import Fields
 from .connections import TIMEOUT, Command, milliseconds, script_call
-from .inspection import SWEEP_BATCH
-from .records import Records
-from .request_runner import RequestRunner
+from .inboxes import Inboxes
+from .parts import SWEEP_BATCH, Part, Reach
 
-__all__ = ["RedisTiming"]
+__all__ = ["RedisTimetable"]
 
 logger = logging.getLogger(__name__)
 
-NOT_ANSWERED = 1.0  # seconds until a key is looked at again whose server did not answer
 
+class RedisTimetable(Part, Timetable):
+    """See the module."""
 
-class RedisTiming(Timetable):
-    """See the module. What it needs is set by the class that inherits from it."""
-
-    _records: Records
-    _requests: RequestRunner
-
-    def _inbox_at(self, stem: str, owner: str) -> Inbox:
-        """Return where *owner* is called by the server of the records that begin so."""
-        raise NotImplementedError
-
-    def _sweep_calls(self, names: Sequence[str]) -> list[Command]:
-        """Return what asks for the sweep of some keys."""
-        raise NotImplementedError
-
-    def _swept(
-        self, names: Sequence[str], answers: Sequence[Any], opens: dict[str, float | None]
-    ) -> Iterator[WokenTask]:
-        """Yield whom that has woken; put into *opens* when time lets others enter."""
-        raise NotImplementedError
-
-    def _noting(self, name: str, answer: Answer) -> WokenTask | None:
-        """Return whom a script has woken; note when time lets others enter, if it told so."""
-        self._note_opening(name, answer)
-        return together(answer.wakes(name))
-
-    def _note_opening(self, name: str, answer: Answer) -> None:
-        if answer.opens is not None:
-            self.note_due({name: answer.opens})
+    def __init__(self, reach: Reach, inboxes: Inboxes) -> None:
+        super().__init__(reach)
+        self._inboxes = inboxes
 
     def note_due(self, dues: Mapping[str, float]) -> None:
         calls = [
@@ -77,12 +51,7 @@ class RedisTiming(Timetable):
             return Claim(told.flag("leads"), pause, due, late, told.text("claim"))
 
     def ticker_inbox(self, who: str) -> Inbox:
-        return self._inbox_at(self._records.times, who)
-
-    def wake_due(self, names: Sequence[str], again: dict[str, float | None]) -> Iterator[WokenTask]:
-        again.update(dict.fromkeys(names, NOT_ANSWERED))
-        answers = self._requests.attempt_once(self._sweep_calls(names))
-        yield from self._swept(names, answers, again)
+        return self._inboxes.inbox(self._records.times, who)
 
     def dues(self) -> Dues:
         answer = self._requests.ask([self._call(_DUES)], "what is due").answers[0]

@@ -48,7 +48,7 @@ class World:
     def __init__(self, store: Any, rng: random.Random, *, by_steps: bool, calm: bool) -> None:
         self.store, self.rng, self.calm = store, rng, calm
         if by_steps:
-            store.stand_at_all = lambda run, route: None
+            store.parking.stand_at_all = lambda run, route: None
         self.runs: dict[str, Run] = {}
         self.steps: list[Iterator[None]] = []
         self.holders: dict[str, str] = {}

@@ -216,6 +216,8 @@ class Slow(MemoryStore):
 
     def __init__(self):
         super().__init__("memory://", "test")
+        self._upgrade, self._downgrade = self.units.upgrade, self.units.downgrade
+        self.units.upgrade, self.units.downgrade = self.upgrade, self.downgrade
         self.slow = ""  # the name of what is held back
         self.came, self.may_go = threading.Event(), threading.Event()
 
@@ -230,13 +232,13 @@ class Slow(MemoryStore):
         return super().inbox(key, owner)
 
     def upgrade(self, key, owner, lease, inbox=None):
-        reply = super().upgrade(key, owner, lease, inbox)
+        reply = self._upgrade(key, owner, lease, inbox)
         self._hold_back("upgrade")
         return reply
 
     def downgrade(self, key, owner, lease):
         self._hold_back("downgrade")
-        return super().downgrade(key, owner, lease)
+        return self._downgrade(key, owner, lease)
 
 
 @contextlib.asynccontextmanager

@@ -93,14 +93,14 @@ def test_a_sweep_that_took_long_is_followed_by_a_rest_thrice_as_long(
 def test_a_server_that_stands_still_while_it_is_swept_is_swept_soon_after(
     redis_store, client, turn, parked, monkeypatch
 ):
-    waiting_names, monotonic, passed = redis_store._waiting_names, clock.monotonic, [0.0]
+    waiting_names, monotonic, passed = redis_store._inspection.waiting_names, clock.monotonic, [0.0]
 
     def late():
         passed.append(10.0)
         yield from waiting_names()
 
     monkeypatch.setattr(clock, "monotonic", lambda: monotonic() + sum(passed))
-    monkeypatch.setattr(redis_store, "_waiting_names", late)
+    monkeypatch.setattr(redis_store._inspection, "waiting_names", late)
 
     assert {wake.run for wake in redis_store.parking.sweep(2.0)} == parked
 

@@ -255,7 +255,7 @@ def test_a_task_that_comes_to_its_key_while_it_is_dropped_is_left_alone(
     site, admin, key, monkeypatch
 ):
     store = site.store
-    parked = store.parked
+    parked = store.parking.parked
 
     def parked_and_claimed_then(at, run):
         found = parked(at, run)

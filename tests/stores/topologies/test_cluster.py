@@ -273,7 +273,7 @@ def test_a_change_that_is_broken_off_while_its_slot_moves_leaves_the_holder_the_
     cluster, store, capacity
 ):
     stand_everywhere(store, capacity)
-    change = store.downgrade if capacity == 1 else store.upgrade
+    change = store.units.downgrade if capacity == 1 else store.units.upgrade
     with cluster.moving(slot("k"), other(cluster, "k")), suppress(StoreUnavailableError):
         change("k", "next", 60.0)
 
@@ -424,7 +424,7 @@ def test_a_slot_that_has_moved_is_asked_for_at_its_new_node_from_then_on(
     store.inspect("k")
 
     assert asked == [node(cluster, "k").port]
-    assert store._place(slot_name("k"), "channel").node[1] == node(cluster, "k").port
+    assert store.channels._place(slot_name("k"), "channel").node[1] == node(cluster, "k").port
 
 
 def test_a_node_that_is_gone_is_forgotten(cluster, prefix):
@@ -450,7 +450,7 @@ def test_a_node_that_is_gone_is_forgotten(cluster, prefix):
 
 
 def _known(store, channel):
-    return store._servers._nodes._nodes, store._subscriptions, channel._listeners
+    return store._servers._nodes._nodes, store._inboxes.subscriptions, channel._listeners
 
 
 def test_a_slot_that_moved_unheard_does_not_deafen_for_the_others(cluster, store):
@@ -465,8 +465,8 @@ def test_a_slot_that_moved_unheard_does_not_deafen_for_the_others(cluster, store
         for key in ("k", moved):
             drill.hand_over(store, key)
         return all(
-            each.hears(store._place(slot_name("k"), store._inbox_channel).channel)
-            for where, each in store._subscriptions.items()
+            each.hears(store.channels._place(slot_name("k"), store._inboxes.channel).channel)
+            for where, each in store._inboxes.subscriptions.items()
             if where[1] == server.port
         )
 

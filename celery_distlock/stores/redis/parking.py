@@ -1,0 +1,306 @@
+"""The queues of a store over Redis: `Parking`."""
+
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from celery_distlock import clock
+from celery_distlock.errors import StoreError
+from celery_distlock.keys import key_of, slot_name
+from celery_distlock.stores.base import batches
+from celery_distlock.stores.identities import task_id_of
+from celery_distlock.stores.queue_parts import Parking
+from celery_distlock.stores.requests import StandRequest
+from celery_distlock.stores.values import (
+    ALONE,
+    ParkRequest,
+    Release,
+    Reply,
+    Route,
+    Waiter,
+    Want,
+    WokenTask,
+)
+
+from . import scripts
+from .answers import Answer, since_of, text, want_of
+from .connections import TIMEOUT, Command, command, fields, milliseconds
+from .delivery import RedisChannels
+from .inspection import Inspection
+from .mending import IndexMender
+from .parts import SWEEP_BATCH, Part, Reach
+from .records import wanted
+from .replies import Replies
+from .scanning import SCAN_BATCH, literal
+
+__all__ = ["RedisParking"]
+
+BACKLOG = 5.0  # seconds for which a broker's queue that has messages is not looked at again
+MOST_LEFT = 10_000  # runs that are known to have been left to others
+TURN = 0.9  # of the interval between sweeps: for so long the sweepers' turn is one's own
+REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
+SLOW_BATCH = 1.0  # seconds that a round trip takes at most: what is more was no work, but an outage
+NOT_ANSWERED = 1.0  # seconds until a key is looked at again whose server did not answer
+_PLACES = (("queue", "p:"), ("woken", ""), ("later", ""))  # of runs, with what goes before them
+
+
+class RedisParking(Part, Parking):
+    """See the module."""
+
+    def __init__(
+        self, reach: Reach, replies: Replies, channels: RedisChannels, inspection: Inspection
+    ) -> None:
+        super().__init__(reach)
+        self._replies = replies
+        self._channels = channels
+        self._inspection = inspection
+        self._mender = IndexMender(reach)
+        self._left: set[tuple[str, str]] = set()
+        self._backlogs: dict[str, float] = {}
+        self._gives_way = False  # what this sweep has left is for another one to look at
+
+    def park_if_held(
+        self,
+        key: str,
+        run: str,
+        park_request: ParkRequest,
+        timeout: float,
+        arrival: int = 0,
+        want: Want = ALONE,
+    ) -> Reply:
+        name, asked_at = slot_name(key), clock.monotonic()
+        channel = self._channels.push_channel(name, park_request.channel)
+        optional = fields(mode="line", channel=channel, task=park_request.task)
+        arguments = "", 1, run, arrival, wanted(want), optional, park_request.envelope
+        call = self._records.call(_ACQUIRE, name, *arguments, confirmed=True)
+        for calls in self._servers.requests([self._records.index("add", name)], call):
+            answers = self._requests.ask_once(calls, timeout)
+        with self._requests.reading(_ACQUIRE, answers[-1]) as answer:
+            return self._replies.reply(key, answer, asked_at)
+
+    def stand(self, request: StandRequest) -> Reply:
+        name, route = request.name, request.route
+        arguments = int(name == route.names[0]), request.arrival, request.owner, 0
+        return self._stand(
+            [name],
+            request.run,
+            route,
+            *arguments,
+            park_request=request.park_request,
+            timeout=request.timeout,
+        )
+
+    def stand_at_all(self, run: str, route: Route) -> Reply | None:
+        if not self._servers.share([self._records.stem(name).encode() for name in route.names]):
+            return None
+        try:
+            return self._stand(route.names, run, route, 1, 0, "", 1)
+        except StoreError as error:
+            if "CROSSSLOT" in str(error):  # as in `acquire_all`
+                return None
+            raise
+
+    def _stand(
+        self,
+        names: Sequence[str],
+        run: str,
+        route: Route,
+        *arguments: Any,
+        park_request: ParkRequest | None = None,
+        timeout: float | None = None,
+    ) -> Reply:
+        first, key = names[0], key_of(names[0])
+        if park_request is not None:
+            patience = TIMEOUT if timeout is None else 0.0
+            arguments += (
+                park_request.envelope,
+                self._channels.push_channel(first, park_request.channel, patience),
+            )
+        stand = self._records.call_at(_STAND, names, run, route.written(), *arguments)
+        index = [self._records.index("add", name) for name in names]
+        for calls in self._servers.requests(index, stand):
+            asked_at = clock.monotonic()
+            if timeout is None:
+                asked = self._requests.ask(calls, key)
+                answers, asked_at = asked.answers, asked.asked_at
+            else:
+                answers = self._requests.ask_once(calls, timeout)
+        with self._requests.reading(_STAND, answers[-1]) as answer:
+            told = Answer(answer)
+            last = key_of(names[told.number("at") - 1])
+            return self._replies.read(last, told, names, asked_at)
+
+    def depart(self, name: str, run: str, *, first: bool) -> Release:
+        depart = self._records.call(_DEPART, name, run, int(first), confirmed=True)
+        asked = self._requests.ask([depart], key_of(name))
+        return self._replies.released(name, _DEPART, asked._replace(unanswered=0))
+
+    def cancel(self, key: str, run: str) -> Release:
+        name = slot_name(key)
+        call = self._records.call(_CANCEL, name, run)
+        return self._replies.released(name, _CANCEL, self._requests.ask([call], key))
+
+    def mark_published(self, wake: WokenTask) -> None:
+        self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 0)], wake.name)
+
+    def mark_awaited(self, wake: WokenTask, destination: str) -> None:
+        self._backlogs[destination] = clock.monotonic() + BACKLOG
+        self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 3)], wake.name)
+
+    def mark_left(self, wake: WokenTask) -> None:
+        if (wake.name, wake.run) not in self._left:
+            # Whoever looks next may know it; else it would be up to chance who gets the turn.
+            if len(self._left) >= MOST_LEFT:
+                self._left.clear()
+            self._left.add((wake.name, wake.run))
+            self._gives_way = True
+        self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 2)], wake.name)
+
+    def mark_returned(self, wake: WokenTask) -> None:
+        self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 1)], wake.name)
+
+    def sweep(self, interval: float) -> Iterator[WokenTask]:
+        who, begin, worked = uuid.uuid4().hex, clock.monotonic(), 0.0
+        keep = self._turn(who, interval * TURN)
+        is_ours = bool(self._requests.ask([keep], "the sweeper's turn").answers[0])
+        if not self._servers.in_order:
+            self._mender.go_on(begins=is_ours)
+        if not is_ours:
+            return
+        self._gives_way = False
+        worked_at = begin
+        for names in self._inspection.waiting_names():
+            # One attempt: what a script has found it finds no second time, and a node of a cluster
+            # that is silent now is looked at by the next sweep.
+            ours, *answers = self._requests.attempt_once([keep, *self._sweep_calls(names)])
+            kept_at = clock.monotonic()
+            worked += min(kept_at - worked_at, SLOW_BATCH)
+            opens: dict[str, float | None] = {}
+            for wake in self._swept(names, answers, opens):
+                yield wake
+                now = clock.monotonic()
+                if now > kept_at + interval * TURN / 2:
+                    (ours,), kept_at = self._requests.ask([keep], "the sweepers' turn").answers, now
+            self._replies.note_opens(opens)
+            if ours == 0:
+                return  # we stood still for too long, and another one has begun
+            worked_at = clock.monotonic()
+        least = 0.0 if self._gives_way else interval * TURN - (clock.monotonic() - begin)
+        rest = max(least, REST * worked)
+        self._requests.ask([self._turn(who, rest)], "the sweeper's turn")
+
+    def wake_next(self, key: str) -> Iterator[WokenTask]:
+        names = [slot_name(key)]
+        opens: dict[str, float | None] = {}
+        answers = self._requests.attempt_once(self._sweep_calls(names))
+        yield from self._swept(names, answers, opens)
+        self._replies.note_opens(opens)
+
+    def wake_due(self, names: Sequence[str], again: dict[str, float | None]) -> Iterator[WokenTask]:
+        again.update(dict.fromkeys(names, NOT_ANSWERED))
+        answers = self._requests.attempt_once(self._sweep_calls(names))
+        yield from self._swept(names, answers, again)
+
+    def mark_all_published(self, wakes: Sequence[WokenTask]) -> None:
+        for some in batches(wakes, SWEEP_BATCH):
+            self._requests.attempt_once(self.published(some))
+
+    def published(self, wakes: Sequence[WokenTask]) -> list[Command]:
+        """Return what notes of runs that they are published."""
+        return [self._records.call(_SENT, wake.name, wake.run, 0) for wake in wakes]
+
+    def keep_reserved(self, wakes: Sequence[WokenTask], seconds: float) -> None:
+        for_ms = milliseconds(seconds) if seconds else 0
+        if wakes:
+            self._requests.attempt(
+                [self._records.call(_TEND, wake.name, wake.run, for_ms) for wake in wakes]
+            )
+
+    def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
+        mask = literal(f"{task_id}:") + "*"
+        for names in self._inspection.waiting_names() if key is None else [[slot_name(key)]]:
+            for place in _PLACES:  # one after the other: a run may go on to the next one meanwhile
+                for name, run in self._runs_like(mask, names, *place):
+                    if task_id_of(run) == task_id:
+                        yield key_of(name), run
+
+    def _runs_like(
+        self, mask: str, names: Sequence[str], record: str, kind: str
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the runs like *mask*, each with its key's name; all keys are asked at once."""
+        cursors = dict.fromkeys(names, b"0")
+        while cursors:
+            scans = [self._scan(name, record, kind + mask, at) for name, at in cursors.items()]
+            answers = zip(list(cursors), self._requests.attempt(scans).answers, strict=True)
+            for name, answer in answers:
+                if isinstance(answer, Exception):
+                    self._inspection.pass_over(name, answer)
+                    del cursors[name]
+                    continue
+                with self._requests.reading("ZSCAN", answer) as (cursors[name], found):
+                    runs = [text(member).removeprefix(kind) for member in found[::2]]
+                yield from ((name, run) for run in runs)
+            cursors = {name: at for name, at in cursors.items() if at != b"0"}
+
+    def _scan(self, name: str, record: str, mask: str, cursor: bytes) -> Command:
+        where = f"{self._records.stem(name)}{record}"
+        words = ("MATCH", mask, "COUNT", SCAN_BATCH)
+        return command(where.encode("utf-8", "surrogateescape"), "ZSCAN", where, cursor, *words)
+
+    def parked(self, key: str, run: str) -> Waiter | None:
+        stem = self._records.stem(slot_name(key))
+        tasks, woken = f"{stem}tasks", f"{stem}woken"
+        fields = f"e:{run}", f"s:{run}", f"t:{run}", f"k:{run}", f"w:p:{run}"
+        calls = [
+            command(tasks.encode(), "HMGET", tasks, *fields),
+            command(woken.encode(), "ZSCORE", woken, run),
+        ]
+        found, due = self._requests.ask(calls, key).answers
+        with self._requests.reading("HMGET", found) as (envelope, arrival, task, keys, want):
+            if envelope is None:
+                return None
+            route = Route.read(text(keys)) if keys else None
+            since, is_woken = since_of(arrival), due is not None
+            return Waiter("", run, since, envelope, is_woken, text(task), route, want_of(want))
+
+    def wake_again(self, key: str) -> Iterator[WokenTask]:
+        name = slot_name(key)
+        self._requests.ask([self._records.index("add", name)], key)  # lest it was lost
+        calls = [self._records.call(script, name, SWEEP_BATCH) for script in (_ROUSE, _SWEEP)]
+        answer = self._requests.ask(calls, key).answers[-1]
+        with self._requests.reading(_SWEEP, answer):
+            wakes = Answer(answer).wakes(name)
+        yield from wakes
+
+    def _turn(self, who: str, seconds: float) -> Command:
+        return self._records.call_without_key(_TURN, who, milliseconds(max(0.0, seconds)))
+
+    def _sweep_calls(self, names: Sequence[str]) -> list[Command]:
+        now = clock.monotonic()
+        self._backlogs = {each: ends for each, ends in self._backlogs.items() if ends > now}
+        more = ["\n".join(self._backlogs)] if self._backlogs else []
+        return [self._records.call(_SWEEP, name, SWEEP_BATCH, *more) for name in names]
+
+    def _swept(
+        self, names: Sequence[str], answers: Sequence[Any], opens: dict[str, float | None]
+    ) -> Iterator[WokenTask]:
+        quiet = []
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, Exception):
+                self._inspection.pass_over(name, answer)
+                continue
+            with self._requests.reading(_SWEEP, answer):
+                told = Answer(answer)
+                opens[name], wakes = told.opens, told.wakes(name)
+                waits = told.number("waiting")
+            yield from wakes
+            if not waits:
+                quiet.append(self._records.index("strike", name))
+        if quiet:
+            self._requests.ask(quiet, "the sweep")
+
+
+_ACQUIRE, _STAND, _DEPART, _CANCEL, _SENT, _TEND = map(
+    scripts.load, ("acquire", "stand", "depart", "cancel", "sent", "tend")
+)
+_SWEEP, _ROUSE, _TURN = map(scripts.load, ("sweep", "rouse", "turn"))
