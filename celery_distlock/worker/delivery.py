@@ -75,12 +75,11 @@ class DeliveryStep(bootsteps.StartStopStep):
         # with tasks that have an ETA.
         self._calls = calls = LoopCalls(parent.hub, lambda call: call())
         self._channel = store.channels.open_channel(functools.partial(self._receive, parent, calls))
-        self._runtime.delivery_address = self._channel.address if self._channel else ""
+        self._runtime.delivery_address = self._channel.address
         self._runtime.drop_reserved = self._ack_worker.forget_all
-        if self._channel:
-            self._registration = Registration(parent, store, self._channel.address)
-            self._runtime.delivery_queues = self._registration.queues
-            self._runtime.fetched = self._registration.add_fetched
+        self._registration = Registration(parent, store, self._channel.address)
+        self._runtime.delivery_queues = self._registration.queues
+        self._runtime.fetched = self._registration.add_fetched
 
     def stop(self, parent: Any) -> None:
         """Close the channel: tasks woken from now on go elsewhere, or through the broker."""

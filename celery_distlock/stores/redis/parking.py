@@ -37,10 +37,10 @@ __all__ = ["RedisParking"]
 
 BACKLOG = 5.0  # seconds for which a broker's queue that has messages is not looked at again
 MOST_LEFT = 10_000  # runs that are known to have been left to others
-TURN = 0.9  # of the interval between sweeps: for so long the sweepers' turn is one's own
-REST = 3.0  # times what a sweep took: for so long nobody sweeps after it
+TURN = 0.9  # of the interval between sweeps: how long a sweeper has its turn
+REST = 3.0  # times the duration of a sweep, in which no process sweeps after it
 SLOW_BATCH = 1.0  # seconds that a round trip takes at most: what is more was no work, but an outage
-NOT_ANSWERED = 1.0  # seconds until a key is looked at again whose server did not answer
+NOT_ANSWERED = 1.0  # seconds until the next look at a key after no answer of its server
 _PLACES = (("queue", "p:"), ("woken", ""), ("later", ""))  # of runs, with what goes before them
 
 
@@ -149,7 +149,7 @@ class RedisParking(Part, Parking):
 
     def mark_left(self, wake: WokenTask) -> None:
         if (wake.name, wake.run) not in self._left:
-            # Whoever looks next may know it; else it would be up to chance who gets the turn.
+            # Another sweeper may know its task; else chance would decide which has the turn.
             if len(self._left) >= MOST_LEFT:
                 self._left.clear()
             self._left.add((wake.name, wake.run))
@@ -183,7 +183,7 @@ class RedisParking(Part, Parking):
                     (ours,), kept_at = self._requests.ask([keep], "the sweepers' turn").answers, now
             self._replies.note_opens(opens)
             if ours == 0:
-                return  # we stood still for too long, and another one has begun
+                return  # this process was stopped for too long, and another one has begun
             worked_at = clock.monotonic()
         least = 0.0 if self._gives_way else interval * TURN - (clock.monotonic() - begin)
         rest = max(least, REST * worked)
@@ -219,7 +219,7 @@ class RedisParking(Part, Parking):
     def find_parked(self, task_id: str, key: str | None = None) -> Iterator[tuple[str, str]]:
         mask = literal(f"{task_id}:") + "*"
         for names in self._inspection.waiting_names() if key is None else [[slot_name(key)]]:
-            for place in _PLACES:  # one after the other: a run may go on to the next one meanwhile
+            for place in _PLACES:  # in this order, in which a run may go on between two looks
                 for name, run in self._runs_like(mask, names, *place):
                     if task_id_of(run) == task_id:
                         yield key_of(name), run
@@ -265,7 +265,7 @@ class RedisParking(Part, Parking):
 
     def wake_again(self, key: str) -> Iterator[WokenTask]:
         name = slot_name(key)
-        self._requests.ask([self._records.index("add", name)], key)  # lest it was lost
+        self._requests.ask([self._records.index("add", name)], key)  # if it was lost
         calls = [self._records.call(script, name, SWEEP_BATCH) for script in (_ROUSE, _SWEEP)]
         answer = self._requests.ask(calls, key).answers[-1]
         with self._requests.reading(_SWEEP, answer):

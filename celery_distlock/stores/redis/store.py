@@ -110,10 +110,8 @@ class RedisStore(QueueStore, CountingStore):
         more: dict[str, Any] = {}
         if isinstance(queue, ParkRequest):
             channel = self.channels.push_channel(name, queue.channel, patience=TIMEOUT)
-            more, envelope = (
-                {"mode": "park", "channel": channel, "task": queue.task},
-                queue.envelope,
-            )
+            more = {"mode": "park", "channel": channel, "task": queue.task}
+            envelope = queue.envelope
             self._requests.ask([self._records.index("add", name)], key)
         elif queue is not None:
             more = {"mode": "wait", "inbox": queue.address}
@@ -219,8 +217,9 @@ class RedisStore(QueueStore, CountingStore):
         return self._replies.released(wake.name, _DROP, self._requests.ask([drop], wake.name))
 
     def subscribed(self, key: str) -> bool:
-        stem = self._records.stem(slot_name(key))
-        return bool(self._inboxes.subscriptions) and self._inboxes.subscribed(stem)
+        if not self._inboxes.subscriptions:
+            return False
+        return self._inboxes.subscribed(self._records.stem(slot_name(key)))
 
     def inbox(self, key: str, owner: str) -> Inbox:
         return self._inboxes.inbox(self._records.stem(slot_name(key)), owner)
