@@ -177,7 +177,8 @@ class KeyRule:
             self._bind(bind, args, kwargs)
             return self._call(self._callable, args, kwargs)
         arguments = self._bound(bind, args, kwargs, receive, self._read)
-        return self._distinct([template.fill(arguments) for template in self._templates])
+        keys = [template.fill(arguments) for template in self._templates]
+        return (keys[0],) if len(keys) == 1 else self._distinct(keys)
 
     def digest(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], receive: Receive | None = None
@@ -199,8 +200,6 @@ class KeyRule:
 
     def _distinct(self, keys: list[Key]) -> tuple[Key, ...]:
         """Return *keys* without repetitions."""
-        if len(keys) == 1:
-            return (keys[0],)
         found: dict[str, Key] = {}
         for key in keys:
             other = found.setdefault(key.template, key)

@@ -24,8 +24,8 @@ _UNFILLED = re.compile(
     r"|\$\{?([^\W\d]\w*)|<([^\W\d]\w*)>"
 )
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")  # in the text of an object without one
-_CONVERSIONS: Mapping[str | None, Callable[[Any], Any]] = {
-    None: lambda value: value,
+_CONVERSIONS: Mapping[str | None, Callable[[Any], Any] | None] = {
+    None: None,
     "r": repr,
     "s": str,
     "a": ascii,
@@ -48,7 +48,7 @@ class _Field(NamedTuple):
     name: str | None = None  # as it is written
     root: str = ""  # the parameter
     steps: tuple[_Step, ...] = ()
-    convert: Callable[[Any], Any] = plain
+    convert: Callable[[Any], Any] | None = None
     spec: str = ""
 
     def fill(self, values: Mapping[str, Any]) -> str:
@@ -59,7 +59,7 @@ class _Field(NamedTuple):
         for get, name in self.steps:
             value = get(value, name)
         value = plain(value)
-        made = format(self.convert(value), self.spec)
+        made = format(value if self.convert is None else self.convert(value), self.spec)
         if type(value) not in SCALARS and has_address(made):
             raise TypeError(
                 f"the text of a {type(value).__name__} has an address, which differs in each"

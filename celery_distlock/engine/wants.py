@@ -35,7 +35,8 @@ def ensure_able(store: Store, keys: Iterable[Key], where: str) -> None:
         where: Names who asks, for the message.
     """
     for key in keys:
-        needed = want_of(key).needs
+        want = want_of(key)
+        needed = None if want is ALONE else want.needs
         if needed is not None and needed not in store.abilities:
             raise ConfigurationError(
                 f"{where}: {key!r} needs a store that can {needed.value}; {store.address} cannot"

@@ -91,7 +91,7 @@ class Watchdog:
 
     def forget(self, hold: Hold) -> None:
         """Renew *hold* no more. A renewal on its way does no harm: it asks as an owner of old."""
-        self._due.pop(_Watched(hold), None)
+        self._due.pop(ref(hold), None)  # type: ignore[call-overload]  # equal to a _Watched
 
     def holds(self) -> list[Hold]:
         """Return what is held here now, by any thread."""

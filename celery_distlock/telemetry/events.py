@@ -20,7 +20,7 @@ from celery import Celery
 from celery_distlock.process import forks
 from celery_distlock.process.background import BackgroundNotifier
 
-__all__ = ["send", "set_source", "wanted"]
+__all__ = ["send", "set_source", "source"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,20 +76,15 @@ class _Sender:
                 connection.release()
 
 
-_source: _Source | None = None
+source: _Source | None = None  # of the events; None: none are sent
 _sender = forks.PerProcess(_Sender, forks.ForkStage.TELEMETRY)  # the connection is the parent's
 _notifier = BackgroundNotifier("distlock-events")
 
 
 def set_source(app: Celery, nodename: str) -> None:
     """Send events from now on as the worker *nodename*; none at all if that is empty."""
-    global _source  # noqa: PLW0603  # a process is of one worker
-    _source = _Source(app, nodename) if nodename else None
-
-
-def wanted() -> bool:
-    """Whether events are sent."""
-    return _source is not None
+    global source  # noqa: PLW0603  # a process is of one worker
+    source = _Source(app, nodename) if nodename else None
 
 
 def send(name: str, task: str, facts: Mapping[str, Any], *, with_state: bool = True) -> None:
@@ -98,8 +93,7 @@ def send(name: str, task: str, facts: Mapping[str, Any], *, with_state: bool = T
 
     *with_state*: the state is told as well, not for a task whose end Celery does not tell.
     """
-    source = _source
-    if source is None:
+    if (sending := source) is None:
         return
     fields = {**facts, "timestamp": time.time()}
     if task:
@@ -109,4 +103,4 @@ def send(name: str, task: str, facts: Mapping[str, Any], *, with_state: bool = T
     if with_state and name in _STATES:
         events[_STATES[name]] = {**fields, "name": task}
     for kind, told in events.items():
-        _notifier.submit(functools.partial(_sender.value.send, source, kind, told))
+        _notifier.submit(functools.partial(_sender.value.send, sending, kind, told))

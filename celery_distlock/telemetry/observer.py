@@ -40,11 +40,12 @@ def observe(name: str, sender: Any, store: Store, facts: dict[str, Any]) -> None
     """
     _seen.append((name, sender, store, facts))
     _notifier.start()
-    if tracing.wanted() or events.wanted():
+    traced, sent = tracing.wanted(), events.source is not None
+    if traced or sent:
         facts_shown = {**facts, "key": shown(facts["key"])} if "key" in facts else facts
-        if tracing.wanted():
+        if traced:
             tracing.observe(name, _task_of(sender), facts_shown)
-        if events.wanted():
+        if sent:
             told = getattr(sender, "send_events", True)
             events.send(name, _task_of(sender), facts_shown, with_state=told)
 
