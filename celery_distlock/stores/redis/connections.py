@@ -7,10 +7,12 @@ the same owner, and nowhere else. A client of the user's is never touched.
 
 import contextlib
 import functools
+import itertools
 import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from redis.backoff import NoBackoff
@@ -150,6 +152,9 @@ class Command(NamedTuple):
         return self._replace(head=source + self.head.removeprefix(evalsha))
 
 
+_REPLICAS = attrgetter("replicas")
+
+
 def command(key: bytes, *words: Any) -> Command:
     """Return a call of a plain command on *key*; empty if any server will do."""
     return Command(key, _packed(*words), len(words))
@@ -176,8 +181,9 @@ def _packed_names(stems: tuple[str, ...], records: tuple[str, ...]) -> tuple[byt
 
 def _packed(*words: Any) -> bytes:
     if bytes not in map(type, words):
-        texts = [str(word) for word in words]
-        packed = "".join([f"${len(text)}\r\n{text}\r\n" for text in texts])
+        packed = ""
+        for text in map(str, words):
+            packed += f"${len(text)}\r\n{text}\r\n"
         if packed.isascii():  # else a text's length is not its bytes'
             return packed.encode()
     parts = []
@@ -190,8 +196,10 @@ def _packed(*words: Any) -> bytes:
 
 def fields(**given: Any) -> bytes:
     """Return what a script reads by name of a request, as JSON; what is false is left out."""
+    if not any(given.values()):
+        return b""
     told = {name: value for name, value in given.items() if value}
-    return json.dumps(told, ensure_ascii=False).encode("utf-8", "surrogateescape") if told else b""
+    return json.dumps(told, ensure_ascii=False).encode("utf-8", "surrogateescape")
 
 
 def trimmed(*arguments: Any) -> tuple[Any, ...]:
@@ -273,7 +281,8 @@ class ConnectionPool:
         """
         connection = self._idle_one() or self._open()
         try:
-            _ensure_time(until)
+            if until < math.inf:
+                _ensure_time(until)
             connection.send_packed_command(self._request(calls), check_health=False)
         except BaseException as error:
             self._spoil(connection, error)
@@ -317,7 +326,8 @@ class ConnectionPool:
             answers = _answers(connection, calls)
             refusals = [answer for answer in answers if isinstance(answer, ResponseError)]
             if refusals and any(isinstance(refusal, NoScriptError) for refusal in refusals):
-                _ensure_time(until)
+                if until < math.inf:
+                    _ensure_time(until)
                 self._ask_in_full(connection, calls, answers)
                 refusals = [answer for answer in answers if isinstance(answer, ResponseError)]
         except BaseException as error:
@@ -387,7 +397,7 @@ class ConnectionPool:
         for call in calls:
             number = call.words + len(call.arguments)
             parts.append(b"*%d\r\n%b%b" % (number, call.head, _packed(*call.arguments)))
-        if replicas := _replicas(calls):
+        if replicas := max(map(_REPLICAS, calls), default=0):
             parts.append(b"*3\r\n" + _packed("WAIT", replicas, self._patience_ms))
         return [b"".join(parts)]
 
@@ -435,19 +445,13 @@ def _is_no_masters(refusal: ResponseError) -> bool:
 
 
 def _ensure_time(until: float) -> None:
-    if until < math.inf and clock.monotonic() > until:
+    if clock.monotonic() > until:
         raise RedisTimeoutError("nobody waits for it any more, so it is not sent")
 
 
-def _replicas(calls: Sequence[Command]) -> int:
-    if len(calls) == 1:  # as most requests are
-        return calls[0].replicas
-    return max([call.replicas for call in calls], default=0)
-
-
 def _answers(connection: Connection, calls: Sequence[Command]) -> list[Any]:
-    answers = [_one_answer(connection) for _ in calls]
-    if wanted := _replicas(calls):
+    answers = list(map(_one_answer, itertools.repeat(connection, len(calls))))
+    if wanted := max(map(_REPLICAS, calls), default=0):
         confirmed = _one_answer(connection)
         if isinstance(confirmed, int) and confirmed < wanted:
             confirmed = TooFewReplicasError(confirmed, wanted)

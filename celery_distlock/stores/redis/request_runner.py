@@ -66,13 +66,16 @@ class RequestRunner:
         """Return the answers to one attempt; as :meth:`Topology.exchange`."""
         return self._servers.exchange(calls, timeout)
 
-    def ask(self, calls: Sequence[Command], what: str, timeout: float | None = None) -> Answered:
+    def ask(
+        self, calls: Sequence[Command], what: str | None, timeout: float | None = None
+    ) -> Answered:
         """
         Send *calls* together until they are answered, three times at most.
 
         Args:
             calls: What to send.
-            what: The key, or what else it is about, for messages.
+            what: The key, or what else it is about, for messages; None: do not raise what went
+                wrong with a call, which is its answer.
             timeout: If it is given, there is one attempt of so many seconds.
 
         Raises:
@@ -80,13 +83,6 @@ class RequestRunner:
             StoreError: They were refused.
             QuorumError: Too few replicas have confirmed what was done.
         """
-        asked = self.attempt(calls, timeout)
-        if asked.failures:
-            self._fail(asked.failures[0], what)
-        return asked
-
-    def attempt(self, calls: Sequence[Command], timeout: float | None = None) -> Answered:
-        """As :meth:`ask`, but what went wrong with a call is its answer."""
         unanswered = 0
         pauses = (*PAUSES, *PAUSES_FOR_A_SLOT) if timeout is None else PAUSES[:1]
         first_at = asked_at = clock.monotonic()
@@ -95,7 +91,7 @@ class RequestRunner:
                 time.sleep(pause * clock.jitter(0.5, 1.0))
                 asked_at = clock.monotonic()
             try:
-                answers = self.exchange(calls, TIMEOUT if timeout is None else timeout)
+                answers = self._servers.exchange(calls, TIMEOUT if timeout is None else timeout)
             except ResponseError as error:  # refused while the connection was made
                 answers = [error] * len(calls)
             except RedisError as error:
@@ -106,7 +102,13 @@ class RequestRunner:
             if not failures or number + 1 == len(pauses) or not _goes_on(number, failures):
                 break
             unanswered += any(isinstance(failure, UNCERTAIN) for failure in failures)
+        if failures and what is not None:
+            self._fail(failures[0], what)
         return Answered(answers, first_at, asked_at, number, unanswered, failures)
+
+    def attempt(self, calls: Sequence[Command], timeout: float | None = None) -> Answered:
+        """As :meth:`ask`, but what went wrong with a call is its answer."""
+        return self.ask(calls, None, timeout)
 
     def attempt_once(self, calls: Sequence[Command]) -> list[Any]:
         """Return the answers to one attempt; what went wrong with a call is its answer."""
