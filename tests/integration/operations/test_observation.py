@@ -192,7 +192,7 @@ class Broker:
 def test_events_are_left_out_for_a_while_when_the_broker_is_away(monkeypatch):
     broker = Broker()
     monkeypatch.setattr(events, "_sender", types.SimpleNamespace(value=events._Sender()))
-    monkeypatch.setattr(events, "_source", None)
+    monkeypatch.setattr(events, "source", None)
     events.set_source(broker, "worker@test")
 
     for _ in range(100):
