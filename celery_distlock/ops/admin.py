@@ -8,7 +8,7 @@ import itertools
 import logging
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -34,20 +34,17 @@ from celery_distlock.stores import (
     Store,
     UnsendableError,
 )
+from celery_distlock.stores.holders import Holder, HoldInfo, known_time
 from celery_distlock.stores.identities import task_id_of
 from celery_distlock.stores.queue_store import ready
-from celery_distlock.stores.values import Ability, Limit, Waiter, WokenTask
+from celery_distlock.stores.values import Ability, KeyState, Limit, Waiter, WokenTask
 
 from .acts import Act
 from .looks import (
     CallInfo,
-    Holder,
-    HoldInfo,
-    LockInfo,
     WaiterInfo,
     holds_named,
     is_of_interest,
-    known_time,
     lock_info,
     printable,
     waiter_info,
@@ -60,7 +57,6 @@ __all__ = [
     "HoldInfo",
     "Holder",
     "Limited",
-    "LockInfo",
     "Released",
     "WaiterInfo",
     "known_time",
@@ -86,8 +82,8 @@ class Released:
     """
 
     done: bool
-    before: LockInfo
-    after: LockInfo
+    before: KeyState
+    after: KeyState
     lost: tuple[HoldInfo, ...] = ()
 
 
@@ -95,8 +91,8 @@ class Released:
 class Limited:
     """What a limit has changed: how the key was, and how it is."""
 
-    before: LockInfo
-    after: LockInfo
+    before: KeyState
+    after: KeyState
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +134,7 @@ class Admin:
         """The store and the prefix, in words: what to look at if a key is not found."""
         return f"{self.store.address}, prefix {Runtime.of(self._app).settings.prefix!r}"
 
-    def locks(self, pattern: str = "*") -> Iterator[LockInfo]:
+    def locks(self, pattern: str = "*") -> Iterator[KeyState]:
         """
         Look at all keys that are held, waited for or limited; in no order, not at one moment.
 
@@ -153,14 +149,14 @@ class Admin:
                 if is_of_interest(state):
                     yield lock_info(key, state)
 
-    def show(self, key: str) -> LockInfo:
+    def show(self, key: str) -> KeyState:
         """Look at one key, which may be free, and at what those wait for that it is kept for."""
         key = as_key(key)
         info = lock_info(key, self.store.inspect(key))
-        holds = [replace(hold, waits_for=self._waits_for(key, hold)) for hold in info.holds]
-        return replace(info, holds=tuple(holds))
+        waits = [(hold.who.owner, self._waits_for(key, hold)) for hold in info.holds]
+        return info._replace(elsewhere=tuple((owner, look) for owner, look in waits if look))
 
-    def _waits_for(self, key: str, hold: HoldInfo) -> LockInfo | None:
+    def _waits_for(self, key: str, hold: HoldInfo) -> KeyState | None:
         """Return the key that a task of several keys waits for, where *key* is kept for it."""
         if hold.state != "waking" or Ability.QUEUE not in self.store.abilities:
             return None
@@ -243,7 +239,7 @@ class Admin:
 
         Args:
             key: The key.
-            token: If it is given, `LockInfo.token` of a look before: nothing is done if the key has
+            token: If it is given, `KeyState.token` of a look before: nothing is done if the key has
                 been granted anew since.
             owners: If they are given, who is to lose it: nothing is done to others.
             all_holders: If several hold it, all of them lose it: those who hold it now, not who is

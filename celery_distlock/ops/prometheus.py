@@ -23,9 +23,10 @@ from celery_distlock.stores import Ability, ListingStore
 from celery_distlock.stores.base import Complaints
 from celery_distlock.stores.queue_parts import Dues
 from celery_distlock.stores.queue_store import QueueStore
+from celery_distlock.stores.values import KeyState
 from celery_distlock.telemetry.counters import BUCKETS, Sample, samples
 
-from .admin import Admin, LockInfo
+from .admin import Admin
 from .looks import lock_info
 
 __all__ = ["StoreCollector", "described"]
@@ -247,7 +248,7 @@ class Totals:
         self.longest: defaultdict[str, float] = defaultdict(float)
         self.plain: dict[str, float] = dict.fromkeys(_TOTALS, 0.0)
 
-    def add(self, info: LockInfo) -> None:
+    def add(self, info: KeyState) -> None:
         """Add one key."""
         self.plain["waiting"] += info.waiting
         self.plain["travelling"] += info.woken

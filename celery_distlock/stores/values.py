@@ -11,6 +11,9 @@ from celery_distlock.errors import ConfigurationError
 from celery_distlock.naming import is_resting
 from celery_distlock.rate import Rate
 
+from .holders import Holder as HolderName
+from .holders import HoldInfo, holds_of
+
 __all__ = [
     "ALONE",
     "FIRST",
@@ -385,11 +388,10 @@ class Ownership(NamedTuple):
 
 class KeyState(NamedTuple):
     """
-    A look at one key; `token` is 0 if nobody holds it.
+    A look at one key; `token` is 0 if it has no holder.
 
-    If somebody does, and the record does not tell the token, that is `UNREADABLE`, and `since` 0.
-    If it is held by those who are not alone, `owner`, `run`, `since` and `remaining` are one of
-    theirs.
+    If it has, and the record does not tell the token, that is `UNREADABLE`, and `since` 0. If its
+    holders share it, `owner`, `run`, `since` and `remaining` are one of theirs.
 
     Attributes:
         holders: Those who are not alone, at most `MOST_HOLDERS` of them.
@@ -402,7 +404,11 @@ class KeyState(NamedTuple):
             themselves.
         due: In how many seconds the first of them does.
         opens: In how many seconds time alone lets the first enter who waits; None: it does not.
-        identities: How many calls are known by an identity, see `Calls.bearers`.
+        identities: How many calls are known by an identity, see `Calls.bearers`; above 50 perhaps
+            some that mean nothing any longer.
+        key: The key, as operators are shown it; empty where a store has looked.
+        elsewhere: The keys that its runs of several keys wait for, by owner; only `Admin.show`
+            looks for them.
     """
 
     owner: str
@@ -424,6 +430,60 @@ class KeyState(NamedTuple):
     due: float = 0.0
     opens: float | None = None
     identities: int = 0
+    key: str = ""
+    elsewhere: "tuple[tuple[str, KeyState], ...]" = ()
+
+    @property
+    def holds(self) -> tuple[HoldInfo, ...]:
+        """What each holder has; first those that run, the one that has had it longest first."""
+        return holds_of(self, Holder(self.owner, self.run, 1, -1, self.since, self.remaining))
+
+    @property
+    def holder(self) -> HolderName | None:
+        """The holder; of several, the one that has had it longest."""
+        return self.holds[0].who if self.token else None
+
+    @property
+    def state(self) -> str:
+        """As `HoldInfo.state`; or ``free``."""
+        return self.holds[0].state if self.token else "free"
+
+    @property
+    def mode(self) -> str:
+        """``alone``, or ``shared``: others may have it as well; empty if it is free."""
+        return ("shared" if self.holders else "alone") if self.token else ""
+
+    @property
+    def units(self) -> int:
+        """How many units all holders have."""
+        return max(self.used, sum(hold.units for hold in self.holds))
+
+    @property
+    def most(self) -> int | None:
+        """How many units may be in use, by an operator's limit if there is one; None: any."""
+        if self.limit is not None and self.limit.capacity is not None:
+            return self.limit.capacity
+        return self.capacity or None
+
+    @property
+    def paused(self) -> bool:
+        """Whether an operator lets no request in."""
+        return self.limit is not None and self.limit.pauses
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it has a holder, a waiter, a limit or a rest, or was used by a rate or a call."""
+        waits = self.waiting or self.woken or self.later or self.identities
+        return bool(self.token or waits or self.limit or self.rest > 0 or self.starts)
+
+    @property
+    def may_open_sooner(self) -> bool:
+        """Whether the first waiter may enter before `opens` is over, if holders end before."""
+        if self.opens is None or not self.token or self.paused or self.rest > 0:
+            return False
+        is_full = self.most is not None and self.units >= self.most
+        has_rates = bool(self.starts or (self.limit and self.limit.rates))
+        return self.mode == "shared" and (is_full or not has_rates)
 
     @property
     def runs(self) -> tuple[str, ...]:

@@ -14,12 +14,12 @@ from celery_distlock.engine.acquisition import defaults
 from celery_distlock.engine.watchdog import watchdog
 from celery_distlock.errors import DistlockError
 from celery_distlock.ops.acts import this_user
-from celery_distlock.ops.admin import Admin, HoldInfo, LockInfo, printable
+from celery_distlock.ops.admin import Admin, HoldInfo, printable
 from celery_distlock.ops.looks import lock_info
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import AcquireRequest, Store
 from celery_distlock.stores.identities import new_owner
-from celery_distlock.stores.values import Status
+from celery_distlock.stores.values import KeyState, Status
 
 from .event_loop import PATIENCE, BoundedCaller
 
@@ -78,7 +78,7 @@ def _held_here(store: Store) -> Iterator[tuple[str, str]]:
                 yield noted.key, noted.owner
 
 
-def _described(key: str, info: LockInfo, hold: HoldInfo) -> dict[str, Any]:
+def _described(key: str, info: KeyState, hold: HoldInfo) -> dict[str, Any]:
     return {
         "key": key,
         "task": hold.who.task,

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from celery_distlock.ops.admin import Holder, HoldInfo, LockInfo
 from celery_distlock.ops.web import history as module
 from celery_distlock.ops.web.history import History
+from celery_distlock.stores.values import Holder, KeyState
 
 
 def held(key="k", token=1, since=100.0, *, waiting=0, oldest=0.0, task="shop.reserve"):
-    holder = Holder(task, f"id-{token}", "vm", 7, f"owner-{token}")
-    hold = HoldInfo(holder, "held", 1, -1, since, 30.0)
-    facts = {"mode": "alone", "holds": (hold,), "units": 1}
-    return LockInfo(key, "held", holder, since, 30.0, token, waiting, oldest, 0, **facts)
+    owner = f"vm|7|{task}[id-{token}]|owner-{token}"
+    return KeyState(owner, token, "", since, 30.0, waiting, oldest, key=key)
 
 
 def shared(*numbers, token=1, since=100.0):
     """A key that several hold, each since a second later than the one before."""
-    holds = tuple(
-        HoldInfo(Holder("t", f"id-{n}", "vm", n, f"owner-{n}"), "held", 1, n, since + n, 30.0)
-        for n in numbers
-    )
-    first = holds[0]
-    facts = {"mode": "shared", "holds": holds, "units": len(holds), "capacity": 5}
-    return LockInfo("k", "held", first.who, first.since, 30.0, token, 0, 0.0, 0, **facts)
+    holders = tuple(Holder(f"vm|{n}|t[id-{n}]|{n}", "", 1, n, since + n, 30.0) for n in numbers)
+    first, facts = holders[0], {"holders": holders, "used": len(holders), "capacity": 5}
+    return KeyState(first.owner, token, "", first.since, 30.0, 0, key="k", **facts)
 
 
 def free(key="k"):
-    return LockInfo(key, "free", None, 0.0, 0.0, 0, 0, 0.0, 0)
+    return KeyState("", 0, "", 0.0, 0.0, 0, key=key)
 
 
 def grants(history, key="k"):

@@ -17,15 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from celery_distlock.naming import shown
-from celery_distlock.ops.admin import (
-    CallInfo,
-    Holder,
-    HoldInfo,
-    LockInfo,
-    WaiterInfo,
-    printable,
-)
-from celery_distlock.stores.values import Action, Limit, Want
+from celery_distlock.ops.admin import CallInfo, Holder, HoldInfo, WaiterInfo, printable
+from celery_distlock.stores.values import Action, KeyState, Limit, Want
 
 __all__ = [
     "ACTION_COLUMNS",
@@ -246,7 +239,7 @@ def worker_label(holder: Holder | None) -> str:
     return printable(f"{holder.host}:{holder.pid}") if holder and holder.host else ""
 
 
-def lock_cells(info: LockInfo, now: float) -> list[str]:
+def lock_cells(info: KeyState, now: float) -> list[str]:
     """Return a row under `LOCK_COLUMNS`; *now* in seconds since the epoch."""
     holder = info.holder
     more = f" +{len(info.holds) - 1}" if len(info.holds) > 1 else ""
@@ -268,14 +261,14 @@ def lock_cells(info: LockInfo, now: float) -> list[str]:
 _ON_THEIR_WAY = {"waking": "(on its way)", "resting": "(rests)"}
 
 
-def units_label(info: LockInfo) -> str:
+def units_label(info: KeyState) -> str:
     """Return how much of a key is in use, as ``3/5``, or ``alone``; nothing if it is free."""
     if info.mode != "shared":
         return ALONE if info.mode else ""
     return f"{info.units}/{'any' if info.most is None else info.most}"
 
 
-def _notes(info: LockInfo) -> Iterator[str]:
+def _notes(info: KeyState) -> Iterator[str]:
     if info.limit is not None:
         much = [str(info.limit.capacity)] if info.limit.capacity else []
         words = ["limit", *much, *map(str, info.limit.rates)]
@@ -288,7 +281,7 @@ def _notes(info: LockInfo) -> Iterator[str]:
         yield f"{info.later} later, in {duration(info.due)}"
 
 
-def opens_label(info: LockInfo) -> str:
+def opens_label(info: KeyState) -> str:
     """Return when time alone lets the first waiter in; empty if that is not for time to do."""
     if info.opens is None:
         return ""
@@ -324,7 +317,7 @@ def waits_label(hold: HoldInfo) -> str:
     return f"{printable(other.key)}{holder}"
 
 
-def lock_record(info: LockInfo, now: float) -> dict[str, Any]:
+def lock_record(info: KeyState, now: float) -> dict[str, Any]:
     """Return the JSON form of a key; *now* in seconds since the epoch."""
     return {
         "key": info.key,
@@ -360,7 +353,7 @@ def _hold_record(hold: HoldInfo, now: float) -> dict[str, Any]:
     }
 
 
-def _limit_record(info: LockInfo) -> dict[str, Any] | None:
+def _limit_record(info: KeyState) -> dict[str, Any] | None:
     if info.limit is None:
         return None
     times = {**_time("since", info.limit.since), **_time("until", info.limit.until)}
@@ -368,7 +361,7 @@ def _limit_record(info: LockInfo) -> dict[str, Any] | None:
     return {**much, "author": info.limit.author, **times}
 
 
-def _lasting(hold: LockInfo | HoldInfo, now: float) -> dict[str, Any]:
+def _lasting(hold: KeyState | HoldInfo, now: float) -> dict[str, Any]:
     return {
         **_time("since", hold.since),
         "age_seconds": round(max(0.0, now - hold.since), 3) if hold.since else None,
@@ -430,7 +423,7 @@ def write_json(record: Any) -> None:
     click.echo(json.dumps(record))
 
 
-Sorter = Callable[[LockInfo], Any]
+Sorter = Callable[[KeyState], Any]
 
 SORTERS: dict[str, Sorter] = {
     "key": lambda info: info.key,
@@ -442,14 +435,14 @@ SORTERS: dict[str, Sorter] = {
 
 
 def chosen(
-    found: Iterable[LockInfo],
+    found: Iterable[KeyState],
     *,
     task: str | None,
     waiting: bool,
     limited: bool,
     older_than: float,
     now: float,
-) -> Iterator[LockInfo]:
+) -> Iterator[KeyState]:
     """Return those of *found* that are asked for."""
     for info in found:
         if task is not None and all(hold.who.task != task for hold in info.holds):

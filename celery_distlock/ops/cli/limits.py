@@ -7,9 +7,10 @@ import click
 from celery.bin.base import CLIContext
 
 from celery_distlock.errors import ConfigurationError
-from celery_distlock.ops.admin import Limited, LockInfo
+from celery_distlock.ops.admin import Limited
 from celery_distlock.rate import Rate
 from celery_distlock.stores import Ability
+from celery_distlock.stores.values import KeyState
 
 from . import command
 from .display import duration, limit_label, lock_record, printable, write_json
@@ -187,7 +188,7 @@ def _take_back(obj: CLIContext, key: str, reason: str, *, as_json: bool) -> None
         click.get_current_context().exit(1)
 
 
-def _going_on(info: LockInfo) -> str:
+def _going_on(info: KeyState) -> str:
     """Return a sentence on those who have the key, whatever is set."""
     if info.mode == "shared":
         return f" {in_use(info)}."

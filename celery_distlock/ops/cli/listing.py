@@ -8,8 +8,8 @@ from itertools import islice
 import click
 from celery.bin.base import CLIContext
 
-from celery_distlock.ops.admin import LockInfo
 from celery_distlock.stores import Ability
+from celery_distlock.stores.values import KeyState
 
 from . import command
 from .completion import complete_key
@@ -80,7 +80,7 @@ def list_(
         )
 
 
-def _first(found: Iterator[LockInfo], sort: str | None, limit: int | None) -> Iterator[LockInfo]:
+def _first(found: Iterator[KeyState], sort: str | None, limit: int | None) -> Iterator[KeyState]:
     if sort is None:
         return islice(found, limit)
     if limit is None:

@@ -12,11 +12,12 @@ from celery.bin.base import CLIContext
 
 from celery_distlock.errors import DistlockError, StoreError
 from celery_distlock.ops.acts import Act
-from celery_distlock.ops.admin import Admin, Dropped, Holder, HoldInfo, LockInfo, Released
+from celery_distlock.ops.admin import Admin, Dropped, Holder, HoldInfo, Released
 from celery_distlock.ops.looks import holds_named
 from celery_distlock.ops.similar import similar_keys
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability, QueueStore
+from celery_distlock.stores.values import KeyState
 
 from . import CommandError, command
 from .completion import complete_key
@@ -165,7 +166,7 @@ def show_(obj: CLIContext, key: str, as_json: bool) -> None:
         click.get_current_context().exit(1)
 
 
-def _described(info: LockInfo, now: float) -> list[tuple[str, str]]:
+def _described(info: KeyState, now: float) -> list[tuple[str, str]]:
     waits = {waits_label(hold) for hold in info.holds if hold.waits_for}
     state = _STATES["waiting" if waits and info.state == "waking" else info.state]
     facts = [("key", printable(info.key)), ("state", state)]
@@ -209,7 +210,7 @@ def _described(info: LockInfo, now: float) -> list[tuple[str, str]]:
     return facts
 
 
-def in_use(info: LockInfo) -> str:
+def in_use(info: KeyState) -> str:
     """Return how many units of a key are in use, in words."""
     if info.most is None:
         used = f"{info.units} units are in use, of any number"
@@ -317,7 +318,7 @@ def release_(
         click.get_current_context().exit(1)
 
 
-def _held_by(info: LockInfo, hold: HoldInfo, now: float) -> str:
+def _held_by(info: KeyState, hold: HoldInfo, now: float) -> str:
     held_for = f", for {duration(now - hold.since)}" if hold.since else ""
     others = len(info.holds) - 1
     of = f" The {others} other{'s' if others > 1 else ''} keep what they have." if others else ""
@@ -343,7 +344,7 @@ def _named(holder: Holder) -> str:
     return printable(str(holder) or "nobody, for it rests")
 
 
-def _having(info: LockInfo) -> str:
+def _having(info: KeyState) -> str:
     if info.mode == "shared":
         return f"{in_use(info)} now."
     if info.state == "resting":

@@ -16,9 +16,10 @@ from rich.live import Live
 from rich.text import Text
 
 from celery_distlock.errors import StoreError
-from celery_distlock.ops.admin import Admin, LockInfo
+from celery_distlock.ops.admin import Admin
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability
+from celery_distlock.stores.values import KeyState
 
 from . import command
 from .display import LOCK_COLUMNS, SORTERS, Screen, filled, lock_cells, printable
@@ -78,13 +79,13 @@ def _watch(
 class View:
     """What one look has found: the first rows, and how many there are in all."""
 
-    rows: list[LockInfo] = field(default_factory=list)
+    rows: list[KeyState] = field(default_factory=list)
     held: int = 0
     waiting: int = 0
     woken: int = 0
     later: int = 0
 
-    def count(self, info: LockInfo) -> None:
+    def count(self, info: KeyState) -> None:
         self.held += info.state == "held"
         self.waiting += info.waiting
         self.woken += info.woken
@@ -103,7 +104,7 @@ class View:
 def _look(admin: Admin, most: int, sort: str, keyboard: "Keyboard") -> View:
     view = View()
 
-    def counted() -> Iterator[LockInfo]:
+    def counted() -> Iterator[KeyState]:
         for number, info in enumerate(admin.locks(), 1):
             view.count(info)
             yield info

@@ -10,7 +10,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from celery_distlock.ops.admin import Holder, HoldInfo, LockInfo
+from celery_distlock.ops.admin import Holder, HoldInfo
+from celery_distlock.stores.values import KeyState
 
 __all__ = ["Grant", "History", "KeyHistory"]
 
@@ -63,7 +64,7 @@ class History:
         self._mutex = threading.Lock()
         self.since = 0.0  # the first look, in seconds since the epoch
 
-    def note_all(self, locks: Iterable[LockInfo], at: float, *, whole: bool) -> None:
+    def note_all(self, locks: Iterable[KeyState], at: float, *, whole: bool) -> None:
         """Note a look at *locks* at the time *at*; *whole*: there are no others."""
         with self._mutex:
             self.since = self.since or at
@@ -74,7 +75,7 @@ class History:
             for key in self._held - found if whole else ():
                 self._end(key, at)
 
-    def note(self, lock: LockInfo, at: float) -> None:
+    def note(self, lock: KeyState, at: float) -> None:
         """Note a look at one key, which may be free."""
         with self._mutex:
             self.since = self.since or at
@@ -86,7 +87,7 @@ class History:
             known = self._keys.get(key, KeyHistory())
             return KeyHistory(list(known.grants), known.most_waiting, known.longest_wait)
 
-    def _note(self, lock: LockInfo, at: float) -> None:
+    def _note(self, lock: KeyState, at: float) -> None:
         held = [hold for hold in lock.holds if hold.state == "held"]
         known = self._keys.get(lock.key)
         if held and known and lock.token < max((each.token for each in known.grants), default=0):
@@ -109,7 +110,7 @@ class History:
             known.longest_wait = max(known.longest_wait, at - lock.oldest)
 
     def _end_others(
-        self, lock: LockInfo, known: KeyHistory, held: list[HoldInfo], at: float
+        self, lock: KeyState, known: KeyHistory, held: list[HoldInfo], at: float
     ) -> None:
         """Note the end of who has *lock* no more: now, or when it went to others."""
         now = {_identity(lock, hold) for hold in held}
@@ -119,7 +120,7 @@ class History:
                 passed_on = grant.token != lock.token  # not so, where others have it beside
                 grant.ended = max(min(at, first) if passed_on else at, grant.seen)
 
-    def _note_hold(self, lock: LockInfo, known: KeyHistory, hold: HoldInfo, at: float) -> None:
+    def _note_hold(self, lock: KeyState, known: KeyHistory, hold: HoldInfo, at: float) -> None:
         for grant in known.grants:
             if (grant.token, grant.holder.owner) == _identity(lock, hold):
                 grant.seen, grant.ended = at, 0.0
@@ -135,5 +136,5 @@ class History:
                 grant.ended = max(at, grant.seen)
 
 
-def _identity(lock: LockInfo, hold: HoldInfo) -> tuple[int, str]:
+def _identity(lock: KeyState, hold: HoldInfo) -> tuple[int, str]:
     return lock.token, hold.who.owner

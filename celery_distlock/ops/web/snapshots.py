@@ -11,8 +11,9 @@ from starlette.concurrency import run_in_threadpool
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreError
-from celery_distlock.ops.admin import Admin, LockInfo
+from celery_distlock.ops.admin import Admin
 from celery_distlock.stores import ListingStore
+from celery_distlock.stores.values import KeyState
 
 from .history import History
 
@@ -35,7 +36,7 @@ class Snapshot:
         whole: False if there are more than were looked at, or a part of the store did not answer.
     """
 
-    locks: list[LockInfo]
+    locks: list[KeyState]
     at: float
     whole: bool
 
@@ -58,13 +59,13 @@ class Selection:
     descending: bool
     limit: int
 
-    def of(self, locks: Iterable[LockInfo]) -> tuple[list[LockInfo], int]:
+    def of(self, locks: Iterable[KeyState]) -> tuple[list[KeyState], int]:
         """Return the first of *locks*, and how many there are; what is equal stays in its order."""
         found = [lock for lock in locks if self._matches(lock)] if self.text else list(locks)
         found.sort(key=COLUMNS[self.sort], reverse=self.descending)
         return found[: self.limit], len(found)
 
-    def _matches(self, lock: LockInfo) -> bool:
+    def _matches(self, lock: KeyState) -> bool:
         wanted = self.text.casefold()
         words = [lock.key]
         for hold in lock.holds:
@@ -72,11 +73,11 @@ class Selection:
         return any(wanted in word.casefold() for word in words) or fnmatchcase(lock.key, self.text)
 
 
-def _of_holder(name: str) -> Callable[[LockInfo], str]:
+def _of_holder(name: str) -> Callable[[KeyState], str]:
     return lambda lock: str(getattr(lock.holder, name)) if lock.holder else ""
 
 
-COLUMNS: dict[str, Callable[[LockInfo], Any]] = {
+COLUMNS: dict[str, Callable[[KeyState], Any]] = {
     "key": lambda lock: lock.key,
     "task": _of_holder("task"),
     "host": _of_holder("host"),

@@ -21,9 +21,9 @@ from celery_distlock import clock
 from celery_distlock.errors import DistlockError, StoreError, StoreUnavailableError
 from celery_distlock.keys import key_of, slot_name
 from celery_distlock.ops.acts import MOST_TEXT, this_user
-from celery_distlock.ops.admin import Admin, CallInfo, Holder, HoldInfo, LockInfo, WaiterInfo
+from celery_distlock.ops.admin import Admin, CallInfo, Holder, HoldInfo, WaiterInfo
 from celery_distlock.settings import closest
-from celery_distlock.stores.values import UNREADABLE, Action, Limit
+from celery_distlock.stores.values import UNREADABLE, Action, KeyState, Limit
 
 from .guard import SESSION_TIME, Json, Sessions
 from .history import Grant
@@ -171,7 +171,7 @@ class Views:
             }
         )
 
-    def _seen(self, lock: LockInfo, now: float) -> dict[str, Any]:
+    def _seen(self, lock: KeyState, now: float) -> dict[str, Any]:
         history = self._snapshots.history
         history.note(lock, now)
         known = history.of(lock.key)
@@ -184,7 +184,7 @@ class Views:
 
     def _look_at(
         self, key: str, first: int
-    ) -> tuple[LockInfo, list[WaiterInfo], list[CallInfo], list[Action], dict[str, Any]]:
+    ) -> tuple[KeyState, list[WaiterInfo], list[CallInfo], list[Action], dict[str, Any]]:
         lock = self._admin.show(key)
         queue = self._admin.queue(key, first=first, limit=QUEUE_PAGE)
         calls = self._admin.calls(key, limit=MOST_CALLS) if lock.identities else []
@@ -246,7 +246,7 @@ class Views:
             self._snapshots.changed()
 
 
-def _lock(lock: LockInfo, now: float) -> dict[str, Any]:
+def _lock(lock: KeyState, now: float) -> dict[str, Any]:
     return {
         "name": slot_name(lock.key),
         "key": lock.key,
@@ -282,7 +282,7 @@ def _hold(hold: HoldInfo, now: float) -> dict[str, Any]:
     }
 
 
-def _lasting(hold: LockInfo | HoldInfo, now: float) -> dict[str, Any]:
+def _lasting(hold: KeyState | HoldInfo, now: float) -> dict[str, Any]:
     return {
         "since": hold.since,
         "held": max(0.0, now - hold.since) if hold.since else 0.0,
@@ -305,7 +305,7 @@ def _action(action: Action) -> dict[str, Any]:
     return {name: facts[name] for name in ("name", "author", "reason", "about", "at")}
 
 
-def _grant(grant: Grant, lock: LockInfo) -> dict[str, Any]:
+def _grant(grant: Grant, lock: KeyState) -> dict[str, Any]:
     """Return when a grant was, with the least and the most that it may have lasted."""
     now = {hold.who.owner for hold in lock.holds if hold.state == "held"}
     return {

@@ -6,12 +6,11 @@ import io
 import re
 import signal
 import subprocess
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from celery_distlock.ops.admin import Holder, HoldInfo, LockInfo
+from celery_distlock.ops.admin import Holder, HoldInfo
 from celery_distlock.ops.cli.display import (
     HOLD_COLUMNS,
     LOCK_COLUMNS,
@@ -22,7 +21,7 @@ from celery_distlock.ops.cli.display import (
 )
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.identities import new_owner
-from celery_distlock.stores.values import Limit, Want
+from celery_distlock.stores.values import KeyState, Limit, Want
 from tests.integration.cli.conftest import command, environment
 from tests.integration.cli.terminal import Terminal
 from tests.waiting import wait_until
@@ -82,8 +81,8 @@ def test_a_key_that_is_too_long_for_any_screen_goes_on_and_takes_no_more_than_tw
 @pytest.mark.parametrize("width", [30, 45, 60])
 def test_a_key_goes_on_in_a_terminal_that_is_narrow(width):
     name = "stock:" + "4711" * 20
-    holder = Holder("shop.reserve", "id", "vm", 3225, "owner")
-    held = LockInfo(name, "held", holder, 1.0, 30.0, 1795325354819785, 3, 0.0, 0, mode="alone")
+    owner = "vm|3225|shop.reserve[id]|nonce"
+    held = KeyState(owner, 1795325354819785, "", 1.0, 30.0, 3, key=name)
     console = Console(file=io.StringIO(), width=width)
 
     console.print(filled(LOCK_COLUMNS, [lock_cells(held, 5.0)], width))
@@ -106,9 +105,9 @@ def printed(columns, rows, width):
 def test_a_long_key_is_readable_beside_its_notes(length):
     name = "stock:" + "4711" * ((length - 6) // 4)
     limit = Limit(2, since=1.0, until=3600.0, author="ann@ops-1")
-    holder = Holder("shop.reserve", "id", "worker-7.example", 3225, "owner")
-    held = LockInfo(name, "held", holder, 1.0, 30.0, 1795325354819785, 3, 0.0, 0, mode="alone")
-    shut = replace(held, limit=limit, opens=3540.0)
+    owner = "worker-7.example|3225|shop.reserve[id]|nonce"
+    held = KeyState(owner, 1795325354819785, "", 1.0, 30.0, 3, key=name)
+    shut = held._replace(limit=limit, opens=3540.0)
 
     head, lines = printed(LOCK_COLUMNS, [lock_cells(shut, 5.0)], 80)
 

@@ -1,0 +1,118 @@
+"""The holders of a key, read from the names that its record has."""
+
+import functools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from celery_distlock.naming import PARKED, is_resting
+
+from .identities import Owner, task_id_of
+
+if TYPE_CHECKING:
+    from .values import Holder as HolderRecord
+    from .values import KeyState
+
+__all__ = ["HoldInfo", "Holder", "holds_of", "known_time"]
+
+LATEST = 253_402_300_799.0  # seconds since the epoch: the year 9999 ends
+_STATES = ("held", "waking", "resting")  # of a hold; a key has the first of those of its holds
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """
+    A task or a thread that holds a key or waits for it.
+
+    Attributes:
+        task: The task's name; of a :class:`~celery_distlock.Lock`, its thread's, and of an
+            :class:`~celery_distlock.AsyncLock` that of its asyncio task.
+        task_id: The task's id; empty for a ``Lock``.
+        host: The host; empty while it is on its way there.
+        pid: The process, 0 likewise. In a prefork pool, the child.
+        owner: The name of this acquisition, as it stands in log lines.
+    """
+
+    task: str
+    task_id: str
+    host: str = ""
+    pid: int = 0
+    owner: str = ""
+
+    @property
+    def name(self) -> str:
+        """What people are shown: the task's name; of a ``Lock``, ``thread`` and its name."""
+        return f"thread {self.task}" if self.is_thread else self.task
+
+    @property
+    def is_thread(self) -> bool:
+        """Whether it is a thread that holds a ``Lock``; no task, and nothing unreadable."""
+        return bool(self.host and not self.task_id)
+
+    def __str__(self) -> str:
+        name = f"{self.task or 'task'}[{self.task_id}]" if self.task_id else self.name
+        return f"{name} on {self.host}, process {self.pid}" if self.host else name
+
+    @classmethod
+    def of(cls, owner: str) -> "Holder":
+        """Read the text of an :class:`~celery_distlock.stores.identities.Owner`."""
+        known = Owner.parse(owner)
+        if known is None:
+            return cls(owner, "", owner=owner)
+        return cls(known.task or owner, known.task_id, known.host, known.pid, owner)
+
+
+@dataclass(frozen=True, slots=True)
+class HoldInfo:
+    """
+    What one holder has of a key.
+
+    Attributes:
+        who: The holder.
+        state: ``held``; ``waking``: a parked task is on its way to it; ``resting``: no holder has
+            it, and none gets it until `remaining` is over (`min_hold`, `cooldown`).
+        units: How many units; 1 for an exclusive holder.
+        slot: Which of them, from 0; -1: none of its own.
+        since: When it was granted, in seconds since the epoch by the store's clock; 0: not known.
+        remaining: Seconds that are left of the lease; infinite if its end was taken away.
+        waits_for: The key that its task waits for, where this one is kept meanwhile; None: it is on
+            its way, or `Admin.show` has not looked.
+    """
+
+    who: Holder
+    state: str
+    units: int
+    slot: int
+    since: float
+    remaining: float
+    waits_for: "KeyState | None" = None
+
+
+def known_time(seconds: float) -> float:
+    """Return a time since the epoch; 0, not known, for what no calendar has."""
+    return seconds if 0 < seconds < LATEST else 0.0
+
+
+@functools.lru_cache(maxsize=64)  # a row of a table asks for them several times
+def holds_of(state: "KeyState", alone: "HolderRecord") -> tuple[HoldInfo, ...]:
+    """Return what each holder has, or the one that is *alone*, those that run first."""
+    if not state.token:
+        return ()
+    waits = dict(state.elsewhere)
+    holds = [
+        replace(_hold(record, state), waits_for=waits.get(record.owner))
+        for record in state.holders or (alone,)
+    ]
+    return tuple(sorted(holds, key=lambda hold: (_STATES.index(hold.state), hold.since)))
+
+
+def _hold(record: "HolderRecord", state: "KeyState") -> HoldInfo:
+    kind, who = "held", Holder.of(record.owner)
+    if is_resting(record.owner):
+        kind, who = "resting", Holder("", "", owner=record.owner)
+    elif record.owner.startswith(PARKED):
+        task = record.task or (state.task if record.run == state.run else "")
+        kind, who = "waking", Holder(task, task_id_of(record.run), owner=record.owner)
+    elif not who.task_id:
+        who = replace(who, task_id=task_id_of(record.run))
+    since = known_time(record.since)
+    return HoldInfo(who, kind, record.units, record.slot, since, record.remaining)
