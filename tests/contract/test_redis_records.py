@@ -104,6 +104,21 @@ def test_who_came_before_the_servers_clock_was_set_back_stays_before(
     assert [each.run for each in redis_store.waiters("k")] == ["first", "second", "third"]
 
 
+def test_numbers_without_an_end_are_read_as_great_ones(redis_store, redis_url, prefix):
+    nines = "9" * 400
+    with redis.Redis.from_url(redis_url) as client:
+        facts = {"owner": "several:", "token": 7, "rest": "inf", "used": "nan", "next": "inf"}
+        share = f"{nines} {nines} -1 0 {nines} ".encode() + bytes(range(256))
+        client.hset(f"{prefix}:{{k}}:lock", mapping={**facts, b"h:a\xff": share})
+
+    state = redis_store.inspect("k")
+
+    assert (state.owner, state.token, state.since) == ("a\udcff", 7, 0.0)
+    assert state.run.encode("utf-8", "surrogateescape") == bytes(range(256))
+    assert min(state.remaining, state.used, state.rest) > 1e9
+    assert redis_store.acquire(AcquireRequest("k", "b", 60.0)).holder == "a\udcff"
+
+
 def test_a_waiter_whose_inbox_is_gone_is_passed_over(redis_store, redis_url, prefix, monkeypatch):
     lengthen(monkeypatch, GRANT=30.0)
     take(redis_store, "k", "a")

@@ -98,7 +98,7 @@ class Fields:
 
     def text(self, name: str) -> str:
         """Return a text, as :func:`text` does."""
-        value = self._found.get(name) or ""  # Lua has false for what a record does not tell
+        value = self._found.get(name) or ""  # Lua has false for a field that a record lacks
         if not isinstance(value, str):
             raise TypeError(f"{name} is no text: {value!r}")
         return value
@@ -108,14 +108,14 @@ class Fields:
         return self.text(name).encode("utf-8", "surrogateescape")
 
     def number(self, name: str) -> int:
-        """Return a whole number; a script tells those above 10**14 as texts."""
+        """Return a whole number; a script writes one above 10**14 as a text."""
         value = self._found.get(name, 0)
         if type(value) not in (int, float, str):
             raise TypeError(f"{name} is no number: {value!r}")
         return int(value)
 
     def seconds(self, name: str) -> float | None:
-        """Return the seconds of a time in milliseconds; None if it is not told."""
+        """Return the seconds of a time in milliseconds; None if the field is missing."""
         return self.number(name) / 1000 if name in self._found else None
 
     def flag(self, name: str) -> bool:
@@ -145,7 +145,7 @@ class Answer(Fields):
 
     @property
     def opens(self) -> float | None:
-        """In how many seconds time alone lets somebody enter; None: it does not."""
+        """The seconds until time alone lets a request in; None: it does not."""
         return self.seconds("opens_ms")
 
     def wakes(self, *names: str) -> list[WokenTask]:

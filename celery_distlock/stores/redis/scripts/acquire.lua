@@ -1,11 +1,11 @@
 -- acquire.lua: take the key, or join its queue, or learn who holds it. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV owner lease_ms run arrival [want request envelope]
--- returns token: granted | {'granted', token, slot}: likewise, beside others | as queue.lua's `reply`,
---         with status: granted, token and slot: likewise, and others are let in | done | busy or
---         parked, with the facts below
+-- returns token: granted | {'granted', token, slot}: granted a part of it | as queue.lua's `reply`, with
+--         status: granted, with token and slot: granted, and others are let in | done | busy or parked,
+--         with the facts below
 --
--- holder    one who has the key, its run, the token, and ttl_ms, until its lease ends
+-- holder    one holder, with its run, the token, and ttl_ms, until its lease ends
 -- place     how many stand before it; -1: it does not stand in the queue, and waits for its first
 --           delivery to end
 -- since     when it came, or 0
@@ -18,7 +18,7 @@
 -- repeated  whether the run's message may have been delivered before
 -- arrival   when the caller came (µs): by this server's clock as others know it, or as an earlier
 --           answer told; 0: it comes now
--- keep      whether nobody else has the run's message: it stays here until the run has ended
+-- keep      whether only the store has the run's message: it stays here until the run has ended
 -- want      units/capacity, or units/capacity/terms with its rates; empty: all of it, beside nobody
 -- USES grant coming units queue
 
@@ -309,7 +309,7 @@ end
 local may_open = not holder or holder == SHARED or string.find(holder, 'parked:resting:', 1, true) == 1
 may_open = may_open and not (mode == 'line' and admits(units, capacity, now, terms))
 if mode ~= 'try' and place == 0 and may_open then
-    opens_ms = nil -- who was the first before waits behind it
+    opens_ms = nil -- the one that was the first is behind this one
     look_ahead(now, member, true)
     if opens_ms and mode == 'wait' then
         ttl_ms = opens_ms -- it looks then itself, and that is noted for no other

@@ -1,7 +1,7 @@
 -- bearers.lua: look at who has which identity, without changing anything.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV limit
--- returns bearers as JSON: some, at most so many, in no order; of each identity, run, and where it
+-- returns bearers as JSON: at most `limit` of them, in no order; of each identity, run, and where it
 --         is, as in peek.lua
 -- USES grant calls
 

@@ -1,8 +1,8 @@
 -- cancel.lua: strike a parked run that has not come to its key: it will not run, and has no identity.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV run
--- returns 1 struck | 0 it is not parked, or has come | as queue.lua's `reply`: struck, and the next
---         is to be sent
+-- returns 1 removed | 0 it is not parked, or has come | as queue.lua's `reply`: removed, and the next
+--         has to be sent
 -- USES grant units queue calls
 
 local BATCH = 1000 -- identities

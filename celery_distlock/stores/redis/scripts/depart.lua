@@ -2,8 +2,8 @@
 -- at the first one it is put on its way, the last of all.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run first
--- returns 0 the key is not kept for it (any more) | 1 it stands there no longer | as queue.lua's
---         `reply`: it is to be sent
+-- returns 0 the key is not kept for it | 1 it has left the queue | as queue.lua's `reply`: it has to be
+--         sent
 --
 -- first  1: the key is the first one, where its envelope lies
 -- USES grant units queue

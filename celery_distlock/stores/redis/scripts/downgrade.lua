@@ -1,8 +1,8 @@
 -- downgrade.lua: have one share with any number what it had alone; or wait no more to have it alone.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV owner lease_ms
--- returns {'granted', token, slot}: it shares the key | as queue.lua's `reply`: likewise, and the next
---         are let in; or with the status free: it has nothing of the key
+-- returns {'granted', token, slot}: it shares the key | as queue.lua's `reply`: it does, and the next are
+--         let in; or with the status free: it has nothing of the key
 -- USES grant units queue
 
 local owner, lease_ms = unpack(ARGV)

@@ -1,8 +1,8 @@
 -- drop.lua: forget a run that is on its way and will not run, or whose end is known to all.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run mark
--- returns 1 forgotten | 0 nothing is known of it (any more) | as queue.lua's `reply`: forgotten, and
---         the next is to be sent
+-- returns 1 forgotten | 0 nothing is known of it | as queue.lua's `reply`: forgotten, and the next has
+--         to be sent
 --
 -- mark  1: a second delivery that comes later is to be recognised
 -- USES grant units queue

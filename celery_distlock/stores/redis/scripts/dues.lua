@@ -1,7 +1,7 @@
 -- dues.lua: look at what is due, without changing it.
 -- KEYS due ticker
 -- returns fields as JSON: ticker, if there is one, many, the number of names that are noted, and
---         first_ms, after which the first of them is due; less than 0: it has been for so long
+--         first_ms, after which the first of them is due; less than 0: it is overdue
 
 local DUE, TICKER = KEYS[1], KEYS[2]
 local time = redis.call('TIME')

@@ -38,8 +38,8 @@ end
 local FENCE_MS = 3600000 -- a token only has to outlive a clock that was set back
 local EXACT = 2 ^ 53 -- no number beyond it is a token of ours
 
--- Has fields tell the greatest number instead of an infinite one, which a record that others have spoilt
--- may have, and JSON has not.
+-- Replaces infinite numbers of fields by the greatest: a record that others have spoilt may have them, and
+-- JSON has not.
 local function finite(fields)
     for name, value in pairs(fields) do
         if type(value) == 'table' then

@@ -1,6 +1,6 @@
 -- inspect.lua: look at a key without changing it, but that it may strike what has lapsed.
 -- KEYS lock queue tasks woken fence done rate later calls
--- returns fields as JSON: owner, token, run, ttl_ms, and those below; what is not told is empty
+-- returns fields as JSON: owner, token, run, ttl_ms, and those below; what is not known is empty
 --
 -- oldest  when the first of those who wait came (µs), as far as that is known; 0: nobody
 -- woken   how many runs are on their way
@@ -9,9 +9,9 @@
 -- starts  of each time for which starts are counted limit, per (µs) and begun
 -- later   how many runs join the queue later, the first of them in due_ms; of many, with those that
 --         have come by themselves
--- opens_ms  in how many ms time alone lets the first who waits enter, if it does
+-- opens_ms  in how many ms time alone lets the first waiter enter, if it does
 -- identities  how many calls are known by an identity; of many, with those that mean nothing any more
--- holders   some of those who have it beside others: owner, run, units, slot, since (µs), left_ms, and
+-- holders   some of those that share it: owner, run, units, slot, since (µs), left_ms, and
 --         the task of one that is on its way
 -- USES grant units times calls
 

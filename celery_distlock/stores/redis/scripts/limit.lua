@@ -1,7 +1,7 @@
 -- limit.lua: set an operator's limit, or take it back, and let those in who fit then.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV capacity until_ms author rates
--- returns 1 | as queue.lua's `reply`: who is let in
+-- returns 1 | as queue.lua's `reply`: the runs that are let in
 --
 -- capacity  -: as many units as are asked with; empty: take the limit back
 -- until_ms  0: without an end

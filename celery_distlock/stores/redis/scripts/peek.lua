@@ -3,7 +3,7 @@
 -- ARGV identity
 -- returns fields as JSON, none if no run has it: run, and where it is: waiting, coming, running or
 --         ended; expires_ms, after which it has none if it has not begun; marks, as in calls.lua;
---         lasts_ms, for which it has it whatever becomes of it
+--         lasts_ms, for which it has it in any case
 -- USES grant calls
 
 local entry = redis.call('HGET', CALLS, ARGV[1])

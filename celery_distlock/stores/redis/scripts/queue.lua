@@ -159,7 +159,7 @@ end
 
 local woken = {} -- of the answer: the runs that its reader is to send, each with what it has to know
 local envelopes = {} -- theirs
-local opens_ms -- in how many ms time alone lets somebody enter; nothing: time alone does not
+local opens_ms -- in how many ms time alone lets a request in; nothing: it does not
 
 -- Has the reader of the answer send a run.
 local function note_woken(run, envelope, more)
@@ -178,7 +178,7 @@ local function reply(fields)
     return { named(fields), unpack(envelopes) }
 end
 
--- Returns a status alone, where there is no more to say.
+-- Returns a status, alone if no run was woken and time opens nothing.
 local function answer(status)
     return (woken[1] or opens_ms) and reply({ status = status }) or status
 end

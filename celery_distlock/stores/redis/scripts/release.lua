@@ -1,7 +1,7 @@
 -- release.lua: give the key up, or a place in its queue, and hand the key to the next waiter.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV owner run ended [channel destination request]
--- returns 1 given up | 0 was not ours | as queue.lua's `reply`: given up, and whom that lets in
+-- returns 1 given up | 0 was not ours | as queue.lua's `reply`: given up, and the runs that are let in
 --
 -- ended     0: the run has not ended (its process is being killed, its message goes back).
 --           1: it has; a second delivery of it that is parked is dropped.
