@@ -446,8 +446,11 @@ class Hold:
             tell(self._report("lock_lost", reason=reason, held=held))
 
     def why_lost(self, otherwise: str, *, patience: float = 0.0) -> str:
-        """Return which operator has taken the key, as `Store.why_lost` has it, or *otherwise*."""
-        return self.store.why_lost(self.key, self.owner, patience) or otherwise
+        """Return which operator has taken the key, as `Audit.why_lost` has it, or *otherwise*."""
+        if Ability.QUEUE not in self.store.abilities:
+            return otherwise
+        audit = QueueStore.of(self.store).audit
+        return audit.why_lost(self.key, self.owner, patience) or otherwise
 
     def find_lost(self, reason: str) -> None:
         """Report that the key was lost, which is noticed only after the hold has ended."""

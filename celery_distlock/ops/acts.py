@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from celery_distlock.errors import StoreError
 from celery_distlock.naming import shown
-from celery_distlock.stores import Action, Store
+from celery_distlock.stores import Ability, Action, QueueStore, Store
 
 __all__ = ["MOST_TEXT", "Act", "this_user"]
 
@@ -40,9 +40,11 @@ class Act:
 
     def record(self, store: Store, key: str, about: str = "", owners: Sequence[str] = ()) -> None:
         """Have *store* record it; a refusal is logged, and keeps no operator from acting."""
+        if Ability.QUEUE not in store.abilities:
+            return
         action = Action(self.name, self.author, self.reason, about, tuple(owners))
         try:
-            store.record_action(key, action)
+            QueueStore.of(store).audit.record_action(key, action)
         except StoreError as error:
             text = "the store does not record who does this to %r, and why: %s"
             logger.warning(text, shown(key), error)

@@ -218,7 +218,9 @@ class Admin:
 
     def actions(self, key: str) -> list[Action]:
         """Return what operators did to *key* recently, the last first; empty if not recorded."""
-        return self.store.actions(as_key(key))
+        if Ability.QUEUE not in self.store.abilities:
+            return []
+        return QueueStore.of(self.store).audit.actions(as_key(key))
 
     def release(
         self,

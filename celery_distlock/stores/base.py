@@ -15,7 +15,6 @@ from .findings import Finding
 from .requests import AcquireRequest, ReleaseRequest
 from .values import (
     Ability,
-    Action,
     KeyState,
     Ownership,
     Release,
@@ -75,14 +74,12 @@ class Store(ABC):
             that it has; those of its interfaces are added.
         address: Where the store is, without a password: for people, and the same for all prefixes.
         identity: Equal for stores in which a key is the same lock.
-        records_actions: Whether it keeps a record of what operators do to a key.
     """
 
     _ability: ClassVar[Ability | None] = None  # that an interface stands for
     abilities: ClassVar[frozenset[Ability]] = frozenset()
     address: str
     identity: str
-    records_actions: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -214,30 +211,6 @@ class Store(ABC):
     def inspect_many(self, keys: Sequence[str]) -> list[KeyState]:
         """Inspect several keys; in as few requests as can be."""
         return [self.inspect(key) for key in keys]
-
-    def record_action(self, key: str, action: Action) -> bool:
-        """
-        Record what an operator does to *key*, for a time; return whether it is recorded.
-
-        Before it is done, so that the holder that loses the key can learn why. An action with
-        `owners` is recorded if one of these holds the key.
-        """
-        return False
-
-    def actions(self, key: str, timeout: float | None = None) -> list[Action]:
-        """Return what operators did to *key*, the last first; *timeout* as in `inspect`."""
-        return []
-
-    def why_lost(self, key: str, owner: str, patience: float = 0.0) -> str:
-        """
-        Return which operator has taken *key* from *owner*, and why; empty if that is not known.
-
-        Args:
-            key: The key.
-            owner: The owner that has lost it.
-            patience: Seconds for a look at the record. 0: only what a refused renewal has found.
-        """
-        return ""
 
     def describe(self) -> Iterator[Finding]:
         """Describe the servers: version, memory, clock, ...; what is wrong there is a doubt."""

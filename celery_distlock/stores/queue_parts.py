@@ -10,6 +10,7 @@ from .channels import DeliveryChannel, Inbox
 from .requests import Identity, SendRequest, StandRequest
 from .values import (
     ALONE,
+    Action,
     Limit,
     ParkRequest,
     PeerChannel,
@@ -23,6 +24,7 @@ from .values import (
 
 __all__ = [
     "NO_CLAIM",
+    "Audit",
     "Bearer",
     "Calls",
     "Channels",
@@ -210,6 +212,32 @@ class Channels(ABC):
         Push a woken run to the first of these channels that is open; false: the broker is for it.
 
         What is not taken there is found by the next sweep; false if that came to pass too often.
+        """
+
+
+class Audit(ABC):
+    """The record of what operators do to keys, which is kept for a time."""
+
+    @abstractmethod
+    def record_action(self, key: str, action: Action) -> bool:
+        """
+        Record what an operator does to *key*; return whether it is recorded.
+
+        Before it is done, so that the holder that loses the key can learn why. An action with
+        `owners` is recorded if one of these holds the key.
+        """
+
+    @abstractmethod
+    def actions(self, key: str) -> list[Action]:
+        """Return what operators did to *key*, the last first."""
+
+    @abstractmethod
+    def why_lost(self, key: str, owner: str, patience: float = 0.0) -> str:
+        """
+        Return which operator has taken *key* from *owner*, and why; empty if that is not known.
+
+        With *patience*, look at the record, for at most so many seconds; without, know only what a
+        refused renewal has found.
         """
 
 

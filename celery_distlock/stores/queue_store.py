@@ -25,7 +25,7 @@ from celery_distlock.process.dispatcher import Outcome, dispatch
 from .base import Complaints
 from .identities import task_id_of
 from .listing import ListingStore
-from .queue_parts import Calls, Channels, Parking, Timetable, Units
+from .queue_parts import Audit, Calls, Channels, Parking, Timetable, Units
 from .requests import StandRequest
 from .values import Ability, Release, Reply, Route, Sending, Status, WokenTask
 
@@ -90,6 +90,7 @@ class QueueStore(ListingStore):
         calls: Calls that go through the store.
         timetable: When time alone opens keys.
         units: What several holders have of a key.
+        audit: What operators do to its keys.
         publishers: What sends the envelopes of woken runs.
     """
 
@@ -99,6 +100,7 @@ class QueueStore(ListingStore):
     calls: Calls
     timetable: Timetable
     units: Units
+    audit: Audit
 
     def __init__(self) -> None:
         self.publishers = Publishers(self)

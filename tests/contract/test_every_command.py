@@ -108,7 +108,7 @@ def changes(world):
     store, wake = world.store, WokenTask("k", second.name, second.name.encode())
     for act in (
         lambda: store.units.rest("k", next(iter(first.holds.values()), ""), 1.0),
-        lambda: store.record_action("k", Action("pause", "ann@ops-1", "their import")),
+        lambda: store.audit.record_action("k", Action("pause", "ann@ops-1", "their import")),
         lambda: store.units.set_limit("k", Limit(0, store.time(1.0) / 1e6 + 5.0, "ann@ops-1")),
         lambda: store.units.set_limit("k", None),
         lambda: store.count({"granted": 1.0}),

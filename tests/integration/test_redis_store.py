@@ -45,7 +45,7 @@ def share(store):
     store.units.downgrade("s", "f", 30.0)
     store.units.rest("s", "f", 5.0)
     store.units.set_limit("s", Limit(3))
-    store.record_action("s", Action("limit", "ann@ops"))
+    store.audit.record_action("s", Action("limit", "ann@ops"))
 
 
 def tick(store):
@@ -175,7 +175,7 @@ def test_a_refused_renewal_is_known_without_the_record_of_operators(
         assert [outcome for outcome, _ in outcomes] == [RenewOutcome.RENEWED, RenewOutcome.HELD]
         assert len(looks) == 1
         assert len(looks[0]) == 1  # of what was refused alone
-        assert store.why_lost("k", "b") == ""
+        assert store.audit.why_lost("k", "b") == ""
 
 
 @pytest.mark.parametrize("completion", [Completion.YES, Completion.YES_AND_MAY_COME_AGAIN])

@@ -112,7 +112,7 @@ def admin_of(obj: CLIContext, *needs: Ability) -> Admin:
 
 def warn_unrecorded(obj: CLIContext, admin: Admin, reason: str) -> None:
     """Say that *reason* is kept nowhere, if that is so."""
-    if reason and not admin.store.records_actions:
+    if reason and Ability.QUEUE not in admin.store.abilities:
         where = admin.store.address
         obj.error(f"{where} keeps no record of what operators do: the reason is not kept there.")
 

@@ -4,6 +4,7 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -11,6 +12,7 @@ from celery_distlock import clock
 from celery_distlock.errors import StoreError
 from celery_distlock.keys import slot_name
 from celery_distlock.naming import printable, shown
+from celery_distlock.stores.queue_parts import Audit
 from celery_distlock.stores.values import Action, Ownership
 
 from . import scripts
@@ -18,14 +20,14 @@ from .answers import text
 from .connections import Command, command
 from .parts import Part, Reach
 
-__all__ = ["ActionRecord"]
+__all__ = ["RedisAudit"]
 
 MOST_REMEMBERED = 1000  # losses whose causes are known and were not asked for
 PATIENCE = 0.5  # seconds for a look why renewals were refused
 _ENTRY = re.compile(r"(\d{1,16}) (\{.*\})", re.DOTALL)  # as in act.lua
 
 
-class ActionRecord(Part):
+class RedisAudit(Part, Audit):
     """See the module."""
 
     def __init__(self, reach: Reach) -> None:
@@ -39,23 +41,22 @@ class ActionRecord(Part):
         call = self._records.call(_ACT, slot_name(key), entry, " ".join(owners))
         return bool(self._requests.ask([call], key).answers[0])
 
-    def actions(self, key: str, timeout: float | None = None) -> list[Action]:
-        call = self._look(key)
-        if timeout is None:
-            answers = self._requests.ask([call], key).answers
-        else:
-            answers = self._requests.ask_once([call], timeout)
-        with self._requests.reading("ZRANGE", answers[0]) as entries:
-            return _read(entries)[::-1]
+    def actions(self, key: str) -> list[Action]:
+        return self._actions(self._requests.ask([self._look(key)], key).answers)
 
     def why_lost(self, key: str, owner: str, patience: float = 0.0) -> str:
         known = self._causes.pop(owner, "")
         if known or not patience:
             return known
         try:
-            return _cause(owner, self.actions(key, patience))
+            answers = self._requests.ask_once([self._look(key)], patience)
+            return _cause(owner, self._actions(answers))
         except StoreError:
             return ""
+
+    def _actions(self, answers: Sequence[Any]) -> list[Action]:
+        with self._requests.reading("ZRANGE", answers[0]) as entries:
+            return _read(entries)[::-1]
 
     def _look(self, key: str) -> Command:
         name = f"{self._records.stem(slot_name(key))}actions"

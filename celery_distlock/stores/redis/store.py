@@ -25,7 +25,6 @@ from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.values import (
     Ability,
-    Action,
     KeyState,
     Ownership,
     ParkRequest,
@@ -39,7 +38,7 @@ from celery_distlock.stores.values import (
 )
 
 from . import scripts
-from .actions import ActionRecord
+from .actions import RedisAudit
 from .answers import micros_of, sum_counters
 from .capacity import RedisUnits
 from .connections import TIMEOUT, command, fields, milliseconds, trimmed
@@ -66,9 +65,9 @@ class RedisStore(QueueStore, CountingStore):
     """See the module; *url* as :func:`~celery_distlock.stores.redis.urls.locate` takes it."""
 
     abilities = frozenset({Ability.SHARE, Ability.RECOGNISE, Ability.SEVERAL})
-    records_actions = True
     _inboxes_class, _channels_class = Inboxes, RedisChannels
     channels: RedisChannels
+    audit: RedisAudit
 
     def __init__(self, url: str, prefix: str, **options: str) -> None:
         super().__init__()
@@ -90,7 +89,7 @@ class RedisStore(QueueStore, CountingStore):
         """Make the parts, which know nothing yet."""
         reach = Reach(self._servers, self._records, self._requests, Complaints())
         self._inspection = inspection = Inspection(reach)
-        self._actions = ActionRecord(reach)
+        self.audit = RedisAudit(reach)
         self._inboxes = self._inboxes_class(reach)
         self.timetable = RedisTimetable(reach, self._inboxes)
         self._replies = replies = Replies(reach, self.timetable)
@@ -191,7 +190,7 @@ class RedisStore(QueueStore, CountingStore):
             log(logger, logging.WARNING, "%s did not answer a renewal: %s", self.address, why)
         outcomes = [_RENEWALS.get(_plain(answer), RenewOutcome.UNKNOWN) for answer in answers]
         lost = [hold for hold, outcome in zip(holds, outcomes, strict=True) if outcome in _LOSSES]
-        self._actions.note_causes(lost, asked_at + timeout)
+        self.audit.note_causes(lost, asked_at + timeout)
         return [(outcome, asked_at) for outcome in outcomes]
 
     def release(self, request: ReleaseRequest) -> Release:
@@ -239,15 +238,6 @@ class RedisStore(QueueStore, CountingStore):
     @property
     def left_out(self) -> int:  # type: ignore[override]  # only read
         return self._inspection.left_out
-
-    def record_action(self, key: str, action: Action) -> bool:
-        return self._actions.record_action(key, action)
-
-    def actions(self, key: str, timeout: float | None = None) -> list[Action]:
-        return self._actions.actions(key, timeout)
-
-    def why_lost(self, key: str, owner: str, patience: float = 0.0) -> str:
-        return self._actions.why_lost(key, owner, patience)
 
     def count(self, counts: Mapping[str, float]) -> None:
         add = self._records.call_without_key(_COUNT, json.dumps(counts))

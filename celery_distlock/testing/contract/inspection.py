@@ -7,9 +7,8 @@ import pytest
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.findings import Severity
-from celery_distlock.stores.values import Action, RenewOutcome
 
-from .actions import expire, renew, take
+from .actions import expire, take
 from .given import Given
 
 __all__ = ["Inspection"]
@@ -59,11 +58,3 @@ class Inspection(Given):
 
         take(store, "another key", "b")
         assert store.release(ReleaseRequest("another key", "b")).released
-
-    def test_to_record_an_action_harms_no_store(self, store: Store) -> None:
-        take(store, "k", "a")
-
-        store.record_action("k", Action("pause", "ann@ops-1", "their import"))
-
-        assert bool(store.actions("k")) is store.records_actions
-        assert renew(store, ("k", "a", 30.0)) == [RenewOutcome.RENEWED]

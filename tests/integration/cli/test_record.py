@@ -17,8 +17,8 @@ from celery.exceptions import TaskRevokedError
 from celery_distlock import Key, Lock
 from celery_distlock.errors import LockLostError, StoreUnavailableError
 from celery_distlock.ops.admin import Admin
-from celery_distlock.stores import AcquireRequest
-from celery_distlock.stores.redis.store import RedisStore
+from celery_distlock.stores import Ability, AcquireRequest
+from celery_distlock.stores.redis.actions import RedisAudit
 from celery_distlock.worker import control
 from tests.integration.cli.test_acting import wait_parked
 from tests.waiting import wait_until
@@ -127,7 +127,7 @@ def test_a_key_is_released_though_the_record_cannot_be_written(bare_site, invoke
     def refuse(self, key, action):
         raise StoreUnavailableError("out of memory")
 
-    monkeypatch.setattr(RedisStore, "record_action", refuse)
+    monkeypatch.setattr(RedisAudit, "record_action", refuse)
     bare_site.store.acquire(AcquireRequest(key, "h|1|shop.f[x]|n", 60.0))
 
     done = invoke("release", key, "--force", "--reason", WHY)
@@ -248,7 +248,8 @@ def test_a_reason_is_one_line_without_what_a_terminal_would_obey(bare_site, invo
 def test_a_store_without_a_record_says_so_where_a_reason_is_given(
     bare_site, invoke, key, monkeypatch
 ):
-    monkeypatch.setattr(type(bare_site.store), "records_actions", False)
+    lacking = bare_site.store.abilities - {Ability.QUEUE}
+    monkeypatch.setattr(bare_site.store, "abilities", lacking, raising=False)
     bare_site.store.acquire(AcquireRequest(key, "h|1|shop.f[x]|n", 60.0))
 
     done = invoke("release", key, "--force", "--reason", WHY)

@@ -199,11 +199,11 @@ def record(store: Store) -> None:
     store.subscribed("taken")
     store.check_want("taken", Want(2, 3))
     assert store.acquire(AcquireRequest("taken", "a", 60.0)).status is Status.GRANTED
-    assert store.record_action("taken", Action("release", "ann@ops", owners=("a",)))
+    assert store.audit.record_action("taken", Action("release", "ann@ops", owners=("a",)))
     assert store.release(ReleaseRequest("taken", "a")).released
     assert store.renew([Ownership("taken", "a", 60.0)], 30.0)[0][0] is RenewOutcome.LOST
-    assert store.why_lost("taken", "a").startswith("taken by ann@ops")
-    assert [action.name for action in store.actions("taken")] == ["release"]
+    assert store.audit.why_lost("taken", "a").startswith("taken by ann@ops")
+    assert [action.name for action in store.audit.actions("taken")] == ["release"]
 
 
 def every_request(store: Store) -> None:
