@@ -127,8 +127,8 @@ def _request_kind(_wire: Any, calls: Any) -> str:
         return str(call.head.split(b"\r\n")[1].decode().lower())
     kind = str(script.name)
     if kind == "acquire":
-        mode, repeated = arguments[2], arguments[4]
-        kind = mode if mode != "try" else "claim" if repeated else "acquire"
+        given = json.loads(arguments[5]) if any(arguments[5:6]) else {}
+        kind = given.get("mode") or ("claim" if given.get("repeated") else "acquire")
     return "strike" if kind == "index" and arguments[-1] == "strike" else kind
 
 
