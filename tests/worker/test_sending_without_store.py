@@ -246,7 +246,8 @@ def test_a_worker_names_what_a_store_cannot(app, monkeypatch):
     lacking = runtime.store.abilities - {Ability.QUEUE}
     monkeypatch.setattr(runtime.store, "abilities", lacking, raising=False)
 
-    assert runtime.plans[task.name].needs(runtime.store) == [("lock_via='store'", Ability.QUEUE)]
+    needs = runtime.plans[task.name].needs(runtime.store)
+    assert needs == [("Requeue()", Ability.QUEUE), ("lock_via='store'", Ability.QUEUE)]
 
 
 # With a secret
