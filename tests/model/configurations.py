@@ -28,6 +28,7 @@ SMALL = {
     "alone, a fault, and late": Model((ALONE,) * 2, faults=1, delays=1),
     "alone, a second delivery": Model((ALONE,) * 2, copies=1),
     "alone, put back": Model((ALONE,) * 2, faults=1, acts=frozenset(["put back"])),
+    "stored later, a second delivery": Model((STORED,), faults=1, copies=1),
     "blocked, a fault": Model((BLOCKED,) * 3, faults=1),
     "pushed, a fault": Model((ALONE,) * 2, faults=1, pushes=True),
     "sent, a fault": Model((SENT,) * 2, faults=1),

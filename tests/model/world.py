@@ -7,9 +7,11 @@ saved and restored.
 
 from __future__ import annotations
 
+import functools
 import math
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.channels import Inbox
@@ -61,22 +63,13 @@ INBOX: Any = SimpleNamespace(address="inbox")
 LIMITS = {"pause": Limit(0), "pause for 3 s": Limit(0, until=3.0), "limit to 1": Limit(1)}
 
 
-class ModelStore(MemoryStore):
-    """A store whose next request to send may repeat one that was not answered."""
-
-    asks_again = False
-
-    def _ask_to_send(self, *how: Any, repeated: bool) -> Any:
-        return super()._ask_to_send(*how, repeated=repeated or self.asks_again)
-
-
 class World:
     """See the module."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.keys = sorted({key for plan in model.plans for key in plan.keys})
-        self.store = ModelStore("memory://", "p")
+        self.store = MemoryStore("memory://", "p")
         self.server = ModelServer(self, model.changes)
         self.store._servers.server = self.server
         self.now = EPOCH
@@ -319,9 +312,13 @@ class World:
     def _send(self, i: int, sending: Place) -> None:
         key, want = self.model.plans[i].keys, self.model.plans[i].want
         request = SendRequest(key, f"r{i}", ParkRequest(f"<r{i}>".encode()), want)
-        self.store.asks_again = sending.again
-        self._become(i, sending, sending := sending._replace(again=True))
-        reply = self.store.calls.send(request)
+        calls = self.store.calls
+        asks = functools.partial(type(calls)._ask_to_send, calls)
+        with patch.object(calls, "_ask_to_send") as ask:  # it repeats itself what is not answered
+            ask.side_effect = lambda *how, repeated: asks(*how, repeated=repeated or sending.again)
+            self._become(i, sending, trying := sending._replace(again=True))
+            reply = calls.send(request)
+        sending = trying
         self._become(i, sending)
         self._wakes([reply.wake])
         if reply.sent is Sent.GO:
@@ -429,7 +426,7 @@ class World:
     def _ticks(self) -> None:
         claim, again = self.store.timetable.claim_due("t", INBOX, 1.0), dict[str, float | None]()
         if claim.names:
-            self._wakes(list(self.store.timetable.wake_due(claim.names, again)))
+            self._wakes(list(self.store.parking.wake_due(claim.names, again)))
         self.store.timetable.claim_due("t", INBOX, 0.0, Settled(claim.number, again))
 
     def _acts(self, what: tuple[str, str]) -> None:
@@ -469,8 +466,11 @@ class World:
         if not holds or at < self.now + LEASE * 1e6 - 2 * BEFORE:
             self.now = at + 1
         for i, one in enumerate(self.executions):
-            for place in [each for each in one.places if each.kind == "blocked"]:
-                self._become(i, place, place._replace(called=True))
+            for place in one.places:
+                if place.kind == "blocked":
+                    self._become(i, place, place._replace(called=True))
+                elif place.kind in ("ending", "settling"):  # its lease may end before that is known
+                    self._become(i, None, may_repeat=True)
 
     def _holds(self) -> list[Ownership]:
         return [
@@ -520,9 +520,9 @@ class World:
         """See that of those that want this key alone none has passed one that came before."""
         stays = {who for _, who in queue(self.data, key)}
         passed = [(at, who) for at, who in before if who in stays and self._wants_one_key(who)]
-        came = [(at, who) for at, who in before if who not in stays and who[0] == "r"]
+        came = [(at, who) for at, who in before if who not in stays]
         for _, who in came:
-            i = int(who[1:])
+            i = int(who[1])
             self.executions[i] = self.executions[i]._replace(has_turn=True)
         for i in [] if had_it else self._granted:
             one = self.executions[i]

@@ -429,8 +429,8 @@ end
 local function record_end(run)
     local now_ms = microseconds() / 1000
     local until_ms = tonumber(redis.call('ZSCORE', DONE, '+' .. run) or 0) or 0
-    redis.call('ZREM', DONE, '~' .. run, '+' .. run)
     note_end(run, now_ms, math.max(now_ms, until_ms))
+    redis.call('ZREM', DONE, '~' .. run, '+' .. run) -- only then: a script may be broken off
 end
 
 -- Keeps a second delivery from running while the first one's result is on its way to be stored: for
