@@ -117,10 +117,12 @@ class Store(ABC):
         """
         needed = want.needs
         if needed is not None and needed not in self.abilities:
+            less = "one unit of it" if Ability.SEVERAL in self.abilities else "it alone"
+            less = "it without a rate" if want.rates else less
             where = "one Redis" if needed is Ability.QUEUE else "one Redis or in ZooKeeper"
             raise StoreError(
                 f"{self.address} cannot {needed.value}: {shown(key)!r} was asked for with {want};"
-                f" keep its locks in {where}"
+                f" ask for {less}, or keep its locks in {where}"
             )
 
     def acquire_all(

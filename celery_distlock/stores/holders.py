@@ -40,7 +40,7 @@ class Holder:
 
     @property
     def name(self) -> str:
-        """What people are shown: the task's name; of a ``Lock``, ``thread`` and its name."""
+        """Return the task's name, or ``thread`` and the name of the thread of a ``Lock``."""
         return f"thread {self.task}" if self.is_thread else self.task
 
     @property

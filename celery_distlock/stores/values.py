@@ -460,7 +460,7 @@ class KeyState(NamedTuple):
 
     @property
     def most(self) -> int | None:
-        """How many units may be in use, by an operator's limit if there is one; None: any."""
+        """Return how many units may be in use, None for any number; an operator's limit counts."""
         if self.limit is not None and self.limit.capacity is not None:
             return self.limit.capacity
         return self.capacity or None

@@ -250,7 +250,7 @@ def test_an_update_that_the_store_refuses_is_sent_by_the_broker(site, key, monke
             raise StoreUnavailableError("the store is full")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Runtime.of(site.app).store, "send", refuse)
+            patch.setattr(Runtime.of(site.app).store.calls, "send", refuse)
             second = task.delay(key, "new")
 
     assert (second.id != first.id, second.joined) == (True, False)
@@ -594,7 +594,7 @@ def test_a_call_that_the_store_could_not_judge_runs(site, key, monkeypatch):
         raise StoreUnavailableError("the store is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Runtime.of(site.app).store, "peek", unanswered)
+        patch.setattr(Runtime.of(site.app).store.calls, "peek", unanswered)
         second = task.delay(key, 1, key)
     wait_until(lambda: second.state != "PENDING", what="it to be judged by the worker")
     site.journal.open(key)
