@@ -382,6 +382,7 @@ class World:
             after = [ending._replace(kind="settling")]
         elif not self.executions[i].is_over and ending.kept:
             self.store.parking.mark_returned(WokenTask(plan.keys[0], run, b""))
+            self.doubts = frozenset(self.keys)  # the next sweep sends it
         elif not self.executions[i].is_over:
             after = [Place("message", again=True)]
         self._become(i, ending, *after)
