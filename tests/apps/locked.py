@@ -101,7 +101,8 @@ work_skip_with_result = locked(
 )(work)
 
 
-work_beside = locked(name="work_beside", lock_key=Key("{key}", capacity=5))(work)
+# Acknowledged late, so that no worker fetches more than it has slots for.
+work_beside = locked(name="work_beside", lock_key=Key("{key}", capacity=5), acks_late=True)(work)
 
 
 work_once = {
