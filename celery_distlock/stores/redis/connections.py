@@ -74,6 +74,8 @@ UNREADABLE = (InvalidResponse, RecursionError, TypeError, ValueError)
 ANSWERLESS = (RedisConnectionError, RedisTimeoutError, OSError)
 # All that a script touches is of one slot, so that it says so only where that is being moved.
 _BROKEN_OFF = re.compile(r"attempted to access a non local key", re.IGNORECASE)
+# A status, or the named fields of an answer: JSON, in which quotes of a text are escaped.
+_NOTHING_DONE = re.compile(rb'busy|free|done|\{.*"status":"(?:busy|free|done)".*', re.DOTALL)
 # redis-py passes over what the server says before it hangs up, so that is left to guess.
 _HUNG_UP = re.compile(r"closed by server|reset by peer|Broken pipe", re.IGNORECASE)
 _SHUT = (
@@ -466,7 +468,8 @@ def _answers(connection: Connection, calls: Sequence[Command]) -> list[Any]:
 def _promises(answer: Any) -> bool:
     """Whether a script has done something that must not be forgotten."""
     if isinstance(answer, list):
-        return bool(answer) and answer[0] not in (b"busy", b"free", b"done")
+        head = answer[0] if answer else b"free"
+        return not (isinstance(head, bytes) and _NOTHING_DONE.fullmatch(head))
     return isinstance(answer, bytes) or answer == 1
 
 
