@@ -22,7 +22,7 @@ from celery_distlock import clock
 from celery_distlock.stores.identities import is_own
 from celery_distlock.stores.values import KeyState, Want
 
-__all__ = ["DeferredCalls", "InFlightKeys", "has_room", "in_flight", "leaves_room"]
+__all__ = ["DeferredCalls", "InFlightKeys", "free_slots", "has_room", "in_flight", "leaves_room"]
 
 logger = logging.getLogger(__name__)
 
@@ -278,3 +278,12 @@ class DeferredCalls:
                 "unexpected error while starting a task that waited at %r; the sweeper sends it",
                 name,
             )
+
+
+def free_slots(pool: Any) -> int:
+    """Return how many tasks the worker could begin now; no pool has none."""
+    if pool is None:
+        return 0
+    # Before Celery 5.7, gevent's pool counts the greenlets that run instead.
+    slots = pool.limit if pool.is_green else pool.num_processes
+    return max(0, int(slots or 0) - len(state.reserved_requests))

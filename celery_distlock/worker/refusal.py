@@ -31,7 +31,7 @@ from celery_distlock.runtime.received import Received, Taken
 
 from . import parking_strategy
 from .arrival import Arrival, keys_of, wants_of
-from .in_flight import has_room, in_flight, leaves_room
+from .in_flight import free_slots, has_room, in_flight, leaves_room
 from .parker import PATIENCE, STORE_PAUSE
 from .parking import MOST_HELD
 
@@ -126,7 +126,7 @@ class _EarlyRefusal:
 
     def _waits(self) -> bool:
         """Whether a task that comes now waits for others to end."""
-        return len(state.reserved_requests) >= int(self._consumer.pool.num_processes)
+        return not free_slots(self._consumer.pool)
 
     def _let_run(self, message: Any, keys: Sequence[Key], delivery: _Delivery) -> Any:
         with in_flight.entering(wants_of(keys), message.headers["id"]):

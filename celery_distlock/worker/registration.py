@@ -30,7 +30,7 @@ from celery_distlock.runtime.routing import queue_names
 from celery_distlock.stores import QueueStore
 from celery_distlock.stores.values import PeerChannel, WokenTask
 
-from .in_flight import in_flight
+from .in_flight import free_slots, in_flight
 from .request import LockedRequest, woken_requests
 
 __all__ = ["Registration"]
@@ -145,7 +145,7 @@ class Registration:
         self._withdraw(self.queues - queues)
         self.queues |= queues
         if queues:
-            me = PeerChannel(self._address, self._free)
+            me = PeerChannel(self._address, free_slots(self._consumer.pool))
             self._store.channels.register_channel(sorted(queues), me, VALID_FOR)
         self._keep()
 
@@ -200,11 +200,6 @@ class Registration:
             if not taken.waits:
                 self._waiting.pop(run, None)
         return list(self._waiting.values())
-
-    @property
-    def _free(self) -> int:
-        slots = getattr(self._consumer.pool, "num_processes", None) or 0
-        return max(0, int(slots) - len(state.reserved_requests))
 
 
 def _has_one_taker(queue: Any) -> bool:
