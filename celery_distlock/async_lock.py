@@ -12,7 +12,15 @@ from .engine import async_acquisition
 from .engine.hold import Hold, HoldState
 from .engine.key_locks import KeyLock, tell_conflict
 from .engine.lease import Lease
-from .engine.owners import AnyTask, current_task, held_by, hold_around, tasks_that_took, turns_of
+from .engine.owners import (
+    AnyTask,
+    current_task,
+    end_turn,
+    held_by,
+    hold_around,
+    tasks_that_took,
+    turns_of,
+)
 from .engine.task_holds import LossNotice, TaskHold
 from .engine.upgrading import conflict, wants_upgrade
 from .errors import ConfigurationError, LockLostError, LockNotOwnedError
@@ -218,8 +226,7 @@ class AsyncLock(KeyLock):
         finally:
             if reply is None or reply.status is not Status.GRANTED:
                 self._leave(task)
-                if hold.turns is not None:
-                    hold.turns.leave(task, hold)
+                end_turn(task, hold)
         if reply.status is Status.GRANTED:
             hold.upgraded_at = hold.depth - 1
             return None
@@ -256,8 +263,7 @@ async def _leave(hold: Hold, task: AnyTask) -> None:
     try:
         await async_acquisition.leave(hold)
     finally:
-        if hold.turns is not None:
-            hold.turns.leave(task, hold)
+        end_turn(task, hold)
 
 
 async def _give_back(hold: Hold, *, succeeded: bool) -> tuple[bool, LockLostError | None]:

@@ -11,7 +11,7 @@ from .engine.acquisition import acquire, held_here, release
 from .engine.hold import Hold, HoldState
 from .engine.key_locks import KeyLock, tell_conflict
 from .engine.lease import Lease
-from .engine.owners import AnyTask, current_task, is_held_beside
+from .engine.owners import AnyTask, current_task, end_turn, is_held_beside
 from .engine.upgrading import conflict, leave, upgrade, wants_upgrade
 from .errors import LockError, LockNotOwnedError
 from .naming import shown
@@ -139,8 +139,7 @@ class Lock(KeyLock):
         finally:
             if reply is None or reply.status is not Status.GRANTED:
                 self._leave(task)
-                if hold.turns is not None:
-                    hold.turns.leave(task, hold)
+                end_turn(task, hold)
         if reply.status is not Status.GRANTED:
             tell_conflict(hold, reply)
             return reply
@@ -163,8 +162,7 @@ class Lock(KeyLock):
         if hold.depth:
             if hold.upgraded_at is not None:
                 leave(hold)
-            if hold.turns is not None:
-                hold.turns.leave(task, hold)
+            end_turn(task, hold)
             return
         lost = not hold.held
         if release(hold, succeeded=succeeded) is HoldState.LOST or lost:

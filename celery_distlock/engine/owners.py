@@ -24,6 +24,7 @@ __all__ = [
     "Holds",
     "Turns",
     "current_task",
+    "end_turn",
     "held_by",
     "held_here",
     "hold_around",
@@ -164,6 +165,12 @@ class Turns:
 def _call(called: "asyncio.Future[None]") -> None:
     if not called.done():
         called.set_result(None)
+
+
+def end_turn(task: AnyTask | None, hold: Hold) -> None:
+    """End the turn of *task* under *hold*, if it has one and has left all that it entered."""
+    if hold.turns is not None:
+        hold.turns.leave(task, hold)
 
 
 def turns_of(hold: Hold) -> Turns:
