@@ -16,10 +16,10 @@ from celery_distlock.stores.values import (
 )
 
 from . import scripts
-from .answers import Answer
 from .connections import milliseconds
 from .parts import Part, Reach
 from .replies import Replies
+from .request_runner import Answered
 
 __all__ = ["RedisUnits"]
 
@@ -35,18 +35,13 @@ class RedisUnits(Part, Units):
 
     def upgrade(self, key: str, owner: str, lease: float, inbox: Inbox | None = None) -> Reply:
         address = inbox.address if inbox is not None else ""
-        answer, asked_at = self._change(_UPGRADE, key, owner, milliseconds(lease), address)
-        with self._requests.reading(_UPGRADE, answer):
-            return self._replies.reply(key, answer, asked_at)
+        return self._request(_UPGRADE, key, owner, milliseconds(lease), address)
 
     def downgrade(self, key: str, owner: str, lease: float) -> Reply:
-        answer, asked_at = self._change(_DOWNGRADE, key, owner, milliseconds(lease))
-        with self._requests.reading(_DOWNGRADE, answer):
-            return self._replies.reply(key, answer, asked_at)
+        return self._request(_DOWNGRADE, key, owner, milliseconds(lease))
 
     def rest(self, key: str, owner: str, seconds: float) -> bool:
-        answer, _ = self._change(_REST, key, owner, milliseconds(seconds))
-        return bool(answer)
+        return bool(self._ask(_REST, key, owner, milliseconds(seconds)).answers[0])
 
     def set_limit(self, key: str, limit: Limit | None) -> Release:
         terms: tuple[Any, ...] = ("", 0, "", "")
@@ -56,13 +51,11 @@ class RedisUnits(Part, Units):
             capacity = "-" if limit.capacity is None else limit.capacity
             until = milliseconds(limit.until) if limit.until else 0
             terms = (capacity, until, limit.author, write_rates(limit.rates))
-        answer, _ = self._change(_LIMIT, key, *terms)
+        asked = self._ask(_LIMIT, key, *terms)
         if unlisted is not None:
             text = "the limit of %r is set, but no list shows it until somebody waits there: %s"
             logger.warning(text, shown(key), unlisted)
-        with self._requests.reading(_LIMIT, answer):
-            wake = self._replies.wakes(slot_name(key), Answer(answer)) if answer != 1 else None
-            return Release(True, wake)
+        return self._replies.released(slot_name(key), _LIMIT, asked)
 
     def _list(self, key: str) -> StoreUnavailableError | None:
         """Have lists show *key*; return why not, if a cluster's node with the index is away."""
@@ -72,10 +65,14 @@ class RedisUnits(Part, Units):
             return error
         return None
 
-    def _change(self, script: scripts.Script, key: str, *arguments: Any) -> tuple[Any, float]:
+    def _request(self, script: scripts.Script, key: str, *arguments: Any) -> Reply:
+        asked = self._ask(script, key, *arguments)
+        with self._requests.reading(script, asked.answers[0]) as answer:
+            return self._replies.reply(key, answer, asked.asked_at)
+
+    def _ask(self, script: scripts.Script, key: str, *arguments: Any) -> Answered:
         call = self._records.call(script, slot_name(key), *arguments, confirmed=True)
-        asked = self._requests.ask([call], key)
-        return asked.answers[0], asked.asked_at
+        return self._requests.ask([call], key)
 
 
 _UPGRADE, _DOWNGRADE, _REST, _LIMIT = map(scripts.load, ("upgrade", "downgrade", "rest", "limit"))

@@ -61,7 +61,7 @@ class Replies(Part):
         )
 
     def released(self, name: str, script: scripts.Script, asked: Answered) -> Release:
-        """Return what the answer to *script* says of giving a key up."""
+        """Return what the answer to *script* says of a change that may wake runs."""
         with self._requests.reading(script, asked.answers[0]) as answer:
             if isinstance(answer, list):
                 return Release(True, self.wakes(name, Answer(answer)))
