@@ -90,7 +90,7 @@ class Watchdog:
                 self._look_at(due)
 
     def forget(self, hold: Hold) -> None:
-        """Renew *hold* no more. A renewal on its way does no harm: it asks as an owner of old."""
+        """Stop renewing *hold*. A renewal in flight does no harm: its owner has no key then."""
         self._due.pop(ref(hold), None)  # type: ignore[call-overload]  # equal to a _Watched
 
     def holds(self) -> list[Hold]:

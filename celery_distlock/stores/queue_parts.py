@@ -236,8 +236,8 @@ class Audit(ABC):
         """
         Return which operator has taken *key* from *owner*, and why; empty if that is not known.
 
-        With *patience*, look at the record, for at most so many seconds; without, know only what a
-        refused renewal has found.
+        With *patience*, look at the record, for at most that many seconds. Without it, return only
+        what a refused renewal has found.
         """
 
 

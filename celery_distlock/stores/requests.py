@@ -74,7 +74,7 @@ class ReleaseRequest(NamedTuple):
 
 class StandRequest(NamedTuple):
     """
-    What is asked of a store to have a run that needs several keys stand at one of them.
+    A request that a run which needs several keys waits at one of them.
 
     See :meth:`celery_distlock.stores.queue_parts.Parking.stand`.
 

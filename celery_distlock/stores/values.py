@@ -390,11 +390,11 @@ class KeyState(NamedTuple):
     """
     A look at one key; `token` is 0 if it has no holder.
 
-    If it has, and the record does not tell the token, that is `UNREADABLE`, and `since` 0. If its
-    holders share it, `owner`, `run`, `since` and `remaining` are one of theirs.
+    If it has a holder and its record has no valid token, the token is `UNREADABLE` and `since` 0.
+    If holders share it, `owner`, `run`, `since` and `remaining` are those of one of them.
 
     Attributes:
-        holders: Those who are not alone, at most `MOST_HOLDERS` of them.
+        holders: The holders that share it, at most `MOST_HOLDERS` of them.
         used: How many units all of them have.
         capacity: What the last one was granted it with; 0: any number.
         limit: What an operator has set.

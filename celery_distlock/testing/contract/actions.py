@@ -132,7 +132,7 @@ def join_before_the_end(
     run: str = "",
 ) -> T:
     """
-    Take a key for *lease* seconds, and *join* its queue meanwhile; return what *join* does.
+    Take a key for *lease* seconds, call *join* while it is held, and return the result.
 
     Again and for longer, if it was free before: a busy machine may take that long.
     """

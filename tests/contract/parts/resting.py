@@ -1,4 +1,4 @@
-"""Keys that rest: nobody enters for a while."""
+"""Keys that rest: no request is admitted for a while."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ __all__ = ["Resting"]
 
 
 class Resting(Given):
-    """What was taken stays taken for a while, or nobody enters for a while."""
+    """A key stays taken for a while after its release, or admits no request for a while."""
 
     # What one had
 

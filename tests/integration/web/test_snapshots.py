@@ -12,7 +12,7 @@ from celery_distlock.stores.values import KeyState
 
 
 class Partial(MemoryStore):
-    """A store some of whose servers are away, as far as a test says so."""
+    """A store of several servers; a test counts those that are away."""
 
     left_out = 0
 

@@ -493,7 +493,7 @@ local function keep_longer(now, run, for_ms)
     end
 end
 
--- Lets a run stand no longer at a key that is kept for it; at the first one it is put on its way.
+-- Removes a run from a key that is reserved for it; at its first key it is dispatched.
 local function depart(now, run, is_first)
     keep_longer(now, run, claim_ms())
     local from = redis.call('HGET', LOCK, 'from:' .. run)
@@ -506,6 +506,6 @@ local function depart(now, run, is_first)
     end
     local envelope = redis.call('HGET', TASKS, 'e:' .. run)
     if redis.call('HDEL', TASKS, 'k:' .. run, 'l:' .. run) > 0 and envelope then
-        wake(now, run, envelope) -- else a request before did, whose answer was lost: a sweep sends it
+        wake(now, run, envelope) -- else an earlier request did, and its answer was lost: a sweep sends it
     end
 end

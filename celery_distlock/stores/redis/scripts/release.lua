@@ -10,8 +10,8 @@
 -- channel   of the worker that asks: what was sent to this destination, and waits, is pushed there
 -- request   JSON; what is not in it is false:
 -- inbox     where a blocked waiter that gives up had waited
--- keep_ms   the key stays locked for so long, for keep_run to claim; if that is parked
---           already, the key is handed to it now
+-- keep_ms   how long the key stays locked for keep_run to claim; if that is parked already, the
+--           key is handed to it now
 -- unstarted what was taken has come to nothing, and is not counted where the key has a rate
 -- USES grant handing units queue
 
@@ -104,7 +104,7 @@ if holder ~= owner and not share then
     return woken[1] and answer(0) or 0
 end
 if keep_ms and put_first(keep_run) then
-    keep_ms = nil -- its message came before, and nobody else would send it
+    keep_ms = nil -- its message came before, and no other process would send it
 end
 local kept_by = keep_ms and share and redis.call('HGET', LOCK, 'o:' .. keep_run)
 if kept_by and kept_by ~= owner and kept_by ~= 'parked:' .. keep_run and share_of(kept_by) then

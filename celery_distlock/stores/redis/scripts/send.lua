@@ -3,26 +3,26 @@
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV run envelope task sent_to [request]
 -- returns go | queued | later | updated | changed: nothing was done, for another run has the identity
---         than was thought | as queue.lua's `reply`, with one of these as its status: whom that lets in
---         besides, and in how many ms a run joins the queue
+--         than was thought | as queue.lua's `reply`, with one of these as its status: the other runs
+--         that are admitted, and in how many ms a run joins the queue
 --
 -- go        it is on its way: its caller publishes the message, or a sweep does if that process dies.
 --           It comes by the broker alone, so that it passes no earlier work
 -- sent_to   the destination of its message
 -- request   JSON; what is not in it is false:
 -- want      as in acquire.lua
--- delay_ms  for so long it does not join the queue
+-- delay_ms  how long it waits before it joins the queue
 -- repeated  it was sent before, and not answered
 -- identity  which the run is to have
 -- until_when  for how long: as in calls.lua, but for a number of ms from now
 -- replaces  the run that is known to have it, and may lose it; the same run: its message is replaced,
 --           if it waits; *: whoever has it keeps it, and this run goes without
--- most_ms   so long after the first call it joins the queue at the latest, however often it is
+-- most_ms   the longest time from the first call until it joins the queue, however often it is
 --           updated
 -- paced     it does not join the queue before its own rates, or an operator's, let it start
--- expires_ms  after so many, if it has not begun, it has no identity any more
+-- expires_ms  when it loses its identity if it has not begun
 -- marks     as in calls.lua
--- beside    it is sent beside the run that it replaces, though that waits
+-- beside    it is sent in addition to the run that it replaces, even if that one waits
 --
 -- later  zset  runs that do not join the queue before their time (ms, with a fraction for their order
 --              then); and some that have come by themselves meanwhile, until that time
@@ -102,7 +102,7 @@ local function let_in(status)
     end
     for place, each in ipairs(woken) do
         if each.run == run then
-            status = 'go' -- its message need not come back to who has sent it
+            status = 'go' -- the caller has its message and publishes it
             redis.call('HSET', TASKS, 'd:' .. run, PUSHES)
             table.remove(woken, place)
             table.remove(envelopes, place)

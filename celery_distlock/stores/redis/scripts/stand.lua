@@ -2,9 +2,9 @@
 -- key is kept for it, or it waits in the queue. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run names first arrival owner departs [envelope channel]
--- returns as queue.lua's `reply`, with status: busy: it has been put on its way | done: it has ended,
---         or nobody knows it | reserved or parked, with the facts of acquire.lua about the last key at
---         which it stands, the number of that as `at`, and of each that is woken that of its key
+-- returns as queue.lua's `reply`, with status: busy: it is dispatched | done: it has ended, or is
+--         unknown | reserved or parked, with the facts of acquire.lua about the last key at which it
+--         waits, the number of that key as `at`, and the number of its key for each woken run
 --
 -- After the first key's records may come those of the next, and so on: it stands there if it has
 -- those before.

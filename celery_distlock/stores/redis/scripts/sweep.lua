@@ -2,9 +2,9 @@
 -- died before it was sent, a message that never came, a run that ended with its process.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV limit [backlogs]
--- returns as queue.lua's `reply`, with waiting: 1 somebody waits or is on its way | 0 nobody; and of
---         those that are sent again whether they have returned: have come for the key before, and
---         whether they were published: the broker was given them
+-- returns as queue.lua's `reply`, with waiting: 1 if a run waits or is in flight, else 0. Each run that
+--         is sent again has `returned`: it has tried to claim the key before, and `published`: its
+--         message was given to the broker
 --
 -- backlogs  destinations, a line each, where the broker's queue has messages: what it was given for
 --           these is not sent again

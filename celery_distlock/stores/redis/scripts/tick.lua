@@ -3,8 +3,8 @@
 -- ARGV who inbox for_ms limit settled
 -- returns fields as JSON:
 --
--- leads     whether one is the ticker; else another one is, or one is not any more
--- pause_ms  until the next one is due, or the other one's time ends; not told: none is due
+-- leads     whether the caller is the ticker; false if another process is, or the caller has resigned
+-- pause_ms  until the next key is due, or the other ticker's time ends; missing if none is due
 -- late_ms   for how long the first of the claimed has been due
 -- names     those that are claimed; claim names this claim, for `settled`
 --
