@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_DOWN_AFTER = 500  # ms
+_DOWN_AFTER = 1000  # ms
 _FAILOVER_TIMEOUT = 2000  # ms
 
 # Sentinels look and tell every 1 to 10 s by default, so that each step takes seconds; these do not.
