@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import itertools
-import math
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +16,7 @@ from celery_distlock.stores.memory.commands import COMMANDS
 from celery_distlock.stores.memory.keyspace import RefusedError
 from celery_distlock.stores.memory.server import Server
 from celery_distlock.stores.queue_parts import Sent
-from celery_distlock.stores.queue_store import ready
+from celery_distlock.stores.queue_store import ready, stand
 from celery_distlock.stores.redis.connections import BrokenOffError
 from celery_distlock.stores.requests import SendRequest, StandRequest
 from celery_distlock.stores.values import (
@@ -76,8 +75,6 @@ class BreakingServer(Server):
         requests: Of each request the names of its commands, and of its script first.
     """
 
-    spares_leases = True
-
     def __init__(self, fault: Fault | None) -> None:
         super().__init__()
         self.fault = fault
@@ -121,12 +118,7 @@ class BreakingServer(Server):
         elif number != fault.command:
             return
         elif fault.mishap in (Mishap.ENDED, Mishap.ENDED_FOR_GOOD):
-            # A server ends a script at a record that is not there, as its slot moves to another
-            # one. So it does not before a new record's expiry.
-            begins_lease = command.execute is COMMANDS[b"PEXPIRE"].execute
-            is_new = begins_lease and self.keys.expires_ms(words[0]) == math.inf
-            if not (is_new and self.spares_leases):
-                raise EndedError
+            raise EndedError
         elif fault.mishap is Mishap.REFUSED and command.grows:
             raise RefusedError("command not allowed when used memory > 'maxmemory'.", "OOM")
 
@@ -298,23 +290,17 @@ class World:
         self.believes(run, taken)
 
     def waits_at_all(self, run: Run, taken: dict[str, str]) -> None:
-        park: ParkRequest | None = ParkRequest(run.name.encode())
-        arrival = 0
-        for key in run.keys:
-            request = StandRequest(
-                key, run.name, Route(tuple(run.keys)), arrival, park, taken.pop(key, "")
-            )
-            reply = self.ask(lambda request=request: self.store.parking.stand(request), run)
-            if reply is None:
-                self.messages.append((run, True))
-                return
-            run.is_waiting = True
-            park, arrival = None, reply.arrival
-            self.woken(reply.wake)
-            if reply.status is not Status.RESERVED:
-                self.gives_up(run, taken)
-                return
-        self.begins(run, may_be_copy=False)
+        route = Route(tuple(run.keys))
+        park, owners = ParkRequest(run.name.encode()), [taken.get(key, "") for key in run.keys]
+        request = StandRequest(run.name, route, 0, park, owners, comes=True)
+        reply = self.ask(lambda: stand(self.store, request), run)
+        if reply is None:
+            self.messages.append((run, True))
+            return
+        run.is_waiting = True
+        self.woken(reply.wake)
+        if reply.status is Status.RESERVED:
+            self.begins(run, may_be_copy=False)
 
     def gives_up(self, run: Run, taken: dict[str, str]) -> None:
         for key, owner in taken.items():

@@ -126,7 +126,7 @@ def _expire_sooner(client: redis.Redis, record: bytes, seconds: float) -> None:
 def _bring_ends_nearer(client: redis.Redis, lock: bytes, seconds: float) -> None:
     """Let a rest, and the leases of those who share a key, end sooner."""
     for field, value in client.hgetall(lock).items():
-        if field in {b"next", b"rest"} or field.startswith(b"h:"):
+        if field in {b"next", b"rest", b"x"} or field.startswith(b"g:"):
             ends, *others = value.split(b" ", 1)
             sooner = b"%d" % max(0, int(ends) - int(1000 * seconds))
             client.hset(lock, field, b" ".join([sooner, *others]))

@@ -361,24 +361,27 @@ def give_back(
     return before
 
 
-def release_by(hold: Hold, ask: Callable[[], Reply]) -> Reply:
+def release_by(holds: Sequence[Hold], ask: Callable[[], Reply]) -> Reply:
     """
-    Stop holding by *ask*, a request that gives the key up itself; return its answer.
+    Stop holding by *ask*, a request that gives the keys up itself; return its answer.
 
     Raises:
-        StoreError: The key is given back in the background.
+        StoreError: The keys are given back in the background.
     """
-    before = hold.end()
+    before = [hold.end() for hold in holds]
     try:
         reply = ask()
     except BaseException:
-        _release_later(hold)
+        for hold in holds:
+            _release_later(hold)
         raise
     finally:
-        watchdog(hold.store).forget(hold)
-    _erase(hold)
-    if before is HoldState.HELD:
-        hold.tell_released()
+        for hold in holds:
+            watchdog(hold.store).forget(hold)
+    for hold, state in zip(holds, before, strict=True):
+        _erase(hold)
+        if state is HoldState.HELD:
+            hold.tell_released()
     return reply
 
 

@@ -18,7 +18,8 @@ from celery_distlock.keys import slot_name
 from celery_distlock.naming import shown
 from celery_distlock.policies import Decision
 from celery_distlock.stores import QueueStore, StandRequest
-from celery_distlock.stores.values import ParkRequest, Reply, Route, Status
+from celery_distlock.stores.queue_store import stand
+from celery_distlock.stores.values import Reply, Status
 
 from .conflicts import Conflicts
 from .invocation import Invocation
@@ -243,39 +244,37 @@ class KeyAcquisition:
 
     def _park_at_all(self, key: Key, reply: Reply) -> tuple[Key, Reply]:
         """
-        Park the run at its keys, one after the other, and keep reserved what it has of them.
+        Give up what was taken, and park the run at the key that refuses it now.
 
         Returns:
-            The last key at which it stands now, and the store's reply there.
+            That key, and the store's reply there; or that all keys are reserved for the run.
         """
-        route = self._requeueing.route(self._wanted)
-        request: ParkRequest | None = self._requeueing.park_request(*route.names)
+        route, taken = self._requeueing.route(self._wanted), list(self.taken)
+        park_request = self._requeueing.park_request(*route.names)
         self._invocation.states.parked(key.template, reply.holder, reply.place)  # as in `_park`
         self._requeueing.asked_to_park = True
         arrival = reply.arrival or self._invocation.received.arrival or 0
-        for next_key in self._wanted:
-            reply, key = self._park_at(next_key.template, route, arrival, request), next_key
-            request, arrival = None, reply.arrival
-            self._store.dispatch(reply.wake)
-            if reply.status is not Status.RESERVED:
-                break
-        self._requeueing.leave_reservations(*route.names[: 1 + self._wanted.index(key)])
+        owners = {hold.key: hold.owner for hold in taken}
+        run = self._invocation.execution_id
+        request = StandRequest(run, route, arrival, park_request, comes=True)
+        request = request._replace(owners=[owners.get(each.template, "") for each in self._wanted])
+        reply = self._stand(request, taken)
+        self._store.dispatch(reply.wake)
+        self._requeueing.leave_reservations(*route.names)
         self._missing = list(self._wanted)
-        return key, reply
+        at = [slot_name(each.template) for each in self._wanted].index(reply.at)
+        return self._wanted[at], reply
 
-    def _park_at(self, key: str, route: Route, arrival: int, request: ParkRequest | None) -> Reply:
-        store, run = QueueStore.of(self._store), self._invocation.execution_id
-        stand = StandRequest(slot_name(key), run, route, arrival, request)
-        hold = next((hold for hold in self.taken if hold.key == key), None)
+    def _stand(self, request: StandRequest, taken: list[Hold]) -> Reply:
+        store = QueueStore.of(self._store)
         try:
-            if hold is None:
-                return store.parking.stand(stand)
-            reply = release_by(hold, lambda: store.parking.stand(stand._replace(owner=hold.owner)))
-            self.taken.remove(hold)  # not before: until then it is to be released in any case
-            self.owned.pop((store.identity, key), None)
-            if reply.status not in (Status.RESERVED, Status.PARKED):  # it stands nowhere
-                release_later(store, hold.release_request())
-            return reply
+            reply = release_by(taken, lambda: stand(store, request))
         except StoreUnavailableError as error:
             self._requeueing.on_outage(error)
             raise
+        for hold in taken:  # not before: until then it is to be released in any case
+            self.taken.remove(hold)
+            self.owned.pop((store.identity, hold.key), None)
+            if reply.status not in (Status.RESERVED, Status.PARKED):  # it waits nowhere
+                release_later(store, hold.release_request())
+        return reply

@@ -19,7 +19,7 @@ from celery_distlock.keys import slot_name
 from celery_distlock.policies import Conflict
 from celery_distlock.stores import Ability, QueueStore, ReleaseRequest, StandRequest, Store
 from celery_distlock.stores.identities import new_owner
-from celery_distlock.stores.queue_store import begin_at_first_key
+from celery_distlock.stores.queue_store import stand_and_send
 from celery_distlock.stores.requests import Identity
 from celery_distlock.stores.values import (
     ALONE,
@@ -149,13 +149,13 @@ class Requeueing:
     ) -> None:
         """Park the next execution at its keys; by the broker after *delay*, if that fails."""
         run, route = self._next_execution_id(), self.route(hold.wanted for hold in taken)
-        stand = StandRequest(route.names[0], run, route, arrival, self._request_for(sealed))
+        stand = StandRequest(run, route, arrival, self._request_for(sealed))
         try:
             if len(taken) == 1:
                 self._park_at(taken[0].wanted, stand)
                 self._pass_identity_on(taken[0].key, run)
             else:
-                begin_at_first_key(QueueStore.of(self._store), stand)
+                stand_and_send(QueueStore.of(self._store), stand)
         except StoreUnavailableError:
             self._publish(sealed, delay)
 
@@ -179,8 +179,8 @@ class Requeueing:
         hold.arrival = stand.arrival
         reply = acquire(hold, park=stand.park_request)
         if reply.status is Status.GRANTED:  # ours was lost, or there is room for both
-            store, stand = QueueStore.of(self._store), stand._replace(owner=hold.owner)
-            release_by(hold, lambda: begin_at_first_key(store, stand))
+            store, stand = QueueStore.of(self._store), stand._replace(owners=[hold.owner])
+            release_by([hold], lambda: stand_and_send(store, stand))
 
     def _next_execution_id(self) -> str:
         return self._invocation.execution_id_for(self._invocation.header.number + 1)

@@ -16,7 +16,6 @@ from .values import (
     PeerChannel,
     Release,
     Reply,
-    Route,
     Waiter,
     Want,
     WokenTask,
@@ -74,30 +73,51 @@ class Parking(ABC):
         """
 
     @abstractmethod
-    def stand(self, request: StandRequest) -> Reply:
+    def try_all(self, request: StandRequest, *, counts: bool) -> Reply | None:
         """
-        Have a run wait at one of its keys, the first that it has not: in one step.
+        Reserve all of its keys for a run, or have it wait at the one that refuses it: in one step.
 
-        ``RESERVED``: the key is reserved for it for some seconds; ``PARKED``: it waits in the
-        queue, and a `WokenTask` without an envelope comes of its turn. In both cases it stays there
-        until it has departed (:meth:`depart`) or has come. ``BUSY``: it has departed. ``DONE``: it
-        has ended, or is not known.
+        If one of them has opened, and the run is turned away, that *counts*. None: the keys are in
+        several places, so it is for :meth:`try_one`.
         """
 
     @abstractmethod
-    def stand_at_all(self, run: str, route: Route) -> Reply | None:
+    def try_one(
+        self, request: StandRequest, number: int, arrival: int, *, counts: bool
+    ) -> tuple[Reply, bool]:
         """
-        Have *run* wait at its keys, as far as it comes, and wake it if it has all: in one step.
+        Try the key with this *number*, from 0, of the request.
 
-        None: the keys are in several places, so it is for :meth:`stand` and :meth:`depart`.
+        ``RESERVED``: it is kept for the run, for some seconds; ``PARKED``: the run waits there.
+        *arrival* is what the `Reply` at the first key says; there, when the run came. Returned is
+        also whether the run was turned away so often that other keys are kept for it.
         """
 
     @abstractmethod
-    def depart(self, name: str, run: str, *, first: bool) -> Release:
+    def reserve_one(self, name: str, run: str, *, first: bool, comes: bool) -> Release:
         """
-        Have *run* wait no longer at a key that is reserved for it; at the *first* it is woken.
+        Reserve a key that is kept for *run*; at the *first* put it on its way, if it does not come.
 
-        Not `released`: the key is not, or no longer, reserved for it.
+        Not `released`: the key is not, or no longer, kept for it.
+        """
+
+    @abstractmethod
+    def leave_one(
+        self,
+        name: str,
+        run: str,
+        *,
+        first: bool,
+        at: str,
+        counts: bool = False,
+        keeps: bool = False,
+        owner: str = "",
+    ) -> Release:
+        """
+        Have *run*, which waits *at* another key, wait no longer at one.
+
+        What was kept there is given back, unless it *keeps* it. That it was turned away may count.
+        The *owner* that holds the key for it gives it up.
         """
 
     @abstractmethod

@@ -1,15 +1,13 @@
 """
 A store that queues, and what becomes of the runs that it wakes.
 
-A run that needs several keys has no process while it waits. It waits at its keys in one order, the
-same for all runs: at the first that it cannot have, in the queue, by the time when it came to the
-first of all, and what it has is reserved for it. When it has that key, too, the process that has
-freed it has the run wait at the next, and so on, until it has all: then it is woken, once.
-
-No run waits for ever. What is reserved for one that still waits goes to an earlier one that waits
-there, so the eldest always gets on; and it is reserved for some seconds only, after which the run
-is still the first in that queue, but a blocked caller there goes before it once: that one may have
-the key that the run waits for.
+A run that needs several keys has no process while it waits. It has none of its keys then, and is
+in one queue: that of the key that refuses it now. When that key opens, the process that opened it
+has all of its keys tried in one step: it gets all, or waits at the next one that refuses it. What
+was turned away often enough has the keys kept that it could have, while it is the first in the
+queue of the one that it lacks; what is kept for a run goes to one that came before it. So no two
+wait for each other, and the eldest always gets on. Where the keys are on several servers, they are
+tried one after the other, and kept meanwhile, for some seconds.
 """
 
 import logging
@@ -27,7 +25,7 @@ from .identities import task_id_of
 from .listing import ListingStore
 from .queue_parts import Audit, Calls, Channels, Parking, Timetable, Units
 from .requests import StandRequest
-from .values import Ability, Release, Reply, Route, Sending, Status, WokenTask
+from .values import Ability, Reply, Sending, Status, WokenTask
 
 __all__ = [
     "AwaitedError",
@@ -36,14 +34,17 @@ __all__ = [
     "Publishers",
     "QueueStore",
     "UnsendableError",
-    "begin_at_first_key",
     "ready",
+    "stand",
+    "stand_and_send",
 ]
 
 logger = logging.getLogger(__name__)
 
 MOST_KEYS = 10_000  # of a run; a record that names more is not ours
-ATTEMPTS = 10  # to find all reserved at once; else it goes on when a reservation has ended
+MOST_TRIES = 32  # of runs, one after the other; the next are tried a moment later
+SOON = 0.005  # seconds
+ATTEMPTS = 10  # to find all kept at once; else a sweep goes on
 
 
 class NotOursError(Exception):
@@ -238,6 +239,24 @@ def _report_unsendable(wake: WokenTask, error: UnsendableError) -> None:
 _complaints = Complaints()
 
 
+def stand(store: QueueStore, request: StandRequest) -> Reply:
+    """
+    Reserve all of its keys for a run, or have it wait at the one that refuses it now.
+
+    ``RESERVED``: it has all of them, and is on its way if it does not come itself; ``PARKED``: it
+    waits in one queue, and when its turn comes there is a `WokenTask` for :func:`ready`. ``BUSY``:
+    it is on its way already. ``DONE``: it has ended, or is not known.
+    """
+    return _try(store.parking, request, counts=False)
+
+
+def stand_and_send(store: QueueStore, request: StandRequest) -> Reply:
+    """Have a run take its keys or wait for them, and send what that wakes."""
+    reply = stand(store, request)
+    store.dispatch(reply.wake)
+    return reply
+
+
 def ready(store: QueueStore, wake: WokenTask) -> Iterator[WokenTask]:
     """
     Yield what has to be sent, now that *wake* has its key: itself, or what comes of it.
@@ -245,68 +264,90 @@ def ready(store: QueueStore, wake: WokenTask) -> Iterator[WokenTask]:
     Raises:
         StoreError: A run that waits for several keys goes on later.
     """
-    wakes = deque([wake])
+    wakes, tries = deque([wake]), 0
     while wakes:
         wake = wakes.popleft()
         route = wake.route
         if route is None:
             yield wake
-        elif wake.name in route.names and len(route.names) <= MOST_KEYS:
-            wakes.extend(_advance(store, wake, route))
-        else:
+        elif wake.name not in route.names or len(route.names) > MOST_KEYS:
             words = "the record at %r of a run %r with several keys is not ours"
             _complaints.tell(wake, words, shown(wake.name), shown(wake.run))
-
-
-def begin_at_first_key(store: QueueStore, request: StandRequest) -> Reply:
-    """Have a run wait at the first of its keys; others have it go on from there."""
-    reply = store.parking.stand(request)
-    if reply.status is Status.RESERVED:
-        store.dispatch(WokenTask(request.name, request.run, b"", request.route))
-    store.dispatch(reply.wake)
-    return reply
-
-
-def _advance(store: QueueStore, wake: WokenTask, route: Route) -> Iterator[WokenTask]:
-    """Have a run wait at its keys, as far as it comes; if that is all of them, wake it."""
-    reply = store.parking.stand_at_all(wake.run, route)
-    if reply is None:
-        yield from _advance_by_steps(store, wake, route)
-        return
-    yield from _woken(reply)
-    yield from _leave(store, wake, route, reply)
-
-
-def _leave(store: QueueStore, wake: WokenTask, route: Route, reply: Reply) -> Iterator[WokenTask]:
-    """Free the key that a run has, if it no longer waits at its first one."""
-    if reply.status is Status.DONE and wake.name != route.names[0]:
-        yield from _woken(store.drop(wake, mark=False))
-
-
-def _advance_by_steps(store: QueueStore, wake: WokenTask, route: Route) -> Iterator[WokenTask]:
-    parking, first = store.parking, route.names[0]
-    for _ in range(ATTEMPTS):
-        arrival = 0
-        for name in route.names:
-            reply = parking.stand(StandRequest(name, wake.run, route, arrival))
-            arrival = reply.arrival
-            yield from _woken(reply)
-            if reply.status is not Status.RESERVED:
-                yield from _leave(store, wake, route, reply)
-                return
-        departed = []
-        for name in reversed(route.names):  # the first one last: from there it is sent
-            departed.append(parking.depart(name, wake.run, first=name == first))
-            if not departed[-1].released:
-                break
+        elif tries == MOST_TRIES:
+            store.timetable.note_due({wake.name: SOON})
         else:
-            yield from _woken(departed[-1])
-            return
-        # One was given to a run that came before it, and that may need the others, too.
-        for name in route.names[-len(departed) :]:
-            yield from _woken(parking.stand(StandRequest(name, wake.run, route, arrival)))
+            tries += 1
+            request = StandRequest(wake.run, route, givers=wake.givers)
+            wakes.extend(_each_of(_try(store.parking, request, counts=True).wake))
 
 
-def _woken(answer: Release | Reply) -> Iterator[WokenTask]:
-    if answer.wake is not None:
-        yield answer.wake
+def _try(parking: Parking, request: StandRequest, *, counts: bool) -> Reply:
+    reply = parking.try_all(request, counts=counts)
+    return _try_each(parking, request, counts=counts) if reply is None else reply
+
+
+def _try_each(parking: Parking, request: StandRequest, *, counts: bool) -> Reply:
+    """Try one key after the other, where they are in several places."""
+    names, run = request.route.names, request.run
+    woken: list[WokenTask] = []
+    for _ in range(ATTEMPTS):
+        arrival, is_aged, waits = request.arrival, False, []
+        for number, name in enumerate(names):
+            reply, tells_aged = parking.try_one(request, number, arrival, counts=counts)
+            arrival, is_aged = reply.arrival, is_aged or tells_aged
+            waits += [name] if reply.at and number else []
+            woken += _each_of(reply.wake)
+            if reply.status is not Status.RESERVED:
+                kept = number if is_aged and reply.place == 0 else 0
+                woken += _leave_others(parking, request, number, kept, reply, counts=counts)
+                return _with(reply._replace(at=name), woken)
+        reserved, wakes = _reserve_each(parking, request)
+        woken += wakes
+        if reserved:
+            for other in waits:  # only now: a process may die
+                woken += _each_of(parking.leave_one(other, run, first=False, at="").wake)
+            return _with(reply, woken)
+        request = request._replace(park_request=None, owners=())
+    return _with(reply._replace(status=Status.PARKED, at=names[0]), woken)
+
+
+def _leave_others(
+    parking: Parking, request: StandRequest, at: int, kept: int, reply: Reply, *, counts: bool
+) -> list[WokenTask]:
+    """Have a run wait at one key alone, and keep the first *kept* of the others."""
+    names, owners, woken = request.route.names, request.owners, []
+    for number, name in enumerate(names):
+        is_gone = number == 0 and reply.status is not Status.PARKED
+        if number != at and not is_gone:
+            left = parking.leave_one(
+                name,
+                request.run,
+                first=number == 0,
+                at=names[at],
+                counts=counts,
+                keeps=number < kept,
+                owner=owners[number] if owners and number > at else "",
+            )
+            woken += _each_of(left.wake)
+    return woken
+
+
+def _reserve_each(parking: Parking, request: StandRequest) -> tuple[bool, list[WokenTask]]:
+    """Whether all keys are reserved now: the first one last, from there the run is sent."""
+    woken: list[WokenTask] = []
+    for name in reversed(request.route.names):
+        first = name == request.route.names[0]
+        reserved = parking.reserve_one(name, request.run, first=first, comes=request.comes)
+        if not reserved.released:  # it was taken by one that came earlier
+            return False, woken
+        woken += _each_of(reserved.wake)
+    return True, woken
+
+
+def _each_of(wake: WokenTask | None) -> list[WokenTask]:
+    return [] if wake is None else [wake._replace(also=()), *wake.also]
+
+
+def _with(reply: Reply, woken: list[WokenTask]) -> Reply:
+    wake = woken[0]._replace(also=tuple(woken[1:])) if woken else None
+    return reply._replace(wake=wake)

@@ -74,27 +74,28 @@ class ReleaseRequest(NamedTuple):
 
 class StandRequest(NamedTuple):
     """
-    A request that a run which needs several keys waits at one of them.
+    A request that a run takes all of its keys, or waits for them.
 
     See :meth:`celery_distlock.stores.queue_parts.Parking.stand`.
 
     Attributes:
-        name: The key's slot name.
         run: As in `AcquireRequest`.
         route: All of its keys.
-        arrival: Its place in all queues: what the `Reply` at the first key told. There itself:
-            when it came, or 0.
-        park_request: At the first key, when it begins to stand there.
-        owner: Who holds the key for the run, and gives it up so.
+        arrival: As in `AcquireRequest`.
+        park_request: What is kept of it; None: the store has that.
+        owners: Of each key the owner that holds it for the run, and gives it up so, or empty.
+        givers: The runs that gave up a key for it, as far as that is known.
+        comes: It is here, and takes its keys itself if all are reserved for it.
         timeout: If it is given, there is one attempt of so many seconds.
     """
 
-    name: str
     run: str
     route: Route
     arrival: int = 0
     park_request: ParkRequest | None = None
-    owner: str = ""
+    owners: Sequence[str] = ()
+    givers: Sequence[str] = ()
+    comes: bool = False
     timeout: float | None = None
 
 

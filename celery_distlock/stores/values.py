@@ -241,7 +241,7 @@ class Status(enum.Enum):
     PARKED = "parked"
     DONE = "done"  # the run has ended before; this is a second delivery of it
     FREE = "free"  # nobody holds the key, and nothing was done
-    RESERVED = "reserved"  # the key is kept for the run, which needs others, too
+    RESERVED = "reserved"  # all of its keys are reserved for the run
     DEADLOCK = "deadlock"  # another one who shares the key waits for having it alone, as this one
 
 
@@ -346,6 +346,8 @@ class Reply(NamedTuple):
     `due` is in how many seconds time alone lets the caller in, if nobody comes before; 0: it is not
     only for time to do. One who waits is told so if he is the first.
 
+    `at` is the slot name of the key at which a run waits that needs several.
+
     Where several hold a key, `token` is that of the time in which it is shared without a gap, the
     same for all who do; `holder` is one of them. `slot` tells who was granted one unit of a
     capacity up to `MOST_SLOTS` which one that is, from 0: nobody else has it meanwhile; -1 for all
@@ -363,6 +365,7 @@ class Reply(NamedTuple):
     arrival: int = 0
     slot: int = -1
     due: float = 0.0
+    at: str = ""
 
     @property
     def wait(self) -> float | None:

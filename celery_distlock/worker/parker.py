@@ -23,7 +23,7 @@ from celery_distlock.runtime.reporting import Report
 from celery_distlock.runtime.requeueing import route_of
 from celery_distlock.runtime.states import PARKED, is_aborted
 from celery_distlock.stores import QueueStore, StandRequest, Store
-from celery_distlock.stores.queue_store import begin_at_first_key
+from celery_distlock.stores.queue_store import stand_and_send
 from celery_distlock.stores.values import ALONE, KeyState, ParkRequest, Reply, Status, Want
 
 from .arrival import Arrival, may_run_at_once
@@ -162,10 +162,9 @@ class Parker:
             return store.parking.park_if_held(
                 arrival.key, run, request, PATIENCE, arrival.stamp, **more
             )
-        # It stands at the first key only: here is no time to go further, and others do that.
         route = route_of(arrival.keys, request.task)
-        stand = StandRequest(names[0], run, route, arrival.stamp, request)
-        return begin_at_first_key(store, stand._replace(timeout=PATIENCE))
+        stand = StandRequest(run, route, arrival.stamp, request, timeout=PATIENCE)
+        return stand_and_send(store, stand)
 
     def _sealed(self, arrival: Arrival) -> tuple[ParkRequest, str]:
         """Return what is parked, and the execution's id."""
@@ -204,7 +203,9 @@ def _context_of(message: Any, hostname: str) -> Context:
 def _report(store: Store, arrival: Arrival, reply: Reply) -> None:
     # Signals run users' code, so this is neither for the event loop nor for the parking thread.
     report = Report(arrival.task, arrival.identity, store)
-    key = arrival.keys[0]
+    key = next(
+        (each for each in arrival.keys if slot_name(each.template) == reply.at), arrival.keys[0]
+    )
     if reply.status is Status.RESERVED:  # it has the first of its keys, and waits for another one
         with contextlib.suppress(StoreError):
             key, reply = _where_it_waits(store, arrival)

@@ -112,13 +112,15 @@ def seen(state: KeyState) -> tuple[Any, ...]:
     limit = state.limit and (state.limit.capacity, state.limit.author)
     several = state.used, state.capacity, limit, state.rest > 0, state.starts
     who = ("", "") if holders else (state.owner, state.run)
-    times = state.later, state.due > 0, state.opens is None, state.identities
+    # The old scripts count one among those to come later that has come, and is retained.
+    times = state.later * (not state.owner), (state.opens or 0.0) <= TICK, state.identities
     return (who, times, bool(state.token), state.waiting, holders, several)
 
 
 def in_line(waiters: list[Waiter], *, wants_count: bool) -> tuple[Any, ...]:
     """Return the waiters that were woken, in any order, and those queued, in that of the queue."""
-    found = [each._replace(since=0.0) for each in waiters]
+    # The old scripts forget what a second delivery wants that is put off.
+    found = [each._replace(since=0.0, want=ALONE if each.woken else each.want) for each in waiters]
     if not wants_count:
         found = [each._replace(want=ALONE) if each.woken else each for each in found]
     woken = sorted((each for each in found if each.woken), key=lambda each: each.run)

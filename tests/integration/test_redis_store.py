@@ -12,7 +12,13 @@ import redis
 
 from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
-from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest, open_store
+from celery_distlock.stores import (
+    AcquireRequest,
+    ReleaseRequest,
+    StandRequest,
+    open_store,
+    queue_store,
+)
 from celery_distlock.stores.queue_parts import Sent
 from celery_distlock.stores.redis import connections, sending, silence
 from celery_distlock.stores.redis.connections import ConnectionPool, command, script_call
@@ -88,7 +94,9 @@ def test_calls_hurry_at_a_server_that_has_been_silent_for_long(private_server, m
 RELEASES = {("release", number) for number in (3, 5, 6)}
 
 
-def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
+def test_the_store_sends_what_the_headers_name(  # noqa: PLR0915  # one request after the other
+    redis_url, prefix, monkeypatch
+):
     sent = []
     exchange = ConnectionPool.exchange
 
@@ -124,21 +132,22 @@ def test_the_store_sends_what_the_headers_name(redis_url, prefix, monkeypatch):
     )
     store.release(ReleaseRequest("k", "c", own_channel=OwnChannel(peer.address, " celery")))
     store.acquire_all(["l", "m"], ["d", "e"], 30.0)
-    store.parking.stand(
-        StandRequest("n", "standing", Route(("n", "o")), park_request=ParkRequest(b"envelope"))
-    )
-    store.parking.stand(StandRequest("o", "standing", Route(("n", "o")), arrival=1))
+    standing = StandRequest("standing", Route(("n", "o")), park_request=ParkRequest(b"envelope"))
+    queue_store.stand(store, standing)
+    store.parking.try_one(standing, 1, 1, counts=False)
     share(store)
     tick(store)
     send(store)
-    store.parking.depart("o", "standing", first=False)
+    store.parking.leave_one("o", "standing", first=False, at="n")
+    store.parking.reserve_one("o", "standing", first=False, comes=False)
+    list(store.parking.wake_next("quiet"))
     store.check()
 
     seen, numbers = set(), set()
     for call in sent:
         if call.script is not None:
             _, _, count, *keys = call.head.split(b"\r\n")[1::2]
-            times = 2 if call.script.name == "acquire_all" else 1
+            times = 2 if call.script.name in {"acquire_all", "attempt"} else 1
             assert int(count) == len(keys)
             number, script = len(call.arguments), call.script
             assert script.required <= number <= len(script.arguments), script.name
@@ -287,12 +296,11 @@ def acquire(store: RedisStore) -> Reply:
 
 def stand(store: RedisStore) -> Reply:
     park_request = ParkRequest(b"envelope")
-    return store.parking.stand(
-        StandRequest("k", "run", Route(("k", "l")), park_request=park_request)
-    )
+    request = StandRequest("run", Route(("k", "l")), park_request=park_request)
+    return queue_store.stand(store, request)
 
 
-@pytest.mark.parametrize(("ask", "script"), [(acquire, "acquire"), (stand, "stand")])
+@pytest.mark.parametrize(("ask", "script"), [(acquire, "acquire"), (stand, "attempt")])
 def test_what_is_granted_counts_from_the_attempt_that_was_answered(
     monkeypatch, redis_url, prefix, ask, script
 ):

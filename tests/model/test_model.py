@@ -14,7 +14,6 @@ def test_all_that_may_happen(name):
     assert explore(SMALL[name]).is_whole
 
 
-@pytest.mark.xfail(reason="a claim is granted though its key was paused meanwhile")
 def test_a_claim_holds_a_pause():
     explore(Model((ALONE,) * 2, acts=frozenset(["pause"]), claims_ask=True))
 

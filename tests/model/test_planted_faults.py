@@ -8,55 +8,50 @@ from .configurations import ALONE, ANY_UNIT, PACED, PAIR
 from .explorer import Counterexample, explore
 from .models import Model, Plan
 
-NO_SHORT_WAY = ("    local given = hand_to_first(owner, run)", "    local given = nil")
-
-ZADD = "    redis.call('ZADD', WOKEN, integer(at_ms), run)\n"
-ZREM = "    redis.call('ZREM', QUEUE, 'p:' .. run)\n"
+IN_QUEUE = "    if state == 'waiting' then\n"
+LEAVES = "    if was == 'waiting' then redis.call('ZREM', QUEUE, 'p:' .. run) end\n"
 
 # What is wrong, in which model it shows, the texts of the scripts that become others, and what is
 # found.
 PLANTED = {
     "a run leaves the queue before it is noted as on its way": (
         Model((ALONE,) * 2, faults=1),
-        [
-            NO_SHORT_WAY,
-            (ZADD + ZREM, ZREM + ZADD),
-        ],
+        [(IN_QUEUE, LEAVES + IN_QUEUE)],
         "r1 is nowhere",
     ),
     "a run that only the store has is forgotten when it begins": (
         Model((ALONE,) * 2, faults=1, pushes=True),
-        [("if keep and redis.call", "if false and redis.call")],
+        [("if keep and of and", "if false and of and")],
         "r1 is nowhere",
     ),
     "a unit too many is granted": (
         Model((ANY_UNIT,) * 3),
-        [("in_use + needed(units, capacity) <= of", "in_use <= of")],
+        [("+ F_grants.needed(want) > of", "> of")],
         "3 units of 2 are granted at a",
     ),
     "a rate is not asked": (
         Model((PACED,) * 2, ticks=True, memory=3.0),
-        [("and starts_in(terms, now) == 0", "")],
+        [("or F_gates.too_soon(want, mine)", "")],
         "2 start in 2.0 s",
     ),
     "who comes does not look at the queue": (
         Model((Plan(want=PAIR, how="blocks"), ALONE, Plan(want=PAIR, how="blocks"))),
-        [("capacity ~= 1 and redis.call('EXISTS', QUEUE, TASKS) == 0", "capacity ~= 1")],
+        [("turn == 'closed' or F_gates.opens(want)", "F_gates.opens(want)")],
         "r2 has passed ['r1'] at a",
     ),
     "a release wakes nobody": (
         Model((ALONE,) * 2),
-        [NO_SHORT_WAY, ("\nfree(owner)\n", "\nvacate(owner, now)\n")],
+        [("    F_queue.free(grant)\nend\n", "    F_grants.vacate(grant)\nend\n")],
         "a sweep at a has found what nobody had woken",
     ),
     "a limit that is taken back wakes nobody": (
         Model((ALONE,) * 2, acts=frozenset(["pause"])),
-        [("\n\nhand_on(now, '', 0)\n", "\n\n")],
+        [("F_queue.free()\n-- Returns fields as", "-- Returns fields as")],
         "a sweep at a has found what nobody had woken",
     ),
     "nobody is told when a rate lets the next one start": (
         Model((PACED,) * 2, ticks=True, sweeps=False, memory=3.0),
-        [("opens_ms = math.min(opens_ms or in_ms, in_ms)", "")],
+        [("key.opens_ms = math.ceil(math.min(key.opens_ms or NEVER, ms))", "")],
         "this does not come to its end",
     ),
 }

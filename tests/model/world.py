@@ -17,7 +17,7 @@ from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.channels import Inbox
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.stores.queue_parts import Sent, Settled
-from celery_distlock.stores.queue_store import ready
+from celery_distlock.stores.queue_store import ready, stand
 from celery_distlock.stores.redis.delivery_channel import Pushes
 from celery_distlock.stores.requests import SendRequest, StandRequest
 from celery_distlock.stores.values import (
@@ -266,11 +266,9 @@ class World:
 
     def _stand(self, i: int, standing: Place) -> None:
         plan, one = self.model.plans[i], self.executions[i]
-        first, route = plan.keys[0], Route(tuple(plan.keys), "", (plan.want,) * len(plan.keys))
-        stand = StandRequest(first, f"r{i}", route, one.arrival, self._park_request(i))
-        reply = self.store.parking.stand(stand)
-        if reply.status is Status.RESERVED:
-            self._wakes([WokenTask(first, f"r{i}", b"", route)])
+        route = Route(tuple(plan.keys), "", (plan.want,) * len(plan.keys))
+        request = StandRequest(f"r{i}", route, one.arrival, self._park_request(i))
+        reply = stand(self.store, request)
         self._take_answer(i, standing, [reply])
 
     def _take_answer(self, i: int, asking: Place, replies: list[Reply]) -> None:
@@ -329,10 +327,16 @@ class World:
         """Take what the store has woken, which the caller has to send; or what it has pushed."""
         for wake in filter(None, wakes):
             for each in (wake._replace(also=()), *wake.also):
+                if each.route is not None and self._is_trying(each):
+                    continue  # another process has it try its keys
                 self._has_alerted = True
                 waking = Place("waking", wake=each)
                 place = Place("message", again=True, kept=True) if kept else waking
                 self._become(int(each.run[1:]), None, place)
+
+    def _is_trying(self, wake: WokenTask) -> bool:
+        places = self.executions[int(wake.run[1:])].places
+        return any(place.wake is not None and place.wake.route is not None for place in places)
 
     def heard(self, channel: str, message: bytes) -> bool:
         """Take what is published; return whether there is a listener."""

@@ -15,8 +15,8 @@ NAMES = sorted(
     if file.name.endswith(".lua")
 )
 LIBRARIES = [
-    *("grant", "rates", "units", "times", "queue", "handing", "coming"),
-    *("lining", "calls", "limits"),
+    *("records", "limits", "grants", "rates", "gates", "runs", "answers", "queue"),
+    *("several", "calls"),
 ]
 SCRIPTS = [name for name in NAMES if name not in LIBRARIES]
 each_script = pytest.mark.parametrize("name", SCRIPTS)
@@ -27,9 +27,7 @@ def own_text(name):
 
 
 def used_by(name):
-    named = re.search(r"^-- USES (.*)$", own_text(name), re.MULTILINE)
-    names = named[1].split() if named else []
-    return [each for other in names for each in (other, *used_by(other))]
+    return scripts._used(name)
 
 
 def code(name):
@@ -90,7 +88,7 @@ def test_no_script_makes_up_a_key(name):
     named |= {"UNTIL", "FREE", "DUE", "TICKER", "RATE", "LATER", "CALLS"}
     calls = re.findall(r"redis\.p?call\('(\w+)'(?:, ([\w\[\]]+))?", code(name))
 
-    assert calls or re.search(r"^-- USES .*\bqueue\b", own_text(name), re.MULTILINE)  # does it all
+    assert calls or "\n-- USES " in own_text(name)  # these do
     for command, first in calls:
         assert command not in {"KEYS", "SCAN", "FLUSHALL", "FLUSHDB", "EVAL"}
         assert command in {"TIME", "PUBLISH", "SPUBLISH"} or first in named
@@ -111,7 +109,7 @@ def test_the_digest_is_that_of_the_whole_source(name):
 @each_script
 def test_every_line_that_does_something_is_there_in_its_order(name):
     lines = [line for line in code(name).splitlines() if re.match(r"if |return |redis\.", line)]
-    source = re.sub("--.*", "", scripts.load(name).source).splitlines()
+    source = re.sub(r"--.*|\bF(_\w+)?\.", "", scripts.load(name).source).splitlines()
 
     assert lines
     assert [line for line in source if line in set(lines)] == lines
@@ -120,7 +118,7 @@ def test_every_line_that_does_something_is_there_in_its_order(name):
 @each_script
 def test_every_function_is_needed(name):
     source = re.sub("--.*|'[^'\n]*'", "", scripts.load(name).source)
-    functions = re.findall(r"^local function (\w+)", source, re.MULTILINE)
+    functions = re.findall(r"^F\.(\w+) = function", source, re.MULTILINE)
 
     for function in functions:
         assert len(re.findall(rf"\b{function}\b", source)) > 1
@@ -194,26 +192,27 @@ return four()
     script = scripts.load(user)
 
     assert script.source == (
-        """local LOCK = KEYS[1]
+        """local F = {}
+local LOCK = KEYS[1]
 if ARGV[1] == '' then
     return LOCK
 end
 
 -- Counts.
-local function one()
+F.one = function()
     return 1 -- two() is for others
 end
 local log -- of all
 
-local function two()
-    log = one() + 1
+F.two = function()
+    log = F.one() + 1
     return log
 end
 -- What others would.
-local function four()
-    return two()
+F.four = function()
+    return F.two()
 end
-return four()
+return F.four()
 """
     )
     assert (script.keys, script.arguments) == (("lock",), ("a", "b", "c"))
@@ -244,16 +243,55 @@ def test_what_is_defined_only_by_what_needs_it_is_refused(write_script):
         scripts.load(write_script(text))
 
 
-@each_script
-def test_nothing_inside_has_the_name_of_a_function(name):
-    # It would look as if that were needed there.
-    source = re.sub("--.*|'[^'\n]*'", "", scripts.load(name).source)
-    functions = set(re.findall(r"^local function (\w+)", source, re.MULTILINE))
-    found = re.findall(r"^ +local ([\w, ]+)", source, re.MULTILINE)
-    found += re.findall(r"function \w*\(([\w, ]*)\)|for ([\w, ]+) (?:in|=)", source)
+def test_a_variable_with_the_name_of_a_function_is_refused(write_script):
+    library = write_script(LIBRARY + "local function f()\n    return 1\nend\n")
+    text = f"-- NAME.lua: does.\n-- KEYS lock\n-- USES {library}\n\n"
+    text += "local function g(f)\n    return f\nend\nreturn f() + g(1)\n"
 
-    texts = [each if isinstance(each, str) else ", ".join(each) for each in found]
-    assert functions.isdisjoint(", ".join(texts).split(", "))
+    with pytest.raises(ValueError, match="a variable is called as a function is: f"):
+        scripts.load(write_script(text))
+
+
+def test_functions_behind_a_mark_are_made_when_one_is_called(write_script):
+    library = write_script(
+        LIBRARY
+        + """local TWO = 2 -- of something
+-- LAZY some
+local function one()
+    return TWO
+end
+local function other()
+    return one()
+end
+-- EAGER
+local function third()
+    return 3
+end
+"""
+    )
+    user = write_script(
+        f"-- NAME.lua: uses.\n-- KEYS lock\n-- USES {library}\n\nreturn other() + third()\n"
+    )
+
+    assert scripts.load(user).source == (
+        """local F = {}
+local F_some = {}
+setmetatable(F_some, { __index = function(_, name)
+setmetatable(F_some, nil)
+F_some.one = function()
+    return (2)
+end
+F_some.other = function()
+    return F_some.one()
+end
+return F_some[name]
+end })
+F.third = function()
+    return 3
+end
+return F_some.other() + F.third()
+"""
+    )
 
 
 @each_script

@@ -377,6 +377,12 @@ def zscore(keys: Keyspace, name: bytes, member: bytes) -> Answer:
 
 
 @_reads
+def zmscore(keys: Keyspace, name: bytes, member: bytes, *more: bytes) -> Answer:
+    scores = map(_members(keys, name).scores.get, (member, *more))
+    return [None if score is None else number(score) for score in scores]
+
+
+@_reads
 def zcard(keys: Keyspace, name: bytes) -> Answer:
     return len(_members(keys, name))
 

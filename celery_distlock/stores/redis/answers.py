@@ -163,6 +163,7 @@ def _woken(name: str, told: Fields, envelope: bytes) -> WokenTask:
         told.text("run"),
         envelope,
         Route.read(route) if route else None,
+        givers=tuple(filter(None, told.text("givers").split("\n"))),
         returned=told.flag("returned"),
         published=told.flag("published"),
     )

@@ -23,7 +23,7 @@ from celery_distlock.stores.values import (
 )
 
 from . import scripts
-from .answers import Answer, since_of, text, want_of
+from .answers import Answer, Fields, since_of, text, want_of
 from .connections import TIMEOUT, Command, command, fields, milliseconds
 from .delivery import RedisChannels
 from .inspection import Inspection
@@ -78,67 +78,98 @@ class RedisParking(Part, Parking):
         with self._requests.reading(_ACQUIRE, answers[-1]) as answer:
             return self._replies.reply(key, answer, asked_at)
 
-    def stand(self, request: StandRequest) -> Reply:
-        name, route = request.name, request.route
-        arguments = int(name == route.names[0]), request.arrival, request.owner, 0
-        return self._stand(
-            [name],
-            request.run,
-            route,
-            *arguments,
-            park_request=request.park_request,
-            timeout=request.timeout,
-        )
-
-    def stand_at_all(self, run: str, route: Route) -> Reply | None:
-        if not self._servers.share([self._records.stem(name).encode() for name in route.names]):
+    def try_all(self, request: StandRequest, *, counts: bool) -> Reply | None:
+        names = request.route.names
+        if not self._servers.share([self._records.stem(name).encode() for name in names]):
             return None
+        owners, givers = " ".join(each or "-" for each in request.owners), "\n".join(request.givers)
+        how = int(counts), int(request.comes), request.arrival, owners, givers
+        written = request.run, request.route.written(), *how, *self._kept(request)
         try:
-            return self._stand(route.names, run, route, 1, 0, "", 1)
+            answer, asked_at = self._stand(
+                names, self._records.call_at(_ATTEMPT, names, *written), request.timeout
+            )
         except StoreError as error:
             if "CROSSSLOT" in str(error):  # as in `acquire_all`
                 return None
             raise
+        with self._requests.reading(_ATTEMPT, answer):
+            told = Answer(answer)
+            opens = {
+                names[each.number("key") - 1]: each.seconds("ms") for each in told.each("opens")
+            }
+            self._replies.note_opens(opens)
+            at = names[max(1, told.number("at")) - 1]
+            return self._replies.read(key_of(at), told, names, asked_at)._replace(at=at)
+
+    def try_one(
+        self, request: StandRequest, number: int, arrival: int, *, counts: bool
+    ) -> tuple[Reply, bool]:
+        name = request.route.names[number]
+        owner = request.owners[number] if request.owners else ""
+        kept = self._kept(request) if number == 0 else ()
+        how = number + 1, arrival, owner, int(counts), *kept
+        written = request.run, request.route.written(), *how
+        answer, asked_at = self._stand(
+            [name], self._records.call_at(_STAND, [name], *written), request.timeout
+        )
+        with self._requests.reading(_STAND, answer):
+            told = Answer(answer)
+            reply = self._replies.read(key_of(name), told, [name], asked_at)
+            return reply._replace(at=name if told.flag("waits") else ""), told.flag("aged")
+
+    def _kept(self, request: StandRequest) -> tuple[Any, ...]:
+        """Return what is kept of a run: its envelope, and where it is pushed."""
+        if request.park_request is None:
+            return ()
+        patience = TIMEOUT if request.timeout is None else 0.0
+        first, channel = request.route.names[0], request.park_request.channel
+        return request.park_request.envelope, self._channels.push_channel(first, channel, patience)
 
     def _stand(
-        self,
-        names: Sequence[str],
-        run: str,
-        route: Route,
-        *arguments: Any,
-        park_request: ParkRequest | None = None,
-        timeout: float | None = None,
-    ) -> Reply:
-        first, key = names[0], key_of(names[0])
-        if park_request is not None:
-            patience = TIMEOUT if timeout is None else 0.0
-            arguments += (
-                park_request.envelope,
-                self._channels.push_channel(first, park_request.channel, patience),
-            )
-        stand = self._records.call_at(_STAND, names, run, route.written(), *arguments)
+        self, names: Sequence[str], call: Command, timeout: float | None
+    ) -> tuple[Any, float]:
         index = [self._records.index("add", name) for name in names]
-        for calls in self._servers.requests(index, stand):
+        for calls in self._servers.requests(index, call):
             asked_at = clock.monotonic()
             if timeout is None:
-                asked = self._requests.ask(calls, key)
+                asked = self._requests.ask(calls, key_of(names[0]))
                 answers, asked_at = asked.answers, asked.asked_at
             else:
                 answers = self._requests.ask_once(calls, timeout)
-        with self._requests.reading(_STAND, answers[-1]) as answer:
-            told = Answer(answer)
-            last = key_of(names[told.number("at") - 1])
-            return self._replies.read(last, told, names, asked_at)
+        return answers[-1], asked_at
 
-    def depart(self, name: str, run: str, *, first: bool) -> Release:
-        depart = self._records.call(_DEPART, name, run, int(first), confirmed=True)
-        asked = self._requests.ask([depart], key_of(name))
-        return self._replies.released(name, _DEPART, asked._replace(unanswered=0))
+    def reserve_one(self, name: str, run: str, *, first: bool, comes: bool) -> Release:
+        return self._move(_DEPART, name, run, 1 if first else 2, int(comes))
+
+    def leave_one(
+        self,
+        name: str,
+        run: str,
+        *,
+        first: bool,
+        at: str,
+        counts: bool = False,
+        keeps: bool = False,
+        owner: str = "",
+    ) -> Release:
+        how = at, int(counts), int(keeps), owner
+        return self._move(_LEAVE, name, run, 1 if first else 2, *how)
+
+    def _move(self, script: scripts.Script, name: str, *arguments: Any) -> Release:
+        call = self._records.call(script, name, *arguments, confirmed=True)
+        asked = self._requests.ask([call], key_of(name))
+        return self._replies.released(name, script, asked._replace(unanswered=0))
 
     def cancel(self, key: str, run: str) -> Release:
         name = slot_name(key)
-        call = self._records.call(_CANCEL, name, run)
-        return self._replies.released(name, _CANCEL, self._requests.ask([call], key))
+        asked = self._requests.ask([self._records.call(_CANCEL, name, run)], key)
+        if isinstance(asked.answers[0], list):
+            with self._requests.reading(_CANCEL, asked.answers[0]) as answer:
+                elsewhere = Answer(answer).text("route")
+            if elsewhere:
+                return self.cancel(key_of(Route.read(elsewhere).names[0]), run)
+        return self._replies.released(name, _CANCEL, asked)
 
     def mark_published(self, wake: WokenTask) -> None:
         self._requests.ask([self._records.call(_SENT, wake.name, wake.run, 0)], wake.name)
@@ -250,18 +281,19 @@ class RedisParking(Part, Parking):
     def parked(self, key: str, run: str) -> Waiter | None:
         stem = self._records.stem(slot_name(key))
         tasks, woken = f"{stem}tasks", f"{stem}woken"
-        fields = f"e:{run}", f"s:{run}", f"t:{run}", f"k:{run}", f"w:p:{run}"
         calls = [
-            command(tasks.encode(), "HMGET", tasks, *fields),
+            command(tasks.encode(), "HMGET", tasks, f"e:{run}", f"r:{run}"),
             command(woken.encode(), "ZSCORE", woken, run),
         ]
         found, due = self._requests.ask(calls, key).answers
-        with self._requests.reading("HMGET", found) as (envelope, arrival, task, keys, want):
-            if envelope is None:
+        with self._requests.reading("HMGET", found) as (envelope, known):
+            if known is None:
                 return None
-            route = Route.read(text(keys)) if keys else None
-            since, is_woken = since_of(arrival), due is not None
-            return Waiter("", run, since, envelope, is_woken, text(task), route, want_of(want))
+            told = Fields.read(known)
+            keys, want = told.text("k"), want_of(told.raw("w"))
+            route = Route.read(keys) if keys else None
+            since, is_woken = since_of(told.raw("p")), due is not None
+            return Waiter("", run, since, envelope or b"", is_woken, told.text("t"), route, want)
 
     def wake_again(self, key: str) -> Iterator[WokenTask]:
         name = slot_name(key)
@@ -300,7 +332,9 @@ class RedisParking(Part, Parking):
             self._requests.ask(quiet, "the sweep")
 
 
-_ACQUIRE, _STAND, _DEPART, _CANCEL, _SENT, _TEND = map(
-    scripts.load, ("acquire", "stand", "depart", "cancel", "sent", "tend")
+_ACQUIRE, _ATTEMPT, _STAND, _CANCEL, _SENT, _TEND = map(
+    scripts.load, ("acquire", "attempt", "stand", "cancel", "sent", "tend")
 )
-_SWEEP, _ROUSE, _TURN = map(scripts.load, ("sweep", "rouse", "turn"))
+_SWEEP, _ROUSE, _TURN, _DEPART, _LEAVE = map(
+    scripts.load, ("sweep", "rouse", "turn", "depart", "leave")
+)

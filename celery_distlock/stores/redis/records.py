@@ -56,8 +56,9 @@ class Records:
 
     def index(self, action: str, name: str) -> Command:
         """Return a call on the index of names with parked tasks: ``add``, or ``strike``."""
-        call = self.call_without_key(_INDEX, name, action)
-        return call._replace(replicas=self._replicas) if action == "add" else call
+        if action == "add":
+            return self.command("parked", "ZADD", "{}", 0, name)._replace(replicas=self._replicas)
+        return self.call_without_key(_INDEX, name)
 
     def index_is_whole(self, seconds: float, only: str) -> Command:
         """Return what notes for *seconds* that nobody has to mend the index; *only*: NX or XX."""

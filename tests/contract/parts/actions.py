@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest, queue_store
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.queue_store import NotOursError, QueueStore, UnsendableError, ready
@@ -76,18 +76,12 @@ def stand(
     arrival: int = 0,
     wants: tuple[Want, ...] = (),
     **more: Any,
-) -> list[Reply]:
-    """Enter a run in the queues of its keys, as far as it comes; return the replies."""
+) -> Reply:
+    """Have a run take all of its keys, or wait for them."""
     route = Route(tuple(keys), "shop.move", wants)
-    park_request: ParkRequest | None = ParkRequest(run.encode())
-    replies = []
-    for key in keys:
-        request = StandRequest(key, run, route, arrival, park_request, **more)
-        replies.append(store.parking.stand(request))
-        park_request, arrival = None, replies[-1].arrival
-        if replies[-1].status is not RESERVED:
-            break
-    return replies
+    return queue_store.stand(
+        store, StandRequest(run, route, arrival, ParkRequest(run.encode()), **more)
+    )
 
 
 def goes_on(store: QueueStore, wake: WokenTask | None) -> list[WokenTask]:

@@ -25,7 +25,7 @@ from celery_distlock.testing.contract.actions import (
     wait_until,
 )
 from celery_distlock.testing.contract.given import Given
-from tests.contract.parts.actions import RESERVED, park, stand, swept, take_together
+from tests.contract.parts.actions import park, stand, swept, take_together
 
 __all__ = ["Rates"]
 
@@ -382,26 +382,21 @@ class Rates(Given):
         want = so_often(1)
         count(store, "j", want)
 
-        replies = stand(store, "jk", wants=(want, want))
+        reply = stand(store, "jk", wants=(want, want))
 
-        assert replies[0].status is Status.PARKED
+        assert reply.status is Status.PARKED
         assert count(store, "k", want) == 1
         pass_time(PER + MORE)
         wake = wait_until(lambda: swept(store), "a sweep")[0]
         assert wake.run == "run"
 
-    def test_time_does_nothing_for_a_run_that_has_its_part_and_waits_for_another_key(
-        self, store: QueueStore
-    ) -> None:
+    def test_no_start_is_kept_for_a_run_that_waits_for_another_key(self, store: QueueStore) -> None:
         want = so_often(2)
         take(store, "k", "a")
-        replies = stand(store, "jk", wants=(want, ALONE))
-        assert [reply.status for reply in replies] == [RESERVED, Status.PARKED]
-        again: dict[str, float | None] = {}
+        for run in ("one", "other", "third"):
+            assert stand(store, "jk", run, wants=(want, ALONE)).status is Status.PARKED
 
-        woken = list(QueueStore.of(store).parking.wake_due(["j"], again))
-
-        assert (woken, again) == ([], {"j": None})
+        assert count(store, "j", want) == 2
 
     def test_a_limit_goes_beside_a_rate(self, store: Any) -> None:
         store.units.set_limit("k", Limit(0))

@@ -32,7 +32,7 @@ from celery_distlock.testing.contract.actions import (
     wait_until,
 )
 from celery_distlock.testing.contract.given import Given
-from tests.contract.parts.actions import PARKED, RESERVED, goes_on, park, stand, swept
+from tests.contract.parts.actions import PARKED, goes_on, park, stand, swept
 
 __all__ = ["Queued", "SeveralFound", "Units"]
 
@@ -230,48 +230,20 @@ class Queued(Given):
 
     # Several keys
 
-    def test_one_that_stands_at_several_keys_waits_for_each_as_it_wants_it(
+    def test_one_that_needs_several_keys_waits_for_each_as_it_wants_it(
         self, store: QueueStore
     ) -> None:
         enter(store, "k", "a", TWO)
         enter(store, "l", "b")
 
-        replies = stand(store, "kl", wants=(TWO, Want()))
+        reply = stand(store, "kl", wants=(TWO, Want()))
 
-        assert [reply.status for reply in replies] == [RESERVED, PARKED]
-        assert {each.owner for each in store.inspect("k").holders} == {"a", "parked:run"}
+        assert (reply.status, reply.at) == (PARKED, "l")
+        assert {each.owner for each in store.inspect("k").holders} == {"a"}
         (wake,) = leave(store, "l", "b")
         assert goes_on(store, wake) == [WokenTask("k", "run", b"run")]
         take(store, "k", "c", run="run", redelivered=True, want=TWO)
         take(store, "l", "d", run="run", redelivered=True)
-
-    def test_one_that_has_its_part_and_waits_elsewhere_keeps_nobody_from_entering(
-        self, store: QueueStore
-    ) -> None:
-        enter(store, "k", "a")
-        take(store, "l", "b")
-        stand(store, "kl", wants=(SHARED, Want()))
-
-        take(store, "k", "c", want=SHARED)
-
-        assert ask(store, "k", "d").status is BUSY
-
-    def test_one_that_waits_elsewhere_gives_its_part_to_one_who_came_before_it(
-        self, store: QueueStore
-    ) -> None:
-        enter(store, "k", "ab", TWO)
-        take(store, "l", "c")
-        take(store, "m", "d")
-        stand(store, "mk", "elder", wants=(Want(), TWO))
-        stand(store, "kl", "later", wants=(TWO, Want()))
-        (wake,) = leave(store, "k", "a")
-        assert goes_on(store, wake) == []  # "later" has its part, and waits for "l"
-
-        (wake,) = leave(store, "m", "d")
-
-        assert goes_on(store, wake) == [WokenTask("m", "elder", b"elder")]
-        take(store, "k", "e", run="elder", redelivered=True, want=TWO)
-        assert {each.owner for each in store.inspect("k").holders} == {"b", "e"}
 
     # Weights
 

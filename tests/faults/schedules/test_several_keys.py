@@ -19,7 +19,7 @@ from celery_distlock import clock
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
 from celery_distlock.stores.memory import MemoryStore
-from celery_distlock.stores.queue_store import ready
+from celery_distlock.stores.queue_store import ready, stand
 from celery_distlock.stores.redis import request_runner
 from celery_distlock.stores.values import Completion, ParkRequest, Route, Status, WokenTask
 from tests.faults.schedules import store as unlucky
@@ -48,7 +48,7 @@ class World:
     def __init__(self, store: Any, rng: random.Random, *, by_steps: bool, calm: bool) -> None:
         self.store, self.rng, self.calm = store, rng, calm
         if by_steps:
-            store.parking.stand_at_all = lambda run, route: None
+            store.parking.try_all = lambda request, counts: None
         self.runs: dict[str, Run] = {}
         self.steps: list[Iterator[None]] = []
         self.holders: dict[str, str] = {}
@@ -111,22 +111,19 @@ class World:
             yield
 
     def stand(self, run: Run, taken: dict[str, str]) -> Iterator[None]:
-        park_request, arrival = ParkRequest(run.name.encode()), 0
-        for key in run.keys:
-            owner = taken.pop(key, "")
-            request = StandRequest(key, run.name, run.route, arrival, park_request, owner)
-            reply = self.store.parking.stand(request)
-            park_request, arrival = None, reply.arrival
-            self.wake(reply.wake)
-            yield
-            if reply.status is not Status.RESERVED:
-                yield from self.give_up(run, taken, Completion.NO)
-                return
-        yield from self.execute(run, {}, repeated=False)
+        owners = [taken.pop(key, "") for key in run.keys]
+        park_request = ParkRequest(run.name.encode())
+        request = StandRequest(run.name, run.route, 0, park_request, owners, comes=True)
+        reply = stand(self.store, request)
+        self.wake(reply.wake)
+        yield
+        if reply.status is Status.RESERVED:
+            yield from self.execute(run, {}, repeated=False)
 
     def wake(self, wake: WokenTask | None) -> None:
         if wake is not None and (self.calm or self.rng.random() > 0.1):  # else its waker dies
-            self.go(self.send(wake))
+            for each in (wake._replace(also=()), *wake.also):
+                self.go(self.send(each))
 
     def send(self, wake: WokenTask) -> Iterator[None]:
         yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from datetime import datetime
@@ -13,8 +12,7 @@ import pytest
 import redis
 
 from celery_distlock.keys import slot_name
-from celery_distlock.stores import Ability, AcquireRequest, StandRequest
-from celery_distlock.stores.values import ParkRequest, Route
+from celery_distlock.stores import Ability, AcquireRequest
 from tests.integration.cli.conftest import command, environment
 from tests.workers import ROOT
 
@@ -105,28 +103,6 @@ def test_a_list_of_nothing_blames_no_pattern_that_was_not_given(locks):
     done = locks("--prefix", "nobody-uses-this", "list")
 
     assert done.stderr.startswith("No key is held or waited for at redis://")
-
-
-def test_a_key_that_is_kept_for_a_task_names_the_one_that_the_task_waits_for(
-    bare_site, invoke, key
-):
-    other = f"{key}2"
-    route = Route((slot_name(key), slot_name(other)), "shop.build")
-    stand = StandRequest(slot_name(key), "build:0:0:0", route, 0, ParkRequest(b"{}", "", "build"))
-    with bare_site.held(other):
-        bare_site.store.parking.stand(stand)
-        bare_site.store.parking.stand(stand._replace(name=slot_name(other), park_request=None))
-
-        text = invoke("show", key).stdout
-        (record,) = map(json.loads, invoke("show", key, "--json").stdout.splitlines())
-        bare_site.store.parking.cancel(key, stand.run)
-        bare_site.store.parking.cancel(other, stand.run)
-
-    assert "kept for a parked task that waits for another key" in text
-    assert re.search(rf"^waits for\s+{other}, held by thread MainThread on ", text, re.MULTILINE)
-    (kept,) = record["holders"]
-    assert (kept["task_id"], kept["waits_for"]["key"]) == ("build", other)
-    assert kept["waits_for"]["holder"]["task"] == "MainThread"
 
 
 def test_a_held_key_is_shown(bare_site, locks, key):

@@ -13,8 +13,7 @@ from celery_distlock import clock
 from celery_distlock.engine.hold import believed
 from celery_distlock.errors import LockLostError
 from celery_distlock.lock import Lock
-from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
-from celery_distlock.stores.queue_store import ready
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest, queue_store
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import (
     Completion,
@@ -22,7 +21,6 @@ from celery_distlock.stores.values import (
     ParkRequest,
     Route,
     Status,
-    WokenTask,
 )
 from tests.integration.lock.proxy import Proxy
 from tests.waiting import wait_until
@@ -96,8 +94,8 @@ def test_several_keys_that_are_kept_for_a_run_are_taken_at_once(
     store, redis_store, proxy, executed, times
 ):
     route = Route(("k1", "k2"))
-    redis_store.parking.stand(StandRequest("k1", "run", route, 0, ParkRequest(b"envelope")))
-    assert list(ready(redis_store, WokenTask("k1", "run", b"", route)))
+    reply = queue_store.stand(redis_store, StandRequest("run", route, 0, ParkRequest(b"envelope")))
+    assert reply.status is Status.RESERVED
     proxy.lose("acquire_all", executed=executed, times=times)
 
     replies = store.acquire_all(["k1", "k2"], ["a", "b"], 60.0, run="run", redelivered=True)

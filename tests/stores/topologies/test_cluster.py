@@ -13,7 +13,7 @@ from celery_distlock import Lock
 from celery_distlock.errors import StoreError, StoreUnavailableError
 from celery_distlock.keys import slot_name
 from celery_distlock.rate import Rate
-from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest, queue_store
 from celery_distlock.stores.redis import cluster_nodes, mending, request_runner
 from celery_distlock.stores.redis import store as redis_store
 from celery_distlock.stores.redis.connections import ConnectionPool
@@ -583,7 +583,7 @@ def test_a_run_of_keys_in_several_slots_goes_from_one_to_the_other(store):
     store.publishers.known = (sent.append,)
     for key in keys:
         store.acquire(AcquireRequest(key, "before", 60.0))
-    reply = store.parking.stand(StandRequest("far", "run", route, park_request=ParkRequest(b"run")))
+    reply = queue_store.stand(store, StandRequest("run", route, park_request=ParkRequest(b"run")))
     assert reply.status is Status.PARKED
 
     for key in reversed(keys):

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from celery_distlock.errors import StoreUnavailableError
-from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest
+from celery_distlock.stores import AcquireRequest, ReleaseRequest, StandRequest, queue_store
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.queue_parts import Sent, Settled
 from celery_distlock.stores.queue_store import QueueStore, ready
@@ -158,17 +158,14 @@ def push(store: Store, wake: WokenTask) -> None:
         store.parking.keep_reserved([wake], 60.0)
 
 
-def stand(store: Store) -> None:
-    """Have a run stand at several keys, and nowhere."""
+def stand(store: QueueStore) -> None:
+    """Have a run take several keys, and none."""
     route = Route(("stands", "there"))
-    assert (
-        store.parking.stand(
-            StandRequest("stands", "t7:0:0:0", route, park_request=ParkRequest(b"r"))
-        ).status
-        is Status.RESERVED
-    )
+    request = StandRequest("t7:0:0:0", route, park_request=ParkRequest(b"r"))
+    assert queue_store.stand(store, request).status is Status.RESERVED
     assert store.parking.cancel("stands", "t7:0:0:0").released
-    assert not store.parking.depart("there", "t7:0:0:0", first=False).released
+    assert not store.parking.reserve_one("gone", "t7:0:0:0", first=False, comes=False).released
+    assert not store.parking.leave_one("gone", "t7:0:0:0", first=False, at="there").released
     assert list(ready(store, WokenTask("stands", "t7:0:0:0", b"", route))) == []
 
 

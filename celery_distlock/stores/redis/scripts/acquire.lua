@@ -1,11 +1,11 @@
 -- acquire.lua: take the key, or join its queue, or learn who holds it. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV owner lease_ms run arrival [want request envelope]
--- returns token: granted | {'granted', token, slot}: granted a part of it | as queue.lua's `reply`, with
---         status: granted, with token and slot: granted, and others are let in | done | busy or parked,
---         with the facts below
+-- returns token: granted | {'granted', token, slot}: likewise, beside others | as queue.lua's `reply`,
+--         with status: granted, token and slot: likewise, and others are let in | done | busy or
+--         parked, with the facts below
 --
--- holder    one holder, with its run, the token, and ttl_ms, until its lease ends
+-- holder    one who has the key, its run, the token, and ttl_ms, until its lease ends
 -- place     how many stand before it; -1: it does not stand in the queue, and waits for its first
 --           delivery to end
 -- since     when it came, or 0
@@ -20,308 +20,293 @@
 --           answer told; 0: it comes now
 -- keep      whether only the store has the run's message: it stays here until the run has ended
 -- want      units/capacity, or units/capacity/terms with its rates; empty: all of it, beside nobody
--- USES grant coming units queue
+-- USES records grants limits rates gates runs answers queue
 
 local owner, lease_ms, run, arrival, want, request, envelope = unpack(ARGV)
 request = request and cjson.decode(request) or {}
-want = want ~= '' and want or nil
+want, envelope = want ~= '' and want or nil, envelope or ''
 local mode, repeated, keep = request.mode or 'try', request.repeated, request.keep
+local blocks, parks = mode == 'wait', mode == 'park' or mode == 'line'
+local leaves = false -- for now, what was reserved for it
+local may_be_copy = repeated or parks -- an earlier request may have parked it
+local member = blocks and 'b:' .. request.inbox .. ' ' .. owner or run ~= '' and 'p:' .. run or ''
+lease_ms, arrival = tonumber(lease_ms), tonumber(arrival)
 
-local asks = mode == 'try' or mode == 'wait'
-if asks and not (repeated or want) and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
-    -- Nobody holds it, nobody waits: most requests end here.
-    local token, refused = grant(microseconds(), owner, run, lease_ms)
-    return refused or token
-end
-
-local member = '' -- of the queue
-if mode == 'wait' then
-    member = 'b:' .. request.inbox .. ' ' .. owner
-elseif run ~= '' then
-    member = 'p:' .. run
-end
-
-if asks and not (repeated or want or keep) then
-    local token = come_for_it(owner, run, lease_ms, mode == 'wait' and member or '')
-    if token then
-        return token
+-- Answers most requests: nobody holds the key, nobody waits.
+local function take_free_key()
+    if not (parks or repeated or want) and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0 then
+        read_clock()
+        key.rest, key.count = 0, 0
+        local token, refused = grant_alone(owner, run, lease_ms, HELD, 0, '')
+        return token or refused
     end
 end
 
-local units, capacity, terms = want_in(want)
-local now = microseconds()
-local own = 'parked:' .. run
-if asks and not repeated and capacity ~= 1 and redis.call('EXISTS', QUEUE, TASKS) == 0 then
-    -- Nobody waits, and no operator has set a limit: most who share a key end here.
-    local mine, runs = 'h:' .. owner, run ~= '' and 'o:' .. run or 'h:' .. owner
-    local found = redis.call('HMGET', LOCK, mine, runs, unpack(COUNTED))
-    local is_new = not (found[1] or found[2])
-    local known = { unpack(found, 3) }
-    no_tasks = true
-    local is_exact = not known[1] or (known[1] == SHARED and (tonumber(known[7] or 0) or 0) > now / 1000)
-    is_exact = is_exact and known[3] ~= '0' -- else it has rested, and a new phase begins
-    if is_new and is_exact and admits(units, capacity, now, terms, known) then
-        local token, slot = admit(now, owner, run, lease_ms, units, capacity, 0, known)
-        if token then
-            start(owner, terms, now, now)
+local function look_at_all()
+    look(owner, run)
+    if run ~= '' then
+        fetch('limit', 'r:' .. run)
+    end
+    want = want_in(want)
+end
+
+local function new_record()
+    local before = record(run) or {}
+    local of = { s = before.s, p = before.p, w = want.text ~= '' and want.text or nil, h = request.channel or '' }
+    of.t, of.q, of.i = request.task or before.t, before.q, before.i
+    return of
+end
+
+-- Answers a second delivery whose first one has ended, or whose result is being stored.
+local function answer_ended()
+    local ended, settles = ends_of(run)
+    local left_ms = settles and settles - now_ms or 0
+    if ended then
+        return reply({ status = 'done' })
+    elseif left_ms > 0 then
+        if parks then
+            go(run, new_record(), 'settling', settles, envelope)
         end
-        return token and { 'granted', token, slot } or slot
+        return reply({ status = parks and 'parked' or 'busy', run = run, ttl_ms = math.ceil(left_ms), place = -1 })
     end
-    no_tasks = false
 end
 
-prune(now)
+-- Answers a run that has the key by another owner, or has ended.
+local function answer_copy()
+    local told = run ~= '' and may_be_copy and answer_ended()
+    if told then
+        if blocks then
+            strike(member)
+        end
+        return told
+    end
+    local other = not key.alone and held_by(run)
+    return other and answer_put_off(other.owner, other.ends - now_ms)
+end
 
--- What one is told who has it; beside others, with whom that lets in.
-local function granted(token, slot, is_handed_on)
-    if capacity == 1 and slot < 0 then
+-- Puts one that has to wait into the queue; returns its arrival.
+local function join(stands)
+    if mode == 'try' then
+        return stands
+    end
+    stands = stands > 0 and stands or place_of(0)
+    if parks then
+        local of = new_record()
+        of.p = integer(stands)
+        go(run, of, 'waiting', nil, envelope)
+        return stands
+    end
+    redis.call('ZADD', QUEUE, 'NX', integer(stands), member)
+    if want.text ~= '' then
+        redis.call('HSET', TASKS, 'w:' .. member, want.text)
+        key.tasks['w:' .. member] = want.text
+    end
+    return tonumber(redis.call('ZSCORE', QUEUE, member))
+end
+
+local function answer_wait(stands)
+    stands = join(stands)
+    local holder, its_run, ttl_ms = a_holder()
+    local place = member ~= '' and redis.call('ZRANK', QUEUE, member) or redis.call('ZCARD', QUEUE)
+    local may_open = not key.alone or key.alone.stage == RESTING
+    if mode == 'try' then
+        look_early(place)
+    elseif place == 0 and may_open and not (mode == 'line' and not opens(want)) then
+        key.opens_ms = nil -- the first before it is behind it
+        local ms = look_ahead(member, true)
+        ttl_ms = blocks and ms or ttl_ms -- it looks then itself, and it is noted for nobody
+    end
+    local facts = { status = parks and 'parked' or 'busy', token = key.token, holder = holder, run = its_run }
+    facts.ttl_ms, facts.place, facts.since = ttl_ms, place, integer(stands)
+    return reply(facts)
+end
+
+local function my_place()
+    local of = run ~= '' and record(run)
+    return of and tonumber(of.p) or (arrival > 0 and place_of(arrival)) or 0
+end
+
+-- LAZY served
+-- Answers a run that may run, but not yet, and not beside the delivery that has the key for it now.
+local function answer_put_off(holder, for_ms)
+    if parks then
+        put_off(run, new_record(), for_ms, envelope)
+    elseif blocks then
+        strike(member)
+    end
+    local facts = { status = parks and 'parked' or 'busy', token = key.token, holder = holder, run = run }
+    facts.ttl_ms, facts.place = math.ceil(for_ms), -1
+    return reply(facts)
+end
+
+-- Gives back what is reserved for the run, and what was handed to the owner before it said its run.
+local function leave_all(mine, reserved)
+    if reserved then
+        vacate(reserved)
+    end
+    if mine and mine.run ~= run then
+        vacate(mine)
+    end
+    hand_on()
+end
+
+-- Answers a run whose turn came, but whose other delivery was before.
+local function answer_second(mine, reserved)
+    if not reserved and not (mine and run ~= '' and mine.run ~= run) then
+        return nil
+    end
+    local other = held_by(run)
+    local ended, settles = nil, nil
+    if repeated and not (reserved and record(run)) then -- of one that has ended nothing is kept
+        ended, settles = ends_of(run)
+    end
+    if not (ended or (settles and settles > now_ms) or (other and other ~= mine)) then
+        return nil
+    end
+    leave_all(mine, reserved)
+    if other then
+        return answer_put_off(other.owner, other.ends - now_ms)
+    end
+    local left_ms = ended and 0 or math.ceil(settles - now_ms)
+    return reply({ status = ended and 'done' or 'busy', run = run, ttl_ms = left_ms, place = -1 })
+end
+
+-- Counts the start of one that has come: the one reserved for it, or one now.
+local function begin(before, had_start)
+    if not (had_start and begin_start(before, owner, now)) and (want.terms or limit_now().rates) then
+        start(owner, want.terms, now, now)
+    end
+end
+
+-- Answers one that has it: a request is repeated, or a blocked waiter comes for what it was handed.
+local function answer_mine(mine, reserved)
+    if not mine then
+        return nil
+    end
+    if reserved and reserved ~= mine then
+        vacate_twin(reserved)
+    end
+    local comes, before = mine.stage == RESERVED, mine.run
+    local had_start = string.find(mine.flags, STARTS, 1, true)
+    local slot = mine.slot
+    if comes or (mine.units > 0 and mine.run ~= run) then
+        pass(mine, owner, run == '' and mine.run or run, lease_ms, HELD)
+    elseif mine.run ~= run and run ~= '' then
+        mine.run = run
+        lengthen(mine, lease_ms)
+    else
+        lengthen(mine, lease_ms)
+    end
+    if comes then
+        begin(owner, had_start) -- an operator says only since then, perhaps, how often that may be
+    end
+    if run ~= '' and before ~= run then
+        arrive(run, mine, keep, lease_ms) -- a blocked waiter was granted it without
+    end
+    return granted(key.token, slot)
+end
+
+-- Answers a run that comes for what is reserved for it, if that is what it wants now, and the key is
+-- open to it; else gives that back, so that the run has its place again.
+local function answer_claim(reserved)
+    if not reserved then
+        return nil
+    elseif mode == 'line' then
+        return reply({ status = 'done' }) -- parked before, by a request that was repeated: its message is on its way
+    end
+    local of = record(run)
+    local is_right = is_wanted(reserved, want, of and (of.w or '') or nil)
+    local closed = is_right and claim_opens(reserved, want)
+    if not is_right or closed then
+        arrival = reserved.place > 0 and reserved.place or closed and FIRST or arrival
+        vacate(reserved)
+        leaves = true
+        return nil
+    end
+    local had_start = string.find(reserved.flags, STARTS, 1, true)
+    local before = reserved.owner
+    pass(reserved, owner, run, lease_ms, HELD)
+    begin(before, had_start)
+    arrive(run, reserved, keep, lease_ms)
+    if mode == 'park' then
+        expect_again(reserved) -- parked by an earlier request, whose answer was lost, and woken since
+    end
+    return granted(key.token, reserved.slot)
+end
+
+local function granted(token, slot)
+    if want.capacity == 1 and slot < 0 then
         return token
     end
-    if not (is_handed_on or woken[1]) then
-        hand_on(now, '', 0)
-    end
+    hand_on() -- beside it, others may enter as well
     return answer_granted(token, slot)
 end
 
-local function keep_envelope()
-    redis.call('HSET', TASKS, 'e:' .. run, envelope or '', 'h:' .. run, request.channel or '')
-    if request.task then
-        redis.call('HSET', TASKS, 't:' .. run, request.task)
+-- Answers one whose turn it is, after those before it have had theirs.
+local function answer_turn(stands)
+    local overtakes = make_room(stands, want, RESERVED .. KEPT)
+    if key.alone then
+        return nil
     end
-end
-
--- What is told of a run that may run, but not yet, and not beside who has the key for it now.
-local function put_off(token, holder, for_ms)
-    local status = 'busy'
-    if not asks then
-        keep_envelope()
-        redis.call('HDEL', TASKS, 'n:' .. run, 'd:' .. run)
-        set_aside(run, for_ms, now)
-        status = 'parked'
+    local of = run ~= '' and record(run)
+    local is_free = key.count == 0 and key.rest <= now_ms
+    local straight = want.capacity == 1 and is_free and of and is_in_woken[of.s]
+    local turn = 'empty'
+    if not (overtakes or straight) then
+        turn = hand_on({ member = member, parked = 'p:' .. run, stands = stands })
     end
-    local facts = { status = status, token = token, holder = holder, run = run }
-    facts.ttl_ms, facts.place = math.ceil(for_ms), -1
-    return facts
-end
-
--- What a second delivery is told; nothing if it may run.
-local function second_delivery()
-    if redis.call('ZSCORE', DONE, run) then
-        return { status = 'done' }
+    local served = not key.alone and grant_of(owner) -- it waits as well, and was handed it just now
+    if served then
+        local had_start = string.find(served.flags, STARTS, 1, true)
+        pass(served, owner, run, lease_ms, HELD)
+        begin(owner, had_start)
+        return granted(key.token, served.slot)
+    elseif turn == 'closed' or opens(want) then
+        return nil
     end
-    local until_ms = redis.call('ZSCORE', DONE, '~' .. run)
-    local held_back = until_ms and tonumber(until_ms) - now / 1000
-    if held_back and held_back > 0 then
-        -- The first one's result is being stored; if that does not come to pass, this one runs.
-        local status = 'busy'
-        if not asks then
-            keep_envelope()
-            redis.call('ZADD', WOKEN, until_ms, run)
-            status = 'parked'
-        end
-        return { status = status, run = run, ttl_ms = math.ceil(held_back), place = -1 }
+    local token, slot = take(owner, run, lease_ms, want, stands > 0 and stands or now)
+    if not token then
+        return slot
     end
-end
-
--- Whether what is kept for the run is what it wants now, as it may have changed its mind.
-local function is_wanted(share)
-    if not share or capacity == 1 then
-        return not share and capacity == 1
+    if of then
+        arrive(run, grant_of(owner), keep, lease_ms)
     end
-    if redis.call('HGET', TASKS, 'w:p:' .. run) == want then
-        return true
-    end
-    local used = tonumber(redis.call('HGET', LOCK, 'used') or 0)
-    return (capacity == 0 or used <= capacity) and needed(units, capacity) <= share.units
-end
-
-local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run', 'due')
-local holder = held[1]
-local share = holder == SHARED and share_of(owner)
-local kept = holder == SHARED and run ~= '' and share_of(own)
-local has = holder == owner or share
-local claims = run ~= '' and (holder == own or kept)
-local has_run = share and share.run or held[3]
-
--- Gives up what is kept for the run, and what was handed to the owner before it said which run it is.
-local function leave_all()
-    if claims then
-        vacate(own, now)
-    end
-    if has and has_run ~= run then
-        vacate(owner, now)
-    end
-end
-
-if claims and mode == 'wait' then
-    strike(member) -- it waited, and comes by what is kept for its run
-end
-if (claims or (has and run ~= '' and has_run ~= run)) and repeated then
-    local told = second_delivery()
-    if told then -- its turn came, but the first one has ended
-        leave_all()
-        hand_on(now, '', 0)
-        return reply(told)
-    end
-end
-local runs_by = run ~= '' and redis.call('HGET', LOCK, 'o:' .. run)
-if runs_by == owner or runs_by == own or holder ~= SHARED then
-    runs_by = nil
-end
-if runs_by and (claims or (has and has_run ~= run)) and share_of(runs_by) then
-    -- Both deliveries of the run were served, and the other one has come first.
-    leave_all()
-    hand_on(now, '', 0)
-    return reply(put_off(held[2], runs_by, share_of(runs_by).ends - now / 1000))
-end
-if has then
-    if kept then
-        vacate(own, now) -- a run has one part, and was handed this one as well
-    end
-    local was_due = share and share.due > 0
-    if share then
-        local same_run = run == '' and share.run or run
-        pass_on(owner, share, owner, same_run, lease_ms, now)
-    else
-        lengthen(lease_ms)
-    end
-    local comes = was_due or (not share and redis.call('HDEL', LOCK, 'due') == 1)
-    if not begin_start(owner, owner, now) and comes then
-        start(owner, terms, now, now) -- an operator says only since then how often that may be
-    end
-    if run ~= '' and has_run ~= run then
-        if not share then
-            redis.pcall('HSET', LOCK, 'run', run)
-        end
-        arrive(now, run, keep, lease_ms) -- a blocked waiter was granted it without
-    end
-    return granted(held[2], share and share.slot or -1)
-end
-if claims and mode == 'line' then
-    -- Likewise parked before, by a request that was repeated: its message is on its way as well.
-    return reply({ status = 'done' })
-end
-local leaves = false -- for now, what was kept for it
-local too_early = claims and starts_in(terms, now) > 0 and not keeps_start_for(run)
-if claims and (too_early or not is_wanted(kept)) then
-    local due = kept and kept.due or tonumber(held[4] or 0)
-    vacate(own, now)
-    leaves = true
-    arrival = due > 0 and due or too_early and FIRST or tonumber(arrival)
-    holder = redis.call('HGET', LOCK, 'owner')
-elseif claims then
-    local token, slot = claim(now, owner, run, keep, lease_ms, terms)
-    if mode == 'park' then
-        -- It was parked by an earlier request of ours, whose answer was lost, and has been woken
-        -- since: its message is on its way as well.
-        redis.call('HSET', LOCK, kept and 'again:' .. run or 'again', 1)
+    if blocks then
+        strike(member)
     end
     return granted(token, slot)
 end
 
--- Who parks may have been parked before, by a request whose answer was lost.
-if repeated or not asks then
-    local told = second_delivery()
-    if told then
-        if mode == 'wait' then
-            strike(member)
-        end
-        return reply(told)
+-- When time alone lets one enter that does not queue, if nobody waits.
+local function look_early(place)
+    if leaves and place > 0 then
+        note_look(LOOK_MS) -- whoever waits before it may have what it leaves, and was told nothing
     end
-end
-local runs, left_ms = false, 0
-if run ~= '' and holder == SHARED then
-    runs, left_ms = holds(run, now)
-end
-if runs then
-    if mode == 'wait' then
-        strike(member)
-    end
-    return reply(put_off(held[2], redis.call('HGET', LOCK, 'o:' .. run), left_ms))
-end
-
-local stands = tonumber(redis.call('HGET', TASKS, 's:' .. run)) or place_of(tonumber(arrival), now)
-local overtakes = holder and holder ~= SHARED and stands > 0 and stands < (tonumber(held[4] or 0) or 0)
-overtakes = overtakes and (holder == 'parked:' .. held[3] or redis.call('PTTL', LOCK) <= GRANT_MS)
-if overtakes and mode ~= 'line' then
-    -- It was handed to one who came later, and has not come for it: who is here goes before.
-    step_back(now, holder, held[4])
-    holder = redis.call('HGET', LOCK, 'owner')
-elseif holder == SHARED and mode ~= 'line' and may_make_room(stands) and not admits(units, capacity, now, terms) then
-    overtakes = make_room(now, stands, units, capacity, terms)
-end
-if (not holder or holder == SHARED) and mode ~= 'line' then
-    local last
-    local straight = capacity == 1 and not holder and run ~= '' and redis.call('ZSCORE', WOKEN, run)
-    if not overtakes and not straight then
-        coming = run -- it may stand there twice, parked and blocked
-        last = hand_on(now, member, stands)
-    end
-    local served = share_of(owner) -- it stands in the queue as well, and was handed it just now
-    if served then
-        pass_on(owner, served, owner, run, lease_ms, now)
-        begin_start(owner, owner, now)
-        return granted(held[2] or redis.call('HGET', LOCK, 'token'), served.slot, true)
-    end
-    if (last == nil or last == true) and admits(units, capacity, now, terms) then
-        local came = stands > 0 and stands or now
-        local token, slot = take(now, owner, run, lease_ms, units, capacity, terms, came)
-        if not token then
-            return slot
-        end
-        if run ~= '' then
-            arrive(now, run, keep, lease_ms)
-        end
-        if member ~= '' then
-            strike(member)
-        end
-        return granted(token, slot)
+    local ms = place == 0 and opens_by_rate(want)
+    if ms then
+        note_look(ms)
     end
 end
 
-local status = 'busy'
-if mode ~= 'try' then
-    if stands == 0 then
-        local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
-        stands = math.max(now, tonumber(last or '0') + 1)
-    end
-    if mode ~= 'wait' then
-        keep_envelope()
-        redis.call('HSET', TASKS, 's:' .. run, integer(stands))
-        redis.call('HDEL', TASKS, 'n:' .. run, 'd:' .. run)
-        status = 'parked'
-    end
-    redis.call('ZADD', QUEUE, 'NX', integer(stands), member)
-    note_want(member, want)
-    if mode ~= 'wait' then
-        redis.call('ZREM', WOKEN, run) -- only then: a script may be broken off
-    end
-    stands = tonumber(redis.call('ZSCORE', QUEUE, member))
+-- EAGER
+local told = take_free_key()
+if told then
+    return told
 end
-local owned_by, token, held_for = one_holder()
-local place = redis.call('ZRANK', QUEUE, member) or redis.call('ZCARD', QUEUE)
-local ttl_ms = redis.call('PTTL', LOCK)
-local next_ms = tonumber(redis.call('HGET', LOCK, 'next') or EXACT) or EXACT
-if ttl_ms <= 0 or next_ms < now / 1000 + ttl_ms then
-    -- Nobody has it, and nobody may; or one of several ends before the others.
-    ttl_ms = ttl_ms <= 0 and LOOK_MS or math.max(0, math.ceil(next_ms - now / 1000))
+look_at_all()
+local mine, reserved = grant_of(owner), grant_for(run)
+if reserved and blocks then
+    strike(member) -- it waited, and comes by what is reserved for its run
 end
-local may_open = not holder or holder == SHARED or string.find(holder, 'parked:resting:', 1, true) == 1
-may_open = may_open and not (mode == 'line' and admits(units, capacity, now, terms))
-if mode ~= 'try' and place == 0 and may_open then
-    opens_ms = nil -- the one that was the first is behind this one
-    look_ahead(now, member, true)
-    if opens_ms and mode == 'wait' then
-        ttl_ms = opens_ms -- it looks then itself, and that is noted for no other
-    end
+if mine or reserved then
+    told = answer_second(mine, reserved) or answer_mine(mine, reserved) or answer_claim(reserved)
 end
-local early_ms = mode == 'try' and place == 0 and opens_by_rate(now, units, capacity, terms)
-if leaves and mode == 'try' and place > 0 then
-    early_ms = LOOK_MS -- whoever stands before it may have what it leaves, and was told nothing
+told = told or answer_copy()
+if told then
+    return told
 end
-if early_ms then
-    look_in(early_ms)
+local stands = my_place()
+if mode ~= 'line' then
+    told = answer_turn(stands)
 end
-local facts = { status = status, token = token, holder = owned_by, run = held_for }
-facts.ttl_ms, facts.place, facts.since = ttl_ms, place, integer(stands)
-return reply(facts)
+return told or answer_wait(stands)

@@ -1,5 +1,5 @@
 -- acquire_all.lua: take several keys if all of them are free and nobody waits for any, or if all are
--- kept for the run; else none.
+-- reserved for the run; else none.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV run lease_ms owners [repeated keep wants]
 -- returns {token, slot, ...}: granted, as the keys were named | {}: not all of them can be had
@@ -8,88 +8,98 @@
 -- slots, and the server refuses.
 --
 -- owners    one for each key, with a blank between
--- repeated  1 if the run's message may have been delivered before: they have to be kept for it
--- keep      1: as in acquire.lua
+-- repeated  1 if the run's message may have been delivered before: they have to be reserved for it
+-- keep      as in acquire.lua
 -- wants     one for each key, as in acquire.lua, with a blank between; empty: all of all
--- USES grant units queue
+-- USES records grants limits rates gates runs answers queue
 
 local run, lease_ms, owners, repeated, keep, wants = unpack(ARGV)
-local claims = repeated == '1'
-
-local asking, granted = {}, {}
+local claims, asking, asked, granted = repeated == '1', {}, {}, {}
+lease_ms = tonumber(lease_ms)
 for owner in string.gmatch(owners, '%S+') do
     asking[#asking + 1] = owner
 end
-
-if not claims and not wants then
-    local are_free = true
-    for number in ipairs(asking) do
-        turn_to(number)
-        are_free = are_free and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0
-    end
-    if are_free then
-        local now = microseconds()
-        for number, owner in ipairs(asking) do
-            turn_to(number)
-            local token, refused = grant(now, owner, run, lease_ms)
-            if not token then
-                return refused
-            end
-            granted[2 * number - 1], granted[2 * number] = token, -1
-        end
-        return granted
-    end
-end
-
-local now = microseconds()
-local asked = {}
 for want in string.gmatch(wants or '', '%S+') do
     asked[#asked + 1] = want
 end
 
--- Whether the key has to be left: what is wanted of it is not kept for the run, or not free.
-local function is_out_of_reach(want)
-    local units, capacity, terms = want_in(want)
-    local second = redis.call('ZSCORE', DONE, run) or redis.call('ZSCORE', DONE, '~' .. run)
-    if claims then
-        local share = share_of('parked:' .. run)
-        local alone = redis.call('HGET', LOCK, 'owner') == 'parked:' .. run
-        local enough = share and capacity ~= 1 and needed(units, capacity) <= share.units
-        local may_start = starts_in(terms, now) == 0 or keeps_start_for(run)
-        return run == '' or second or not (may_start and (enough or (alone and capacity == 1)))
-    end
-    return redis.call('EXISTS', QUEUE, WOKEN) > 0
-        or not admits(units, capacity, now, terms)
-        or (run ~= '' and holds(run, now))
+local function note(number, token, slot)
+    granted[2 * number - 1], granted[2 * number] = token, slot
 end
 
-local mine = {}
+-- Answers most requests: nobody has any of the keys, nobody waits.
+local function take_free_keys()
+    if claims or wants then
+        return nil
+    end
+    for number in ipairs(asking) do
+        turn_to(number)
+        if redis.call('EXISTS', LOCK, QUEUE, TASKS) > 0 then
+            return nil
+        end
+    end
+    read_clock()
+    for number, owner in ipairs(asking) do
+        turn_to(number)
+        key.rest, key.count = 0, 0
+        local token, refused = grant_alone(owner, run, lease_ms, HELD, 0, '')
+        if not token then
+            granted = refused
+            return true
+        end
+        note(number, token, -1)
+    end
+    return true
+end
+
+-- Whether the key has to be left: what is wanted of it is not reserved for the run, or not free.
+local function is_out_of_reach(want)
+    if not claims then
+        return redis.call('EXISTS', QUEUE, WOKEN) > 0 or opens(want) or held_by(run)
+    end
+    local reserved, of = grant_for(run), run ~= '' and record(run)
+    local ended, settles = nil, nil
+    if not of then -- of one that is known nothing has ended
+        ended, settles = ends_of(run)
+    end
+    return ended or settles or not reserved or not is_wanted(reserved, want) or claim_opens(reserved, want)
+end
+
+local function take_one(number, owner, want)
+    local mine, reserved = grant_of(owner), claims and grant_for(run)
+    if mine then
+        lengthen(mine, lease_ms)
+        return key.token, mine.slot
+    elseif not claims then
+        return take(owner, run, lease_ms, want, now)
+    end
+    local had_start, before = string.find(reserved.flags, STARTS, 1, true), reserved.owner
+    pass(reserved, owner, run, lease_ms, HELD)
+    if not (had_start and begin_start(before, owner, now)) then
+        start(owner, want.terms, now, now)
+    end
+    arrive(run, reserved, keep == '1', lease_ms)
+    return key.token, reserved.slot
+end
+
+if take_free_keys() then
+    return granted
+end
 for number, owner in ipairs(asking) do
     turn_to(number)
-    prune(now)
-    local share = redis.call('HGET', LOCK, 'owner') == SHARED and share_of(owner)
-    mine[number] = share or redis.call('HGET', LOCK, 'owner') == owner -- by this request, whose answer was lost
-    if not mine[number] and is_out_of_reach(asked[number]) then
+    asked[number] = want_in(asked[number])
+    look(owner, run)
+    -- By this request, whose answer was lost, it may have it already.
+    if not grant_of(owner) and is_out_of_reach(asked[number]) then
         return {}
     end
 end
 for number, owner in ipairs(asking) do
     turn_to(number)
-    local units, capacity, terms = want_in(asked[number])
-    local share, token, slot = mine[number], redis.call('HGET', LOCK, 'token'), -1
-    if share == true then
-        lengthen(lease_ms)
-    elseif share then
-        slot = share.slot
-        pass_on(owner, share, owner, share.run, lease_ms, now)
-    elseif claims then
-        token, slot = claim(now, owner, run, keep == '1', lease_ms, terms)
-    else
-        token, slot = take(now, owner, run, lease_ms, units, capacity, terms, now)
-        if not token then
-            return slot
-        end
+    local token, slot = take_one(number, owner, asked[number])
+    if not token then
+        return slot
     end
-    granted[2 * number - 1], granted[2 * number] = token, slot
+    note(number, token, slot)
 end
 return granted

@@ -13,9 +13,10 @@ local KEPT_MS = 30 * 86400000 -- after the last one
 
 local entry, owners = unpack(ARGV)
 local is_due = owners == ''
+local alone = redis.call('HGET', KEYS[1], 'x') or '' -- as in grants.lua
 for owner in string.gmatch(owners, '%S+') do
-    is_due = is_due or redis.call('HGET', KEYS[1], 'owner') == owner
-    is_due = is_due or redis.call('HEXISTS', KEYS[1], 'h:' .. owner) == 1
+    is_due = is_due or string.find(alone, ' ' .. #owner .. ' ' .. owner, 1, true) ~= nil
+    is_due = is_due or redis.call('HEXISTS', KEYS[1], 'g:' .. owner) == 1
 end
 if not is_due then
     return 0

@@ -3,15 +3,16 @@
 -- ARGV limit
 -- returns bearers as JSON: at most `limit` of them, in no order; of each identity, run, and where it
 --         is, as in peek.lua
--- USES grant calls
+-- USES records grants runs calls
 
-local limit = tonumber(ARGV[1])
-local now_ms = microseconds() / 1000
+local most = tonumber(ARGV[1])
+read_clock()
+load('', '')
 local found = {}
-local entries = redis.call('HSCAN', CALLS, 0, 'COUNT', limit)[2]
+local entries = redis.call('HSCAN', CALLS, 0, 'COUNT', most)[2]
 for i = 1, #entries, 2 do
-    local run, where = taken_by(entries[i + 1], now_ms)
-    if run and #found < limit then
+    local run, where = taken_by(entries[i + 1])
+    if run and #found < most then
         found[#found + 1] = { identity = entries[i], run = run, where = where }
     end
 end

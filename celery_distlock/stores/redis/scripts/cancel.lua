@@ -1,11 +1,12 @@
--- cancel.lua: strike a parked run that has not come to its key: it will not run, and has no identity.
+-- cancel.lua: remove a parked run that has not come to its key: it will not run, and has no identity.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- ARGV run
--- returns 1 removed | 0 it is not parked, or has come | as queue.lua's `reply`: removed, and the next
---         has to be sent
--- USES grant units queue calls
+-- returns 1 removed | as queue.lua's `reply`, with a route: its envelope is at
+--         the first key of that | 0 it is not parked, or has come | as queue.lua's `reply`: removed, and
+--         the next are let in
+-- USES records grants limits rates gates runs answers queue calls
 
-local BATCH = 1000 -- identities
+local BATCH_OF_CALLS = 1000 -- identities
 
 local function is_of_task(entry, run)
     local by = string.match(entry or '', '^%S+ (.*)$')
@@ -21,7 +22,7 @@ local function free_identity(run, noted)
     end
     local cursor, found = '0', nil
     repeat
-        cursor, found = unpack(redis.call('HSCAN', CALLS, cursor, 'COUNT', BATCH))
+        cursor, found = unpack(redis.call('HSCAN', CALLS, cursor, 'COUNT', BATCH_OF_CALLS))
         for i = 1, #found, 2 do
             if is_of_task(found[i + 1], run) then
                 redis.call('HDEL', CALLS, found[i])
@@ -31,21 +32,25 @@ local function free_identity(run, noted)
 end
 
 local run = ARGV[1]
-local now = microseconds()
-prune(now)
-if holds(run, now) or redis.call('ZSCORE', DONE, '~' .. run) then
+-- NEVER REFUSED
+look('', run)
+local _, settles = ends_of(run)
+local of = record(run)
+if of and of.b then
+    return reply({ route = of.k })
+end
+if held_by(run) or settles or not of then
     return 0 -- it runs, or its result is being stored
 end
-local noted = redis.call('HGET', TASKS, 'i:' .. run)
-local may_come = is_with_broker(run)
-if not unpark(run) then
-    return 0
-end
-if may_come then
+if is_with_broker(of) then
     expect_copy(run)
 end
+forget_run(run)
 redis.call('ZREM', LATER, run)
-free_identity(run, noted)
+free_identity(run, of.i)
 record_end(run)
-free('parked:' .. run)
+free(grant_for(run))
+if of.k then
+    note_woken(run, '', { route = of.k, givers = '' }) -- for its other keys
+end
 return answer(1)

@@ -4,17 +4,18 @@
 -- returns 1 | 0: another task has it
 --
 -- The arguments are as in send.lua.
--- USES grant calls
+-- USES records grants runs calls
 
 local identity, run, until_when, expires_ms, marks = unpack(ARGV)
-local now_ms = microseconds() / 1000
+read_clock()
+load('', run)
 local entry = redis.call('HGET', CALLS, identity)
 local terms, before = string.match(entry or '', '^(%S+) (.*)$')
 if before and task_of(before) == task_of(run) then
     redis.call('HSET', CALLS, identity, terms .. ' ' .. run)
     return 1
-elseif taken_by(entry, now_ms) then
+elseif taken_by(entry) then
     return 0
 end
-note_call(identity, run, now_ms, until_when, '', tonumber(expires_ms), marks) -- struck meanwhile
+note_call(identity, run, until_when, '', tonumber(expires_ms), marks) -- struck meanwhile
 return 1

@@ -1,4 +1,4 @@
--- inspect.lua: look at a key without changing it, but that it may strike what has lapsed.
+-- inspect.lua: look at a key without changing it, but that it may strike a limit that has ended.
 -- KEYS lock queue tasks woken fence done rate later calls
 -- returns fields as JSON: owner, token, run, ttl_ms, and those below; what is not known is empty
 --
@@ -13,91 +13,68 @@
 -- identities  how many calls are known by an identity; of many, with those that mean nothing any more
 -- holders   some of those that share it: owner, run, units, slot, since (µs), left_ms, and
 --         the task of one that is on its way
--- USES grant units times calls
+-- USES records grants limits rates gates runs answers queue calls
 
 local MOST_HOLDERS = 100
-local FIRST = 1 -- µs: where one stands before whom nobody is to go, whenever he came
 local MOST_CALLS = 50 -- that are looked at one by one
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local now_ms = now / 1000
-local fields = { 'owner', 'token', 'run', 'used', 'capacity', 'rest' }
-local held = redis.call('HMGET', LOCK, unpack(fields))
-local rest_ms = held[6] and math.max(0, math.ceil((tonumber(held[6]) or 0) - now_ms)) or 0
+local grants, used = {}, 0
 
-local shares, used, on_their_way = {}, 0, {}
-local function add_share(owner, entry)
-    local ends, units, slot, since, run = string.match(entry, '^(%d+) (%d+) (%-?%d+) %d+ (%d+) (.*)$')
-    if ends and tonumber(ends) > now_ms then
-        used = used + tonumber(units)
-        local share = { owner = owner, run = run, units = tonumber(units), slot = tonumber(slot) }
-        share.since, share.left_ms = since, math.ceil(tonumber(ends) - now_ms)
-        shares[#shares + 1] = share
-        on_their_way[run] = owner == 'parked:' .. run
-    end
-end
-if held[1] == 'several:' then
-    local found = redis.call('HGETALL', LOCK)
-    for i = 1, #found, 2 do
-        local owner = string.match(found[i], '^h:(.*)$')
-        if owner then
-            add_share(owner, found[i + 1])
+local function add_grants(words)
+    for i = 1, #words, 2 do
+        local grant = string.sub(words[i], 1, 2) == 'g:' and read_grant(words[i + 1])
+        if grant and grant.ends > now_ms then
+            used = used + grant.units
+            grants[#grants + 1] = grant
         end
     end
-    table.sort(shares, function(one, other)
-        return tonumber(one.since) < tonumber(other.since)
+    table.sort(grants, function(one, other)
+        return one.since < other.since or (one.since == other.since and one.owner < other.owner)
     end)
 end
 
-local oldest = redis.call('ZRANGEBYSCORE', QUEUE, '(' .. FIRST, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
-local woken, waiting = redis.call('ZCARD', WOKEN), redis.call('ZCARD', QUEUE)
-local task
-if held[3] and held[1] == 'parked:' .. held[3] then
-    task = redis.call('HGET', TASKS, 't:' .. held[3])
-elseif woken > 0 and held[3] then
-    local come = { [held[3]] = false }
-    for run, is_on_its_way in pairs(on_their_way) do
-        come[run] = is_on_its_way
+-- Reads those that share the key; of many, some.
+local function read_grants()
+    if key.count <= MANY then
+        add_grants(redis.call('HGETALL', LOCK))
+        return
     end
-    for run, is_on_its_way in pairs(come) do
-        if not is_on_its_way and run ~= '' and redis.call('ZSCORE', WOKEN, run) then
-            woken = woken - 1 -- it has come
-        end
-    end
-end
-local limit = redis.call('HGET', TASKS, 'limit') or ''
-local ends_ms = tonumber(string.match(limit, '^%S+ (%d+) ') or 0)
-if ends_ms > 0 and ends_ms <= now_ms then
-    limit = ''
-end
-local starts = {}
-local function add_starts(per, series)
-    local limit, parts = string.match(series, '^%d+ %d+ (%d+)(.*)$')
-    local count = 0
-    for last, many in string.gmatch(parts or '', ' (%d+) (%d+)') do
-        count = count + (tonumber(last) + per > 1000 * now_ms and tonumber(many) or 0)
-    end
-    if count > 0 then
-        starts[#starts + 1] = { limit = tonumber(limit), per = integer(per), begun = count }
-    end
-end
-local counted = redis.call('EXISTS', RATE) == 1 and redis.call('HGETALL', RATE) or {}
-for i = 1, #counted, 2 do
-    local per = tonumber(string.match(counted[i], '^p:(%d+)$') or '')
-    if per then
-        add_starts(per, counted[i + 1])
-    end
+    add_grants(redis.call('HSCAN', LOCK, '0', 'COUNT', MANY)[2])
+    used = key.used
 end
 
-local look = { owner = held[1], token = held[2], run = held[3], ttl_ms = redis.call('PTTL', LOCK) }
-look.waiting, look.oldest, look.woken, look.task = waiting, oldest, woken, task
-look.limit, look.used, look.capacity, look.rest_ms, look.starts = limit, used, held[5], rest_ms, starts
-look.holders = { unpack(shares, 1, math.min(#shares, MOST_HOLDERS)) }
-for _, share in ipairs(look.holders) do
-    share.task = share.owner == 'parked:' .. share.run and redis.call('HGET', TASKS, 't:' .. share.run)
+-- How many runs are on their way: those that have not come.
+local function count_woken()
+    local many = redis.call('ZCARD', WOKEN)
+    if many > 0 and key.alone then
+        local has_come = held_by(key.alone.run) and redis.call('ZSCORE', WOKEN, key.alone.run)
+        return many - (has_come and 1 or 0)
+    end
+    for number = 1, many > 0 and #grants or 0 do
+        local run = grants[number].run
+        if run ~= '' and grants[number].owner ~= reserved_owner(run) and redis.call('ZSCORE', WOKEN, run) then
+            many = many - 1
+        end
+    end
+    return many
 end
-if waiting == 0 and redis.call('EXISTS', LATER, CALLS) == 0 then
-    return named(look) -- most keys
+
+local function starts_of(per, series)
+    local most, parts = string.match(series, '^%d+ %d+ (%d+)(.*)$')
+    local count = 0
+    for last, many in string.gmatch(parts or '', ' (%d+) (%d+)') do
+        count = count + (tonumber(last) + per > now and tonumber(many) or 0)
+    end
+    return count > 0 and { limit = tonumber(most), per = integer(per), begun = count } or nil
+end
+
+local function all_starts()
+    local found = {}
+    local counted = redis.call('EXISTS', RATE) == 1 and redis.call('HGETALL', RATE) or {}
+    for i = 1, #counted, 2 do
+        local per = tonumber(string.match(counted[i], '^p:(%d+)$') or '')
+        found[#found + 1] = per and starts_of(per, counted[i + 1]) or nil
+    end
+    return found
 end
 
 local function count_identities()
@@ -108,7 +85,7 @@ local function count_identities()
     local alive = 0
     local found = redis.call('HGETALL', CALLS)
     for i = 2, #found, 2 do
-        alive = alive + (taken_by(found[i], now_ms) and 1 or 0)
+        alive = alive + (taken_by(found[i]) and 1 or 0)
     end
     return alive
 end
@@ -120,7 +97,8 @@ local function count_later()
     local runs = many > 0 and redis.call('ZRANGE', LATER, 0, is_few and -1 or 0, 'WITHSCORES') or {}
     local first_ms
     for i = 1, #runs, 2 do
-        if is_few and not is_put_off(runs[i]) then
+        local of = is_few and record(runs[i])
+        if is_few and not (of and of.s == 'later') then
             many = many - 1 -- it has come by itself
         else
             first_ms = first_ms or tonumber(runs[i + 1])
@@ -129,8 +107,42 @@ local function count_later()
     return many, math.max(0, math.ceil((first_ms or now_ms) - now_ms))
 end
 
-local first = waiting > 0 and first_in_line()
-look.opens_ms = first and opens_in(now, first) or nil
-look.later, look.due_ms = count_later()
-look.identities = count_identities()
-return named(look)
+local function task_name(grant)
+    local of = grant.run ~= '' and grant.owner == reserved_owner(grant.run) and record(grant.run)
+    return of and of.t or ''
+end
+
+local function written_limit()
+    local written = field('limit') or ''
+    local ends_ms = tonumber(string.match(written, '^%S+ (%d+) ') or 0)
+    return (ends_ms == 0 or ends_ms > now_ms) and written or ''
+end
+
+read_clock()
+load('', '')
+local alone = key.alone
+if alone and alone.ends <= now_ms then
+    alone, key.alone = nil, nil
+elseif key.count > 0 or key.is_spoilt then
+    read_grants()
+    key.used, key.count = used, key.count > MANY and key.count or #grants
+end
+local owner = alone and alone.owner or (#grants > 0 and 'several:') or ''
+local ttl_ms = alone and math.floor(alone.ends - now_ms) or -2
+local oldest = redis.call('ZRANGEBYSCORE', QUEUE, '(' .. FIRST, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+local first = first_waiter()
+local found = { owner = owner, token = key.token, run = alone and alone.run, ttl_ms = ttl_ms }
+found.waiting, found.oldest, found.woken = redis.call('ZCARD', QUEUE), oldest, count_woken()
+found.task, found.limit, found.used = alone and task_name(alone), written_limit(), used
+found.capacity, found.rest_ms, found.starts = key.capacity, math.max(0, math.ceil(key.rest - now_ms)), all_starts()
+found.opens_ms = first and in_ms(opens(want_of(first))) or nil
+found.later, found.due_ms = count_later()
+found.identities, found.holders = count_identities(), {}
+for number = 1, math.min(#grants, MOST_HOLDERS) do
+    local grant = grants[number]
+    local left_ms = math.floor(grant.ends - now_ms)
+    local holder = { owner = grant.owner, run = grant.run, units = grant.units, slot = grant.slot }
+    holder.since, holder.left_ms, holder.task = integer(grant.since), left_ms, task_name(grant)
+    found.holders[number] = holder
+end
+return named(found)

@@ -1,24 +1,20 @@
 -- limit.lua: set an operator's limit, or take it back, and let those in who fit then.
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV capacity until_ms author rates
--- returns 1 | as queue.lua's `reply`: the runs that are let in
+-- returns 1 | as queue.lua's `reply`: who is let in
 --
 -- capacity  -: as many units as are asked with; empty: take the limit back
 -- until_ms  0: without an end
 -- rates     as rates.lua has them; empty: those that are asked with
--- USES grant units queue
+-- USES records grants limits rates gates runs answers queue
 
 local capacity, until_ms, author, rates = unpack(ARGV)
-local now = microseconds()
-prune(now)
+look('', '')
 if capacity == '' then
     redis.call('HDEL', TASKS, 'limit')
 else
     local much = rates == '' and capacity or capacity .. '/' .. rates
     redis.call('HSET', TASKS, 'limit', table.concat({ much, until_ms, integer(now), author }, ' '))
-    if rates ~= '' and redis.call('EXISTS', LOCK) == 1 then
-        redis.pcall('HSET', LOCK, 'rated', 1) -- it may be kept for one who has not started yet
-    end
 end
-hand_on(now, '', 0)
+free()
 return answer(1)

@@ -4,14 +4,15 @@
 -- returns fields as JSON, none if no run has it: run, and where it is: waiting, coming, running or
 --         ended; expires_ms, after which it has none if it has not begun; marks, as in calls.lua;
 --         lasts_ms, for which it has it in any case
--- USES grant calls
+-- USES records grants runs calls
 
 local entry = redis.call('HGET', CALLS, ARGV[1])
 if not entry then
     return '{}'
 end
-local now_ms = microseconds() / 1000
-local run, where, expires_ms, marks = taken_by(entry, now_ms)
+read_clock()
+load('', '')
+local run, where, expires_ms, marks = taken_by(entry)
 if not run then
     return '{}'
 end

@@ -4,29 +4,32 @@
 -- ARGV run
 -- returns 1 it may be pushed | 0 it has come already | 2 it is for the broker: that was given it, or an
 --         earlier one of its key; or no worker took it, again and again
--- USES grant units queue
+-- USES records grants limits rates gates runs answers queue
 
 local BEHIND = 100 -- in the queue, whose channels are looked at
 local run = ARGV[1]
-if not on_its_way(run) then
+look('', run)
+local of = record(run)
+if not is_on_its_way(run, of) then
     return 0
 end
-redis.call('ZREM', QUEUE, '') -- a full server refuses a script's first write, but not this one
-local known = redis.call('HMGET', TASKS, 'd:' .. run, 'h:' .. run, 's:' .. run, 'q:' .. run)
-local pushes, channel = tonumber(known[1] or 0) or 0, known[2]
-if pushes >= PUSHES or follows_another(run, known[3], known[4]) then
+-- NEVER REFUSED
+if is_with_broker(of) or follows_another(of) then
     return 2
 end
+local channel = of.h
 if channel and channel ~= '' then
     -- It is gone, or says nothing: what was parked from there after this is not to wait for it.
-    redis.pcall('HSET', TASKS, 'h:' .. run, '')
     for _, member in ipairs(redis.call('ZRANGE', QUEUE, 0, BEHIND - 1)) do
-        local field = 'h:' .. string.sub(member, 3)
-        if redis.call('HGET', TASKS, field) == channel then
-            redis.pcall('HSET', TASKS, field, '')
+        local next_run = run_of(member)
+        local its = next_run and record(next_run)
+        if its and its.h == channel then
+            its.h = ''
+            write_run(next_run, its)
         end
     end
+    of.h = ''
 end
-redis.pcall('HSET', TASKS, 'd:' .. run, pushes + 1)
-redis.call('ZADD', WOKEN, 'XX', integer(microseconds() / 1000 + UNSENT_MS), run)
+of.d = pushes(of) + 1
+go(run, of, 'woken', now_ms + UNSENT_MS)
 return 1

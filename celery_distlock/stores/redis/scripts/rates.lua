@@ -12,7 +12,7 @@
 -- lock  start:<owner> when he came (µs), and his terms; until he gives the key up
 --
 -- Terms are cost:limit,per,burst;limit,per,burst with per in µs, as a want has them after its capacity.
--- USES limits
+-- USES records limits grants
 
 local MOST_SERIES = 8 -- of different times, at one key
 local PARTS = 64 -- of such a time, whose starts are told from each other
@@ -21,6 +21,7 @@ local COMING = 1000000 -- µs until one looks again, if those fill a rate who ha
 
 local log -- of the key whose records these are
 
+-- LAZY rates
 -- How far starts are from one another (µs). At just the limit's distance there would be as many as it
 -- allows all the time: after each pause all have to wait until it is over again, `per` later, for ever.
 local function distance_of(per, limit)
@@ -75,7 +76,7 @@ end
 
 -- Whether an owner has something of the key that it has been granted and may not have come for.
 local function has_something(owner)
-    return redis.call('HGET', LOCK, 'owner') == owner or redis.call('HEXISTS', LOCK, 'h:' .. owner) == 1
+    return (key.alone and key.alone.owner == owner) or redis.call('HEXISTS', LOCK, 'g:' .. owner) == 1
 end
 
 -- Whether a start is kept for a run that has to come for it.
@@ -194,7 +195,7 @@ end
 -- The terms that count: an operator's rates go before those that are asked with; nothing: there are
 -- none.
 local function in_force(terms, now)
-    local rates = limit_at(now).rates
+    local rates = limit_now().rates
     if not rates then
         return terms
     end

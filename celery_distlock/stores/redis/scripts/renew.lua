@@ -1,28 +1,24 @@
--- renew.lua: push the end of a lease that we still hold. Never makes a lock anew.
+-- renew.lua: push the end of a lease that we still hold. Never grants anything.
 -- KEYS lock
 -- ARGV owner lease_ms
 -- returns 1 renewed | 0 held by another | -1 gone
+--
+-- Grants are as in grants.lua.
 
-local holder = redis.call('HGET', KEYS[1], 'owner')
-if holder == ARGV[1] then
-    -- Only ever later: of two renewals on two connections, the shorter may come last.
-    if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
-        redis.call('PEXPIRE', KEYS[1], ARGV[2])
-    end
-    return 1
+local owner, lease_ms = ARGV[1], tonumber(ARGV[2])
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local alone, beside = unpack(redis.call('HMGET', KEYS[1], 'x', 'g:' .. owner))
+local name, row = alone and 'x' or 'g:' .. owner, alone or beside
+local ends, others, length, rest = string.match(row or '', '^(%d+)( %d+ %-?%d+ %a+ %d+ %d+ (%d+) (.*))$')
+if not ends or tonumber(ends) <= now_ms then
+    return -1
+elseif string.sub(rest, 1, tonumber(length)) ~= owner then
+    return 0
 end
-if holder == 'several:' then
-    local time = redis.call('TIME')
-    local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-    local entry = redis.call('HGET', KEYS[1], 'h:' .. ARGV[1]) or ''
-    local ends, others = string.match(entry, '^(%d+)( .*)$')
-    if not ends or tonumber(ends) <= now_ms then
-        return -1
-    end
-    ends = math.max(tonumber(ends), now_ms + ARGV[2])
-    -- First: a full server refuses what begins with HSET.
-    redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), ends - now_ms))
-    redis.call('HSET', KEYS[1], 'h:' .. ARGV[1], string.format('%.0f', ends) .. others)
-    return 1
-end
-return holder and 0 or -1
+-- Only ever later: of two renewals on two connections, the shorter may come last.
+ends = math.max(tonumber(ends), now_ms + 1 + lease_ms)
+-- First: a full server refuses what begins with HSET.
+redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(redis.call('PTTL', KEYS[1]), ends - now_ms)))
+redis.call('HSET', KEYS[1], name, string.format('%.0f', ends) .. others)
+return 1

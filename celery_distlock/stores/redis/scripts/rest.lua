@@ -2,17 +2,15 @@
 -- KEYS lock queue tasks woken fence done rate
 -- ARGV owner for_ms
 -- returns 1 it rests | 0 the owner has nothing of it
--- USES grant units
+-- USES records grants limits rates
 
 local owner, for_ms = unpack(ARGV)
-local now = microseconds()
-prune(now)
-local holder, rest = unpack(redis.call('HMGET', LOCK, 'owner', 'rest'))
-if holder ~= owner and not (holder == SHARED and share_of(owner)) then
+-- NEVER REFUSED
+look(owner, '')
+if not grant_of(owner) then
     return 0
 end
-local ends = math.max(tonumber(rest or 0) or 0, math.ceil(now / 1000) + tonumber(for_ms))
-begin_to_write()
-redis.call('HSET', LOCK, 'rest', integer(ends))
-outlive(ends, now) -- also of one who has it alone: nobody enters when his lease ends before
+key.rest = math.max(key.rest, math.ceil(now_ms) + tonumber(for_ms))
+redis.call('HSET', LOCK, 'rest', integer(key.rest))
+redis.call('PEXPIRE', LOCK, math.max(redis.call('PTTL', LOCK), math.ceil(key.rest - now_ms)))
 return 1

@@ -16,7 +16,7 @@ local SHORTEST_MS = 10 -- a hold, with what a message takes to come
 local SHARE = 0.5 -- of a hold is between two turns: better two come for a key than none
 local OVERTIME = 0.75 -- of what a hold has taken is what it is given then
 local FEW = 64 -- holders that are looked through; more of them are taken for late
-local SINCE = '^%d+ %d+ %-?%d+ %d+ (%d+) ' -- in what units.lua notes of a holder
+local SINCE = '^%d+ %d+ %-?%d+ %a+ %d+ (%d+) ' -- in a grant, as in grants.lua
 local KEPT_MS = 60000 -- after the last turn, what is known of the key
 
 -- What somebody else has written there counts for nothing.
@@ -33,7 +33,7 @@ local function youngest_age_ms()
     local last = 0
     local fields = redis.call('HGETALL', LOCK)
     for i = 1, #fields, 2 do
-        local since = string.sub(fields[i], 1, 2) == 'h:' and string.match(fields[i + 1], SINCE)
+        local since = string.sub(fields[i], 1, 2) == 'g:' and string.match(fields[i + 1], SINCE)
         last = math.max(last, number(since))
     end
     return last > 0 and now_ms - last / 1000 or 0
@@ -48,7 +48,8 @@ local hold = math.max(usual_ms, SHORTEST_MS)
 -- The token is the time of the grant. Nobody knows when one will end who has had the key for longer
 -- than usual: the longer that is, the later he is looked at again. Likewise of an operator who lets
 -- nobody enter, and does not say until when.
-local held = redis.call('HMGET', LOCK, 'token', 'owner', 'holders', 'rest')
+local held = redis.call('HMGET', LOCK, 'token', 'x', 'count', 'rest')
+local ends_ms, stage = string.match(held[2] or '', '^(%d+) %d+ %-?%d+ (%a)')
 local holders, waiting = number(held[3]), redis.call('ZCARD', QUEUE)
 local limit = redis.call('HGET', TASKS, 'limit') or ''
 local until_ms, set_at = string.match(limit, '^0/?%S* (%d+) (%d+) ')
@@ -61,8 +62,8 @@ if is_paused then
     left_ms, hold = math.max(OVERTIME * age_ms, least_ms), math.max(hold, age_ms)
 elseif opens_ms > 0 then
     left_ms = math.max(left_ms, opens_ms) -- nobody enters before, whoever gives it up
-elseif string.find(held[2] or '', 'parked:resting:', 1, true) == 1 then
-    left_ms = redis.call('PTTL', LOCK) -- it rests, and nobody gives it up before
+elseif stage == 'z' then
+    left_ms = number(ends_ms) - now_ms -- it rests, and nobody gives it up before
 elseif holders > 1 then
     local youngest_ms = holders <= FEW and youngest_age_ms()
     if youngest_ms and youngest_ms <= hold then
@@ -71,7 +72,7 @@ elseif holders > 1 then
         left_ms = math.max(OVERTIME * (youngest_ms or 0), least_ms)
     end
     hold = math.max(hold, youngest_ms or 0) / holders
-elseif left_ms < 0 or (waiting > 0 and not held[2]) then
+elseif left_ms < 0 or (waiting > 0 and not held[2] and holders == 0) then
     -- Or nobody has it, and who waits first may not enter yet, as for a rate.
     left_ms, hold = math.max(OVERTIME * age_ms, least_ms), math.max(hold, age_ms)
 end

@@ -4,18 +4,21 @@
 -- returns how many were made due
 --
 -- Not those that have come: who runs, or whose result is being stored.
--- USES grant units lining
+-- USES records grants limits rates gates runs answers queue
 
-local now = microseconds()
-prune(now)
+-- NEVER REFUSED
+look('', '')
 local roused = 0
 for _, run in ipairs(redis.call('ZRANGE', WOKEN, 0, ARGV[1] - 1)) do
-    if not holds(run, now) and not redis.call('ZSCORE', DONE, '~' .. run) then
-        redis.call('ZADD', WOKEN, 'XX', 0, run)
-        if not is_with_broker(run) then
-            redis.call('HDEL', TASKS, 'd:' .. run)
+    local of = record(run)
+    local _, settles = ends_of(run)
+    if not held_by(run) and not settles then
+        if of then
+            of.d = is_with_broker(of) and of.d or nil
+            of.n = nil
+            go(run, of, of.s, 0)
         end
-        note_sent(run, 0)
+        redis.call('ZADD', WOKEN, 'XX', 0, run)
         roused = roused + 1
     end
 end

@@ -26,22 +26,19 @@
 --
 -- later  zset  runs that do not join the queue before their time (ms, with a fraction for their order
 --              then); and some that have come by themselves meanwhile, until that time
--- USES grant calls units queue
-
-local run, envelope, task, sent_to, request = unpack(ARGV)
-request = request and cjson.decode(request) or {}
-local want, identity, replaces = request.want or '', request.identity or '', request.replaces
-local repeated, paced, most_ms = request.repeated, request.paced, request.most_ms
-local fields = { 'e:' .. run, envelope, 't:' .. run, task, 'q:' .. run, sent_to }
+-- USES records grants limits rates gates runs answers queue calls
 
 local ORDER_MS = 1 / 2048 -- so far apart are those of one ms; a score has no smaller steps until 2109
 
-if identity ~= '' then
-    fields[7], fields[8] = 'i:' .. run, identity
-end
-local function take_identity(now_ms, first_ms)
+local run, envelope, task, sent_to, request = unpack(ARGV)
+request = request and cjson.decode(request) or {}
+local want, identity, replaces = want_in(request.want), request.identity or '', request.replaces
+local repeated, paced, most_ms = request.repeated, request.paced, request.most_ms
+local takes = identity ~= ''
+
+local function take_identity(first_ms)
     local first = most_ms and integer(first_ms or now_ms) or ''
-    note_call(identity, run, now_ms, request.until_when, first, request.expires_ms, request.marks or '')
+    note_call(identity, run, request.until_when, first, request.expires_ms, request.marks or '')
 end
 
 -- Who sends a task again by its id means it; and it may have come before its time when it was sent
@@ -51,80 +48,81 @@ local function forget_ended()
     redis.call('ZREM', LATER, run)
 end
 
-local is_plain = want == '' and not (request.delay_ms or repeated) and replaces ~= run
-local holder, holder_run = unpack(is_plain and redis.call('HMGET', LOCK, 'owner', 'run') or {})
-local is_alone = holder and holder ~= 'several:' and string.find(holder, 'parked:resting:', 1, true) ~= 1
-if is_alone and identity == '' and holder_run ~= run and redis.call('HEXISTS', TASKS, fields[1]) == 0 then
-    -- One has all of it: there is nothing but to wait.
-    redis.call('HSET', TASKS, unpack(fields)) -- before all other writes: a full server may refuse it
-    forget_ended()
-    line_up(microseconds(), run)
-    return 'queued'
+-- What is known of the run from now on; it keeps its state and its place.
+local function new_record()
+    local before = record(run) or {}
+    local of = { s = before.s, p = before.p, h = before.h, n = before.n, d = before.d, c = before.c }
+    of.w = want.text ~= '' and want.text or nil
+    of.t, of.q, of.i = task ~= '' and task or nil, sent_to, takes and identity or before.i
+    return of
 end
-local now = microseconds()
-local is_free = is_plain and not holder and redis.call('EXISTS', LOCK, QUEUE, TASKS) == 0
-if is_free and not (identity ~= '' and taken_by(redis.call('HGET', CALLS, identity), now / 1000)) then
-    -- Nobody has it, nobody waits: most calls end here.
-    local token, refused = grant(now, 'parked:' .. run, run, CLAIM_MS)
+
+-- Answers a call at a free key that nobody waits for: the key is reserved for it.
+local function answer_free_key()
+    local is_free = not key.token and want.text == '' and not (request.delay_ms or repeated) and replaces ~= run
+    if not is_free or redis.call('EXISTS', QUEUE, TASKS) > 0 or (takes and taken_by(redis.call('HGET', CALLS, identity))) then
+        return nil
+    end
+    local token, refused = grant_alone(reserved_owner(run), run, CLAIM_MS, RESERVED, now, '')
     if not token then
         return refused
     end
-    redis.call('HSET', LOCK, 'due', integer(now))
-    redis.call('HSET', TASKS, 's:' .. run, integer(now), 'd:' .. run, PUSHES, unpack(fields))
-    redis.call('ZADD', WOKEN, integer(now / 1000 + UNSENT_MS), run)
+    local of = new_record()
+    of.p, of.d = integer(now), PUSHES
+    go(run, of, 'woken', now_ms + UNSENT_MS, envelope)
     forget_ended()
-    if identity ~= '' then
-        take_identity(now / 1000)
+    if takes then
+        take_identity()
     end
     return 'go'
 end
 
 -- What was answered of a run that is there; nothing: it is not.
-local function answered()
-    if (repeated and redis.call('ZSCORE', DONE, run)) or holds(run, now) then
+local function answered(of)
+    if (repeated and ends_of(run)) or held_by(run) then
         return 'queued'
-    elseif redis.call('HEXISTS', TASKS, fields[1]) == 1 then
-        local is_sent = redis.call('ZSCORE', WOKEN, run)
-        local later = is_put_off(run) and redis.call('ZSCORE', LATER, run)
-        local stands = is_sent or later or redis.call('ZSCORE', QUEUE, 'p:' .. run)
-        local goes = is_sent and keeps_for(run)
-        -- One that has no place was taken in by half: the script was broken off.
-        return goes and 'go' or later and 'later' or stands and 'queued' or nil
+    elseif not of then
+        return nil
     end
-    return nil
+    local is_sent = redis.call('ZSCORE', WOKEN, run)
+    local later = of.s == 'later' and redis.call('ZSCORE', LATER, run)
+    local waits = is_sent or later or redis.call('ZSCORE', QUEUE, 'p:' .. run)
+    -- One that has no place was taken in by half: the script was cut short.
+    return is_sent and grant_for(run) and 'go' or later and 'later' or waits and 'queued' or nil
 end
 
 -- Gives what is free to those who wait, of whom the run is one now; returns the script's answer.
 local function let_in(status)
-    hand_on(now, '', 0)
-    if not (woken[1] or opens_ms) and redis.call('ZRANK', QUEUE, 'p:' .. run) == 0 then
-        look_ahead(now)
-    end
-    for place, each in ipairs(woken) do
-        if each.run == run then
+    hand_on()
+    local has_woken = woken[1] ~= nil
+    for i = #woken, 1, -1 do
+        if woken[i].run == run and not woken[i].route then
             status = 'go' -- the caller has its message and publishes it
-            redis.call('HSET', TASKS, 'd:' .. run, PUSHES)
-            table.remove(woken, place)
-            table.remove(envelopes, place)
-            break
+            table.remove(woken, i)
+            table.remove(envelopes, i)
+            local of = record(run)
+            of.d = PUSHES
+            write_run(run, of)
         end
+    end
+    if not (has_woken or key.opens_ms) and redis.call('ZRANK', QUEUE, 'p:' .. run) == 0 then
+        look_ahead()
     end
     return answer(status)
 end
 
 -- When (ms) the run joins the queue; 0: at once.
-local function joins_at(now)
+local function joins_at()
     local wait = (request.delay_ms or 0) * 1000
     if paced then
-        local _, _, terms = want_in(want)
-        local opens = math.min(starts_by(terms, now), starts_in(terms, now)) -- an operator lets go on sooner
-        local _, rates = rates_of(terms or '')
+        local opens_in = math.min(starts_by(want.terms, now), starts_in(want.terms, now)) -- an operator lets go on sooner
+        local _, rates = rates_of(want.terms or '')
         local longest = 0
         for _, rate in ipairs(rates) do
             longest = math.max(longest, counts_for(rate.per))
         end
         -- While one has to come, it is not known when it opens: it stands before the next.
-        wait = math.max(wait, math.min(opens, longest))
+        wait = math.max(wait, math.min(opens_in, longest))
     end
     return wait > 0 and math.ceil((now + wait) / 1000) or 0
 end
@@ -146,47 +144,45 @@ local function join_later(due_ms, before_ms)
 end
 
 -- Whether there are some whose time has come, and who have not joined the queue yet.
-local function some_have_come(now)
+local function some_have_come()
     local first_ms = redis.call('ZRANGE', LATER, 0, 0, 'WITHSCORES')[2]
-    return first_ms and tonumber(first_ms) <= now / 1000
+    return first_ms and tonumber(first_ms) <= now_ms
 end
 
 -- Replaces the message of the run, which waits and keeps its place. One that is not due is so now, if
 -- the call is not to be delayed.
 local function update()
-    local now_ms = now / 1000
     local first_ms = tonumber(string.match(redis.call('HGET', CALLS, identity), '^[^@ ]+@(%d+)'))
-    redis.call('HSET', TASKS, unpack(fields)) -- before all other writes: a full server may refuse it
-    note_want('p:' .. run, want)
-    take_identity(now_ms, first_ms)
+    local of = new_record()
+    write_run(run, of, envelope) -- before all other writes: a full server may refuse it
+    take_identity(first_ms)
     local before_ms = tonumber(redis.call('ZSCORE', LATER, run))
     if not before_ms then
         return let_in('updated')
     end
-    local due_ms = joins_at(now) -- by its rates of now, which may be others
+    local due_ms = joins_at() -- by its rates of now, which may be others
     if most_ms and first_ms then
         due_ms = math.min(due_ms, math.ceil(first_ms + most_ms))
     end
     if due_ms > now_ms then
         join_later(due_ms, before_ms)
         if paced and due_ms < before_ms - 1 then
-            look_in(math.ceil(due_ms - now_ms))
+            note_look(due_ms - now_ms)
         end
         return answer('updated')
     end
-    line_up(now, run)
-    redis.call('ZREM', LATER, run) -- only then: a script may be broken off
+    line_up(run, of)
+    redis.call('ZREM', LATER, run) -- only then: a script may be cut short
     return let_in('updated')
 end
 
-prune(now)
-local takes = identity ~= ''
-if takes then
-    local other, where = taken_by(redis.call('HGET', CALLS, identity), now / 1000)
+-- Answers a call whose identity another one has, or that is to replace what has changed.
+local function answer_identity()
+    local other, where = taken_by(redis.call('HGET', CALLS, identity))
     local is_same = other and task_of(other) == task_of(run)
     if replaces == run and other == run and where == 'waiting' then
         return update()
-    elseif replaces == run and (not repeated or redis.call('HGET', TASKS, fields[1]) ~= envelope) then
+    elseif replaces == run and (not repeated or redis.call('HGET', TASKS, 'e:' .. run) ~= envelope) then
         return 'changed' -- else that was done, and let it go, and was not answered
     elseif other and not is_same and replaces == '*' then
         takes = false
@@ -194,31 +190,53 @@ if takes then
         return 'changed'
     end
 end
-local before = answered()
-if before then
+
+local function answer_again()
+    local before = answered(record(run))
     local due_ms = before == 'later' and tonumber(redis.call('ZSCORE', LATER, run))
     if due_ms then
-        look_in(math.max(1, math.ceil(due_ms - now / 1000)))
+        note_look(math.max(1, due_ms - now_ms))
     end
-    return answer(before)
+    return before and answer(before)
 end
-redis.call('HSET', TASKS, unpack(fields)) -- before all other writes: a full server may refuse it
-note_want('p:' .. run, want)
+
+local function answer_later(of)
+    local due_ms = joins_at()
+    if due_ms == 0 and paced and some_have_come() then
+        due_ms = math.ceil(now_ms)
+    end
+    if due_ms > 0 then
+        join_later(due_ms)
+        go(run, of, 'later', nil, envelope)
+        note_look(math.max(1, due_ms - now_ms))
+        return answer('later')
+    end
+end
+
+look('', run)
+local told = answer_free_key()
+if told then
+    return told
+end
+fetch('limit', 'r:' .. run)
+told = takes and answer_identity() or answer_again()
+if told then
+    return told
+end
+local of = new_record()
+of.s = of.s or 'waiting'
+write_run(run, of, envelope) -- before all other writes: a full server may refuse it
 forget_ended()
-if keeps_for(run) then
-    vacate('parked:' .. run, now) -- it was for another want, perhaps
+local reserved = grant_for(run)
+if reserved then
+    vacate(reserved) -- it was for another want, perhaps
 end
 if takes then
-    take_identity(now / 1000)
+    take_identity()
 end
-local due_ms = joins_at(now)
-if due_ms == 0 and paced and some_have_come(now) then
-    due_ms = math.ceil(now / 1000)
+told = answer_later(of)
+if told then
+    return told
 end
-if due_ms > 0 then
-    join_later(due_ms)
-    look_in(math.max(1, math.ceil(due_ms - now / 1000)))
-    return answer('later')
-end
-line_up(now, run)
+line_up(run, of)
 return let_in('queued')

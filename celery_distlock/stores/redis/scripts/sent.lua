@@ -8,38 +8,41 @@
 -- again  1: it came back. 2: who was to send it leaves it to others; not first of all, or what
 --        nobody sends would keep those that were woken after it from being found. 3: there are
 --        messages in the broker's queue; look again later
--- USES grant units queue
+-- USES records grants limits rates gates runs answers queue
 
 local run, again = unpack(ARGV)
+local of = record(run)
 if not redis.call('ZSCORE', WOKEN, run) then
     return 0
 end
-redis.call('ZREM', QUEUE, '') -- a full server refuses a script's first write, but not this one
-if again == '0' then
-    local times = times_sent(run) + 1
-    note_sent(run, times)
-    local pause = times <= RESENDS and RESEND_MS * 2 ^ (times - 1) or DAY_MS
-    local due = microseconds() / 1000 + pause
-    redis.call('ZADD', WOKEN, 'XX', integer(due), run)
+-- NEVER REFUSED
+read_clock()
+local at_ms = now_ms
+if again == '0' and of then
+    local times = times_sent(of) + 1
+    note_sent(of, times)
+    at_ms = now_ms + (times <= RESENDS and RESEND_MS * 2 ^ (times - 1) or DAY_MS)
+    write_run(run, of)
     if times > 1 then
-        expect_copy(run)
+        expect_copy(run, of)
     end
-    return 1
-end
-if again == '3' then
-    redis.call('ZADD', WOKEN, 'XX', integer(microseconds() / 1000 + RESEND_MS), run)
-    return 1
-end
-
-if again == '1' then
+elseif again == '3' then
+    at_ms = now_ms + RESEND_MS
+elseif again == '1' then
     redis.call('ZREM', DONE, '~' .. run)
-    redis.call('HDEL', TASKS, 'd:' .. run)
-    note_sent(run, 0)
-    redis.call('ZADD', WOKEN, 'XX', 0, run)
-    return 1
+    at_ms = 0
+    if of then
+        of.d, of.n = nil, nil
+        write_run(run, of)
+    end
 end
-redis.call('ZADD', WOKEN, 'XX', integer(microseconds() / 1000), run)
-if keeps_for(run) then
-    free('parked:' .. run) -- for the next one; if that is to be sent, the next sweep finds it
+redis.call('ZADD', WOKEN, 'XX', integer(at_ms), run)
+if again == '2' then
+    load('', run)
+    prune()
+    local reserved = grant_for(run)
+    if reserved then
+        free(reserved) -- for the next one; if that is to be sent, the next sweep finds it
+    end
 end
 return 1

@@ -1,175 +1,77 @@
--- stand.lua: have a run that needs several keys stand at one of them, or at one after the other: the
--- key is kept for it, or it waits in the queue. Repeating it changes nothing.
+-- stand.lua: try one of several keys for a run, where they are in different places: it is kept for it
+-- for some seconds, or the run waits there. Repeating it changes nothing.
 -- KEYS lock queue tasks woken fence done rate
--- ARGV run names first arrival owner departs [envelope channel]
+-- ARGV run route_text number arrival owner counts [envelope channel]
 -- returns as queue.lua's `reply`, with status: busy: it is dispatched | done: it has ended, or is
---         unknown | reserved or parked, with the facts of acquire.lua about the last key at which it
---         waits, the number of that key as `at`, and the number of its key for each woken run
+--         unknown | reserved or parked, with facts as in attempt.lua, whether it waits here, and
+--         whether it was turned away often enough to have other keys kept
 --
--- After the first key's records may come those of the next, and so on: it stands there if it has
--- those before.
---
--- names     of all of its keys, in the order in which it takes them, with blanks between; in a
---           second line its task's; in a third one what it wants of each, as in acquire.lua
--- first     1: the first key given is the first of all, where its envelope lies
--- arrival   its place in all queues, as the answer at the first key told; there: when it came (µs),
---           or 0
--- owner     who holds the first key given for the run, and gives it up so, else empty
--- departs   1: all keys are given, and if it has them it is put on its way
--- envelope  when it begins to stand, at the first key
--- USES grant units queue
+-- number   of the key; at the first its envelope lies, and it waits there until it does elsewhere
+-- arrival  its place in all queues, as the answer at the first key told; there: when it came (µs), or 0
+-- owner    which holds the key for the run, and gives it up so, else empty
+-- counts   1: one of its keys had opened, and if it is turned away, that counts
+-- USES records grants limits rates gates runs answers queue several
 
-local run, names, first, arrival, owner, departs, envelope, channel = unpack(ARGV)
-local own, member, field = 'parked:' .. run, 'p:' .. run, 'e:' .. run
-local all_names, of_task, all_wants = string.match(names .. '\n\n', '^([^\n]*)\n([^\n]*)\n([^\n]*)')
-local now = microseconds()
-local stands = tonumber(arrival) or 0
-envelope = envelope or ''
+local TRY_MS = 5000 -- for the other keys to be tried
+local run, route_text, number, arrival, owner, counts, envelope, channel = unpack(ARGV)
+number = tonumber(number)
+read_route(route_text)
+local want = route.wants[number]
+look(owner, run)
+fetch('limit', 'r:' .. run)
+local of, stands = record(run), tonumber(arrival)
 
--- Finds its place in all queues, where its envelope lies; or returns why it stands nowhere.
-local function find_place()
-    if redis.call('ZSCORE', DONE, run) then
+-- Answers at the first key a run that does not wait.
+local function answer_gone()
+    local waits = of and (of.s == 'waiting' or of.s == 'elsewhere')
+    if not (of and not envelope) and ends_of(run) then
         return 'done'
-    end
-    if envelope == '' and redis.call('HEXISTS', TASKS, 'k:' .. run) == 0 then
-        local runs = redis.call('HGET', LOCK, 'run') == run or keeps_for(run) or holds(run, now)
-        return (runs or redis.call('HEXISTS', TASKS, field) == 1) and 'busy' or 'done'
-    end
-    local before = redis.call('HGET', TASKS, 's:' .. run) or redis.call('HGET', LOCK, 'stamp:' .. run)
-    stands = before and tonumber(before) or place_of(stands, now)
-    if stands == 0 then
-        local last = redis.call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
-        stands = math.max(now, tonumber(last or '0') + 1)
+    elseif not envelope and not waits then
+        return (of or held_by(run) or grant_for(run)) and 'busy' or 'done'
     end
 end
 
-local function join()
-    if envelope ~= '' then -- before all other writes: a full server may refuse what is new to it
-        redis.call('HSET', TASKS, field, envelope, 'h:' .. run, channel)
-        redis.call('HDEL', TASKS, 'n:' .. run)
+local function join_first()
+    of = of or {}
+    stands = tonumber(of.p or 0)
+    stands = stands > 0 and stands or place_of(tonumber(arrival))
+    of.p, of.k, of.t = integer(stands), route.text, route.task ~= '' and route.task or nil
+    of.w = want.text ~= '' and want.text or nil
+    if envelope then
+        of.h, of.n, of.d, of.c = channel, nil, nil, nil
     end
-    if redis.call('HEXISTS', TASKS, field) == 0 then
-        redis.call('HSET', TASKS, field, '')
-    end
-    local since = integer(stands)
-    redis.call('HSET', TASKS, 'k:' .. run, names, 's:' .. run, since, 't:' .. run, of_task)
-    redis.call('ZADD', QUEUE, since, member)
-    redis.call('ZREM', WOKEN, run) -- only then: a script may be broken off
-end
-
--- What it wants of the key whose records these are.
-local function note_what_it_wants()
-    local name = string.match(LOCK, '{(.*)}:lock$')
-    local wants = string.gmatch(all_wants, '%S+')
-    for each in string.gmatch(all_names, '%S+') do
-        local want = wants()
-        if each == name then
-            note_want(member, want)
-        end
+    if of.s ~= 'elsewhere' or envelope then
+        go(run, of, 'waiting', nil, envelope)
     end
 end
 
--- Notes of those that were woken last that it was at this key.
-local function note_key(number)
-    for _, each in ipairs(woken) do
-        each.key = each.key or number
-    end
+local gone = number == 1 and answer_gone()
+if gone then
+    return reply({ status = gone })
 end
-
--- Has it take its part of the key, if it is its turn.
-local function take_part(number)
-    local units, capacity, terms = want_of(member)
-    local last = hand_on(now, member, 0)
-    note_key(number)
-    if last ~= true or not admits(units, capacity, now, terms) then
-        return false
-    end
-    redis.call('HSET', LOCK, 'stamp:' .. run, integer(stands))
-    return keep_for(now, run, integer(stands), CLAIM_MS, units, capacity, terms)
+arrival = give_up(owner) or arrival
+if number == 1 then
+    join_first()
 end
-
--- Of a key that several have: whether a part is kept for it.
-local function stand_beside_others(number)
-    if owner ~= '' then
-        refund(owner, now)
-        vacate(owner, now) -- its own
-    end
-    local share = share_of(own)
-    if share and redis.call('HEXISTS', LOCK, 'stamp:' .. run) == 0 then
-        keep_longer(now, run, CLAIM_MS) -- once
-        share = share_of(own)
-        share.due = stands
-        write_share(own, share)
-        redis.call('HSET', LOCK, 'stamp:' .. run, integer(stands))
-    end
-    if share then
-        return true
-    end
-    local units, capacity, terms = want_of(member)
-    if may_make_room(stands) and not admits(units, capacity, now, terms) then
-        make_room(now, stands, units, capacity, terms)
-    end
-    return take_part(number)
+local is_closed = refuses(run, stands, want)
+if not is_closed then
+    keep_here(run, stands, want, TRY_MS, true)
+    is_closed = not grant_for(run)
 end
-
--- Whether the key is kept for it.
-local function stand_here(number)
-    local holder, holder_run, due = unpack(redis.call('HMGET', LOCK, 'owner', 'run', 'due'))
-    if holder == SHARED then
-        return stand_beside_others(number)
-    end
-    local later = holder ~= own and holder == 'parked:' .. (holder_run or '')
-    later = later and redis.call('HEXISTS', TASKS, 'k:' .. holder_run) == 1
-    local overtakes = later and stands < (tonumber(due or 0) or 0)
-    local gives_way = holder == own and redis.call('ZRANGE', QUEUE, 0, 0)[1] ~= member
-    if (holder and holder == owner) or overtakes or gives_way then
-        refund(holder, now)
-        vacate(holder, now) -- kept for one of those that wait elsewhere, who came later; or ours
-        holder = nil
-    end
-    if not holder then
-        return take_part(number)
-    end
-    if holder == own and redis.call('HEXISTS', LOCK, 'stamp:' .. run) == 0 then
-        redis.call('PEXPIRE', LOCK, CLAIM_MS) -- once: it is not kept for as long as others ask
-        outlive_rest(now)
-        redis.call('HSET', LOCK, 'due', integer(stands), 'stamp:' .. run, integer(stands))
-    end
-    return holder == own
+if is_closed and number > 1 then
+    go(run, entry_of(run, stands, want, 'waiting'), 'waiting')
+elseif is_closed and of.s == 'elsewhere' then
+    of.at = nil
+    count_turn(of, counts)
+    go(run, of, 'waiting')
 end
-
-local reserved, last
-for number = 1, #KEYS / RECORDS do
-    turn_to(number)
-    prune(now)
-    local elsewhere
-    if number > 1 then
-        owner, envelope = '', ''
-    elseif first == '1' then
-        elsewhere = find_place()
-    end
-    if elsewhere then
-        return reply({ status = elsewhere })
-    end
-    join()
-    note_what_it_wants()
-    reserved, last = stand_here(number), number
-    if not reserved then
-        break
-    end
+hand_on_here()
+local place = redis.call('ZRANK', QUEUE, 'p:' .. run)
+if is_closed and place == 0 and not key.opens_ms then
+    look_ahead()
 end
-if not reserved and redis.call('ZRANK', QUEUE, member) == 0 then
-    look_ahead(now)
-end
-local held_by, token, held_for = one_holder()
-local ttl_ms, place = redis.call('PTTL', LOCK), redis.call('ZRANK', QUEUE, member)
-if reserved and departs == '1' then
-    for number = last, 1, -1 do
-        turn_to(number)
-        depart(now, run, number == 1)
-        note_key(number)
-    end
-end
-local facts = { status = reserved and 'reserved' or 'parked', since = integer(stands), at = last }
-facts.token, facts.holder, facts.run, facts.ttl_ms, facts.place = token, held_by, held_for, ttl_ms, place
+local holder, its_run, ttl_ms = a_holder()
+local facts = { status = is_closed and 'parked' or 'reserved', token = key.token, holder = holder, run = its_run }
+facts.ttl_ms, facts.place, facts.since, facts.waits = ttl_ms, place or 0, integer(stands), place ~= false
+facts.aged = of ~= nil and not of.b and is_aged(of)
 return reply(facts)

@@ -5,12 +5,13 @@
 -- returns 1 noted | 0 it has come already
 --
 -- for_ms  0: the worker does not start it any more; the next sweep sends it
--- USES grant units queue
+-- USES records grants limits rates gates runs answers queue
 
 local run, for_ms = unpack(ARGV)
-if not on_its_way(run) then
+look('', run)
+if not is_on_its_way(run, record(run)) then
     return 0
 end
-redis.call('ZREM', QUEUE, '') -- a full server refuses a script's first write, but not this one
-redis.call('ZADD', WOKEN, 'XX', integer(microseconds() / 1000 + for_ms), run)
+-- NEVER REFUSED
+redis.call('ZADD', WOKEN, 'XX', integer(now_ms + for_ms), run)
 return 1

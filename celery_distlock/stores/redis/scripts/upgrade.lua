@@ -5,24 +5,20 @@
 --         well | deadlock: another one waits for the same | free: it has nothing of the key
 --
 -- inbox  where it waits, before all that queue; empty: it does not
--- USES grant units queue
+-- USES records grants limits rates gates runs answers queue
 
 local owner, lease_ms, inbox = unpack(ARGV)
-local now = microseconds()
-prune(now)
-local holder, token, up, holders = unpack(redis.call('HMGET', LOCK, 'owner', 'token', 'up', 'holders'))
-if holder == owner then
-    lengthen(lease_ms)
-    redis.call('HDEL', LOCK, 'due')
-    return token
-end
-if holder ~= SHARED or not share_of(owner) then
+look(owner, '')
+local grant = grant_of(owner)
+if not grant then
     return reply({ status = 'free' })
-end
-if holders == '1' then
-    return convert(now, owner, lease_ms)
-end
-if up and upgrading(up) ~= owner then
+elseif grant.units == 0 then
+    grant.stage, grant.place = HELD, 0
+    lengthen(grant, tonumber(lease_ms))
+    return key.token
+elseif key.count == 1 then
+    return make_alone(grant, tonumber(lease_ms))
+elseif key.up and upgrading() ~= owner then
     return reply({ status = 'deadlock' })
 end
 if inbox ~= '' then

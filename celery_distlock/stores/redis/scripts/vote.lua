@@ -1,6 +1,6 @@
 -- vote.lua: give this node's vote for a key to an owner, or say who has it. Repeating it changes
 -- nothing.
--- KEYS lock fence done
+-- KEYS lock queue tasks woken fence done rate
 -- ARGV owner lease_ms run repeated token settle
 -- returns {status, time, token, floor, holder, holder_run, ttl_ms}; status: granted | busy | done |
 --         unsettled
@@ -12,56 +12,64 @@
 --           last one that this node knew when it gave its vote; else its token is 0 so far.
 -- settle    1: the owner's votes have several tokens, and this one is to be that of all
 -- time      this node's, in microseconds
+--
+-- lock   floor: the last token that was known when the vote was given; beside what grants.lua has
+-- USES records grants runs
 
-local LOCK, FENCE, DONE = KEYS[1], KEYS[2], KEYS[3]
 local owner, lease_ms, run, repeated, token, settle = unpack(ARGV)
 
-local FENCE_MS = 3600000 -- as in grant.lua: a token only has to outlive clocks that differ
-
-local clock = redis.call('TIME')
-local now = clock[1] * 1000000 + clock[2]
-local time = string.format('%.0f', now) -- tostring() would round it
-
-local held = redis.call('HMGET', LOCK, 'owner', 'token', 'run', 'floor')
-local holder = held[1]
-local reserved = run ~= '' and holder == 'parked:' .. run
-
-if repeated == '1' and holder ~= owner then
-    local status, left_ms
-    local until_ms = redis.call('ZSCORE', DONE, '~' .. run)
-    if redis.call('ZSCORE', DONE, run) then
-        status, left_ms = 'done', 0
-    elseif until_ms and tonumber(until_ms) > now / 1000 then
-        status, left_ms = 'unsettled', math.ceil(tonumber(until_ms) - now / 1000)
+-- Answers a second delivery whose first one has ended, or whose result is being stored.
+local function answer_ended(reserved)
+    local ended, settles = ends_of(run)
+    local left_ms = settles and math.ceil(settles - now_ms) or 0
+    if not ended and left_ms <= 0 then
+        return nil
+    elseif reserved then
+        vacate(reserved)
     end
-    if status then
-        if reserved then
-            redis.call('DEL', LOCK)
-        end
-        return { status, time, '0', '0', '', run, left_ms }
-    end
-end
-if holder and holder ~= owner and not reserved then
-    return { 'busy', time, held[2], '0', holder, held[3], redis.call('PTTL', LOCK) }
+    return { ended and 'done' or 'unsettled', integer(now), '0', '0', '', run, ended and 0 or left_ms }
 end
 
-local mine, floor = held[2] or '0', held[4]
-if not holder then
-    floor = redis.call('GET', FENCE)
-end
-local known = tonumber(floor)
-if not (known and known < 2 ^ 53) then
-    floor = '0' -- there is none, or it is no token of ours
-end
-if mine == '0' or settle == '1' then
-    mine = '0'
-    if tonumber(token) > tonumber(floor) then
-        mine = token
-        redis.call('SET', FENCE, token, 'PX', FENCE_MS)
+-- The last token that was known before the owner had this vote.
+local function floor_of(alone)
+    local floor = alone and redis.call('HGET', LOCK, 'floor')
+    if not alone then
+        floor = redis.call('GET', FENCE)
     end
+    local known = tonumber(floor or nil)
+    return known and known < EXACT and floor or '0' -- there is none, or it is no token of ours
 end
-redis.call('HSET', LOCK, 'owner', owner, 'token', mine, 'run', run, 'floor', floor)
-if redis.call('PTTL', LOCK) < tonumber(lease_ms) then
-    redis.call('PEXPIRE', LOCK, lease_ms)
+
+-- The owner's token here: the one that it wishes for, if that is above the floor.
+local function token_above(floor, before)
+    if before ~= '0' and settle ~= '1' then
+        return before
+    elseif tonumber(token) <= tonumber(floor) then
+        return '0'
+    end
+    redis.call('SET', FENCE, token, 'PX', FENCE_MS)
+    return token
 end
-return { 'granted', time, mine, floor, owner, run, lease_ms }
+
+local function give_vote(alone)
+    local floor = floor_of(alone)
+    local mine = token_above(floor, alone and key.token or '0')
+    local grant = alone or { units = 0, slot = -1, flags = '', place = 0, since = now, ends = 0 }
+    grant.owner, grant.run, grant.stage = owner, run, HELD
+    grant.ends = math.max(grant.ends, math.ceil(now_ms) + lease_ms)
+    redis.call('HSET', LOCK, 'x', row_of(grant), 'token', mine, 'floor', floor)
+    redis.call('PEXPIRE', LOCK, math.ceil(grant.ends - now_ms))
+    return { 'granted', integer(now), mine, floor, owner, run, lease_ms }
+end
+
+lease_ms = tonumber(lease_ms)
+look(owner, run)
+local mine, reserved = grant_of(owner), grant_for(run)
+local told = repeated == '1' and not mine and answer_ended(reserved)
+if told then
+    return told
+elseif key.alone and not (mine or reserved) then
+    local left_ms = math.floor(key.alone.ends - now_ms)
+    return { 'busy', integer(now), key.token, '0', key.alone.owner, key.alone.run, left_ms }
+end
+return give_vote(key.alone)

@@ -1,0 +1,207 @@
+-- attempt.lua: give a run all of its keys, or have it wait at the one that refuses it now. Repeating it
+-- changes nothing.
+-- KEYS lock queue tasks woken fence done rate
+-- ARGV run route_text counts comes arrival owners gave [envelope channel]
+-- returns as queue.lua's `reply`, with opens: at which keys time alone lets somebody enter, and in how
+--         many ms; and status: busy: it is on its way | done: it has ended, or nobody knows it | reserved:
+--         it has all of its keys | parked, with the facts below
+--
+-- holder  one that has the key with the number `at`, where it waits; its run, the token, and ttl_ms
+-- place   how many are before it there
+-- since   when it came
+--
+-- After the first key's records, where its envelope lies, come those of the next, and so on.
+--
+-- route_text all of its keys, as Route.written() has them
+-- counts   1: one of its keys has opened, and if it is turned away, that counts
+-- comes    1: it is here, and takes its keys itself if they are reserved
+-- arrival  when it came (µs), or 0
+-- owners   which hold keys for the run, and give them up so, with blanks between; -: none
+-- gave     the runs that gave a key up for it; a line each
+-- USES records grants limits rates gates runs answers queue several
+
+local run, route_text, counts, comes, arrival, owners, gave, envelope, channel = unpack(ARGV)
+givers = gave
+local asking = {}
+for owner in string.gmatch(owners, '%S+') do
+    asking[#asking + 1] = owner
+end
+read_route(route_text)
+local all, stands, home = #KEYS / RECORDS, 0, nil
+
+-- Calls a function at each key; the first one last.
+local function at_each(act)
+    for number = all, 1, -1 do
+        turn_to(number)
+        act(number)
+    end
+end
+
+local function look_at(number)
+    load(asking[number] or '', run)
+    prune()
+    fetch('limit', 'r:' .. run)
+end
+
+-- Returns the answer: what was woken at all keys, and when time alone lets somebody enter there.
+local function reply_of_all(fields)
+    local openings = {}
+    for number = 1, all do
+        turn_to(number)
+        if key.opens_ms then
+            openings[#openings + 1] = { key = number, ms = key.opens_ms }
+            key.opens_ms = nil
+        end
+    end
+    if openings[1] then
+        fields.opens = openings
+    end
+    return reply(fields)
+end
+
+-- Answers a run that does not wait: it has ended, is not known, or is on its way.
+local function answer_gone()
+    turn_to(1)
+    home = record(run)
+    local waits = home and (home.s == 'waiting' or home.s == 'elsewhere')
+    local became
+    if not (home and not envelope) and ends_of(run) then
+        became = 'done'
+    elseif not envelope and not waits then
+        became = (home or held_by(run) or grant_for(run)) and 'busy' or 'done'
+    end
+    if not became then
+        return nil
+    end
+    at_each(function()
+        leave_here(run, became == 'done')
+        hand_on_here()
+    end)
+    return reply_of_all({ status = became })
+end
+
+local function find_place()
+    home = home or {}
+    stands = tonumber(home.p or 0)
+    if stands == 0 then
+        stands = place_of(tonumber(arrival))
+    end
+    home.p, home.k, home.t = integer(stands), route.text, route.task ~= '' and route.task or nil
+    if envelope then
+        home.h, home.n, home.d, home.c = channel, nil, nil, nil
+        home.w = route.wants[1].text ~= '' and route.wants[1].text or nil
+    end
+end
+
+local function give_up_at(number)
+    local owner = asking[number] or '-'
+    arrival = owner ~= '-' and give_up(owner) or arrival -- it came before, and has its place again
+end
+
+-- The first key that refuses the run, in the order in which they are tried; nothing: none.
+local function first_closed()
+    for place, number in ipairs(route.order) do
+        turn_to(number)
+        if refuses(run, stands, route.wants[number]) then
+            return place
+        end
+    end
+end
+
+-- Reserves all keys for the run, and puts it on its way, or has it come for them; false: the server is full.
+local function reserve_all()
+    turn_to(1)
+    local for_ms = claim_ms()
+    for number = 1, all do
+        turn_to(number)
+        if not reserve_here(run, stands, route.wants[number], for_ms) then
+            return number
+        end
+    end
+    turn_to(1)
+    home.at, home.v, home.f = nil, nil, nil
+    key.is_left = key.is_left or home.s == 'waiting'
+    go(run, home, 'woken', now_ms + UNSENT_MS, envelope)
+    for number = 2, all do -- only then: a script may be cut short
+        turn_to(number)
+        leave_here(run)
+    end
+    turn_to(1)
+    if comes ~= '1' then
+        send(run, home, envelope or field('e:' .. run))
+    end
+end
+
+-- Has the run wait at a key, and nowhere else.
+local function wait_at(number)
+    turn_to(number)
+    local before = home.s == 'elsewhere' and home.at or home.s == 'waiting' and route.names[1]
+    local has_moved = before ~= route.names[number]
+    if has_moved and before then
+        count_turn(home, counts)
+    end
+    if number == 1 then
+        home.at = nil
+        go(run, home, 'waiting', nil, envelope)
+        return
+    end
+    local here = record(run)
+    if not here or here.s ~= 'waiting' then
+        go(run, entry_of(run, stands, route.wants[number], 'waiting'), 'waiting')
+    end
+    turn_to(1)
+    key.is_left = key.is_left or home.s == 'waiting'
+    home.at = route.names[number]
+    go(run, home, 'elsewhere', nil, envelope)
+end
+
+-- Keeps the keys before one for the run, if it is aged, and gives back what is kept of the others.
+local function keep_before(place)
+    local stop = route.order[place]
+    turn_to(stop)
+    local keeps = keeps_others(run, route.wants[stop], home)
+    for at, number in ipairs(route.order) do
+        turn_to(number)
+        if at < place and keeps then
+            keep_here(run, stands, route.wants[number], KEPT_MS)
+        elseif number == stop then
+            local reserved = grant_for(run)
+            if reserved then
+                vacate(reserved)
+                key.is_left = true
+            end
+        else
+            leave_here(run, true)
+        end
+    end
+end
+
+read_clock()
+at_each(look_at)
+local gone = answer_gone()
+if gone then
+    return gone
+end
+at_each(give_up_at)
+turn_to(1)
+find_place()
+local place = first_closed()
+local refused = not place and reserve_all()
+for each, number in ipairs(route.order) do
+    place = place or (number == refused and each or nil)
+end
+if place then
+    wait_at(route.order[place])
+    keep_before(place)
+end
+at_each(hand_on_here)
+local at = place and route.order[place] or 1
+turn_to(at)
+local rank = redis.call('ZRANK', QUEUE, 'p:' .. run)
+if place and rank == 0 and not key.opens_ms then
+    look_ahead()
+end
+local holder, its_run, ttl_ms = a_holder()
+local facts = { status = place and 'parked' or 'reserved', token = key.token, holder = holder, run = its_run }
+facts.ttl_ms, facts.place, facts.since, facts.at = ttl_ms, rank or 0, integer(stands), at
+return reply_of_all(facts)

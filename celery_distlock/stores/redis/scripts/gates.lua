@@ -1,0 +1,122 @@
+-- gates.lua: whether a request may enter now, and if not, when time alone lets it in.
+-- KEYS lock queue tasks woken fence done rate
+-- USES records limits grants rates
+
+local NEVER = math.huge -- not by time alone
+
+-- Reads how much is wanted: units/capacity, or units/capacity/terms; all of it if nothing is written.
+local function want_in(text)
+    local units, capacity, rest = string.match(text or '', '^(%d+)/(%d+)(.*)$')
+    local terms = string.match(rest or '', '^/(%S+)$')
+    return { units = tonumber(units or 1), capacity = tonumber(capacity or 1), terms = terms, text = text or '' }
+end
+
+-- LAZY gates
+-- When (ms) the first of the resting units is free; of many grants, when to look again.
+local function first_rest_end()
+    if not key.rests then
+        return NEVER
+    elseif key.count > FEW then
+        return math.max(key.next, now_ms + LOOK_MS)
+    end
+    local first = NEVER
+    local fields = redis.call('HGETALL', LOCK)
+    for i = 1, #fields, 2 do
+        local grant = string.sub(fields[i], 1, 2) == 'g:' and read_grant(fields[i + 1])
+        if grant and grant.stage == RESTING then
+            first = math.min(first, grant.ends)
+        end
+    end
+    return first
+end
+
+-- The gates. Each returns nothing if it is open to a request that has `mine` already (nothing:
+-- nothing); else when (ms) it opens by time alone.
+local function held_alone(_, mine)
+    if key.alone and key.alone ~= mine then
+        return key.alone.stage == RESTING and math.max(key.alone.ends, key.rest) + 1 or NEVER
+    end
+end
+
+local function paused()
+    return limit_now().capacity == 0 and (limit_now().ends or NEVER) or nil
+end
+
+local function resting()
+    return key.rest > now_ms and key.rest or nil
+end
+
+local function taken(want, mine)
+    if key.up then
+        return NEVER
+    elseif want.capacity == 1 and key.count > (mine and mine.units > 0 and 1 or 0) then
+        return math.min(first_rest_end(), limit_now().ends or NEVER)
+    end
+end
+
+local function exceeds(of, want, mine)
+    local others = key.count - (mine and 1 or 0)
+    return of > 0 and others > 0 and key.used - (mine and mine.units or 0) + needed(want) > of
+end
+
+local function full(want, mine)
+    if want.capacity ~= 1 and not key.alone and exceeds(limit_now().capacity or want.capacity, want, mine) then
+        return math.min(first_rest_end(), limit_now().ends or NEVER)
+    end
+end
+
+local function too_soon(want, mine)
+    if mine and string.find(mine.flags, STARTS, 1, true) then
+        return nil
+    end
+    local wait = (want.terms or limit_now().rates) and starts_in(want.terms, now) or 0
+    if wait > 0 then
+        local ends = limit_now().rates and limit_now().ends or NEVER
+        return math.min(now_ms + wait / 1000, ends)
+    end
+end
+
+local function keeps_out(want, mine)
+    return held_alone(want, mine) or paused() or resting() or taken(want, mine) or full(want, mine)
+end
+
+-- Returns nothing if a request may enter now, else when (ms) time alone lets it in: the one answer to
+-- both questions.
+local function opens(want, mine)
+    return keeps_out(want, mine) or too_soon(want, mine)
+end
+
+local function in_ms(at)
+    return at and at < NEVER and math.max(1, math.ceil(at - now_ms)) or nil
+end
+
+-- In how many ms rates let so much in that is free; nothing: it is not for them to do.
+local function opens_by_rate(want)
+    return not keeps_out(want) and in_ms(too_soon(want)) or nil
+end
+
+-- Whether what is reserved for a run is what it wants now, as it may have changed its mind.
+local function is_wanted(grant, want, text_before)
+    if grant.units == 0 or want.capacity == 1 then
+        return grant.units == 0 and want.capacity == 1
+    end
+    if text_before == want.text then
+        return true
+    end
+    return (want.capacity == 0 or key.used <= want.capacity) and needed(want) <= grant.units
+end
+
+-- When (ms) one that comes for its grant may have it, though a rest, a pause, a limit or a rate came
+-- meanwhile; nothing: now.
+local function claim_opens(grant, want)
+    local at = too_soon(want, grant)
+    if grant.place == 0 then
+        return at -- it was kept by the attempt before, as if that went on
+    end
+    at = at or paused() or resting()
+    local of = limit_now().capacity
+    if not at and of and want.capacity ~= 1 and exceeds(of, want, grant) then
+        at = limit_now().ends or NEVER
+    end
+    return at
+end

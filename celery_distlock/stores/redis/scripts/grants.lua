@@ -1,0 +1,566 @@
+-- grants.lua: who has a key. Each holder has one grant; a grant tells its own end, so that no other
+-- record has to be true.
+-- KEYS lock queue tasks woken fence done rate
+--
+-- lock   token: of the grant, or of all that share the key without a gap; rest: nobody enters before
+--        that (ms).
+--        x: the grant of one that has the key alone; was: the units, slot and capacity that it had
+--        before an upgrade.
+--        Of those that share the key: g:<owner> a grant; o:<run> the owner by which a run has it;
+--        count: of grants; used: units; next: no grant ends before that (ms); slots: which units are in
+--        use that are told from each other, 0 or 1 each; last: the owner of the last grant; capacity: of
+--        the last request; late: the last arrival (µs) of those that have not come for their grant;
+--        rests: some units rest; kept: the run for which some are kept; up: the inbox and owner of one
+--        that waits to have it alone; scan: how far the look at many grants has come.
+--        start:<owner> as rates.lua has it.
+--
+-- A grant is its end (ms), its units (0: all of the key), slot (-1: none), stage, arrival (µs, of one
+-- at which it was handed on; else 0), time (µs), the length of its owner, the owner, and the run.
+-- USES records limits rates
+
+local FEW = 64 -- grants that are looked through at once
+local MANY = 256 -- of which a step looks at, where there are more
+local LOOK_MS = 1000 -- until one looks again that waits for a key that nobody may enter
+local AGAIN_MS = 5000 -- until many grants are looked through again
+local MOST_SLOTS = 1024
+local SHARED_FIELDS =
+    { 'count', 'used', 'next', 'slots', 'last', 'capacity', 'late', 'rests', 'kept', 'up', 'scan' }
+
+-- Stages of a grant.
+local HELD = 'h'
+local RESERVED = 'r'
+local KEPT = 'k'
+local RESTING = 'z'
+local AGAIN = 'a' -- behind the first: another message of its run is on its way
+local STARTS = 's' -- likewise: a start is reserved for it
+
+local key = { tasks = {}, runs = {} } -- what is known of the records at hand
+local all_keys = {}
+
+-- Returns a field of `tasks`, as read before.
+local function field(name)
+    if key.tasks[name] == nil then
+        key.tasks[name] = redis.call('HGET', TASKS, name)
+    end
+    return key.tasks[name]
+end
+
+-- Reads fields of `tasks` at once.
+local function fetch(...)
+    local found = redis.call('HMGET', TASKS, ...)
+    for number, name in ipairs({ ... }) do
+        key.tasks[name] = found[number]
+    end
+end
+
+local function reserved_owner(run)
+    return 'parked:' .. run
+end
+
+local function read_grant(row)
+    local ends, units, slot, stage, place, since, length, rest =
+        string.match(row or '', '^(%d+) (%d+) (%-?%d+) (%a+) (%d+) (%d+) (%d+) (.*)$')
+    if not ends then
+        return nil -- nobody, or somebody else's words
+    end
+    length = tonumber(length)
+    return {
+        ends = math.min(tonumber(ends), EXACT),
+        units = math.min(tonumber(units), EXACT),
+        slot = math.min(tonumber(slot), MOST_SLOTS),
+        stage = string.sub(stage, 1, 1),
+        flags = string.sub(stage, 2),
+        place = math.min(tonumber(place), EXACT),
+        since = math.min(tonumber(since), EXACT),
+        owner = string.sub(rest, 1, length),
+        run = string.sub(rest, length + 1),
+    }
+end
+
+local function field_of(grant)
+    return grant.units == 0 and 'x' or 'g:' .. grant.owner
+end
+
+local function row_of(grant)
+    local stage, length = grant.stage .. grant.flags, #grant.owner
+    local row = '%.0f %d %d %s %.0f %.0f %d '
+    row = string.format(row, grant.ends, grant.units, grant.slot, stage, grant.place, grant.since, length)
+    return row .. grant.owner .. grant.run -- which may have any bytes
+end
+
+local function known_number(text)
+    local number = tonumber(text or 0)
+    return number and number == number and number or 0
+end
+
+-- Reads what is known of the key, and what an owner and a run have of it.
+local function load(owner, run)
+    local found = redis.call('HMGET', LOCK, 'token', 'x', 'count', 'rest', 'was', 'start:' .. owner)
+    key.grants, key.owners, key.count, key.late = {}, {}, 0, 0
+    key.token, key.alone, key.start = found[1] or nil, read_grant(found[2]), found[6]
+    key.rest, key.was = known_number(found[4]), found[5] or nil
+    if found[3] then
+        load_shared(owner, run)
+    end
+end
+
+-- Returns what an owner has of the key, or nothing.
+local function grant_of(owner)
+    if key.alone then
+        return key.alone.owner == owner and key.alone or nil
+    end
+    if key.count == 0 then
+        return nil
+    end
+    if key.grants[owner] == nil then
+        key.grants[owner] = read_grant(redis.call('HGET', LOCK, 'g:' .. owner)) or false
+    end
+    local found = key.grants[owner]
+    return found and found.ends > now_ms and found or nil
+end
+
+-- Returns what is reserved or kept for a run, or nothing.
+local function grant_for(run)
+    return run ~= '' and grant_of(reserved_owner(run)) or nil
+end
+
+-- Returns the grant that a run itself has, and not only may come for.
+local function held_by(run)
+    if run == '' then
+        return nil
+    end
+    if key.alone then
+        return key.alone.run == run and key.alone.owner ~= reserved_owner(run) and key.alone or nil
+    end
+    if key.count == 0 then
+        return nil
+    end
+    if key.owners[run] == nil then
+        key.owners[run] = redis.call('HGET', LOCK, 'o:' .. run)
+    end
+    local owner = key.owners[run]
+    return owner and owner ~= reserved_owner(run) and grant_of(owner) or nil
+end
+
+-- Reads the clock and the key, and takes back what has ended.
+local function look(owner, run)
+    read_clock()
+    load(owner, run)
+    if key.token and not (key.alone and key.alone.ends > now_ms) then
+        prune()
+    end
+end
+
+-- Ends the record with its first lease; or at once, if that is refused, which is returned.
+local function begin_lease(for_ms)
+    local set = redis.pcall('PEXPIRE', LOCK, for_ms)
+    if type(set) == 'table' then
+        redis.call('DEL', LOCK)
+        return set
+    end
+end
+
+-- Gives the key to one alone. Returns the token, or nothing and the refusal.
+local function grant_alone(owner, run, for_ms, stage, place, flags)
+    local token, refused = mint()
+    if not token then
+        return nil, refused
+    end
+    local grant = { owner = owner, run = run, units = 0, slot = -1, since = now, flags = flags }
+    grant.ends, grant.stage, grant.place = math.ceil(now_ms) + for_ms, stage, place
+    redis.call('HSET', LOCK, 'token', token, 'x', row_of(grant))
+    if key.is_stale and (key.start or key.was) then
+        redis.call('HDEL', LOCK, 'start:' .. key.gone, 'was') -- of the grant before
+    end
+    refused = begin_lease(for_ms)
+    if refused then
+        return nil, refused
+    end
+    key.alone, key.token, key.is_stale = grant, token, false
+    return token, -1
+end
+
+-- One that has the key, its run, and in how many ms that may change.
+local function a_holder()
+    if key.alone then
+        local ends = math.max(key.alone.ends, key.rest)
+        return key.alone.owner, key.alone.run, math.max(0, math.floor(ends - now_ms))
+    elseif key.count == 0 then
+        return '', '', key.rest > now_ms and math.ceil(key.rest - now_ms) or LOOK_MS
+    end
+    local last = key.last and grant_of(key.last)
+    if not last and key.count <= FEW then -- it has left; any other one would do
+        for _, word in ipairs(redis.call('HGETALL', LOCK)) do
+            local owner = string.match(word, '^g:(.*)$') -- no value begins so
+            last = last or (owner and grant_of(owner))
+        end
+    end
+    local left_ms = math.max(0, math.ceil(key.next - now_ms))
+    return last and last.owner or '', last and last.run or '', left_ms
+end
+
+-- Notes that another message of a grant's run is on its way.
+local function may_come_again(grant)
+    return grant ~= nil and string.find(grant.flags, AGAIN, 1, true) ~= nil
+end
+
+-- LAZY grants
+-- Goes on with the key whose records are the next ones in KEYS, and so on.
+local function turn_to(number)
+    local last = RECORDS * number
+    LOCK, QUEUE, TASKS, WOKEN, FENCE, DONE, RATE = unpack(KEYS, last - RECORDS + 1, last)
+    all_keys[number] = all_keys[number] or { tasks = {}, runs = {}, number = number }
+    key = all_keys[number]
+end
+
+-- Reads what is known of those that share the key, and what an owner and a run have of it.
+local function load_shared(owner, run)
+    local reserved = reserved_owner(run)
+    local found = redis.call('HMGET', LOCK, 'g:' .. owner, 'g:' .. reserved, 'o:' .. run, unpack(SHARED_FIELDS))
+    key.grants[owner], key.grants[reserved] = read_grant(found[1]) or false, read_grant(found[2]) or false
+    key.owners[run] = found[3]
+    for number, name in ipairs(SHARED_FIELDS) do
+        key[name] = found[number + 3] or nil
+    end
+    key.is_spoilt = not (tonumber(key.count) and tonumber(key.used))
+    key.count, key.used = known_number(key.count), known_number(key.used)
+    key.next, key.late = known_number(key.next), known_number(key.late)
+end
+
+-- Lets the record live for as long as it tells something.
+local function outlive(ends)
+    local left_ms = math.max(1, math.ceil(math.max(ends, key.rest) - now_ms))
+    if key.alone or redis.call('PTTL', LOCK) < left_ms then
+        redis.call('PEXPIRE', LOCK, left_ms)
+    end
+end
+
+local function marked(slots, slot, mark)
+    if slot < 0 then
+        return slots
+    end
+    slots = slots .. string.rep('0', slot + 1 - #slots)
+    return string.sub(slots, 1, slot) .. mark .. string.sub(slots, slot + 2)
+end
+
+-- Deletes a record that tells nothing any more, once nobody has the key.
+local function tidy()
+    if key.alone or key.count > 0 or not key.token then
+        return
+    end
+    if key.rest > now_ms then
+        redis.call('PEXPIRE', LOCK, math.ceil(key.rest - now_ms))
+        redis.call('HDEL', LOCK, 'x', 'was', unpack(SHARED_FIELDS))
+    else
+        redis.call('DEL', LOCK)
+        key.token = nil
+    end
+    key.is_stale = false
+end
+
+local function upgrading()
+    local inbox, owner = string.match(key.up or '', '^(%S*) (.+)$')
+    return owner, inbox
+end
+
+local function forget_shared(grant)
+    local owner, run = grant.owner, grant.run
+    redis.call('HDEL', LOCK, 'g:' .. owner, 'start:' .. owner)
+    key.grants[owner] = false
+    if run ~= '' then
+        if key.owners[run] == nil then
+            key.owners[run] = redis.call('HGET', LOCK, 'o:' .. run)
+        end
+        if key.owners[run] == owner then
+            redis.call('HDEL', LOCK, 'o:' .. run)
+            key.owners[run] = false
+        end
+    end
+    if upgrading() == owner then
+        redis.call('HDEL', LOCK, 'up')
+        key.up = nil
+    end
+end
+
+local function count_down(grant)
+    key.used, key.count = key.used - grant.units, key.count - 1
+    key.slots = marked(key.slots or '', grant.slot, '0')
+end
+
+-- Takes a grant back. With `is_handed_on` the record of one that had the key alone is left, for the
+-- next grant or tidy() to change.
+local function vacate(grant, is_handed_on)
+    if string.find(grant.flags, STARTS, 1, true) then
+        leave_start(grant.owner, now)
+    end
+    if grant.units == 0 then
+        key.alone, key.is_stale = nil, true
+        key.gone = grant.owner
+    else
+        forget_shared(grant)
+        count_down(grant)
+        if key.count > 0 then
+            redis.call('HSET', LOCK, 'used', key.used, 'count', key.count, 'slots', key.slots)
+        end
+    end
+    if grant.units > 0 or not is_handed_on then
+        tidy()
+    end
+end
+
+-- Looks through the grants of those that share the key, of many at some, and takes back those that
+-- have ended. What somebody else has made of the sums is summed up again.
+local function prune_shared()
+    local cursor, soonest = string.match(key.scan or '', '^(%d+) (%d+)$')
+    local is_whole = not cursor
+    local next_cursor, found = unpack(redis.call('HSCAN', LOCK, cursor or '0', 'COUNT', MANY))
+    soonest = tonumber(soonest or EXACT)
+    local gone, used, count, slots = {}, 0, 0, ''
+    for i = 1, #found, 2 do
+        local grant = string.sub(found[i], 1, 2) == 'g:' and read_grant(found[i + 1])
+        if grant and grant.ends <= now_ms then
+            gone[#gone + 1] = grant
+        elseif grant then
+            soonest = math.min(soonest, grant.ends)
+            used, count, slots = used + grant.units, count + 1, marked(slots, grant.slot, '1')
+        end
+    end
+    redis.call('PEXPIRE', LOCK, math.max(1, redis.call('PTTL', LOCK)))
+    for _, grant in ipairs(gone) do
+        if string.find(grant.flags, STARTS, 1, true) then
+            leave_start(grant.owner, now)
+        end
+        forget_shared(grant)
+        count_down(grant)
+    end
+    if next_cursor ~= '0' then
+        redis.call('HSET', LOCK, 'scan', next_cursor .. ' ' .. integer(soonest))
+    elseif is_whole then
+        key.used, key.count, key.slots = used, count, slots
+    else
+        soonest = math.min(soonest, now_ms + AGAIN_MS)
+        redis.call('HDEL', LOCK, 'scan')
+    end
+    if next_cursor == '0' then
+        key.next = soonest
+        redis.call('HSET', LOCK, 'next', integer(soonest))
+    end
+    redis.call('HSET', LOCK, 'used', key.used, 'count', key.count, 'slots', key.slots or '')
+end
+
+-- Sums up again what those have that share the key.
+local function sum_up()
+    redis.call('HDEL', LOCK, 'scan')
+    key.scan = nil
+    prune_shared()
+end
+
+-- Takes back what has ended; before anything is said of who has the key.
+local function prune()
+    if key.alone then
+        if key.alone.ends <= now_ms then
+            vacate(key.alone)
+        end
+    elseif key.is_spoilt or (key.count > 0 and key.next <= now_ms) then
+        prune_shared()
+        tidy()
+    elseif key.count == 0 then
+        tidy()
+    end
+end
+
+-- How many units are taken, whatever an operator allows: his limit may end before the lease.
+local function needed(want)
+    return math.max(1, want.capacity == 0 and want.units or math.min(want.units, want.capacity))
+end
+
+local function first_slot(need, of)
+    if need == 1 and of > 1 and of <= MOST_SLOTS then
+        return string.find((key.slots or '') .. '0', '0', 1, true) - 1
+    end
+    return -1
+end
+
+-- Lets one in beside others. Returns the token and the slot, or nothing and the refusal.
+local function grant_shared(owner, run, for_ms, want, stage, place, flags)
+    local token, refused = key.token, nil
+    local is_first = key.count == 0
+    local fields = {}
+    if is_first then
+        token, refused = mint()
+        if not token then
+            return nil, refused
+        end
+        key.used, key.next, key.slots, key.late = 0, EXACT, '', 0
+        fields = { 'token', token }
+    end
+    local need, of = needed(want), limit_now().capacity or want.capacity
+    local grant = { owner = owner, run = run, units = need, slot = first_slot(need, of), flags = flags or '' }
+    grant.ends, grant.stage, grant.place = math.ceil(now_ms) + for_ms, stage, place
+    grant.since = now
+    key.used, key.count = key.used + need, key.count + 1
+    key.slots = marked(key.slots or '', grant.slot, '1')
+    key.next, key.late = math.min(key.next, grant.ends), math.max(key.late, place)
+    local sums = { 'g:' .. owner, row_of(grant), 'used', key.used, 'count', key.count, 'next', integer(key.next) }
+    for _, word in ipairs(sums) do
+        fields[#fields + 1] = word
+    end
+    for _, word in ipairs({ 'slots', key.slots, 'last', owner, 'capacity', of }) do
+        fields[#fields + 1] = word
+    end
+    if run ~= '' then
+        fields[#fields + 1] = 'o:' .. run
+        fields[#fields + 1] = owner
+    end
+    if place > 0 then
+        fields[#fields + 1] = 'late'
+        fields[#fields + 1] = integer(key.late)
+    end
+    refused = redis.pcall('HSET', LOCK, unpack(fields))
+    if type(refused) == 'table' then
+        return nil, refused -- the server is full
+    end
+    if is_first and key.is_stale then
+        redis.call('HDEL', LOCK, 'x', 'was', 'rest', 'start:' .. (key.gone or ''))
+    end
+    refused = is_first and begin_lease(for_ms)
+    if refused then
+        return nil, refused
+    elseif not is_first then
+        outlive(grant.ends)
+    end
+    key.grants[owner], key.owners[run], key.token = grant, run ~= '' and owner or nil, token
+    key.last, key.capacity, key.is_stale = owner, of, false
+    return token, grant.slot
+end
+
+local function grant_to(owner, run, for_ms, want, stage, place, flags)
+    if want.capacity == 1 then
+        return grant_alone(owner, run, for_ms, stage, place, flags or '')
+    end
+    return grant_shared(owner, run, for_ms, want, stage, place, flags)
+end
+
+-- Writes a grant that has changed. What lengthens the record comes first: a full server never refuses it.
+local function write_grant(grant)
+    local left_ms = math.max(1, math.ceil(math.max(grant.ends, key.rest) - now_ms))
+    if grant.units > 0 then
+        left_ms = math.max(left_ms, redis.call('PTTL', LOCK))
+    end
+    redis.call('PEXPIRE', LOCK, left_ms)
+    local fields = { field_of(grant), row_of(grant) }
+    if grant.units > 0 then
+        key.next, key.last = math.min(key.next, grant.ends), grant.owner
+        key.grants[grant.owner] = grant
+        fields = { fields[1], fields[2], 'next', integer(key.next), 'last', grant.owner }
+        if grant.run ~= '' then
+            key.owners[grant.run] = grant.owner
+            fields[7], fields[8] = 'o:' .. grant.run, grant.owner
+        end
+    end
+    redis.call('HSET', LOCK, unpack(fields))
+end
+
+-- Makes a lease as long as is asked for, and never shorter.
+local function lengthen(grant, for_ms)
+    grant.ends = math.max(grant.ends, math.ceil(now_ms) + for_ms)
+    write_grant(grant)
+end
+
+-- Gives a grant to an owner that has come for it, or keeps it for a run, for so long from now.
+local function pass(grant, owner, run, for_ms, stage)
+    local before, its_run = grant.owner, grant.run
+    local ends = math.ceil(now_ms) + for_ms
+    local twin = before ~= owner and grant.units > 0 and grant_of(owner)
+    if before == owner then
+        ends = math.max(ends, grant.ends)
+    end
+    grant.owner, grant.run, grant.ends, grant.stage = owner, run, ends, stage
+    grant.place = stage == HELD and grant.place or 0
+    grant.flags = string.gsub(grant.flags, STARTS, '')
+    write_grant(grant)
+    if grant.units > 0 and before ~= owner then
+        redis.call('HDEL', LOCK, 'g:' .. before, 'start:' .. before)
+        key.grants[before] = false
+    end
+    if grant.units > 0 and its_run ~= '' and its_run ~= run then
+        redis.call('HDEL', LOCK, 'o:' .. its_run)
+        key.owners[its_run] = false
+    end
+    if twin then
+        sum_up()
+    end
+end
+
+-- Takes back one of two grants of a run: it was handed both, or a script was cut short between making
+-- the one of the other, and counted one of them.
+local function vacate_twin(grant)
+    if string.find(grant.flags, STARTS, 1, true) then
+        leave_start(grant.owner, now)
+    end
+    forget_shared(grant)
+    sum_up()
+end
+
+local function expect_again(grant)
+    if not may_come_again(grant) then
+        grant.flags = grant.flags .. AGAIN
+        redis.call('HSET', LOCK, field_of(grant), row_of(grant))
+    end
+end
+
+-- Gives one that shares the key with no other all of it; returns the token.
+local function make_alone(grant, for_ms)
+    local was = string.format('%d %d %d', grant.units, grant.slot, known_number(key.capacity))
+    local owner, run = grant.owner, grant.run
+    grant.ends = math.max(grant.ends, math.ceil(now_ms) + for_ms)
+    grant.units, grant.slot = 0, -1
+    outlive(grant.ends)
+    local token = mint() or key.token
+    redis.call('HSET', LOCK, 'token', token, 'x', row_of(grant), 'was', was)
+    redis.call('HDEL', LOCK, 'g:' .. owner, 'o:' .. run, unpack(SHARED_FIELDS))
+    key.alone, key.token, key.count, key.used, key.up, key.was = grant, token, 0, 0, nil, was
+    return token
+end
+
+-- Has one share with any number what it has alone: what it had before, or one unit. Returns the
+-- token and the slot.
+local function make_shared(grant, for_ms)
+    local units, slot, of = string.match(key.was or '', '^(%d+) (%-?%d+) (%d+)$')
+    local has_started = redis.call('HGET', LOCK, 'start:' .. grant.owner)
+    local want = { units = tonumber(units or 1), capacity = 0 }
+    local flags = grant.flags
+    local left_ms = math.max(for_ms, math.ceil(grant.ends - now_ms))
+    key.alone, key.count = nil, 0
+    local token = grant_shared(grant.owner, grant.run, left_ms, want, HELD, 0)
+    local shared = key.grants[grant.owner]
+    shared.flags = flags
+    if units then
+        shared.slot = tonumber(slot)
+        key.slots = marked('', shared.slot, '1')
+        redis.call('HSET', LOCK, 'slots', key.slots, 'capacity', of)
+    end
+    write_grant(shared)
+    redis.call('HDEL', LOCK, 'x', 'was')
+    key.was = nil
+    return token, shared.slot, has_started
+end
+
+local function settle_upgrade()
+    if not key.up then
+        return false
+    end
+    local owner, inbox = upgrading()
+    local grant = owner and grant_of(owner)
+    if not grant then
+        redis.call('HDEL', LOCK, 'up') -- nobody of ours
+        key.up = nil
+        return false
+    end
+    if key.count == 1 then
+        make_alone(grant, 0)
+        publish(inbox, owner)
+    end
+    return true
+end
+

@@ -1,0 +1,144 @@
+-- several.lua: a run that needs several keys. While it waits it has none of them, and is in one queue:
+-- that of the key that refuses it now. When that key opens, all of its keys are tried in one step.
+-- KEYS lock queue tasks woken fence done rate
+--
+-- What was turned away often enough is aged: while it is the first where it waits, the keys before that
+-- one are kept for it. One that came earlier takes what is kept for a later one.
+-- USES records grants limits rates gates runs answers queue
+
+local TURNS = 8 -- that came to nothing, after which a run is aged
+local FEWER_TURNS, AGED_MS = 2, 3000 -- or so many, and so long after the first of them
+local KEPT_MS = 20000 -- for which a key is kept; it is kept again before that is over
+local FAR_MS = 5000 -- until a rate opens: for longer no other key is kept
+
+local route = { names = {}, wants = {} }
+
+-- Reads the keys that a run needs, in the order in which they are tried: those that it wants alone,
+-- those that it shares, those with a rate.
+local function read_route(text)
+    local names, task, wants = string.match(text .. '\n\n', '^([^\n]*)\n([^\n]*)\n([^\n]*)')
+    local classes, order, next_want = {}, {}, string.gmatch(wants, '%S+')
+    for name in string.gmatch(names, '%S+') do
+        local want = want_in(next_want())
+        local number = #order + 1
+        route.names[number], route.wants[number], order[number] = name, want, number
+        classes[number] = want.terms and 3 or want.capacity == 1 and 1 or 2
+    end
+    table.sort(order, function(one, other)
+        return classes[one] < classes[other] or (classes[one] == classes[other] and one < other)
+    end)
+    route.text, route.task, route.order = text, task, order
+end
+
+-- When (ms) a key lets the run in that came at `stands`; nothing: now. One that came earlier goes before.
+local function refuses(run, stands, want)
+    local head, place = unpack(redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES'))
+    local member = 'p:' .. run
+    place = tonumber(place)
+    if held_by(run) or (head and head ~= member and (place < stands or (place == stands and head < member))) then
+        return NEVER
+    end
+    local mine = grant_for(run)
+    local at = opens(want, mine)
+    if at and make_room(stands, want, KEPT) then
+        key.is_left = true
+        at = opens(want, mine)
+    end
+    return at
+end
+
+-- Takes a key from an owner that holds it for a run which waits; returns the arrival of the run, if it
+-- had come for it.
+local function give_up(owner)
+    local grant = owner ~= '' and grant_of(owner)
+    if not grant then
+        return nil
+    end
+    refund(owner, now)
+    vacate(grant)
+    key.is_left = true
+    return grant.place > 0 and grant.place or nil
+end
+
+-- The entry of a run at a key where its envelope is not.
+local function entry_of(run, stands, want, state)
+    local of = { s = state, b = 1, p = integer(stands), w = want.text ~= '' and want.text or nil }
+    of.k, of.t = route.text, route.task ~= '' and route.task or nil
+    return of
+end
+
+-- Gives back what is kept for a run, or also what is reserved, and takes it out of the queue.
+local function leave_here(run, is_reserved)
+    local of, grant = record(run), grant_for(run)
+    if grant and (is_reserved or grant.stage == KEPT) then
+        vacate(grant)
+        key.is_left = true
+    end
+    if of and of.b then
+        key.is_left = forget_run(run) or key.is_left
+    end
+end
+
+-- Keeps a free key for a run that waits elsewhere; or that `stays` in the queue, if it is there.
+local function keep_here(run, stands, want, for_ms, stays)
+    local mine, other = grant_for(run), key.kept and grant_for(key.kept)
+    if mine then
+        lengthen(mine, for_ms)
+    elseif other and other.stage == KEPT and not stays then
+        return -- it is kept for one that came earlier
+    elseif grant_to(reserved_owner(run), run, for_ms, want, KEPT, stands) and want.capacity ~= 1 then
+        redis.call('HSET', LOCK, 'kept', run)
+    end
+    local of = record(run)
+    if not of then
+        write_run(run, entry_of(run, stands, want, 'kept'))
+    elseif of.b and of.s ~= 'kept' and not stays then
+        go(run, of, 'kept')
+    end
+    if not stays then
+        note_look(for_ms / 2) -- it is kept again then
+    end
+end
+
+-- Reserves a key for a run that has all of its keys; false: the server is full.
+local function reserve_here(run, stands, want, for_ms)
+    local mine = grant_for(run)
+    if not mine then
+        return reserve(reserved_owner(run), run, stands, for_ms, want)
+    end
+    mine.ends, mine.stage, mine.place = math.ceil(now_ms) + for_ms, RESERVED, stands
+    if mine.flags == '' and reserve_start(mine.owner, want.terms, now, stands) then
+        mine.flags = STARTS
+    end
+    write_grant(mine)
+    return true
+end
+
+-- Hands on what was left of a key.
+local function hand_on_here()
+    if key.is_left then
+        hand_on()
+        key.is_left = false
+    end
+    tidy()
+end
+
+-- Counts that a run was turned away, where that counts.
+local function count_turn(of, counts)
+    if counts == '1' then
+        of.v, of.f = tonumber(of.v or 0) + 1, of.f or integer(now_ms)
+    end
+end
+
+local function is_aged(of)
+    local turns = tonumber(of.v or 0)
+    return turns >= TURNS or (turns >= FEWER_TURNS and now_ms - tonumber(of.f or now_ms) >= AGED_MS)
+end
+
+-- Whether other keys are kept for a run while it waits at this one.
+local function keeps_others(run, want, of)
+    local is_first = redis.call('ZRANK', QUEUE, 'p:' .. run) == 0
+    local is_closed = paused() or resting() or too_soon(want)
+    local is_far = is_closed and (paused() or resting() or is_closed > now_ms + FAR_MS)
+    return is_aged(of) and is_first and not is_far
+end
