@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+from celery_distlock.keys import slot_name
+from celery_distlock.stores.requests import ReleaseRequest
 from celery_distlock.stores.values import ALONE, Want
 
 from . import scripts
-from .connections import Command, command, milliseconds, script_call
+from .connections import Command, command, fields, milliseconds, script_call, trimmed
 
-__all__ = ["Records", "wanted"]
+__all__ = ["RELEASE", "Records", "wanted"]
+
+RELEASE = scripts.load("release")
 
 
 class Records:
@@ -39,6 +43,17 @@ class Records:
         """Return a call of *script* on a key's records."""
         call = script_call(script, (self.stem(name),), *arguments)
         return call._replace(replicas=self._replicas) if confirmed and self._replicas else call
+
+    def release(
+        self, request: ReleaseRequest, channel: tuple[str, str] = ("", ""), **more: object
+    ) -> Command:
+        """Return the call of `RELEASE`; *more* are fields that one kind of store has."""
+        keep_run, keep_s = request.keep_for or ("", 0.0)
+        keep_ms = milliseconds(keep_s) if request.keep_for else 0
+        optional = fields(keep_run=keep_run, keep_ms=keep_ms, **more)
+        completion = request.completion.value
+        arguments = trimmed(request.owner, request.run, completion, *channel, optional)
+        return self.call(RELEASE, slot_name(request.key), *arguments)
 
     def call_at(self, script: scripts.Script, names: Sequence[str], *arguments: Any) -> Command:
         """Return a confirmed call of *script* on the records of several keys."""

@@ -45,7 +45,6 @@ from celery_distlock.stores.listing import CountingStore, ListingStore
 from celery_distlock.stores.requests import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.values import (
     Ability,
-    Completion,
     KeyState,
     Ownership,
     ParkRequest,
@@ -62,10 +61,8 @@ from .connections import (
     Command,
     NodeSettings,
     command,
-    fields,
     milliseconds,
     time_left,
-    trimmed,
 )
 from .parts import SWEEP_BATCH
 from .quorum import ANSWER, Answers, QuorumClient
@@ -204,9 +201,7 @@ class RedlockStore(ListingStore, CountingStore):
             for number, vote in enumerate(election.votes)
             if not election.answers.sent[number] or (vote and vote.status != "granted")
         ]
-        release = self._records.call(
-            _RELEASE, slot_name(request.key), request.owner, "", Completion.NO.value
-        )
+        release = self._records.release(ReleaseRequest(request.key, request.owner))
         self._nodes.ask([release], timeout=0.0, owed=True, but=kept)
 
     def renew(self, holds: Sequence[Ownership], timeout: float) -> list[tuple[RenewOutcome, float]]:
@@ -241,12 +236,7 @@ class RedlockStore(ListingStore, CountingStore):
         return RenewOutcome.HELD if answers.count(0) >= self._majority else RenewOutcome.LOST
 
     def release(self, request: ReleaseRequest) -> Release:
-        key, owner, run, completion, _, keep_for, *_ = request
-        keep_run, keep_s = keep_for or ("", 0.0)
-        optional = fields(keep_run=keep_run, keep_ms=milliseconds(keep_s) if keep_for else 0)
-        arguments = trimmed(owner, run, completion.value, "", "", optional)
-        release = self._records.call(_RELEASE, slot_name(key), *arguments)
-        answers = self._ask(release, key, owed=True)
+        answers = self._ask(self._records.release(request), request.key, owed=True)
         # A repeated release finds nothing if the first one was executed and its answer lost.
         given = [
             answer == 1 or (answer == 0 and repeated)
@@ -598,6 +588,6 @@ def _locate(url: str, options: Mapping[str, str]) -> tuple[str, list[NodeSetting
         return address.name, [node_settings(address, where) for where in address.hosts]
 
 
-_VOTE, _RENEW, _RELEASE, _DROP, _INSPECT, _COUNT = (
-    scripts.load(name) for name in ("vote", "renew", "release", "drop", "inspect", "count")
+_VOTE, _RENEW, _DROP, _INSPECT, _COUNT = (
+    scripts.load(name) for name in ("vote", "renew", "drop", "inspect", "count")
 )

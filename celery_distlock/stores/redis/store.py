@@ -47,7 +47,7 @@ from .inboxes import Inboxes
 from .inspection import Inspection
 from .parking import RedisParking
 from .parts import Reach
-from .records import Records, wanted
+from .records import RELEASE, Records, wanted
 from .replies import Replies
 from .request_runner import RequestRunner
 from .sending import RedisCalls
@@ -194,22 +194,17 @@ class RedisStore(QueueStore, CountingStore):
         return [(outcome, asked_at) for outcome in outcomes]
 
     def release(self, request: ReleaseRequest) -> Release:
-        key, owner, run, completion, inbox, keep_for, started, own_channel = request
-        name = slot_name(key)
+        inbox, own_channel = request.inbox, request.own_channel
         channel: tuple[str, str] = ("", "")
         # In a cluster a worker hears only of the slots at which it has parked something.
         if own_channel is not None and own_channel.destination and self._servers.in_order:
             channel = own_channel
-        keep_run, keep_s = keep_for or ("", 0.0)
-        optional = fields(
-            inbox=inbox.address if inbox is not None else "",
-            keep_run=keep_run,
-            keep_ms=milliseconds(keep_s) if keep_for else 0,
-            unstarted=started is False,
+        address = inbox.address if inbox is not None else ""
+        call = self._records.release(
+            request, channel, inbox=address, unstarted=request.started is False
         )
-        arguments = trimmed(owner, run, completion.value, *channel, optional)
-        call = self._records.call(_RELEASE, name, *arguments)
-        return self._replies.released(name, _RELEASE, self._requests.ask([call], key))
+        answers = self._requests.ask([call], request.key)
+        return self._replies.released(slot_name(request.key), RELEASE, answers)
 
     def drop(self, wake: WokenTask, *, mark: bool = True) -> Release:
         drop = self._records.call(_DROP, wake.name, wake.run, int(mark))
@@ -296,9 +291,7 @@ def _plain(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-_ACQUIRE, _ACQUIRE_ALL, _RENEW, _RELEASE = map(
-    scripts.load, ("acquire", "acquire_all", "renew", "release")
-)
+_ACQUIRE, _ACQUIRE_ALL, _RENEW = map(scripts.load, ("acquire", "acquire_all", "renew"))
 _DROP, _RETURN, _COUNT = map(scripts.load, ("drop", "return", "count"))
 _LOSSES = (RenewOutcome.HELD, RenewOutcome.LOST)
 _RENEWALS = {
