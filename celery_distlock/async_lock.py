@@ -170,8 +170,9 @@ class AsyncLock(KeyLock):
         reply = await self._acquire(task, self._timeout)
         if reply is not None:
             raise self._conflict(reply)
-        store, _ = self._look(task)
-        return Lease((held_by(task)[store.identity, self.key],))
+        holds = held_by(task)
+        store, _ = self._look(holds)
+        return Lease((holds[store.identity, self.key],))
 
     async def __aexit__(
         self,
@@ -185,7 +186,7 @@ class AsyncLock(KeyLock):
         task = _this_task()
         if kind is GeneratorExit and task not in taken_by:  # a generator that another task left
             raise LockNotOwnedError(f"lock {shown(self.key)!r} was taken by another task")
-        hold = self._leave(task)
+        hold = self._leave(task, held_by(task))
         if hold.depth:
             await _leave(hold, task)
             return
@@ -202,7 +203,7 @@ class AsyncLock(KeyLock):
     async def _acquire(self, task: AnyTask, patience: float | None) -> Reply | None:
         """Return the store's answer if the lock is not held now."""
         deadline = math.inf if patience is None else clock.monotonic() + patience
-        store, hold = self._enter(task)
+        store, hold = self._enter(task, held_by(task))
         while hold is None:
             around = hold_around(store.identity, self.key)
             if around is None:
@@ -212,7 +213,7 @@ class AsyncLock(KeyLock):
                 holder, remaining = around.owner, around.remaining
                 return Reply(Status.BUSY, 0.0, holder=holder, remaining=remaining)
             await turns_of(around).wait(min(left, TURN))
-            store, hold = self._enter(task)
+            store, hold = self._enter(task, held_by(task))
         if not wants_upgrade(hold, self._want):
             return None
         left_over = None if patience is None else max(0.0, deadline - clock.monotonic())
@@ -225,7 +226,7 @@ class AsyncLock(KeyLock):
             reply = await async_acquisition.upgrade(hold, timeout=patience)
         finally:
             if reply is None or reply.status is not Status.GRANTED:
-                self._leave(task)
+                self._leave(task, held_by(task))
                 end_turn(task, hold)
         if reply.status is Status.GRANTED:
             hold.upgraded_at = hold.depth - 1
@@ -244,11 +245,11 @@ class AsyncLock(KeyLock):
         hold.notice = hold.on_lost = LossNotice(task, cancels=self._cancels)
         if hold.state is HoldState.LOST:  # before it could be told
             hold.notice(hold)
-        self._begin(hold, task)
+        self._begin(hold, held_by(task))
         return None
 
     async def _release(self, task: AnyTask) -> None:
-        hold = self._leave(task)
+        hold = self._leave(task, held_by(task))
         if hold.depth:
             await _leave(hold, task)
             return

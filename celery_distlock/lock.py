@@ -11,7 +11,7 @@ from .engine.acquisition import acquire, held_here, release
 from .engine.hold import Hold, HoldState
 from .engine.key_locks import KeyLock, tell_conflict
 from .engine.lease import Lease
-from .engine.owners import AnyTask, current_task, end_turn, is_held_beside
+from .engine.owners import AnyTask, end_turn, held_by, is_held_beside, owner_here
 from .engine.upgrading import conflict, leave, upgrade, wants_upgrade
 from .errors import LockError, LockNotOwnedError
 from .naming import shown
@@ -82,7 +82,8 @@ class Lock(KeyLock):
             StoreUnavailableError: The store did not answer; the lock is not held.
             QuorumError: Too few of several servers have confirmed it; likewise.
         """
-        patience = _patience(blocking, timeout)
+        default = blocking and timeout == -1
+        patience = None if default else _patience(blocking, timeout)
         reply = self._acquire(patience)
         if reply is not None and reply.status is Status.DEADLOCK and patience is None:
             raise conflict(self.key, reply)
@@ -90,8 +91,8 @@ class Lock(KeyLock):
 
     def _acquire(self, patience: float | None) -> Reply | None:
         """Return the store's answer if the lock is not held now."""
-        task = current_task()
-        store, hold = self._enter(task)
+        task, holds = owner_here()
+        store, hold = self._enter(task, holds)
         if hold is not None:
             return self._upgrade(hold, task, patience) if wants_upgrade(hold, self._want) else None
         if task is not None:
@@ -106,7 +107,7 @@ class Lock(KeyLock):
             if blocks is not None:  # what the other one left of it is not enough
                 raise blocks
             return reply
-        self._begin(hold, task)
+        self._begin(hold, holds)
         return None
 
     def _warn_of_blocking(self, stacklevel: int) -> None:
@@ -138,7 +139,7 @@ class Lock(KeyLock):
             reply = upgrade(hold, patience)
         finally:
             if reply is None or reply.status is not Status.GRANTED:
-                self._leave(task)
+                self._leave(task, held_by(task))
                 end_turn(task, hold)
         if reply.status is not Status.GRANTED:
             tell_conflict(hold, reply)
@@ -157,12 +158,13 @@ class Lock(KeyLock):
         self._release(succeeded=False)
 
     def _release(self, *, succeeded: bool) -> None:
-        task = current_task()
-        hold = self._leave(task)
+        task, holds = owner_here()
+        hold = self._leave(task, holds)
         if hold.depth:
             if hold.upgraded_at is not None:
                 leave(hold)
-            end_turn(task, hold)
+            if hold.turns is not None:
+                hold.turns.leave(task, hold)
             return
         lost = not hold.held
         if release(hold, succeeded=succeeded) is HoldState.LOST or lost:

@@ -14,7 +14,6 @@ moment *before* its request was sent, and for a little less than it was asked fo
 """
 
 import enum
-import os
 import secrets
 import threading
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from celery_distlock import clock
 from celery_distlock.errors import LockLostError, StoreError
 from celery_distlock.key import MAX_REST, Key
 from celery_distlock.naming import RESTING, shown
+from celery_distlock.process.forks import ForkStage, PerProcess
 from celery_distlock.stores import QueueStore, ReleaseRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.channels import Inbox
@@ -53,6 +53,8 @@ GLANCE = 0.5  # seconds for a look at why it was lost, in a thread that does not
 
 SHORTEST_REST = 0.001  # seconds; what is shorter is over when the store is told
 
+_process = PerProcess(object, ForkStage.IDENTITY)  # another object in a forked child
+
 
 class HoldState(enum.Enum):
     """Where a hold is in its life."""
@@ -61,6 +63,9 @@ class HoldState(enum.Enum):
     HELD = "held"
     LOST = "lost"
     ENDED = "ended"
+
+
+HELD = HoldState.HELD  # looking a member up in its class takes long in Python 3.11
 
 
 class Terms:
@@ -155,6 +160,7 @@ class Hold:
         "_extended_until",
         "_loss_reason",
         "_mutex",
+        "_process",
         "_rests_until",
         "_wanted_since",
         "arrival",
@@ -169,7 +175,6 @@ class Hold:
         "on_lost",
         "own_channel",
         "owner",
-        "pid",
         "redelivered",
         "retain",
         "run",
@@ -220,7 +225,7 @@ class Hold:
         self.retain = retain
         self.label = label
         self.owner = new_owner(label)
-        self.pid = os.getpid()
+        self._process = _process.value
         self.state = HoldState.NEW
         self.token = 0
         self.arrival = 0  # when it came to the key's queue, by the store's clock
@@ -261,7 +266,7 @@ class Hold:
             self.valid_until = reply.asked_at + believed(self.terms.lease)
             if now >= self.valid_until:  # the answer took longer than the lease
                 return False
-            self.state = HoldState.HELD
+            self.state = HELD
             self.depth = 1
         self._tell(
             "lock_acquired",
@@ -295,7 +300,7 @@ class Hold:
     def change(self, want: Want, reply: Reply, lease: float) -> None:
         """Have *want* of the key from now on, as *reply* says, which was asked for *lease* s."""
         with self._mutex:
-            if self.state is not HoldState.HELD:
+            if self.state is not HELD:
                 return
             self._note_grant(reply)
             self.want = want
@@ -329,15 +334,14 @@ class Hold:
     @property
     def held(self) -> bool:
         """Whether the key is ours, by the local clock; no round trip. False in a forked child."""
-        if self.state is not HoldState.HELD or self.pid != os.getpid():
-            return False
-        now = clock.monotonic()
-        return now < self.valid_until or self.lasts(now)
+        return (
+            self.state is HELD and self._process is _process.value and self.lasts(clock.monotonic())
+        )
 
     @property
     def is_parents(self) -> bool:
         """Whether it is that of the process which forked this one."""
-        return self.pid != os.getpid()
+        return self._process is not _process.value
 
     def lasts(self, now: float) -> bool:
         """Return whether the lease has not run out, also if the keeper renewed it."""
@@ -349,7 +353,7 @@ class Hold:
     def remaining(self) -> float:
         """Seconds that the key is still ours if no renewal succeeds; 0 when it is not."""
         now = clock.monotonic()
-        if self.state is not HoldState.HELD or self.is_parents or not self.lasts(now):
+        if self.state is not HELD or self.is_parents or not self.lasts(now):
             return 0.0
         return self.valid_until - now
 
@@ -361,17 +365,19 @@ class Hold:
     @property
     def renewable(self) -> bool:
         """Whether the watchdog is to renew: not after `max_hold`, nor without a watchdog."""
-        if self.state is not HoldState.HELD or not self.terms.watchdog:
+        if self.state is not HELD or not self.terms.watchdog:
             return False
         limit = self.terms.max_hold
         return limit is None or clock.monotonic() < self.held_since + limit
 
     def ensure_held(self) -> None:
         """Raise :exc:`LockLostError` unless the key is ours now; no round trip."""
-        if not self.held:
-            if self.state is HoldState.HELD and not self.is_parents:
-                self.lose("its lease ran out")
-            raise self.loss()
+        if self.state is HELD and self._process is _process.value:
+            now = clock.monotonic()
+            if now < self.valid_until or self.lasts(now):
+                return
+            self.lose("its lease ran out")
+        raise self.loss()
 
     def loss(self) -> LockLostError:
         """Return the error that says how the key was lost."""
@@ -418,7 +424,7 @@ class Hold:
         """
         if outcome is RenewOutcome.RENEWED:
             with self._mutex:
-                if self.state is not HoldState.HELD:
+                if self.state is not HELD:
                     return
                 self.valid_until = max(self.valid_until, asked_at + believed(lease))
             if self.keeper is not None:
@@ -433,7 +439,7 @@ class Hold:
     def lose(self, reason: str, tell: Teller = at_once) -> None:
         """End the belief. Reported once, by *tell*, and not after the hold has ended."""
         with self._mutex:
-            if self.state is not HoldState.HELD:
+            if self.state is not HELD:
                 return
             self.state = HoldState.LOST
             self._loss_reason = reason
@@ -501,7 +507,7 @@ class Hold:
 
         None: it is free then.
         """
-        if self.state is not HoldState.HELD:
+        if self.state is not HELD:
             return None
         now, wanted = clock.monotonic(), self.wanted
         until = max(self._rests_until, self.held_since + wanted.min_hold)

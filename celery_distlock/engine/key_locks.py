@@ -16,7 +16,7 @@ from celery_distlock.templates import has_address, unfilled_in
 from .acquisition import defaults
 from .hold import Hold, Terms
 from .lease import Lease
-from .owners import AnyTask, current_task, held_by, hold_around, hold_here, turns_of
+from .owners import AnyTask, Holds, held_by, held_here, hold_around, hold_here, turns_of
 from .task_holds import TaskHold
 from .upgrading import conflict
 from .wants import ensure_able, want_of
@@ -90,11 +90,11 @@ class KeyLock:
 
     @property
     def _store(self) -> Store:
-        return self._look(current_task())[0]
+        return self._look(held_here())[0]
 
-    def _look(self, task: AnyTask | None) -> tuple[Store, Hold | None]:
-        """Return where this object locks for *task*, or the thread, and what that holds there."""
-        holds, named = held_by(task), self._named_store
+    def _look(self, holds: Holds) -> tuple[Store, Hold | None]:
+        """Return where this object locks for the owner of *holds*, and what that holds there."""
+        named = self._named_store
         if self._finds_store:
             for hold in holds.values():  # apps may have come and gone since it was taken
                 if self in hold.takers:
@@ -103,16 +103,16 @@ class KeyLock:
         assert named is not None
         return named, holds.get((named.identity, self.key))
 
-    def _enter(self, task: AnyTask | None) -> tuple[Store, Hold | None]:
+    def _enter(self, task: AnyTask | None, holds: Holds) -> tuple[Store, Hold | None]:
         """
-        Enter what *task*, or the thread, holds already, once more; None: it holds nothing.
+        Enter once more what *holds* of *task*, or the thread, has already; None: it has nothing.
 
         If it has to be upgraded and is not, the caller must leave it again.
 
         Raises:
             LockLostError: It has lost it.
         """
-        store, hold = self._look(task)
+        store, hold = self._look(holds)
         if hold is None and task is not None:
             hold = self._begin_turn(store, task)
         if hold is not None:
@@ -131,19 +131,19 @@ class KeyLock:
         held_by(task)[store.identity, self.key] = hold
         return hold
 
-    def _begin(self, hold: Hold, task: AnyTask | None) -> None:
-        """Note that *hold* was granted."""
-        held_by(task)[hold.store.identity, self.key] = hold
+    def _begin(self, hold: Hold, holds: Holds) -> None:
+        """Note that *hold* was granted to the owner of *holds*."""
+        holds[hold.store.identity, self.key] = hold
         hold.takers.append(self)
 
-    def _leave(self, task: AnyTask | None) -> Hold:
+    def _leave(self, task: AnyTask | None, holds: Holds) -> Hold:
         """
         Undo one acquisition; if that leaves the depth 0, the hold must be released.
 
         Raises:
             LockNotOwnedError: It holds nothing.
         """
-        store, hold = self._look(task)
+        store, hold = self._look(holds)
         if hold is None:
             owner = "thread" if task is None else "task"
             where = self._taken_elsewhere(store)
@@ -152,7 +152,7 @@ class KeyLock:
             hold.turns.drop_dead(hold)
         hold.leave(self)
         if hold.depth == 0 or (hold.turns is not None and hold.turns.ends(task, hold)):
-            del held_by(task)[store.identity, self.key]
+            del holds[store.identity, self.key]
         return hold
 
     def _taken_elsewhere(self, store: Store) -> str:

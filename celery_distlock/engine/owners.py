@@ -10,10 +10,11 @@ then is renewed no more.
 import asyncio
 import collections
 import contextlib
+from asyncio import _get_running_loop
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
-from celery_distlock.process.forks import ForkStage, PerProcess
+from celery_distlock.process.forks import ForkStage, PerProcess, begin_anew
 from celery_distlock.process.greenlets import greenlets_library
 from celery_distlock.process.per_thread import PerThread
 
@@ -30,6 +31,7 @@ __all__ = [
     "hold_around",
     "hold_here",
     "is_held_beside",
+    "owner_here",
     "tasks_that_took",
     "turns_of",
 ]
@@ -38,10 +40,11 @@ Holds: TypeAlias = dict[tuple[str, str], Hold]  # by store identity and key
 AnyTask: TypeAlias = asyncio.Task[Any]
 
 # The forking thread's are the parent's, and so are its loops' tasks'.
-_of_threads: "PerProcess[PerThread[Holds]]" = PerProcess(lambda: PerThread(dict), ForkStage.HOLDS)
+_of_threads: PerThread[Holds] = PerThread(dict)
 _of_tasks: "PerProcess[WeakKeyDictionary[AnyTask, Holds]]" = PerProcess(
     WeakKeyDictionary, ForkStage.HOLDS
 )
+begin_anew(_of_threads.forget, ForkStage.HOLDS)
 
 
 def current_task() -> AnyTask | None:
@@ -53,6 +56,14 @@ def current_task() -> AnyTask | None:
     return None if task is None or greenlets_library() else task
 
 
+def owner_here() -> tuple[AnyTask | None, Holds]:
+    """Return the task as :func:`current_task` does, and what that holds, or else this thread."""
+    if _get_running_loop() is None:
+        return None, _of_threads()
+    task = current_task()
+    return task, held_by(task)
+
+
 def held_here() -> Holds:
     """Return what this code's owner holds."""
     return held_by(current_task())
@@ -60,7 +71,7 @@ def held_here() -> Holds:
 
 def held_by(task: AnyTask | None) -> Holds:
     """Return what *task* holds; None: this thread."""
-    return _of_threads.value() if task is None else _of_tasks.value.setdefault(task, {})
+    return _of_threads() if task is None else _of_tasks.value.setdefault(task, {})
 
 
 def tasks_that_took(taker: object) -> list[AnyTask]:

@@ -32,3 +32,7 @@ class PerThread(Generic[T]):
             mine = self._made.setdefault(threading.local, threading.local())
             value = mine.value = self._make()
         return value
+
+    def forget(self) -> None:
+        """Forget the values of all threads."""
+        self._made = {}
