@@ -210,6 +210,19 @@ class Store(ABC):
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
         """Look at a key without changing it; if *timeout* seconds are given, in one attempt."""
 
+    def inspect_for(
+        self, key: str, want: Want, timeout: float | None = None
+    ) -> tuple[KeyState, bool]:
+        """
+        Inspect a key, and tell whether a request of *want* that comes now is granted.
+
+        What is written here is for stores that count neither units nor starts.
+        """
+        now = self.inspect(key, timeout)
+        fits = not want.capacity or now.used < want.capacity
+        shares = bool(now.holders) and not (want.alone or now.waiting) and fits
+        return now, shares or not (now.token or now.rest)
+
     def inspect_many(self, keys: Sequence[str]) -> list[KeyState]:
         """Inspect several keys; in as few requests as can be."""
         return [self.inspect(key) for key in keys]

@@ -13,15 +13,20 @@ from celery_distlock.key import Key
 from celery_distlock.keys import KeyRule, slot_name
 from celery_distlock.runtime.receiving import PLAIN_CONTENT
 from celery_distlock.runtime.times import seconds_until
-from celery_distlock.stores.values import Want
+from celery_distlock.stores import Store
+from celery_distlock.stores.identities import is_own
+from celery_distlock.stores.values import KeyState, Want
 
 __all__ = [
+    "PATIENCE",
     "Arrival",
     "keys_of",
+    "look_at",
     "may_run_at_once",
     "wants_of",
 ]
 
+PATIENCE = 1.0  # seconds that the lock store has for an answer; then the pool has to ask
 LARGE_BODY = 64 * 1024  # bytes; the key of a larger message is made in the pool
 
 
@@ -87,6 +92,16 @@ def keys_of(message: Any, rule: KeyRule) -> tuple[Key, ...]:
 def wants_of(keys: Iterable[Key]) -> dict[str, Want]:
     """Return how much of *keys* is wanted, by their slot names."""
     return {slot_name(key.template): want_of(key) for key in keys}
+
+
+def look_at(store: Store, key: Key, want: Want, run: str) -> tuple[KeyState, bool]:
+    """
+    Look at a key, for a moment at most, and tell whether it is open to *run*.
+
+    It is if the attempt before has it, which leaves it to this one when it ends.
+    """
+    now, admits = store.inspect_for(key.template, want, PATIENCE)
+    return now, admits or any(is_own(each, run) for each in now.runs)
 
 
 def may_run_at_once(message: Any) -> bool:

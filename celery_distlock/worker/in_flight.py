@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 from celery.worker import state
 
 from celery_distlock import clock
-from celery_distlock.stores.identities import is_own
-from celery_distlock.stores.values import KeyState, Want
+from celery_distlock.stores.values import Want
 
-__all__ = ["DeferredCalls", "InFlightKeys", "free_slots", "has_room", "in_flight", "leaves_room"]
+__all__ = ["DeferredCalls", "InFlightKeys", "free_slots", "has_room", "in_flight"]
 
 logger = logging.getLogger(__name__)
 
@@ -178,22 +177,6 @@ def _is_unfinished(identity: str) -> bool:
     """Whether Celery knows such a task, and does not keep it for its ETA."""
     request = state.requests.get(identity)
     return request is not None and request not in _scheduled
-
-
-def leaves_room(now: KeyState, want: Want, run: str) -> bool:
-    """Whether a store that finds a key as it is *now* would grant *want* of it to *run*."""
-    limit = None if now.limit is None else now.limit.capacity
-    if any(is_own(each, run) for each in now.runs):
-        return True  # or it will, when the attempt that has sent it ends
-    if limit == 0:  # paused
-        return False
-    if want.alone or not now.holders:
-        return not (now.token or now.rest)
-    if now.rest or now.waiting:
-        return False
-    if limit is None:
-        return has_room(want, (), now.used)
-    return now.used + want.counted(limit) <= limit
 
 
 def has_room(want: Want, others: Iterable[Want], used: int = 0) -> bool:

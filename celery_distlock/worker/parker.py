@@ -26,14 +26,13 @@ from celery_distlock.stores import QueueStore, StandRequest, Store
 from celery_distlock.stores.queue_store import stand_and_send
 from celery_distlock.stores.values import ALONE, KeyState, ParkRequest, Reply, Status, Want
 
-from .arrival import Arrival, may_run_at_once
-from .in_flight import in_flight, leaves_room
+from .arrival import PATIENCE, Arrival, look_at, may_run_at_once
+from .in_flight import in_flight
 
-__all__ = ["PATIENCE", "STORE_PAUSE", "Parker"]
+__all__ = ["STORE_PAUSE", "Parker"]
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 1.0  # seconds that the lock store has for an answer; then the pool has to ask
 STORE_PAUSE = 5.0  # seconds for which it then is not asked, and the pool parks
 BACKEND_PAUSE = 30.0  # seconds for which no state is stored after the backend did not take one
 
@@ -225,12 +224,12 @@ def _where_it_waits(store: Store, arrival: Arrival) -> tuple[Key, Reply]:
 
 
 def _taken_key(store: Store, arrival: Arrival) -> tuple[Key, KeyState]:
-    """Return the first key that is taken; or else the first that unfinished tasks here use up."""
+    """Return the first key that is taken; or else the first that unfinished tasks here want."""
     run, found = execution_id(arrival.message.headers), []
-    for key, want in zip(arrival.keys, arrival.wants.values(), strict=True):
-        now = store.inspect(key.template, PATIENCE)
-        if not leaves_room(now, want, run):
+    for key, (name, want) in zip(arrival.keys, arrival.wants.items(), strict=True):
+        now, is_open = look_at(store, key, want, run)
+        if not is_open:
             return key, now
-        found.append((key, now, in_flight.has_room(slot_name(key.template), want)))
-    key, now, _ = next((each for each in found if not each[2]), found[-1])
+        found.append((key, now, in_flight.has(name)))
+    key, now, _ = next((each for each in found if each[2]), found[-1])
     return key, now

@@ -36,11 +36,11 @@ from celery_distlock.runtime.received import Received
 from celery_distlock.stores import Ability
 from celery_distlock.stores.values import Want
 
-from .arrival import Arrival
+from .arrival import PATIENCE, Arrival
 from .arrival_times import ArrivalTimes
 from .event_loop import BoundedCaller, LoopCalls
 from .in_flight import DeferredCalls, in_flight
-from .parker import PATIENCE, Parker
+from .parker import Parker
 from .precedence import Precedence
 
 __all__ = ["MOST_HELD", "Parking", "ParkingStep", "can_park"]

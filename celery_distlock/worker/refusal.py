@@ -30,9 +30,9 @@ from celery_distlock.runtime.plans import Plan
 from celery_distlock.runtime.received import Received, Taken
 
 from . import parking_strategy
-from .arrival import Arrival, keys_of, wants_of
-from .in_flight import free_slots, has_room, in_flight, leaves_room
-from .parker import PATIENCE, STORE_PAUSE
+from .arrival import Arrival, keys_of, look_at, wants_of
+from .in_flight import free_slots, has_room, in_flight
+from .parker import STORE_PAUSE
 from .parking import MOST_HELD
 
 __all__ = ["strategy"]
@@ -152,11 +152,11 @@ class _EarlyRefusal:
         """Find out which of its keys is taken, as far as the store answers."""
         if clock.monotonic() < self._store_away_until:
             return
-        message = lookup.message
+        message, run = lookup.message, execution_id(lookup.message.headers)
         try:
             for key, want in zip(lookup.keys, wants_of(lookup.keys).values(), strict=True):
-                now = self._runtime.store.inspect(key.template, PATIENCE)
-                if leaves_room(now, want, execution_id(message.headers)):
+                now, is_open = look_at(self._runtime.store, key, want, run)
+                if is_open:
                     lookup.used[key.template] = now.used
                     continue
                 left = now.remaining or now.rest

@@ -19,6 +19,7 @@ from celery_distlock.stores.values import (
     Limit,
     Starts,
     Waiter,
+    Want,
     read_rates,
 )
 
@@ -34,6 +35,7 @@ from .answers import (
 )
 from .connections import Command, time_left
 from .parts import SWEEP_BATCH, Part
+from .records import wanted
 from .scanning import Cursor, KeysWith, keys_of, names_at
 from .server_errors import is_transient
 
@@ -103,14 +105,23 @@ class Inspection(Part):
                 yield names
 
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
-        look = [self._records.call(_INSPECT, slot_name(key))]
+        return self._inspect(key, timeout)[0]
+
+    def inspect_for(
+        self, key: str, want: Want, timeout: float | None = None
+    ) -> tuple[KeyState, bool]:
+        return self._inspect(key, timeout, wanted(want))
+
+    def _inspect(self, key: str, timeout: float | None, *want: str) -> tuple[KeyState, bool]:
+        look = [self._records.call(_INSPECT, slot_name(key), *want)]
         answers = (
             self._requests.ask(look, key).answers
             if timeout is None
             else self._requests.ask_once(look, timeout)
         )
         with self._requests.reading(_INSPECT, answers[0]) as answer:
-            return self._state(key, answer)
+            told = Fields.read(answer)
+            return self._state(key, told), told.flag("admits")
 
     def inspect_many(self, keys: Sequence[str]) -> list[KeyState]:
         states = []
@@ -122,7 +133,7 @@ class Inspection(Part):
                     states.append(KeyState("", 0, "", 0.0, 0.0, 0))
                 else:
                     with self._requests.reading(_INSPECT, answer):
-                        states.append(self._state(key, answer))
+                        states.append(self._state(key, Fields.read(answer)))
         return states
 
     def pass_over(self, name: str, refusal: Exception) -> None:
@@ -136,9 +147,8 @@ class Inspection(Part):
             self.left_out += 1
             logger.warning("%s is passed over: %s", shown(key_of(name)), refusal)
 
-    def _state(self, key: str, answer: bytes) -> KeyState:
+    def _state(self, key: str, told: Fields) -> KeyState:
         """Return what inspect.lua says."""
-        told = Fields.read(answer)
         owner = told.text("owner")
         token = token_of(told.raw("token")) or UNREADABLE if owner else 0
         if token == UNREADABLE:

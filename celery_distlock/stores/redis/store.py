@@ -221,6 +221,11 @@ class RedisStore(QueueStore, CountingStore):
     def inspect(self, key: str, timeout: float | None = None) -> KeyState:
         return self._inspection.inspect(key, timeout)
 
+    def inspect_for(
+        self, key: str, want: Want, timeout: float | None = None
+    ) -> tuple[KeyState, bool]:
+        return self._inspection.inspect_for(key, want, timeout)
+
     def inspect_many(self, keys: Sequence[str]) -> list[KeyState]:
         return self._inspection.inspect_many(keys)
 

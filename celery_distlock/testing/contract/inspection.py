@@ -7,6 +7,7 @@ import pytest
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.findings import Severity
+from celery_distlock.stores.values import ALONE
 
 from .actions import expire, take
 from .given import Given
@@ -33,6 +34,14 @@ class Inspection(Given):
         assert (state.owner, state.token, state.run, state.waiting) == ("a", token, "run", 0)
         assert abs(state.since - time.time()) < 60
         assert 0 < state.remaining <= 30.0
+
+    def test_a_look_tells_whether_a_request_would_be_granted(self, store: Store) -> None:
+        _, before = store.inspect_for("k", ALONE, 10.0)
+        token = take(store, "k", "a")
+        state, admits = store.inspect_for("k", ALONE, 10.0)
+
+        assert before
+        assert (state.owner, state.token, admits) == ("a", token, False)
 
     def test_looking_takes_nothing(self, store: Store) -> None:
         take(store, "k", "a", self.shortest_lease)

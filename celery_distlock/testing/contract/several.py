@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
-from celery_distlock.stores.values import MOST_SLOTS, Ability, RenewOutcome, Want
+from celery_distlock.stores.values import ALONE, MOST_SLOTS, Ability, RenewOutcome, Want
 
 from .actions import (
     BUSY,
@@ -30,6 +32,19 @@ class SeveralContract(Given):
     """Hold a store to what it promises keys with several holders: ability ``SEVERAL``."""
 
     ability = Ability.SEVERAL
+
+    @pytest.mark.parametrize("want", [ALONE, SHARED, TWO, THREE])
+    @pytest.mark.parametrize(
+        ("held", "owners"), [(ALONE, "a"), (SHARED, "ab"), (TWO, "a"), (THREE, "ab")]
+    )
+    def test_a_look_tells_whether_one_that_shares_would_be_granted(
+        self, store: Store, held: Want, owners: str, want: Want
+    ) -> None:
+        enter(store, "k", owners, held)
+
+        _, admits = store.inspect_for("k", want)
+
+        assert admits is (ask(store, "k", "z", want=want).status is GRANTED)
 
     def test_any_number_share_a_key(self, store: Store) -> None:
         enter(store, "k", "abcdefghijkl")

@@ -2,12 +2,17 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from celery_distlock.keys import slot_name
+from celery_distlock.rate import Rate
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.listing import ListingStore
 from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.values import (
+    ALONE,
+    Limit,
     ParkRequest,
     RenewOutcome,
     Want,
@@ -37,6 +42,51 @@ from tests.contract.parts.actions import PARKED, goes_on, park, stand, swept
 __all__ = ["Queued", "SeveralFound", "Units"]
 
 
+RATED = Want(1, 0, (Rate(1, 60.0),))
+
+
+def _pass_over(store: QueueStore) -> None:
+    enter(store, "k", "a", TWO)
+    park(store, "k", "run", want=Want(2, 2))
+
+
+def _limit_beside(store: QueueStore) -> None:
+    store.units.set_limit("k", Limit(1))
+    enter(store, "k", "a")
+
+
+def _rest(store: QueueStore) -> None:
+    take(store, "k", "a")
+    store.units.rest("k", "a", 20.0)
+    leave(store, "k", "a")
+
+
+def _start(store: QueueStore) -> None:
+    take(store, "k", "a", want=RATED)
+    leave(store, "k", "a")
+
+
+def _wake(store: QueueStore) -> None:
+    take(store, "k", "a")
+    park(store, "k", "run", want=TWO)
+    leave(store, "k", "a")
+
+
+SITUATIONS = [
+    pytest.param(lambda store: None, id="free"),
+    pytest.param(lambda store: take(store, "k", "a"), id="exclusive"),
+    pytest.param(lambda store: enter(store, "k", "ab"), id="shared"),
+    pytest.param(lambda store: enter(store, "k", "a", TWO), id="one of two"),
+    pytest.param(lambda store: enter(store, "k", "a", Want(3, 5)), id="three of five"),
+    pytest.param(_pass_over, id="a waiter"),
+    pytest.param(lambda store: store.units.set_limit("k", Limit(0)), id="paused"),
+    pytest.param(_limit_beside, id="as many as a limit allows"),
+    pytest.param(_rest, id="at rest"),
+    pytest.param(_start, id="as often as a rate allows"),
+    pytest.param(_wake, id="reserved"),
+]
+
+
 class Units(Given):
     """What several may have of a key, and when."""
 
@@ -51,6 +101,17 @@ class Units(Given):
         assert store.acquire_all(*others, run="other", wants=(THREE, TWO)) is None
         assert store.acquire_all(["m", "l"], ["c", "c"], 30.0, run="other") is None
         take(store, "m", "alone")
+
+    @pytest.mark.parametrize("want", [ALONE, SHARED, TWO, Want(2, 3), RATED])
+    @pytest.mark.parametrize("prepare", SITUATIONS)
+    def test_a_look_tells_whether_what_is_wanted_would_be_granted(
+        self, store: QueueStore, prepare: Callable[[QueueStore], object], want: Want
+    ) -> None:
+        prepare(store)
+
+        _, admits = store.inspect_for("k", want)
+
+        assert admits is (ask(store, "k", "z", want=want).status is GRANTED)
 
     # Weights
 

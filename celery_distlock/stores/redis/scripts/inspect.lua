@@ -1,5 +1,6 @@
 -- inspect.lua: look at a key without changing it, but that it may strike a limit that has ended.
 -- KEYS lock queue tasks woken fence done rate later calls
+-- ARGV [want]
 -- returns fields as JSON: owner, token, run, ttl_ms, and those below; what is not known is empty
 --
 -- oldest  when the first of those who wait came (µs), as far as that is known; 0: nobody
@@ -7,6 +8,7 @@
 -- task    the name of the one that the key is kept for
 -- limit   an operator's that has not ended, as limits.lua has it
 -- starts  of each time for which starts are counted limit, per (µs) and begun
+-- admits  of a want: whether a request of it that comes now is granted
 -- later   how many runs join the queue later, the first of them in due_ms; of many, with those that
 --         have come by themselves
 -- opens_ms  in how many ms time alone lets the first waiter enter, if it does
@@ -136,6 +138,7 @@ found.waiting, found.oldest, found.woken = redis.call('ZCARD', QUEUE), oldest, c
 found.task, found.limit, found.used = alone and task_name(alone), written_limit(), used
 found.capacity, found.rest_ms, found.starts = key.capacity, math.max(0, math.ceil(key.rest - now_ms)), all_starts()
 found.opens_ms = first and in_ms(opens(want_of(first))) or nil
+found.admits = ARGV[1] and not first and not opens(want_in(ARGV[1])) or nil
 found.later, found.due_ms = count_later()
 found.identities, found.holders = count_identities(), {}
 for number = 1, math.min(#grants, MOST_HOLDERS) do
