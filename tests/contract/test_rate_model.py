@@ -162,12 +162,12 @@ def test_it_is_found_if_starts_count_when_the_key_is_handed_over_alone(monkeypat
     keeps = "redis.pcall('HSET', RATE, 'r:' .. owner, terms)\n"
     counts_then = """
         for _, series in pairs(log.series) do
-            series.parts[#series.parts + 1] = { now, F_rates.rates_of(terms) }
-            series.count = series.count + F_rates.rates_of(terms)
-            F_rates.write_series(series)
+            series.parts[#series.parts + 1] = { now, F.rates_of(terms) }
+            series.count = series.count + F.rates_of(terms)
+            F.write_series(series)
         end
     """
-    changes = (keeps, keeps + counts_then), ("F_rates.count_start(another, terms, now)", "")
+    changes = (keeps, keeps + counts_then), ("F.count_start(another, terms, now)", "")
     excess = []
     for seed in range(30):
         offset = [0.0]

@@ -26,27 +26,27 @@ PLANTED = {
     ),
     "a unit too many is granted": (
         Model((ANY_UNIT,) * 3),
-        [("+ F_grants.needed(want) > of", "> of")],
+        [("+ F.needed(want) > of", "> of")],
         "3 units of 2 are granted at a",
     ),
     "a rate is not asked": (
         Model((PACED,) * 2, ticks=True, memory=3.0),
-        [("or F_gates.too_soon(want, mine)", "")],
+        [("or F.too_soon(want, mine)", "")],
         "2 start in 2.0 s",
     ),
     "who comes does not look at the queue": (
         Model((Plan(want=PAIR, how="blocks"), ALONE, Plan(want=PAIR, how="blocks"))),
-        [("turn == 'closed' or F_gates.opens(want)", "F_gates.opens(want)")],
+        [("turn == 'closed' or F.opens(want)", "F.opens(want)")],
         "r2 has passed ['r1'] at a",
     ),
     "a release wakes nobody": (
         Model((ALONE,) * 2),
-        [("    F_queue.free(grant)\nend\n", "    F_grants.vacate(grant)\nend\n")],
+        [("    F.free(grant)\nend\n", "    F.vacate(grant)\nend\n")],
         "a sweep at a has found what nobody had woken",
     ),
     "a limit that is taken back wakes nobody": (
         Model((ALONE,) * 2, acts=frozenset(["pause"])),
-        [("F_queue.free()\n-- Returns fields as", "-- Returns fields as")],
+        [("F.free()\n-- Returns fields as", "-- Returns fields as")],
         "a sweep at a has found what nobody had woken",
     ),
     "nobody is told when a rate lets the next one start": (

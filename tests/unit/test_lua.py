@@ -109,7 +109,7 @@ def test_the_digest_is_that_of_the_whole_source(name):
 @each_script
 def test_every_line_that_does_something_is_there_in_its_order(name):
     lines = [line for line in code(name).splitlines() if re.match(r"if |return |redis\.", line)]
-    source = re.sub(r"--.*|\bF(_\w+)?\.", "", scripts.load(name).source).splitlines()
+    source = re.sub(r"--.*|\bF\d*\.", "", scripts.load(name).source).splitlines()
 
     assert lines
     assert [line for line in source if line in set(lines)] == lines
@@ -117,11 +117,12 @@ def test_every_line_that_does_something_is_there_in_its_order(name):
 
 @each_script
 def test_every_function_is_needed(name):
-    source = re.sub("--.*|'[^'\n]*'", "", scripts.load(name).source)
-    functions = re.findall(r"^F\.(\w+) = function", source, re.MULTILINE)
+    source = re.sub("--.*", "", scripts.load(name).source)
+    functions = re.findall(r"^(?!F_made)(\w+) = function|\bF_name == '(\w+)'", source, re.MULTILINE)
+    functions = [at_once or when_called for at_once, when_called in functions]
 
     for function in functions:
-        assert len(re.findall(rf"\b{function}\b", source)) > 1
+        assert re.search(rf"\bF\d*\.{function}\b", source)
     assert len(functions) == len(set(functions))
 
 
@@ -192,27 +193,29 @@ return four()
     script = scripts.load(user)
 
     assert script.source == (
-        """local F = {}
-local LOCK = KEYS[1]
+        """local LOCK = KEYS[1]
 if ARGV[1] == '' then
     return LOCK
 end
 
--- Counts.
-F.one = function()
-    return 1 -- two() is for others
-end
 local log -- of all
 
-F.two = function()
-    log = F.one() + 1
+local F1
+F1 = {
+-- Counts.
+one = function()
+    return 1 -- two() is for others
+end,
+two = function()
+    log = F1.one() + 1
     return log
-end
+end,
 -- What others would.
-F.four = function()
-    return F.two()
-end
-return F.four()
+four = function()
+    return F1.two()
+end,
+}
+return F1.four()
 """
     )
     assert (script.keys, script.arguments) == (("lock",), ("a", "b", "c"))
@@ -252,46 +255,73 @@ def test_a_variable_with_the_name_of_a_function_is_refused(write_script):
         scripts.load(write_script(text))
 
 
-def test_functions_behind_a_mark_are_made_when_one_is_called(write_script):
+MANY = "".join(f"local function {'f' * number}()\n    return 1\nend\n" for number in range(1, 14))
+ALL = " + ".join(f"{'f' * number}()" for number in range(1, 14))
+
+
+def test_of_many_functions_each_is_made_when_it_is_called(write_script):
     library = write_script(
         LIBRARY
+        + MANY
         + """local TWO = 2 -- of something
--- LAZY some
-local function one()
-    return TWO
+local log
+local function it()
+    log = TWO
+    return log
 end
 local function other()
-    return one()
-end
--- EAGER
-local function third()
-    return 3
+    return it()
 end
 """
     )
     user = write_script(
-        f"-- NAME.lua: uses.\n-- KEYS lock\n-- USES {library}\n\nreturn other() + third()\n"
+        f"-- NAME.lua: uses.\n-- KEYS lock\n-- USES {library}\n\n"
+        f"local x = it()\nlocal function own()\n    return other()\nend\nreturn own() + {ALL}\n"
     )
 
-    assert scripts.load(user).source == (
-        """local F = {}
-local F_some = {}
-setmetatable(F_some, { __index = function(_, name)
-setmetatable(F_some, nil)
-F_some.one = function()
-    return (2)
-end
-F_some.other = function()
-    return F_some.one()
-end
-return F_some[name]
-end })
-F.third = function()
-    return 3
-end
-return F_some.other() + F.third()
+    source = scripts.load(user).source
+
+    assert source.startswith(
+        """local log
+local F0
+F0 = {
+it = function()
+    log = (2)
+    return log
+end,
+}
+local x = F0.it()
+local F
+F = setmetatable({}, { __index = function(_, F_name)
+local F_made
+if #F_name < 7 then
 """
     )
+    assert (
+        """if F_name == 'fffff' then
+F_made = function()
+    return 1
+end
+elseif F_name == 'other' then
+F_made = function()
+    return F0.it()
+end
+end
+"""
+        in source
+    )
+    assert source.endswith(f"return F.own() + {ALL.replace('f', 'F.f', 1).replace(' f', ' F.f')}\n")
+
+
+def test_a_function_that_needs_what_is_computed_later_is_refused(write_script):
+    library = write_script(LIBRARY + MANY)
+    user = write_script(
+        f"-- NAME.lua: uses.\n-- KEYS lock\n-- USES {library}\n\n"
+        f"local x = {ALL} + 1\nlocal y = g()\nlocal function h()\n    return y\nend\nreturn h()\n"
+    )
+
+    with pytest.raises(ValueError, match=f"{user}.lua needs before it is computed: y"):
+        scripts.load(user)
 
 
 @each_script

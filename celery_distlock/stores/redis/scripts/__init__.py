@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -19,15 +19,17 @@ _CONSTANT = re.compile(
     r"^local ([A-Z][A-Z_]*)(?<!_MS) = ('[^'\n]*'|[\d.]+(?: [/^] \d+)?)(?: --.*)?\n", re.MULTILINE
 )
 _NO_CODE = re.compile(r"(--[^\n]*|'[^'\n]*')")
-_SECTION = re.compile(r"^-- (?:EAGER|LAZY (\w+))\n", re.MULTILINE)
 _FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
-_LAZY = """local {0} = {{}}
-setmetatable({0}, {{ __index = function(_, name)
-setmetatable({0}, nil)
-{1}return {0}[name]
+_FEW = 12  # functions, which a script makes at once before it looks whether it needs more
+_WHEN_CALLED = """local F
+F = setmetatable({{}}, {{ __index = function(_, F_name)
+local F_made
+{}F[F_name] = F_made
+return F_made
 end }})
 """
 _VARIABLES = re.compile(r"\b(?:local|for) (?!function\b)([\w, ]+)|function[^(\n]*\(([^)]*)\)")
+_FIELD = re.compile(r"[{,]\s*(\w+) = ")
 _LOCAL = re.compile(r"local (?:function )?(\w+(?:, \w+)*)")
 _DEFINITION = re.compile(r"local (?:function .*|[\w, ]+(?:= (?:false|true|[^a-z(])*)?)", re.DOTALL)
 _WORD = re.compile(r"(?:(?<![\w.:])|(?<=\.\.))[A-Za-z_]\w*")  # of no field
@@ -53,7 +55,7 @@ class _Part(NamedTuple):
     """
     A statement at the margin of a script: what it names, and whether it does nothing else.
 
-    If these are functions, `home` is the table of which they are fields.
+    If it is a function, `home` is the table of which it becomes a field.
     """
 
     text: str
@@ -69,8 +71,8 @@ def load(name: str) -> Script:
     Return the script *name*, with what it needs of those that its header says it uses.
 
     A function, or a variable that begins with a plain value, stands before the first statement that
-    needs it, and where none does, nowhere: at each call a server makes a script's functions anew,
-    as far as that call gets.
+    needs it, and where none does, nowhere: at each call a server makes a script's functions again,
+    as far as that call gets. Where a script uses others, most are made when they are called first.
 
     Raises:
         ValueError: The header is missing, or does not begin with the keys of one that it uses; or a
@@ -87,6 +89,8 @@ def load(name: str) -> Script:
     required, _, optional = header.get("ARGV", "").rstrip("]").partition("[")
     arguments = (*required.split(), *optional.split())
     parts = list(_in_order_of_need(name, _parts(name)))
+    if "USES" in header:
+        parts = list(_in_tables(name, parts))
     source = "".join(part.text for part in parts)
     if "USES" in header:
         homes = {each: part.home for part in parts for each in part.names if part.home}
@@ -107,17 +111,23 @@ def _by_table(source: str, homes: dict[str, str]) -> str:
     """
     values = dict(_CONSTANT.findall(source))
     parts = _NO_CODE.split(_CONSTANT.sub("", source))
-    for found in _VARIABLES.finditer("".join(parts[::2])):
-        names = {word.strip() for word in (found[1] or found[2] or "").split(",")}
-        if twice := names & homes.keys():
-            raise ValueError(f"a variable is called as a function is: {', '.join(sorted(twice))}")
+    if twice := _variables("".join(parts[::2])) & homes.keys():
+        raise ValueError(f"a variable is called as a function is: {', '.join(sorted(twice))}")
 
     def replaced(word: re.Match[str]) -> str:
+        if word.string.startswith(" = function(", word.end()):
+            return word[0]
         value = f"({values[word[0]]})" if word[0] in values else word[0]
         return f"{homes[value]}.{value}" if value in homes else value
 
     parts[::2] = [_WORD.sub(replaced, _FUNCTION.sub(r"\1 = function", part)) for part in parts[::2]]
-    return "".join(["local F = {}\n" if homes else "", *parts])
+    return "".join(parts)
+
+
+def _variables(code: str) -> set[str]:
+    return {
+        word.strip() for found in _VARIABLES.findall(code) for word in ",".join(found).split(",")
+    }
 
 
 @cache
@@ -134,28 +144,75 @@ def _header(name: str) -> dict[str, str]:
 
 @cache
 def _parts(name: str) -> tuple[_Part, ...]:
+    """Return the parts of what a script uses, each once, and then its own."""
+    return tuple(part for each in _used(name) for part in _parts_of(_text(each)))
+
+
+def _in_tables(script: str, parts: Sequence[_Part]) -> Iterator[_Part]:
     """
-    Return the parts of what a script uses, each once, and then its own.
+    Give the functions of a script as fields of tables, each behind the variables that it needs.
 
-    The functions behind a line ``-- LAZY name`` are one part.
+    Few that a statement needs are made before it. From the first statement on that needs more,
+    each function is made when it is called first, whatever needs it.
     """
-    parts = []
-    for each in _used(name):
-        _, *sections = _SECTION.split("-- EAGER\n" + _text(each))
-        for section, text in zip(sections[::2], sections[1::2], strict=True):
-            its_parts = list(_parts_of(text))
-            if section:
-                parts += [part for part in its_parts if not part.home]
-                its_parts = [_lazy(f"F_{section}", [part for part in its_parts if part.home])]
-            parts += its_parts
-    return tuple(parts)
+    statements = [place for place, part in enumerate(parts) if not part.defines]
+    begin = 0
+    for number, place in enumerate(statements):
+        before = parts[begin:place]
+        functions = [part for part in before if part.home]
+        if len(functions) > _FEW:
+            yield from _when_called(script, parts[begin:])
+            return
+        yield from (part for part in before if not part.home)
+        if functions:
+            yield _table(f"F{number}", functions)
+        yield parts[place]
+        begin = place + 1
 
 
-def _lazy(home: str, functions: list[_Part]) -> _Part:
-    """Return functions as one part: all of them are made when one is called first."""
-    text = _LAZY.format(home, "".join(part.text for part in functions))
-    words = frozenset(word for part in functions for word in part.words)
-    return _Part(text, words, tuple(name for part in functions for name in part.names), True, home)
+def _table(home: str, functions: Sequence[_Part]) -> _Part:
+    fields = "".join(f"{part.text.rstrip()},\n" for part in functions)
+    names = tuple(name for part in functions for name in part.names)
+    return _Part(f"local {home}\n{home} = {{\n{fields}}}\n", frozenset(), names, True, home)
+
+
+def _when_called(script: str, parts: Sequence[_Part]) -> Iterator[_Part]:
+    """
+    Give all variables, then the functions, each made when it is called, then the statements.
+
+    Raises:
+        ValueError: A function needs what a later statement computes.
+    """
+    functions = [part for part in parts if part.home]
+    statements = [part for part in parts if not part.defines]
+    computed = {name for part in statements for name in part.names}
+    for part in functions:
+        own = _variables(part.text) | set(_FIELD.findall(part.text))
+        if late := part.words & computed - own:
+            raise ValueError(f"{script}.lua needs before it is computed: {', '.join(sorted(late))}")
+    yield from (part for part in parts if part.defines and not part.home)
+    by_length: dict[int, list[_Part]] = {}
+    for part in functions:
+        by_length.setdefault(len(part.names[0]), []).append(part)
+    text = _WHEN_CALLED.format(_choice(sorted(by_length.items())))
+    yield _Part(text, frozenset(), tuple(part.names[0] for part in functions), True, "F")
+    yield from statements
+
+
+def _choice(by_length: Sequence[tuple[int, Sequence[_Part]]]) -> str:
+    """Return statements that make the function of a name; its length leaves few to compare."""
+    if len(by_length) > 1:
+        middle = len(by_length) // 2
+        shorter, others = _choice(by_length[:middle]), _choice(by_length[middle:])
+        return f"if #F_name < {by_length[middle][0]} then\n{shorter}else\n{others}end\n"
+    ((_, functions),) = by_length
+    return (
+        "else".join(
+            f"if F_name == '{part.names[0]}' then\n{_FUNCTION.sub('F_made = function', part.text)}"
+            for part in functions
+        )
+        + "end\n"
+    )
 
 
 def _used(name: str, begun: dict[str, None] | None = None) -> list[str]:

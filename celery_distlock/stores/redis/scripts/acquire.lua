@@ -126,7 +126,6 @@ local function my_place()
     return of and tonumber(of.p) or (arrival > 0 and place_of(arrival)) or 0
 end
 
--- LAZY served
 -- Answers a run that may run, but not yet, and not beside the delivery that has the key for it now.
 local function answer_put_off(holder, for_ms)
     if parks then
@@ -288,7 +287,6 @@ local function look_early(place)
     end
 end
 
--- EAGER
 local told = take_free_key()
 if told then
     return told

@@ -11,7 +11,6 @@ local function want_in(text)
     return { units = tonumber(units or 1), capacity = tonumber(capacity or 1), terms = terms, text = text or '' }
 end
 
--- LAZY gates
 -- When (ms) the first of the resting units is free; of many grants, when to look again.
 local function first_rest_end()
     if not key.rests then

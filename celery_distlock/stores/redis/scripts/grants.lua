@@ -204,7 +204,6 @@ local function may_come_again(grant)
     return grant ~= nil and string.find(grant.flags, AGAIN, 1, true) ~= nil
 end
 
--- LAZY grants
 -- Goes on with the key whose records are the next ones in KEYS, and so on.
 local function turn_to(number)
     local last = RECORDS * number

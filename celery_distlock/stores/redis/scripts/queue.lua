@@ -12,7 +12,6 @@ local MOST_BEFORE = 8 -- calls that are looked at to find one before which anoth
 local givers = '' -- the runs that give the key up; a line each
 local near_channel, near = nil, nil -- of the worker that gives it up, and the destination whose messages it takes
 
--- LAZY queue
 -- Whether the broker has an earlier call of the same destination, which this one passes unless it goes
 -- the same way. Those that it has are sent again last of all.
 local function follows_another(of)
@@ -266,7 +265,7 @@ end
 -- or run, or one that came at `stands` (0: it has no place). Returns empty: nobody waits; here: it is
 -- the turn of `me`; closed: the first has to wait, or nothing is left.
 local function hand_on(me)
-    if key.alone or settle_upgrade() then
+    if key.alone or (key.up and settle_upgrade()) then
         return 'closed'
     end
     local served = 0

@@ -21,7 +21,6 @@ local COMING = 1000000 -- µs until one looks again, if those fill a rate who ha
 
 local log -- of the key whose records these are
 
--- LAZY rates
 -- How far starts are from one another (µs). At just the limit's distance there would be as many as it
 -- allows all the time: after each pause all have to wait until it is over again, `per` later, for ever.
 local function distance_of(per, limit)

@@ -105,7 +105,6 @@ local function ends_of(run)
     return tonumber(found[1] or nil), tonumber(found[2] or nil), tonumber(found[3] or nil)
 end
 
--- LAZY runs
 -- Forgets a run; true if it was known.
 local function forget_run(run)
     local of = record(run)

@@ -17,9 +17,10 @@ local run, route_text, number, arrival, owner, counts, envelope, channel = unpac
 number = tonumber(number)
 read_route(route_text)
 local want = route.wants[number]
+local of, stands -- what is known of the run, and its place
 look(owner, run)
 fetch('limit', 'r:' .. run)
-local of, stands = record(run), tonumber(arrival)
+of, stands = record(run), tonumber(arrival)
 
 -- Answers at the first key a run that does not wait.
 local function answer_gone()
