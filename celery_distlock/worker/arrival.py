@@ -1,6 +1,7 @@
-"""A message for a locked task that has just arrived, and what can be told from it alone."""
+"""A message for a locked task that has just arrived: when that was, and which keys it needs."""
 
 import functools
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from celery.worker import state
 
 from celery_distlock import clock
 from celery_distlock.engine.wants import want_of
+from celery_distlock.errors import StoreError
 from celery_distlock.key import Key
 from celery_distlock.keys import KeyRule, slot_name
 from celery_distlock.runtime.receiving import PLAIN_CONTENT
@@ -18,15 +20,20 @@ from celery_distlock.stores.identities import is_own
 from celery_distlock.stores.values import KeyState, Want
 
 __all__ = [
+    "EXACT_FOR",
     "PATIENCE",
     "Arrival",
+    "ArrivalTimes",
     "keys_of",
     "look_at",
     "may_run_at_once",
     "wants_of",
 ]
 
+logger = logging.getLogger(__name__)
+
 PATIENCE = 1.0  # seconds that the lock store has for an answer; then the pool has to ask
+EXACT_FOR = 60.0  # seconds after which the store is asked again: clocks do not run at one speed
 LARGE_BODY = 64 * 1024  # bytes; the key of a larger message is made in the pool
 
 
@@ -121,3 +128,53 @@ def _has_expired(expires: Any) -> bool:
         return bool(expires) and not seconds_until(expires)
     except (TypeError, ValueError, OverflowError):
         return True  # Celery reports what is wrong with it
+
+
+class ArrivalTimes:
+    """
+    Stamp messages as they are received, by the lock store's clock, in µs.
+
+    A stamp goes with each request for a key. So a task that asks late, because it waited for a slot
+    of the pool, is in the queue before those that were received after it.
+
+    - Each stamp is later than the one before, of the same worker.
+    - It is behind the store's clock by the time that the store's answer took, so those of two
+      workers differ by a round trip at most.
+    - It is 0 while the store has not answered; the task then counts as arrived when it asks.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._ahead: int | None = None  # µs by which the store's clock is ahead of the local one
+        self._last = 0
+        self._read_at = 0.0
+
+    @property
+    def inexact(self) -> bool:
+        """Whether the store's clock was never read, or long ago."""
+        return self._ahead is None or clock.monotonic() > self._read_at + EXACT_FOR
+
+    def stamp(self) -> int:
+        """Return the time by the store's clock, or more; 0 if it is not known."""
+        if self._ahead is None:
+            return 0
+        self._last = max(self._last + 1, _microseconds() + self._ahead)
+        return self._last
+
+    def read_clock(self, patience: float) -> None:
+        """Ask for the store's time, for *patience* seconds; what is known outlives its silence."""
+        self._read_at = clock.monotonic()
+        try:
+            now = self._store.time(patience)
+        except StoreError as error:
+            logger.debug(
+                "the lock store's clock was not read; arrival times go by the last reading: %s",
+                error,
+            )
+            return
+        if now:
+            self._ahead = now - _microseconds()
+
+
+def _microseconds() -> int:
+    return round(clock.monotonic() * 1e6)

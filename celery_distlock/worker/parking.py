@@ -36,8 +36,7 @@ from celery_distlock.runtime.received import Received
 from celery_distlock.stores import Ability
 from celery_distlock.stores.values import Want
 
-from .arrival import PATIENCE, Arrival
-from .arrival_times import ArrivalTimes
+from .arrival import PATIENCE, Arrival, ArrivalTimes
 from .event_loop import BoundedCaller, LoopCalls
 from .in_flight import DeferredCalls, in_flight
 from .parker import Parker

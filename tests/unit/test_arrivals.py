@@ -7,7 +7,7 @@ import pytest
 from celery_distlock.errors import StoreUnavailableError
 from celery_distlock.stores.memory import MemoryStore
 from celery_distlock.testing import FakeClock
-from celery_distlock.worker.arrival_times import EXACT_FOR, ArrivalTimes
+from celery_distlock.worker.arrival import EXACT_FOR, ArrivalTimes
 
 
 @pytest.fixture
