@@ -22,7 +22,7 @@ from .runtime.receiving import receive_of_call, receive_of_request
 from .runtime.requeueing import Postponed
 from .runtime.task_options import UNSET, take_call_options
 from .worker import install
-from .worker.start_error import told_by_commands
+from .worker.start import as_start_error
 
 __all__ = ["LockedTask"]
 
@@ -138,7 +138,7 @@ class LockedTask(Sending):
         """Check the options; Celery calls this when the task is declared."""
         super().on_bound(app)
         for name in _names(cls, app):
-            with told_by_commands():
+            with as_start_error():
                 install(app)
                 runtime = Runtime.of(app)
                 _refuse_strategy(cls, name)

@@ -10,10 +10,10 @@ from celery_distlock.runtime.app import Runtime
 from celery_distlock.telemetry.observer import observe
 
 from . import control
-from .bootsteps import LockStep, ReaperStep
 from .delivery import DeliveryStep
-from .options import add_options
 from .parking import ParkingStep
+from .reaper import ReaperStep
+from .start import LockStep, add_options
 
 __all__ = ["control", "install"]
 

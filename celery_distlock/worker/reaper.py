@@ -13,10 +13,12 @@ import logging
 import queue
 import threading
 from collections import deque
+from typing import Any
 
-from celery import Celery
+from celery import Celery, bootsteps
 
 from celery_distlock import clock, signals
+from celery_distlock.engine.acquisition import defaults
 from celery_distlock.engine.shared_holds import OrphanedHold, SharedHolds, StalledHolds
 from celery_distlock.errors import StoreError
 from celery_distlock.naming import holder_name, shown
@@ -26,7 +28,7 @@ from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import ReleaseRequest
 from celery_distlock.stores.values import Ownership, RenewOutcome
 
-__all__ = ["Reaper"]
+__all__ = ["Reaper", "ReaperStep", "forks"]
 
 logger = logging.getLogger(__name__)
 
@@ -154,3 +156,56 @@ class Reaper:
                 functools.partial(signals.send, "lock_freed", self._app, self._store, **facts)
             )
         return True
+
+
+class ReaperStep(bootsteps.StartStopStep):
+    """Releases the keys of a prefork pool's processes as soon as they are gone."""
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        self._reaper: Reaper | None = None
+        # Now, because the pool may start before this step: its processes inherit the table.
+        self._shared_holds = defaults.shared_holds = _make_shared_holds() if forks(parent) else None
+
+    def include_if(self, parent: Any) -> bool:
+        """Whether there are processes to look after."""
+        return self._shared_holds is not None and any(Runtime.of(parent.app).plans.values())
+
+    def include(self, parent: Any) -> bool:
+        """Be the first of the steps, and so the last to end, after the pool's processes."""
+        included: bool = super().include(parent)
+        if included:
+            parent.steps.insert(0, parent.steps.pop())
+        return included
+
+    def start(self, parent: Any) -> None:
+        """Start the reaper."""
+        assert self._shared_holds is not None
+        self._reaper = Reaper(self._shared_holds, parent.app)
+        self._reaper.start()
+
+    def stop(self, parent: Any) -> None:
+        """Stop the reaper, after a last look."""
+        if self._reaper is not None:
+            self._reaper.stop()
+            self._reaper = None
+
+    terminate = stop
+
+
+def _make_shared_holds() -> SharedHolds | None:
+    try:
+        return SharedHolds()
+    except OSError as error:
+        logger.warning(
+            "locks: no room for the shared memory that lists what pool processes hold, so"
+            " the key of a process that dies is free only after its lease: %s",
+            error,
+        )
+        return None
+
+
+def forks(parent: Any) -> bool:
+    """Whether the pool of a worker forks processes."""
+    pool = parent.pool_cls
+    return "prefork" in (pool if isinstance(pool, str) else pool.__module__)

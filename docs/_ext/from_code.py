@@ -20,7 +20,7 @@ from sphinx.util.docutils import SphinxDirective
 from celery_distlock import LockedTask, settings, task
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.settings import APP_ONLY, Layer, Settings
-from celery_distlock.worker import options
+from celery_distlock.worker import start
 
 
 def words(documented: type, section: str) -> dict[str, str]:
@@ -47,7 +47,7 @@ def allowed(name: str) -> str:
 def worker_flags() -> dict[str, str]:
     """Return the flags that are added to ``celery worker``, with their help."""
     app = Celery(set_as_current=False)
-    options.add_options(app)
+    start.add_options(app)
     added: list[CeleryOption] = sorted(app.user_options["worker"], key=lambda each: each.opts)
     return {each.opts[0]: each.help or "" for each in added}
 
@@ -101,7 +101,7 @@ class FromCode(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Return what the lines say."""
-        for module in (settings, task, options):
+        for module in (settings, task, start):
             self.env.note_dependency(inspect.getfile(module))
         parent = nodes.Element()
         self.state.nested_parse(StringList([*self.lines()], source=self.name), 0, parent)

@@ -18,7 +18,7 @@ from celery_distlock.errors import ConfigurationError, LockKeyError
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.testing import FakeClock
 from celery_distlock.unique import Debounce, Unique
-from celery_distlock.worker.bootsteps import LockStep
+from celery_distlock.worker.start import LockStep
 
 
 @pytest.fixture(autouse=True)

@@ -1,15 +1,21 @@
-"""Bootsteps of the worker: checks at its start, the sweeper, the ticker, and the reaper."""
+"""
+The start of a worker: its flags, the checks of settings, store and tasks, the sweeper, the ticker.
+
+Commands of Celery show a traceback of most errors, and a `StartError` in one line.
+"""
 
 import functools
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from celery import bootsteps
+import click
+from celery import Celery, bootsteps
+from celery.bin.base import CeleryOption, CLIContext
 from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
 
-from celery_distlock.engine.acquisition import defaults
-from celery_distlock.engine.shared_holds import SharedHolds
 from celery_distlock.engine.sweeper import Sweeper
 from celery_distlock.errors import (
     ConfigurationError,
@@ -17,18 +23,70 @@ from celery_distlock.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from celery_distlock.policies import NAMES
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import Ability, QueueStore
 from celery_distlock.telemetry.observer import observe
 
-from .options import flags
-from .reaper import Reaper
-from .start_error import StartError
+from .reaper import forks
 from .ticker import Ticker
 
-__all__ = ["LockStep", "ReaperStep"]
+__all__ = ["LockStep", "StartError", "add_options", "as_start_error", "flags"]
 
 logger = logging.getLogger(__name__)
+
+
+_GROUP = "Distlock Options"
+_FLAGS = (
+    ("--distlock-url", str, "The lock store's URL, without a password: others may list processes."),
+    ("--distlock-prefix", str, "What the names of all lock records begin with."),
+    ("--distlock-lease", float, "Seconds that a lock outlives its holder's last sign of life."),
+    (
+        "--distlock-on-conflict",
+        click.Choice(list(NAMES)),
+        "What becomes of a task whose key is taken.",
+    ),
+)
+
+
+def add_options(app: Celery) -> None:
+    """Let ``celery worker`` take the flags."""
+    options = app.user_options["worker"]
+    for flag, kind, words in _FLAGS:
+        options.add(CeleryOption((flag,), type=kind, help=words, help_group=_GROUP))
+    options.add(
+        CeleryOption(
+            ("--distlock-disable",),
+            is_flag=True,
+            help="Run every task without its lock.",
+            help_group=_GROUP,
+        )
+    )
+
+
+def flags(given: dict[str, object]) -> dict[str, object]:
+    """Return the settings that the flags *given* to a worker stand for."""
+    named = {name.removeprefix("distlock_"): value for name, value in given.items()}
+    chosen = {name: value for name, value in named.items() if value is not None}
+    if chosen.pop("disable", False):
+        chosen["enabled"] = False
+    return chosen
+
+
+class StartError(ConfigurationError, click.ClickException):
+    """A wrong setting that a command of Celery shows in one line, as the error of an option."""
+
+
+@contextmanager
+def as_start_error() -> Iterator[None]:
+    """Raise a `StartError` for a wrong setting, if this thread runs a command of Celery."""
+    try:
+        yield
+    except ConfigurationError as error:
+        context = click.get_current_context(silent=True)
+        if context is None or not isinstance(context.find_root().obj, CLIContext):
+            raise
+        raise StartError(str(error)) from error
 
 
 class LockStep(bootsteps.StartStopStep):
@@ -149,7 +207,7 @@ class LockStep(bootsteps.StartStopStep):
     def _check_abilities(self, parent: Any) -> None:
         store = self._runtime.store
         where = store.address
-        if Ability.SHARE not in store.abilities and _forks(parent):
+        if Ability.SHARE not in store.abilities and forks(parent):
             raise ConfigurationError(
                 f"{where} cannot lock between the processes of a prefork pool: use a Redis, or"
                 " --pool threads"
@@ -177,57 +235,3 @@ def _is_refusal(error: StoreError) -> bool:
     if isinstance(error, StoreUnavailableError):
         return bool(error.remedy) and not isinstance(error, QuorumError)
     return True
-
-
-def _forks(parent: Any) -> bool:
-    pool = parent.pool_cls
-    return "prefork" in (pool if isinstance(pool, str) else pool.__module__)
-
-
-class ReaperStep(bootsteps.StartStopStep):
-    """Releases the keys of a prefork pool's processes as soon as they are gone."""
-
-    def __init__(self, parent: Any, **options: Any) -> None:
-        super().__init__(parent, **options)
-        self._reaper: Reaper | None = None
-        # Now, because the pool may start before this step: its processes inherit the table.
-        self._shared_holds = defaults.shared_holds = (
-            _make_shared_holds() if _forks(parent) else None
-        )
-
-    def include_if(self, parent: Any) -> bool:
-        """Whether there are processes to look after."""
-        return self._shared_holds is not None and any(Runtime.of(parent.app).plans.values())
-
-    def include(self, parent: Any) -> bool:
-        """Be the first of the steps, and so the last to end, after the pool's processes."""
-        included: bool = super().include(parent)
-        if included:
-            parent.steps.insert(0, parent.steps.pop())
-        return included
-
-    def start(self, parent: Any) -> None:
-        """Start the reaper."""
-        assert self._shared_holds is not None
-        self._reaper = Reaper(self._shared_holds, parent.app)
-        self._reaper.start()
-
-    def stop(self, parent: Any) -> None:
-        """Stop the reaper, after a last look."""
-        if self._reaper is not None:
-            self._reaper.stop()
-            self._reaper = None
-
-    terminate = stop
-
-
-def _make_shared_holds() -> SharedHolds | None:
-    try:
-        return SharedHolds()
-    except OSError as error:
-        logger.warning(
-            "locks: no room for the shared memory that lists what pool processes hold, so"
-            " the key of a process that dies is free only after its lease: %s",
-            error,
-        )
-        return None
