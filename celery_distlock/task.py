@@ -111,7 +111,7 @@ class LockedTask(Sending):
 
     abstract = True
     Request = "celery_distlock.worker.request:LockedRequest"
-    Strategy = "celery_distlock.worker.copies:strategy"
+    Strategy = "celery_distlock.worker.strategy:strategy"
 
     lock_key: Any = UNSET
     lock_on_conflict: Any = UNSET

@@ -4,7 +4,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery.worker import state
 
@@ -13,6 +13,9 @@ from celery_distlock.engine.wants import want_of
 from celery_distlock.errors import StoreError
 from celery_distlock.key import Key
 from celery_distlock.keys import KeyRule, slot_name
+from celery_distlock.runtime.app import Runtime
+from celery_distlock.runtime.lock_header import LockHeader
+from celery_distlock.runtime.plans import Plan
 from celery_distlock.runtime.receiving import PLAIN_CONTENT
 from celery_distlock.runtime.times import seconds_until
 from celery_distlock.stores import Store
@@ -24,6 +27,8 @@ __all__ = [
     "PATIENCE",
     "Arrival",
     "ArrivalTimes",
+    "Delivery",
+    "Receiver",
     "keys_of",
     "look_at",
     "may_run_at_once",
@@ -35,6 +40,39 @@ logger = logging.getLogger(__name__)
 PATIENCE = 1.0  # seconds that the lock store has for an answer; then the pool has to ask
 EXACT_FOR = 60.0  # seconds after which the store is asked again: clocks do not run at one speed
 LARGE_BODY = 64 * 1024  # bytes; the key of a larger message is made in the pool
+
+
+class Delivery(NamedTuple):
+    """How to hand a message to the pool, and what Celery then calls to acknowledge or reject it."""
+
+    go_on: Callable[..., Any]
+    acknowledge: Callable[..., Any]
+    reject: Callable[..., Any]
+
+
+class Receiver:
+    """Receives the messages for one locked task: they go to the pool."""
+
+    def __init__(self, task: Any, plan: Plan, runtime: Runtime, consumer: Any) -> None:
+        self._task = task
+        self._plan = plan
+        self._runtime = runtime
+        self._consumer = consumer
+
+    def receive(self, message: Any, delivery: Delivery) -> Any:
+        """Hand *message* to the pool, at once or later, or acknowledge it."""
+        header = LockHeader.of(message.headers)
+        if not header.woken:
+            return self._receive_new(message, delivery)
+        answer = self._receive_woken(message, header, delivery)
+        self._runtime.keep_fetched(message, header)
+        return answer
+
+    def _receive_new(self, message: Any, delivery: Delivery) -> Any:
+        return delivery.go_on()
+
+    def _receive_woken(self, message: Any, header: LockHeader, delivery: Delivery) -> Any:
+        return delivery.go_on()
 
 
 @dataclass

@@ -16,66 +16,23 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery.worker import state
-from celery.worker.strategy import default
 
 from celery_distlock import clock
 from celery_distlock.key import Key
-from celery_distlock.policies import Fail, Skip
-from celery_distlock.runtime.app import Runtime
-from celery_distlock.runtime.lock_header import LockHeader, execution_id
-from celery_distlock.runtime.plans import Plan
+from celery_distlock.runtime.lock_header import execution_id
 from celery_distlock.runtime.received import Received, Taken
 
-from . import parking_strategy
-from .arrival import Arrival, keys_of, look_at, wants_of
+from .arrival import Arrival, Delivery, Receiver, keys_of, look_at, wants_of
 from .in_flight import free_slots, has_room, in_flight
 from .parker import STORE_PAUSE
 from .parking import MOST_HELD
 
-__all__ = ["strategy"]
+__all__ = ["SkipOnArrival"]
 
 logger = logging.getLogger(__name__)
-
-
-def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., Any]:
-    """Return what Celery calls with every message for *task*."""
-    runtime = Runtime.of(app)
-    plan = runtime.plans.get(task.name)
-    if plan is None or not runtime.settings.enabled or not _decides(task, plan):
-        return parking_strategy.strategy(task, app, consumer, **options)
-    handle: Callable[..., Any] = default(task, app, consumer, **options)
-    early_refusal = _EarlyRefusal(task, plan, runtime, consumer)
-
-    def on_message(
-        message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **more: Any
-    ) -> Any:
-        def go_on(ack: Any = ack, reject: Any = reject) -> Any:
-            return handle(message, body, ack, reject, callbacks, **more)
-
-        return (
-            early_refusal.receive(message, _Delivery(go_on, ack, reject))
-            if body is None
-            else go_on()
-        )
-
-    return on_message
-
-
-def _decides(task: Any, plan: Plan) -> bool:
-    # Others first do something else; and rate limits are for Celery to keep.
-    is_final = type(plan.policy) in (Skip, Fail)
-    return is_final and plan.rule.runs_no_code and not task.rate_limit
-
-
-class _Delivery(NamedTuple):
-    """How to hand a message to the pool, and what Celery then calls to acknowledge or reject it."""
-
-    go_on: Callable[..., Any]
-    acknowledge: Callable[..., Any]
-    reject: Callable[..., Any]
 
 
 @dataclass
@@ -84,22 +41,17 @@ class _Lookup:
 
     message: Any
     keys: Sequence[Key]
-    delivery: _Delivery
+    delivery: Delivery
     found: Taken | None = None
     used: dict[str, int] = field(default_factory=dict)  # units of keys that several may hold
 
 
-class _EarlyRefusal:
-    """Decides which messages for one task find their key taken. Used by the event loop."""
+class SkipOnArrival(Receiver):
+    """Finds out which messages for one task find their key taken. For the event loop."""
 
-    def __init__(self, task: Any, plan: Plan, runtime: Runtime, consumer: Any) -> None:
-        self._task = task
-        self._plan = plan
-        self._runtime = runtime
-        self._consumer = consumer
-        self._store_away_until = 0.0
+    _store_away_until = 0.0
 
-    def receive(self, message: Any, delivery: _Delivery) -> Any:
+    def _receive_new(self, message: Any, delivery: Delivery) -> Any:
         """Hand *message* to the pool: at once, or when its key has been looked at."""
         keys, looking = self._keys(message), self._runtime.inspection_thread
         if not keys or looking is None:
@@ -119,7 +71,6 @@ class _EarlyRefusal:
         if (
             headers.get("eta")  # who knows what is then
             or (message.delivery_info or {}).get("redelivered")  # it may have the key itself
-            or LockHeader.of(headers).woken
         ):
             return ()
         return keys_of(message, self._plan.rule)
@@ -128,11 +79,11 @@ class _EarlyRefusal:
         """Whether a task that comes now waits for others to end."""
         return not free_slots(self._consumer.pool)
 
-    def _let_run(self, message: Any, keys: Sequence[Key], delivery: _Delivery) -> Any:
+    def _let_run(self, message: Any, keys: Sequence[Key], delivery: Delivery) -> Any:
         with in_flight.entering(wants_of(keys), message.headers["id"]):
             return delivery.go_on()
 
-    def _refuse(self, taken: Taken, delivery: _Delivery, message: Any) -> Any:
+    def _refuse(self, taken: Taken, delivery: Delivery, message: Any) -> Any:
         """Hand *message* on with what was found; one more is fetched from the broker meanwhile."""
         Received.note(message, taken=taken)
         narrow = _widen(self._consumer.qos)
