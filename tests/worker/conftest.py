@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 import uuid
@@ -96,11 +97,12 @@ class Locks:
         """Make who is parked come by the broker, as if no worker could take it from its channel."""
         record = self.record(key).removesuffix("lock") + "tasks"
         with redis.Redis.from_url(self.app.conf.result_backend) as client:
-            for field in client.hkeys(record):
-                if field.startswith(b"e:"):
-                    for where in (b"h:", b"q:"):
-                        client.hdel(record, field.replace(b"e:", where, 1))
-                    client.hset(record, field.replace(b"e:", b"d:", 1), 1000)
+            for field, written in client.hgetall(record).items():
+                if field.startswith(b"r:"):
+                    run = json.loads(written)
+                    run.pop("q", None)
+                    run |= {"h": "", "d": 1000}
+                    client.hset(record, field, json.dumps(run))
 
 
 class Site(Locks):
