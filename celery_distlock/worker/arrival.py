@@ -18,7 +18,7 @@ from celery_distlock.runtime.lock_header import LockHeader
 from celery_distlock.runtime.plans import Plan
 from celery_distlock.runtime.receiving import PLAIN_CONTENT
 from celery_distlock.runtime.times import seconds_until
-from celery_distlock.stores import Store
+from celery_distlock.stores import Ability, Store
 from celery_distlock.stores.identities import is_own
 from celery_distlock.stores.values import KeyState, Want
 
@@ -29,6 +29,7 @@ __all__ = [
     "ArrivalTimes",
     "Delivery",
     "Receiver",
+    "can_park",
     "keys_of",
     "look_at",
     "may_run_at_once",
@@ -121,6 +122,12 @@ class Arrival:
     def wants(self) -> dict[str, Want]:
         """How much of each key is wanted, by their slot names."""
         return wants_of(self.keys)
+
+
+def can_park(runtime: Runtime) -> bool:
+    """Whether there are locked tasks, and a store that parks."""
+    wanted = runtime.settings.enabled and any(runtime.plans.values())
+    return wanted and Ability.QUEUE in runtime.store.abilities
 
 
 def keys_of(message: Any, rule: KeyRule) -> tuple[Key, ...]:

@@ -33,16 +33,15 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.received import Received
-from celery_distlock.stores import Ability
 from celery_distlock.stores.values import Want
 
-from .arrival import PATIENCE, Arrival, ArrivalTimes
+from .arrival import PATIENCE, Arrival, ArrivalTimes, can_park
+from .delivery import Precedence
 from .event_loop import BoundedCaller, LoopCalls
 from .in_flight import DeferredCalls, in_flight
 from .parker import Parker
-from .precedence import Precedence
 
-__all__ = ["MOST_HELD", "Parking", "ParkingStep", "can_park"]
+__all__ = ["MOST_HELD", "Parking", "ParkingStep"]
 
 LOOP_WAIT = 0.02  # seconds that the event loop waits for a message to be parked
 NO_WAIT = 30.0  # seconds for which it then does not wait: messages are parked while it goes on
@@ -227,9 +226,3 @@ def _goes_behind(name: str, want: Want, identity: str, arrival: int) -> bool:
     """Whether a woken task is to let earlier ones of its key ask for it; not if all have room."""
     has_room = in_flight.has_room(name, want)
     return not has_room and in_flight.has_earlier(name, identity, arrival)
-
-
-def can_park(runtime: Runtime) -> bool:
-    """Whether there are locked tasks, and a store that parks."""
-    wanted = runtime.settings.enabled and any(runtime.plans.values())
-    return wanted and Ability.QUEUE in runtime.store.abilities

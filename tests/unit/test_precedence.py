@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
-from celery_distlock.worker.precedence import Precedence
+from celery_distlock.worker.delivery import Precedence
 
 
 @pytest.fixture
