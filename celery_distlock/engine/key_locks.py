@@ -10,7 +10,7 @@ from celery_distlock.naming import shown
 from celery_distlock.rate import RateLike
 from celery_distlock.settings import DEFAULT_PREFIX, check_lease, check_wait
 from celery_distlock.stores import Store, open_store
-from celery_distlock.stores.values import Reply
+from celery_distlock.stores.values import ALONE, Reply
 from celery_distlock.templates import has_address, unfilled_in
 
 from .acquisition import defaults
@@ -164,7 +164,8 @@ class KeyLock:
         return f", but by {names}: it is released where it was acquired"
 
     def _new_hold(self, store: Store, task: AnyTask | None) -> Hold:
-        ensure_able(store, [self.wanted], f"{type(self).__name__}()")
+        if self._want is not ALONE:
+            ensure_able(store, [self.wanted], f"{type(self).__name__}()")
         report: Any = defaults.on_event
         more: dict[str, Any] = {}
         if report is not None:

@@ -67,8 +67,7 @@ class RedisUnits(Part, Units):
 
     def _request(self, script: scripts.Script, key: str, *arguments: Any) -> Reply:
         asked = self._ask(script, key, *arguments)
-        with self._requests.reading(script, asked.answers[0]) as answer:
-            return self._replies.reply(key, answer, asked.asked_at)
+        return self._replies.reply(script, key, asked.answers[0], asked.asked_at)
 
     def _ask(self, script: scripts.Script, key: str, *arguments: Any) -> Answered:
         call = self._records.call(script, slot_name(key), *arguments, confirmed=True)

@@ -164,28 +164,26 @@ def command(key: bytes, *words: Any) -> Command:
 
 def script_call(script: scripts.Script, stems: tuple[str, ...], *arguments: Any) -> Command:
     """Return a call of *script* on the records whose names begin with *stems*."""
-    first, names = _packed_names(stems, script.keys)
-    keys = len(stems) * len(script.keys)
-    return Command(first, _script_head(script, keys) + names, 3 + keys, arguments, script)
+    first, head, words = _script_head(script, stems)
+    return Command(first, head, words, arguments, script)
 
 
 @functools.lru_cache(maxsize=256)
-def _script_head(script: scripts.Script, keys: int) -> bytes:
-    return _packed("EVALSHA", script.sha, keys)
-
-
-@functools.lru_cache(maxsize=256)  # who acquires a key releases it, too
-def _packed_names(stems: tuple[str, ...], records: tuple[str, ...]) -> tuple[bytes, bytes]:
-    """Return the first name of the *records* that begin with *stems*, and all of them packed."""
-    names = [f"{stem}{record}" for stem in stems for record in records]
-    return names[0].encode("utf-8", "surrogateescape"), _packed(*names)
+def _script_head(script: scripts.Script, stems: tuple[str, ...]) -> tuple[bytes, bytes, int]:
+    """Return the first name of the records that begin with *stems*, the head, and its words."""
+    names = [f"{stem}{record}" for stem in stems for record in script.keys]
+    words = ("EVALSHA", script.sha, len(names), *names)
+    return names[0].encode("utf-8", "surrogateescape"), _packed(*words), len(words)
 
 
 def _packed(*words: Any) -> bytes:
-    if bytes not in map(type, words):
-        packed = ""
-        for text in map(str, words):
-            packed += f"${len(text)}\r\n{text}\r\n"
+    packed = ""
+    for word in words:
+        if type(word) is bytes:
+            break
+        text = str(word)
+        packed += f"${len(text)}\r\n{text}\r\n"
+    else:
         if packed.isascii():  # else a text's length is not its bytes'
             return packed.encode()
     parts = []
@@ -395,11 +393,12 @@ class ConnectionPool:
 
     def _request(self, calls: Sequence[Command]) -> list[bytes]:
         # redis-py's own packing takes three times as long.
-        parts = []
+        parts, replicas = [], 0
         for call in calls:
             number = call.words + len(call.arguments)
             parts.append(b"*%d\r\n%b%b" % (number, call.head, _packed(*call.arguments)))
-        if replicas := max(map(_REPLICAS, calls), default=0):
+            replicas = max(replicas, call.replicas)
+        if replicas:
             parts.append(b"*3\r\n" + _packed("WAIT", replicas, self._patience_ms))
         return [b"".join(parts)]
 

@@ -75,8 +75,7 @@ class RedisParking(Part, Parking):
         call = self._records.call(_ACQUIRE, name, *arguments, confirmed=True)
         for calls in self._servers.requests([self._records.index("add", name)], call):
             answers = self._requests.ask_once(calls, timeout)
-        with self._requests.reading(_ACQUIRE, answers[-1]) as answer:
-            return self._replies.reply(key, answer, asked_at)
+        return self._replies.reply(_ACQUIRE, key, answers[-1], asked_at)
 
     def try_all(self, request: StandRequest, *, counts: bool) -> Reply | None:
         names = request.route.names

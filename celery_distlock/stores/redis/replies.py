@@ -24,14 +24,19 @@ class Replies(Part):
         super().__init__(reach)
         self._timetable = timetable
 
-    def reply(self, key: str, answer: Any, asked_at: float, *, parks: bool = True) -> Reply:
-        """Return the reply to a request for *key*; without *parks* the caller looks again."""
-        if not isinstance(answer, list):
+    def reply(
+        self, script: scripts.Script, key: str, answer: Any, asked_at: float, *, parks: bool = True
+    ) -> Reply:
+        """Read the *answer* to *script* on *key*; without *parks* the caller looks again."""
+        if isinstance(answer, bytes):  # as most
             return Reply(Status.GRANTED, asked_at, self.token(key, answer))
-        if answer[0] == b"granted":
-            _, token, slot = answer
-            return Reply(Status.GRANTED, asked_at, self.token(key, token), slot=slot)
-        return self.read(key, Answer(answer), [slot_name(key)], asked_at, parks=parks)
+        with self._requests.reading(script, answer):
+            if not isinstance(answer, list):
+                return Reply(Status.GRANTED, asked_at, self.token(key, answer))
+            if answer[0] == b"granted":
+                _, token, slot = answer
+                return Reply(Status.GRANTED, asked_at, self.token(key, token), slot=slot)
+            return self.read(key, Answer(answer), [slot_name(key)], asked_at, parks=parks)
 
     def read(
         self, key: str, answer: Answer, names: Sequence[str], asked_at: float, *, parks: bool = True
@@ -62,11 +67,12 @@ class Replies(Part):
 
     def released(self, name: str, script: scripts.Script, asked: Answered) -> Release:
         """Return what the answer to *script* says of a change that may wake runs."""
-        with self._requests.reading(script, asked.answers[0]) as answer:
-            if isinstance(answer, list):
-                return Release(True, self.wakes(name, Answer(answer)))
+        answer = asked.answers[0]
+        if isinstance(answer, int):
             # A repeated release finds the key gone if the first was executed and its answer lost.
             return Release(answer > 0 or asked.unanswered > 0)
+        with self._requests.reading(script, answer):
+            return Release(True, self.wakes(name, Answer(answer)))
 
     def token(self, key: str, value: bytes | None) -> int:
         """Return the token of a grant."""

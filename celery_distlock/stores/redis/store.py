@@ -120,10 +120,8 @@ class RedisStore(QueueStore, CountingStore):
         )
         call = self._records.call(_ACQUIRE, name, *arguments, confirmed=True)
         asked = self._requests.ask([call], key)
-        with self._requests.reading(_ACQUIRE, asked.answers[0]) as answer:
-            return self._replies.reply(
-                key, answer, asked.asked_at, parks=isinstance(queue, ParkRequest)
-            )
+        parks = isinstance(queue, ParkRequest)
+        return self._replies.reply(_ACQUIRE, key, asked.answers[0], asked.asked_at, parks=parks)
 
     def acquire_all(
         self,
