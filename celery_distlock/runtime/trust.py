@@ -8,7 +8,9 @@ only if all of this is true:
 - it is for a locked task that this process knows;
 - it goes to a queue of the app, see :meth:`Trust.knows_route`;
 - its content type is one that the app accepts;
-- with `distlock_secret`, it is signed.
+- with `distlock_secret`, it is signed. The signature is the last member of the envelope, a JSON
+  object. It covers the bytes before it, the key, and the execution id: copied to another key or
+  execution, an envelope is refused.
 
 All other messages stay in the store: another process may know them. A worker parks no message that
 it would not send itself, so no task of an app stays there for good.
@@ -16,6 +18,8 @@ it would not send itself, so no task of an app stays there for good.
 
 import enum
 import functools
+import hashlib
+import hmac
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,9 +39,8 @@ from celery_distlock.stores.values import WokenTask
 from .lock_header import LockHeader
 from .messages import accepted_content
 from .routing import queues_at
-from .signing import is_signed, is_signed_with, sign
 
-__all__ = ["Reason", "RefusedError", "Trust"]
+__all__ = ["Reason", "RefusedError", "Trust", "is_signed", "is_signed_with", "sign"]
 
 logger = logging.getLogger(__name__)
 
@@ -227,3 +230,36 @@ def _name_of(queue: Any) -> str:
 def _shown(text: str) -> str:
     """Return *text*, which may be anything, as it can stand in a log."""
     return repr(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…")
+
+
+_OPENING, _CLOSING = b', "signature": "', b'"}'
+_LENGTH = len(_OPENING) + 2 * hashlib.sha256().digest_size + len(_CLOSING)
+
+
+def sign(secret: str, name: str, run: str, envelope: bytes) -> bytes:
+    """Return *envelope* signed, to be parked as *run* at the key of slot name *name*."""
+    digest = _digest(secret, name, run, envelope).encode()
+    return envelope[:-1] + _OPENING + digest + _CLOSING
+
+
+def is_signed(envelope: bytes) -> bool:
+    """Whether *envelope* has a signature, right or wrong."""
+    return envelope[-_LENGTH:].startswith(_OPENING) and envelope.endswith(_CLOSING)
+
+
+def is_signed_with(secrets: Iterable[str], name: str, run: str, envelope: bytes) -> bool:
+    """Whether *envelope* was signed with one of *secrets*, for just this run of this key."""
+    if not is_signed(envelope):
+        return False
+    unsigned = envelope[:-_LENGTH] + b"}"
+    given = envelope[-_LENGTH + len(_OPENING) : -len(_CLOSING)]
+    return any(
+        hmac.compare_digest(_digest(secret, name, run, unsigned).encode(), given)
+        for secret in secrets
+    )
+
+
+def _digest(secret: str, name: str, run: str, envelope: bytes) -> str:
+    at, what = name.encode(errors="surrogatepass"), run.encode(errors="surrogatepass")
+    lengths = b"%d %d " % (len(at), len(what))  # or a part of one could pass for the other's
+    return hmac.new(secret.encode(), lengths + at + what + envelope, hashlib.sha256).hexdigest()

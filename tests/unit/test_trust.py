@@ -16,8 +16,7 @@ from kombu import Exchange, Queue, binding
 from celery_distlock import LockedTask
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.lock_header import HEADER, LockHeader
-from celery_distlock.runtime.signing import is_signed, is_signed_with, sign
-from celery_distlock.runtime.trust import Reason, RefusedError
+from celery_distlock.runtime.trust import Reason, RefusedError, is_signed, is_signed_with, sign
 from celery_distlock.stores import AcquireRequest, ReleaseRequest, queue_store
 from celery_distlock.stores.base import Complaints
 from celery_distlock.stores.values import ParkRequest, Sending, WokenTask

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_distlock.runtime.signing import is_signed_with, sign
+from celery_distlock.runtime.trust import is_signed_with, sign
 from tests.worker.intruder import Intruder, envelope, parked_as
 
 if TYPE_CHECKING:
