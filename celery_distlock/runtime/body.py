@@ -16,10 +16,10 @@ from .acquiring import KeyAcquisition
 from .app import Runtime
 from .invocation import Invocation
 from .lock_header import execution_id
+from .messages import seconds_until
 from .receiving import receive_of_call
 from .requeueing import Requeueing
 from .task_function import is_pending
-from .times import seconds_until
 
 __all__ = ["Body"]
 

@@ -17,8 +17,8 @@ from celery_distlock.unique import CallRule, Debounce
 
 from .call import Call
 from .current import Task
+from .messages import seconds_left
 from .store_producer import ChangedError
-from .times import seconds_left
 
 __all__ = ["OBLIGING", "is_over", "send_once", "terms_of", "with_joined"]
 

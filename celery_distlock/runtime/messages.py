@@ -6,12 +6,14 @@ count a retry, drop the compression, and lose routing. This keeps everything but
 """
 
 import base64
+import datetime
 import functools
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from celery import Celery
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.compression import get_encoder
 from kombu.entity import maybe_delivery_mode
 from kombu.message import Message
@@ -22,7 +24,6 @@ from kombu.utils.json import dumps, loads
 
 from .lock_header import ADDRESSEE, HEADER, LockHeader
 from .received import PROPERTY, Received
-from .times import when
 
 __all__ = [
     "Content",
@@ -35,7 +36,10 @@ __all__ = [
     "seal",
     "seal_call",
     "seal_message",
+    "seconds_left",
+    "seconds_until",
     "to_message",
+    "when",
     "with_eta",
     "without_deaths",
 ]
@@ -302,3 +306,33 @@ def _require(facts: Mapping[str, Any], name: str, *kinds: type) -> None:
 def _body(message: Mapping[str, Any]) -> Any:
     body = base64.b64decode(message["body"])
     return body.decode() if message["text"] else body
+
+
+def when(delay: float) -> str:
+    """Return the time in *delay* seconds as Celery writes an ETA."""
+    at = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=delay)
+    return at.isoformat()
+
+
+def seconds_until(at: Any) -> float:
+    """Return the seconds until a time, as `seconds_left`, or so many seconds; 0 if it is over."""
+    if at and isinstance(at, str | datetime.date):
+        at = seconds_left(at)
+    return max(0.0, float(at or 0))
+
+
+def seconds_left(at: Any) -> float:
+    """
+    Return the seconds until a time, or a date or text that is one; negative if it is over.
+
+    Celery takes a time without a zone as UTC, whatever the app's is.
+    """
+    aware: Any = maybe_make_aware(maybe_iso8601(_with_time(at)))  # type: ignore[arg-type]
+    left: datetime.timedelta = aware - datetime.datetime.now(datetime.UTC)
+    return left.total_seconds()
+
+
+def _with_time(at: Any) -> Any:
+    """Return a date as Celery sends it, which is taken for its midnight, and all else as it is."""
+    is_date = isinstance(at, datetime.date) and not isinstance(at, datetime.datetime)
+    return at.isoformat() if is_date else at

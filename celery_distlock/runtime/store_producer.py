@@ -14,9 +14,8 @@ from celery_distlock.stores.requests import Identity
 
 from .call import Call
 from .lock_header import HEADER, LockHeader, execution_id
-from .messages import Content, destination_of, without_deaths
+from .messages import Content, destination_of, when, without_deaths
 from .publishing import broker_errors, broker_reason
-from .times import when
 
 __all__ = ["ChangedError", "StoreProducer"]
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from celery_distlock.runtime.times import seconds_left, seconds_until
+from celery_distlock.runtime.messages import seconds_left, seconds_until
 
 
 @pytest.fixture(params=["UTC", "Asia/Tokyo", "America/New_York"])
