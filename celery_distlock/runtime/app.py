@@ -33,9 +33,8 @@ from celery_distlock.stores.values import WokenTask
 
 from .backlog import Backlog
 from .conflict_errors import expect_conflicts
-from .location import StoreLocation, derive_store_location
+from .location import StoreLocation, derive_store_location, mask_urls
 from .lock_header import LockHeader
-from .masking import mask_urls
 from .messages import MalformedError, destination_of
 from .plans import Plan, make_plan
 from .published import Published

@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
+from celery.app import utils
+
 from celery_distlock.errors import ConfigurationError
 from celery_distlock.stores.urls import normalize, redact, split_url
 
-__all__ = ["StoreLocation", "derive_store_location"]
+__all__ = ["StoreLocation", "derive_store_location", "mask_urls"]
 
 logger = logging.getLogger(__name__)
 
@@ -123,3 +125,24 @@ def _sentinels_options(
         "sentinel_username": theirs.get("username"),
         "sentinel_password": theirs.get("password"),
     }
+
+
+_filter = utils.filter_hidden_settings  # what Celery shows of any app's settings goes through it
+
+
+def mask_urls() -> None:
+    """
+    Let Celery show ``distlock_url`` without its passwords, with any namespace before the name.
+
+    Celery masks its own URLs only, and settings whose names sound secret. For all apps: what they
+    show must not depend on whether one was installed, or its tasks declared, before it is asked.
+    """
+    utils.filter_hidden_settings = _masked
+
+
+def _masked(conf: dict[str, Any]) -> dict[str, Any]:
+    shown: dict[str, Any] = _filter(conf)
+    for name, value in shown.items():
+        if isinstance(name, str) and name.lower().endswith("distlock_url") and value is not None:
+            shown[name] = redact(value) if isinstance(value, str) else "********"
+    return shown
