@@ -11,7 +11,7 @@ from celery import Celery, Task
 
 from celery_distlock import LockedTask
 from celery_distlock.keys import KeyRule
-from celery_distlock.runtime.call_identity import CallIdentity
+from celery_distlock.runtime.plans import CallIdentity
 from celery_distlock.unique import Unique
 
 
