@@ -31,7 +31,6 @@ from celery_distlock.stores import (
 from celery_distlock.stores.queue_store import AwaitedError
 from celery_distlock.stores.values import WokenTask
 
-from .backlog import Backlog
 from .conflict_errors import expect_conflicts
 from .location import StoreLocation, derive_store_location, mask_urls
 from .lock_header import LockHeader
@@ -41,7 +40,7 @@ from .published import Published
 from .publishing import publish
 from .received import Received
 from .relay import Relay
-from .routing import queue_names
+from .routing import Backlog, queue_names
 from .task_options import OPTIONS, UNSET, hint_for
 from .trust import Reason, RefusedError, Trust
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from amqp.exceptions import AccessRefused, NotFound
 
-from celery_distlock.runtime.backlog import Backlog
+from celery_distlock.runtime.routing import Backlog
 
 
 class Broker:
