@@ -18,7 +18,7 @@ from .runtime.current import Unlocked, lease_of
 from .runtime.execution import Execution, drop_reservations, note_call
 from .runtime.former_keys import at_former_key
 from .runtime.lock_header import HEADER, without_ours
-from .runtime.receiving import receive_of_call, receive_of_request
+from .runtime.received import receive_of_call, receive_of_request
 from .runtime.requeueing import Postponed
 from .runtime.task_options import UNSET, take_call_options
 from .worker import install

@@ -17,7 +17,7 @@ from .app import Runtime
 from .invocation import Invocation
 from .lock_header import execution_id
 from .messages import seconds_until
-from .receiving import receive_of_call
+from .received import receive_of_call
 from .requeueing import Requeueing
 from .task_function import is_pending
 

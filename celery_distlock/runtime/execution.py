@@ -41,8 +41,7 @@ from .current import Task, here
 from .invocation import Invocation
 from .lock_header import execution_id
 from .plans import Plan
-from .received import Received
-from .receiving import receive_of_request
+from .received import Received, receive_of_request
 from .reporting import Report
 from .requeueing import Requeueing, drop, drop_at
 

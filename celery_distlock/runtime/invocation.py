@@ -17,8 +17,7 @@ from .current import Task
 from .lock_header import LockHeader
 from .messages import seal
 from .plans import Plan
-from .received import Received
-from .receiving import receive_of_request
+from .received import Received, receive_of_request
 from .reporting import Report
 from .states import TaskStates
 

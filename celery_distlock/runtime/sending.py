@@ -24,7 +24,7 @@ from .call_rules import OBLIGING, send_once, terms_of
 from .current import Task
 from .messages import seconds_left
 from .plans import Plan
-from .receiving import receive_of_call
+from .received import receive_of_call
 from .store_producer import StoreProducer
 from .task_options import UNSET, take_call_options
 

@@ -17,7 +17,7 @@ from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.lock_header import LockHeader
 from celery_distlock.runtime.messages import seconds_until
 from celery_distlock.runtime.plans import Plan
-from celery_distlock.runtime.receiving import PLAIN_CONTENT
+from celery_distlock.runtime.received import PLAIN_CONTENT
 from celery_distlock.stores import Ability, Store
 from celery_distlock.stores.identities import is_own
 from celery_distlock.stores.values import KeyState, Want
