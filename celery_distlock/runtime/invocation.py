@@ -18,8 +18,7 @@ from .lock_header import LockHeader
 from .messages import seal
 from .plans import Plan
 from .received import Received, receive_of_request
-from .reporting import Report
-from .states import TaskStates
+from .reporting import Report, TaskStates
 
 __all__ = ["Invocation"]
 

@@ -19,9 +19,8 @@ from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.lock_header import LockHeader, execution_id, without_ours
 from celery_distlock.runtime.messages import seal_message
 from celery_distlock.runtime.received import Received
-from celery_distlock.runtime.reporting import Report
+from celery_distlock.runtime.reporting import PARKED, Report, is_aborted
 from celery_distlock.runtime.requeueing import route_of
-from celery_distlock.runtime.states import PARKED, is_aborted
 from celery_distlock.stores import QueueStore, StandRequest, Store
 from celery_distlock.stores.queue_store import stand_and_send
 from celery_distlock.stores.values import ALONE, KeyState, ParkRequest, Reply, Status, Want

@@ -5,7 +5,7 @@ from __future__ import annotations
 from celery import Celery
 from celery.contrib.abortable import AbortableTask
 
-from celery_distlock.runtime.states import is_aborted
+from celery_distlock.runtime.reporting import is_aborted
 
 
 def test_a_task_that_can_be_aborted_is_not_where_no_results_are_stored():
