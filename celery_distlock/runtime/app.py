@@ -36,8 +36,7 @@ from .location import StoreLocation, derive_store_location, mask_urls
 from .lock_header import LockHeader
 from .messages import MalformedError, destination_of
 from .plans import Plan, make_plan
-from .published import Published
-from .publishing import publish
+from .publishing import Published, publish
 from .received import Received
 from .relay import Relay
 from .routing import Backlog, queue_names
