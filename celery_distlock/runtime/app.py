@@ -16,7 +16,7 @@ from kombu.message import Message
 from celery_distlock import signals
 from celery_distlock.arguments import told_by
 from celery_distlock.engine.acquisition import defaults
-from celery_distlock.errors import ConfigurationError
+from celery_distlock.errors import ConfigurationError, LockConflictError
 from celery_distlock.policies import may_refuse
 from celery_distlock.process.forks import ForkStage, begin_anew
 from celery_distlock.settings import TASK_ONLY, TASK_OPTIONS, Layer, Settings, meant
@@ -31,7 +31,6 @@ from celery_distlock.stores import (
 from celery_distlock.stores.queue_store import AwaitedError
 from celery_distlock.stores.values import WokenTask
 
-from .conflict_errors import expect_conflicts
 from .location import StoreLocation, derive_store_location, mask_urls
 from .lock_header import LockHeader
 from .messages import MalformedError, destination_of
@@ -266,7 +265,7 @@ class Runtime:
         annotated = bool(self._app.conf.task_annotations)
         self.plans[name] = plan = make_plan(task, name, *self._layers, annotated=annotated)
         if may_refuse(plan.policy):
-            expect_conflicts(task)
+            _expect_conflicts(task)
 
     def without_base(self, tasks: Iterable[Any]) -> Iterator[str]:
         """Yield the names of *tasks* that have ``lock_`` options and are no `LockedTask`."""
@@ -408,6 +407,13 @@ def _stores_of(runtimes: list[Runtime]) -> list[Store]:
         with contextlib.suppress(ConfigurationError):  # it has none; its worker would say so
             stores[runtime.store.identity] = runtime.store
     return list(stores.values())
+
+
+def _expect_conflicts(task: type[Any]) -> None:
+    """Have Celery log a conflict of *task* in one line, as an error that was expected."""
+    throws = task.throws if isinstance(task.throws, tuple) else (task.throws,)
+    if LockConflictError not in throws:
+        task.throws = (*throws, LockConflictError)
 
 
 mask_urls()

@@ -1,6 +1,9 @@
 """What becomes of an invocation whose key is taken: its policy decides."""
 
 from collections.abc import Collection
+from typing import Any
+
+from celery.app.autoretry import add_autoretry_behaviour
 
 from celery_distlock import clock, policies
 from celery_distlock.errors import LockConflictError, StoreError
@@ -9,10 +12,10 @@ from celery_distlock.policies import Conflict, Decision
 from celery_distlock.stores import Ability
 from celery_distlock.stores.values import Reply, Status
 
-from . import hold_times
+from .current import Task
 from .invocation import Invocation
 
-__all__ = ["Conflicts"]
+__all__ = ["Conflicts", "fail", "note_hold_time"]
 
 SPREAD = 1.0  # seconds within which those come again whom a rate has sent away
 TURN_TIMEOUT = 1.0  # seconds that the store has to say when a task is to come again
@@ -20,6 +23,10 @@ TURN_TIMEOUT = 1.0  # seconds that the store has to say when a task is to come a
 EARLY = policies.Retry(delay=0.2, max_delay=30.0, turns=False)
 # For a second delivery, where it cannot be parked until the first has ended.
 SET_ASIDE = policies.Retry(delay=1.0, max_delay=30.0, turns=False)
+WEIGHT = 0.3  # of the newest hold in the average of a task
+MOST = 1000  # averages; a program has fewer tasks
+
+_hold_times: dict[str, float] = {}
 
 
 class Conflicts:
@@ -103,7 +110,7 @@ class Conflicts:
         """Let the store say when the task is to come again, if that is asked for and it can."""
         if resend.within is None:
             return resend
-        usual, most = hold_times.usual(str(self._invocation.task.name)), resend.within[1]
+        usual, most = usual_hold_time(str(self._invocation.task.name)), resend.within[1]
         try:
             turn = self._invocation.store.retry_delay(key, usual, resend.within, TURN_TIMEOUT)
         except StoreError:
@@ -111,3 +118,48 @@ class Conflicts:
         if turn is None:
             return resend
         return policies.Resend(turn if turn <= most else most * clock.jitter(0.5, 1.0))
+
+
+def note_hold_time(task: str, seconds: float) -> None:
+    """Take the *seconds* for which *task* held its keys into its average."""
+    known = _hold_times.get(task)
+    if known is None and len(_hold_times) >= MOST:
+        _hold_times.clear()
+    _hold_times[task] = seconds if known is None else known + WEIGHT * (seconds - known)
+
+
+def usual_hold_time(task: str) -> float:
+    """Return the moving average of the seconds for which *task* holds its keys; 0: not known."""
+    return _hold_times.get(task, 0.0)
+
+
+def fail(task: Task, error: Exception) -> None:
+    """
+    Fail the execution of *task* with *error*, which came before its body.
+
+    Raises:
+        Retry: ``autoretry_for`` names the error, as for one that the body raises.
+        Exception: *error* itself.
+    """
+    attempt = _Attempt(task, error)
+    add_autoretry_behaviour(attempt)
+    attempt.run()
+
+
+class _Attempt:
+    """Looks like *task* to Celery's automatic retries; its body has raised *error*."""
+
+    def __init__(self, task: Task, error: Exception) -> None:
+        self._task = task
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_orig_run":  # Celery has given the task automatic retries, and not yet this
+            raise AttributeError(name)
+        return getattr(self._task, name)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._task, name)
+
+    def run(self) -> None:
+        raise self._error

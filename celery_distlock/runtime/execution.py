@@ -32,11 +32,10 @@ from celery_distlock.stores import Store
 from celery_distlock.stores.values import Completion, WokenTask
 from celery_distlock.telemetry import events
 
-from . import hold_times
 from .acquiring import KeyAcquisition
 from .app import Runtime
 from .body import Body
-from .conflict_errors import fail
+from .conflicts import fail, note_hold_time
 from .current import Task, here
 from .invocation import Invocation
 from .lock_header import execution_id
@@ -107,7 +106,7 @@ class Execution:
             try:
                 return self._body.run(body)
             finally:
-                hold_times.note(str(self.task.name), clock.monotonic() - began)
+                note_hold_time(str(self.task.name), clock.monotonic() - began)
         finally:
             self.release()
 

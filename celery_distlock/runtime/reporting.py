@@ -1,6 +1,4 @@
-"""
-Reports what becomes of locked tasks: by log lines and signals, and by states in the result backend.
-"""
+"""Reports about locked tasks: log lines, signals, and states in the result backend."""
 
 import logging
 from collections.abc import Mapping
