@@ -21,10 +21,10 @@ from celery_distlock.stores import QueueStore, StandRequest
 from celery_distlock.stores.queue_store import stand
 from celery_distlock.stores.values import Reply, Status
 
+from .call_rules import answer_second_call
 from .conflicts import Conflicts
 from .invocation import Invocation
 from .requeueing import Postponed, Requeueing
-from .superfluous import answer_second_call
 
 __all__ = ["KeyAcquisition"]
 
