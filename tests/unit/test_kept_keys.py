@@ -10,7 +10,7 @@ import pytest
 from celery.exceptions import Retry
 
 from celery_distlock.keys import KeyRule
-from celery_distlock.runtime.body import Body
+from celery_distlock.runtime.execution import Body
 from celery_distlock.runtime.lock_header import execution_id
 
 
