@@ -20,11 +20,10 @@ from celery_distlock.stores.queue_parts import Bearer, Where
 from celery_distlock.stores.requests import Identity
 from celery_distlock.unique import NOTHING, CallRule, Debounce
 
-from .call import Call
 from .current import Task
 from .invocation import Invocation
 from .messages import seconds_left
-from .store_producer import ChangedError
+from .store_producer import Call, ChangedError
 
 __all__ = ["OBLIGING", "answer_second_call", "is_over", "send_once", "terms_of", "with_joined"]
 

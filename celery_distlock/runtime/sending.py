@@ -19,13 +19,12 @@ from celery_distlock.stores import Ability, QueueStore
 from celery_distlock.stores.requests import Identity
 
 from .app import Runtime
-from .call import Call
 from .call_rules import OBLIGING, send_once, terms_of
 from .current import Task
 from .messages import seconds_left
 from .plans import Plan
 from .received import receive_of_call
-from .store_producer import StoreProducer
+from .store_producer import Call, StoreProducer
 from .task_options import UNSET, take_call_options
 
 __all__ = ["apply_async"]
