@@ -17,10 +17,10 @@ from .runtime.app import Runtime
 from .runtime.current import Unlocked, lease_of
 from .runtime.execution import Execution, note_call
 from .runtime.lock_header import HEADER, without_ours
+from .runtime.plans import UNSET, take_call_options
 from .runtime.received import receive_of_call, receive_of_request
 from .runtime.repairs import at_former_key, drop_reservations
 from .runtime.requeueing import Postponed
-from .runtime.task_options import UNSET, take_call_options
 from .worker import install
 from .worker.start import as_start_error
 

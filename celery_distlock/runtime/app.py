@@ -34,12 +34,11 @@ from celery_distlock.stores.values import WokenTask
 from .location import StoreLocation, derive_store_location, mask_urls
 from .lock_header import LockHeader
 from .messages import MalformedError, destination_of
-from .plans import Plan, make_plan
+from .plans import OPTIONS, UNSET, Plan, hint_for, make_plan
 from .publishing import Published, publish
 from .received import Received
 from .relay import Relay
 from .routing import Backlog, queue_names
-from .task_options import OPTIONS, UNSET, hint_for
 from .trust import Reason, RefusedError, Trust
 
 __all__ = ["Runtime", "spelt"]

@@ -22,10 +22,9 @@ from .app import Runtime
 from .call_rules import OBLIGING, send_once, terms_of
 from .current import Task
 from .messages import seconds_left
-from .plans import Plan
+from .plans import UNSET, Plan, take_call_options
 from .received import receive_of_call
 from .store_producer import Call, StoreProducer
-from .task_options import UNSET, take_call_options
 
 __all__ = ["apply_async"]
 

@@ -11,7 +11,7 @@ from celery import Celery
 
 from celery_distlock import AsyncLock, Key, Lock, LockedTask
 from celery_distlock.errors import ConfigurationError
-from celery_distlock.runtime.task_options import OPTIONS
+from celery_distlock.runtime.plans import OPTIONS
 from celery_distlock.typing import locked_task
 from celery_distlock.unique import Unique
 
