@@ -245,6 +245,10 @@ end
 -- Deletes a record that tells nothing any more, once nobody has the key.
 local function tidy()
     if key.alone or key.count > 0 or not key.token then
+        if key.is_stale and not key.alone then
+            redis.call('HDEL', LOCK, 'x', 'was') -- a script was cut short, and left it beside others
+            key.is_stale = false
+        end
         return
     end
     if key.rest > now_ms then
@@ -295,6 +299,10 @@ local function vacate(grant, is_handed_on)
     if grant.units == 0 then
         key.alone, key.is_stale = nil, true
         key.gone = grant.owner
+        local twin = grant_of(grant.owner) -- of an upgrade that was cut short
+        if twin then
+            vacate(twin)
+        end
     else
         forget_shared(grant)
         count_down(grant)
@@ -397,6 +405,10 @@ local function grant_shared(owner, run, for_ms, want, stage, place, flags)
     local grant = { owner = owner, run = run, units = need, slot = first_slot(need, of), flags = flags or '' }
     grant.ends, grant.stage, grant.place = math.ceil(now_ms) + for_ms, stage, place
     grant.since = now
+    local before = run ~= '' and key.owners[run] == owner and grant_of(owner)
+    if before then
+        count_down(before) -- a script was cut short, which had granted it
+    end
     key.used, key.count = key.used + need, key.count + 1
     key.slots = marked(key.slots or '', grant.slot, '1')
     key.next, key.late = math.min(key.next, grant.ends), math.max(key.late, place)
@@ -419,7 +431,7 @@ local function grant_shared(owner, run, for_ms, want, stage, place, flags)
     if type(refused) == 'table' then
         return nil, refused -- the server is full
     end
-    if is_first and key.is_stale then
+    if key.is_stale then
         redis.call('HDEL', LOCK, 'x', 'was', 'rest', 'start:' .. (key.gone or ''))
     end
     refused = is_first and begin_lease(for_ms)

@@ -1,0 +1,65 @@
+"""What a script that was cut short has left does not keep a key, nor a unit, from those who wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_distlock.stores import ReleaseRequest
+from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.redis import request_runner
+from celery_distlock.stores.values import Ownership, RenewOutcome, Want
+from celery_distlock.testing.contract.actions import BUSY, all_of, ask, runs_of, take
+from tests.breaking import BreakingServer, Fault, Mishap
+from tests.contract.parts.actions import park
+
+THREE = Want(1, 3)
+EACH_COMMAND = range(36)  # of the longest script here
+
+
+@pytest.fixture
+def store(monkeypatch):
+    monkeypatch.setattr(request_runner.time, "sleep", lambda _: None)
+    store = MemoryStore("memory://", "p")
+    store._servers.server = BreakingServer(None)
+    return store
+
+
+def cut_short(store, command):
+    """Have the script of the next request end before one of its commands; it is repeated then."""
+    server = store._servers.server
+    server.fault = Fault(Mishap.ENDED, len(server.requests), command)
+
+
+@pytest.mark.parametrize("command", EACH_COMMAND)
+def test_those_who_share_a_key_enter_after_one_that_had_all_of_it(store, command):
+    runs = ["r1", "r2", "r3"]
+    take(store, "k", "a")
+    for run in runs:
+        park(store, "k", run, want=THREE)
+
+    cut_short(store, command)
+    store.release(ReleaseRequest("k", "a"))
+    list(store.parking.wake_next("k"))
+
+    for run in runs:
+        take(store, "k", f"o-{run}", run=run, redelivered=True, want=THREE)
+    outcomes = store.renew([Ownership("k", f"o-{run}", 30.0) for run in runs], 1.0)
+    assert [outcome for outcome, _ in outcomes] == [RenewOutcome.RENEWED] * 3
+    assert ask(store, "k", "newcomer", want=THREE).status is BUSY
+    store.release(ReleaseRequest("k", "o-r1", run="r1"))
+    take(store, "k", "newcomer", want=THREE)
+
+
+@pytest.mark.parametrize("change", ["upgrade", "downgrade"])
+@pytest.mark.parametrize("command", EACH_COMMAND)
+def test_a_key_is_free_after_its_holder_has_left(store, change, command):
+    take(store, "k", "a", want=THREE, run="run")
+    if change == "downgrade":
+        store.units.upgrade("k", "a", 30.0)
+    cut_short(store, command)
+    getattr(store.units, change)("k", "a", 30.0)
+    park(store, "k", "next")
+
+    wake = store.release(ReleaseRequest("k", "a", run="run")).wake
+
+    assert runs_of(all_of(wake)) == ["next"]
