@@ -127,8 +127,10 @@ def _bring_ends_nearer(client: redis.Redis, lock: bytes, seconds: float) -> None
     """Let a rest, and the leases of those who share a key, end sooner."""
     for field, value in client.hgetall(lock).items():
         if field in {b"next", b"rest", b"x"} or field.startswith(b"g:"):
-            ends, *others = value.split(b" ", 1)
+            ends, *others = value.split(b" ", 6)
             sooner = b"%d" % max(0, int(ends) - int(1000 * seconds))
+            if others:  # of a grant, when it was granted
+                others[4] = b"%d" % max(0, int(others[4]) - int(1e6 * seconds))
             client.hset(lock, field, b" ".join([sooner, *others]))
         elif field.startswith(b"start:"):
             at, terms = value.split(b" ", 1)

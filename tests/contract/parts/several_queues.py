@@ -18,11 +18,13 @@ from celery_distlock.testing.contract.actions import (
     AGAIN,
     DONE,
     GRANTED,
+    TWO,
     all_of,
     ask,
     holder,
     runs_of,
     take,
+    wait_for,
     wait_until,
 )
 from celery_distlock.testing.contract.given import Given
@@ -213,6 +215,34 @@ class WaitingAtSeveralKeys(Given):
             take(store, key, owner, run="eldest", redelivered=True)
         assert frees(store, "m", "c", run="eldest", completion=AGAIN) == []
         assert runs_of(frees(store, "k", "d", run="eldest", completion=AGAIN)) == ["run"]
+
+    def test_what_was_kept_for_seconds_goes_to_one_that_is_blocked(
+        self, store: QueueStore, pass_time: Callable[[float], None]
+    ) -> None:
+        take(store, "k", "k-1")
+        wants(store, "kl")
+        turned_away(store, "k", "l", TURNS + 1)
+        waiter = wait_for(store, "k", "b")  # the holder of "l", perhaps
+        pass_time(9.0)
+
+        def is_handed_over() -> bool:
+            assert [sent for wake in swept(store) for sent in ready(store, wake)] == []
+            return holder(store, "k") == "b"
+
+        wait_until(is_handed_over, "the key")
+        take(store, "k", "b", queue=waiter.inbox)
+        assert frees(store, "l", f"l{TURNS}") == []
+        assert runs_of(frees(store, "k", "b")) == ["run"]
+
+    def test_what_is_kept_holds_up_no_upgrade(self, store: QueueStore) -> None:
+        take(store, "k", "k-1")
+        wants(store, "kl", wants=(TWO, TWO))
+        turned_away(store, "k", "l", TURNS + 1)
+        take(store, "k", "a", want=TWO)
+
+        assert store.units.upgrade("k", "a", 30.0).status is GRANTED
+        assert frees(store, "l", f"l{TURNS}") == []
+        assert runs_of(frees(store, "k", "a")) == ["run"]
 
     def test_a_key_that_was_taken_for_it_is_given_up(self, store: QueueStore) -> None:
         take(store, "l", "b")

@@ -10,6 +10,8 @@ local TURNS = 8 -- that came to nothing, after which a run is aged
 local FEWER_TURNS, AGED_MS = 2, 3000 -- or so many, and so long after the first of them
 local KEPT_MS = 20000 -- for which a key is kept; it is kept again before that is over
 local FAR_MS = 5000 -- until a rate opens: for longer no other key is kept
+local AWAY = 5000000 -- µs for which a key is kept before it goes to one that is blocked
+local MOST_WAITERS = 10000 -- that are looked at for one that is blocked
 
 local route = { names = {}, wants = {} }
 
@@ -79,10 +81,22 @@ local function leave_here(run, is_reserved)
     end
 end
 
+-- Whether what is kept goes to those who wait: one of them is blocked, and may hold the key for which
+-- the run waits.
+local function gives_way(kept)
+    if kept.stage ~= KEPT or now - kept.since < AWAY then
+        return false
+    end
+    return redis.call('ZSCAN', QUEUE, '0', 'MATCH', 'b:*', 'COUNT', MOST_WAITERS)[2][1] ~= nil
+end
+
 -- Keeps a free key for a run that waits elsewhere; or that `stays` in the queue, if it is there.
 local function keep_here(run, stands, want, for_ms, stays)
     local mine, other = grant_for(run), key.kept and grant_for(key.kept)
-    if mine then
+    if mine and not stays and gives_way(mine) then
+        leave_here(run)
+        return
+    elseif mine then
         lengthen(mine, for_ms)
     elseif other and other.stage == KEPT and not stays then
         return -- it is kept for one that came earlier

@@ -8,6 +8,15 @@
 -- USES records grants limits rates gates runs answers queue
 
 local owner, lease_ms, inbox = unpack(ARGV)
+
+-- Takes back what is kept for a run that waits elsewhere, perhaps for a key that the owner has.
+local function give_back_kept()
+    local kept = key.kept and grant_for(key.kept)
+    if kept and kept.stage == KEPT then
+        step_back(kept)
+    end
+end
+
 look(owner, '')
 local grant = grant_of(owner)
 if not grant then
@@ -16,7 +25,9 @@ elseif grant.units == 0 then
     grant.stage, grant.place = HELD, 0
     lengthen(grant, tonumber(lease_ms))
     return key.token
-elseif key.count == 1 then
+end
+give_back_kept()
+if key.count == 1 then
     return make_alone(grant, tonumber(lease_ms))
 elseif key.up and upgrading() ~= owner then
     return reply({ status = 'deadlock' })
