@@ -16,6 +16,7 @@ from celery_distlock.testing.contract.actions import (
     ask,
     enter,
     found_keys,
+    holder,
     leave,
     renew,
     runs_of,
@@ -41,6 +42,21 @@ class Limits(Given):
         assert ask(store, "k", "c", want=SHARED).status is BUSY
         store.units.set_limit("k", None)
         take(store, "k", "c", want=Want(1, 5))
+
+    def test_a_pause_holds_for_one_that_was_called_and_has_not_come(
+        self, store: QueueStore
+    ) -> None:
+        take(store, "k", "a")
+        first, second = wait_for(store, "k", "b"), wait_for(store, "k", "c")
+        leave(store, "k", "a")
+        store.units.set_limit("k", Limit(0))
+
+        assert ask(store, "k", "b", queue=first.inbox).status is BUSY
+
+        assert ask(store, "k", "c", queue=second.inbox).status is BUSY
+        store.units.set_limit("k", None)
+        assert holder(store, "k") == "b"
+        take(store, "k", "b", queue=first.inbox)
 
     def test_a_limit_may_be_more_than_is_asked_with(self, store: QueueStore) -> None:
         store.units.set_limit("k", Limit(4))

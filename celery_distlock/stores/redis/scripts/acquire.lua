@@ -186,6 +186,12 @@ local function answer_mine(mine, reserved)
         vacate_twin(reserved)
     end
     local comes, before = mine.stage == RESERVED, mine.run
+    if comes and claim_opens(mine, want) then
+        arrival = mine.place -- it has its place again
+        vacate(mine)
+        leaves = true
+        return nil
+    end
     local had_start = string.find(mine.flags, STARTS, 1, true)
     local slot = mine.slot
     if comes or (mine.units > 0 and mine.run ~= run) then
