@@ -33,11 +33,12 @@ from celery_distlock.testing.contract.actions import (
     renew,
     runs_of,
     take,
+    take_all,
     wait_for,
     wait_until,
 )
 from celery_distlock.testing.contract.given import Given
-from tests.contract.parts.actions import PARKED, goes_on, park, stand, swept
+from tests.contract.parts.actions import PARKED, RESERVED, goes_on, park, stand, swept
 
 __all__ = ["Queued", "SeveralFound", "Units"]
 
@@ -305,6 +306,15 @@ class Queued(Given):
         assert goes_on(store, wake) == [WokenTask("k", "run", b"run")]
         take(store, "k", "c", run="run", redelivered=True, want=TWO)
         take(store, "l", "d", run="run", redelivered=True)
+
+    def test_reserved_units_are_taken_though_others_ask_with_a_higher_capacity(
+        self, store: QueueStore
+    ) -> None:
+        wants = TWO, Want()
+        assert stand(store, "kl", wants=wants).status is RESERVED
+        enter(store, "k", "cde", Want(1, 9))
+
+        assert take_all(store, "kl", "ab", redelivered=True, wants=wants) is not None
 
     # Weights
 

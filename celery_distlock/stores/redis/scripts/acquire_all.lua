@@ -62,7 +62,7 @@ local function is_out_of_reach(want)
     if not of then -- of one that is known nothing has ended
         ended, settles = ends_of(run)
     end
-    return ended or settles or not reserved or not is_wanted(reserved, want) or claim_opens(reserved, want)
+    return ended or settles or not reserved or not is_enough(reserved, want) or claim_opens(reserved, want)
 end
 
 local function take_one(number, owner, want)

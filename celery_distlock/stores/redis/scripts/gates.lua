@@ -94,15 +94,18 @@ local function opens_by_rate(want)
     return not keeps_out(want) and in_ms(too_soon(want)) or nil
 end
 
--- Whether what is reserved for a run is what it wants now, as it may have changed its mind.
-local function is_wanted(grant, want, text_before)
+-- Whether what is reserved for a run is as much as it wants.
+local function is_enough(grant, want)
     if grant.units == 0 or want.capacity == 1 then
         return grant.units == 0 and want.capacity == 1
     end
-    if text_before == want.text then
-        return true
-    end
-    return (want.capacity == 0 or key.used <= want.capacity) and needed(want) <= grant.units
+    return needed(want) <= grant.units
+end
+
+-- Whether what is reserved for a run is what it wants now, as it may have changed its mind.
+local function is_wanted(grant, want, text_before)
+    local fits = text_before == want.text or want.capacity == 0 or key.used <= want.capacity
+    return is_enough(grant, want) and fits
 end
 
 -- When (ms) one that comes for its grant may have it, though a rest, a pause, a limit or a rate came
