@@ -54,6 +54,19 @@ class Parking(Given):
         leave(store, "k", "b", run="run", completion=YES)
         assert not holder(store, "k")
 
+    def test_one_that_stepped_back_waits_no_more_if_it_is_cancelled(
+        self, store: QueueStore
+    ) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        leave(store, "k", "a")
+        take(store, "k", "elder", run="elder", queue=ParkRequest(b"e"), arrival=1_000_000)
+        assert [waiter.run for waiter in store.waiters("k") if not waiter.woken] == ["run"]
+
+        assert store.parking.cancel("k", "run").released
+
+        assert store.inspect("k").waiting == 0
+
     def test_a_run_that_blocks_though_it_is_parked_has_one_part(self, store: Any) -> None:
         store.parking.park_if_held("k", "run", ParkRequest(b"e"), 10.0, want=SHARED)
         inbox = store.inbox("k", "a")

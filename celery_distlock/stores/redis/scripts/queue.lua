@@ -101,7 +101,8 @@ local function step_back(grant)
     local of = run and record(run)
     if of and not of.k and grant.stage == RESERVED then
         redis.call('ZADD', QUEUE, 'NX', integer(grant.place), 'p:' .. run)
-        key.head = nil
+        key.head, of.y = nil, true
+        write_run(run, of)
     elseif of and of.s == 'kept' then
         forget_run(run)
     end

@@ -6,7 +6,7 @@
 --        i the identity that it was sent with; n how often the broker was given it since it was parked;
 --        d how often it was pushed to workers that had not parked it, PUSHES if the broker has it;
 --        c that it has come for its key since it was parked; x that the broker may have two of its
---        messages. Of one that needs several keys: k all of
+--        messages; y that it is on its way, and stepped back into the queue. Of one that needs several keys: k all of
 --        them, as Route.written() has them; at the name of the one at which it waits; v how often it
 --        was turned away, and f since when (ms). Its envelope is at the
 --        first; elsewhere there is an entry where it waits, or where a key is kept for it, with b and without e.
@@ -115,7 +115,7 @@ local function forget_run(run)
     if key.head and key.head[1] == 'p:' .. run then
         key.head = nil
     end
-    if not of or not is_in_woken[of.s] then
+    if not of or of.y or not is_in_woken[of.s] then
         redis.call('ZREM', QUEUE, 'p:' .. run)
     end
     if not of or of.s ~= 'waiting' then
