@@ -1,4 +1,4 @@
-"""What a script that was cut short has left does not keep a key, nor a unit, from those who wait."""
+"""What a script that was cut short has left keeps neither a key nor a unit from its waiters."""
 
 from __future__ import annotations
 

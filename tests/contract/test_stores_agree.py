@@ -483,10 +483,11 @@ def test_the_stores_agree(pair):
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("'NX', integer(stands), member)", "'NX', integer(-stands), member)"),  # the queue's order
-        ("(of == 0 or in_use + needed", "(of == 0 or in_use - 1 + needed"),  # one unit too many
-        ("local token = integer(now)", "local token = integer(3e15 - now)"),  # tokens that rise
-        ("local given = hand_to_first(owner, run)", "local given = 0"),  # nobody is woken
+        # The queue's order.
+        ("'NX', F.integer(stands), member)", "'NX', F.integer(-stands), member)"),
+        ("+ F_grants.needed(want) > of", "+ F_grants.needed(want) - 1 > of"),  # one unit too many
+        ("local token = F.integer(now)", "local token = F.integer(3e15 - now)"),  # tokens that rise
+        ("    F_queue.free(grant)\nend\n", "    F_grants.vacate(grant)\nend\n"),  # nobody is woken
     ],
     ids=["order", "units", "tokens", "wakes"],
 )

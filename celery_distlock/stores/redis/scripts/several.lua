@@ -81,8 +81,8 @@ local function leave_here(run, is_reserved)
     end
 end
 
--- Whether what is kept goes to those who wait: one of them is blocked, and may hold the key for which
--- the run waits.
+-- Whether what is kept goes to the waiters: one of them is blocked, and may hold the key for which the
+-- run waits.
 local function gives_way(kept)
     if kept.stage ~= KEPT or now - kept.since < AWAY then
         return false
