@@ -8,7 +8,7 @@ from celery_distlock import policies
 from celery_distlock.engine.acquisition import acquire, acquire_all, release_by
 from celery_distlock.engine.hold import Hold
 from celery_distlock.engine.lease import Lease
-from celery_distlock.engine.owners import current_task, held_by, hold_here
+from celery_distlock.engine.owners import hold_here, owner_here
 from celery_distlock.engine.pending_releases import release_later
 from celery_distlock.engine.upgrading import conflict, upgrade, wants_upgrade
 from celery_distlock.engine.wants import want_of
@@ -48,7 +48,7 @@ class KeyAcquisition:
         self._requeueing = requeueing
         self._conflicts = Conflicts(invocation)
         self._keys = keys
-        self.owned = held_by(current_task())
+        _, self.owned = owner_here()
         self._wanted: list[Key] = []  # those of the keys that are not held here already
         self._missing: list[Key] = []  # and have not been taken yet
         self.taken: list[Hold] = []

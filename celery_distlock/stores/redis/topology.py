@@ -98,8 +98,9 @@ class OneServer(Topology):
         self._node = Server(*node)
 
     def exchange(self, calls: Sequence[Command], timeout: float) -> list[Any]:
+        pool = self._node.pool(timeout)
         try:
-            return self._node.pool(timeout).exchange(calls)
+            return pool.receive(pool.send(calls), calls)
         except ANSWERLESS as error:
             return [error] * len(calls)
 
