@@ -104,8 +104,8 @@ end
 
 -- Whether what is reserved for a run is what it wants now, as it may have changed its mind.
 local function is_wanted(grant, want, text_before)
-    local fits = text_before == want.text or want.capacity == 0 or key.used <= want.capacity
-    return is_enough(grant, want) and fits
+    local fits = grant.units == 0 or text_before == want.text or want.capacity == 0
+    return is_enough(grant, want) and (fits or key.used <= want.capacity)
 end
 
 -- When (ms) one that comes for its grant may have it, though a rest, a pause, a limit or a rate came
