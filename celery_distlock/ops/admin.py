@@ -162,12 +162,12 @@ class Admin:
             return None
         store, run = QueueStore.of(self.store), hold.who.owner.removeprefix(PARKED)
         waiter = store.parking.parked(key, run)
-        names = waiter.route.names if waiter is not None and waiter.route is not None else ()
-        for name in names:
-            state = store.inspect(key_of(name))
-            if run not in state.runs:
-                return lock_info(key_of(name), state)
-        return None
+        route = waiter.route if waiter is not None else None
+        first = store.parking.parked(key_of(route.names[0]), run) if route is not None else None
+        if route is None or first is None or first.woken:
+            return None
+        other = key_of(first.at or route.names[0])
+        return lock_info(other, store.inspect(other)) if other != key else None
 
     def queue(self, key: str, *, first: int = 0, limit: int = 100) -> list[WaiterInfo]:
         """

@@ -507,9 +507,10 @@ class Waiter(NamedTuple):
     envelope: bytes = b""
     woken: bool = False  # its turn has come, and it is on its way
     task: str = ""  # the parked task's name, where it is known
-    route: Route | None = None  # where else it stands; its envelope is at the first of those keys
+    route: Route | None = None  # all of its keys; its envelope is at the first of them
     want: Want = ALONE
     due: float | None = None  # in how many seconds it joins the queue; None: it waits already
+    at: str = ""  # at the first of several keys: the slot name of the other one where it waits
 
 
 class ParkRequest(NamedTuple):

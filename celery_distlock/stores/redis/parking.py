@@ -292,7 +292,8 @@ class RedisParking(Part, Parking):
             keys, want = told.text("k"), want_of(told.raw("w"))
             route = Route.read(keys) if keys else None
             since, is_woken = since_of(told.raw("p")), due is not None
-            return Waiter("", run, since, envelope or b"", is_woken, told.text("t"), route, want)
+            found = Waiter("", run, since, envelope or b"", is_woken, told.text("t"), route, want)
+            return found._replace(at=told.text("at"))
 
     def wake_again(self, key: str) -> Iterator[WokenTask]:
         name = slot_name(key)

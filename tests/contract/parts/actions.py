@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def take_together(store: Store, keys: str, owners: str, **more: Any) -> list[int
 
 def stand(
     store: QueueStore,
-    keys: str,
+    keys: Sequence[str],
     run: str = "run",
     *,
     arrival: int = 0,

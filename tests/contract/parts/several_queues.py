@@ -1,6 +1,6 @@
 """Runs that wait for several keys."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from celery_distlock.stores import ReleaseRequest, StandRequest, queue_store
 from celery_distlock.stores.queue_store import QueueStore, ready
@@ -49,7 +49,7 @@ def frees(store: QueueStore, key: str, owner: str, **more: object) -> list[Woken
     return [sent for wake in all_of(released.wake) for sent in ready(store, wake)]
 
 
-def wants(store: QueueStore, keys: str, run: str = "run", **more: object) -> Status:
+def wants(store: QueueStore, keys: Sequence[str], run: str = "run", **more: object) -> Status:
     """Have a run wait for its keys, or be sent; return which."""
     reply = stand(store, keys, run, **more)  # type: ignore[arg-type]
     for wake in all_of(reply.wake):
@@ -338,6 +338,7 @@ class WaitingAtSeveralKeys(Given):
         assert here is not None
         assert there is not None
         assert (here.envelope, there.envelope) == (b"task:0:0:0", b"")
+        assert (here.at, there.at) == ("l", "")
         assert here.route == there.route == Route(("k", "l"), "shop.move")
         assert (here.task, there.task) == ("shop.move", "shop.move")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from datetime import datetime
@@ -13,6 +14,9 @@ import redis
 
 from celery_distlock.keys import slot_name
 from celery_distlock.stores import Ability, AcquireRequest
+from celery_distlock.stores.values import ALONE
+from celery_distlock.testing.contract.actions import TWO, take
+from tests.contract.parts.several_queues import TURNS, frees, turned_away, wants
 from tests.integration.cli.conftest import command, environment
 from tests.workers import ROOT
 
@@ -103,6 +107,28 @@ def test_a_list_of_nothing_blames_no_pattern_that_was_not_given(locks):
     done = locks("--prefix", "nobody-uses-this", "list")
 
     assert done.stderr.startswith("No key is held or waited for at redis://")
+
+
+def test_a_key_that_is_kept_for_a_task_names_the_one_that_the_task_waits_for(
+    bare_site, invoke, key
+):
+    store, other = bare_site.store, f"{key}2"
+    take(store, key, f"{key}-1")
+    names = [slot_name(each) for each in (f"{key}3", key, other)]
+    wants(store, names, wants=(TWO, ALONE, ALONE))
+    turned_away(store, key, other, TURNS)
+
+    with bare_site.held(other):
+        assert frees(store, key, f"{key}{TURNS - 1}") == []
+        text = invoke("show", key).stdout
+        (record,) = map(json.loads, invoke("show", key, "--json").stdout.splitlines())
+        store.parking.cancel(key, "run")
+
+    assert "kept for a parked task that waits for another key" in text
+    assert re.search(rf"^waits for\s+{other}, held by thread MainThread on ", text, re.MULTILINE)
+    (kept,) = record["holders"]
+    assert (kept["task_id"], kept["waits_for"]["key"]) == ("run", other)
+    assert kept["waits_for"]["holder"]["task"] == "MainThread"
 
 
 def test_a_held_key_is_shown(bare_site, locks, key):
