@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 import uuid
@@ -18,7 +17,7 @@ from celery.utils.dispatch import Signal
 
 from celery_distlock import Lock, signals
 from celery_distlock.runtime.app import Runtime
-from tests import servers
+from tests import parked_runs, servers
 from tests.waiting import wait_until
 from tests.workers import WorkerProcess
 
@@ -76,9 +75,9 @@ class Locks:
             what=f"{count} to wait for {key}",
         )
 
-    def record(self, key: str) -> str:
-        """The name of the Redis hash that is the lock."""
-        return f"{Runtime.of(self.app).settings.prefix}:{{{key}}}:lock"
+    def record(self, key: str, name: str = "lock") -> str:
+        """Return the name of a Redis record of *key*: the hash that is the lock, or another one."""
+        return f"{Runtime.of(self.app).settings.prefix}:{{{key}}}:{name}"
 
     def forget(self, key: str) -> None:
         """Delete the lock behind its holder's back."""
@@ -87,7 +86,7 @@ class Locks:
 
     def wait_settled(self, key: str, task_id: str) -> None:
         """Wait until the store has been told that all is done about *task_id*."""
-        record = self.record(key).removesuffix("lock") + "done"
+        record = self.record(key, "done")
         with redis.Redis.from_url(self.app.conf.result_backend) as client:
             wait_until(
                 lambda: client.zscore(record, f"{task_id}:0:0:0"), what=f"the end of {task_id}"
@@ -95,14 +94,11 @@ class Locks:
 
     def forget_channel(self, key: str) -> None:
         """Make who is parked come by the broker, as if no worker could take it from its channel."""
-        record = self.record(key).removesuffix("lock") + "tasks"
+        tasks = self.record(key, "tasks")
         with redis.Redis.from_url(self.app.conf.result_backend) as client:
-            for field, written in client.hgetall(record).items():
-                if field.startswith(b"r:"):
-                    run = json.loads(written)
-                    run.pop("q", None)
-                    run |= {"h": "", "d": 1000}
-                    client.hset(record, field, json.dumps(run))
+            for run, of in parked_runs.records(client, tasks).items():
+                of.pop("q", None)
+                parked_runs.write(client, tasks, run, {**of, "h": "", "d": 1000})
 
 
 class Site(Locks):

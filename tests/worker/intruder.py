@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from celery_distlock.keys import slot_name
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.runtime.lock_header import HEADER, LockHeader
 from celery_distlock.stores.identities import task_id_of
+from tests import parked_runs
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -72,16 +72,12 @@ class Intruder:
     def park(self, key: str, envelope: bytes, run: str = "") -> str:
         """Leave *envelope* in the queue of *key*; return the run that it is."""
         run = run or f"{uuid.uuid4()}:0:0:0"
-        stem = f"{self.prefix}:{{{key}}}:"
-        self._client.hset(f"{stem}tasks", mapping={f"e:{run}": envelope, f"s:{run}": "1"})
-        self._client.zadd(f"{stem}queue", {f"p:{run}": time.time() * 1e6})
-        self._client.zadd(f"{self.prefix}:parked", {key: time.time() * 1000})
+        parked_runs.park(self._client, self.prefix, key, run, envelope)
         return run
 
     def parked(self, key: str) -> dict[str, bytes]:
         """What is parked at *key* or on its way: envelopes by their runs."""
-        records = self._client.hgetall(f"{self.prefix}:{{{key}}}:tasks")
-        return {name[2:].decode(): told for name, told in records.items() if name[:2] == b"e:"}
+        return parked_runs.envelopes(self._client, f"{self.prefix}:{{{key}}}:tasks")
 
     def wait_left(self, key: str, run: str, times: int = 3) -> None:
         """Wait until workers have swept up *run* so often, and each time left it to others."""

@@ -8,6 +8,7 @@ import signal
 import pytest
 import redis
 
+from tests import parked_runs
 from tests.waiting import wait_until
 
 APP = "tests.apps.deploys"
@@ -58,10 +59,10 @@ def fill(site, worker, gate):
 
 def wait_given_away(site, key):
     """Wait until a worker that has parked it, and has no slot, gives it to another one, too."""
-    record = site.record(key).removesuffix("lock") + "tasks"
+    tasks = site.record(key, "tasks")
     with redis.Redis.from_url(site.env["DISTLOCK_TEST_BROKER"]) as client:
         wait_until(
-            lambda: any(field.startswith(b"d:") for field in client.hkeys(record)),
+            lambda: any("d" in of for of in parked_runs.records(client, tasks).values()),
             what="it to be given to another worker",
         )
 

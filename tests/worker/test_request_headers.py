@@ -14,7 +14,7 @@ import redis
 
 from celery_distlock.keys import slot_name
 from celery_distlock.runtime.lock_header import LockHeader
-from tests import processes
+from tests import parked_runs, processes
 from tests.waiting import wait_until
 from tests.worker.conftest import staffed
 
@@ -242,12 +242,12 @@ def test_what_was_parked_before_headers_named_their_message_runs_as_it_was_sent(
     with site.held(key):
         result = site.tasks.locked.apply_async((key,), headers=sent)
         site.wait_queued(key)
-        tasks = site.record(key).removesuffix("lock") + "tasks"
+        tasks = site.record(key, "tasks")
         with redis.Redis.from_url(site.app.conf.result_backend) as client:
-            (field,) = (each for each in client.hkeys(tasks) if each.startswith(b"e:"))
-            message = json.loads(client.hget(tasks, field))
+            ((run, envelope),) = parked_runs.envelopes(client, tasks).items()
+            message = json.loads(envelope)
             assert message["headers"]["distlock"].pop("id") == result.id
-            client.hset(tasks, field, json.dumps(message))
+            client.hset(tasks, f"e:{run}", json.dumps(message))
 
     assert saw(site, result.id)["headers"] == sent
     result.get(timeout=30)

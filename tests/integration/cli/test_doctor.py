@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-import time
 from contextlib import closing
 
 import pytest
@@ -17,7 +16,7 @@ from celery_distlock.ops.cli import doctor
 from celery_distlock.runtime.app import Runtime
 from celery_distlock.stores import AcquireRequest, QueueStore, open_store
 from celery_distlock.stores.values import Limit
-from tests import servers
+from tests import parked_runs, servers
 from tests.worker.intruder import envelope, parked_as
 
 PERSISTENT = {"appendonly": "yes"}
@@ -429,10 +428,7 @@ def test_what_is_parked_and_not_sent_is_counted_with_the_reasons(
         "f": parked_as("f:0:0:0", "f", envelope("work_requeue")),
     }
     for key, told in odd.items():
-        stem = f"{prefix}:{{{key}}}:"
-        ask(server).hset(f"{stem}tasks", mapping={f"e:{key}:0:0:0": told, f"s:{key}:0:0:0": "1"})
-        ask(server).zadd(f"{stem}queue", {f"p:{key}:0:0:0": 1})
-        ask(server).zadd(f"{prefix}:parked", {key: time.time() * 1000})
+        parked_runs.park(ask(server), prefix, key, f"{key}:0:0:0", told)
 
     status, findings = examine(server.url, every=True)
 
@@ -478,11 +474,9 @@ def test_the_doctor_looks_at_a_sample_of_what_is_parked_only(
     prefix = bare_site.app.conf.distlock_prefix
     with ask(server).pipeline() as pipe:
         for number in range(300):
-            run, stem = f"{number}:0:0:0", f"{prefix}:{{{number % 30}}}:"
-            told = parked_as(run, str(number % 30), envelope("work_requeue"))
-            pipe.hset(f"{stem}tasks", mapping={f"e:{run}": told})
-            pipe.zadd(f"{stem}queue", {f"p:{run}": number})
-            pipe.zadd(f"{prefix}:parked", {str(number % 30): time.time() * 1000})
+            run, key = f"{number}:0:0:0", str(number % 30)
+            told = parked_as(run, key, envelope("work_requeue"))
+            parked_runs.park(pipe, prefix, key, run, told)
         pipe.execute()
 
     _, found = examine(server.url)

@@ -186,7 +186,7 @@ def test_the_record_is_bounded_and_expires(bare_site, invoke, key):
 
     acts = recorded(invoke, key)
     with redis.Redis.from_url(bare_site.app.conf.result_backend) as client:
-        name = bare_site.record(key).removesuffix("lock") + "actions"
+        name = bare_site.record(key, "actions")
         left_ms, many = client.pttl(name), client.zcard(name)
 
     assert (len(acts), many) == (10, 10)
@@ -260,7 +260,7 @@ def test_a_store_without_a_record_says_so_where_a_reason_is_given(
 
 def test_what_others_write_into_the_record_is_passed_over(bare_site, invoke, key):
     invoke("pause", key, "--reason", WHY)
-    name = bare_site.record(key).removesuffix("lock") + "actions"
+    name = bare_site.record(key, "actions")
     with redis.Redis.from_url(bare_site.app.conf.result_backend) as client:
         for entry in (b"", b"\xff", b"1 {}", b'2 {"name": 1}', b"3 [" + b"[" * 10_000):
             client.zadd(name, {entry: 1})
