@@ -6,9 +6,12 @@ local NEVER = math.huge -- not by time alone
 
 -- Reads how much is wanted: units/capacity, or units/capacity/terms; all of it if nothing is written.
 local function want_in(text)
-    local units, capacity, rest = string.match(text or '', '^(%d+)/(%d+)(.*)$')
+    if not text or text == '' then
+        return { units = 1, capacity = 1, text = '' }
+    end
+    local units, capacity, rest = string.match(text, '^(%d+)/(%d+)(.*)$')
     local terms = string.match(rest or '', '^/(%S+)$')
-    return { units = tonumber(units or 1), capacity = tonumber(capacity or 1), terms = terms, text = text or '' }
+    return { units = tonumber(units or 1), capacity = tonumber(capacity or 1), terms = terms, text = text }
 end
 
 -- When (ms) the first of the resting units is free; of many grants, when to look again.

@@ -23,6 +23,7 @@ local MANY = 256 -- of which a step looks at, where there are more
 local LOOK_MS = 1000 -- until one looks again that waits for a key that nobody may enter
 local AGAIN_MS = 5000 -- until many grants are looked through again
 local MOST_SLOTS = 1024
+local SHORT = 10 ^ 14 -- a number below it is written with all its digits, if it has no fraction
 local SHARED_FIELDS =
     { 'count', 'used', 'next', 'slots', 'last', 'capacity', 'late', 'rests', 'kept', 'up', 'scan' }
 
@@ -58,20 +59,24 @@ local function reserved_owner(run)
 end
 
 local function read_grant(row)
-    local ends, units, slot, stage, place, since, length, rest =
-        string.match(row or '', '^(%d+) (%d+) (%-?%d+) (%a+) (%d+) (%d+) (%d+) (.*)$')
-    if not ends then
-        return nil -- nobody, or somebody else's words
+    if not row then
+        return nil
     end
-    length = tonumber(length)
+    local ends, units, slot, stage, flags, place, since, length, rest =
+        string.match(row, '^(%d+) (%d+) (%-?%d+) (%a)(%a*) (%d+) (%d+) (%d+) (.*)$')
+    if not ends then
+        return nil -- somebody else's words
+    end
+    ends, units, slot, length = tonumber(ends), tonumber(units), tonumber(slot), tonumber(length)
+    place = place == '0' and 0 or tonumber(place)
     return {
-        ends = math.min(tonumber(ends), EXACT),
-        units = math.min(tonumber(units), EXACT),
-        slot = math.min(tonumber(slot), MOST_SLOTS),
-        stage = string.sub(stage, 1, 1),
-        flags = string.sub(stage, 2),
-        place = math.min(tonumber(place), EXACT),
-        since = math.min(tonumber(since), EXACT),
+        ends = ends < EXACT and ends or EXACT,
+        units = units < EXACT and units or EXACT,
+        slot = slot < 0 and -1 or math.min(slot, MOST_SLOTS),
+        stage = stage,
+        flags = flags,
+        place = place < EXACT and place or EXACT,
+        since = since, -- as it was written: few want to know
         owner = string.sub(rest, 1, length),
         run = string.sub(rest, length + 1),
     }
@@ -82,9 +87,11 @@ local function field_of(grant)
 end
 
 local function row_of(grant)
-    local stage, length = grant.stage .. grant.flags, #grant.owner
-    local row = '%.0f %d %d %s %.0f %.0f %d '
-    row = string.format(row, grant.ends, grant.units, grant.slot, stage, grant.place, grant.since, length)
+    local ends = grant.ends < SHORT and grant.ends or integer(grant.ends)
+    local units = grant.units < SHORT and grant.units or integer(grant.units)
+    local place = grant.place == 0 and '0' or integer(grant.place)
+    local row = ends .. ' ' .. units .. ' ' .. grant.slot .. ' ' .. grant.stage .. grant.flags .. ' '
+    row = row .. place .. ' ' .. grant.since .. ' ' .. #grant.owner .. ' '
     return row .. grant.owner .. grant.run -- which may have any bytes
 end
 
@@ -166,8 +173,8 @@ local function grant_alone(owner, run, for_ms, stage, place, flags)
     if not token then
         return nil, refused
     end
-    local grant = { owner = owner, run = run, units = 0, slot = -1, since = now, flags = flags }
-    grant.ends, grant.stage, grant.place = math.ceil(now_ms) + for_ms, stage, place
+    local grant = { owner = owner, run = run, units = 0, slot = -1, since = clock, flags = flags }
+    grant.ends, grant.stage, grant.place = math.ceil(now_ms + for_ms), stage, place
     redis.call('HSET', LOCK, 'token', token, 'x', row_of(grant))
     if key.is_stale and (key.start or key.was) then
         redis.call('HDEL', LOCK, 'start:' .. key.gone, 'was') -- of the grant before
@@ -403,8 +410,8 @@ local function grant_shared(owner, run, for_ms, want, stage, place, flags)
     end
     local need, of = needed(want), limit_now().capacity or want.capacity
     local grant = { owner = owner, run = run, units = need, slot = first_slot(need, of), flags = flags or '' }
-    grant.ends, grant.stage, grant.place = math.ceil(now_ms) + for_ms, stage, place
-    grant.since = now
+    grant.ends, grant.stage, grant.place = math.ceil(now_ms + for_ms), stage, place
+    grant.since = clock
     local before = run ~= '' and key.owners[run] == owner and grant_of(owner)
     if before then
         count_down(before) -- a script was cut short, which had granted it
@@ -474,14 +481,14 @@ end
 
 -- Makes a lease as long as is asked for, and never shorter.
 local function lengthen(grant, for_ms)
-    grant.ends = math.max(grant.ends, math.ceil(now_ms) + for_ms)
+    grant.ends = math.max(grant.ends, math.ceil(now_ms + for_ms))
     write_grant(grant)
 end
 
 -- Gives a grant to an owner that has come for it, or keeps it for a run, for so long from now.
 local function pass(grant, owner, run, for_ms, stage)
     local before, its_run = grant.owner, grant.run
-    local ends = math.ceil(now_ms) + for_ms
+    local ends = math.ceil(now_ms + for_ms)
     local twin = before ~= owner and grant.units > 0 and grant_of(owner)
     if before == owner then
         ends = math.max(ends, grant.ends)
@@ -524,7 +531,7 @@ end
 local function make_alone(grant, for_ms)
     local was = string.format('%d %d %d', grant.units, grant.slot, known_number(key.capacity))
     local owner, run = grant.owner, grant.run
-    grant.ends = math.max(grant.ends, math.ceil(now_ms) + for_ms)
+    grant.ends = math.max(grant.ends, math.ceil(now_ms + for_ms))
     grant.units, grant.slot = 0, -1
     outlive(grant.ends)
     local token = mint() or key.token

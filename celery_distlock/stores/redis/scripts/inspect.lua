@@ -26,6 +26,7 @@ local function add_grants(words)
         local grant = string.sub(words[i], 1, 2) == 'g:' and read_grant(words[i + 1])
         if grant and grant.ends > now_ms then
             used = used + grant.units
+            grant.since = math.min(tonumber(grant.since), EXACT)
             grants[#grants + 1] = grant
         end
     end

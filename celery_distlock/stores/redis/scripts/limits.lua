@@ -9,7 +9,10 @@ local NO_LIMIT = {}
 
 local function read_limit()
     local written = field('limit')
-    local head, ends = string.match(written or '', '^(%S+) (%d+) ')
+    if not written then
+        return NO_LIMIT
+    end
+    local head, ends = string.match(written, '^(%S+) (%d+) ')
     local capacity, rates = string.match(head or '', '^([%d-]+)/?(.*)$') -- apart: see taken_by
     if not capacity then
         return NO_LIMIT

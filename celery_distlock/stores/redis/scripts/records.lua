@@ -20,17 +20,18 @@ local RATE = KEYS[7]
 
 local EXACT = 2 ^ 53 -- no number beyond it is a token of ours
 local FENCE_MS = 3600000 -- a token only has to outlive a clock that was set back
-local now, now_ms = 0, 0 -- as read_clock() found it
+local now, now_ms, clock = 0, 0, '0' -- as read_clock() found it; and `now` in writing
 
 -- A Lua number is a double: microseconds fit exactly, but tostring() would round them.
 local function integer(number)
-    return string.format('%.0f', number)
+    return number == now and clock or string.format('%.0f', number)
 end
 
 local function read_clock()
     local time = redis.call('TIME')
     now = time[1] * 1000000 + time[2]
     now_ms = now / 1000
+    clock = time[1] .. string.sub('00000' .. time[2], -6)
 end
 
 -- Returns a token above all before; or nothing, and the refusal of a full server.

@@ -120,7 +120,7 @@ local function reserve_here(run, stands, want, for_ms)
     if not mine then
         return reserve(reserved_owner(run), run, stands, for_ms, want)
     end
-    mine.ends, mine.stage, mine.place = math.ceil(now_ms) + for_ms, RESERVED, stands
+    mine.ends, mine.stage, mine.place = math.ceil(now_ms + for_ms), RESERVED, stands
     if mine.flags == '' and reserve_start(mine.owner, want.terms, now, stands) then
         mine.flags = STARTS
     end

@@ -54,7 +54,7 @@ end
 local function give_vote(alone)
     local floor = floor_of(alone)
     local mine = token_above(floor, alone and key.token or '0')
-    local grant = alone or { units = 0, slot = -1, flags = '', place = 0, since = now, ends = 0 }
+    local grant = alone or { units = 0, slot = -1, flags = '', place = 0, since = clock, ends = 0 }
     grant.owner, grant.run, grant.stage = owner, run, HELD
     grant.ends = math.max(grant.ends, math.ceil(now_ms) + lease_ms)
     redis.call('HSET', LOCK, 'x', row_of(grant), 'token', mine, 'floor', floor)
