@@ -46,7 +46,7 @@ PLANTED = {
     ),
     "a limit that is taken back wakes nobody": (
         Model((ALONE,) * 2, acts=frozenset(["pause"])),
-        [("F.free()\n-- Returns fields as", "-- Returns fields as")],
+        [("F.free()\nreturn F.answer(1)", "return F.answer(1)")],
         "a sweep at a has found what nobody had woken",
     ),
     "nobody is told when a rate lets the next one start": (
