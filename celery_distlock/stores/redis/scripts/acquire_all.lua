@@ -55,7 +55,7 @@ end
 -- Whether the key has to be left: what is wanted of it is not reserved for the run, or not free.
 local function is_out_of_reach(want)
     if not claims then
-        return redis.call('EXISTS', QUEUE, WOKEN) > 0 or opens(want) or held_by(run)
+        return redis.call('EXISTS', QUEUE) > 0 or opens(want) or held_by(run)
     end
     local reserved, of = grant_for(run), run ~= '' and record(run)
     local ended, settles = nil, nil

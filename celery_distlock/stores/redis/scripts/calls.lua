@@ -10,26 +10,6 @@
 
 local LATER, CALLS = KEYS[8], KEYS[9]
 
--- A retry is of the same task.
-local function task_of(run)
-    return string.match(run, '^(.*):%d+:%d+:%d+$') or run
-end
-
-local sharers -- by task, who shares the key for a run of it, and that run; looked at once
-
-local function look_at_sharers()
-    sharers = {}
-    local words = key.count > 0 and redis.call('HGETALL', LOCK) or {}
-    for i = 1, #words, 2 do
-        local grant = string.sub(words[i], 1, 2) == 'g:' and read_grant(words[i + 1])
-        if grant and grant.ends > now_ms and grant.run ~= '' then
-            local task = task_of(grant.run)
-            sharers[task] = sharers[task] or {}
-            table.insert(sharers[task], grant)
-        end
-    end
-end
-
 -- The run that has the key: this one; or, if that is asked for, another attempt of its task.
 local function inside(run, any_attempt)
     if key.alone then
@@ -38,16 +18,11 @@ local function inside(run, any_attempt)
         return is_same and key.alone.owner ~= reserved_owner(run) and its_run or nil
     elseif held_by(run) then
         return run
-    elseif not any_attempt then
+    elseif not any_attempt or key.count == 0 then
         return nil
-    elseif not sharers then
-        look_at_sharers() -- all who have it, which may be many
     end
-    for _, grant in ipairs(sharers[task_of(run)] or {}) do
-        if grant.owner ~= reserved_owner(run) then
-            return grant.run
-        end
-    end
+    local other = last_attempt(task_of(run))
+    return other and other ~= run and (held_by(other) or grant_for(other)) and other or nil
 end
 
 -- Whether a run that has an entry waits, or is on its way.

@@ -7,6 +7,7 @@
 --        x: the grant of one that has the key alone; was: the units, slot and capacity that it had
 --        before an upgrade.
 --        Of those that share the key: g:<owner> a grant; o:<run> the owner by which a run has it;
+--        t:<task> the attempt of a task that was last granted it, if that has it;
 --        count: of grants; used: units; next: no grant ends before that (ms); slots: which units are in
 --        use that are told from each other, 0 or 1 each; last: the owner of the last grant; capacity: of
 --        the last request; late: the last arrival (µs) of those that have not come for their grant;
@@ -65,7 +66,7 @@ local function read_grant(row)
     local ends, units, slot, stage, flags, place, since, length, rest =
         string.match(row, '^(%d+) (%d+) (%-?%d+) (%a)(%a*) (%d+) (%d+) (%d+) (.*)$')
     if not ends then
-        return nil -- somebody else's words
+        return nil -- no script of ours wrote it
     end
     ends, units, slot, length = tonumber(ends), tonumber(units), tonumber(slot), tonumber(length)
     place = place == '0' and 0 or tonumber(place)
@@ -95,6 +96,11 @@ local function row_of(grant)
     return row .. grant.owner .. grant.run -- which may have any bytes
 end
 
+-- The task of a run, which may be one of its attempts.
+local function task_of(run)
+    return string.match(run, '^(.*):%d+:%d+:%d+$') or run
+end
+
 local function known_number(text)
     local number = tonumber(text or 0)
     return number and number == number and number or 0
@@ -103,7 +109,7 @@ end
 -- Reads what is known of the key, and what an owner and a run have of it.
 local function load(owner, run)
     local found = redis.call('HMGET', LOCK, 'token', 'x', 'count', 'rest', 'was', 'start:' .. owner)
-    key.grants, key.owners, key.count, key.late = {}, {}, 0, 0
+    key.grants, key.owners, key.attempts, key.count, key.late = {}, {}, {}, 0, 0
     key.token, key.alone, key.start = found[1] or nil, read_grant(found[2]), found[6]
     key.rest, key.was = known_number(found[4]), found[5] or nil
     if found[3] then
@@ -221,12 +227,13 @@ end
 
 -- Reads what is known of those that share the key, and what an owner and a run have of it.
 local function load_shared(owner, run)
-    local reserved = reserved_owner(run)
-    local found = redis.call('HMGET', LOCK, 'g:' .. owner, 'g:' .. reserved, 'o:' .. run, unpack(SHARED_FIELDS))
+    local reserved, task = reserved_owner(run), task_of(run)
+    local names = { 'g:' .. owner, 'g:' .. reserved, 'o:' .. run, 't:' .. task }
+    local found = redis.call('HMGET', LOCK, names[1], names[2], names[3], names[4], unpack(SHARED_FIELDS))
     key.grants[owner], key.grants[reserved] = read_grant(found[1]) or false, read_grant(found[2]) or false
-    key.owners[run] = found[3]
+    key.owners[run], key.attempts[task] = found[3], found[4]
     for number, name in ipairs(SHARED_FIELDS) do
-        key[name] = found[number + 3] or nil
+        key[name] = found[number + #names] or nil
     end
     key.is_spoilt = not (tonumber(key.count) and tonumber(key.used))
     key.count, key.used = known_number(key.count), known_number(key.used)
@@ -273,6 +280,34 @@ local function upgrading()
     return owner, inbox
 end
 
+-- The attempt of a task that was last granted its part of the key, if it has that still.
+local function last_attempt(task)
+    if key.attempts[task] == nil then
+        key.attempts[task] = redis.call('HGET', LOCK, 't:' .. task)
+    end
+    return key.attempts[task]
+end
+
+-- Adds to fields of the record that a run shares the key by an owner.
+local function add_run(fields, run, owner)
+    if run ~= '' then
+        local task, last = task_of(run), #fields
+        fields[last + 1], fields[last + 2], fields[last + 3], fields[last + 4] = 'o:' .. run, owner, 't:' .. task, run
+        key.owners[run], key.attempts[task] = owner, run
+    end
+end
+
+local function forget_run_of(run)
+    local task = task_of(run)
+    if last_attempt(task) == run then
+        redis.call('HDEL', LOCK, 'o:' .. run, 't:' .. task)
+        key.attempts[task] = false
+    else
+        redis.call('HDEL', LOCK, 'o:' .. run)
+    end
+    key.owners[run] = false
+end
+
 local function forget_shared(grant)
     local owner, run = grant.owner, grant.run
     redis.call('HDEL', LOCK, 'g:' .. owner, 'start:' .. owner)
@@ -282,8 +317,7 @@ local function forget_shared(grant)
             key.owners[run] = redis.call('HGET', LOCK, 'o:' .. run)
         end
         if key.owners[run] == owner then
-            redis.call('HDEL', LOCK, 'o:' .. run)
-            key.owners[run] = false
+            forget_run_of(run)
         end
     end
     if upgrading() == owner then
@@ -426,14 +460,11 @@ local function grant_shared(owner, run, for_ms, want, stage, place, flags)
     for _, word in ipairs({ 'slots', key.slots, 'last', owner, 'capacity', of }) do
         fields[#fields + 1] = word
     end
-    if run ~= '' then
-        fields[#fields + 1] = 'o:' .. run
-        fields[#fields + 1] = owner
-    end
     if place > 0 then
         fields[#fields + 1] = 'late'
         fields[#fields + 1] = integer(key.late)
     end
+    add_run(fields, run, owner)
     refused = redis.pcall('HSET', LOCK, unpack(fields))
     if type(refused) == 'table' then
         return nil, refused -- the server is full
@@ -447,7 +478,7 @@ local function grant_shared(owner, run, for_ms, want, stage, place, flags)
     elseif not is_first then
         outlive(grant.ends)
     end
-    key.grants[owner], key.owners[run], key.token = grant, run ~= '' and owner or nil, token
+    key.grants[owner], key.token = grant, token
     key.last, key.capacity, key.is_stale = owner, of, false
     return token, grant.slot
 end
@@ -471,10 +502,7 @@ local function write_grant(grant)
         key.next, key.last = math.min(key.next, grant.ends), grant.owner
         key.grants[grant.owner] = grant
         fields = { fields[1], fields[2], 'next', integer(key.next), 'last', grant.owner }
-        if grant.run ~= '' then
-            key.owners[grant.run] = grant.owner
-            fields[7], fields[8] = 'o:' .. grant.run, grant.owner
-        end
+        add_run(fields, grant.run, grant.owner)
     end
     redis.call('HSET', LOCK, unpack(fields))
 end
@@ -502,8 +530,7 @@ local function pass(grant, owner, run, for_ms, stage)
         key.grants[before] = false
     end
     if grant.units > 0 and its_run ~= '' and its_run ~= run then
-        redis.call('HDEL', LOCK, 'o:' .. its_run)
-        key.owners[its_run] = false
+        forget_run_of(its_run)
     end
     if twin then
         sum_up()
@@ -536,7 +563,7 @@ local function make_alone(grant, for_ms)
     outlive(grant.ends)
     local token = mint() or key.token
     redis.call('HSET', LOCK, 'token', token, 'x', row_of(grant), 'was', was)
-    redis.call('HDEL', LOCK, 'g:' .. owner, 'o:' .. run, unpack(SHARED_FIELDS))
+    redis.call('HDEL', LOCK, 'g:' .. owner, 'o:' .. run, 't:' .. task_of(run), unpack(SHARED_FIELDS))
     key.alone, key.token, key.count, key.used, key.up, key.was = grant, token, 0, 0, nil, was
     return token
 end
