@@ -159,7 +159,8 @@ def test_no_window_has_more_starts_than_the_limit(make_world, seed):
 
 
 def test_it_is_found_if_starts_count_when_the_key_is_handed_over_alone(monkeypatch, prefix):
-    keeps = "redis.pcall('HSET', RATE, 'r:' .. owner, terms)\n"
+    reserved = "F.integer(log.reserved)"
+    keeps = f"redis.pcall('HSET', RATE, 'r:' .. owner, terms, 'reserved', {reserved})\n"
     counts_then = """
         for _, series in pairs(log.series) do
             series.parts[#series.parts + 1] = { now, F.rates_of(terms) }

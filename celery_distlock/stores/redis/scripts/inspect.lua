@@ -61,21 +61,19 @@ local function count_woken()
     return many
 end
 
-local function starts_of(per, series)
-    local most, parts = string.match(series, '^%d+ %d+ (%d+)(.*)$')
+local function starts_of(series)
     local count = 0
-    for last, many in string.gmatch(parts or '', ' (%d+) (%d+)') do
-        count = count + (tonumber(last) + per > now and tonumber(many) or 0)
+    for _, part in ipairs(series.parts) do
+        count = count + (part[1] + series.per > now and part[2] or 0)
     end
-    return count > 0 and { limit = tonumber(most), per = integer(per), begun = count } or nil
+    return count > 0 and { limit = series.limit, per = integer(series.per), begun = count } or nil
 end
 
 local function all_starts()
     local found = {}
-    local counted = redis.call('EXISTS', RATE) == 1 and redis.call('HGETALL', RATE) or {}
-    for i = 1, #counted, 2 do
-        local per = tonumber(string.match(counted[i], '^p:(%d+)$') or '')
-        found[#found + 1] = per and starts_of(per, counted[i + 1]) or nil
+    read_log(now)
+    for _, series in ipairs(all_series()) do
+        found[#found + 1] = starts_of(series)
     end
     return found
 end

@@ -8,6 +8,8 @@
 --       which limit, and of each of a few parts of it in which there were any, when the last one was
 --       (µs) and how many.
 --       r:<owner> of one who has to come for the key: his terms
+--       reserved: how many starts those rows keep; series: the times of all p:. Both are read where
+--       there are many rows, which are not read then
 --       looks: when the first who is blocked looks again (ms), as it was told, and its place
 -- lock  start:<owner> when he came (µs), and his terms; until he gives the key up
 --
@@ -95,11 +97,8 @@ local function put_forward(terms)
     end
 end
 
-local function read_log(now)
-    if log and log.of == RATE then
-        return
-    end
-    log = { of = RATE, series = {}, reserved = 0 }
+-- Reads the starts, and how many are reserved by the rows themselves; removes rows without a grant.
+local function read_rows(now)
     local fields, lapsed = redis.call('HGETALL', RATE), {}
     for i = 1, #fields, 2 do
         local per, owner = string.match(fields[i], '^p:([1-9]%d*)$'), string.match(fields[i], '^r:(.*)$')
@@ -119,6 +118,58 @@ local function read_log(now)
         redis.call('HDEL', RATE, 'r:' .. each[1])
         put_forward(each[2])
     end
+end
+
+-- Removes some of many rows, of a key without a holder.
+local function drop_rows()
+    local found = redis.call('HSCAN', RATE, '0', 'COUNT', MANY)[2]
+    for i = 1, #found, 2 do
+        local owner = string.match(found[i], '^r:(.*)$')
+        if owner and redis.call('HDEL', RATE, found[i]) == 1 then
+            log.reserved = math.max(0, log.reserved - rates_of(found[i + 1]))
+            put_forward(found[i + 1])
+        end
+    end
+    redis.pcall('HSET', RATE, 'reserved', integer(log.reserved))
+end
+
+-- Reads the starts, and how many are reserved by their sum: a script that was cut short may have left
+-- it too high, until there are few rows again.
+local function read_sums(now)
+    local reserved, list = unpack(redis.call('HMGET', RATE, 'reserved', 'series'))
+    local names = {}
+    for per in string.gmatch(list or '', '[1-9]%d*') do
+        names[#names + 1] = #names < MOST_SERIES and 'p:' .. per or nil
+    end
+    log.reserved, log.is_sum = known_number(reserved), true
+    for number, text in ipairs(names[1] and redis.call('HMGET', RATE, unpack(names)) or {}) do
+        local per = tonumber(string.sub(names[number], 3))
+        log.series[per] = text and read_series(text, per, now) or nil
+    end
+    if not key.alone and key.count == 0 then
+        drop_rows()
+    end
+end
+
+local function read_log(now)
+    if log and log.of == RATE then
+        return
+    end
+    log = { of = RATE, series = {}, reserved = 0 }
+    local many = redis.call('HLEN', RATE)
+    if many > FEW then
+        read_sums(now)
+    elseif many > 0 then
+        read_rows(now)
+    end
+end
+
+local function list_series()
+    local list = {}
+    for _, series in ipairs(all_series()) do
+        list[#list + 1] = integer(series.per)
+    end
+    return table.concat(list, ' ')
 end
 
 local function any_order(one, other)
@@ -252,7 +303,10 @@ local function space(terms, now, came)
     local cost, rates = rates_of(terms)
     for _, rate in ipairs(rates) do
         local series = series_of(rate, now)
-        log.series[rate.per] = series
+        if not log.series[rate.per] then
+            log.series[rate.per] = series
+            redis.pcall('HSET', RATE, 'series', list_series()) -- first: a script may be cut short
+        end
         local since = math.max(math.min(came, now), now - CATCH_UP)
         series.next = math.max(next_by(rate, series, now), since) + cost * distance_of(rate.per, rate.limit)
         series.asked, series.limit = now, rate.limit
@@ -294,18 +348,21 @@ local function reserve_start(owner, terms, now, came)
         return false
     end
     space(terms, now, came)
-    redis.pcall('HSET', RATE, 'r:' .. owner, terms)
     log.reserved = log.reserved + rates_of(terms)
+    redis.pcall('HSET', RATE, 'r:' .. owner, terms, 'reserved', integer(log.reserved))
     keep_log()
     return true
 end
 
 local function keep_no_longer(owner, terms, now)
     redis.call('HDEL', RATE, 'r:' .. owner) -- first: it may have nothing of the key any more
-    if log and log.of == RATE then
+    local is_read = log and log.of == RATE
+    read_log(now)
+    if is_read or log.is_sum then
         log.reserved = math.max(0, log.reserved - rates_of(terms))
-    else
-        read_log(now)
+    end
+    if log.is_sum then
+        redis.pcall('HSET', RATE, 'reserved', integer(log.reserved))
     end
 end
 

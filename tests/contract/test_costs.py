@@ -1,0 +1,227 @@
+"""What a request costs, in commands and in words read, does not depend on how many wait or hold."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from celery_distlock.rate import Rate
+from celery_distlock.stores import AcquireRequest, ReleaseRequest
+from celery_distlock.stores.memory import MemoryStore
+from celery_distlock.stores.memory.keyspace import Hash
+from celery_distlock.stores.memory.server import Server
+from celery_distlock.stores.queue_store import stand
+from celery_distlock.stores.requests import Identity, SendRequest, StandRequest
+from celery_distlock.stores.values import ALONE, Completion, Ownership, ParkRequest, Route, Want
+
+FEW, MANY = 300, 10_000  # a few hundred of some things are looked through at once
+BOUND = 64  # commands and words that one case may have more than the other
+RUN = b"r0:0:0:0"
+ANY = Want(1, 0)
+PACED = Want(1, 0, (Rate(50_000, 3600.0, burst=50_000),))
+PARKED = ParkRequest(b"message", "p:channel:x", "tasks.run")
+
+
+class CountingServer(Server):
+    """
+    A server that counts.
+
+    Attributes:
+        commands: How many it has executed.
+        words: Of how many these were, and their answers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commands = self.words = 0
+
+    def do(self, name: bytes, *words: bytes) -> Any:
+        answer = super().do(name, *words)
+        self.commands += 1
+        self.words += len(words) + (2 * int(words[-1]) if name == b"HSCAN" else size(answer))
+        return answer
+
+    def multiply(self, times: int) -> None:
+        """Have what there is of one run *times*, as if so many had come."""
+        for name in list(self.keys):
+            key = self.keys._keys[name].value
+            entries = key.items() if isinstance(key, Hash) else getattr(key, "scores", {}).items()
+            for member, value in list(entries):
+                if RUN not in member:
+                    continue
+                for number in range(1, times):
+                    other = b"r%d:0:0:0" % number
+                    if isinstance(key, Hash):
+                        key[member.replace(RUN, other)] = value.replace(RUN, other)
+                    else:
+                        key.scores[member.replace(RUN, other)] = value + number / 1024
+            if not isinstance(key, Hash) and hasattr(key, "scores"):
+                key._order = None
+
+
+def size(answer: Any) -> int:
+    return sum(map(size, answer)) if isinstance(answer, list) else 1
+
+
+class Cost(NamedTuple):
+    commands: int
+    words: int
+
+
+def held(store: MemoryStore, want: Want = ALONE) -> None:
+    store.acquire(AcquireRequest("k", "holder", 60.0, run="held:0:0:0", want=want))
+
+
+def waiters(store: MemoryStore, times: int) -> None:
+    held(store)
+    store.parking.park_if_held("k", RUN.decode(), PARKED, 1.0)
+    server_of(store).multiply(times)
+
+
+def deferred(store: MemoryStore, times: int) -> None:
+    held(store)
+    store.calls.send(SendRequest("k", RUN.decode(), PARKED, delay=600.0))
+    server_of(store).multiply(times)
+
+
+def ended(store: MemoryStore, times: int) -> None:
+    held(store)
+    store.acquire(AcquireRequest("gone", "x", 60.0, run=RUN.decode()))
+    store.release(ReleaseRequest("gone", "x", RUN.decode(), Completion.YES_AND_MAY_COME_AGAIN))
+    server = server_of(store)
+    done = server.keys._keys[name_of(store, "gone", "done")]
+    server.keys._keys[name_of(store, "k", "done")] = done
+    server.multiply(times)
+
+
+def holders(store: MemoryStore, times: int, want: Want = ANY) -> None:
+    held(store, want)
+    store.acquire(AcquireRequest("k", RUN.decode(), 60.0, run=RUN.decode(), want=want))
+    server = server_of(store)
+    server.multiply(times)
+    record = server.keys._keys[name_of(store, "k", "lock")].value
+    record[b"count"] = record[b"used"] = b"%d" % (times + 1)
+
+
+def lapsing(store: MemoryStore, times: int) -> None:
+    holders(store, times)
+    server_of(store).keys._keys[name_of(store, "k", "lock")].value[b"next"] = b"1"
+
+
+def identified(store: MemoryStore, times: int) -> None:
+    holders(store, times)
+    send(store, RUN.decode())
+    server_of(store).multiply(times)
+
+
+def starts(store: MemoryStore, times: int) -> None:
+    held(store, PACED)
+    record = server_of(store).keys._keys[name_of(store, "k", "rate")].value
+    (series,) = (field for field in record if field.startswith(b"p:"))
+    *head, at, _ = record[series].split()
+    parts = [b"%d %d" % (int(at) - each, times // 64) for each in range(63, -1, -1)]
+    record[series] = b" ".join([*head, *parts])
+
+
+def reserved(store: MemoryStore, times: int) -> None:
+    holders(store, 1, PACED)
+    server = server_of(store)
+    terms = b"1:" + PACED.written().encode().rpartition(b":")[2]
+    rate = name_of(store, "k", "rate")
+    server.do(b"HSET", rate, b"r:" + RUN, terms, b"reserved", b"%d" % times)
+    server.multiply(times)
+    record = server.keys._keys[name_of(store, "k", "lock")].value
+    record[b"count"] = record[b"used"] = b"%d" % (times + 1)
+
+
+def elsewhere(store: MemoryStore, times: int) -> None:
+    held(store)
+    store.acquire(AcquireRequest("hot", "x", 60.0))
+    route = Route(("k", "hot"), "tasks.run", (ALONE, ALONE))
+    store.release(ReleaseRequest("k", "holder", "held:0:0:0"))
+    stand(store, StandRequest(RUN.decode(), route, 0, PARKED))
+    server_of(store).multiply(times)
+    held(store)
+
+
+CROWDS = {
+    "waiters": waiters,
+    "holders": holders,
+    "holders of which some may have lapsed": lapsing,
+    "holders and calls": identified,
+    "starts": starts,
+    "reserved starts": reserved,
+    "runs that wait at another key": elsewhere,
+    "ends": ended,
+    "deferred runs": deferred,
+}
+
+
+def server_of(store: MemoryStore) -> CountingServer:
+    return store._servers.server
+
+
+def name_of(store: MemoryStore, key: str, record: str) -> bytes:
+    return f"{store._records.stem(key)}{record}".encode()
+
+
+def send(store: MemoryStore, run: str) -> object:
+    identity = Identity(f"of {run}", "finished")
+    return store.calls.send(SendRequest("k", run, PARKED, ANY, identity=identity))
+
+
+def tries(store: MemoryStore, want: Want) -> object:
+    return store.acquire(AcquireRequest("k", "new", 1.0, want=want))
+
+
+def hands_over(store: MemoryStore, want: Want) -> object:
+    request = ReleaseRequest("k", "holder", "held:0:0:0", Completion.YES_AND_MAY_COME_AGAIN)
+    return store.release(request)
+
+
+def claims(store: MemoryStore, want: Want) -> object:
+    hands_over(store, want)
+    server_of(store).commands = server_of(store).words = 0
+    first = AcquireRequest("k", "new", 60.0, run=RUN.decode(), redelivered=True, want=want)
+    return store.acquire(first)
+
+
+ACTS = {
+    "tries": tries,
+    "waits": lambda store, want: store.acquire(
+        AcquireRequest("k", "new", 1.0, store.inbox("k", "new"), want=want)
+    ),
+    "parks": lambda store, want: store.parking.park_if_held(
+        "k", "new:0:0:0", PARKED, 1.0, want=want
+    ),
+    "hands over": hands_over,
+    "claims": claims,
+    "renews": lambda store, _: store.renew([Ownership("k", "holder", 60.0)], 1.0),
+    "sends": lambda store, want: store.calls.send(SendRequest("k", "new:0:0:0", PARKED, want)),
+    "calls again": lambda store, _: [send(store, "x:0:0:0"), send(store, "x:0:0:0")],
+    "cancels": lambda store, _: store.parking.cancel("k", "r7:0:0:0"),
+    "looks": lambda store, _: store.inspect("k"),
+    "sweeps": lambda store, _: list(store.parking.wake_next("k")),
+    "takes several": lambda store, want: store.acquire_all(
+        ["k", "other"], ["o1", "o2"], 1.0, wants=[want, ALONE]
+    ),
+}
+
+
+def cost(crowd: str, act: str, times: int) -> Cost:
+    store = MemoryStore("memory://", "p")
+    store._servers.server = server = CountingServer()
+    CROWDS[crowd](store, times)
+    server.commands = server.words = 0
+    ACTS[act](store, PACED if "starts" in crowd else ANY if "holders" in crowd else ALONE)
+    return Cost(server.commands, server.words)
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_what_a_request_costs_is_the_same_beside_many(crowd, act):
+    beside_few, beside_many = cost(crowd, act, FEW), cost(crowd, act, MANY)
+
+    assert beside_many.commands <= beside_few.commands + BOUND
+    assert beside_many.words <= beside_few.words + BOUND
