@@ -117,6 +117,18 @@ def bring_nearer(url: str, prefix: str, seconds: float) -> None:
                 _bring_starts_nearer(client, record, seconds)
 
 
+def grant(owner: str | bytes, ends_ms: int = 9_999_999_999_999) -> bytes:
+    """Return an exclusive grant of *owner*, as the field ``x`` of a key's record has it."""
+    name = owner.encode() if isinstance(owner, str) else owner
+    return b"%d 0 -1 h 0 0 %d %b" % (ends_ms, len(name), name)
+
+
+def owner_of(grant: str) -> str:
+    """Return the owner of an exclusive grant, as the field ``x`` of a key's record has it."""
+    *_, length, names = grant.split(" ", 7)
+    return names[: int(length)]
+
+
 def _expire_sooner(client: redis.Redis, record: bytes, seconds: float) -> None:
     left = client.pttl(record)
     if left > 0:

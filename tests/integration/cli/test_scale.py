@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 
 import pytest
 import redis
@@ -19,7 +20,8 @@ FILL = """
 for number = ARGV[2], ARGV[3] do
   local lock = ARGV[1] .. ':{key-' .. string.format('%06d', number) .. '}:lock'
   local owner = 'host|' .. number .. '|task[' .. number .. ']|x1'
-  redis.call('HSET', lock, 'owner', owner, 'token', 1700000000000000 + number, 'run', '')
+  local grant = string.format('%s 0 -1 h 0 0 %d %s', ARGV[5], #owner, owner)
+  redis.call('HSET', lock, 'x', grant, 'token', 1700000000000000 + number)
   redis.call('PEXPIRE', lock, ARGV[4])
 end
 """
@@ -32,8 +34,9 @@ def crowded(private_server, bare_site):
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         pipeline = client.pipeline(transaction=False)
         prefix = bare_site.app.conf.distlock_prefix
+        ends_ms = int(1000 * time.time()) + LEASE_MS
         for first in range(0, KEYS, 1000):
-            pipeline.eval(FILL, 0, prefix, first, first + 999, LEASE_MS)
+            pipeline.eval(FILL, 0, prefix, first, first + 999, LEASE_MS, ends_ms)
         pipeline.execute()
         client.config_resetstat()
         yield server, client

@@ -18,6 +18,7 @@ from celery_distlock.stores.values import ALONE
 from celery_distlock.testing.contract.actions import TWO, take
 from tests.contract.parts.several_queues import TURNS, frees, turned_away, wants
 from tests.integration.cli.conftest import command, environment
+from tests.servers import grant
 from tests.workers import ROOT
 
 HOSTILE = ["two\nlines", "\x1b[31mred\x1b]0;title\x07", "[red]markup[/red]", "a\tb", "\u202eback"]
@@ -146,7 +147,7 @@ def test_a_held_key_is_shown(bare_site, locks, key):
 def endless(bare_site, key):
     """A lock as no acquire makes it: without an expiry, with a token that tells no time."""
     with redis.Redis.from_url(bare_site.app.conf.result_backend) as client:
-        fields = {"owner": "host|1|task[id]|1", "token": "9" * 30, "run": ""}
+        fields = {"x": grant("host|1|task[id]|1", 10**30), "token": "9" * 30}
         client.hset(bare_site.record(key), mapping=fields)
         yield key
         client.delete(bare_site.record(key))

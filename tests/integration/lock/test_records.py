@@ -14,6 +14,7 @@ from celery_distlock.lock import Lock
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import Ownership, ParkRequest, RenewOutcome, Status
+from tests.servers import grant
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def renew_across_the_end(
     with client.pipeline(transaction=False) as pipeline:
         for hold in holds:
             name = f"{prefix}:{{{hold.key}}}:lock"
-            pipeline.hset(name, mapping={"owner": "a", "token": "1", "run": ""})
+            pipeline.hset(name, mapping={"x": grant("a", end_ms), "token": "1"})
             pipeline.pexpireat(name, end_ms)
         pipeline.execute()
     wait_until(lambda: now_ms() >= end_ms - ahead_ms, what="the end to come near", poll=0.001)

@@ -23,6 +23,7 @@ from celery_distlock.stores.values import (
     Want,
     WokenTask,
 )
+from tests.servers import grant
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -145,11 +146,6 @@ def test_whatever_a_record_has_the_other_keys_are_found_looked_at_and_swept(
     client.delete(f"{prefix}:{{good}}:lock")  # its holder's process is gone
     wakes = wait_until(lambda: list(redis_store.parking.sweep(0.001)), what="a sweep")
     assert ("good", "good:0:0:0") in [(wake.name, wake.run) for wake in wakes]
-
-
-def grant(owner: bytes) -> bytes:
-    """Return the grant of one that has a key alone, for long."""
-    return b"9999999999999 0 -1 h 0 0 %d %b" % (len(owner), owner)
 
 
 @pytest.mark.parametrize("token", [b"abc", b"9" * 30, b"-5", b"\xff", b"0"])

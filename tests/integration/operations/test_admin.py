@@ -13,6 +13,7 @@ from celery_distlock.ops import admin as module
 from celery_distlock.ops.admin import Admin
 from celery_distlock.stores import AcquireRequest, SendRequest
 from celery_distlock.stores.values import ParkRequest, Want
+from tests.servers import grant
 from tests.waiting import wait_until
 
 WORKERS = [{"concurrency": 2}]
@@ -304,7 +305,7 @@ def test_another_s_record_under_the_prefix_does_not_hide_the_others(site, admin,
     with redis.Redis.from_url(site.app.conf.result_backend) as client, site.held(key):
         others = site.record(f"bad-{key}"), site.record(key).encode().replace(b"key", b"\xff")
         client.set(others[0], "no hash")
-        client.hset(others[1], "owner", "o")
+        client.hset(others[1], "x", grant("o"))
         try:
             assert [lock.key for lock in admin.locks(f"*{key}")] == [key]
         finally:

@@ -68,7 +68,7 @@ def share(admin) -> Iterator[Callable[..., str]]:
 @pytest.fixture
 def endless(celery_env, locked) -> Iterator[Callable[[str], SimpleNamespace]]:
     """Makes a lock as no acquire does: without an expiry, with a token that tells no time."""
-    fields = {"owner": "host|1|task[id]|1", "token": "9" * 30, "run": ""}
+    fields = {"x": servers.grant("host|1|task[id]|1", 10**30), "token": "9" * 30}
     with redis.Redis.from_url(celery_env["DISTLOCK_TEST_BACKEND"]) as client:
 
         def make(key: str) -> SimpleNamespace:

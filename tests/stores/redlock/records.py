@@ -9,6 +9,7 @@ from celery_distlock.stores import AcquireRequest
 from celery_distlock.stores.base import Store
 from celery_distlock.stores.redis.store import RedisStore
 from celery_distlock.stores.values import Ownership, RenewOutcome, Status
+from tests.servers import grant, owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
     from tests.topologies import Masters, Node
 
 PREFIX = "test"
+NO_GRANT = grant("").decode()
 
 
 def owners(masters: Masters, key: str = "k") -> list[str | None]:
     """Who has each node's vote; None for one that does not answer."""
     return [
-        node.ask("HGET", record(key, "lock"), "owner") or "" if node.answers else None
+        owner_of(node.ask("HGET", record(key, "lock"), "x") or NO_GRANT) if node.answers else None
         for node in masters.servers
     ]
 

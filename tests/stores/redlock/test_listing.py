@@ -7,6 +7,7 @@ import pytest
 from celery_distlock.errors import QuorumError, StoreError
 from celery_distlock.stores import AcquireRequest, ReleaseRequest
 from celery_distlock.stores.values import Status
+from tests.servers import grant
 from tests.stores.redlock.records import PREFIX, record, take, vote
 from tests.waiting import wait_until
 
@@ -164,7 +165,7 @@ def test_a_key_whose_records_somebody_has_spoilt_hides_no_other(masters, store, 
 
 @pytest.mark.parametrize(
     "fields",
-    [("owner", b"\xff", "token", "5"), ("owner", "o", "token", "abc"), ("owner", "o")],
+    [("x", grant(b"\xff"), "token", "5"), ("x", grant("o"), "token", "abc"), ("x", grant("o"))],
     ids=["owner", "token", "no token"],
 )
 def test_votes_that_cannot_be_read_spoil_their_own_key_alone(masters, store, fields):

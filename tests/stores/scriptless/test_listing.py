@@ -56,7 +56,7 @@ def test_a_look_at_many_keys_takes_a_round_trip_for_a_hundred(store, monkeypatch
 
 def test_records_of_somebody_else_are_said_to_be_that(redis_server, store, prefix):
     with redis_server.client() as client:
-        client.hset(f"{prefix}:{{k}}:lock", "owner", "a")
+        client.hset(f"{prefix}:{{k}}:lock", "x", servers.grant("a"))
         client.set(f"{prefix}:{{l}}:lock", "?")
 
     with pytest.raises(StoreError, match="another type"):

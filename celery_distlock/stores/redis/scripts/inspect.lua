@@ -129,7 +129,7 @@ elseif key.count > 0 or key.is_spoilt then
     key.used, key.count = used, key.count > MANY and key.count or #grants
 end
 local owner = alone and alone.owner or (#grants > 0 and 'several:') or ''
-local ttl_ms = alone and math.floor(alone.ends - now_ms) or -2
+local ttl_ms = not alone and -2 or alone.ends < EXACT and math.floor(alone.ends - now_ms) or -1
 local oldest = redis.call('ZRANGEBYSCORE', QUEUE, '(' .. FIRST, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 local first = first_waiter()
 local found = { owner = owner, token = key.token, run = alone and alone.run, ttl_ms = ttl_ms }

@@ -70,6 +70,6 @@ if told then
     return told
 elseif key.alone and not (mine or reserved) then
     local left_ms = math.floor(key.alone.ends - now_ms)
-    return { 'busy', integer(now), key.token, '0', key.alone.owner, key.alone.run, left_ms }
+    return { 'busy', integer(now), key.token or false, '0', key.alone.owner, key.alone.run, left_ms }
 end
 return give_vote(key.alone)
