@@ -352,6 +352,8 @@ class Reply(NamedTuple):
     same for all who do; `holder` is one of them. `slot` tells who was granted one unit of a
     capacity up to `MOST_SLOTS` which one that is, from 0: nobody else has it meanwhile; -1 for all
     others.
+
+    `is_open` is true where a run was parked although the key is open to it: no release wakes it.
     """
 
     status: Status
@@ -366,6 +368,7 @@ class Reply(NamedTuple):
     slot: int = -1
     due: float = 0.0
     at: str = ""
+    is_open: bool = False
 
     @property
     def wait(self) -> float | None:

@@ -88,7 +88,7 @@ class Arrival:
         came_at: When it was received, by the local clock.
         stamp: The same by the store's clock, see `ArrivalTimes`.
         widens: Whether one more message is fetched from the broker while this one is held.
-        came_first: Whether it was parked while nobody had the key, or there may be room for it.
+        came_first: Whether it was parked at a key that is open to it, so that no release wakes it.
         look: What the thread does instead of parking it.
     """
 

@@ -110,9 +110,7 @@ class Parker:
             return False, True
         if reply is None or reply.status not in (Status.PARKED, Status.RESERVED):
             return False, reply is not None and reply.status is Status.DONE
-        # Beside others there may be room already: a task here may have left and not ended yet.
-        beside = not arrival.wants[arrival.names[0]].alone and reply.place == 0
-        arrival.came_first = not reply.holder or beside
+        arrival.came_first = reply.is_open
         _notifier.submit(functools.partial(_report, self._runtime.store, arrival, reply))
         return True, False
 

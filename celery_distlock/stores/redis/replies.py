@@ -63,6 +63,7 @@ class Replies(Part):
             wake,
             int(since) if since.isdigit() else 0,
             due=due,
+            is_open=answer.flag("is_open"),
         )
 
     def released(self, name: str, script: scripts.Script, asked: Answered) -> Release:

@@ -10,10 +10,13 @@ from celery_distlock.stores.base import Store
 from celery_distlock.stores.identities import new_owner
 from celery_distlock.stores.queue_store import QueueStore
 from celery_distlock.stores.values import (
+    ALONE,
     Completion,
     ParkRequest,
+    Reply,
     Sending,
     Status,
+    Want,
     WokenTask,
 )
 from celery_distlock.testing.contract.actions import (
@@ -21,8 +24,10 @@ from celery_distlock.testing.contract.actions import (
     DONE,
     GRANTED,
     SHARED,
+    TWO,
     YES,
     Waiter,
+    enter,
     expire,
     holder,
     join_before_the_end,
@@ -322,6 +327,22 @@ class Parking(Given):
         assert status in {Status.FREE, PARKED}
         look = store.inspect("k")
         assert (look.token, look.waiting) == (0, int(status is PARKED))
+
+    def test_one_that_lines_up_learns_whether_a_release_will_wake_it(
+        self, store: QueueStore
+    ) -> None:
+        def line_up(key: str, run: str, want: Want = ALONE) -> Reply:
+            return store.parking.park_if_held(key, run, ParkRequest(b"e"), 10.0, want=want)
+
+        take(store, "taken", "a")
+        enter(store, "shared", "a", TWO)
+        enter(store, "full", "ab", TWO)
+
+        assert line_up("free", "first").is_open
+        assert not line_up("free", "second").is_open
+        assert not line_up("taken", "run").is_open
+        assert not line_up("shared", "alone").is_open
+        assert not line_up("full", "run", TWO).is_open
 
     def test_who_came_before_those_in_line_takes_the_free_key(self, store: QueueStore) -> None:
         first = store.time(10.0)

@@ -231,7 +231,18 @@ class Queued(Given):
         (waiter,) = store.waiters("k")
 
         assert (waiter.run, waiter.want) == ("run", TWO)
+        assert not reply.is_open
         assert runs_of(leave(store, "k", "a")) == ["run"]
+
+    def test_one_that_is_parked_on_arrival_learns_that_there_is_room(
+        self, store: QueueStore
+    ) -> None:
+        enter(store, "k", "a", TWO)
+
+        reply = store.parking.park_if_held("k", "run", ParkRequest(b"run"), 10.0, want=TWO)
+
+        assert reply.is_open
+        assert runs_of(store.parking.wake_next("k")) == ["run"]
 
     def test_how_much_one_waits_for_is_listed(self, store: QueueStore) -> None:
         take(store, "k", "a")

@@ -9,6 +9,7 @@
 -- place     how many stand before it; -1: it does not stand in the queue, and waits for its first
 --           delivery to end
 -- since     when it came, or 0
+-- is_open   whether it would be granted the key, and lines up: no release wakes it
 -- request   JSON; what is not in it is false:
 -- mode      try, if not given: do not queue. wait: queue as a blocked waiter with an inbox.
 --           park: queue the run and its envelope; channel is where a worker would take it,
@@ -108,16 +109,17 @@ local function answer_wait(stands)
     stands = join(stands)
     local holder, its_run, ttl_ms = a_holder()
     local place = member ~= '' and redis.call('ZRANK', QUEUE, member) or redis.call('ZCARD', QUEUE)
-    local may_open = not key.alone or key.alone.stage == RESTING
+    local may_open = place == 0 and (not key.alone or key.alone.stage == RESTING)
+    local is_open = may_open and mode == 'line' and not opens(want)
     if mode == 'try' then
         look_early(place)
-    elseif place == 0 and may_open and not (mode == 'line' and not opens(want)) then
+    elseif may_open and not is_open then
         key.opens_ms = nil -- the first before it is behind it
         local ms = look_ahead(member, true)
         ttl_ms = blocks and ms or ttl_ms -- it looks then itself, and it is noted for nobody
     end
     local facts = { status = parks and 'parked' or 'busy', token = key.token, holder = holder, run = its_run }
-    facts.ttl_ms, facts.place, facts.since = ttl_ms, place, integer(stands)
+    facts.ttl_ms, facts.place, facts.since, facts.is_open = ttl_ms, place, integer(stands), is_open or nil
     return reply(facts)
 end
 
