@@ -223,6 +223,17 @@ class Queued(Given):
         assert runs_of(leave(store, "k", "b")) == ["run"]
         take(store, "k", "d", run="run", redelivered=True)
 
+    def test_a_woken_run_that_shares_now_what_is_reserved_alone_is_judged_anew(
+        self, store: QueueStore
+    ) -> None:
+        take(store, "k", "a")
+        park(store, "k", "run")
+        leave(store, "k", "a")
+
+        take(store, "k", "b", run="run", want=TWO, redelivered=True)
+
+        take(store, "k", "c", want=TWO)
+
     def test_one_who_is_parked_on_arrival_waits_for_what_it_wants(self, store: QueueStore) -> None:
         enter(store, "k", "ab", TWO)
         reply = store.parking.park_if_held("k", "run", ParkRequest(b"run"), 10.0, want=TWO)
